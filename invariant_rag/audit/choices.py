@@ -9,9 +9,8 @@ from typing import Any
 
 from invariant_rag.audit.grading import resolve_metric
 from invariant_rag.audit.plan import check_remedies
-from invariant_rag.checks import MOST_CALLS, check_items, check_number, check_real
+from invariant_rag.checks import MOST_CALLS, check_items, check_kind, check_number, check_real
 from invariant_rag.errors import InvalidChoice
-from invariant_rag.shown import shown
 
 
 def _choice(default: Any, about: str, **bounds: Any) -> Any:
@@ -78,8 +77,12 @@ class AuditChoices:
         if self.timeout is not None and check_real("timeout", self.timeout) <= 0:
             raise InvalidChoice(f"timeout: expected seconds above 0, got {self.timeout}")
         for name in ("fields", "generation"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise InvalidChoice(f"{name}: expected a mapping, got {shown(getattr(self, name))}")
+            check_kind(name, getattr(self, name), Mapping)  # type: ignore[type-abstract]
+
+    @property
+    def calling(self) -> dict[str, Any]:
+        """Keywords of `make_calls`."""
+        return {name: getattr(self, name) for name in ("retries", "timeout", "workers")}
 
     def changed(self, changes: Mapping[str, Any]) -> AuditChoices:
         """Return these choices with some changed."""

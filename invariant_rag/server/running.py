@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from threading import Event
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
@@ -20,6 +19,7 @@ from starlette.responses import Response
 
 from invariant_rag.server.admission import Admission
 from invariant_rag.server.engines.base import Engine, Reranker
+from invariant_rag.server.engines.building import build_reranker
 from invariant_rag.server.errors import (
     ClientLeft,
     DeadlineExceeded,
@@ -45,33 +45,25 @@ _BYTES_PER_SECOND = 1e6
 """About how fast bodies are parsed: a short one is parsed before long ones."""
 
 
-@dataclass(frozen=True)
 class State:
     """What the routes of one application share.
 
-    Attributes:
+    Args:
         engine: What answers.
         settings: What is allowed.
-        without_keys: The same for other processes, which get no key.
-        metrics: What is counted.
-        admission: Who may wait, and whose turn it is.
-        executor: Threads for as many requests as may run and wait.
-        sampling: Asks some requests again in another order.
-        reranker: Scores documents for a query.
-        tracing: Spans of OpenTelemetry.
-        started: Seconds since 1970.
+        reranker: Scores documents for a query. None: that of `build_reranker`.
     """
 
-    engine: Engine
-    settings: Settings
-    without_keys: Settings
-    metrics: Metrics
-    admission: Admission
-    executor: ThreadPoolExecutor
-    sampling: OrderSampling
-    reranker: Reranker
-    tracing: Tracing
-    started: int = field(default_factory=lambda: int(time.time()))
+    def __init__(self, engine: Engine, settings: Settings, reranker: Reranker | None) -> None:
+        self.engine, self.settings = engine, settings
+        self.reranker = reranker or build_reranker(None)
+        self.without_keys = settings.without_keys()  # for other processes
+        self.metrics = Metrics(engine.caches.values())
+        self.admission = Admission(settings, engine.together, PARSERS.count, self.metrics)
+        self.executor = ThreadPoolExecutor(settings.max_requests, "invariant-rag-request")
+        self.sampling = OrderSampling(engine, settings.check_order, self.metrics)
+        self.tracing = Tracing()
+        self.started = int(time.time())
 
     def check_model(self, name: str | None, *allowed: str) -> None:
         """Check the model of a request; None is the one that there is.
@@ -83,37 +75,57 @@ class State:
         if name is not None and name not in known:
             raise UnknownModel(f"expected the model {known[0]!r}, got {shown(name)}", param="model")
 
+    def close(self) -> None:
+        """Wait for what runs, and end."""
+        self.sampling.close()
+        self.executor.shutdown(wait=True, cancel_futures=True)
+        self.engine.close()
+
 
 def state_of(request: Request) -> State:
     """Return the state of the application that got a request."""
-    return cast("State", request.app.state.serving)
+    found: State = request.app.state.serving
+    return found
 
 
-@dataclass(frozen=True)
 class Job:
-    """A request that was parsed, for the function that answers it in a thread.
+    """A request while it runs. Its place is given back when the thread ends, and not when its client leaves.
 
     Attributes:
         state: What the routes share.
-        parsed: The request.
         id: Its name.
-        tenant: Whose it is.
+        tenant: Whose it is; "" where no keys are needed.
         headers: What an engine behind this server gets of its head.
-        put: Takes a chunk of a stream. A request is answered with a stream if there is one.
-        abandoned: Once set, nobody waits for the answer any more.
-        noted: What the log says of the request.
+        noted: What the log says of it.
         begun: When it came, in seconds of `time.monotonic`.
+        abandoned: Once set, nobody waits for the answer any more.
+        parsed: The request, once it is parsed.
+        result: The body of the answer; empty after a stream.
+
+    Raises:
+        Busy: There is no place for it.
     """
 
-    state: State
     parsed: Parsed
-    id: str
-    tenant: str
-    headers: Mapping[str, str]
-    put: Callable[[Any], None]
-    abandoned: Event
-    noted: MutableMapping[str, Any]
-    begun: float
+
+    def __init__(self, request: Request, route: str, answer: Answer) -> None:
+        self.state = state_of(request)
+        self._request, self._route, self._answer = request, route, answer
+        own = request.scope["state"]
+        self.noted, self.tenant, self._body = own["noted"], own["tenant"], own["body"]
+        self.id = str(self.noted["request_id"])
+        traced = {name: request.headers[name] for name in ("traceparent", "tracestate") if name in request.headers}
+        self.headers = {**traced, "x-request-id": self.id}
+        self.state.admission.enter(self.tenant)
+        self.begun, self.abandoned = time.monotonic(), Event()
+        self._chunks: asyncio.Queue[str | None] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + self.state.settings.timeout
+        self.result = self._loop.run_in_executor(self.state.executor, self._run)
+
+    def put(self, chunk: Any) -> None:
+        """Take a chunk of a stream, from any thread. A request is answered with a stream if there is one."""
+        self._loop.call_soon_threadsafe(self._chunks.put_nowait, None if chunk is None else encode(chunk))
 
     @contextmanager
     def turn(self, seconds: float) -> Iterator[None]:
@@ -128,102 +140,45 @@ class Job:
             with self.state.tracing.span("answer", self.headers):
                 yield
 
-
-Answer: TypeAlias = Callable[[Job], Any]
-"""Answers a request in a thread: puts the chunks of a stream, or returns a body."""
-
-
-async def respond(request: Request, route: str, answer: Answer) -> Response:
-    """Answer a request to a route of `parsing.ROUTES`.
-
-    Raises:
-        Busy: There is no place for it.
-        ClientLeft: The client has closed the connection.
-        DeadlineExceeded: It takes too long.
-        InvalidRequest: Its content is not said to be JSON. (A page elsewhere could send a browser with another type.)
-        InvariantRAGError: As the answer raises it.
-    """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if not kind.endswith(_JSON):
-        raise InvalidRequest("expected the header `content-type: application/json`")
-    running = _Running(request, route, await request.body(), answer)
-    first = await running.first()
-    if first is None:
-        return Response(running.result.result(), media_type="application/json")
-    return EventSourceResponse(running.events(first))
-
-
-class _Running:
-    """A request while it runs.
-
-    Its place is given back when the thread ends: a client that leaves does not make room for work that still runs.
-    """
-
-    def __init__(self, request: Request, route: str, body: bytes, answer: Answer) -> None:
-        self._state = state = state_of(request)
-        self._request, self._noted = request, request.scope["state"]["noted"]
-        # The tenant whose key it came with; an empty text where no keys are needed.
-        self._tenant = str(request.scope["state"].get("tenant", ""))
-        self._route, self._body, self._answer = route, body, answer
-        state.admission.enter(self._tenant)
-        self._begun, self._abandoned = time.monotonic(), Event()
-        self._chunks: asyncio.Queue[str | None] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + state.settings.timeout
-        self.result = self._loop.run_in_executor(state.executor, self._run)
-
-    def _put(self, chunk: Any) -> None:
-        self._loop.call_soon_threadsafe(self._chunks.put_nowait, None if chunk is None else encode(chunk))
-
     def _run(self) -> bytes:
         """Parse and answer, in a thread."""
-        state, given = self._state, self._request.headers
-        traced = {name: given[name] for name in ("traceparent", "tracestate") if name in given}
-        headers = {**traced, "x-request-id": str(self._noted["request_id"])}
         try:
-            if self._abandoned.is_set():
+            if self.abandoned.is_set():
                 raise CancelledError
-            with state.tracing.span("parse", headers):
-                parsed = self._parsed()
-            if parsed.contents is not None:
-                self._noted["contents"] = parsed.contents
-            job = Job(
-                state,
-                parsed,
-                headers["x-request-id"],
-                self._tenant,
-                headers,
-                self._put,
-                self._abandoned,
-                self._noted,
-                self._begun,
-            )
-            return encode(self._answer(job)).encode()
-        except CancelledError:  # asyncio would take it for a cancelled request
+            with self.state.tracing.span("parse", self.headers):
+                self.parsed = self._parse()
+            if self.parsed.contents is not None:
+                self.noted["contents"] = self.parsed.contents
+            found = self._answer(self)
+            return b"" if found is None else encode(found).encode()
+        except CancelledError:
             raise ClientLeft("nobody waits for the answer") from None
         except MemoryError:
             raise TooLarge("expected a request that fits into memory") from None
         finally:
-            state.admission.leave(self._tenant, time.monotonic() - self._begun)
-            self._put(None)
+            self.state.admission.leave(self.tenant, time.monotonic() - self.begun)
+            self.put(None)
 
-    def _parsed(self) -> Parsed:
+    def _parse(self) -> Parsed:
         """Return the body as a call. A process that can be stopped does the work."""
-        state, work = self._state, (self._route, self._body, self._state.without_keys, self._tenant)
-        with state.admission.parsing.turn(self._tenant, len(self._body) / _BYTES_PER_SECOND, self._abandoned):
+        work = self._route, self._body, self.state.without_keys, self.tenant
+        with self.state.admission.parsing.turn(self.tenant, len(self._body) / _BYTES_PER_SECOND, self.abandoned):
             try:
-                return PARSERS.call(_PARSING_SECONDS, self._abandoned, parse, *work)
+                return PARSERS.call(_PARSING_SECONDS, self.abandoned, parse, *work)
             except TimeoutError:
                 raise TooLarge(f"expected a body that is parsed within {_PARSING_SECONDS:g} seconds") from None
 
     async def first(self) -> str | None:
-        """Wait for the first chunk: errors before it are answered with their status. None: the answer is no stream."""
+        """Wait for the first chunk: errors before it are answered with their status. None: the answer is no stream.
+
+        Raises:
+            ClientLeft: The client has closed the connection.
+            DeadlineExceeded: It takes too long.
+        """
         getting = asyncio.ensure_future(self._chunks.get())
         gone = asyncio.ensure_future(_disconnected(self._request))
         try:
-            done, _ = await asyncio.wait(
-                {getting, gone}, timeout=self._seconds_left(), return_when=asyncio.FIRST_COMPLETED
-            )
+            done, _ = await asyncio.wait({getting, gone}, timeout=self._seconds_left, return_when="FIRST_COMPLETED")
         except asyncio.CancelledError:  # some servers cancel a request whose client leaves
             self._abandon()
             raise
@@ -237,7 +192,7 @@ class _Running:
         self._abandon()
         if gone in done:
             raise ClientLeft("the client has closed the connection")
-        raise self._exceeded()
+        raise self._exceeded
 
     async def events(self, first: str) -> AsyncIterator[dict[str, str]]:
         """Yield chunks as server-sent events, as OpenAI does: an error is the last chunk, else `[DONE]` is.
@@ -249,29 +204,52 @@ class _Running:
             while chunk is not None:
                 yield {"data": chunk}
                 try:
-                    chunk = await asyncio.wait_for(self._chunks.get(), self._seconds_left())
+                    chunk = await asyncio.wait_for(self._chunks.get(), self._seconds_left)
                 except TimeoutError:
-                    raise self._exceeded() from None
+                    raise self._exceeded from None
             await self.result
             yield {"data": "[DONE]"}
         except Exception as error:  # noqa: BLE001 - the status is sent already: the client is told in the stream
-            self._noted["error"] = type(error).__name__
+            self.noted["error"] = type(error).__name__
             if status_of(error) == 500:
-                log_fault(error, self._noted)
+                log_fault(error, self.noted)
             yield {"data": encode(error_body(error))}
         finally:
             self._abandon()
 
     def _abandon(self) -> None:
         """Stop the work: nobody waits for it, nor for its error."""
-        self._abandoned.set()
+        self.abandoned.set()
         self.result.add_done_callback(lambda result: result.cancelled() or result.exception())
 
+    @property
     def _seconds_left(self) -> float:
         return max(self._deadline - self._loop.time(), 0)
 
+    @property
     def _exceeded(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"expected an answer within {self._state.settings.timeout:g} seconds")
+        return DeadlineExceeded(f"expected an answer within {self.state.settings.timeout:g} seconds")
+
+
+Answer: TypeAlias = Callable[[Job], Any]
+"""Answers a request in a thread: puts the chunks of a stream, or returns a body."""
+
+
+async def respond(request: Request, route: str, answer: Answer) -> Response:
+    """Answer a request to a route of `parsing.ROUTES`.
+
+    Raises:
+        InvalidRequest: Its content is not said to be JSON. (A page elsewhere could send a browser with another type.)
+        InvariantRAGError: There is no place or no time for it, its client leaves, or as the answer raises it.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not kind.endswith(_JSON):
+        raise InvalidRequest("expected the header `content-type: application/json`")
+    job = Job(request, route, answer)
+    first = await job.first()
+    if first is None:
+        return Response(job.result.result(), media_type="application/json")
+    return EventSourceResponse(job.events(first))
 
 
 async def _disconnected(request: Request) -> None:

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
-from invariant_rag.attention.reference import Reference
+from invariant_rag.attention.reference import Reference, keys_of_queries
 from invariant_rag.attention.trace import Sight
 from invariant_rag.errors import InvalidChoice, InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.explain import Explanation
@@ -135,8 +135,10 @@ class Watched(Reference):
         last = [span.stop - 1 for span in arrangement.layout.set_spans[0]]
         if call.query_start == 0 and call.keys.shape[1] > arrangement.layout.length:  # prompt and answer together
             readers = [*last, *range(arrangement.layout.length - 1, call.keys.shape[1])]
-            heads = [list(arrangement.keys_of_queries(call, head)) for head in range(call.queries.shape[0])]
-            self.rows_seen.append({query: [dict(rows[query]) for rows in heads] for query in readers})
+            heads = [list(keys_of_queries(arrangement, call, head)) for head in range(call.queries.shape[0])]
+            self.rows_seen.append(
+                {query: [{key.token: key.position for key in rows[query]} for rows in heads] for query in readers}
+            )
         return super().attend(arrangement, call)
 
 

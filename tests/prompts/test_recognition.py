@@ -178,9 +178,9 @@ def test_twenty_long_documents_take_a_fraction_of_a_second() -> None:
     texts = [f"Sentence {n} says something. " * 70 + f"\n\nMore of {n}" for n in range(20)]
     listed = [Segment(text, metadata={"source": f"{n}.txt", "start_index": n * 100}) for n, text in enumerate(texts)]
     template = SETS["source"]
-    start = time.perf_counter()
+    start = time.process_time()
     assert find_set(written(template, listed), [Retrieval(tuple(listed))]) is not None
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 @pytest.mark.parametrize("name", [*SETS, *TEXTS])
