@@ -139,6 +139,11 @@ def run(
                 )
             make_folder(out)
         check_extras()
+        has_model_as_judge = chosen.judge is not None and not is_url(chosen.judge)
+        if has_model_as_judge:
+            from invariant_rag.models.loading import load_config
+
+            load_config(chosen.judge)  # one that is not there is found out before anything is loaded
         index = _index(docs, retriever, strict=strict) if docs else None
         if system is None:
             check_method_and_ordering(method, ordering)
@@ -147,7 +152,7 @@ def run(
             chosen = chosen.changed({"generation": {"max_new_tokens": max_new_tokens}})
         else:
             audited = _named_system(system, model)
-        if chosen.judge is not None and not is_url(chosen.judge):
+        if has_model_as_judge:
             chosen = chosen.changed({"judge": _load_model(chosen.judge, method="rotor")})
         try:
             result = audit(
