@@ -50,7 +50,7 @@ def _script_for_gpus() -> Any:
     return script
 
 
-def test_the_command_writes_a_table_a_picture_and_json(tmp_path: Path) -> None:
+def test_the_command_writes_a_table_and_json(tmp_path: Path) -> None:
     words = "bench speed --shape tiny --tokens 120 --segments 3 --segments 5 --new-tokens 2 --repeats 2 --batch 2"
     methods = ["--method", "rotor", "--method", "pine", "--method", "ape"]
     result = CliRunner().invoke(app, [*words.split(), *methods, "--out", str(tmp_path)])
@@ -58,7 +58,6 @@ def test_the_command_writes_a_table_a_picture_and_json(tmp_path: Path) -> None:
     assert result.stderr.startswith("measuring rotor, pine, ape against the plain model: first token, 2 further tokens")
     assert "120 tokens in 3 segments, 120 tokens in 5 segments, shape tiny" in result.stderr.splitlines()[0]
     assert "rotor, warm set" in result.output
-    assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
     measured = json.loads((tmp_path / "speed.json").read_text())
     assert [each["setting"]["segments"] for each in measured] == [3, 5]
     for each in measured:
