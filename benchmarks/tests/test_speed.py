@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 from invariant_rag_benchmarks.config import SpeedConfig
 from invariant_rag_benchmarks.speed import (
     SHAPES,
+    STEPS,
     VOCABULARY,
+    SpeedResult,
     bidirectional_floor,
     build_model,
     count_flops,
@@ -38,6 +40,13 @@ def test_prompts_have_the_tokens_and_segments_that_were_asked_for(tokens: int, s
     assert len(lengths) == segments
     assert abs(sum(lengths) + len(prompt.prefix) + len(prompt.suffix) - tokens) <= segments
     assert max(lengths) <= 2 * min(lengths) + 1
+
+
+def test_a_ratio_is_the_median_over_rounds_of_this_way_over_the_plain_model_in_the_same_round() -> None:
+    plain, slow = SpeedResult(peak=4, flops=10), SpeedResult(peak=2, flops=30)
+    for step in STEPS:
+        plain.seconds[step], slow.seconds[step] = [1.0, 2.0, 4.0], [4.0, 4.0, 4.0]
+    assert slow.ratios_to(plain) == {**dict.fromkeys(STEPS, 2.0), "peak": 0.5, "flops": 3.0}
 
 
 def _script_for_gpus() -> Any:
