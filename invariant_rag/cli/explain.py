@@ -13,7 +13,7 @@ from invariant_rag.cli.console import handle_errors, print_json, print_text
 from invariant_rag.cli.example import asked
 from invariant_rag.cli.progress import progress_bar
 from invariant_rag.files import make_folder
-from invariant_rag.generation.explain_figure import check_figure_file
+from invariant_rag.generation.explain import check_figure_file
 
 
 def explain(

@@ -397,12 +397,12 @@ class InvariantModel:
     ) -> TextStream:
         """Generate in a background thread, and yield pieces of text. Joined, they are the text of `generate`.
 
-        Closing the stream stops the generation. Errors during generation are raised by the stream. After the last
-        piece, the attribute `generation` of the stream is the result that `generate` returns.
+        Closing the stream stops the generation, and errors are raised by the stream. After the last piece, the
+        attribute `generation` of the stream is the result that `generate` returns.
 
         Args:
             prompt: The prompt.
-            max_new_tokens: Maximum number of tokens to generate. None: as for `generate`.
+            max_new_tokens: As for `generate`, as is `seed`.
             seed: Seed for sampling.
             **kwargs: As for `generate`, with a single sequence and no beams. And `keep_tokens`: special tokens that
                 are part of the text.
@@ -441,14 +441,9 @@ class InvariantModel:
             return self.prefiller.score(prepared, options)
 
     def explain(self, prompt: Prompt, *, max_new_tokens: int | None = None) -> Explanation:
-        """Answer a prompt, and return which segment saw which, at what distance, and what the answer owes to each.
+        """Answer a prompt greedily, and return which segment saw which, and what the answer owes to each.
 
-        It takes a generation, a forward pass that attends twice, and a short prefill for each segment. `text()`
-        and `figure()` of the result show it. Segments that did not fit are left out.
-
-        Args:
-            prompt: The prompt.
-            max_new_tokens: Maximum number of tokens of the answer, which is decoded greedily. None: as for `generate`.
+        It takes a generation, a forward pass that attends twice, and a short prefill for each segment that fits.
 
         Raises:
             InvalidPrompt: No segment has tokens, or there is no suffix.

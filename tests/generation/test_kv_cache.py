@@ -137,10 +137,11 @@ def test_what_cannot_be_cached_is_refused(endless: PreTrainedModel) -> None:
         lm.with_cache(KeyValueCache())
     spread, offloaded = tiny_model("llama"), tiny_model("llama")
     spread.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
+    wrappers = [InvariantModel(model) for model in (spread, offloaded)]  # probed, as only a whole model can be
     offloaded.lm_head.to("meta")
-    for model, message in ((spread, "one device"), (offloaded, "offloaded")):
+    for lm, message in zip(wrappers, ("one device", "offloaded"), strict=True):
         with pytest.raises(UnsupportedCombination, match=message):
-            InvariantModel(model, cache=KeyValueCache())
+            lm.with_cache(KeyValueCache())
 
 
 @pytest.mark.parametrize("prompt", [Prompt([], [], [3, 4]), Prompt([], [[], []], [3, 4])])
