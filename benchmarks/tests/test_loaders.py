@@ -14,7 +14,6 @@ from invariant_rag.errors import DatasetUnavailable, InvalidChoice, InvalidDatas
 from invariant_rag_benchmarks import BENCHMARKS, Case, Selection
 from invariant_rag_benchmarks.data import DataSource
 from invariant_rag_benchmarks.published_tables import resolve_table
-from invariant_rag_benchmarks.tasks.longbench import groups, tasks
 
 # Their segments are lettered or numbered by place.
 LETTERED = {"mmlu", "commonsense-qa", "reward-bench", "llmbar"}
@@ -165,6 +164,14 @@ def test_made_pairs_follow_from_the_seed(load):
     assert len({case.query for case in first}) == 3
 
 
+@pytest.mark.parametrize(("name", "right"), [("mmlu", "wxyzwx"), ("commonsense-qa", "xe")])
+def test_the_letter_of_the_right_option_alone_scores_in_every_order(name, right, load):
+    """The files are in `conftest.py`."""
+    for case in load(name):
+        scores = [BENCHMARKS[name].score(case, letter).scores["accuracy"] for letter in case.candidates]
+        assert scores == [float(text == f"{text[0]}. {right[int(case.question)]}\n") for text in case.segments]
+
+
 def test_options_come_in_all_their_orders_with_the_original_first(load):
     cases = by_question(load("mmlu"))["2"]
     assert [tuple(map(int, case.variant)) for case in cases] == list(permutations(range(4)))
@@ -215,20 +222,6 @@ def test_few_shot_tasks_are_continued_and_each_task_has_its_longest_output(load,
         load("longbench", tasks="qasper,vcsum")
 
 
-def test_the_groups_are_those_of_the_papers_table():
-    assert {name: len(each) for name, each in groups().items()} == {
-        "single-doc": 3,
-        "multi-doc": 3,
-        "synthetic": 2,
-        "summaries": 3,
-        "few-shot": 3,
-        "code": 2,
-    }
-    assert {task.metric for task in tasks().values()} == {
-        "f1", "rouge_l", "class", "paragraph", "count", "edit_similarity",
-    }  # fmt: skip
-
-
 def test_chunks_need_a_tokenizer(data_of):
     benchmark = BENCHMARKS["two-wiki"]
     with pytest.raises(TokenizerRequired):
@@ -240,12 +233,6 @@ def test_conditions_change_places_within_the_problem(load):
     assert [case.segments for case in cases] == [("She buys 4. ", "Bo gives 2. "), ("Bo gives 2. ", "She buys 4. ")]
     assert cases[0].prefix.endswith("Ann has 3 pens. ")
     assert cases[0].suffix == "How many are there?"
-
-
-def test_a_problem_without_conditions_to_change_is_refused(load, tmp_path: Path):
-    (tmp_path / "r_gsm.jsonl").write_text('{"question": "How many?", "interchangeable": [], "answer": "1"}\n')
-    with pytest.raises(InvalidDataset, match="example 0: expected interchangeable conditions, got none"):
-        load("r-gsm", path=tmp_path)
 
 
 def test_only_timelines_are_kept(load):
@@ -313,6 +300,26 @@ def test_settings_are_read_from_words():
             benchmark.parse_settings(wrong)
     with pytest.raises(UnknownName, match="documents"):
         benchmark.parse_settings({"docs": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "settings"),
+    [
+        ("mmlu", "mmlu_validation.json", {"orders": "0"}),  # the sample
+        ("lost-in-the-middle", "nq-open-oracle.jsonl.gz", {"documents": "4", "slots": "0"}),  # distractors
+        ("key-value", "", {"keys": "3", "make": "3", "slots": "0"}),
+    ],
+)
+def test_the_seed_alone_decides_the_sample_and_what_is_drawn(name, file, settings, files: Path):
+    benchmark = BENCHMARKS[name]
+
+    def drawn(seed: int) -> list[Case]:
+        given = benchmark.parse_settings(settings)
+        return benchmark.load(DataSource(files / file), given, Selection(3, seed))
+
+    found = [drawn(seed) for seed in range(4)]
+    assert found == [drawn(seed) for seed in range(4)]
+    assert any(found[0] != each for each in found[1:])
 
 
 def test_shuffling_is_not_left_to_chance(load):
