@@ -48,4 +48,5 @@ def backend_label(backend: Backend, model: PreTrainedModel) -> str:
         return backend.name
     config = model.config.get_text_config(decoder=True)
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return f"{backend.name} ({choose(model.device, model.dtype, head_size).name})"
+    kernel = choose(model.device, model.dtype, head_size)
+    return f"{backend.name} ({'sdpa' if kernel is None else kernel.name})"

@@ -13,12 +13,12 @@ from functools import cache
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 OPERATOR = "_scaled_dot_product_flash_attention_for_cpu"
 
-Kernel: TypeAlias = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, bool, float], tuple[torch.Tensor, torch.Tensor]
-]
+Result: TypeAlias = tuple[Tensor, Tensor]
+Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], Result]
 """Takes queries `[B, H, Q, D]`, keys and values `[B, H_kv, S, D]`, an additive mask that broadcasts to `[B, H, Q, S]`
 or None, whether attention is causal, and the factor on the scores."""
 
@@ -26,14 +26,14 @@ _logger = logging.getLogger(__name__)
 
 
 def attention_with_lse(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
     *,
     scaling: float,
     is_causal: bool = False,
-    mask: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    mask: Tensor | None = None,
+) -> Result:
     """Compute softmax attention on a CPU, with its log-sum-exps.
 
     Args:
@@ -58,7 +58,7 @@ def attention_with_lse(
 def _kernel() -> Kernel:
     """Return the fastest kernel that computes the right thing with this PyTorch."""
     wrong = ""
-    for kernel in (fused_kernel, ungrouped_fused_kernel):
+    for kernel in (fused_kernel, ungrouped_kernel):
         wrong = _difference(kernel)
         if not wrong:
             return kernel
@@ -87,47 +87,26 @@ def _difference(kernel: Kernel) -> str:
     return ""
 
 
-def fused_kernel(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    is_causal: bool,
-    scaling: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def fused_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scaling: float) -> Result:
     """Compute attention with PyTorch's fused CPU kernel."""
-    operator = getattr(torch.ops.aten, OPERATOR)
-    out, lse = operator(queries, keys, values, is_causal=is_causal, attn_mask=mask, scale=scaling)
+    out, lse = getattr(torch.ops.aten, OPERATOR)(q, k, v, is_causal=is_causal, attn_mask=mask, scale=scaling)
     return out, lse
 
 
-def ungrouped_fused_kernel(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    is_causal: bool,
-    scaling: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def ungrouped_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scaling: float) -> Result:
     """Compute attention with the fused CPU kernel of PyTorch below 2.9, which is wrong for grouped heads."""
-    groups = queries.shape[1] // keys.shape[1]
-    keys, values = (each.repeat_interleave(groups, dim=1) for each in (keys, values))
-    return fused_kernel(queries, keys, values, mask, is_causal, scaling)
+    groups = q.shape[1] // k.shape[1]
+    return fused_kernel(
+        q, k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1), mask, is_causal, scaling
+    )
 
 
-def matmul_kernel(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    is_causal: bool,
-    scaling: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def matmul_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scaling: float) -> Result:
     """Compute attention by matrix products, in float32 or wider; memory grows with Q times S."""
-    wide = torch.promote_types(queries.dtype, torch.float32)
-    groups = queries.shape[1] // keys.shape[1]
-    keys, values = (each.to(wide).repeat_interleave(groups, dim=1) for each in (keys, values))
-    scores = queries.to(wide) @ keys.transpose(-1, -2) * scaling
+    wide = torch.promote_types(q.dtype, torch.float32)
+    groups = q.shape[1] // k.shape[1]
+    keys, values = (each.to(wide).repeat_interleave(groups, dim=1) for each in (k, v))
+    scores = q.to(wide) @ keys.mT * scaling
     if mask is not None:
         scores = scores + mask.to(wide)
     if is_causal:
@@ -135,4 +114,4 @@ def matmul_kernel(
         scores = scores.masked_fill(hidden, float("-inf"))
     lse = scores.logsumexp(dim=-1)
     weights = (scores - lse[..., None]).exp().nan_to_num(0.0)  # a query that sees nothing has no weights
-    return (weights @ values).to(queries.dtype), lse
+    return (weights @ values).to(q.dtype), lse

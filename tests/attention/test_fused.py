@@ -24,7 +24,7 @@ def fresh_choice() -> Iterator[None]:
     fused._kernel.cache_clear()
 
 
-@pytest.mark.parametrize("kernel", dict.fromkeys([fused._kernel(), fused.ungrouped_fused_kernel]))
+@pytest.mark.parametrize("kernel", dict.fromkeys([fused._kernel(), fused.ungrouped_kernel]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(("count", "is_causal"), [(1, False), (5, True), (5, False)])
 def test_matrix_products_compute_what_the_fused_operator_computes(

@@ -17,10 +17,11 @@ from invariant_rag.arrangement import Arrangement, Layout
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.reference import Reference
 from invariant_rag.attention.rope import Rotation
-from invariant_rag.attention.varlen import Dense, Grouped, Varlen, VarlenKernel
+from invariant_rag.attention.varlen import Grouped, Varlen, VarlenKernel
 from invariant_rag.methods import METHODS, resolve_method
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.rounding import rounding
+from tests.attention.test_varlen_kernels import Dense
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 16
 WINDOWED = list(METHODS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from invariant_rag.attention.varlen.backend import Varlen
-from invariant_rag.attention.varlen.kernels import Dense, Grouped, VarlenKernel
-from invariant_rag.attention.varlen.selection import difference, fastest_kernel
+from invariant_rag.attention.varlen.kernels import Grouped, TorchVarlen, VarlenKernel, difference, usable_kernel
 
-__all__ = ["Dense", "Grouped", "Varlen", "VarlenKernel", "difference", "fastest_kernel"]
+__all__ = ["Grouped", "TorchVarlen", "Varlen", "VarlenKernel", "difference", "usable_kernel"]

@@ -12,9 +12,8 @@ from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.rope import Rotation
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.attention.varlen.decoding import Decoding, make_decoding
-from invariant_rag.attention.varlen.kernels import VarlenKernel
+from invariant_rag.attention.varlen.kernels import VarlenKernel, usable_kernel
 from invariant_rag.attention.varlen.plan import Plan, make_plan
-from invariant_rag.attention.varlen.selection import fastest_kernel
 
 _MOST_PLANS = 4
 
@@ -27,7 +26,7 @@ class Varlen(SDPA):
     no window tells, are computed as `sdpa` does.
 
     Args:
-        kernel: The kernel. None: the fastest that the device has.
+        kernel: The kernel. None: `torch-varlen` on CUDA, in half precision; PyTorch's fused attention on a CPU.
     """
 
     name: ClassVar[str] = "varlen"
@@ -45,14 +44,12 @@ class Varlen(SDPA):
         """Return `[B, Q, H, D]` for a whole batch; None for what is computed as `sdpa` does."""
         if not _can_window(call):
             return None
-        plan = _plan_of(arrangements, padding, call, plans)
-        queries = call.queries
-        kernel = self.kernel_for(queries.device, queries.dtype, queries.shape[-1])
-        return plan.attend(kernel, call)
+        kernel = self.kernel_for(call.queries.device, call.queries.dtype, call.queries.shape[-1])
+        return None if kernel is None else _plan_of(arrangements, padding, call, plans).attend(kernel, call)
 
-    def kernel_for(self, device: torch.device, dtype: torch.dtype, head_size: int) -> VarlenKernel:
-        """Return the kernel that computes layers of this kind."""
-        return self.kernel or fastest_kernel(device, dtype, head_size)
+    def kernel_for(self, device: torch.device, dtype: torch.dtype, head_size: int) -> VarlenKernel | None:
+        """Return the kernel that computes layers of this kind; None where they are computed as `sdpa` does."""
+        return self.kernel or usable_kernel(device, dtype, head_size)
 
 
 def _plan_of(

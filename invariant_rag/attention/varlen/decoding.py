@@ -13,10 +13,10 @@ import torch
 
 from invariant_rag.arrangement import UNWEIGHTED, Arrangement, Span
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.merge_states import merge_stacked
-from invariant_rag.attention.varlen.kernels import Attended, PackedWindows, VarlenKernel, attend_windows
+from invariant_rag.attention.merge_states import AttentionState, merge_stacked
+from invariant_rag.attention.varlen.kernels import PackedWindows, VarlenKernel, attend_windows
 from invariant_rag.attention.varlen.passes import in_slots, merge_sinks
-from invariant_rag.attention.varlen.ranks import Ranks, make_ranks
+from invariant_rag.attention.varlen.ranking import Ranks, make_ranks
 from invariant_rag.attention.varlen.windows import Ranked
 
 _SCRATCH = "unturned_keys"
@@ -65,7 +65,7 @@ class Decoding:
         turned_by = torch.nn.functional.pad(-shifts, (0, 0, 0, len(self.rows) - ranked))
         turned = call.rotation.rotate_by(queries[self.rows], turned_by)
         out, lse = self._call(kernel, call, turned, call.keys, call.values)
-        state = Attended(*merge_stacked(in_slots(out, self.windows), in_slots(lse, self.windows, -torch.inf)))
+        state = merge_stacked(in_slots(out, self.windows), in_slots(lse, self.windows, -torch.inf))
         return merge_sinks(state, call.sinks).out[:, None]
 
     def _unturned_keys(self, call: AttentionCall) -> torch.Tensor:
@@ -79,12 +79,12 @@ class Decoding:
 
     def _call(
         self, kernel: VarlenKernel, call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> Attended:
+    ) -> AttentionState:
         """Attend from queries `[n, H, D]` to the first n windows of `[B, H_kv, S, D]`."""
         windows = self._packed_windows(call, len(queries), keys.shape[2])
         packed, seen, read = (each.reshape(-1, 1, each.shape[-1]) for each in (queries, keys, values))
         out, lse = attend_windows(kernel, packed, seen, read, windows, call.scaling)
-        return Attended(out.reshape(queries.shape), lse.reshape(queries.shape[:2]))
+        return AttentionState(out.reshape(queries.shape), lse.reshape(queries.shape[:2]))
 
     def _packed_windows(self, call: AttentionCall, count: int, num_keys: int) -> PackedWindows:
         """Return the first windows, with `num_keys` packed keys a row; the layers share those of one token."""

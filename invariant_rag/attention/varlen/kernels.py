@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
 from invariant_rag.arrangement import Span
 from invariant_rag.attention.fused import attention_with_lse
 from invariant_rag.attention.merge_states import AttentionState, merge_attn_states
+
+_logger = logging.getLogger(__name__)
 
 MOST_WINDOWS = 65_535
 """Windows of one call: CUDA starts no more blocks along the axis on which FlashAttention 2 and its like have them."""
@@ -92,18 +95,6 @@ class PackedWindows:
         ]
 
 
-class Attended(NamedTuple):
-    """What packed queries get.
-
-    Attributes:
-        out: `[T, H, D]`, in the dtype of the queries.
-        lse: Log-sum-exps of the scaled scores `[T, H]`, at least in float32.
-    """
-
-    out: torch.Tensor
-    lse: torch.Tensor
-
-
 class VarlenKernel(Protocol):
     """A way to compute attention of packed queries to windows of packed keys."""
 
@@ -111,8 +102,8 @@ class VarlenKernel(Protocol):
 
     def __call__(
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, windows: PackedWindows, scaling: float
-    ) -> Attended:
-        """Attend.
+    ) -> AttentionState:
+        """Return outputs `[T, H, D]` in the dtype of the queries, and log-sum-exps of the scaled scores `[T, H]`.
 
         Args:
             queries: `[T, H, D]`.
@@ -131,54 +122,22 @@ def attend_windows(
     values: torch.Tensor,
     windows: PackedWindows,
     scaling: float,
-) -> Attended:
+) -> AttentionState:
     """Call a kernel as often as it takes; see `VarlenKernel` for the arguments."""
     if len(windows.key_lengths) <= MOST_WINDOWS:
         return kernel(queries, keys, values, windows, scaling)
     parts = [kernel(queries[span.start : span.stop], keys, values, part, scaling) for span, part in windows.parts]
-    return Attended(*(torch.cat(each) for each in zip(*parts, strict=True)))
-
-
-class Dense:
-    """Matrix products over all keys, and a mask, in float32 or wider: the specification of the others.
-
-    The number of its operations does not depend on the windows; its memory grows with queries times keys.
-    """
-
-    name: ClassVar[str] = "dense"
-
-    def __call__(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, windows: PackedWindows, scaling: float
-    ) -> Attended:
-        """Attend; see `VarlenKernel`."""
-        wide = torch.promote_types(queries.dtype, torch.float32)
-        groups, count = queries.shape[1] // keys.shape[1], queries.shape[0]
-        packed = queries.to(wide).unflatten(1, (keys.shape[1], groups))
-        scores = torch.einsum("thgd,shd->thgs", packed, keys.to(wide)) * scaling
-        repeats = windows.query_starts.diff()
-        window = torch.repeat_interleave(repeats, output_size=count)
-        place = torch.arange(keys.shape[0], device=keys.device)
-        first = windows.key_starts[window].long()
-        behind = first + windows.key_lengths[window]
-        seen = (place >= first[:, None]) & (place < behind[:, None])
-        if windows.is_causal:
-            still = windows.query_starts[window + 1] - 1 - torch.arange(count, device=keys.device)
-            seen &= place < (behind - still)[:, None]
-        scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
-        lse = scores.logsumexp(dim=-1)
-        weights = (scores - lse[..., None]).exp()
-        out = torch.einsum("thgs,shd->thgd", weights, values.to(wide))
-        return Attended(out.flatten(1, 2).to(queries.dtype), lse.flatten(1, 2))
+    return AttentionState(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 class Grouped:
-    """PyTorch's fused attention, window by window: where no kernel takes them all at once."""
+    """PyTorch's fused attention on a CPU, window by window."""
 
     name: ClassVar[str] = "grouped"
 
     def __call__(
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, windows: PackedWindows, scaling: float
-    ) -> Attended:
+    ) -> AttentionState:
         """Attend; see `VarlenKernel`."""
         by_head = [each.transpose(0, 1)[None] for each in (queries, keys, values)]
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -189,10 +148,81 @@ class Grouped:
             if own > span.start:
                 states.append(self._attend(block, by_head, Span(span.start, own), False, scaling))
             parts.append(merge_attn_states([AttentionState(out[0], lse[0]) for out, lse in states]))
-        return Attended(*(torch.cat(each, dim=1).transpose(0, 1) for each in zip(*parts, strict=True)))
+        return AttentionState(*(torch.cat(each, dim=1).transpose(0, 1) for each in zip(*parts, strict=True)))
 
     def _attend(
         self, queries: torch.Tensor, packed: list[torch.Tensor], span: Span, is_causal: bool, scaling: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = (each[:, :, span.start : span.stop] for each in packed[1:])
         return attention_with_lse(queries, keys, values, scaling=scaling, is_causal=is_causal)
+
+
+class TorchVarlen:
+    """`torch.nn.attention.varlen`, FlashAttention within PyTorch 2.10 and newer: one call for all windows, on CUDA."""
+
+    name: ClassVar[str] = "torch-varlen"
+
+    def __call__(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, windows: PackedWindows, scaling: float
+    ) -> AttentionState:
+        """Attend; see `VarlenKernel`."""
+        from torch.nn.attention.varlen import AuxRequest, varlen_attn
+
+        out, lse = varlen_attn(
+            queries,
+            keys,
+            values,
+            windows.query_starts,
+            windows.key_starts,
+            windows.max_queries,
+            windows.max_keys,
+            return_aux=AuxRequest(lse=True),
+            scale=scaling,
+            window_size=(-1, 0) if windows.is_causal else (-1, -1),
+            enable_gqa=queries.shape[1] != keys.shape[1],
+            seqused_k=windows.key_lengths,
+        )
+        return AttentionState(out, lse.transpose(0, 1))
+
+
+@cache
+def usable_kernel(device: torch.device, dtype: torch.dtype, head_size: int = 64) -> VarlenKernel | None:
+    """Return the kernel for a device; None where it is not installed, has not the dtype, or computes something else."""
+    if device.type == "cpu":
+        return Grouped()
+    wrong = difference(TorchVarlen(), device, dtype, head_size)
+    if not wrong:
+        return TorchVarlen()
+    _logger.warning(
+        "No variable-length kernel on %s with %s, so rows are computed one by one: %s", device, dtype, wrong
+    )
+    return None
+
+
+_SHAPES: tuple[tuple[tuple[int, int], tuple[int, ...], tuple[Span, ...]], ...] = (
+    ((4, 2), (4, 3, 5), (Span(0, 7), Span(2, 12), Span(5, 12))),
+    ((4, 2), (1, 1, 1), (Span(5, 6), Span(0, 9), Span(0, 12))),
+    ((1, 1), (2, 2), (Span(3, 12), Span(0, 4))),
+)
+"""Numbers of query heads and key heads, queries of each window, and its keys: overlapping, backwards, a single one."""
+
+
+def difference(kernel: VarlenKernel, device: torch.device, dtype: torch.dtype, head_size: int = 64) -> str:
+    """Return how a kernel differs from `Grouped` in float64 on windows of several shapes; empty if it does not."""
+    numbers = torch.Generator().manual_seed(0)
+    tolerance = 1e-4 if dtype in (torch.float32, torch.float64) else 5e-2
+    for (heads, key_heads), lengths, spans in _SHAPES:
+        sizes = ((sum(lengths), heads), (12, key_heads), (12, key_heads))
+        q, k, v = (torch.randn(*size, head_size, generator=numbers).to(dtype) for size in sizes)
+        for is_causal in (True, False):
+            windows = PackedWindows.of(lengths, spans, is_causal, device)
+            try:
+                found = kernel(q.to(device), k.to(device), v.to(device), windows, head_size**-0.5)
+            except (AttributeError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+                return f"{type(error).__name__}: {error}"
+            on_cpu = PackedWindows.of(lengths, spans, is_causal, torch.device("cpu"))
+            expected = Grouped()(q.double(), k.double(), v.double(), on_cpu, head_size**-0.5)
+            for got, right in zip(found, expected, strict=True):
+                if got.shape != right.shape or not torch.allclose(got.double().cpu(), right.double(), atol=tolerance):
+                    return "its results are not those of PyTorch's attention in float64"
+    return ""

@@ -10,9 +10,9 @@ import torch
 
 from invariant_rag.arrangement import Span, Weighting
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.merge_states import merge_stacked
+from invariant_rag.attention.merge_states import AttentionState, merge_attn_states, merge_stacked
 from invariant_rag.attention.positions import PositionEncoding
-from invariant_rag.attention.varlen.kernels import Attended, PackedWindows, VarlenKernel, attend_windows
+from invariant_rag.attention.varlen.kernels import PackedWindows, VarlenKernel, attend_windows
 from invariant_rag.attention.varlen.windows import Window
 
 _MOST_COPIES, _MOST_QUERIES = 4, 1 << 16
@@ -81,13 +81,13 @@ def attend_packed(
     windows: PackedWindows,
     scaling: float,
     weights: Weights | None,
-) -> Attended:
+) -> AttentionState:
     """Call a kernel, and weigh what it gives."""
     if weights is None:
         return attend_windows(kernel, packed, keys, values, windows, scaling)
     sharpened = (packed / weights.temperatures).to(packed.dtype)
     out, lse = attend_windows(kernel, sharpened, keys, values, windows, scaling)
-    return Attended(out, lse * weights.factors + weights.offsets)
+    return AttentionState(out, lse * weights.factors + weights.offsets)
 
 
 @dataclass(frozen=True)
@@ -112,13 +112,13 @@ class Pass:
 
     def attend(
         self, kernel: VarlenKernel, call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> Attended:
+    ) -> AttentionState:
         """Return what each query gets from all of its windows."""
         packed = queries[self.queries]
         if self.turn is not None:
             packed = self.turn.turned(packed, call.rotation)
         out, lse = attend_packed(kernel, packed, keys, values, self.windows, call.scaling, self.weights)
-        return Attended(*merge_stacked(in_slots(out, self.slots), in_slots(lse, self.slots, -torch.inf)))
+        return merge_stacked(in_slots(out, self.slots), in_slots(lse, self.slots, -torch.inf))
 
 
 def in_slots(packed: torch.Tensor, slots: torch.Tensor, missing: float = 0.0) -> torch.Tensor:
@@ -132,18 +132,12 @@ def in_slots(packed: torch.Tensor, slots: torch.Tensor, missing: float = 0.0) ->
     return torch.cat((packed, torch.full_like(packed[:1], missing)))[slots]
 
 
-def merge(one: Attended, other: Attended) -> Attended:
-    """Merge attention to disjoint keys; where a log-sum-exp is minus infinity there were none."""
-    lse = torch.logaddexp(one.lse, other.lse)
-    out = one.out * (one.lse - lse).exp()[..., None] + other.out * (other.lse - lse).exp()[..., None]
-    return Attended(out.to(one.out.dtype), lse)
-
-
-def merge_sinks(state: Attended, sinks: torch.Tensor | None) -> Attended:
+def merge_sinks(state: AttentionState, sinks: torch.Tensor | None) -> AttentionState:
     """Let extra logits `[H]` that have no value take part in the softmax; None: there are none."""
     if sinks is None:
         return state
-    return merge(state, Attended(torch.zeros_like(state.out), sinks.to(state.lse).expand_as(state.lse)))
+    none = AttentionState(torch.zeros_like(state.out), sinks.to(state.lse).expand_as(state.lse))
+    return merge_attn_states((state, none))
 
 
 def make_passes(slots: Sequence[Sequence[Window]], num_queries: int, device: torch.device) -> tuple[Pass, ...]:

@@ -14,8 +14,9 @@ import torch
 
 from invariant_rag.arrangement import Arrangement
 from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.merge_states import merge_attn_states
 from invariant_rag.attention.varlen.kernels import PackedWindows, VarlenKernel
-from invariant_rag.attention.varlen.passes import Pass, Turn, Weights, attend_packed, make_passes, merge, merge_sinks
+from invariant_rag.attention.varlen.passes import Pass, Turn, Weights, attend_packed, make_passes, merge_sinks
 from invariant_rag.attention.varlen.ranking import Ranking, make_ranking
 from invariant_rag.attention.varlen.windows import lay_windows
 
@@ -43,7 +44,7 @@ class Plan:
         queries, keys, values = (each.transpose(1, 2).flatten(0, 1) for each in (call.queries, call.keys, call.values))
         state = attend_packed(kernel, queries, keys, values, self.causal, call.scaling, self.weights)
         for each in self.others:
-            state = merge(state, each.attend(kernel, call, queries, keys, values))
+            state = merge_attn_states((state, each.attend(kernel, call, queries, keys, values)))
         if self.rankings:
             unturned = keys if self.unturn is None else self.unturn.turned(keys, call.rotation)
             unturned = call.rotation.unscaled(unturned)
