@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -12,7 +12,7 @@ from invariant_rag.ensembles.cost import EnsembleGeneration, count_cost
 from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import is_set, resolve_max_new_tokens, resolve_option
-from invariant_rag.segments import Prompt, Segment
+from invariant_rag.segments import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -49,15 +49,9 @@ class Ensemble(ABC, Generic[G]):
         """Whether permuting the input segments changes no bit of the output."""
         return self.lm.invariant
 
-    def chat_prompt(
-        self,
-        question: str | None = None,
-        segments: Iterable[Segment | str] = (),
-        system: str | None = None,
-        **kwargs: Any,
-    ) -> Prompt:
+    def chat_prompt(self, *args: Any, **kwargs: Any) -> Prompt:
         """Render a prompt as `InvariantModel.chat_prompt` does."""
-        return self.lm.chat_prompt(question, segments, system, **kwargs)
+        return self.lm.chat_prompt(*args, **kwargs)
 
     @overload
     def generate(self, prompt: Prompt, *, max_new_tokens: int | None = None, **kwargs: Any) -> G: ...

@@ -26,9 +26,8 @@ from invariant_rag.prompts import (
 )
 from invariant_rag.prompts.control_tokens import rendered_probes
 from invariant_rag.prompts.literal_text import CUT
-from invariant_rag.testing.layout_templates import turns
 from invariant_rag.testing.token_check import find_break_outs, hostile_texts
-from invariant_rag.testing.tokenizer_layouts import LAYOUTS, layout_tokenizer
+from invariant_rag.testing.tokenizer_layouts import LAYOUTS, layout_tokenizer, turns
 
 NAMES = sorted(LAYOUTS)
 HARMLESS = (
