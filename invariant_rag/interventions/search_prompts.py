@@ -95,17 +95,15 @@ def key_value_examples(
     count: int = 100,
     *,
     pairs: int = 50,
-    length: int = 12,
     window: int | None = None,
     seed: int = 0,
 ) -> list[Example]:
-    """Return plain prompts with short keys, shaped as in appendix B; the positions of the asked keys are evenly spread.
+    """Return plain prompts with keys of 12 characters, shaped as in appendix B; the positions of the asked keys are evenly spread.
 
     Args:
         tokenizer: The model's tokenizer.
         count: Number of prompts.
         pairs: Key-value pairs in each prompt; reduced to fit the context window.
-        length: Characters of each key and value.
         window: Maximum number of tokens of prompt and answer together. None: no limit.
         seed: Seed of the random strings.
 
@@ -113,7 +111,7 @@ def key_value_examples(
         ContextOverflow: Two pairs do not fit.
     """
     return _fit(
-        lambda source, fitting, index: _example(tokenizer, source, fitting, length, index * fitting // count),
+        lambda source, fitting, index: _example(tokenizer, source, fitting, index * fitting // count),
         count,
         pairs,
         window,
@@ -121,10 +119,8 @@ def key_value_examples(
     )
 
 
-def _example(
-    tokenizer: PreTrainedTokenizerBase, random_state: random.Random, pairs: int, length: int, target: int
-) -> Example:
-    keys, values = (["".join(random_state.choices(_KEY_CHARACTERS, k=length)) for _ in range(pairs)] for _ in range(2))
+def _example(tokenizer: PreTrainedTokenizerBase, random_state: random.Random, pairs: int, target: int) -> Example:
+    keys, values = (["".join(random_state.choices(_KEY_CHARACTERS, k=12)) for _ in range(pairs)] for _ in range(2))
     listed = "\n".join(f'"{key}": "{value}"' for key, value in zip(keys, values, strict=True))
     prompt = tokenizer(f'Keys and their values:\n{listed}\nThe value of the key "{keys[target]}" is "').input_ids
     answer = tokenizer(values[target], add_special_tokens=False).input_ids
