@@ -98,7 +98,7 @@ def key_value_examples(
     window: int | None = None,
     seed: int = 0,
 ) -> list[Example]:
-    """Return plain prompts with keys of 12 characters, shaped as in appendix B; the positions of the asked keys are evenly spread.
+    """Return plain prompts with keys of 12 characters, shaped as in appendix B, asked at evenly spread positions.
 
     Args:
         tokenizer: The model's tokenizer.
