@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -153,9 +154,9 @@ _ROLES = ("system", "user", "assistant", "tool")
 _IM = ("<|im_start|>", "<|im_end|>")
 _THINK = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _SPM = ("<s>", "</s>")
-_SPM_ROLES = {"bos_token": "<s>", "eos_token": "</s>"}
+_SPM_ROLES: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
 _GEMMA = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
-_GEMMA_ROLES = {"bos_token": "<bos>", "eos_token": "<eos>"}
+_GEMMA_ROLES: dict[str, Any] = {"bos_token": "<bos>", "eos_token": "<eos>"}
 
 
 def _joined(left: str, right: str) -> tuple[str, ...]:
