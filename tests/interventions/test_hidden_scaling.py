@@ -80,7 +80,7 @@ def test_settings_equal_those_of_the_published_code(entry: dict[str, Any], golde
         assert lm.generate(prompt, max_new_tokens=8).token_ids == tuple(greedy)
 
 
-@pytest.mark.parametrize(("settings", "factor"), zip(SETTINGS.values(), cycle((-1.0, 0.2))), ids=str)
+@pytest.mark.parametrize(("settings", "factor"), list(zip(SETTINGS.values(), cycle((-1.0, 0.2)))), ids=str)
 def test_logits_and_decoding_equal_a_float64_loop_written_from_the_paper(
     settings: dict[str, Any], factor: float, llama_logits: Callable[..., torch.Tensor]
 ) -> None:
