@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from functools import cache
 from threading import Event, Lock
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from invariant_rag.audit.systems import Reply
 from invariant_rag.errors import AuditFailed
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
-
-T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
 """Seconds before the second try, twice as many before each further one, and at most, unless an error names more."""
@@ -50,62 +48,56 @@ class Answer:
     errors: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How often and how long a call is tried.
+def call(key: str, function: Callable[[], Reply], retries: int = 3, timeout: float | None = None) -> Answer:
+    """Call a function until it returns, or as often as it may be tried.
 
-    Attributes:
+    Args:
+        key: Key of the answer.
+        function: The function.
         retries: Tries after the first one.
         timeout: Seconds after which a try counts as failed; None: never. A thread cannot be stopped: what it does goes
             on, and its answer is dropped.
     """
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
-    retries: int = 3
-    timeout: float | None = None
+    def error_of(state: RetryCallState) -> BaseException | None:
+        return None if state.outcome is None else state.outcome.exception()
 
-    def call(self, key: str, function: Callable[[], Reply]) -> Answer:
-        """Call a function until it returns, or as often as it may be tried."""
-        from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+    def failed(state: RetryCallState) -> None:
+        error = error_of(state)
+        errors.append(f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
 
-        errors: list[str] = []
-        started = perf_counter()
-        growing = wait_exponential(FIRST_PAUSE, LONGEST_PAUSE)
-
-        def failed(state: RetryCallState) -> None:
-            error = _error(state)
-            errors.append(f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
-
-        trying = Retrying(
-            stop=stop_after_attempt(self.retries + 1),
-            wait=lambda state: max(growing(state), getattr(_error(state), "retry_after", None) or 0.0),
-            retry=retry_if_exception(lambda error: isinstance(error, Exception) and not isinstance(error, AuditFailed)),
-            after=failed,
-            retry_error_callback=lambda _: None,  # an error is an outcome
-        )
-        reply = trying(lambda: _try(function, self.timeout))
-        text, tokens = (None, None) if reply is None else (reply.text, reply.tokens)
-        return Answer(key, text, tokens, perf_counter() - started, tuple(errors))
-
-
-def _error(state: RetryCallState) -> BaseException | None:
-    return None if state.outcome is None else state.outcome.exception()
+    errors: list[str] = []
+    started, growing = perf_counter(), wait_exponential(FIRST_PAUSE, LONGEST_PAUSE)
+    trying = Retrying(
+        stop=stop_after_attempt(retries + 1),
+        wait=lambda state: max(growing(state), getattr(error_of(state), "retry_after", None) or 0.0),
+        retry=retry_if_exception(lambda error: isinstance(error, Exception) and not isinstance(error, AuditFailed)),
+        after=failed,
+        retry_error_callback=lambda _: None,  # an error is an outcome
+    )
+    reply = trying(_try, function, timeout)
+    text, tokens = (None, None) if reply is None else (reply.text, reply.tokens)
+    return Answer(key, text, tokens, perf_counter() - started, tuple(errors))
 
 
 def make_calls(
     calls: Sequence[tuple[str, Callable[[], Reply]]],
-    patience: Patience,
-    workers: int,
     on_answer: Callable[[Answer], object],
     *,
+    retries: int,
+    timeout: float | None,
+    workers: int,
     answers_before: bool = False,
 ) -> None:
-    """Make calls in threads of this process.
+    """Make calls in threads, and stop where nothing is ever answered.
 
     Args:
         calls: Key and function of each call.
-        patience: Retries and timeout.
-        workers: Number of threads.
         on_answer: Called with each answer, one at a time.
+        retries: See `call`.
+        timeout: See `call`.
+        workers: Number of threads.
         answers_before: Whether the system has answered before.
     """
     stopped, lock = Event(), Lock()
@@ -116,7 +108,7 @@ def make_calls(
         if stopped.is_set():
             return
         try:
-            answer = patience.call(key, function)
+            answer = call(key, function, retries, timeout)
             with lock:
                 on_answer(answer)
                 answered, failed = answered + (answer.text is not None), failed + (answer.text is None)
@@ -132,7 +124,7 @@ def make_calls(
 
     with ThreadPoolExecutor(workers) as pool:
         try:
-            for _ in pool.map(lambda call: make(*call), calls):
+            for _ in pool.map(lambda each: make(*each), calls):
                 pass
         except BaseException:  # one has raised, or somebody interrupts
             stopped.set()
@@ -153,9 +145,7 @@ def settle(value: Any) -> Any:
         except (KeyboardInterrupt, SystemExit) as error:  # raised in the loop, they would end it, and no call return
             return None, error
 
-    with _starting:
-        loop = _event_loop()
-    result, error = asyncio.run_coroutine_threadsafe(awaited(), loop).result()
+    result, error = asyncio.run_coroutine_threadsafe(awaited(), _event_loop()).result()
     if error is not None:
         raise error
     return result
@@ -164,25 +154,21 @@ def settle(value: Any) -> Any:
 _starting = Lock()
 
 
-@cache
 def _event_loop() -> asyncio.AbstractEventLoop:
+    with _starting:
+        return _started_loop()
+
+
+@cache
+def _started_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True, name="audit-event-loop").start()
     return loop
 
 
-def _try(function: Callable[[], T], timeout: float | None) -> T:
-    """Return what a function returns; one that would end the process raises instead, and the audit goes on."""
-    try:
-        return function() if timeout is None else _within(timeout, function)
-    except SystemExit as error:
-        code = "" if error.code is None else repr(error.code)
-        raise RuntimeError(f"the system called sys.exit({code}); expected an answer or an error") from error
-
-
-def _within(seconds: float, function: Callable[[], T]) -> T:
-    """Return what a function returns within so many seconds, or raise what it raised, or a TimeoutError."""
-    done: Future[T] = Future()
+def _try(function: Callable[[], Reply], timeout: float | None) -> Reply:
+    """Return what a function returns in time; one that would end the process raises instead, and the audit goes on."""
+    done: Future[Reply] = Future()
 
     def run() -> None:
         try:
@@ -190,13 +176,18 @@ def _within(seconds: float, function: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
             done.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()  # a thread of a pool would keep the process from ending
     try:
-        return done.result(seconds)
+        if timeout is None:
+            return function()
+        threading.Thread(target=run, daemon=True).start()  # a thread of a pool would keep the process from ending
+        return done.result(timeout)
+    except SystemExit as error:
+        code = "" if error.code is None else repr(error.code)
+        raise RuntimeError(f"the system called sys.exit({code}); expected an answer or an error") from error
     except TimeoutError:
-        if done.done():
+        if timeout is None or done.done():
             raise  # the function's own
         raise TimeoutError(
-            f"no answer within {seconds:g} seconds, the timeout of one try; for slow answers raise timeout (--timeout) "
+            f"no answer within {timeout:g} seconds, the timeout of one try; for slow answers raise timeout (--timeout) "
             "or lower workers (--workers)"
         ) from None

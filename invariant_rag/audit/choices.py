@@ -9,9 +9,8 @@ from typing import Any
 
 from invariant_rag.audit.grading import resolve_metric
 from invariant_rag.audit.plan import check_remedies
-from invariant_rag.checks import MOST_CALLS, check_items, check_number, check_real
+from invariant_rag.checks import MOST_CALLS, check_items, check_kind, check_number, check_real
 from invariant_rag.errors import InvalidChoice
-from invariant_rag.shown import shown
 
 
 def _choice(default: Any, about: str, **bounds: Any) -> Any:
@@ -46,7 +45,10 @@ class AuditChoices:
     """
 
     remedies: tuple[str, ...] | None = _choice(
-        None, "sort, reverse, ends-first, vote, or a method. Repeatable.", shown="if the order matters, a few"
+        None,
+        "sort, reverse, ends-first, vote, or a method. Repeatable.",
+        option="--remedy",
+        shown="if the order matters, a few",
     )
     metric: Any = _choice("match", "When an answer is right: match, exact_match or token_f1.")  # noqa: RUF009
     judge: Any = _choice(  # noqa: RUF009 - a field, as dataclasses.field makes one
@@ -60,7 +62,8 @@ class AuditChoices:
     timeout: float | None = _choice(None, "Seconds after which a try fails.", shown="none")
     max_calls: int | None = _choice(None, "Most calls to make now.", shown="no bound", min=0)
     fields: Mapping[str, str] = field(
-        default_factory=dict, metadata={"about": "A field of yours: question=frage. Repeatable.", "shown": "none"}
+        default_factory=dict,
+        metadata={"about": "A field of yours: question=frage. Repeatable.", "option": "--field", "shown": "none"},
     )
     generation: Mapping[str, Any] = field(default_factory=dict)
 
@@ -78,8 +81,12 @@ class AuditChoices:
         if self.timeout is not None and check_real("timeout", self.timeout) <= 0:
             raise InvalidChoice(f"timeout: expected seconds above 0, got {self.timeout}")
         for name in ("fields", "generation"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise InvalidChoice(f"{name}: expected a mapping, got {shown(getattr(self, name))}")
+            check_kind(name, getattr(self, name), Mapping)  # type: ignore[type-abstract]
+
+    @property
+    def calling(self) -> dict[str, Any]:
+        """Keywords of `make_calls`."""
+        return {name: getattr(self, name) for name in ("retries", "timeout", "workers")}
 
     def changed(self, changes: Mapping[str, Any]) -> AuditChoices:
         """Return these choices with some changed."""

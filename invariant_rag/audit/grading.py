@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.calling import Patience
+from invariant_rag.audit.calling import call
 from invariant_rag.audit.endpoint import Endpoint
-from invariant_rag.audit.matching import is_right
+from invariant_rag.audit.matching import is_right, normal_tokens
 from invariant_rag.audit.metrics import exact_match, token_f1
 from invariant_rag.audit.statistics import Estimate, wilson_interval
 from invariant_rag.audit.systems import is_url, loaded
-from invariant_rag.audit.tokens import normal_tokens
 from invariant_rag.checks import check_name
 from invariant_rag.errors import AuditFailed, FieldWarning, InvalidChoice, RetrievalError
 from invariant_rag.shown import clean, counted, shown
@@ -257,7 +256,7 @@ def _yes_function(model: Any) -> Callable[[str], bool]:
         endpoint = model
 
         def patiently(prompt: str) -> bool:
-            answer = Patience().call("judge", lambda: endpoint.complete(prompt))
+            answer = call("judge", lambda: endpoint.complete(prompt))
             if answer.text is None:
                 raise AuditFailed(f"the judge does not answer: {answer.errors[-1]}")
             return _is_yes(answer.text)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from invariant_rag.audit.calling import Answer, Patience, make_calls
+from invariant_rag.audit.calling import Answer, make_calls
 from invariant_rag.audit.choices import AuditChoices
 from invariant_rag.audit.folder import AnswerFile, read_run, start_run
 from invariant_rag.audit.grading import AnswerEmbedder, Grader, build_judge, resolve_metric
@@ -267,7 +267,6 @@ class _Running:
             return lambda: ask(self._questions[call.index], call.segments)
 
         if missing:
-            patience = Patience(self._choices.retries, self._choices.timeout)
             with self._progress("Asking", len(missing)) as advance:
 
                 def keep(answer: Answer) -> None:
@@ -276,7 +275,7 @@ class _Running:
 
                 known = any(each.text is not None for each in self._store.answers.values())
                 pairs = [(call.key, bound(call)) for call in missing]
-                make_calls(pairs, patience, self._choices.workers, keep, answers_before=known)
+                make_calls(pairs, keep, answers_before=known, **self._choices.calling)
         return self._store.answers
 
     def _check_use(self, found: Screen) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
 from math import isnan, nan
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ DIFFERENCE_TAIL = 0.015
 RESAMPLES = 2000
 PERMUTATIONS = 1000
 FLIPS = 4999
-_BATCH = 100  # resamples and shuffles that are drawn at a time, which bounds memory to [100, questions]
+_BATCH = 100  # shuffles that are drawn at a time, which bounds memory to [100, questions]
 _SAME = 1e-9  # differences of sums of thirds that are equal but for rounding
 
 
@@ -55,37 +54,38 @@ def wilson_interval(successes: int, trials: int, tail: float = TAIL) -> Estimate
     return Estimate(successes / trials, float(interval.low), float(interval.high))
 
 
-def zero_share_upper_bound(trials: int) -> float:
-    """Return the exact (Clopper-Pearson) one-sided upper bound of a share of which none was seen in `trials`.
+def exact_upper_bound(total: float, trials: int, tail: float = 1 - CONFIDENCE) -> float:
+    """Return the exact (Clopper-Pearson) one-sided upper bound of a share; a total of parts counts as in between.
 
-    A bootstrap cannot give it: every resample of zeros is zeros.
+    A bootstrap cannot give that of a share of which nothing was seen: every resample of zeros is zeros.
 
-    >>> round(zero_share_upper_bound(100), 4)
+    >>> round(exact_upper_bound(0, 100), 4)
     0.0295
     """
-    from scipy.stats import binomtest
+    from scipy.stats import beta
 
-    return float(binomtest(0, trials, alternative="less").proportion_ci(CONFIDENCE, method="exact").high)
+    return 1.0 if total >= trials else float(beta.isf(tail, total + 1, trials - total))
 
 
 def mean_interval(scores: Sequence[float] | Floats, seed: int = 0, tail: float = TAIL) -> Estimate:
-    """Return the mean of independent scores with its interval, which is never without width.
+    """Return the mean of independent scores with its interval.
 
     Scores that are all 0 or 1 have a Wilson interval, others from 0 to 1 that of Agresti and Coull (1998) for means:
     two scores of 0 and two of 1 are added. A percentile bootstrap is too narrow where most scores are equal, and has no
-    width where all are. Scores without bounds have a bootstrap interval.
+    width where all are. Scores without bounds, such as seconds, have a bootstrap interval.
 
     Args:
         scores: One score per question, at least one.
-        seed: Seed of the resamples of scores without bounds: equal scores give equal intervals.
+        seed: Seed of the resamples of scores without bounds.
         tail: How often either bound may miss.
     """
     values = np.asarray(scores, dtype=np.float64)
     if np.isin(values, (0.0, 1.0)).all():
         return wilson_interval(int(values.sum()), len(values), tail)
-    if values.min() < 0 or values.max() > 1:
-        return bootstrap_mean(values, seed)
-    return _adjusted_mean(values, (0.0, 1.0), 2.0, tail)
+    if values.min() >= 0 and values.max() <= 1:
+        return _adjusted_mean(values, (0.0, 1.0), 2.0, tail)
+    low, high = np.quantile(_resampled_means(values[:, None], seed), (tail, 1 - tail))
+    return Estimate(float(values.mean()), float(low), float(high))
 
 
 def mean_difference(
@@ -103,8 +103,7 @@ def mean_difference(
         ours: Scores.
         theirs: Those that they are compared with.
         tail: How often either bound may miss, by the formula.
-        added: Pairs of each kind that are added. A bound of a one-sided test takes 1.75: where nothing was
-            seen, that at 5% is as high as the exact one.
+        added: Pairs of each kind that are added.
     """
     return _adjusted_mean(np.subtract(ours, theirs, dtype=np.float64), (-1.0, 1.0), added, tail)
 
@@ -118,26 +117,6 @@ def _adjusted_mean(values: Floats, bounds: tuple[float, float], added: float, ta
     variance = float(np.average((every - centre) ** 2, weights=weights))
     margin = float(norm.isf(tail)) * (variance / float(weights.sum())) ** 0.5
     return Estimate(float(values.mean()), max(bounds[0], centre - margin), min(bounds[1], centre + margin))
-
-
-def bootstrap_mean(scores: Sequence[float] | Floats, seed: int = 0) -> Estimate:
-    """Return the mean of scores without bounds, such as seconds, with the percentile interval of a bootstrap."""
-    from scipy.stats import bootstrap
-
-    values = np.asarray(scores, dtype=np.float64)
-    mean = float(values.mean())
-    if len(values) < 2:  # scipy refuses a single observation, of which every resample is the same
-        return Estimate(mean, mean, mean)
-    found = bootstrap(
-        (values,),
-        np.mean,
-        n_resamples=RESAMPLES,
-        batch=_BATCH,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=seed,
-    )
-    return Estimate(mean, float(found.confidence_interval.low), float(found.confidence_interval.high))
 
 
 @dataclass(frozen=True)
@@ -178,12 +157,8 @@ def paired_t_test(before: Sequence[float], after: Sequence[float]) -> PairedTest
 
     differences = np.subtract(before, after, dtype=np.float64)
     freedom = len(differences) - 1
-    critical = float(t.ppf((1 + CONFIDENCE) / 2, freedom))
-    mean = float(differences.mean())
-    if np.ptp(differences) == 0:  # no variance to test against
-        return PairedTest(mean, nan, freedom, critical, nan)
-    found = ttest_rel(before, after)
-    return PairedTest(mean, float(found.statistic), freedom, critical, float(found.pvalue))
+    statistic, p = (nan, nan) if np.ptp(differences) == 0 else map(float, ttest_rel(before, after))
+    return PairedTest(float(differences.mean()), statistic, freedom, float(t.ppf((1 + CONFIDENCE) / 2, freedom)), p)
 
 
 def _resampled_means(scores: Floats, seed: int) -> Floats:
@@ -240,7 +215,7 @@ def variations(scores: Floats, seed: int = 0) -> dict[str, Variation]:
     for name, statistic in (("spread", np.ptp), ("deviation", np.std)):
         value = float(statistic(means))
         error = float(np.quantile(statistic(resampled - means, axis=1), CONFIDENCE))
-        margin = max(error, zero_share_upper_bound(len(known)))
+        margin = max(error, exact_upper_bound(0, len(known)))
         chance = float(np.quantile(statistic(by_chance, axis=1), CONFIDENCE))
         found[name] = Variation(Estimate(value, max(0.0, value - margin), min(1.0, value + margin)), chance)
     return found
@@ -259,7 +234,7 @@ def paired_p_value(differences: ArrayLike, seed: int = 0) -> float:
         differences: One per question; NaN is left out.
         seed: Seed of random flips.
     """
-    from scipy.stats import binomtest
+    from scipy.stats import binomtest, permutation_test
 
     values = np.asarray(differences, dtype=np.float64)
     values = values[np.isfinite(values) & (np.abs(values) > _SAME)]
@@ -267,13 +242,8 @@ def paired_p_value(differences: ArrayLike, seed: int = 0) -> float:
         return 1.0
     if np.ptp(np.abs(values)) < _SAME:
         return float(binomtest(int((values > 0).sum()), len(values), alternative="greater").pvalue)
-    if 2 ** len(values) <= FLIPS:
-        every = np.array(list(product((-1.0, 1.0), repeat=len(values)))) @ values
-        return float((every >= values.sum() - _SAME).mean())
-    # scipy.stats.permutation_test does the same, fifty times as slowly.
-    signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), (FLIPS, len(values)))
-    as_large = (signs @ values >= values.sum() - _SAME).sum()
-    return float((1 + as_large) / (1 + FLIPS))  # the value itself is one of those that chance made
+    options = {"permutation_type": "samples", "vectorized": True, "alternative": "greater", "n_resamples": FLIPS}
+    return float(permutation_test((values,), np.mean, rng=seed, batch=_BATCH, **options).pvalue)
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

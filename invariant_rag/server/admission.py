@@ -16,6 +16,7 @@ from threading import Event, Lock
 
 from invariant_rag.server.errors import Busy
 from invariant_rag.server.metrics import Metrics
+from invariant_rag.server.settings import Settings
 
 _WEIGHT = 0.2
 """Of the latest request, in the mean of how long requests take."""
@@ -128,20 +129,18 @@ class Admission:
     """Places for requests. One that finds none is refused, so that no queue grows beyond what is answered.
 
     Args:
-        places: Requests that run or wait.
+        settings: How many requests run or wait, and how many tenants there are.
         together: How many are answered at a time.
         workers: How many bodies are parsed at a time.
-        tenants: How many tenants there are.
         metrics: Counts what is admitted and refused.
     """
 
-    def __init__(self, places: int, together: int, workers: int, tenants: int, metrics: Metrics) -> None:
-        self._shares, self._together, self._metrics = Shares(places, tenants), together, metrics
-        self.parsing = FairQueue(workers, tenants)
+    def __init__(self, settings: Settings, together: int, workers: int, metrics: Metrics) -> None:
+        self._shares, self._together = Shares(settings.max_requests, settings.tenants), together
+        self.parsing = FairQueue(workers, settings.tenants)
         # One batch is decoded while the next one gathers.
-        self.answering = FairQueue(2 * together, tenants)
-        self._seconds = 1.0
-        self._lock = Lock()
+        self.answering = FairQueue(2 * together, settings.tenants)
+        self._metrics, self._seconds, self._lock = metrics, 1.0, Lock()
 
     @property
     def active(self) -> int:

@@ -1,29 +1,35 @@
-"""The application: routes, middleware, and errors as answers."""
+"""The application: OpenAI's routes and their like, those for who runs the server, and the order lab at `/`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from invariant_rag import __version__
 from invariant_rag.errors import InvariantRAGError
-from invariant_rag.server.admission import Admission
 from invariant_rag.server.engines.base import Engine, Reranker
-from invariant_rag.server.engines.building import build_reranker
-from invariant_rag.server.errors import error_response, http_error
-from invariant_rag.server.logs import Tracing
-from invariant_rag.server.metrics import Metrics
-from invariant_rag.server.middleware import BodyLimit, Keys, RequestLog, log_fault
-from invariant_rag.server.order_sampling import OrderSampling
-from invariant_rag.server.routes import add_bodies, add_lab, router
-from invariant_rag.server.running import State
+from invariant_rag.server.errors import JsonReply, error_response, http_error
+from invariant_rag.server.handlers import chat, complete, judge, rank, tokenize
+from invariant_rag.server.job import State, respond, state_of
+from invariant_rag.server.middleware import Guard, log_fault
+from invariant_rag.server.parsing import ROUTES
 from invariant_rag.server.settings import Settings
-from invariant_rag.server.worker import PARSERS
+
+router = APIRouter()
+_REFERENCE = "#/components/schemas/{model}"
 
 
 def create_app(engine: Engine, settings: Settings | None = None, reranker: Reranker | None = None) -> FastAPI:
@@ -35,36 +41,19 @@ def create_app(engine: Engine, settings: Settings | None = None, reranker: Reran
         reranker: What scores documents for a query. None: that of `build_reranker`.
     """
     settings = (settings or Settings()).within(engine.methods)
-    metrics = Metrics(engine.caches.values())
-    executor = ThreadPoolExecutor(settings.max_requests, "invariant-rag-request")
-    sampling = OrderSampling(engine, settings.check_order, metrics)
+    state = State(engine, settings, reranker)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
-        sampling.close()
-        executor.shutdown(wait=True, cancel_futures=True)
-        engine.close()
+        state.close()
 
     app = FastAPI(title="invariant-rag", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.serving = State(
-        engine,
-        settings,
-        settings.without_keys(),
-        metrics,
-        Admission(settings.max_requests, engine.together, PARSERS.count, settings.tenants, metrics),
-        executor,
-        sampling,
-        reranker or build_reranker(None),
-        Tracing(),
-    )
+    app.state.serving = state
     app.include_router(router)
-    add_lab(app)
-    # The last one that is added runs first.
-    app.add_middleware(BodyLimit, settings=settings, metrics=metrics)
-    app.add_middleware(Keys, settings=settings, metrics=metrics)
-    app.add_middleware(RequestLog, metrics=metrics)
-    add_bodies(app)
+    _add_lab(app)
+    app.add_middleware(Guard, settings=settings, metrics=state.metrics)
+    _add_bodies(app)
     app.add_exception_handler(InvariantRAGError, _refuse)
     app.add_exception_handler(HTTPException, _refuse)
     return app
@@ -79,3 +68,157 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if response.status_code == 500:
         log_fault(error, noted)
     return response
+
+
+def _body(route: str) -> dict[str, Any]:
+    """Return what OpenAPI says of a body; it is parsed elsewhere, and not by FastAPI."""
+    schema = {"$ref": _REFERENCE.format(model=ROUTES[route][0].__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _add_bodies(app: FastAPI) -> None:
+    """Add the schemas of all bodies to what the application says at `/openapi.json`."""
+    models: list[tuple[type[BaseModel], Any]] = [(model, "validation") for model, _ in ROUTES.values()]
+    _, found = models_json_schema(models, ref_template=_REFERENCE)
+    own = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        described = own()
+        described.setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
+        return described
+
+    app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI says
+
+
+@router.post("/v1/chat/completions", openapi_extra=_body("chat"))
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation. Listing its documents in another order changes no bit of the answer."""
+    return await respond(request, "chat", chat)
+
+
+@router.post("/v1/completions", openapi_extra=_body("completions"))
+async def completions(request: Request) -> Response:
+    """Continue a text, or several."""
+    return await respond(request, "completions", complete)
+
+
+@router.post("/tokenize", openapi_extra=_body("tokenize"))
+async def tokenize_text(request: Request) -> Response:
+    """Return the token ids of a text, or of a conversation as the model gets it."""
+    return await respond(request, "tokenize", tokenize)
+
+
+@router.post("/v1/rerank", openapi_extra=_body("rerank"))
+async def rerank_v1(request: Request) -> Response:
+    """Rank documents by their relevance to a query, as Cohere v1 and Jina do."""
+    return await respond(request, "rerank", partial(rank, version="1"))
+
+
+@router.post("/v2/rerank", openapi_extra=_body("rerank"))
+async def rerank_v2(request: Request) -> Response:
+    """Rank documents by their relevance to a query, as Cohere v2 does."""
+    return await respond(request, "rerank", partial(rank, version="2"))
+
+
+@router.post("/v1/judge", openapi_extra=_body("judge"))
+async def judge_answers(request: Request) -> Response:
+    """Say which answer is the best, or which option is right: the same for every order in which they are listed."""
+    return await respond(request, "judge", judge)
+
+
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """Say that the process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """Say whether the model can answer: 503 while it is out of reach, and not while many requests wait for it."""
+    state = state_of(request)
+    found = {"status": "ready", "active": state.admission.active, "places": state.settings.max_requests}
+    try:
+        await run_in_threadpool(state.engine.check_ready)
+    except InvariantRAGError as error:
+        request.scope["state"]["noted"]["error"] = type(error).__name__
+        return JsonReply({**found, "status": "unreachable"}, 503)
+    return JsonReply(found)
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """Return the version of invariant-rag."""
+    return {"version": __version__}
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Return what Prometheus reads."""
+    return Response(generate_latest(state_of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> dict[str, Any]:
+    """List the model, with what requests may choose."""
+    return {"object": "list", "data": [_card(request)]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(request: Request, name: str) -> dict[str, Any]:
+    """Describe the model."""
+    state_of(request).check_model(name)
+    return _card(request)
+
+
+def _card(request: Request) -> dict[str, Any]:
+    state = state_of(request)
+    engine, allowed = state.engine, state.settings.orderings
+    choices = {name: sorted(engine.orderings[name] & allowed) for name in sorted(state.settings.methods)}
+    return {
+        "id": engine.name,
+        "object": "model",
+        "created": state.started,
+        "owned_by": "invariant-rag",
+        "toy": engine.toy,
+        "max_model_len": engine.context_window,
+        "invariant": {
+            "method": engine.method,
+            "methods": list(choices),
+            "orderings": choices.get(engine.method, []),
+            "choices": choices,
+        },
+    }
+
+
+_HEADERS = {
+    "Cache-Control": "no-cache",  # ask whether it has changed, which costs no contents: an upgrade is seen at once
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class _PageFiles(StaticFiles):
+    """The files of the order lab, which a browser may only use with each other. The page uses the public API alone."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """Return a file, or that it has not changed."""
+        response = await super().get_response(path, scope)
+        response.headers.update(_HEADERS)
+        if path.endswith(".js"):  # some systems have another type for it, with which browsers run no module
+            response.headers["Content-Type"] = "text/javascript; charset=utf-8"
+        return response
+
+
+def _add_lab(app: FastAPI) -> None:
+    """Serve the page at `/`, and what it is made of at `/lab`."""
+    files = _PageFiles(directory=Path(__file__).parent / "page")
+
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def page(request: Request) -> Response:
+        return await files.get_response("index.html", request.scope)
+
+    app.mount("/lab", files)

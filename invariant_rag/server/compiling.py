@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from functools import lru_cache
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import InvalidSchema
 from invariant_rag.generation.json_schema import compile_tag, validate_value
-from invariant_rag.server.engines.base import wait_for
 from invariant_rag.server.worker import Workers
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SECONDS = 20.0
 """A schema may take. One with `maxLength: 200` takes half of that with 150,000 tokens."""
 _START_SECONDS = 120.0
+_POLL_SECONDS = 0.05
 _MOST = 1000
 
 COMPILERS = Workers(1)
@@ -55,9 +56,8 @@ class SchemaCompiler:
     """
 
     def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._lock = Lock()
-        self._kept: OrderedDict[tuple[Vocabulary, str], Future[Any]] = OrderedDict()  # the latest used last
+        self._most_bytes, self._lock = most_bytes, Lock()
+        self._kept: OrderedDict[tuple[Vocabulary, str], Any] = OrderedDict()  # the latest used last
 
     def compile(self, abandoned: Event, vocabulary: Vocabulary, tag: str) -> Any:
         """Return the `CompiledGrammar` of a structural tag.
@@ -67,55 +67,44 @@ class SchemaCompiler:
             InvalidSchema: xgrammar does not take it, or it takes too long.
         """
         key = vocabulary, hashlib.sha256(tag.encode("utf-8", "surrogatepass")).hexdigest()
-        while True:
-            with self._lock:
-                found = self._kept.get(key)
-                is_first = found is None
-                if found is None:
-                    found = self._kept[key] = Future()
-                    found.set_running_or_notify_cancel()  # who leaves takes it from nobody else
-                self._kept.move_to_end(key)
-            if is_first:
-                self._settle(found, key, abandoned, tag)
-            try:
-                grammar = wait_for(found, abandoned)
-            except CancelledError:  # whoever compiled it has left
+        found = self._kept.get(key)
+        if found is None:
+            while not self._lock.acquire(timeout=_POLL_SECONDS):  # one is compiled at a time
                 if abandoned.is_set():
-                    raise
-                continue
-            if isinstance(grammar, InvalidSchema):
-                raise InvalidSchema(str(grammar), hint=grammar.hint)
-            return grammar
+                    raise CancelledError
+            try:
+                found = self._kept.get(key) or self._keep(key, _compiled(abandoned, vocabulary, tag))
+            finally:
+                self._lock.release()
+        with suppress(KeyError):
+            self._kept.move_to_end(key)
+        if isinstance(found, InvalidSchema):
+            raise InvalidSchema(str(found), hint=found.hint)
+        return found
 
-    def _settle(self, result: Future[Any], key: tuple[Vocabulary, str], abandoned: Event, tag: str) -> None:
-        try:
-            result.set_result(_compiled(abandoned, key[0], tag))
-        except InvalidSchema as error:
-            result.set_result(error)
-        except BaseException as error:  # noqa: BLE001 - raised by everybody who waits for it
-            with self._lock:
-                del self._kept[key]
-            result.set_exception(error)
-        with self._lock:
-            done = [(each, kept.result()) for each, kept in self._kept.items() if kept.done()]
-            size = sum(getattr(grammar, "memory_size_bytes", 0) for _, grammar in done)
-            for each, grammar in done[:-1]:
-                if size > self._most_bytes or len(self._kept) > _MOST:
-                    del self._kept[each]
-                    size -= getattr(grammar, "memory_size_bytes", 0)
+    def _keep(self, key: tuple[Vocabulary, str], grammar: Any) -> Any:
+        self._kept[key] = grammar
+        sizes = [getattr(each, "memory_size_bytes", 0) for each in self._kept.values()]
+        while len(sizes) > 1 and (sum(sizes) > self._most_bytes or len(sizes) > _MOST):
+            self._kept.popitem(last=False)
+            del sizes[0]
+        return grammar
 
 
 def _compiled(abandoned: Event, vocabulary: Vocabulary, tag: str) -> Any:
+    """Return a `CompiledGrammar`, or the error that the schema causes, which is kept, too."""
     from xgrammar import CompiledGrammar
 
     COMPILERS.call(_START_SECONDS, abandoned, prepare, vocabulary.serialized)
     try:
         grammar = COMPILERS.call(SECONDS, abandoned, compile_serialized, vocabulary.serialized, tag)
+    except InvalidSchema as error:
+        return error
     except TimeoutError:
-        raise InvalidSchema(
+        return InvalidSchema(
             f"expected a schema that compiles within {SECONDS:g} seconds for this model",
             hint="Ask for less, or say it in the prompt: shorter patterns, lower counts, fewer properties.",
-        ) from None
+        )
     return CompiledGrammar.deserialize_json(grammar, vocabulary.info)
 
 

@@ -9,13 +9,21 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from invariant_rag.server.errors import Ambiguous, Refusal, SlowRequest, TooLarge, Unauthorized, error_response
+from invariant_rag.server.errors import (
+    Ambiguous,
+    ClientLeft,
+    Refusal,
+    SlowRequest,
+    TooLarge,
+    Unauthorized,
+    error_response,
+)
 from invariant_rag.server.metrics import Metrics
 from invariant_rag.server.settings import OPERATOR_KEY_VARIABLE, Settings
 
@@ -32,24 +40,30 @@ _LEFT = 499
 """Status of a request whose client has left before it was answered."""
 
 
-class RequestLog:
-    """Names every request, and logs one line when it ends: no contents, only what was counted.
+class Guard:
+    """Names every request, finds the tenant of its key, receives its body, and logs a line without contents at its end.
 
-    A fault of the server is a line of its own, with its place, and an answer that has the name of the request.
+    The state of its scope has `noted`, what the log says of it; `tenant`, "" without keys; and `body`. Bodies
+    that are too long or come too slowly are refused before they are held in memory. A fault of the server is a line of
+    its own, with its place, and an answer that has the name of the request.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self._app, self._settings, self._metrics = app, settings, metrics
+        self._tenants = {_digest(key): tenant for key, tenant in settings.keys.items()}
+        self._operator = {} if settings.operator_key is None else {_digest(settings.operator_key): "operator"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application."""
+        """Run the application, or refuse."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         noted: dict[str, Any] = {"request_id": request_id}
-        scope.setdefault("state", {})["noted"] = noted
+        state = scope.setdefault("state", {})
+        state["noted"] = noted
         status, start = None, time.monotonic()
 
         async def send_with_id(message: Message) -> None:
@@ -60,10 +74,15 @@ class RequestLog:
             await send(message)
 
         try:
+            state["tenant"] = self._tenant(scope["path"], headers)
+            state["body"] = (
+                None if scope["method"] in {"GET", "HEAD", "OPTIONS"} else await self._body(headers, receive)
+            )
             await self._app(scope, receive, send_with_id)
         except Exception as error:  # noqa: BLE001 - whoever is around would log it again, and not name the request
-            log_fault(error, noted)
-            if status is None:  # else the server closes the connection in the middle of the answer
+            if not isinstance(error, Refusal):
+                log_fault(error, noted)
+            if status is None and not isinstance(error, ClientLeft):  # else the connection is closed in mid-answer
                 await error_response(error)(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", "other")
@@ -74,6 +93,47 @@ class RequestLog:
             fields = {**noted, "method": scope["method"], "route": route, "status": status}
             logger.info("request", extra={"fields": {**fields, "seconds": round(seconds, 4)}})
 
+    def _tenant(self, path: str, headers: Headers) -> str:
+        """Return whose key it is, without telling by the time how much of a wrong key is right; "": none is needed."""
+        known = self._operator if path == _METRICS else self._tenants
+        if path in OPEN or path.startswith(_OPEN_FOLDER) or not (known or self._tenants):
+            return ""
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = _digest(key.strip() if scheme.lower() == "bearer" else "")
+        found = None
+        for digest, tenant in known.items():  # all of them, whichever is right
+            if hmac.compare_digest(digest, given):
+                found = tenant
+        if found is None:
+            self._metrics.rejected.labels("key").inc()
+            if path == _METRICS:
+                hint = f"Start the server with a key in the variable {OPERATOR_KEY_VARIABLE}, and send it."
+                raise Unauthorized("expected the key of the operator", hint=hint)
+            raise Unauthorized("expected a valid key")
+        return found
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+        most, seconds = self._settings.max_body_bytes, self._settings.body_timeout
+        try:
+            if "transfer-encoding" in headers and "content-length" in headers:
+                raise Ambiguous("expected Transfer-Encoding or Content-Length, got both")
+            length = headers.get("content-length", "")
+            body, expected = bytearray(), int(length) if length.isascii() and length.isdigit() else 0
+            async with asyncio.timeout(seconds):
+                while max(expected, len(body)) <= most:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientLeft("the client has closed the connection")
+                    body += message.get("body", b"")
+                    if not message.get("more_body") and len(body) <= most:
+                        return bytes(body)
+            raise TooLarge(f"expected a body of at most {most} bytes")
+        except (TimeoutError, Ambiguous, TooLarge) as error:
+            self._metrics.rejected.labels("body").inc()
+            raise (
+                error if isinstance(error, Refusal) else SlowRequest(f"expected a body within {seconds:g} s")
+            ) from None
+
 
 def log_fault(error: BaseException, noted: MutableMapping[str, Any]) -> None:
     """Log a fault of the server with its place, and note it for the line of the request."""
@@ -81,86 +141,5 @@ def log_fault(error: BaseException, noted: MutableMapping[str, Any]) -> None:
     logger.error("fault", exc_info=error, extra={"fields": dict(noted)})
 
 
-class Keys:
-    """Finds the tenant of the bearer key, without telling by its time how much of a wrong key is right."""
-
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
-        self._tenants = {_digest(key): tenant for key, tenant in settings.keys.items()}
-        self._operator = {} if settings.operator_key is None else {_digest(settings.operator_key): "operator"}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application, or refuse."""
-        path = scope.get("path", "")
-        known = self._operator if path == _METRICS else self._tenants
-        is_open = path in OPEN or path.startswith(_OPEN_FOLDER) or not (known or self._tenants)
-        if scope["type"] == "http" and not is_open:
-            tenant = _tenant(known, Headers(scope=scope).get("authorization", ""))
-            if tenant is None:
-                hint = f"Start the server with a key in the variable {OPERATOR_KEY_VARIABLE}, and send it."
-                refusal = Unauthorized("expected a valid key")
-                if path == _METRICS:
-                    refusal = Unauthorized("expected the key of the operator", hint=hint)
-                self._metrics.rejected.labels("key").inc()
-                await error_response(refusal)(scope, receive, send)
-                return
-            scope["state"]["tenant"] = tenant
-        await self._app(scope, receive, send)
-
-
-def _tenant(known: Mapping[bytes, str], header: str) -> str | None:
-    scheme, _, key = header.partition(" ")
-    given = _digest(key.strip() if scheme.lower() == "bearer" else "")
-    found = None
-    for digest, tenant in known.items():  # all of them, whichever is right
-        if hmac.compare_digest(digest, given):
-            found = tenant
-    return found
-
-
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-class BodyLimit:
-    """Refuses bodies that are too long or come too slowly, before they are held in memory."""
-
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
-        self._most, self._seconds = settings.max_body_bytes, settings.body_timeout
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Receive the body, and run the application with it, or refuse."""
-        if scope["type"] != "http" or scope["method"] in {"GET", "HEAD", "OPTIONS"}:
-            await self._app(scope, receive, send)
-            return
-        try:
-            async with asyncio.timeout(self._seconds):
-                body = await self._body(Headers(scope=scope), receive)
-        except (TimeoutError, Refusal) as error:
-            slow = SlowRequest(f"expected a body within {self._seconds:g} s")
-            self._metrics.rejected.labels("body").inc()
-            await error_response(error if isinstance(error, Refusal) else slow)(scope, receive, send)
-            return
-        if body is None:  # the client has left
-            return
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def replay() -> Message:
-            return messages.pop() if messages else await receive()
-
-        await self._app(scope, replay, send)
-
-    async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
-        if {"transfer-encoding", "content-length"} <= set(headers.keys()):
-            raise Ambiguous("expected Transfer-Encoding or Content-Length, got both")
-        length = headers.get("content-length", "")
-        body, expected = bytearray(), int(length) if length.isascii() and length.isdigit() else 0
-        while max(expected, len(body)) <= self._most:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            body += message.get("body", b"")
-            if not message.get("more_body") and len(body) <= self._most:
-                return bytes(body)
-        raise TooLarge(f"expected a body of at most {self._most} bytes")

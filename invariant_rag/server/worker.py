@@ -1,32 +1,31 @@
 """Processes of Python that work on what a client sends: they can be stopped, and hold no lock that the server needs.
 
 A thread would not do: parsing JSON, validation by pydantic and regular expressions hold the interpreter's lock, and the
-event loop waits for it. Nor would `multiprocessing` or anyio's processes: they run the main module again.
+event loop waits for it. Nor would `multiprocessing.Process` or anyio's processes: they run the main module again.
 """
 
 from __future__ import annotations
 
 import atexit
-import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
-from contextlib import suppress
+from concurrent.futures import CancelledError
 from importlib import import_module
+from multiprocessing.connection import Connection, Pipe
 from queue import Empty, LifoQueue
 from threading import Event
 from typing import Any, TypeVar
 
 from invariant_rag.errors import InvariantRAGError
-from invariant_rag.server.engines.base import wait_for
 
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.05
 _START_SECONDS = 120.0
 """For a process to start and to import what it needs."""
-_MAIN = "import sys; sys.path[:] = {path!r}; from invariant_rag.server.worker import serve; serve()"
+_MAIN = "import sys; sys.path[:] = {path!r}; from invariant_rag.server.worker import serve; serve({pipe})"
 
 
 class WorkerFailed(RuntimeError):
@@ -38,7 +37,6 @@ class Worker:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._pipe = ThreadPoolExecutor(1, "invariant-rag-worker")
 
     def call(self, seconds: float, abandoned: Event, function: Callable[..., T], *arguments: object) -> T:
         """Return what a function of a module returns for arguments, all of them picklable.
@@ -57,10 +55,11 @@ class Worker:
         """
         if self._process is None or self._process.poll() is not None:
             self.stop()
-            command = [sys.executable, "-c", _MAIN.format(path=sys.path)]
-            # In a session of its own: Ctrl-C is for the server, which finishes what runs. It ends when its input does.
-            pipe = subprocess.PIPE
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)  # noqa: S603
+            self._pipe, pipe = Pipe()
+            command = [sys.executable, "-c", _MAIN.format(path=sys.path, pipe=pipe.fileno())]
+            # In a session of its own: Ctrl-C is for the server, which finishes what runs. It ends when its pipe does.
+            self._process = subprocess.Popen(command, pass_fds=[pipe.fileno()], start_new_session=True)  # noqa: S603
+            pipe.close()
             self._exchange(_START_SECONDS, abandoned, _import, function.__module__)
         found: T = self._exchange(seconds, abandoned, function, *arguments)
         return found
@@ -70,44 +69,29 @@ class Worker:
         if (process := self._process) is not None:
             process.kill()
             process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with suppress(OSError):  # what was not written any more
-                        pipe.close()
+            self._pipe.close()
             self._process = None
 
-    def _exchange(self, seconds: float, abandoned: Event, function: Any, *arguments: object) -> Any:
-        process = self._process
-        if process is None:
-            raise WorkerFailed("the worker was stopped")
-        exchanged = self._pipe.submit(_send_and_receive, process, (function, arguments))
+    def _exchange(self, seconds: float, abandoned: Event, *call: Any) -> Any:
+        end = time.monotonic() + seconds
         try:
-            is_error, value = wait_for(exchanged, abandoned, seconds)
+            self._pipe.send(call)
+            while not self._pipe.poll(_POLL_SECONDS):
+                if abandoned.is_set():
+                    raise CancelledError
+                if time.monotonic() > end:
+                    raise TimeoutError
+            is_error, value = self._pipe.recv()
         except (CancelledError, TimeoutError):
-            process.kill()  # the thread of the pipe reads its end
-            wait([exchanged])
             self.stop()
             raise
+        except (EOFError, OSError) as error:
+            raise WorkerFailed("the worker ended in the middle of a call") from error
         if isinstance(value, InvariantRAGError) and is_error:
             raise value
         if is_error:
             raise WorkerFailed(f"a worker failed: {value}")
         return value
-
-
-def _import(module: str) -> None:
-    """Import what a later call needs, so that its time is not counted."""
-    import_module(module)
-
-
-def _send_and_receive(process: subprocess.Popen[bytes], call: tuple[Any, ...]) -> tuple[bool, Any]:
-    try:
-        pickle.dump(call, process.stdin, pickle.HIGHEST_PROTOCOL)  # type: ignore[arg-type]
-        process.stdin.flush()  # type: ignore[union-attr]
-        found: tuple[bool, Any] = pickle.load(process.stdout)  # type: ignore[arg-type]  # noqa: S301 - a process of our own
-    except (EOFError, OSError, pickle.UnpicklingError) as error:
-        raise WorkerFailed("the worker ended in the middle of a call") from error
-    return found
 
 
 class Workers:
@@ -148,13 +132,17 @@ PARSERS = Workers(2)
 """Parse bodies, for all applications of this process. They keep nothing of a request."""
 
 
-def serve() -> None:
-    """Answer calls from standard input until it ends. What functions print goes to standard error."""
-    calls, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr
+def _import(module: str) -> None:
+    """Import what a later call needs, so that its time is not counted."""
+    import_module(module)
+
+
+def serve(number: int) -> None:
+    """Answer calls from a pipe until it ends. What functions print goes to standard error."""
+    pipe, sys.stdout = Connection(number), sys.stderr
     while True:
         try:
-            function, arguments = pickle.load(calls)  # noqa: S301 - from the server that started this process
+            function, *arguments = pipe.recv()
         except EOFError:
             return
         try:
@@ -167,5 +155,4 @@ def serve() -> None:
                 place = place.tb_next
             where = "" if place is None else f" at {place.tb_frame.f_code.co_filename}:{place.tb_lineno}"
             answer = (True, f"{type(error).__name__}{where}")
-        pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
-        answers.flush()
+        pipe.send(answer)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import ceil, log
 from typing import Any
 
-from invariant_rag.audit.calling import Answer, Patience, make_calls
+from invariant_rag.audit.calling import Answer, make_calls
 from invariant_rag.audit.choices import AuditChoices
 from invariant_rag.audit.grading import FAILED, Grader, build_judge, resolve_metric
 from invariant_rag.audit.plan import Call, has_orders, placebo, screen_calls
@@ -87,8 +87,7 @@ def assert_order_invariant(
             return lambda: wrapped.ask(asked[call.index], call.segments)
 
         jobs = [(str(number), bound(call)) for number, call in enumerate(calls)]
-        patience = Patience(chosen.retries, chosen.timeout)
-        make_calls(jobs, patience, chosen.workers, lambda each: found.__setitem__(each.key, each), answers_before=True)
+        make_calls(jobs, lambda each: found.__setitem__(each.key, each), answers_before=True, **chosen.calling)
         texts = [found[key].text for key, _ in jobs]
         return [(grader.classes(asked[call.index], [text])[0], text) for call, text in zip(calls, texts, strict=True)]
 

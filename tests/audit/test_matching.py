@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from invariant_rag.audit.matching import contains_gold, is_refusal, is_right
-from invariant_rag.audit.tokens import normal_tokens
+from invariant_rag.audit.matching import contains_gold, is_refusal, is_right, normal_tokens
 
 WRONG = """
 It opened in 1912. | 12

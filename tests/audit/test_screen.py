@@ -7,9 +7,19 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from invariant_rag.audit.screen import FALSE_ALARMS, REPEATED, Screen, disagreements, looks, screen, spent
+from invariant_rag.audit.screen import (
+    ALONE,
+    FALSE_ALARMS,
+    REPEATED,
+    Screen,
+    disagreements,
+    looks,
+    screen,
+    spent,
+    upper_bound,
+)
 from invariant_rag.audit.statistics import mean_difference, mean_interval
-from tests.audit.worlds import BLIND, DEPENDS, RIGHT, World, draw, expected, ten_points
+from tests.audit.worlds import BLIND, DEPENDS, RIGHT, World, at_net, draw, expected
 
 AUDITS = 40
 
@@ -63,8 +73,8 @@ def test_a_blind_system_is_not_said_to_depend_on_the_order(world: World) -> None
 
 @pytest.mark.parametrize("world", DEPENDS, ids=lambda world: world.name)
 def test_ten_points_at_200_questions_are_found(world: World) -> None:
-    source = np.random.default_rng(4)
-    found = [run(ten_points(world), 200, source)[0].outcome for _ in range(AUDITS)]
+    source, sensitive = np.random.default_rng(4), at_net(world, 0.1)
+    found = [run(sensitive, 200, source)[0].outcome for _ in range(AUDITS)]
     assert found.count("order matters") >= 0.82 * AUDITS  # 90% and more in calibrate-audit, with 200 audits
     assert "order does not matter" not in found
 
@@ -84,6 +94,22 @@ def test_intervals_hold_the_truth(world: World) -> None:
         }.items():
             missed[name] += not estimate.low <= truth[name] <= estimate.high
     assert max(missed.values()) <= 0.11 * 2 * AUDITS, missed
+
+
+def test_the_bound_that_clears_is_exact_where_nothing_differs_and_not_below_the_normal_one() -> None:
+    assert [upper_bound(np.zeros(count), 0.05) < 0.05 for count in (58, 59)] == [False, True]  # 0.95**59 < 0.05
+    ones = np.array([1.0] * 3 + [0.0] * 97)
+    assert upper_bound(ones, 0.05) == pytest.approx(0.0757, abs=1e-4)  # Clopper and Pearson, 3 of 100
+    noisy = np.array([1.0, -1.0] * 20 + [0.0] * 60)
+    assert upper_bound(noisy, 0.05) == mean_difference(noisy, 0 * noisy, 0.05, ALONE).high > 0.1
+
+
+@pytest.mark.parametrize("world", [DEPENDS[0], DEPENDS[1], DEPENDS[9]], ids=lambda world: world.name)
+def test_a_system_at_the_margin_is_cleared_by_one_audit_in_twenty_at_most(world: World) -> None:
+    """The last is all or nothing: a question has two orders, and either both agree or none does."""
+    source, sensitive = np.random.default_rng(7), at_net(world, 0.05)
+    found = [run(sensitive, 200, source)[0].outcome for _ in range(5 * AUDITS)]
+    assert found.count("order does not matter") <= 16  # of 200 at 5%, more come once in 50; with exact bounds, 2% here
 
 
 def test_a_cache_hides_no_noise() -> None:

@@ -166,11 +166,7 @@ def expected(world: World, questions: int = 400_000) -> dict[str, float]:
     return {"net": float((between - within).mean()), "today": float(today), "gain": float(remedy - today)}
 
 
-def ten_points(world: World) -> World:
-    """Return the same world with a share of sensitive questions that makes its net sensitivity ten points."""
-    low, high = 0.0, 1.0
-    for _ in range(12):
-        middle = (low + high) / 2
-        found = expected(replace(world, share=middle), 60_000)["net"]
-        low, high = (middle, high) if found < 0.1 else (low, middle)
-    return replace(world, name=f"{world.name}, 10 points", share=(low + high) / 2)
+def at_net(world: World, net: float) -> World:
+    """Return the same world with a share of sensitive questions that makes its net sensitivity this one."""
+    whole = expected(replace(world, share=1.0))["net"]  # of the other questions, it is 0
+    return replace(world, name=f"{world.name}, {100 * net:g} points", share=net / whole)

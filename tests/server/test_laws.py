@@ -17,7 +17,7 @@ from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.orderings import MonoT5
 from invariant_rag.prompts.literal_text import literals_of
 from invariant_rag.server import InProcess, Settings
-from invariant_rag.server.routes import router
+from invariant_rag.server.application import router
 from tests.server.conftest import client_of, leaving, metric, wait_until
 
 HEALTH_SECONDS = 0.2

@@ -19,28 +19,21 @@ from llama_index.llms.invariant_rag import InvariantLLM
 class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
     """Compare `response` with `second_response` by a `Judge`; swapping the two swaps the result exactly.
 
-    The verdict is scored, not generated, so every result is valid, and consensus needs no second call.
-
-    In a result, `score` and `passing` are those of `response`: 1.0 and True if it is better, 0.0 and False if
-    `second_response` is, 0.5 and None for a tie. `feedback` (and `response`, as in LlamaIndex) holds both probabilities
-    in full precision and, with `explain=True`, the explanation. `pairwise_source` is always `original`.
+    The verdict is scored, not generated, so every result is valid, and consensus needs no second call. `score` and
+    `passing` are those of `response`: 1.0 and True if it is better, 0.0 and False if the other one is, 0.5 and None for
+    a tie. `feedback` (and `response`, as in LlamaIndex) holds both probabilities and any explanation.
 
     Args:
         llm: The model that judges; None for `Settings.llm`. Its weights are loaded by the first evaluation.
-        enforce_consensus: Accepted, since LlamaIndex has it; both values give the same result.
-        criteria: As for `Judge`: what makes an answer good, as a text or as a mapping of names to descriptions.
-        by: As for `Judge`: score the `letters` of the answers, or their `texts`.
-        calibration: As for `Judge`: `CapCal()` subtracts the model's preference for some letters, for a second pass.
+        enforce_consensus: Without effect.
+        criteria: As for `Judge`, as are the next two.
+        by: Score the `letters` of the answers, or their `texts`.
+        calibration: `CapCal()` subtracts the model's preference for some letters, for a second pass.
         explain: Whether to generate an explanation too, greedily, with at most the LLM's `max_tokens`.
-        **refused: Other options of LlamaIndex: with an `eval_template` or a `parser_function` of its own, the order of
-            the answers could change the verdict.
+        **refused: LlamaIndex's `eval_template` and `parser_function`: with them, the order could change the verdict.
 
     Raises:
-        UnsupportedCombination: The LLM is no `InvariantLLM`, there is another option, or a calibration with
-            `by="texts"`.
-        InvalidChoice: The calibration is no `CapCal`.
-        InvalidPrompt: The criteria are empty, or neither a text nor a mapping of texts.
-        UnknownName: There is no such way of judging.
+        UnsupportedCombination: The LLM is no `InvariantLLM`, or there is another option. Else as for `Judge`.
     """
 
     _llm: InvariantLLM

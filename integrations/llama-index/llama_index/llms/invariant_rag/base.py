@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,7 +23,7 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.llm import default_completion_to_prompt
 
 from invariant_rag.checks import check_stops
-from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.errors import UnknownParameter, UnsupportedCombination, UnsupportedModel
 from invariant_rag.generation.answers import AnswerRequest
 from invariant_rag.generation.prepare import Overflow
 from invariant_rag.methods import resolve_method
@@ -30,7 +31,6 @@ from invariant_rag.orderings import Ordering, resolve_ordering
 from invariant_rag.prompts import Turn
 from invariant_rag.remote import RemoteModel
 from invariant_rag.segments import Prompt, document_rendering
-from llama_index.llms.invariant_rag.choices import check_call_keywords, check_parameters, model_in_memory
 from llama_index.llms.invariant_rag.function_calling import CHAT_KEYWORDS, chat_options
 from llama_index.llms.invariant_rag.messages import chat_messages, to_turns
 from llama_index.llms.invariant_rag.objects import ObjectWriter
@@ -48,6 +48,8 @@ _LOADING = (*_CHOICES, "dtype", "device_map", "model_kwargs")
 _OF_LOCAL_MODELS = ("backend", "max_segment_tokens", "dtype", "device_map", "model_kwargs")
 _DECODING = ("temperature", "top_p", "top_k", "seed")
 _PER_CALL = (*_DECODING, "logprobs", "top_logprobs", "citations", "max_tokens", "stop", "json_mode")
+_FOR_DOCUMENTS = frozenset({"docs", "documents", "nodes", "segments"})
+"""Keywords that mean documents elsewhere."""
 
 
 class InvariantLLM(ObjectWriter):
@@ -58,9 +60,6 @@ class InvariantLLM(ObjectWriter):
     if it is nothing but what was retrieved at once in the same run. All other text reaches the model as it came. Where
     the order of nodes may change the answer, an `OrderWarning` says what to do.
 
-    A chat takes tools: every call that it answers with is well-formed, whatever the weights. Reasoning before an answer
-    is a `ThinkingBlock`.
-
     Weights are loaded at the first call. Every method takes the sampling parameters below as keywords for one call,
     `query` (what relevance orderings compare segments with), and every keyword of transformers' `generate`.
 
@@ -68,13 +67,13 @@ class InvariantLLM(ObjectWriter):
         model: A hub id, a folder, or an `InvariantModel`. None: the embedded model, which needs no network.
         api_key: Key for the server at `base_url`; no part of `to_dict` and pickles.
         key_value_cache: Keeps keys and values of segments for calls with the same ones, in any order; LLMs may share
-            one. None: that of the model in memory. It changes no answer, and is no part of `to_dict` and pickles.
+            one. None: that of the model in memory. It is no part of `to_dict` and pickles.
         **kwargs: The fields of this class.
 
     Raises:
         UnknownName: No such method, ordering or backend.
         UnknownParameter: There is no such field. Calls raise it for keywords that they do not know.
-        UnsupportedCombination: There are loading options for a model in memory, or there is a `messages_to_prompt`.
+        UnsupportedCombination: Loading options for a model in memory, or a `messages_to_prompt`.
         UnsupportedModel: The model is neither a name nor an `InvariantModel`.
     """
 
@@ -130,8 +129,13 @@ class InvariantLLM(ObjectWriter):
         api_key: str | None = None,
         **kwargs: Any,
     ) -> None:
-        check_parameters(kwargs, type(self).model_fields)
-        loaded = model_in_memory(model)
+        _check_parameters(kwargs, type(self).model_fields)
+        loaded = None if isinstance(model, str | Path | None) else model
+        if loaded is not None and not hasattr(loaded, "with_method"):
+            raise UnsupportedModel(
+                f"expected a hub id, a folder or an InvariantModel, got {type(loaded).__name__}",
+                hint="Wrap a model of transformers: InvariantModel(model, tokenizer).",
+            )
         name = str(model) if isinstance(model, str | Path) else None
         if kwargs.get("messages_to_prompt") not in (None, generic_messages_to_prompt):
             raise UnsupportedCombination(
@@ -290,7 +294,7 @@ class InvariantLLM(ObjectWriter):
     def _call(self, reading: Reading, kwargs: Mapping[str, Any], **asked: Any) -> Call:
         given = {**{name: getattr(self, name) for name in _PER_CALL}, **self.generation_kwargs, **kwargs}
         if self._remote is None:
-            check_call_keywords(given, (*_PER_CALL, "query", "output_cls"))
+            _check_call_keywords(given, (*_PER_CALL, "query", "output_cls"))
         top = given.pop("top_logprobs") or 0
         json_mode, output_cls = given.pop("json_mode"), given.pop("output_cls", None)
         request = AnswerRequest(
@@ -315,26 +319,17 @@ class InvariantLLM(ObjectWriter):
     # --- copies ---
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy that shares the weights.
-
-        Raises:
-            UnknownParameter: There is no such field.
-            UnsupportedCombination: The update holds a loading option.
-        """
+        """Return a copy that shares the weights; refuse unknown fields and loading options."""
         if changed := [name for name in ("model", "key_value_cache", *_LOADING) if name in (update or {})]:
             raise UnsupportedCombination(
                 f"a copy shares the loaded model and takes no {', '.join(changed)}",
                 hint="Use InvariantLLM(llm.lm.with_method(...)): same weights, another method.",
             )
-        check_parameters(update or {}, type(self).model_fields)
+        _check_parameters(update or {}, type(self).model_fields)
         return super().model_copy(update=update, deep=deep)
 
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the fields, from which `from_dict` builds an equal LLM.
-
-        Raises:
-            UnsupportedCombination: The model was given in memory, so that no field describes it.
-        """
+        """Return the fields, from which `from_dict` builds an equal LLM; no field describes a model in memory."""
         self._check_described()
         return super().to_dict(**kwargs)
 
@@ -348,3 +343,22 @@ class InvariantLLM(ObjectWriter):
                 f"expected a model that can be loaded again by its name, got {self.model!r} as an object in memory",
                 hint="Save it with save_pretrained, and give InvariantLLM the folder.",
             )
+
+
+def _check_parameters(given: Iterable[str], known: Iterable[str]) -> None:
+    if unknown := sorted(set(given).difference(known)):
+        hint = f"`max_new_tokens` is `max_tokens` here. {UnknownParameter.hint}"
+        raise UnknownParameter("InvariantLLM", unknown, known, hint=hint)
+
+
+def _check_call_keywords(given: Iterable[str], parameters: Iterable[str]) -> None:
+    """Raise UnknownParameter if a keyword of a call is no parameter, and none of transformers' `generate` either."""
+    from transformers import GenerationConfig, GenerationMixin
+
+    named = set(inspect.signature(GenerationMixin.generate).parameters) - {"self", "kwargs"}
+    known = named.union(parameters, (name for name in vars(GenerationConfig()) if not name.startswith("_")))
+    if unknown := sorted(set(given) - known):
+        hint = f"A call takes {', '.join(sorted(parameters))}, and the keywords of transformers' `generate`."
+        if _FOR_DOCUMENTS.intersection(unknown):
+            hint = "Documents are part of what is asked: SegmentBlocks of a ChatMessage, or nodes of a query engine."
+        raise UnknownParameter("a call", unknown, known, hint=hint)

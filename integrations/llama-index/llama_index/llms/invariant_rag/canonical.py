@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -19,21 +19,19 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
     TextBlock,
 )
-from llama_index.core.bridge.pydantic import BaseModel, Field, SerializeAsAny
+from llama_index.core.bridge.pydantic import Field, SerializeAsAny
 from llama_index.core.callbacks.token_counting import get_tokens_from_response
 from llama_index.core.llms import LLM
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
-from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate
 from llama_index.core.types import Model
 
-from invariant_rag.api_models import PlainRequest, PlainRequests, Vote, answer_key, ask_all, elect, object_key
+from invariant_rag.api_models import PlainRequest, PlainRequests, answer_key, ask_all, elect, object_key
 from invariant_rag.errors import UnsupportedCombination, UnsupportedModel
 from invariant_rag.prompts import Turn
 from llama_index.llms.invariant_rag.function_calling import ASSISTANT
 from llama_index.llms.invariant_rag.messages import to_turns
-from llama_index.llms.invariant_rag.objects import SlotStructuredLLM
 from llama_index.llms.invariant_rag.slots import Part, Reading, SegmentReader, SlotText
 
 R = TypeVar("R", ChatResponse, CompletionResponse)
@@ -57,7 +55,6 @@ class _Ballots:
         return [partial(ask, each, **kwargs) for each in self.inputs]
 
     def report(self, method: str, winner: int = 0) -> dict[str, Any]:
-        """Return the ledger of a request, and report it to the engines around."""
         ledger = self.requests[winner].ledger(method, recognized=self.reading.recognized)
         for sink in self.reading.sinks:
             sink.note(ledger)
@@ -65,12 +62,16 @@ class _Ballots:
 
 
 class CanonicalLLM(SegmentReader, FunctionCallingLLM):
-    """An LLM that gets segments in canonical order; made by `canonical`. The wrapped LLM emits callbacks and events."""
+    """An LLM that gets segments in canonical order, or in several; made by `canonical` and `vote`.
+
+    The wrapped LLM emits callbacks and events.
+    """
 
     llm: SerializeAsAny[LLM] = Field(description="The wrapped LLM.")
     ordering: str = Field(default="lexical", description="The content ordering of the segments.")
-
-    strategy: ClassVar[str] = "canonical"
+    votes: int | None = Field(default=None, description="How many orders to ask about; None: the canonical one.")
+    seed: int = Field(default=0, description="Seed of the other orders.")
+    answer_of: Callable[[Any], Hashable] | None = Field(default=None, exclude=True, description="Value that counts.")
 
     def __init__(self, llm: LLM, **kwargs: Any) -> None:
         if not isinstance(llm, LLM):
@@ -96,10 +97,6 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
     def metadata(self) -> LLMMetadata:
         """Metadata of the wrapped LLM."""
         return self.llm.metadata
-
-    def as_structured_llm(self, output_cls: type[BaseModel], **kwargs: Any) -> StructuredLLM:
-        """Return an LLM that answers with objects of a class."""
-        return SlotStructuredLLM(llm=self, output_cls=output_cls, **kwargs)
 
     # --- tools: the wrapped LLM offers them, and parses calls ---
 
@@ -127,37 +124,49 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
 
     # --- requests ---
 
-    @property
-    def _requests(self) -> PlainRequests:
-        return PlainRequests(self.ordering)
-
-    def _write(self, turns: Sequence[Turn], keywords: dict[str, Any]) -> tuple[Reading, list[PlainRequest]]:
+    def _ballots(
+        self, turns: Sequence[Turn], keywords: dict[str, Any], messages: Sequence[ChatMessage] | None = None
+    ) -> _Ballots:
         reading = self._read(turns)
         query = keywords.pop("query", None) or reading.query
-        return reading, self._requests.of_turns(reading.turns, query)
+        requests = PlainRequests(self.ordering, self.votes or 1, self.seed).of_turns(reading.turns, query)
+        if messages is None:
+            return _Ballots([each.text for each in requests], requests, reading)
+        return _Ballots([_written(messages, reading.turns, each.turns) for each in requests], requests, reading)
 
     def _text(self, prompt: str, keywords: dict[str, Any]) -> _Ballots:
         parts = prompt.parts if isinstance(prompt, SlotText) else (Part(prompt, "finished"),)
-        reading, requests = self._write([Turn("user", parts)], keywords)
-        return _Ballots([each.text for each in requests], requests, reading)
+        return self._ballots([Turn("user", parts)], keywords)
 
     def _messages(self, messages: Sequence[ChatMessage], keywords: dict[str, Any]) -> _Ballots:
-        reading, requests = self._write(to_turns(messages), keywords)
-        return _Ballots([_written(messages, reading.turns, each.turns) for each in requests], requests, reading)
+        return self._ballots(to_turns(messages), keywords, messages)
 
     # --- answers ---
 
+    @property
+    def _strategy(self) -> str:
+        return "canonical" if self.votes is None else "vote"
+
     def _answered(self, responses: Sequence[R], ballots: _Ballots) -> R:
         """Return the response, with the ledger in `additional_kwargs`, and in `raw` unless that is an object."""
-        vote = elect([self._key(response) for response in responses])
-        response, ledger = responses[vote.winner], ballots.report(self.strategy, vote.winner)
-        return _with_ledger(response, ledger, self._about_votes(responses, vote))
+        vote = elect([self._key(each) for each in responses] if self.votes else [None])
+        response, ledger = responses[vote.winner], ballots.report(self._strategy, vote.winner)
+        if not self.votes:
+            return _with_ledger(response, ledger)
+        read, written = (sum(each) for each in zip(*map(get_tokens_from_response, responses), strict=True))
+        tokens = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        return _with_ledger(response, ledger, {**(tokens if read + written else {}), "vote": vote.as_dict()})
 
     def _key(self, response: Any) -> Hashable:
-        return None
-
-    def _about_votes(self, responses: Sequence[Any], vote: Vote) -> dict[str, Any]:
-        return {}
+        """Return what responses share if they agree: the text, and tool calls."""
+        if self.answer_of is not None:
+            return self.answer_of(response)
+        if isinstance(response, CompletionResponse):
+            return answer_key(response.text)
+        calls: Sequence[Any] = ()
+        if isinstance(self.llm, FunctionCallingLLM) and self.llm.metadata.is_function_calling_model:
+            calls = self.llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
+        return answer_key(response.message.content or "", [(call.tool_name, call.tool_kwargs) for call in calls])
 
     def _ask(self, ask: Callable[..., R], ballots: _Ballots, **kwargs: Any) -> R:
         return self._answered(ask_all(ballots.calls(ask, **kwargs)), ballots)
@@ -168,13 +177,13 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
     def _stream(self, method: str, ballots: _Ballots, **kwargs: Any) -> Generator[Any, None, None]:
         if len(ballots.inputs) > 1:
             return (piece for piece in [_whole(self._ask(getattr(self.llm, method), ballots, **kwargs))])
-        ledger, stream = ballots.report(self.strategy), getattr(self.llm, f"stream_{method}")
+        ledger, stream = ballots.report(self._strategy), getattr(self.llm, f"stream_{method}")
         return (_with_ledger(piece, ledger) for piece in stream(ballots.inputs[0], **kwargs))
 
     async def _astream(self, method: str, ballots: _Ballots, **kwargs: Any) -> AsyncGenerator[Any, None]:
         if len(ballots.inputs) > 1:
             return _one_piece(_whole(await self._aask(getattr(self.llm, f"a{method}"), ballots, **kwargs)))
-        ledger, stream = ballots.report(self.strategy), getattr(self.llm, f"astream_{method}")
+        ledger, stream = ballots.report(self._strategy), getattr(self.llm, f"astream_{method}")
         return (_with_ledger(piece, ledger) async for piece in await stream(ballots.inputs[0], **kwargs))
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -211,28 +220,18 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
 
     # --- objects ---
 
-    def structured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Model:
+    def structured_predict(self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any) -> Model:
         """Answer with an object, as the wrapped LLM does."""
-        ballots = self._of_template(prompt, prompt_args)
+        ballots = self._of_template(prompt, values)
         ask = partial(self.llm.structured_predict, output_cls, llm_kwargs=llm_kwargs)
         made: list[Model] = ask_all(ballots.calls(ask))
         return self._object(made, ballots)
 
     async def astructured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
+        self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any
     ) -> Model:
         """Answer with an object, as the wrapped LLM does."""
-        ballots = self._of_template(prompt, prompt_args)
+        ballots = self._of_template(prompt, values)
         ask = partial(self.llm.astructured_predict, output_cls, llm_kwargs=llm_kwargs)
         made: list[Model] = await _all(ballots.calls(ask))
         return self._object(made, ballots)
@@ -243,43 +242,8 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
 
     def _object(self, found: Sequence[Model], ballots: _Ballots) -> Model:
         vote = elect(list(map(object_key, found)))
-        ballots.report(self.strategy, vote.winner)
+        ballots.report(self._strategy, vote.winner)
         return found[vote.winner]
-
-
-class VotingLLM(CanonicalLLM):
-    """An LLM that asks about several orders of the segments; made by `vote`."""
-
-    votes: int = Field(default=5, description="How many orders to ask about.")
-    seed: int = Field(default=0, description="Seed of the orders.")
-    answer_of: Callable[[Any], Hashable] | None = Field(default=None, exclude=True, description="Value that counts.")
-
-    strategy: ClassVar[str] = "vote"
-
-    @classmethod
-    def class_name(cls) -> str:
-        """Return the stable id of this class."""
-        return "VotingLLM"
-
-    @property
-    def _requests(self) -> PlainRequests:
-        return PlainRequests(self.ordering, self.votes, self.seed)
-
-    def _key(self, response: ChatResponse | CompletionResponse) -> Hashable:
-        """Return what responses share if they agree: the text, and tool calls."""
-        if self.answer_of is not None:
-            return self.answer_of(response)
-        if isinstance(response, CompletionResponse):
-            return answer_key(response.text)
-        calls: Sequence[Any] = ()
-        if isinstance(self.llm, FunctionCallingLLM) and self.llm.metadata.is_function_calling_model:
-            calls = self.llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
-        return answer_key(response.message.content or "", [(call.tool_name, call.tool_kwargs) for call in calls])
-
-    def _about_votes(self, responses: Sequence[Any], vote: Vote) -> dict[str, Any]:
-        read, written = (sum(each) for each in zip(*map(get_tokens_from_response, responses), strict=True))
-        tokens = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-        return {**(tokens if read + written else {}), "vote": vote.as_dict()}
 
 
 def canonical(
@@ -294,12 +258,12 @@ def canonical(
 
     Segments are those that an `InvariantLLM` would know, as plain text: as the template wrote them, or as one
     `Document: ...` each. The request does not depend on their order, and neither does the answer of a deterministic LLM
-    (temperature 0 is not quite that, with most providers). The LLM still sees a sequence, and may overlook what stands
-    in its middle: `vote` evens that out, and `InvariantLLM` does not have the problem.
+    (temperature 0 is not quite that, with most providers). What is in the middle may still be overlooked: `vote` evens
+    that out, and `InvariantLLM` does not have the problem.
 
     Args:
         llm: Any LLM. The result streams, calls tools and writes objects if the wrapped one does.
-        ordering: A name from `invariant-rag orderings`. Rank 0 stands last, nearest to the question.
+        ordering: A name from `invariant-rag orderings`. Rank 0 is last, nearest to the question.
         find_documents: Whether slots of the prompt that are nothing but what was retrieved at once are segments.
         strict: Whether to raise an `OrderWarning`, and not only to warn, where the order of nodes may change an answer.
         require_segments: Whether to raise an `OrderWarning` for a prompt without any segment.
@@ -310,8 +274,8 @@ def canonical(
         UnsupportedModel: It is no LLM.
     """
     PlainRequests(ordering)  # checks it
-    reading = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
-    return CanonicalLLM(llm, ordering=ordering, **reading)
+    switches = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
+    return CanonicalLLM(llm, ordering=ordering, **switches)
 
 
 def vote(
@@ -324,13 +288,13 @@ def vote(
     find_documents: bool = True,
     strict: bool = False,
     require_segments: bool = False,
-) -> VotingLLM:
+) -> CanonicalLLM:
     """Wrap an LLM, so that it is asked about several orders of the segments, and the most frequent answer is returned.
 
     This is permutation self-consistency (arXiv 2310.07712). The first order is the canonical one; the others are drawn
     from it. Of equally frequent answers, the one whose order was drawn first wins. What `canonical` guarantees holds.
-    The cost is `votes` concurrent calls, or as many as there are different orders. Free text hardly ever agrees word
-    for word: ask for short answers. A stream is one piece, once all votes are in. The response's `additional_kwargs`
+    The cost is `votes` concurrent calls, or as many as there are different orders. Ask for short answers: free text
+    hardly ever agrees word for word. A stream is one piece, once all votes are in. `additional_kwargs` of a response
     report the tokens of all calls, and in `vote` the `calls` made and how many `agreed`.
 
     Args:
@@ -348,8 +312,8 @@ def vote(
         InvalidChoice: Fewer than one vote. Else as for `canonical`.
     """
     PlainRequests(ordering, votes, seed)  # checks them
-    reading: dict[str, Any] = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
-    return VotingLLM(llm=llm, votes=votes, seed=seed, ordering=ordering, answer_of=answer_of, **reading)
+    switches = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
+    return CanonicalLLM(llm, votes=votes, seed=seed, ordering=ordering, answer_of=answer_of, **switches)
 
 
 def _written(messages: Sequence[ChatMessage], turns: Sequence[Turn], written: Sequence[Turn]) -> list[ChatMessage]:

@@ -8,7 +8,6 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, TextBlock
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.instrumentation.events.llm import LLMStructuredPredictEndEvent, LLMStructuredPredictStartEvent
-from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.output_parsers import PydanticOutputParser
 from llama_index.core.program.utils import FlexibleModel, create_flexible_model
 from llama_index.core.prompts import BasePromptTemplate
@@ -19,66 +18,40 @@ from pydantic_core import from_json
 from invariant_rag.generation.json_schema import parse_object
 from llama_index.llms.invariant_rag.function_calling import ToolCaller
 from llama_index.llms.invariant_rag.responses import iterate_in_thread
-from llama_index.llms.invariant_rag.slots import SegmentReader, SlotReader
+from llama_index.llms.invariant_rag.slots import SegmentReader
 
 dispatcher = get_dispatcher(__name__)
-
-
-class SlotStructuredLLM(SlotReader, StructuredLLM):
-    """What `as_structured_llm` returns: a `StructuredLLM` to which variables of templates are known."""
 
 
 class ObjectWriter(SegmentReader, ToolCaller):
     """An LLM whose chats take `output_cls`: what they then write is JSON of that class."""
 
-    def as_structured_llm(self, output_cls: type[BaseModel], **kwargs: Any) -> StructuredLLM:
-        """Return an LLM that answers with objects of a class."""
-        return SlotStructuredLLM(llm=self, output_cls=output_cls, **kwargs)
-
     @dispatcher.span
-    def structured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Model:
+    def structured_predict(self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any) -> Model:
         """Answer with an object: decoding can write nothing but JSON of its schema.
 
         Raises:
-            IncompleteObject: Something else than its end ended the answer, such as `max_tokens`.
+            IncompleteObject: The answer ended early, such as by `max_tokens`.
             InvalidObject: A validator of the class rejects the answer.
         """
-        dispatcher.event(
-            LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=prompt_args)
-        )
-        asked = self._asked_for_object(output_cls, prompt, prompt_args)
+        dispatcher.event(LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=values))
+        asked = self._asked_for_object(output_cls, prompt, values)
         return _object(self.chat(asked, output_cls=output_cls, **(llm_kwargs or {})), output_cls)
 
     @dispatcher.span
     async def astructured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
+        self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any
     ) -> Model:
         """Answer with an object as `structured_predict` does; the event loop goes on."""
-        dispatcher.event(
-            LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=prompt_args)
-        )
-        asked = self._asked_for_object(output_cls, prompt, prompt_args)
+        dispatcher.event(LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=values))
+        asked = self._asked_for_object(output_cls, prompt, values)
         return _object(await self.achat(asked, output_cls=output_cls, **(llm_kwargs or {})), output_cls)
 
     def _structured_stream_call(
-        self,
-        output_cls: type[Model],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
+        self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any
     ) -> Generator[Model | FlexibleModel, None, None]:
         """Yield the object as it grows, for `stream_structured_predict`: with what is there so far, and then whole."""
-        asked = self._asked_for_object(output_cls, prompt, prompt_args)
+        asked = self._asked_for_object(output_cls, prompt, values)
         partial_cls, before = create_flexible_model(output_cls), None
         for response in self.stream_chat(asked, output_cls=output_cls, **(llm_kwargs or {})):
             text = response.message.content or ""
@@ -91,14 +64,10 @@ class ObjectWriter(SegmentReader, ToolCaller):
                 yield partial_cls.model_validate(found)
 
     async def _structured_astream_call(
-        self,
-        output_cls: type[Model],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
+        self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any
     ) -> AsyncGenerator[Model | FlexibleModel, None]:
         """Return the same, without blocking the event loop, for `astream_structured_predict`."""
-        return iterate_in_thread(self._structured_stream_call(output_cls, prompt, llm_kwargs, **prompt_args))
+        return iterate_in_thread(self._structured_stream_call(output_cls, prompt, llm_kwargs, **values))
 
     def _asked_for_object(
         self, output_cls: type[BaseModel], prompt: BasePromptTemplate, values: Mapping[str, Any]

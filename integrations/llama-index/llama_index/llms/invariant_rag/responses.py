@@ -41,10 +41,9 @@ R = TypeVar("R", ChatResponse, CompletionResponse)
 
 
 class AnswerFailed(InvariantRAGError, RuntimeError):
-    """A call failed with a `ValueError` or `TypeError`, such as one of transformers; it is the `__cause__`.
+    """A call failed with a `ValueError` or `TypeError`, the `__cause__`.
 
-    LlamaIndex's `Refine` (which `compact` and the context chat engines use) and its sub-question engine catch
-    `ValueError` and `TypeError`, and answer "Empty Response" or nothing. They do not catch this one.
+    LlamaIndex's response modes and its sub-question engine catch those, and answer "Empty Response" or nothing.
     """
 
     hint = "The message and `__cause__` say what was wrong with the call; it has no answer."
@@ -52,7 +51,7 @@ class AnswerFailed(InvariantRAGError, RuntimeError):
 
 @contextmanager
 def no_swallowed_errors() -> Iterator[None]:
-    """Raise `AnswerFailed`, with the hint of the error, from every `ValueError` and `TypeError`."""
+    """Raise `AnswerFailed` from every `ValueError` and `TypeError`."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -90,10 +89,7 @@ class Call:
             abandoned.set()
 
     def stream(self, whole: Callable[[Reply, Call, str], R]) -> Generator[R, None, None]:
-        """Yield a response with all that was written so far for every piece; the last one adds usage and `raw` alone.
-
-        Nothing is loaded before it is read. `whole` is `as_chat` or `as_completion`.
-        """
+        """Yield responses with all that was written so far; the last one adds `raw`. `whole` is `as_chat` or so."""
         growing = _Growing()
         grow: Callable[..., Any] = growing.chat if whole is as_chat else growing.completion
         with no_swallowed_errors():
@@ -129,28 +125,22 @@ async def astream(call: Call, whole: Callable[[Reply, Call, str], R]) -> AsyncGe
 
 def as_completion(reply: Reply, call: Call, delta: str | None = None) -> CompletionResponse:
     """Return the response to a text."""
-    report, answer = _report(reply, call), reply.first
-    said: dict[str, Any] = {"raw": report, "logprobs": _logprobs(answer), "additional_kwargs": dict(report["usage"])}
-    return CompletionResponse(text=answer.content, delta=delta, **said)
+    return CompletionResponse(text=reply.first.content, delta=delta, **_said(reply, call))
 
 
 def as_chat(reply: Reply, call: Call, delta: str | None = None) -> ChatResponse:
     """Return the response to a conversation."""
-    report, answer = _report(reply, call), reply.first
+    answer = reply.first
     calls = [(each.id, each.name, dict(each.arguments)) for each in answer.tool_calls]
     message = _message(answer.content, answer.reasoning, calls)  # a call that was cut is none: the reason is `length`
     message.blocks += [_citation(each) for each in answer.citations or ()]
-    said: dict[str, Any] = {"raw": report, "logprobs": _logprobs(answer), "additional_kwargs": dict(report["usage"])}
-    return ChatResponse(message=message, delta=delta, **said)
+    return ChatResponse(message=message, delta=delta, **_said(reply, call))
 
 
-def _report(reply: Reply, call: Call) -> dict[str, Any]:
-    """Return what is known of a reply besides its text, the `raw` of a response; and report it to the engines around.
+def _said(reply: Reply, call: Call) -> dict[str, Any]:
+    """Return what is known of a reply besides its text, and report it to the engines around.
 
-    It holds `usage`, `finish_reason`, and the ledger (see `generation.outputs.ledger`): segments are named by
-    their content hash (the `source` of their `SegmentBlock`), so it does not depend on the order in which they came.
-    With `citations`, it holds the parts of the text that have a source: `start`, `end`, `text`, `source`, and the
-    `node_id` of a node.
+    `raw` holds usage, finish reason, ledger and citations; segments are named by their content hash, in any order.
     """
     answer = reply.first
     counts = ("prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")
@@ -160,7 +150,7 @@ def _report(reply: Reply, call: Call) -> dict[str, Any]:
         report["citations"] = [_cited(each, answer.content) for each in answer.citations]
     for sink in call.sinks:
         sink.note(report)
-    return report
+    return {"raw": report, "logprobs": _logprobs(answer), "additional_kwargs": dict(usage)}
 
 
 def _cited(span: CitedSpan, text: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from weakref import finalize
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
-from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.evaluation import PairwiseComparisonEvaluator
 from llama_index.core.llms import LLM
@@ -269,12 +269,20 @@ class Reading:
     sinks: Sequence[Reports]  # of the engines around, innermost first
 
 
+class SlotStructuredLLM(SlotReader, StructuredLLM):
+    """What `as_structured_llm` returns: a `StructuredLLM` to which variables of templates are known."""
+
+
 class SegmentReader(SlotReader):
     """An LLM that knows segments: those that are declared, and slots of prompts that are sets."""
 
     find_documents: bool = Field(True, description="Whether slots that are nothing but nodes of the same run are sets.")
     strict: bool = Field(False, description="Whether to raise an OrderWarning where it is issued.")
     require_segments: bool = Field(False, description="Whether to raise it for a prompt without any segment, too.")
+
+    def as_structured_llm(self, output_cls: type[BaseModel], **kwargs: Any) -> StructuredLLM:
+        """Return an LLM that answers with objects of a class."""
+        return SlotStructuredLLM(llm=self, output_cls=output_cls, **kwargs)
 
     def _read(
         self, turns: Sequence[Turn], *, promises: bool = True, routed: bool = False, text_only: bool = False

@@ -89,52 +89,27 @@ class InvariantSynthesizer(BaseSynthesizer):
     def _update_prompts(self, prompts: PromptDictType) -> None:
         self._text_qa_template = prompts.get("text_qa_template", self._text_qa_template)
 
-    def synthesize(
-        self,
-        query: QueryType,
-        nodes: list[NodeWithScore],
-        additional_source_nodes: Sequence[NodeWithScore] | None = None,
-        **response_kwargs: Any,
-    ) -> RESPONSE_TYPE:
+    def synthesize(self, query: QueryType, nodes: list[NodeWithScore], *args: Any, **kwargs: Any) -> RESPONSE_TYPE:
         """Answer a query from nodes; the keywords are further variables of the prompt template.
 
         The response's `metadata` holds, besides the metadata of each node, what the LLM reports, as
-        `metadata["invariant_rag"]`: the ledger (`sets`, `order`, `dropped`, `trimmed`, `cached_tokens`, `method`,
-        `invariant`; see `generation.outputs.ledger`), and `usage` and `finish_reason` of an `InvariantLLM`. Of a
-        streaming response it is there once the stream is consumed.
+        `metadata["invariant_rag"]`: the ledger (see `generation.outputs.ledger`), and `usage` and `finish_reason`
+        of an `InvariantLLM`; of a streaming response, once the stream is consumed.
 
         Raises:
             InvalidPrompt: A keyword has the name of something that the synthesizer sets; the template has no
                 `{context_str}`; or a node holds an image or another medium.
         """
-        _check_variables(response_kwargs)
-        return super().synthesize(query, _numbered(nodes), additional_source_nodes, **response_kwargs)
+        return super().synthesize(query, _numbered(nodes, kwargs), *args, **kwargs)
 
     async def asynthesize(
-        self,
-        query: QueryType,
-        nodes: list[NodeWithScore],
-        additional_source_nodes: Sequence[NodeWithScore] | None = None,
-        **response_kwargs: Any,
+        self, query: QueryType, nodes: list[NodeWithScore], *args: Any, **kwargs: Any
     ) -> RESPONSE_TYPE:
         """Async version of `synthesize`."""
-        _check_variables(response_kwargs)
-        return await super().asynthesize(query, _numbered(nodes), additional_source_nodes, **response_kwargs)
+        return await super().asynthesize(query, _numbered(nodes, kwargs), *args, **kwargs)
 
     def get_response(self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any) -> RESPONSE_TEXT_TYPE:
-        """Answer a query from texts, each of which is one segment.
-
-        Args:
-            query_str: The query, also of relevance orderings.
-            text_chunks: The texts of the segments.
-            **response_kwargs: Further variables of the prompt template.
-
-        Returns:
-            The text; a generator of text pieces if streaming; an object if there is an output class.
-
-        Raises:
-            InvalidPrompt: As for `synthesize`.
-        """
+        """Answer a query from texts, each one segment: a text, a generator of pieces if streaming, or an object."""
         response: RESPONSE_TEXT_TYPE = self._ask("", self._filled(query_str, text_chunks, response_kwargs))
         dispatcher.event(GetResponseEndEvent())
         return response
@@ -173,14 +148,11 @@ class InvariantSynthesizer(BaseSynthesizer):
         return self._text_qa_template.partial_format(**values)
 
 
-def _check_variables(variables: Mapping[str, Any]) -> None:
+def _numbered(nodes: list[NodeWithScore], variables: Mapping[str, Any]) -> list[NodeWithScore]:
+    """Return nodes in the order in which the prompt numbers them; refuse variables that the synthesizer sets."""
     if taken := sorted(_OWN_VARIABLES & set(variables)):
         raise InvalidPrompt(
             f"expected no keyword {', '.join(taken)}: the synthesizer sets it",
             hint="Give the variable of the template another name.",
         )
-
-
-def _numbered(nodes: list[NodeWithScore]) -> list[NodeWithScore]:
-    """Return nodes in the order in which the prompt numbers them."""
     return relabelled(nodes) if current_scope().innermost(CitationQueryEngine) else nodes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +10,11 @@ from invariant_rag.generation.answers import AnswerDelta
 from invariant_rag.orderings import Candidate
 from invariant_rag.orderings.monot5 import EMBEDDED_NAME, PUBLISHED
 from invariant_rag.segments import plain_rendering
-from invariant_rag.server.engines.base import Call, Emit, EngineReply, RerankCall
+from invariant_rag.server.engines.base import Call, EngineReply, RerankCall
+from invariant_rag.server.job import Job
 from invariant_rag.server.metrics import StreamClock
 from invariant_rag.server.order_sampling import compare_orders
 from invariant_rag.server.replies import ChatReplies, TextReplies
-from invariant_rag.server.running import Job
 
 _SECONDS_PER_TOKEN = 0.05
 _SECONDS_PER_DOCUMENT = 0.05
@@ -78,9 +77,12 @@ def judge(job: Job) -> Any:
 
 
 def _answered(job: Job, replies: ChatReplies | TextReplies) -> Any:
-    """Return a whole reply, or put the chunks of a stream."""
-    calls: Sequence[Call] = job.parsed.work
-    waiting = list(range(sum(each.request.n for each in calls)))  # answers whose first chunk is not sent
+    """Return a whole reply, or put the chunks of a stream. Prompts are answered at a time, as one batch if possible."""
+    job.state.check_model(job.parsed.model)
+    calls = [replace(each, headers=job.headers) for each in job.parsed.work]
+    request = calls[0].request  # but for the question, that of all
+    waiting = list(range(len(calls) * request.n))  # answers whose first chunk is not sent
+    clock = StreamClock(job.state.metrics, job.begun)
 
     def begin() -> None:
         for index in waiting:
@@ -89,10 +91,16 @@ def _answered(job: Job, replies: ChatReplies | TextReplies) -> Any:
         waiting.clear()
 
     def emit(index: int, delta: AnswerDelta) -> None:
+        clock.tick(index)
         begin()
         job.put(replies.piece(index, delta))
 
-    found = _answer(job, calls, emit)
+    with job.turn(len(waiting) * (request.max_new_tokens or 1) * _SECONDS_PER_TOKEN):
+        found = job.state.engine.answer_all(calls, emit, job.abandoned)
+        if orders := job.parsed.check_orders:
+            for reply, call in zip(found, calls, strict=True):
+                reply.report["check_order"] = compare_orders(job.state.engine, call, orders, job.abandoned)
+    _note(job, calls, found)
     if not calls[0].stream:
         return replies.whole(found)
     begin()
@@ -104,27 +112,11 @@ def _answered(job: Job, replies: ChatReplies | TextReplies) -> Any:
     return None
 
 
-def _answer(job: Job, calls: Sequence[Call], emit: Emit) -> list[EngineReply]:
-    """Answer calls, all at a time, so that an engine can put them into one batch; answers are numbered through."""
-    engine, clock = job.state.engine, StreamClock(job.state.metrics, job.begun)
-    job.state.check_model(job.parsed.model)
-
-    def emit_timed(index: int, delta: AnswerDelta) -> None:
-        clock.tick(index)
-        emit(index, delta)
-
-    calls = [replace(each, headers=job.headers) for each in calls]
-    tokens = sum([each.request.n * (each.request.max_new_tokens or 1) for each in calls])
-    with job.turn(tokens * _SECONDS_PER_TOKEN):
-        found = engine.answer_all(calls, emit_timed, job.abandoned)
-        if orders := job.parsed.check_orders:
-            checks = [compare_orders(engine, each, orders, job.abandoned) for each in calls]
-            pairs = zip(found, checks, strict=True)
-            found = [replace(reply, report={**reply.report, "check_order": check}) for reply, check in pairs]
+def _note(job: Job, calls: list[Call], found: list[EngineReply]) -> None:
+    """Note in metrics and log how many tokens there were, and what another order would have done."""
     for call, reply in zip(calls, found, strict=True):
         job.state.sampling.consider(call, reply)
         job.state.metrics.count_tokens(reply.usage)
-    for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
-        job.noted[name] = sum([getattr(reply.usage, name) for reply in found])
+        for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
+            job.noted[name] = job.noted.get(name, 0) + getattr(reply.usage, name)
     job.noted["set_key"] = found[0].report.get("set_key")
-    return found
