@@ -60,7 +60,9 @@ class ContextExperts(Ensemble[EnsembleGeneration]):
     def __init__(self, lm: InvariantModel, *, beta: Beta = "dynamic", gamma: float = 2.5) -> None:
         super().__init__(require_unrouted(lm))
         self.gamma = check_real("gamma", gamma)
-        self.beta: Beta = "dynamic" if beta == "dynamic" else check_real('"dynamic", or beta', beta)
+        self.beta: Beta = (
+            "dynamic" if isinstance(beta, str) and beta == "dynamic" else check_real('"dynamic", or beta', beta)
+        )
         if self.gamma < 0 or (self.beta != "dynamic" and self.beta < 0):
             raise InvalidChoice(
                 f'expected a beta from 0 on or "dynamic", and a gamma from 0 on, got {beta} and {gamma}'
