@@ -14,8 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from invariant_rag.audit.choices import AuditChoices
-from invariant_rag.audit.endpoint import Endpoint
-from invariant_rag.audit.systems import is_url
+from invariant_rag.audit.systems import Endpoint, is_url
 from invariant_rag.cli import options
 from invariant_rag.cli.console import (
     handle_errors,
@@ -34,7 +33,7 @@ from invariant_rag.shown import counted
 
 if TYPE_CHECKING:
     from invariant_rag.audit import Audit
-    from invariant_rag.audit.gates import Gate
+    from invariant_rag.audit.advice import Gate
     from invariant_rag.generation.model import InvariantModel
 
 
@@ -117,8 +116,8 @@ def run(
 
     Exit code: 0; 1 if a --fail-on condition holds; 2 for an error.
     """
+    from invariant_rag.audit.advice import Gate
     from invariant_rag.audit.folder import read_run
-    from invariant_rag.audit.gates import Gate
     from invariant_rag.audit.run import audit, check_extras
     from invariant_rag.methods import check_method_and_ordering
 
@@ -139,6 +138,11 @@ def run(
                 )
             make_folder(out)
         check_extras()
+        has_model_as_judge = chosen.judge is not None and not is_url(chosen.judge)
+        if has_model_as_judge:
+            from invariant_rag.models.loading import load_config
+
+            load_config(chosen.judge)  # one that is not there is found out before anything is loaded
         index = _index(docs, retriever, strict=strict) if docs else None
         if system is None:
             check_method_and_ordering(method, ordering)
@@ -147,7 +151,7 @@ def run(
             chosen = chosen.changed({"generation": {"max_new_tokens": max_new_tokens}})
         else:
             audited = _named_system(system, model)
-        if chosen.judge is not None and not is_url(chosen.judge):
+        if has_model_as_judge:
             chosen = chosen.changed({"judge": _load_model(chosen.judge, method="rotor")})
         try:
             result = audit(
