@@ -29,7 +29,8 @@ LOWEST_TESTS ?= tests/test_package.py tests/laws/test_published.py \
 
 # `make test-rounding`: tests whose bounds are computed by invariant_rag.testing.rounding, of every kind of sum.
 ROUNDING_TESTS ?= tests/testing/test_rounding.py tests/attention/test_fused.py tests/interventions/test_ms_poe.py \
-  tests/laws/test_families.py::test_sdpa_agrees_with_the_reference
+  tests/laws/test_families.py::test_sdpa_agrees_with_the_reference tests/laws/test_windows.py \
+  tests/attention/test_rope.py tests/attention/test_alibi.py
 
 # KEEP_TORCH=1 takes the torch of constraints.txt all the same. The lowest one has a CPU build only where TORCH_INDEX has
 # it; from PyPI, Linux gets its CUDA build, with 3 GB of packages.

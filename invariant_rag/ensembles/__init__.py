@@ -19,7 +19,7 @@ from __future__ import annotations
 from invariant_rag.ensembles.attention_sorting import AttentionSorting, segment_attention
 from invariant_rag.ensembles.calibration import ContextualCalibration, blank_segments
 from invariant_rag.ensembles.cost import Cost, EnsembleGeneration, Scores
-from invariant_rag.ensembles.experts import ContextExperts, ExpertGeneration
+from invariant_rag.ensembles.experts import ContextExperts
 from invariant_rag.ensembles.permutations import PermutationAverage, SelfConsistency, VotedGeneration
 from invariant_rag.ensembles.ring import RingAverage
 
@@ -29,7 +29,6 @@ __all__ = [
     "ContextualCalibration",
     "Cost",
     "EnsembleGeneration",
-    "ExpertGeneration",
     "PermutationAverage",
     "RingAverage",
     "Scores",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +16,9 @@ from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.segments import Prompt
+
+if TYPE_CHECKING:
+    from invariant_rag.attention.call import AttentionCall
 
 
 def segment_attention(lm: InvariantModel, prepared: PreparedPrompt) -> list[float]:
@@ -44,33 +46,31 @@ def segment_attention(lm: InvariantModel, prepared: PreparedPrompt) -> list[floa
             f"expected a method with stock decoding, got {lm.method.name!r}",
             hint="Use sequential, rotor, or another method with stock decoding.",
         )
-    prefiller = lm.prefiller
-    recorder = _WeightRecorder(ArrangedAttention([PromptState(prepared.arrangement)], lm.backend, prefiller.rotations))
-    with prefiller.exclusive(), override_attention(lm.model, recorder):
+    prefiller, layers, state = lm.prefiller, list[torch.Tensor](), PromptState(prepared.arrangement)
+    attention = ArrangedAttention([state], lm.backend, prefiller.rotations)
+
+    def record(inputs: LayerInputs) -> torch.Tensor:
+        call, _ = unpad_row(inputs, 0, state, prefiller.rotations[inputs.layer])
+        layers.append(_last_weights(call))
+        return attention(inputs)
+
+    with prefiller.exclusive(), override_attention(lm.model, record):
         prefiller.forward(prepared, 1, use_cache=False)
-    weights = torch.stack(recorder.weights).mean(dim=0)
+    weights = torch.stack(layers).mean(dim=0)
     spans = [span for spans in prepared.arrangement.layout.set_spans for span in spans]
     return [float(weights[span.start : span.stop].mean()) if len(span) else 0.0 for span in spans]
 
 
-@dataclass
-class _WeightRecorder:
-    """An attention function that records the last token's weights in every layer: `[S]`, the mean over heads."""
-
-    attention: ArrangedAttention
-    weights: list[torch.Tensor] = field(default_factory=list)
-
-    def __call__(self, inputs: LayerInputs) -> torch.Tensor:
-        call, _ = unpad_row(inputs, 0, self.attention.prompts[0], self.attention.rotations[inputs.layer])
-        query, keys = call.queries[:, -1:].float(), call.keys.float()
-        keys = keys.repeat_interleave(call.num_key_value_groups, dim=0)
-        scores = apply_softcap(call, (query @ keys.transpose(1, 2)) * call.scaling)
-        scores = scores.masked_fill(~causal_mask(1, keys.shape[1], call.sliding_window, keys.device), float("-inf"))
-        if call.sinks is not None:
-            scores = torch.cat((scores, call.sinks.to(scores).view(-1, 1, 1)), dim=-1)
-        weights = torch.softmax(scores, dim=-1)[..., : keys.shape[1]]
-        self.weights.append(weights.double().mean(dim=0)[0].cpu())
-        return self.attention(inputs)
+def _last_weights(call: AttentionCall) -> torch.Tensor:
+    """Return the attention weights of the last token in one layer `[S]`, the mean over heads."""
+    query, keys = call.queries[:, -1:].float(), call.keys.float()
+    keys = keys.repeat_interleave(call.num_key_value_groups, dim=0)
+    scores = apply_softcap(call, (query @ keys.transpose(1, 2)) * call.scaling)
+    scores = scores.masked_fill(~causal_mask(1, keys.shape[1], call.sliding_window, keys.device), float("-inf"))
+    if call.sinks is not None:
+        scores = torch.cat((scores, call.sinks.to(scores).view(-1, 1, 1)), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : keys.shape[1]]
+    return weights.double().mean(dim=0)[0].cpu()
 
 
 class AttentionSorting(Ensemble[EnsembleGeneration]):
@@ -81,9 +81,7 @@ class AttentionSorting(Ensemble[EnsembleGeneration]):
     So with an ordering by content the result is bit-for-bit the same for every input order; with `given`, as published,
     it is not. `generate` rejects `num_return_sequences`.
 
-    One round may be too few. With one, YaRN-Llama-2-7b-64k stays behind several, even if the position bias of the
-    attention is corrected: by 14.84 points, 37% of the gap closed (arXiv 2606.27793, abstract). `cookbook/results` has
-    1 to 3 rounds of the embedded model.
+    One round may be too few (arXiv 2606.27793); `cookbook/results` has 1 to 3 rounds of the embedded model.
 
     Args:
         lm: The model; published with `sequential`. Any method with stock decoding works.

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from invariant_rag.checks import MOST_CALLS, check_items, check_kind, check_number
-from invariant_rag.ensembles.cost import EnsembleGeneration, count_cost
+from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, count_cost
 from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import is_set, resolve_max_new_tokens, resolve_option
-from invariant_rag.segments import Prompt, Segment
+from invariant_rag.segments import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -24,7 +24,7 @@ Candidates = Sequence[str | Sequence[int]]
 class Ensemble(ABC, Generic[G]):
     """Several forward passes of one model over one prompt, combined into one answer.
 
-    A subclass implements `_generate_one`.
+    A subclass implements `_generate_one` and `score`.
 
     Args:
         lm: The model. Its method is used unchanged. Its ordering gives the base order of the segments, so with an
@@ -49,15 +49,9 @@ class Ensemble(ABC, Generic[G]):
         """Whether permuting the input segments changes no bit of the output."""
         return self.lm.invariant
 
-    def chat_prompt(
-        self,
-        question: str | None = None,
-        segments: Iterable[Segment | str] = (),
-        system: str | None = None,
-        **kwargs: Any,
-    ) -> Prompt:
+    def chat_prompt(self, *args: Any, **kwargs: Any) -> Prompt:
         """Render a prompt as `InvariantModel.chat_prompt` does."""
-        return self.lm.chat_prompt(question, segments, system, **kwargs)
+        return self.lm.chat_prompt(*args, **kwargs)
 
     @overload
     def generate(self, prompt: Prompt, *, max_new_tokens: int | None = None, **kwargs: Any) -> G: ...
@@ -88,6 +82,10 @@ class Ensemble(ABC, Generic[G]):
     @abstractmethod
     def _generate_one(self, prompt: Prompt, max_new_tokens: int, options: dict[str, Any]) -> G:
         """Generate the answer to one prompt; the caller adds the cost."""
+
+    @abstractmethod
+    def score(self, prompt: Prompt, candidates: Candidates) -> Scores:
+        """Return the log-probability of each candidate, and the cost."""
 
     @property
     def _given_order_lm(self) -> InvariantModel:

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Any
+
+import numpy as np
 
 from invariant_rag.checks import check_function, check_kind
+from invariant_rag.ensembles.base import Ensemble
 from invariant_rag.ensembles.cost import Scores, count_cost
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
+from invariant_rag.generation.model import InvariantModel
 from invariant_rag.segments import Prompt, Segment, SegmentSet
 from invariant_rag.shown import shown
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 Blank = str | Sequence[int]
-
-
-class Scorer(Protocol):
-    """A model or an ensemble that scores candidates."""
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The wrapped transformers model."""
-        ...
-
-    @property
-    def invariant(self) -> bool:
-        """Whether permuting the input segments changes no bit of the output."""
-        ...
-
-    def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> list[float]:
-        """Return the log-probability of each candidate."""
-        ...
 
 
 def blank_segments(prompt: Prompt, blank: Blank) -> Prompt:
@@ -69,7 +51,7 @@ class ContextualCalibration:
 
     def __init__(
         self,
-        scorer: Scorer,
+        scorer: InvariantModel | Ensemble[Any],
         content_free: Sequence[Blank] = ("N/A", "[MASK]", ""),
         *,
         blank: Callable[[Prompt, Blank], Prompt] = blank_segments,
@@ -96,16 +78,5 @@ class ContextualCalibration:
             blank = [self._blank(prompt, each) for each in self.content_free]
             content_free = [self.scorer.score(each, candidates) for each in blank]
         # In log space throughout: the probability of a long candidate may underflow. Constants cancel out in the end.
-        totals = [_log_sum_exp(column) for column in zip(*content_free, strict=True)]
-        return Scores(_log_softmax([one - total for one, total in zip(logprobs, totals, strict=True)]), counter.cost)
-
-
-def _log_softmax(logprobs: Sequence[float]) -> list[float]:
-    """Normalise log-probabilities so that the probabilities sum to one."""
-    normaliser = _log_sum_exp(logprobs) if logprobs else 0.0
-    return [each - normaliser for each in logprobs]
-
-
-def _log_sum_exp(values: Sequence[float]) -> float:
-    largest = max(values)
-    return largest + math.log(math.fsum(math.exp(each - largest) for each in values))
+        calibrated = np.subtract(logprobs, np.logaddexp.reduce(content_free, axis=0))
+        return Scores((calibrated - np.logaddexp.reduce(calibrated)).tolist(), counter.cost)

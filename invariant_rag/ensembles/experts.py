@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -11,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from transformers import LogitsProcessor
 
-from invariant_rag.checks import check_kind
+from invariant_rag.checks import check_kind, check_real
 from invariant_rag.ensembles.base import Candidates, Ensemble, require_unrouted
 from invariant_rag.ensembles.cost import Cost, EnsembleGeneration, Scores, count_cost
 from invariant_rag.ensembles.permutations import averaging_options
@@ -20,26 +19,13 @@ from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidSegment, U
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Usage
 from invariant_rag.segments import Prompt, Segment
-from invariant_rag.shown import shown
 
 Beta: TypeAlias = float | Literal["dynamic"]
 
 _LEAST = 1e-9  # the least probability, as in the published code
 
 
-@dataclass(frozen=True)
-class ExpertGeneration(EnsembleGeneration):
-    """The answer of several experts. `usage` counts the prompts of all of them; `logprobs` are of the fused scores.
-
-    Attributes:
-        experts: For each generated token, the segment whose expert supported it most: indices into `prompt.segments`.
-            Of equal support, the first in the order of the content counts. Empty for a prompt without segments.
-    """
-
-    experts: tuple[int, ...] = ()
-
-
-class ContextExperts(Ensemble[ExpertGeneration]):
+class ContextExperts(Ensemble[EnsembleGeneration]):
     """Read every segment alone, contrast it with no segment at all, and take the best-supported token (PCED).
 
     With logits s_k of the prompt with segment k alone, s_0 of the prompt without segments, and relevance r_k, which is
@@ -52,15 +38,12 @@ class ContextExperts(Ensemble[ExpertGeneration]):
     sees one segment, so the model's method makes no difference, and the segments need not fit the context window
     together. Decoding is greedy.
 
-    The paper fuses a retriever's score a and a reranker's score b, both mapped to (0, 1), into r = 2ab / (a + b).
-
-    Its beta is dynamic: found for the first token, and kept. `dynamic` is that of the first author's code (`get_jsd` in
-    giulio98/langchain-pced): with p_0 and p_k the probabilities of the first token v without segments and with k alone,
+    The paper fuses a retriever's score a and a reranker's score b, both mapped to (0, 1), into r = 2ab / (a + b). Its
+    beta is dynamic: found for the first token, and kept. `dynamic` is that of the first author's code (`get_jsd` in
+    giulio98/langchain-pced), the term of token v in a Jensen-Shannon divergence, which is not summed over v: with p_0
+    and p_k the probabilities of the first token without segments and with k alone,
 
         beta_k(v) = (p_0(v) log(p_0(v) / m(v)) + p_k(v) log(p_k(v) / m(v))) / 2,  m = (p_0 + p_k) / 2
-
-    This is the term of v in the Jensen-Shannon divergence, so every expert has a beta for every token. The divergence
-    itself, the sum over v, would be one number for each expert; it is not implemented, because the code does not sum.
 
     Args:
         lm: The model.
@@ -76,34 +59,31 @@ class ContextExperts(Ensemble[ExpertGeneration]):
 
     def __init__(self, lm: InvariantModel, *, beta: Beta = "dynamic", gamma: float = 2.5) -> None:
         super().__init__(require_unrouted(lm))
-        is_dynamic = isinstance(beta, str) and beta == "dynamic"
-        for name, value in (("gamma", gamma), *(() if is_dynamic else (("beta", beta),))):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
-                also = ' or "dynamic"' if name == "beta" else ""
-                raise InvalidChoice(f"{name}: expected a finite number from 0 on{also}, got {shown(value)}")
-        self.beta = beta if is_dynamic else float(beta)
-        self.gamma = float(gamma)
+        self.gamma = check_real("gamma", gamma)
+        self.beta: Beta = (
+            "dynamic" if isinstance(beta, str) and beta == "dynamic" else check_real('"dynamic", or beta', beta)
+        )
+        if self.gamma < 0 or (self.beta != "dynamic" and self.beta < 0):
+            raise InvalidChoice(
+                f'expected a beta from 0 on or "dynamic", and a gamma from 0 on, got {beta} and {gamma}'
+            )
 
     @property
     def invariant(self) -> bool:
         """Whether permuting the input segments changes no bit of the output: always."""
         return True
 
-    def _generate_one(self, prompt: Prompt, max_new_tokens: int, options: dict[str, Any]) -> ExpertGeneration:
+    def _generate_one(self, prompt: Prompt, max_new_tokens: int, options: dict[str, Any]) -> EnsembleGeneration:
         experts = self._experts(prompt, max_new_tokens)
         fusion = ExpertFusion(experts.priors, self.beta)
         options = averaging_options(options, fusion)
         rows = self._one_batch_lm.generate(experts.prompts, max_new_tokens=max_new_tokens, **options)
-        chosen = fusion.chosen(rows[0].token_ids)
-        return ExpertGeneration.extend(
+        usages = [row.usage for row in rows]
+        prompt_tokens, cached = sum(each.prompt_tokens for each in usages), sum(each.cached_tokens for each in usages)
+        return EnsembleGeneration.extend(
             rows[0],
-            logprobs=tuple(logprob for _, logprob in chosen),
-            experts=tuple(experts.order[expert] for expert, _ in chosen) if experts.order else (),
-            usage=Usage(
-                sum(row.usage.prompt_tokens for row in rows),
-                len(rows[0].token_ids),
-                sum(row.usage.cached_tokens for row in rows),
-            ),
+            logprobs=fusion.logprobs(rows[0].token_ids),
+            usage=Usage(prompt_tokens, len(rows[0].token_ids), cached),
             order=tuple(experts.order),
             dropped=experts.dropped,
             trimmed=tuple(index for index, row in zip(experts.order, rows[1:], strict=True) if row.trimmed),
@@ -122,15 +102,10 @@ class ContextExperts(Ensemble[ExpertGeneration]):
             rows = (lm.prefiller.continuation_logits(each, options).float() for each in prepared)
             amateur = next(rows)
             contrasted = ((row, resolve_beta(self.beta, amateur[0, 0], row[0, 0])) for row in rows)
-            fused, _ = fuse_experts(amateur, contrasted, experts.priors)
+            fused = fuse_experts(amateur, contrasted, experts.priors)
         logprobs = torch.log_softmax(fused, dim=-1)
-        return Scores(
-            (
-                float(logprobs[row, torch.arange(len(each)), torch.tensor(each)].double().sum())
-                for row, each in enumerate(options)
-            ),
-            counter.cost,
-        )
+        chosen = (logprobs[row, torch.arange(len(ids)), torch.tensor(ids)] for row, ids in enumerate(options))
+        return Scores((float(each.double().sum()) for each in chosen), counter.cost)
 
     def _experts(self, prompt: Prompt, new_tokens: int) -> _Experts:
         """Return the prompt without segments, and with each segment alone, in the order of their content."""
@@ -197,52 +172,49 @@ def resolve_beta(beta: Beta, amateur: torch.Tensor, expert: torch.Tensor) -> flo
 
 def fuse_experts(
     amateur: torch.Tensor, experts: Iterable[tuple[torch.Tensor, float | torch.Tensor]], priors: Sequence[float]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest score of every token over the experts, and which expert has it, the first of equal ones.
+) -> torch.Tensor:
+    """Return the largest score of every token over the experts.
 
     Args:
         amateur: Logits without segments `[..., vocabulary]`. Without experts, they are the scores.
         experts: Logits of each expert, of the same shape, and the strength of its contrast, for each token or for all.
         priors: What is added to the logits of each expert.
     """
-    best, winners = amateur, torch.zeros_like(amateur, dtype=torch.long)
-    for number, ((logits, beta), prior) in enumerate(zip(experts, priors, strict=True)):
+    fused: torch.Tensor | None = None
+    for (logits, beta), prior in zip(experts, priors, strict=True):
         scores = (1 + beta) * logits - beta * amateur + prior
         # A token that is forbidden to one row has a logit of minus infinity there, of which no difference makes sense.
         scores = scores.masked_fill(torch.isneginf(logits) | torch.isneginf(amateur), float("-inf"))
-        better = scores > best if number else torch.ones_like(scores, dtype=torch.bool)
-        best, winners = torch.where(better, scores, best), winners.masked_fill(better, number)
-    return best, winners
+        fused = scores if fused is None else torch.maximum(fused, scores)
+    return amateur if fused is None else fused
 
 
 class ExpertFusion(LogitsProcessor):
     """A logits processor that gives every row the fused scores. The first row is the prompt without segments."""
 
     def __init__(self, priors: Sequence[float], beta: Beta) -> None:
-        self._priors = priors
-        self._beta = beta
+        self._priors, self._beta = priors, beta
         self._contrasts: list[float | torch.Tensor] = []
-        self._step: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._chosen: list[tuple[int, float]] = []
+        self._last: torch.Tensor | None = None
+        self._logprobs: list[float] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores `[B, vocabulary]` with identical rows."""
-        self._settle(int(input_ids[0, -1]))
+        self._record(int(input_ids[0, -1]))
         if not self._contrasts:  # the first token
             self._contrasts = [resolve_beta(self._beta, scores[0], each) for each in scores[1:]]
-        fused, winners = fuse_experts(scores[0], zip(scores[1:], self._contrasts, strict=True), self._priors)
-        self._step = (torch.log_softmax(fused, dim=-1), winners)
+        fused = fuse_experts(scores[0], zip(scores[1:], self._contrasts, strict=True), self._priors)
+        self._last = torch.log_softmax(fused, dim=-1)
         return fused.expand(scores.shape[0], -1).clone()
 
-    def chosen(self, tokens: Sequence[int]) -> list[tuple[int, float]]:
-        """Return, for each generated token, the number of its expert and its log-probability, after generation."""
+    def logprobs(self, tokens: Sequence[int]) -> tuple[float, ...]:
+        """Return the log-probability of each generated token under the fused scores, after generation."""
         if tokens:
-            self._settle(tokens[-1])
-        return self._chosen[: len(tokens)]
+            self._record(tokens[-1])
+        return tuple(self._logprobs[: len(tokens)])
 
-    def _settle(self, token: int) -> None:
-        """Record the token of the last step: which one it is, is known only in the next."""
-        if self._step is not None:
-            logprobs, winners = self._step
-            self._chosen.append((int(winners[token]), float(logprobs[token])))
-            self._step = None
+    def _record(self, token: int) -> None:
+        """Keep the log-probability of the token of the last step, which is known in the next."""
+        if self._last is not None:
+            self._logprobs.append(float(self._last[token]))
+            self._last = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Generation
@@ -21,15 +22,22 @@ class PermutedPrompt:
     """A prompt whose segments were permuted.
 
     Attributes:
-        prompt: The permuted prompt, for a model with the ordering `given`.
+        source: The input prompt.
         orders: For each set, its segments, farthest from the suffix first: indices into the segments of the input
-            prompt.
+            prompt. Segments that do not fit the context window are missing.
         base: The input prompt as its model prepares it.
     """
 
-    prompt: Prompt
+    source: Prompt
     orders: Orders
     base: PreparedPrompt
+
+    @cached_property
+    def prompt(self) -> Prompt:
+        """The permuted prompt, for a model with the ordering `given`."""
+        segments, sets = self.source.segments, self.source.sets
+        orders = zip(self.orders, sets, strict=True)
+        return self.source.with_sets(in_slots([segments[index] for index in order], each) for order, each in orders)
 
     @property
     def order(self) -> list[int]:
@@ -43,23 +51,12 @@ class PermutedPrompt:
 
     def with_orders(self, orders: Orders) -> PermutedPrompt:
         """Return the same segments in other orders."""
-        segments = [segment for each in self.prompt.sets for segment in each]
-        by_index = dict(zip(self.order, segments, strict=True))
-        sets = [
-            in_slots([by_index[index] for index in order], each)
-            for order, each in zip(orders, self.prompt.sets, strict=True)
-        ]
-        return PermutedPrompt(self.prompt.with_sets(sets), orders, self.base)
+        return PermutedPrompt(self.source, orders, self.base)
 
     def to_input_indices(self, generation: Generation) -> Generation:
         """Return a generation for the permuted prompt with segment indices of the input prompt."""
-        order = self.order
-        return replace(
-            generation,
-            order=tuple(order[index] for index in generation.order),
-            dropped=self.base.dropped,
-            trimmed=self.base.trimmed,
-        )
+        order = tuple(self.order[index] for index in generation.order)
+        return replace(generation, order=order, dropped=self.base.dropped, trimmed=self.base.trimmed)
 
 
 def in_canonical_order(lm: InvariantModel, prompt: Prompt, new_tokens: int) -> PermutedPrompt:
@@ -73,12 +70,9 @@ def in_canonical_order(lm: InvariantModel, prompt: Prompt, new_tokens: int) -> P
         new_tokens: Tokens to reserve for the answer.
     """
     base = lm.prepare(prompt, new_tokens=new_tokens)
-    stops = list(accumulate(map(len, prompt.sets)))
-    starts = [0, *stops]
-    orders = [[i for i in base.order if start <= i < stop] for start, stop in zip(starts, stops, strict=False)]
-    segments = prompt.segments
-    sets = [in_slots([segments[i] for i in order], each) for order, each in zip(orders, prompt.sets, strict=True)]
-    return PermutedPrompt(prompt.with_sets(sets), orders, base)
+    stops = list(accumulate(map(len, prompt.sets), initial=0))
+    orders = [[i for i in base.order if start <= i < stop] for start, stop in pairwise(stops)]
+    return PermutedPrompt(prompt, orders, base)
 
 
 def in_slots(segments: Sequence[Segment], places: SegmentSet) -> SegmentSet:
@@ -87,23 +81,18 @@ def in_slots(segments: Sequence[Segment], places: SegmentSet) -> SegmentSet:
 
 
 def rotations(base: PermutedPrompt, count: int | None) -> list[PermutedPrompt]:
-    """Return evenly spaced rotations of a prompt's segments, starting with the prompt itself.
-
-    Every set is rotated on its own. The largest set has as many distinct rotations as segments.
+    """Return evenly spaced rotations of a prompt's segments, each set on its own, starting with the prompt itself.
 
     Args:
         base: The prompt to rotate.
         count: Maximum number of rotations. None: as many as the largest set has segments.
     """
     count = base.largest_set if count is None else min(count, base.largest_set)
+    starts = [[number * len(order) // count for order in base.orders] for number in range(count)]
     return [
-        base.with_orders([_rotated(order, number * len(order) // count) for order in base.orders])
-        for number in range(count)
+        base.with_orders([[*order[by:], *order[:by]] for order, by in zip(base.orders, each, strict=True)])
+        for each in starts
     ]
-
-
-def _rotated(order: Sequence[int], by: int) -> list[int]:
-    return [*order[by:], *order[:by]]
 
 
 def random_permutations(base: PermutedPrompt, count: int | None, seed: int) -> list[PermutedPrompt]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -19,15 +19,7 @@ from invariant_rag.attention.kernels import attend
 from invariant_rag.attention.layer_inputs import LayerInputs
 from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.probe import input_device
-from invariant_rag.checks import (
-    check_flag,
-    check_items,
-    check_name,
-    check_number,
-    check_path,
-    check_real,
-    check_text,
-)
+from invariant_rag.checks import check_flag, check_items, check_name, check_number, check_path, check_real, check_text
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnusableFile
 from invariant_rag.files import read_bytes, write_file
 from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch, plain_attention, stack_rows
@@ -210,22 +202,23 @@ def _short_name(model: str) -> str:
     return model.replace("\\", "/").rstrip("/").rpartition("/")[2].lower().removesuffix("-hf")
 
 
-@dataclass
-class _ScaledProjections:
-    """Queries, keys and values of a layer's scaled input, as the layer passes them on, and the cache to update."""
-
-    cache: Cache | None
-    inputs: LayerInputs | None = None
-
-
 @dataclass(eq=False)
 class _ScaledAttention:
-    """An attention function, and a forward pre-hook that projects the scaled input."""
+    """An attention function, and a forward pre-hook that projects the scaled input.
+
+    Attributes:
+        scaling: Its parameters.
+        batch: The prompts.
+        cache: The cache of the layer that is called, whose keys are replaced.
+        scaled: Queries, keys and values of that layer's scaled input, as the layer passes them on.
+        capturing: Whether the layer is called with its scaled input.
+    """
 
     scaling: HiddenScaling
     batch: PromptBatch
-    scaled: _ScaledProjections | None = None
-    capturing: bool = field(default=False)
+    cache: Cache | None = None
+    scaled: LayerInputs | None = None
+    capturing: bool = False
 
     def project_scaled(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run the attention module on a scaled input, without a cache, and capture its projections.
@@ -235,7 +228,7 @@ class _ScaledAttention:
         if active_attention() is not self:  # a forward pass of the plain model in another thread
             return
         caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
-        self.scaled = _ScaledProjections(caches[0] if caches else None)
+        self.cache = caches[0] if caches else None
         args = tuple(None if isinstance(value, Cache) else value for value in args)
         kwargs = {name: None if isinstance(value, Cache) else value for name, value in kwargs.items()}
         if "hidden_states" in kwargs:
@@ -257,16 +250,15 @@ class _ScaledAttention:
 
     def __call__(self, inputs: LayerInputs) -> torch.Tensor:
         """Compute one layer's attention: `[B, Q, H, D_v]`."""
-        if self.capturing and self.scaled is not None:
-            self.scaled.inputs = inputs
-            shape = (inputs.queries.shape[0], inputs.queries.shape[2], inputs.queries.shape[1], inputs.values.shape[3])
-            return inputs.values.new_zeros(shape)
+        if self.capturing:
+            self.scaled = inputs
+            return inputs.values.new_zeros((*inputs.queries.transpose(1, 2).shape[:3], inputs.values.shape[3]))
         projections, self.scaled = self.scaled, None
-        if projections is None or projections.inputs is None:
+        if projections is None:
             return stack_rows([(row, plain_attention(row.call)) for row in self.batch.rows(inputs)])
-        scaled = self._merge(inputs, projections.inputs)
-        if projections.cache is not None:
-            layer: Any = projections.cache.layers[inputs.layer]
+        scaled = self._merge(inputs, projections)
+        if self.cache is not None:
+            layer: Any = self.cache.layers[inputs.layer]
             layer.keys, layer.values = scaled.keys, scaled.values
         rows = zip(self.batch.rows(inputs), self.batch.rows(scaled), strict=True)
         return stack_rows([(plain, self._attend(plain, modified.call)) for plain, modified in rows])

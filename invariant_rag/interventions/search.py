@@ -20,10 +20,12 @@ with few layers, such as the embedded one.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,19 +36,18 @@ from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import PromptState
 from invariant_rag.attention.positions import PositionEncoding
 from invariant_rag.attention.probe import input_device, probe
-from invariant_rag.checks import check_items, check_name, check_number, check_real, require_extra
+from invariant_rag.checks import check_items, check_name, check_number, check_path, check_real, require_extra
 from invariant_rag.errors import InvalidChoice, TokenizerRequired, UnsupportedModel
+from invariant_rag.files import write_file
 from invariant_rag.interventions.base import PromptBatch
 from invariant_rag.interventions.hidden_scaling import HiddenScaling
-from invariant_rag.interventions.key_value_retrieval import Example, key_value_examples, uuid_examples
 from invariant_rag.interventions.positional_dimensions import (
     FEWEST_LAYERS,
     POSITIONS,
     averaged_dimensions,
     published_dimensions,
 )
-from invariant_rag.interventions.random_texts import random_texts
-from invariant_rag.interventions.search_result import SearchResult, Trial
+from invariant_rag.interventions.search_prompts import Example, key_value_examples, random_texts, uuid_examples
 from invariant_rag.models.loading import check_model
 from invariant_rag.segments import as_token_ids
 
@@ -67,6 +68,76 @@ EXAMPLES = {"published": uuid_examples, "averaged": key_value_examples}
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 """Called with a label and a number of steps; the context yields a function to call after each step."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Validation loss of one candidate scaling: mean negative log-probability of the answers, or of their tokens."""
+
+    dimension: int
+    factor: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The result of `search_dimension`.
+
+    Attributes:
+        model: Name of the model.
+        procedure: The search procedure.
+        found: The scaling with the smallest validation loss.
+        loss: Its validation loss.
+        plain_loss: Validation loss of the plain model. If it is smaller, the scaling does not help.
+        trials: All candidates, smoothest dimension first.
+        positions: Positions of the curves' points.
+        curves: For each hidden state between two layers, the mean value of the found dimension at these positions.
+    """
+
+    model: str
+    procedure: str
+    found: HiddenScaling
+    loss: float
+    plain_loss: float
+    trials: tuple[Trial, ...]
+    positions: tuple[int, ...]
+    curves: tuple[tuple[float, ...], ...]
+
+    def save(self, path: str | Path) -> None:
+        """Write the result as JSON, for `HiddenScaling.load`."""
+        document = {
+            "model": self.model,
+            "procedure": self.procedure,
+            **self.found.as_dict(),
+            "loss": self.loss,
+            "plain_loss": self.plain_loss,
+            "trials": [[each.dimension, each.factor, each.loss] for each in self.trials],
+            "positions": self.positions,
+            "curves": self.curves,
+        }
+        write_file(check_path("path", path), json.dumps(document).encode() + b"\n")
+
+    def draw(self, path: str | Path) -> None:
+        """Plot the found dimension over position, one line per layer, to an image file."""
+        require_extra("matplotlib", "plots")
+        from matplotlib import colormaps
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        colors = colormaps["viridis"](np.linspace(0, 1, len(self.curves)))
+        for layer, (curve, color) in enumerate(zip(self.curves, colors, strict=True)):
+            label = f"after layer {layer}" if layer in {0, len(self.curves) - 1} else None
+            axes.plot(self.positions, curve, color=color, linewidth=1, label=label)
+        mean = np.mean(self.curves, axis=0)
+        axes.plot(self.positions, mean, color="black", linewidth=2, label="mean over layers")
+        axes.set(
+            title=f"Dimension {self.found.dimensions[0]} of {Path(self.model).name}",
+            xlabel="position",
+            ylabel="mean hidden value",
+        )
+        axes.legend()
+        figure.savefig(path)
 
 
 def search_dimension(

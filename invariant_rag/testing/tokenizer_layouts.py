@@ -5,22 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
-
-from invariant_rag.testing.layout_templates import (
-    CHATML,
-    DEEPSEEK,
-    GEMMA,
-    LLAMA2,
-    MISTRAL,
-    NEMOTRON,
-    QWEN3,
-    WITHOUT_THOUGHTS,
-    XML_TOOLS,
-    turns,
-)
 
 _CORPUS = (
     "The ferry to Ostra leaves the harbour at noon; in winter it does not sail.",
@@ -44,6 +33,26 @@ class TokenizerLayout:
     control: tuple[str, ...]
     ordinary: tuple[str, ...] = ()
     lossless: bool = True
+
+
+# --- chat templates ---
+
+
+def _template(name: str) -> str:
+    """Return the chat template in the manner of a model family."""
+    return (Path(__file__).parent / "layout_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def turns(start: str, end: str, *, opening: str = "", names: str = "message['role']") -> str:
+    """A template of turns; `start` may hold ROLE, which is put in by the template's program."""
+    parts = start.split("ROLE")
+    begin = f"{{{{ {parts[0]!r} + role + {parts[1]!r} }}}}" if len(parts) > 1 else start
+    finish = end.split("ROLE")
+    stop = f"{{{{ {finish[0]!r} + role + {finish[1]!r} }}}}" if len(finish) > 1 else end
+    return (
+        f"{opening}{{% for message in messages %}}{{% set role = {names} %}}{begin}{{{{ message['content'] }}}}{stop}"
+        f"{{% endfor %}}{{% if add_generation_prompt %}}{{% set role = 'assistant' %}}{begin}{{% endif %}}"
+    )
 
 
 # --- algorithms ---
@@ -72,16 +81,7 @@ def _byte_fallback(control: Sequence[str], *, legacy: bool = True, unigram: bool
         scores = [(name, 0.0 if name in control else -9.0 if name.startswith("<0x") else -4.0) for name in names]
         backend = Tokenizer(models.Unigram(scores, 0, byte_fallback=True))
     else:
-        pairs = [
-            ("\u2581", "s"),
-            ("\u2581", "u"),
-            ("e", "r"),
-            ("<", "|"),
-            ("|", ">"),
-            ("<", "/"),
-            ("i", "n"),
-            ("t", "h"),
-        ]
+        pairs = [(each[0], each[1]) for each in words if len(each) == 2]
         backend = Tokenizer(
             models.BPE(
                 {name: index for index, name in enumerate(names)},
@@ -149,10 +149,14 @@ _DEEPSEEK = (
     "<\uff5cAssistant\uff5c>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )
+_CHATML = turns("<|im_start|>ROLE\n", "<|im_end|>\n")
 _ROLES = ("system", "user", "assistant", "tool")
 _IM = ("<|im_start|>", "<|im_end|>")
 _THINK = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _SPM = ("<s>", "</s>")
+_SPM_ROLES: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
+_GEMMA = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
+_GEMMA_ROLES: dict[str, Any] = {"bos_token": "<bos>", "eos_token": "<eos>"}
 
 
 def _joined(left: str, right: str) -> tuple[str, ...]:
@@ -160,26 +164,25 @@ def _joined(left: str, right: str) -> tuple[str, ...]:
 
 
 LAYOUTS: dict[str, TokenizerLayout] = {
-    "chatml": _layout(CHATML, _IM, ordinary=("<table>", "Ostra")),
-    "chatml, not flagged": _layout(CHATML, (), _IM, ordinary=("<table>",)),
+    "chatml": _layout(_CHATML, _IM, ordinary=("<table>", "Ostra")),
+    "chatml, not flagged": _layout(_CHATML, (), _IM, ordinary=("<table>",)),
     "chatml, NFKC, normalized": _layout(
-        CHATML, (), _IM, algorithm=lambda: _byte_level(normalizers.NFKC()), normalized=True, lossless=False
+        _CHATML, (), _IM, algorithm=lambda: _byte_level(normalizers.NFKC()), normalized=True, lossless=False
     ),
     "chatml, lower case, normalized": _layout(
-        CHATML, (), _IM, algorithm=lambda: _byte_level(normalizers.Lowercase()), normalized=True, lossless=False
+        _CHATML, (), _IM, algorithm=lambda: _byte_level(normalizers.Lowercase()), normalized=True, lossless=False
     ),
-    "chatml, stripping": _layout(CHATML, (), _IM, stripping=True),
+    "chatml, stripping": _layout(_CHATML, (), _IM, stripping=True),
     "chatml, names put together": _layout(
-        CHATML.replace("<|im_end|>", "{{ '<|' + 'im_end|>' }}"), (), _IM, ordinary=("|", "<", "{{")
+        _CHATML.replace("<|im_end|>", "{{ '<|' + 'im_end|>' }}"), (), _IM, ordinary=("|", "<", "{{")
     ),
-    "qwen3": _layout(QWEN3, _IM, _THINK, algorithm=lambda: _byte_level(normalizers.NFC())),
+    "qwen3": _layout(_template("qwen3"), _IM, _THINK, algorithm=lambda: _byte_level(normalizers.NFC())),
     "llama2": _layout(
-        LLAMA2,
+        _template("llama2"),
         _SPM,
         ("[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),
         algorithm=lambda: _byte_fallback(_SPM),
-        bos_token="<s>",  # noqa: S106
-        eos_token="</s>",  # noqa: S106
+        **_SPM_ROLES,
     ),
     "llama3": _layout(
         turns("<|start_header_id|>ROLE<|end_header_id|>\n\n", "<|eot_id|>", opening="{{ bos_token }}"),
@@ -189,38 +192,31 @@ LAYOUTS: dict[str, TokenizerLayout] = {
         eos_token="<|eot_id|>",  # noqa: S106
     ),
     "gemma": _layout(
-        GEMMA,
-        ("<bos>", "<eos>"),
-        ("<start_of_turn>", "<end_of_turn>"),
-        algorithm=lambda: _byte_fallback(("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), legacy=False),
-        bos_token="<bos>",  # noqa: S106
-        eos_token="<eos>",  # noqa: S106
+        _template("gemma"),
+        _GEMMA[:2],
+        _GEMMA[2:],
+        algorithm=lambda: _byte_fallback(_GEMMA, legacy=False),
+        **_GEMMA_ROLES,
     ),
     "gemma, unigram": _layout(
-        GEMMA,
-        ("<bos>", "<eos>"),
-        ("<start_of_turn>", "<end_of_turn>"),
-        algorithm=lambda: _byte_fallback(
-            ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), legacy=False, unigram=True
-        ),
-        bos_token="<bos>",  # noqa: S106
-        eos_token="<eos>",  # noqa: S106
+        _template("gemma"),
+        _GEMMA[:2],
+        _GEMMA[2:],
+        algorithm=lambda: _byte_fallback(_GEMMA, legacy=False, unigram=True),
+        **_GEMMA_ROLES,
     ),
     "unigram, names begin with a space": _layout(
         turns(" <ROLE>", ""),
-        ("\u2581<system>", "\u2581<user>", "\u2581<assistant>", "\u2581<tool>"),
-        algorithm=lambda: _byte_fallback(
-            ("\u2581<system>", "\u2581<user>", "\u2581<assistant>", "\u2581<tool>"), legacy=False, unigram=True
-        ),
+        _joined("\u2581<", ">"),
+        algorithm=lambda: _byte_fallback(_joined("\u2581<", ">"), legacy=False, unigram=True),
     ),
     "no template, start_of_turn": _layout("", (), ("<start_of_turn>", "<end_of_turn>", "[INST]")),
     "mistral": _layout(
-        MISTRAL,
+        _template("mistral"),
         (*_SPM, "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
         ("[INST]", "[/INST]"),
         algorithm=lambda: _byte_fallback((*_SPM, "[INST]", "[/INST]"), legacy=False),
-        bos_token="<s>",  # noqa: S106
-        eos_token="</s>",  # noqa: S106
+        **_SPM_ROLES,
     ),
     "phi": _layout(turns("<|ROLE|>\n", "<|end|>\n"), (), (*_joined("<|", "|>"), "<|end|>"), stripping=True),
     "zephyr": _layout(
@@ -231,7 +227,7 @@ LAYOUTS: dict[str, TokenizerLayout] = {
         eos_token="</s>",  # noqa: S106
     ),
     "deepseek": _layout(
-        DEEPSEEK,
+        _template("deepseek"),
         (_DEEPSEEK[0], _DEEPSEEK[3]),
         (*_DEEPSEEK[1:3], "</think>"),
         bos_token=_DEEPSEEK[0],
@@ -278,13 +274,15 @@ LAYOUTS: dict[str, TokenizerLayout] = {
         unk_token="[UNK]",  # noqa: S106
     ),
     "whole words only": _layout(turns("<ROLE> ", " <END>\n"), (), (*_joined("<", ">"), "<END>"), single_word=True),
-    "words leave the text": _layout(NEMOTRON, ("<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>"), lossless=False),
-    "thoughts leave the text": _layout(WITHOUT_THOUGHTS, _IM, lossless=False),
+    "words leave the text": _layout(
+        _template("nemotron"), ("<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>"), lossless=False
+    ),
+    "thoughts leave the text": _layout(_template("without_thoughts"), _IM, lossless=False),
     "same sign on both sides, trimmed": _layout(
         turns("@@ROLE@@", "").replace("message['content']", "message['content'] | trim"), (), _joined("@@", "@@")
     ),
     "xml": _layout(
-        XML_TOOLS,
+        _template("xml_tools"),
         (),
         (*_joined("<", ">"), *_joined("</", ">"), "[system]", "<tool_call>", "</tool_call>"),
     ),

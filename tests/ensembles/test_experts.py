@@ -16,7 +16,7 @@ from scipy.special import rel_entr
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import ContextExperts, InvariantModel, PermutationAverage, Prompt, Segment, SegmentSet
-from invariant_rag.ensembles.experts import fuse_experts, resolve_beta
+from invariant_rag.ensembles.experts import resolve_beta
 from invariant_rag.errors import ContextOverflow, InvalidChoice, InvalidSegment, UnsupportedCombination
 from invariant_rag.testing.rounding import assert_rounded_alike, rounding
 
@@ -64,10 +64,9 @@ def test_every_token_is_the_one_that_the_published_rule_chooses(lm: InvariantMod
     result = ContextExperts(lm, beta=beta, gamma=gamma).generate(PROMPT, max_new_tokens=6)
     bound = rounding(ContextExperts(lm, beta=beta, gamma=gamma).generate, PROMPT, max_new_tokens=6)
     written: list[int] = []
-    for token, logprob, expert in zip(result.token_ids, result.logprobs, result.experts, strict=True):
+    for token, logprob in zip(result.token_ids, result.logprobs, strict=True):
         scores = published(lm, written, beta, gamma)
         assert token == int(scores.max(axis=0).argmax())
-        assert expert == int(scores[:, token].argmax())
         assert logprob == pytest.approx(log_softmax(scores.max(axis=0))[token], abs=bound)
         written.append(token)
     assert len(written) == 6
@@ -79,7 +78,6 @@ def test_the_cases_differ_so_that_each_part_of_the_rule_is_seen(lm: InvariantMod
         for beta, gamma in [(0.0, 0.0), (0.5, 0.0), (0.5, 2.5)]
     ]
     assert len({each.logprobs for each in answers}) == 3
-    assert len(set(answers[0].experts)) > 1, "several experts must speak in one answer"
 
 
 def test_a_dynamic_beta_is_that_of_the_first_token_for_every_expert_and_token() -> None:
@@ -90,16 +88,6 @@ def test_a_dynamic_beta_is_that_of_the_first_token_for_every_expert_and_token() 
     assert_rounded_alike(found, (rel_entr(p, (p + q) / 2) + rel_entr(q, (p + q) / 2)) / 2, 8, magnitude=1)
     assert_rounded_alike(found.sum(), jensenshannon(p, q) ** 2, 24, magnitude=1)
     assert resolve_beta("dynamic", amateur, amateur).tolist() == [0.0] * 3  # type: ignore[union-attr]
-
-
-def test_a_dynamic_beta_is_the_default_and_ignores_the_order(lm: InvariantModel) -> None:
-    outcomes = set()
-    for order in itertools.permutations(range(4)):
-        prompt = Prompt(PROMPT.prefix, PROMPT.segments.permuted(order), PROMPT.suffix)
-        result = ContextExperts(lm, gamma=0).generate(prompt, max_new_tokens=3)
-        outcomes.add((result.token_ids, result.logprobs, tuple(ContextExperts(lm, gamma=0).score(prompt, CANDIDATES))))
-    assert len(outcomes) == 1
-    assert outcomes.pop()[1] != ContextExperts(lm, beta=0, gamma=0).generate(PROMPT, max_new_tokens=3).logprobs
 
 
 @pytest.mark.parametrize("beta", [0.5, "dynamic"])
@@ -115,35 +103,18 @@ def test_a_score_is_the_sum_over_the_tokens_of_the_same_rule(lm: InvariantModel,
     assert experts.score(PROMPT, []) == []
 
 
-@pytest.mark.parametrize("method", ["sequential", "rotor", "pine"])
-@pytest.mark.parametrize("ordering", ["given", "lexical", "score"])
+@pytest.mark.parametrize(("method", "ordering"), [("sequential", "given"), ("rotor", "lexical"), ("pine", "score")])
 def test_a_permutation_changes_no_bit_whatever_the_ordering(lm: InvariantModel, method: str, ordering: str) -> None:
-    experts = ContextExperts(lm.with_method(method, ordering=ordering), beta=0.5)
+    experts = ContextExperts(lm.with_method(method, ordering=ordering))
     assert experts.invariant
-    outcomes, read = set(), set()
+    outcomes, orders = set(), set()
     for order in list(itertools.permutations(range(4)))[::5]:
         prompt = Prompt(PROMPT.prefix, PROMPT.segments.permuted(order), PROMPT.suffix)
         result = experts.generate(prompt, max_new_tokens=3)
         assert result.invariant
         outcomes.add((result.token_ids, result.logprobs, result.cost, tuple(experts.score(prompt, CANDIDATES))))
-        read.add(
-            tuple(tuple(prompt.segments[i].canonical_key for i in each) for each in (result.order, result.experts))
-        )
-    assert len(outcomes) == len(read) == 1
-
-
-def test_of_experts_with_equal_support_the_first_by_content_is_named(lm: InvariantModel) -> None:
-    amateur, logits = torch.zeros(3), torch.tensor([1.0, 2.0, 0.0])
-    best, winners = fuse_experts(
-        amateur, [(logits, 0.5), (logits, 0.5), (logits + torch.tensor([0.0, 0.0, 1.0]), 0.5)], [0.0] * 3
-    )
-    assert winners.tolist() == [0, 0, 2]
-    assert best.tolist() == [1.5, 3.0, 1.5]
-    twins = [Segment(token_ids=(5, 6), metadata={"source": name}) for name in ("b", "a", "c")]
-    for listed in itertools.permutations(twins):
-        prompt = Prompt([3, 4], listed, [11, 12])
-        result = ContextExperts(lm, beta=0.5, gamma=0).generate(prompt, max_new_tokens=3)
-        assert {prompt.segments[index].metadata["source"] for index in result.experts} == {"a"}
+        orders.add(tuple(prompt.segments[i].canonical_key for i in result.order))
+    assert len(outcomes) == len(orders) == 1
 
 
 def test_without_segments_it_is_the_model_itself_and_with_one_and_no_contrast_too(lm: InvariantModel) -> None:
@@ -153,13 +124,6 @@ def test_without_segments_it_is_the_model_itself_and_with_one_and_no_contrast_to
         result = ContextExperts(lm, beta=beta, gamma=0).generate(prompt, max_new_tokens=4)
         assert result.token_ids == expected.token_ids
         assert result.logprobs == pytest.approx(expected.logprobs, abs=rounding(lm.generate, prompt, max_new_tokens=4))
-        assert result.experts == (0,) * 4 * len(segments)
-
-
-def test_several_prompts_are_answered_as_each_alone(lm: InvariantModel) -> None:
-    experts, other = ContextExperts(lm, beta=0.5, gamma=0), Prompt([3], [[30], [31, 32]], [11])
-    single = [experts.generate(each, max_new_tokens=2) for each in (PROMPT, other)]
-    assert experts.generate([PROMPT, other], max_new_tokens=2) == single
 
 
 def test_the_cost_is_one_prefill_per_segment_and_one(lm: InvariantModel) -> None:
@@ -177,19 +141,13 @@ def test_a_forbidden_token_is_never_written(lm: InvariantModel) -> None:
     assert all(map(math.isfinite, result.logprobs))
 
 
-def test_segments_need_not_fit_the_window_together(llama: PreTrainedModel) -> None:
-    lm = InvariantModel(llama)
-    prompt = Prompt([3], [[5] * 200, [6] * 200, [7] * 200], [8])
-    with pytest.raises(ContextOverflow):
-        lm.generate(prompt, max_new_tokens=2)
-    assert len(ContextExperts(lm, beta=0.5, gamma=0).generate(prompt, max_new_tokens=2).order) == 3
-
-
 def test_a_segment_that_does_not_fit_alone_is_dropped_trimmed_or_refused_as_elsewhere(llama: PreTrainedModel) -> None:
     prompt = Prompt([3], [[5] * 3, [6] * 900, [7] * 4], [8])
     lm = InvariantModel(llama)
     with pytest.raises(ContextOverflow):
         ContextExperts(lm, beta=0.5, gamma=0).generate(prompt, max_new_tokens=2)
+    together = Prompt([3], [[5] * 200, [6] * 200, [7] * 200], [8])  # more than the window of 512 tokens
+    assert len(ContextExperts(lm, beta=0.5, gamma=0).generate(together, max_new_tokens=2).order) == 3
     dropping = ContextExperts(lm.with_method(overflow="drop_last"), beta=0.5, gamma=0)
     dropped = dropping.generate(prompt, max_new_tokens=2)
     assert (dropped.dropped, sorted(dropped.order), dropped.cost.prefills) == ((1,), [0, 2], 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,9 @@ def test_settings_equal_those_of_the_published_code(entry: dict[str, Any], golde
         assert lm.generate(prompt, max_new_tokens=8).token_ids == tuple(greedy)
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("factor", [-1.0, 0.2])
+@pytest.mark.parametrize(("settings", "factor"), list(zip(SETTINGS.values(), cycle((-1.0, 0.2)))), ids=str)
 def test_logits_and_decoding_equal_a_float64_loop_written_from_the_paper(
-    factor: float, settings: dict[str, Any], llama_logits: Callable[..., torch.Tensor]
+    settings: dict[str, Any], factor: float, llama_logits: Callable[..., torch.Tensor]
 ) -> None:
     """Equations 4 and 5 with the ablations of table 3; every generated token is a last token."""
     model: Any = tiny_model("llama", eos_token_id=None).double()
@@ -118,7 +118,7 @@ def test_logits_and_decoding_equal_a_float64_loop_written_from_the_paper(
     assert (moved > rounding(lm.logits, prompt)) == changes
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("settings", [*SETTINGS.values()][1::2], ids=str)
 def test_a_padded_batch_equals_single_calls_in_every_setting(settings: dict[str, Any]) -> None:
     scaling = HiddenScaling((5, 40), -1.0, (1, 3), **settings)
     lm = InvariantModel(tiny_model("llama", eos_token_id=None), method="sequential", intervention=scaling)
@@ -135,10 +135,6 @@ def test_settings_survive_a_file(tmp_path: Path) -> None:
     assert HiddenScaling.load(tmp_path / "scaling.json") == scaling
     (tmp_path / "scaling.json").write_text('{"dimensions": [5], "factor": 0, "layers": [1]}')
     assert HiddenScaling.load(tmp_path / "scaling.json") == HiddenScaling(5, 0, [1])
-
-
-def test_one_dimension_may_be_given_as_a_number() -> None:
-    assert HiddenScaling(3, 0, [1]) == HiddenScaling((3,), 0.0, range(1, 2))
 
 
 def test_the_published_table_is_found_by_id_and_by_the_last_part_of_it() -> None:

@@ -1,9 +1,10 @@
-"""Law 1 over random prompts: every permutation gives the same bits, at the public entry."""
+"""Law 1 over random prompts: every permutation gives the same tokens and arrangement, and so the same bits."""
 
 from __future__ import annotations
 
-import itertools
 import random
+from collections.abc import Sequence
+from itertools import chain, permutations
 
 import pytest
 import torch
@@ -14,13 +15,22 @@ from transformers import PreTrainedModel
 from invariant_rag import InvariantModel, Prompt, SegmentSet
 from invariant_rag.methods import METHODS
 
-quick = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fixtures = [HealthCheck.function_scoped_fixture]
 token = st.integers(3, 127)
 segment = st.lists(token, min_size=0, max_size=6)
 segments = st.one_of(
     st.lists(segment, min_size=0, max_size=6),
     st.lists(st.sampled_from([[5], [5, 6], [7]]), min_size=2, max_size=6),  # duplicates and shared beginnings
 )
+FOUR = SegmentSet([[9, 4, 77], [30], [9, 4], [200, 201, 202, 203, 204]])
+SINGLE, HALF = torch.float32, torch.bfloat16
+INVARIANT = [name for name in METHODS if name != "sequential"]
+PAIRS = [
+    *((method, SINGLE, "sdpa", 1) for method in INVARIANT),
+    *((method, HALF, "varlen", 5) for method in INVARIANT),
+    *((method, (SINGLE, HALF)[number % 2], "reference", 7) for number, method in enumerate(INVARIANT)),
+]
+"""Every method with every backend and every dtype; every `step`-th permutation."""
 
 
 @pytest.fixture(scope="module")
@@ -28,22 +38,49 @@ def models(golden_model: PreTrainedModel) -> dict[torch.dtype, PreTrainedModel]:
     """The golden Llama in two dtypes."""
     half = type(golden_model)(golden_model.config)
     half.load_state_dict(golden_model.state_dict())
-    return {torch.float32: golden_model, torch.bfloat16: half.to(torch.bfloat16).eval()}
+    return {SINGLE: golden_model, HALF: half.to(HALF).eval()}
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def model(request: pytest.FixtureRequest, models: dict[torch.dtype, PreTrainedModel]) -> PreTrainedModel:
-    """The golden Llama in one dtype."""
-    return models[request.param]
+@pytest.mark.parametrize("method", METHODS)
+@settings(max_examples=30, deadline=None, suppress_health_check=fixtures)
+@given(
+    ordering=st.sampled_from(["lexical", "lexical-reversed", "frequency"]),
+    chosen=st.lists(segments, min_size=1, max_size=3),
+    shuffle=st.randoms(use_true_random=False),
+)
+def test_every_order_is_prepared_alike(
+    llama: PreTrainedModel, method: str, ordering: str, chosen: list[list[list[int]]], shuffle: random.Random
+) -> None:
+    """Without a forward pass: tokens and arrangement are all that a model computes with."""
+    lm = InvariantModel(llama, method=method, ordering=ordering)
+    prompt = Prompt.of([3], *chain.from_iterable((SegmentSet(each), [4]) for each in chosen))
+    expected = lm.prepare(prompt)
+    for other in (prompt.shuffled(shuffle), backwards(prompt)):
+        found = lm.prepare(other)
+        assert (found.input_ids, found.arrangement) == (expected.input_ids, expected.arrangement)
+        assert [other.segments[i] for i in found.order] == [prompt.segments[i] for i in expected.order]
+
+
+def backwards(prompt: Prompt) -> Prompt:
+    """The prompt with the segments of every set in the opposite order."""
+    return prompt.with_sets(each.permuted(range(len(each))[::-1]) for each in prompt.sets)
+
+
+def orders_of(prompt: Prompt, step: int = 1) -> list[Prompt]:
+    """Every permutation of four different segments, or each `step`-th: that many other texts for a plain model."""
+    listed: Sequence[tuple[int, ...]] = list(permutations(range(4)))[::step]
+    found = [Prompt(prompt.prefix, prompt.segments.permuted(order), prompt.suffix) for order in listed]
+    assert len({tuple(token for each in other.segments for token in each.token_ids or ()) for other in found}) > 3
+    return found
 
 
 @pytest.mark.parametrize(
     ("method", "ordering"),
     [*((method, "lexical") for method in METHODS), ("rotor", "lexical-reversed"), ("pine", "frequency")],
 )
-@quick
+@settings(max_examples=12, deadline=None, suppress_health_check=fixtures)
 @given(
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    dtype=st.sampled_from([SINGLE, HALF]),
     prefix=segment,
     chosen=segments,
     suffix=st.lists(token, min_size=1, max_size=4),
@@ -68,56 +105,26 @@ def test_logits_and_tokens_ignore_the_order_of_segments(
     assert [prompt.segments[i] for i in one.order] == [other.segments[i] for i in two.order]
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "sequential"])
-def test_every_permutation_of_four_segments_gives_the_same_bits(model: PreTrainedModel, method: str) -> None:
-    lm = InvariantModel(model, method=method)
-    chosen = [[9, 4, 77], [30], [9, 4], [200, 201, 202, 203, 204]]
-    expected = lm.logits(Prompt([3, 8], chosen, [11, 12]))
-    for order in itertools.permutations(range(4)):
-        assert torch.equal(lm.logits(Prompt([3, 8], [chosen[i] for i in order], [11, 12])), expected)
-
-
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "sequential"])
-def test_thirty_segments_in_five_orders_give_the_same_bits(model: PreTrainedModel, method: str) -> None:
-    lm, state = InvariantModel(model, method=method), random.Random(7)
-    prompt = Prompt([3, 4], [[state.randrange(5, 500) for _ in range(state.randrange(1, 6))] for _ in range(30)], [9])
+@pytest.mark.parametrize(("method", "dtype", "backend", "step"), PAIRS)
+def test_every_permutation_of_four_segments_gives_the_same_bits(
+    models: dict[torch.dtype, PreTrainedModel], method: str, dtype: torch.dtype, backend: str, step: int
+) -> None:
+    lm = InvariantModel(models[dtype], method=method, backend=backend)
+    prompt = Prompt([3, 8], FOUR, [11, 12])
     expected = lm.logits(prompt)
-    for _ in range(5):
-        assert torch.equal(lm.logits(prompt.shuffled(state)), expected)
+    assert all(torch.equal(lm.logits(other), expected) for other in orders_of(prompt, step))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_several_sets_are_invariant_each_on_its_own(model: PreTrainedModel, method: str) -> None:
-    lm = InvariantModel(model, method=method, ordering="lexical")
-    first, second = SegmentSet([[5, 6], [7], [8, 9, 10]]), SegmentSet([[20], [21, 22, 23]])
-    expected = lm.logits(Prompt.of([3], first, [4, 4], second, [11, 12]))
-    shuffled = Prompt.of([3], first.permuted([2, 0, 1]), [4, 4], second.permuted([1, 0]), [11, 12])
-    assert torch.equal(lm.logits(shuffled), expected)
-    swapped = Prompt.of([3], second, [4, 4], first, [11, 12])
-    assert not torch.equal(lm.logits(swapped), expected), "the order of the sets themselves does carry meaning"
-
-
-def test_a_set_sees_another_as_plain_text_before_it(model: PreTrainedModel) -> None:
-    """With one segment in the first set, a prompt of two sets is a prompt of one with a longer prefix."""
-    lm = InvariantModel(model)
-    second = SegmentSet([[20], [21, 22, 23], [24, 25]])
-    several = lm.logits(Prompt.of([3], SegmentSet([[5, 6]]), [4], second, [11, 12]))
-    assert torch.equal(several, lm.logits(Prompt([3, 5, 6, 4], second, [11, 12])))
-
-
-def test_the_reference_is_invariant_too(model: PreTrainedModel) -> None:
-    for method in METHODS:
-        lm = InvariantModel(model, method=method, ordering="lexical", backend="reference")
-        prompt = Prompt([3], [[5, 6], [7], [8, 9]], [11])
-        assert torch.equal(lm.logits(prompt), lm.logits(Prompt([3], [[8, 9], [5, 6], [7]], [11])))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_long_segments_of_very_different_lengths_are_arranged_too(golden_model: PreTrainedModel, method: str) -> None:
+@pytest.mark.parametrize("method", INVARIANT)
+def test_many_segments_and_very_long_ones_in_other_orders_give_the_same_bits(
+    models: dict[torch.dtype, PreTrainedModel], method: str
+) -> None:
     """Shifts reach twice the length of the prompt: a reader moves one way and what it reads the other."""
-    state = random.Random(2)
-    chosen = [[state.randrange(5, 500) for _ in range(length)] for length in (700, 3, 650, 1)]
-    lm, prompt = InvariantModel(golden_model, method=method, ordering="lexical"), Prompt([3], chosen, [9, 8])
-    expected = lm.logits(prompt)
-    assert torch.isfinite(expected).all()
-    assert torch.equal(lm.logits(prompt.shuffled(state)), expected)
+    state = random.Random(7)
+    for dtype, lengths in ((HALF, [state.randrange(1, 6) for _ in range(30)]), (SINGLE, (700, 3, 650, 1))):
+        chosen = [[state.randrange(5, 500) for _ in range(length)] for length in lengths]
+        lm, prompt = InvariantModel(models[dtype], method=method), Prompt([3, 4], chosen, [9])
+        expected = lm.logits(prompt)
+        assert torch.isfinite(expected).all()
+        for other in (prompt.shuffled(state), backwards(prompt)):
+            assert torch.equal(lm.logits(other), expected)

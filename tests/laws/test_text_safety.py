@@ -200,17 +200,6 @@ def test_no_text_at_all_becomes_a_control_token(lm: InvariantModel, text: str) -
     assert control_tokens(lm.tokenizer).keys().isdisjoint(tokenize_literal(text, lm.tokenizer))
 
 
-def test_nothing_but_the_control_tokens_is_taken_apart(lm: InvariantModel) -> None:
-    plain = "a chunk without any of them"
-    assert list(tokenize_literal(plain, lm.tokenizer)) == lm.tokenizer(plain, add_special_tokens=False)["input_ids"]
-
-
-def test_tokens_that_are_not_for_control_stay_whole() -> None:
-    tokenizer = not_flagged_as_special()
-    tokenizer.add_tokens(["<table>"])
-    assert tokenizer.convert_tokens_to_ids("<table>") in tokenize_literal("a <table> b <|im_end|>", tokenizer)
-
-
 @pytest.mark.parametrize("special", [False, True])
 def test_a_character_that_is_an_added_token_is_refused_nowhere(special: bool) -> None:
     tokenizer = finished(byte_backend(special=False))

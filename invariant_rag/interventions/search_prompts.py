@@ -1,4 +1,4 @@
-"""Validation prompts of the dimension search: look up one of many random keys (arXiv 2406.02536)."""
+"""Texts of the dimension search: look up one of many random keys, and random characters (arXiv 2406.02536)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from invariant_rag.errors import ContextOverflow, TokenizerRequired
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_CHARACTERS = string.ascii_lowercase + string.digits
+CHARACTERS = string.ascii_letters + string.digits + "!#$%&'()*+,./:;<>?@[\\]^_{|}"
+"""The characters of `corpus/random_string.txt` of PositionalHidden/PositionalHidden."""
+_CHARACTERS_PER_TOKEN = 10
+_KEY_CHARACTERS = string.ascii_lowercase + string.digits
 
 
 @dataclass(frozen=True)
@@ -92,17 +95,15 @@ def key_value_examples(
     count: int = 100,
     *,
     pairs: int = 50,
-    length: int = 12,
     window: int | None = None,
     seed: int = 0,
 ) -> list[Example]:
-    """Return plain prompts with short keys, shaped as in appendix B; the positions of the asked keys are evenly spread.
+    """Return plain prompts with keys of 12 characters, shaped as in appendix B, asked at evenly spread positions.
 
     Args:
         tokenizer: The model's tokenizer.
         count: Number of prompts.
         pairs: Key-value pairs in each prompt; reduced to fit the context window.
-        length: Characters of each key and value.
         window: Maximum number of tokens of prompt and answer together. None: no limit.
         seed: Seed of the random strings.
 
@@ -110,7 +111,7 @@ def key_value_examples(
         ContextOverflow: Two pairs do not fit.
     """
     return _fit(
-        lambda source, fitting, index: _example(tokenizer, source, fitting, length, index * fitting // count),
+        lambda source, fitting, index: _example(tokenizer, source, fitting, index * fitting // count),
         count,
         pairs,
         window,
@@ -118,11 +119,27 @@ def key_value_examples(
     )
 
 
-def _example(
-    tokenizer: PreTrainedTokenizerBase, random_state: random.Random, pairs: int, length: int, target: int
-) -> Example:
-    keys, values = (["".join(random_state.choices(_CHARACTERS, k=length)) for _ in range(pairs)] for _ in range(2))
+def _example(tokenizer: PreTrainedTokenizerBase, random_state: random.Random, pairs: int, target: int) -> Example:
+    keys, values = (["".join(random_state.choices(_KEY_CHARACTERS, k=12)) for _ in range(pairs)] for _ in range(2))
     listed = "\n".join(f'"{key}": "{value}"' for key, value in zip(keys, values, strict=True))
     prompt = tokenizer(f'Keys and their values:\n{listed}\nThe value of the key "{keys[target]}" is "').input_ids
     answer = tokenizer(values[target], add_special_tokens=False).input_ids
     return Example(tuple(prompt), tuple(answer))
+
+
+def random_texts(
+    tokenizer: PreTrainedTokenizerBase, length: int = 1000, count: int = 200, seed: int = 0
+) -> list[list[int]]:
+    """Return the token ids of texts, without special tokens, in which a hidden value can only follow the position.
+
+    They are cut as in `get_avg_hidden_state.py` of the published code.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        length: Most tokens in a text; each is cut from ten times as many characters.
+        count: Number of texts.
+        seed: Seed of the characters.
+    """
+    source = random.Random(seed)
+    texts = ("".join(source.choices(CHARACTERS, k=length * _CHARACTERS_PER_TOKEN)) for _ in range(count))
+    return [tokenizer(text, add_special_tokens=False, verbose=False).input_ids[:length] for text in texts]
