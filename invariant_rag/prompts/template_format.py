@@ -27,8 +27,6 @@ _CALLS = (
 _USER, _CONTENT, _RESULT, _REASONING = "probequestion", "probecontent", "proberesult", "probereasoning"
 _ID = re.compile(r""",\s*"(?:id|call_id|tool_call_id)":\s*"probe000\d\"""")
 _MARKER = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\])\s*\Z")
-_OBJECT_BEGIN = re.compile(r'(?s)(.*?)(\{"\w+": ")')
-_OBJECT_MIDDLE = re.compile(r'", "(\w+)": ')
 
 
 @dataclass(frozen=True)
@@ -60,16 +58,6 @@ class CallFormat:
             return begin[:1]
         marker = re.match(r"<[^<>\s]+>|\[[A-Z_]+\]", begin)
         return marker[0] if marker else begin.split()[0]
-
-    @property
-    def object_keys(self) -> tuple[str, str] | None:
-        """Keys of name and arguments, where a call behind a marker is one JSON object of these two; else None."""
-        begin, middle = _OBJECT_BEGIN.fullmatch(self.begin), _OBJECT_MIDDLE.fullmatch(self.middle)
-        if self.anchored or not begin or not middle or not self.end.startswith("}"):
-            return None
-        if self.between is not None and not (self.between.startswith("}") and self.between.endswith(begin[2])):
-            return None
-        return begin[2][2:-4], middle[1]
 
     def write(self, calls: Sequence[ToolCall]) -> str:
         """Return calls as text."""

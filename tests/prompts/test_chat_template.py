@@ -88,7 +88,6 @@ def test_a_template_may_write_bos_and_it_is_not_doubled() -> None:
 NO_SYSTEM = "{% for m in messages %}{% if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
 REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + NO_SYSTEM
 TWICE = "{% for m in messages %}{{ m.content }}{% endfor %}{{ messages[-1].content }}"
-SYSTEM_LAST = "{% for m in messages[1:] %}{{ m.content }}{% endfor %}|{{ messages[0].content }}"
 
 
 def test_a_template_may_drop_a_system_message_of_text_but_not_one_of_segments() -> None:
@@ -109,13 +108,6 @@ def test_where_a_template_refuses_a_system_message_it_opens_the_first_question()
     ]
     assert render_chat(messages, templated(REFUSES)).texts == ("[user]Rules: ", "\n\n", "Why?")
     assert render_chat(question_messages("Why?", SegmentSet(), ""), templated(REFUSES)).texts[0] == "[user]"
-
-
-def test_a_template_may_write_messages_in_another_order() -> None:
-    messages = [{"role": "system", "content": SegmentSet(["s"])}, {"role": "user", "content": SegmentSet(["u"])}]
-    prompt = render_chat(messages, templated(SYSTEM_LAST))
-    assert prompt.texts == ("", "|", "")
-    assert prompt.sets == (SegmentSet(["u"]), SegmentSet(["s"]))
 
 
 def test_one_of_several_templates_is_used_and_control_tokens_of_all_are_known() -> None:
