@@ -95,9 +95,8 @@ test-rounding: $(VENV)/.test ## Run tests that rounding decides with the kernels
 test-vllm: $(VLLM_VENV)/.vllm ## Run the tests of the vLLM package against a real vLLM on the CPU (Linux)
 	cd integrations/vllm && $(abspath $(VLLM_VENV))/bin/python -m pytest $(VLLM_PYTEST_ARGS)
 
-test-ray: $(VENV)/.test ## Run the tests of replicas and of benchmarks on Ray, on clusters of this machine
+test-ray: $(VENV)/.test ## Run the tests of replicas on Ray, on clusters of this machine
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/ray_cluster
-	cd benchmarks && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(abspath $(BIN))/python -m pytest tests/ray_cluster
 
 # Their deprecations are not ours; only here is a warning no error.
 test-clients: $(VENV)/.test $(CLIENTS_VENV)/.clients ## Ask the server with openai, LangChain, LlamaIndex, Cohere and curl
@@ -243,6 +242,11 @@ $(VENV)/.notebooks: $(VENV)/.integrations
 $(VENV)/.site: $(VENV)/.integrations
 	$(INSTALL) --editable '.[docs]'
 	@touch $@
+
+# What CI needs beyond the tests, resolved and installed once.
+$(VENV)/.all: $(VENV)/.integrations
+	$(INSTALL) --editable '.[dev,docs,notebooks]'
+	@touch $(VENV)/.dev $(VENV)/.site $(VENV)/.notebooks $@
 
 $(VENV)/.release: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'

@@ -1,23 +1,20 @@
 """Layouts and arrangements: which keys every token of a prompt attends to, and at which rotary shift.
 
 Rotary scores depend on position differences only. So a token keeps its own position, nearly always its index in memory,
-and keys that it should see elsewhere are rotated by a constant shift per segment. An arrangement is a list of *blocks*
-of neighbouring queries (causal, rows, or RoToR's ring).
+and keys that it attends to elsewhere are rotated by a constant shift per segment. An arrangement is a list of *rows*:
+a row has neighbouring queries, runs of keys with one shift each, and sets whose shifts follow from queries and keys.
+Backends compute rows and know no methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, groupby
-from operator import attrgetter
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from itertools import accumulate, pairwise
+from typing import Literal, TypeAlias
 
 from invariant_rag.errors import InvalidChoice
-
-if TYPE_CHECKING:
-    from invariant_rag.attention.call import AttentionCall
 
 Slots: TypeAlias = Literal["stacked", "natural", "shared"]
 
@@ -75,155 +72,11 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Run:
-    """Keys `start` to `stop` (exclusive), seen as if they lay `shift` positions later (earlier when negative)."""
-
-    start: int
-    stop: int
-    shift: int
-
-
-@dataclass(frozen=True)
-class Row:
-    """What the tokens of one span see: runs of keys from far to near.
-
-    The last run ends with the span itself, and attention within the span is causal. Positions along the row are running
-    sums of the runs' lengths, so the last key of a row lies at the last token of the span.
-
-    Attributes:
-        queries: The span.
-        runs: The keys.
-    """
-
-    queries: Span
-    runs: tuple[Run, ...]
-
-    @property
-    def length(self) -> int:
-        """Number of keys in the row."""
-        return sum(run.stop - run.start for run in self.runs)
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether the span sees everything before it at its natural position, as in a plain causal model."""
-        return self.runs == (Run(0, self.queries.stop, 0),)
-
-
-class Block(Protocol):
-    """Neighbouring queries that a backend computes together."""
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        """The block as rows, for backends without a kernel for its kind."""
-        ...
-
-
-@dataclass(frozen=True)
-class Causal:
-    """Queries that see everything before them at its natural position, as in a plain causal model."""
-
-    queries: Span
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        """One row with one run."""
-        return (Row(self.queries, (Run(0, self.queries.stop, 0),)),)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Neighbouring rows of any kind."""
-
-    rows: tuple[Row, ...]
-
-
-class Arrangement(Protocol):
-    """What a method decides for the lengths of a prompt. A backend computes it."""
-
-    @property
-    def layout(self) -> Layout:
-        """Where the texts and segments of the prompt lie in memory."""
-        ...
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """Rotary position of every token of the prompt; generated tokens count on from the last one."""
-        ...
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether this is plain causal attention, so that the model can run with its own attention."""
-        ...
-
-    def keys_of_queries(self, call: AttentionCall, head: int) -> Iterator[Sequence[tuple[int, int]]]:
-        """Yield what each query of a head attends to: index and position of every key, far to near, itself last.
-
-        This is what the arrangement means: `reference` computes it as it is. Positions are those along the row, and a
-        sliding window covers the last keys. The queries are all tokens of the prompt, or a stretch of its last text and
-        the tokens generated after it.
-        """
-        ...
-
-    def weighted_from(self, start: int) -> Weighted:
-        """Return the keys that a token weighs, or a row or block that starts with it."""
-        ...
-
-
-@dataclass(frozen=True)
-class RowArrangement:
-    """An arrangement that is the same for every layer, head and input.
-
-    Attributes:
-        layout: Where the texts and segments lie in memory.
-        blocks: Blocks that cover the prompt, in memory order.
-        positions: Rotary position of every token.
-    """
-
-    layout: Layout
-    blocks: tuple[Block, ...]
-    positions: tuple[int, ...]
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        """The rows of all blocks."""
-        return tuple(row for block in self.blocks for row in block.rows)
-
-    @cached_property
-    def is_plain(self) -> bool:
-        """Whether this is plain causal attention, so that the model can run with its own attention."""
-        is_causal = self.blocks in ((), (Causal(Span(0, self.layout.length)),))
-        return is_causal and self.positions == natural_positions(self.layout)
-
-    def blocks_from(self, query_start: int, stop: int) -> tuple[Block, ...]:
-        """Return the blocks of the queries `query_start` to `stop`.
-
-        The last text, and tokens that continue it, see everything before them at its natural position.
-        """
-        if query_start >= max(1, self.layout.text_spans[-1].start):
-            return (Causal(Span(query_start, stop)),)
-        behind = Span(self.layout.length, stop)
-        blocks = _behind(self.blocks, query_start)
-        return (*blocks, Causal(behind)) if len(behind) > 0 else blocks
-
-    def keys_of_queries(self, call: AttentionCall, head: int) -> Iterator[Sequence[tuple[int, int]]]:
-        """Yield what each query of a head attends to: index and position of every key, far to near, itself last."""
-        for block in self.blocks_from(call.query_start, call.keys.shape[1]):
-            for row in block.rows:
-                keys = [(key, key + run.shift) for run in row.runs for key in range(run.start, run.stop)]
-                for later in reversed(range(len(row.queries))):
-                    yield keys[: row.length - later]
-
-    def weighted_from(self, start: int) -> Weighted:
-        """Return no keys: rows attend by a plain softmax."""
-        return ()
-
-
-@dataclass(frozen=True)
 class Weighting:
-    """How some keys are weighed against all others.
+    """How the keys of a run weigh against all others.
 
-    They get a softmax of their own, over scores divided by the temperature. It is merged with the rest by log-sum-exps,
-    of which theirs becomes `factor * log-sum-exp + offset`. An offset of `log(n)` counts every key n times.
+    They have a softmax of their own, over scores divided by the temperature. It is merged with the rest by
+    log-sum-exps, of which theirs becomes `factor * lse + offset`. An offset of `log(n)` counts every key n times.
     """
 
     temperature: float = 1.0
@@ -231,38 +84,173 @@ class Weighting:
     offset: float = 0.0
 
 
-Weighted: TypeAlias = tuple[tuple[Span, Weighting], ...]
+UNWEIGHTED = Weighting()
 
 
 @dataclass(frozen=True)
-class WeightedArrangement(RowArrangement):
-    """Rows whose tokens weigh some of the keys that they see.
+class Run:
+    """Keys `start` to `stop` (exclusive), as if they were `shift` positions later (earlier when negative)."""
+
+    start: int
+    stop: int
+    shift: int
+    weighting: Weighting = UNWEIGHTED
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class RankedSet:
+    """Segments that every head places by their importance to the queries (PINE, arXiv 2407.01100, section 3.3).
+
+    They are stacked one after the other, from the place of the first of them in memory on. Importance is softmax
+    attention without positions over the tokens of all segments but `own`, summed over the queries and over the tokens
+    of a segment, divided by its length. Ties keep the order in memory.
 
     Attributes:
-        weighted: Disjoint stretches of keys, each with its weighting, for tokens that have no whole set before them,
-            for tokens that have one, and so on: `len(sets) + 1` entries.
+        segments: The segments that have tokens, in memory order; at least two.
+        own: If the queries are one of the segments, its index: they rank the others together, and the others are
+            stacked as if it came last. None: every query ranks all segments for itself.
+        reverse: Whether the most important segment is placed farthest instead of nearest.
     """
 
-    weighted: tuple[Weighted, ...]
+    segments: tuple[Span, ...]
+    own: int | None = None
+    reverse: bool = False
 
-    def weighted_from(self, start: int) -> Weighted:
-        """Return the keys that a token weighs, or a row or block that starts with it."""
-        return self.weighted[sum(text.start <= start for text in self.layout.text_spans[1:])]
+    @property
+    def first_position(self) -> int:
+        """Position of the first token of the farthest segment, for queries that have their index as position."""
+        if self.own is None:
+            return self.segments[0].start
+        return self.segments[0].start - self.segments[-1].stop + self.segments[self.own].stop
+
+    @property
+    def others(self) -> tuple[Span, ...]:
+        """The segments that are ranked."""
+        return tuple(span for index, span in enumerate(self.segments) if index != self.own)
 
 
-def _behind(blocks: tuple[Block, ...], start: int) -> tuple[Block, ...]:
-    """Return the blocks of the queries from a token on: whole prompts keep theirs, parts of them are rows."""
-    if not start:
-        return blocks
-    return _blocks(
-        Row(
-            Span(max(start, row.queries.start), row.queries.stop),
-            _joined((run.start, run.stop, run.shift) for run in row.runs),
-        )
-        for block in blocks
-        for row in block.rows
-        if row.queries.stop > start
-    )
+@dataclass(frozen=True)
+class Row:
+    """What the tokens of one span attend to: runs of keys from far to near, and ranked sets.
+
+    The last run ends with the span itself, and attention within the span is causal. The last key of a row is at the
+    position of the last token of the span. Sliding windows count keys along the row.
+
+    Attributes:
+        queries: The span.
+        runs: The keys at shifts that are known. Of a row with ranked sets, the rest is stacked.
+        ranked: The keys at shifts that follow from queries and keys.
+    """
+
+    queries: Span
+    runs: tuple[Run, ...]
+    ranked: tuple[RankedSet, ...] = ()
+
+    @cached_property
+    def length(self) -> int:
+        """Number of keys in the row."""
+        ranked = [len(span) for each in self.ranked for span in each.others]
+        return sum([run.stop - run.start for run in self.runs]) + sum(ranked)
+
+    @cached_property
+    def is_weighted(self) -> bool:
+        """Whether a run has a weighting."""
+        return {run.weighting for run in self.runs} != {UNWEIGHTED}
+
+    @cached_property
+    def is_causal(self) -> bool:
+        """Whether the span attends to everything before it, as in a plain causal model."""
+        return self.runs == (Run(0, self.queries.stop, 0),) and not self.ranked
+
+    def part(self, start: int, stop: int) -> Row:
+        """Return the row of the queries `start` to `stop`, which may continue the span."""
+        *before, own = self.runs
+        return Row(Span(start, stop), (*before, replace(own, stop=stop)), self.ranked)
+
+
+Weighted: TypeAlias = Sequence[tuple[Span, Weighting]]
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """What every token of a prompt attends to. A backend computes it.
+
+    Attributes:
+        layout: Where the texts and segments of the prompt lie in memory.
+        rows: Rows that cover the prompt, in memory order. Generated tokens continue the last one, which alone may be
+            without queries.
+        positions: Rotary position of every token; generated tokens count on from the last one.
+    """
+
+    layout: Layout
+    rows: tuple[Row, ...]
+    positions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, layout: Layout, rows: Iterable[Row], positions: tuple[int, ...] | None = None) -> Arrangement:
+        """Return the arrangement of some rows: plain causal ones that are neighbours are joined, empty ones left out.
+
+        Args:
+            layout: Where the texts and segments of the prompt lie in memory.
+            rows: One row for each text and each segment; the last is that of the last text.
+            positions: Rotary position of every token. None: its index.
+        """
+        joined: list[Row] = []
+        follows_causal = False
+        *_, last = every = [*rows]
+        for row in every:
+            start, stop = row.queries.start, row.queries.stop
+            is_causal = row.runs == (Run(0, stop, 0),) and not row.ranked
+            if is_causal and follows_causal:
+                joined[-1] = Row(Span(joined[-1].queries.start, stop), row.runs)
+            elif start < stop or row is last:
+                joined.append(row)
+                follows_causal = is_causal
+        return cls(layout, tuple(joined), natural_positions(layout) if positions is None else positions)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether this is plain causal attention, so that the model can run with its own attention."""
+        return len(self.rows) == 1 and self.rows[0].is_causal and self.positions == natural_positions(self.layout)
+
+    def rows_from(self, start: int, stop: int) -> tuple[Row, ...]:
+        """Return the rows of the queries `start` to `stop`; tokens behind the prompt continue its last row."""
+        *before, last = self.rows
+        if start == 0 and stop == last.queries.stop:
+            return self.rows if last.queries.start < stop else tuple(before)
+        kept = [row for row in before if row.queries.stop > start]
+        parts = [row if row.queries.start >= start else row.part(start, row.queries.stop) for row in kept]
+        first = max(start, last.queries.start)
+        return (*parts, last.part(first, stop)) if first < stop else tuple(parts)
+
+    def weighted(self, weighted: Sequence[Weighted]) -> Arrangement:
+        """Return the arrangement with weights for some of the keys.
+
+        Args:
+            weighted: Disjoint stretches of keys, each with its weighting, for tokens that have no whole set before
+                them, for tokens that have one, and so on: `len(sets) + 1` entries.
+        """
+        texts = self.layout.text_spans[1:]
+        rows = []
+        for row in self.rows:
+            of_row, (*before, own) = weighted[sum(text.start <= row.queries.start for text in texts)], row.runs
+            runs = [part for run in before for part in _split(run, of_row)]
+            rows.append(replace(row, runs=(*runs, *_split(own, of_row, more=row is self.rows[-1]))))
+        return replace(self, rows=tuple(rows))
+
+
+def _split(run: Run, weighted: Weighted, *, more: bool = False) -> list[Run]:
+    """Return the parts of a run that weigh alike; the last may be empty if there are `more` keys to come."""
+    ends = {run.start, run.stop + more, *(end for span, _ in weighted for end in (span.start, span.stop))}
+    parts: list[Run] = []
+    for start, stop in pairwise(sorted(end for end in ends if run.start <= end <= run.stop + more)):
+        weighting = next((each for span, each in weighted if span.start <= start < span.stop), UNWEIGHTED)
+        first = parts.pop().start if parts and parts[-1].weighting == weighting else start
+        parts.append(Run(first, min(stop, run.stop), run.shift, weighting))
+    return parts
 
 
 def natural_positions(layout: Layout) -> tuple[int, ...]:
@@ -285,16 +273,14 @@ def shared_positions(layout: Layout, *, align: Literal["left", "right"] = "left"
     return tuple(positions)
 
 
-def arrange_rows(
-    layout: Layout, orders: Sequence[Sequence[Sequence[int]]], *, slots: Slots = "stacked"
-) -> RowArrangement:
-    """Arrange every segment by the list of segments that it sees.
+def arrange_rows(layout: Layout, orders: Sequence[Sequence[Sequence[int]]], *, slots: Slots = "stacked") -> Arrangement:
+    """Arrange every segment by the list of segments that it attends to.
 
     Args:
         layout: Where the texts and segments lie in memory.
-        orders: For each set and each of its segments, the segments that it sees, far to near, itself last. Texts see
-            everything before them at its natural position.
-        slots: Where a row sees its segments. `stacked`: one after the other. `natural`: at their natural positions.
+        orders: For each set and each of its segments, the segments that it attends to, far to near, itself last. Texts
+            attend to everything before them at its natural position.
+        slots: Where the segments of a row are. `stacked`: one after the other. `natural`: at their natural positions.
             `shared`: likewise, but all segments of a set have the same positions.
 
     Raises:
@@ -309,17 +295,7 @@ def arrange_rows(
             others = [spans[j] for j in seen]
             in_place = [(0, text.stop, 0), *((span.start, span.stop, 0) for span in others)]
             rows.append(Row(segment, _stacked(text.stop, others) if slots == "stacked" else _joined(in_place)))
-    positions = shared_positions(layout) if slots == "shared" else natural_positions(layout)
-    return RowArrangement(layout, _blocks(row for row in rows if len(row.queries)), positions)
-
-
-def _blocks(rows: Iterable[Row]) -> tuple[Block, ...]:
-    """Group neighbouring rows: plain causal ones into one block, and stretches of others into another."""
-    blocks: list[Block] = []
-    for causal, group in groupby(rows, key=attrgetter("is_causal")):
-        some = tuple(group)
-        blocks.append(Causal(Span(some[0].queries.start, some[-1].queries.stop)) if causal else Rows(some))
-    return tuple(blocks)
+    return Arrangement.of(layout, rows, shared_positions(layout) if slots == "shared" else None)
 
 
 def _stacked(prefix: int, row: Sequence[Span]) -> tuple[Run, ...]:
@@ -340,4 +316,4 @@ def _joined(runs: Iterable[tuple[int, int, int]]) -> tuple[Run, ...]:
             result[-1][1] = stop
         else:
             result.append([start, stop, shift])
-    return tuple(Run(*each) for each in result)
+    return tuple(Run(start, stop, shift) for start, stop, shift in result)

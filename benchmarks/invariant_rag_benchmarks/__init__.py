@@ -8,16 +8,14 @@ from invariant_rag.errors import UnknownName
 
 from invariant_rag_benchmarks.base import Benchmark, Case, Record, Scored, Selection
 from invariant_rag_benchmarks.tasks.commonsense_qa import CommonsenseQA
+from invariant_rag_benchmarks.tasks.judging import LLMBar, RewardBench
 from invariant_rag_benchmarks.tasks.key_value import KeyValue
-from invariant_rag_benchmarks.tasks.llmbar import LLMBar
-from invariant_rag_benchmarks.tasks.longbench import LongBench
+from invariant_rag_benchmarks.tasks.longbench import LongBench, TwoWiki
 from invariant_rag_benchmarks.tasks.lost_in_the_middle import LostInTheMiddle
 from invariant_rag_benchmarks.tasks.mintaka import Mintaka
 from invariant_rag_benchmarks.tasks.mmlu import MMLU
 from invariant_rag_benchmarks.tasks.r_gsm import RGSM
-from invariant_rag_benchmarks.tasks.reward_bench import RewardBench
 from invariant_rag_benchmarks.tasks.timeline import Timeline
-from invariant_rag_benchmarks.tasks.two_wiki import TwoWiki
 from invariant_rag_benchmarks.tasks.xquad import XQuAD
 
 _ALL: tuple[Benchmark[Any], ...] = (

@@ -24,12 +24,7 @@ _ROUTING_FIELDS = ("branch", "plain_confidence", "invariant_confidence")
 
 
 class Answerer:
-    """Answers batches of cases; one for each process or Ray actor.
-
-    Args:
-        config: The config of the run.
-        lm: The model, as of `BenchmarkConfig.load_model` or `configure`.
-    """
+    """Answers batches of cases with a model, as of `BenchmarkConfig.configure`."""
 
     def __init__(self, config: BenchmarkConfig, lm: InvariantModel) -> None:
         self._benchmark = resolve_benchmark(config.benchmark)

@@ -65,9 +65,7 @@ class Case:
         """Return the prompt for a model: through its chat template, or as plain text."""
         if not self.chat:
             return Prompt(self.prefix, self.segments, self.suffix, query=self.query or None)
-        messages: list[Message] = [
-            {"role": "user", "content": [self.prefix, SegmentSet(self.segments), self.suffix]},
-        ]
+        messages: list[Message] = [{"role": "user", "content": [self.prefix, SegmentSet(self.segments), self.suffix]}]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
         rendered = lm.chat_prompt(messages=messages)
@@ -77,12 +75,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Scored:
-    """A scored output.
-
-    Attributes:
-        answer: The answer in a form that is equal for equal answers, whatever the variant.
-        scores: Score by metric, each from 0 to 1.
-    """
+    """A scored output: an answer that is equal for equal answers, whatever the variant, and scores from 0 to 1."""
 
     answer: str
     scores: Mapping[str, float]
@@ -95,8 +88,7 @@ class Selection:
     Attributes:
         limit: Largest number of questions; None for all.
         seed: Seed of the sample, and of everything else that a benchmark draws.
-        load_tokenizer: Returns the model's tokenizer, for benchmarks whose chunks are counted in tokens: they
-            load it when the data are there.
+        load_tokenizer: Returns the model's tokenizer, for benchmarks whose chunks are counted in tokens.
     """
 
     limit: int | None = None
@@ -108,8 +100,7 @@ class Selection:
         numbered = list(enumerate(examples))
         if self.limit is None or self.limit >= len(numbered):
             return numbered
-        order = random.Random(self.seed).sample(range(len(numbered)), len(numbered))
-        return [numbered[index] for index in order[: self.limit]]
+        return random.Random(self.seed).sample(numbered, len(numbered))[: self.limit]
 
 
 class Settings(BaseModel):
@@ -160,7 +151,7 @@ class Benchmark(ABC, Generic[S]):
 
     @abstractmethod
     def read(self, source: DataSource, settings: S, selection: Selection) -> Iterator[Case]:
-        """Read the data, and yield the cases of the chosen questions."""
+        """Yield the cases of the chosen questions."""
 
     @abstractmethod
     def score(self, case: Case, output: str) -> Scored:
@@ -175,25 +166,26 @@ class Benchmark(ABC, Generic[S]):
         """Return the cases of the chosen questions.
 
         Raises:
-            InvalidDataset: A record is not in the format of the benchmark's page, or its gold answer is none that
-                outputs can be compared with.
+            InvalidDataset: A record is not in the benchmark's format, or its gold answer can be compared with nothing.
             DatasetUnavailable: The data are not here and cannot be downloaded.
             InvalidChoice: The settings do not fit each other.
         """
         try:
             cases = list(self.read(source, settings, selection))
+            for case in cases:
+                self._check_gold(case)
         except InvalidDataset as error:
             files = ", ".join(source.digests)
             raise InvalidDataset(str(error) if files in str(error) else f"{files}: {error}", hint=error.hint) from error
-        for case in cases:
-            try:
-                self.score(case, case.candidates[0] if case.candidates else "Answer: 1")
-            except (LookupError, ValueError) as error:
-                raise InvalidDataset(
-                    f"{', '.join(source.digests)}, question {shown(case.question)}: the answer {shown(case.gold)} is "
-                    f"none that {self.name} can compare with ({type(error).__name__}: {error})"
-                ) from error
         return cases
+
+    def _check_gold(self, case: Case) -> None:
+        try:
+            self.score(case, case.candidates[0] if case.candidates else "Answer: 1")
+        except (LookupError, ValueError) as error:
+            raise InvalidDataset(
+                f"question {shown(case.question)}: {shown(case.gold)} is none that {self.name} compares with: {error}"
+            ) from error
 
     def parse_settings(self, given: Mapping[str, Any]) -> S:
         """Return the settings with these values, which may be strings of a command line.
@@ -219,16 +211,7 @@ class Benchmark(ABC, Generic[S]):
 
 
 def parse_example(kind: type[E], record: Any, where: str) -> E:
-    """Return a record of a file, with its fields.
-
-    Args:
-        kind: The fields and their types.
-        record: The record, as it was read.
-        where: The place of the record, such as `example 3`.
-
-    Raises:
-        InvalidDataset: A field is missing, or its value is of another type.
-    """
+    """Return a record with the fields of `kind`; an `InvalidDataset` names its place, such as `example 3`."""
     try:
         return kind.model_validate(record)
     except ValidationError as error:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from invariant_rag.audit.statistics import Estimate, mean_interval
 
+from invariant_rag_benchmarks import BENCHMARKS
 from invariant_rag_benchmarks.base import Record
 from invariant_rag_benchmarks.published_tables import (
     PublishedColumn,
@@ -39,23 +40,12 @@ class Comparison:
     digits: int = 1
 
     @property
-    def published_shown(self) -> str:
-        """The published number with its unit, as text."""
-        return "" if self.published is None else self._show(self.published)
-
-    @property
     def ours_shown(self) -> str:
         """Our number with its interval, as text."""
         if self.ours is None:
             return "not measured"
         interval = "" if self.low is None else f" ({self.low:.{self.digits}f} to {self.high:.{self.digits}f})"
-        return f"{self._show(self.ours)}{interval}"
-
-    @property
-    def cell_shown(self) -> str:
-        """Our number, and the published one in brackets, as text; empty if there is neither."""
-        ours = "" if self.ours is None else self._show(self.ours)
-        return f"{ours} ({self.published_shown})".strip() if self.published is not None else ours
+        return f"{self.show(self.ours)}{interval}"
 
     @property
     def difference_shown(self) -> str:
@@ -64,8 +54,10 @@ class Comparison:
             return ""
         return f"{self.ours - self.published:+.{self.digits}f}"
 
-    def _show(self, value: float) -> str:
-        return f"{value:.{self.digits}f}" + (f" {self.unit}" if self.unit in {"s", "min"} else "")
+    def show(self, value: float | None) -> str:
+        """Return a number with its unit, as text; empty for None."""
+        unit = f" {self.unit}" if self.unit in {"s", "min"} else ""
+        return "" if value is None else f"{value:.{self.digits}f}{unit}"
 
 
 def comparisons(config: Mapping[str, Any], records: Sequence[Record], seconds: float | None = None) -> list[Comparison]:
@@ -106,14 +98,14 @@ def compare(
     seconds: float | None = None,
 ) -> Comparison:
     """Compare the records of a run with one cell of a published table; `seconds` as for `comparisons`."""
-    found = read_cell(column, records, seconds, oracle=row.oracle)
-    scale = _SCALES[column.unit]
-    ours = None if found is None else scale * found.value
-    low, high = (None, None)
-    if found is not None and not math.isnan(found.low):
-        low, high = scale * found.low, scale * found.high
-    source = f"{table.paper}, {table.number}"
+    found, scale = read_cell(column, records, seconds, oracle=row.oracle), _SCALES[column.unit]
+    ours, low, high = (
+        (None, None, None) if found is None else (scale * each for each in (found.value, found.low, found.high))
+    )
+    if low is not None and math.isnan(low):
+        low = high = None
     digits = 2 if column.unit == "" or column.metric.startswith("deviation: ") else 1
+    source = f"{table.paper}, {table.number}"
     return Comparison(source, row.name, column.label, published, ours, low, high, column.unit, digits)
 
 
@@ -130,18 +122,12 @@ def read_cell(
     - `perplexity` or `collisions`: the mean over the records of what they have under that name;
     - `seconds`: the mean time per record, times the number of prompts that the published time is about.
 
-    Args:
-        column: The column.
-        records: The records of a run.
-        seconds: Mean time per record; None if it is not known.
-        oracle: Whether the better branch of every routed answer is scored.
+    With `oracle`, the better branch of every routed answer is scored.
     """
     if column.metric == "seconds":
         return None if seconds is None else _without_interval(seconds * column.questions)
     kind, _, name = column.metric.partition(": ") if ": " in column.metric else ("", "", column.metric)
     if kind == "figure":
-        from invariant_rag_benchmarks import BENCHMARKS
-
         figure = BENCHMARKS[column.benchmark].figures(records).get(name)
         return None if figure is None else _without_interval(figure)
     chosen = column.select(records)
@@ -152,8 +138,8 @@ def read_cell(
         return mean_interval(values) if values else None
     read = oracle_score if oracle else record_score
     if kind == "deviation":
-        return _without_interval(_deviation(chosen, name, read))
-    return mean_interval(question_means(chosen, name, read))
+        return _without_interval(float(np.std(means_by("variant", chosen, name, read))))
+    return mean_interval(means_by("question", chosen, name, read))
 
 
 def record_score(record: Record, metric: str) -> float:
@@ -168,24 +154,14 @@ def oracle_score(record: Record, metric: str) -> float:
     return float(max(record["scores"][metric], record["rejected"]["scores"][metric]))
 
 
-def question_means(
-    records: Iterable[Record], metric: str, read: Callable[[Record, str], float] = record_score
+def means_by(
+    field: str, records: Iterable[Record], metric: str, read: Callable[[Record, str], float] = record_score
 ) -> list[float]:
-    """Return each question's mean over its variants: the variants of a question are not independent observations."""
-    return [sum(each) / len(each) for each in _scores_by("question", records, metric, read).values()]
-
-
-def _deviation(records: Iterable[Record], metric: str, read: Callable[[Record, str], float]) -> float:
-    return float(np.std([np.mean(each) for each in _scores_by("variant", records, metric, read).values()]))
-
-
-def _scores_by(
-    field: str, records: Iterable[Record], metric: str, read: Callable[[Record, str], float]
-) -> dict[str, list[float]]:
+    """Return the mean score of each `question`, whose variants are not independent observations; or `variant`."""
     scores: dict[str, list[float]] = {}
     for record in records:
         scores.setdefault(record[field], []).append(read(record, metric))
-    return scores
+    return [sum(each) / len(each) for each in scores.values()]
 
 
 def _without_interval(value: float) -> Estimate:

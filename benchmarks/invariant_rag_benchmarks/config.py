@@ -1,4 +1,4 @@
-"""The config of a benchmark run, and the key that identifies it."""
+"""The config of a benchmark run: options of the commands, and the key that identifies the run."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import os
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from invariant_rag.checks import check_number, check_real, check_text
+from invariant_rag.checks import MOST_CALLS, check_number, check_real, check_text
 from invariant_rag.errors import UnknownName, UnsupportedCombination
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
-    from invariant_rag.generation.prepare import Overflow
 
     from invariant_rag_benchmarks.base import Benchmark
     from invariant_rag_benchmarks.data import DataSource
@@ -37,30 +36,40 @@ ENSEMBLES: dict[str, tuple[str, dict[str, Any]]] = {
 """Class of every ensemble in `invariant_rag.ensembles`, with its arguments, by its name on the command line."""
 
 
-@dataclass(frozen=True)
-class BenchmarkConfig:
-    """What to run, and how.
+def option(default: Any, about: str, **more: Any) -> Any:
+    """Return a field that is an option of the commands; see `invariant_rag.cli.options.with_fields`."""
+    return field(default=default, metadata={"about": about, **more})
 
-    Attributes:
-        benchmark: Name of the benchmark.
-        settings: Its settings, as values or as strings of a command line.
-        model: Hub id or folder; None for the embedded model.
-        method: The method.
-        ordering: The ordering; None for the method's default.
-        alpha: Margin of selective routing between the plain model and the method; None for no routing.
-        intervention: Name of an intervention, or a file of `invariant-rag search-dimension`; None for none.
-        ensemble: Name of an ensemble over the model; None for none.
-        backend: The attention backend.
-        dtype: As in transformers.
-        device_map: As in transformers: `auto` spreads a model over all devices.
-        tensor_parallel: Split every layer over the processes that `torchrun` started. All of them run the benchmark;
-            the first one writes it.
-        overflow: What happens to prompts that are too long: `error`, `drop_last` or `trim_segments`.
-        data: The benchmark's file or folder; None for INVARIANT_RAG_DATA or the public URL.
-        limit: Largest number of questions; None for all.
-        seed: Seed of the sample of questions, and of what the benchmark draws.
-        batch_size: Number of prompts that are decoded together.
-        max_new_tokens: Longest output; None for the benchmark's default.
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What all runs have in common. The fields, whose metadata say what they mean, are options of the commands."""
+
+    model: str | None = option(None, "Model id or folder.", shown="the embedded model")
+    intervention: str | None = option(
+        None,
+        "See `invariant-rag interventions`; or a file of search-dimension. With the method sequential.",
+        shown="none",
+    )
+    ensemble: str | None = option(None, f"{', '.join(ENSEMBLES)}.", shown="none")
+    data: Path | None = option(  # noqa: RUF009 - a field, as dataclasses.field makes one
+        None, "The benchmark's file, or a folder that contains it.", shown="download"
+    )
+    limit: int | None = option(None, "Largest number of questions.", min=1, shown="all")
+    seed: int = option(0, "Seed of everything that is drawn: samples, orders, resamples.", min=0)
+    batch_size: int = option(8, "Prompts to decode together.", min=1)
+    max_new_tokens: int | None = option(None, "Longest output, in tokens.", min=1, shown="the benchmark's default")
+    overflow: Literal["error", "drop_last", "trim_segments"] = option(
+        "error", "What to do with prompts that are longer than the context window."
+    )
+    dtype: str = option("auto", "As in transformers: auto, float32, bfloat16...")
+    device_map: str = option("auto", "As in transformers: auto spreads a large model over all devices.")
+    backend: str = "auto"
+
+
+@dataclass(frozen=True)
+class BenchmarkConfig(RunConfig):
+    """What to run, and how: a benchmark with its settings (values, or strings of a command line), and a `RunConfig`.
 
     Raises:
         InvalidChoice: A number is none, or too small.
@@ -71,22 +80,14 @@ class BenchmarkConfig:
 
     benchmark: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    model: str | None = None
-    method: str = "rotor"
-    ordering: str | None = None
-    alpha: float | None = None
-    intervention: str | None = None
-    ensemble: str | None = None
-    backend: str = "auto"
-    dtype: str = "auto"
-    device_map: str | None = "auto"
-    tensor_parallel: bool = False
-    overflow: Overflow = "error"
-    data: Path | None = None
-    limit: int | None = None
-    seed: int = 0
-    batch_size: int = 8
-    max_new_tokens: int | None = None
+    method: str = option("rotor", "See `invariant-rag methods`.")
+    ordering: str | None = option(None, "See `invariant-rag orderings`.", shown="the method's default")
+    alpha: float | None = option(
+        None, "Margin of selective routing between the plain model and the method.", shown="no routing"
+    )
+    tensor_parallel: bool = option(
+        False, "Tensor parallelism: split every layer over the processes started by torchrun.", option="--tp"
+    )
 
     def __post_init__(self) -> None:
         from invariant_rag.generation.choices import check_before_loading
@@ -115,12 +116,10 @@ class BenchmarkConfig:
 
     @property
     def choices(self) -> dict[str, Any]:
-        """The choices of `InvariantModel.from_pretrained` that a config has, as its keywords."""
-        from invariant_rag.generation.choices import Choices
-
-        ours, known = {each.name for each in fields(self)}, [each.name for each in fields(Choices)]
-        chosen = {name: getattr(self, name) for name in (*known, "dtype", "device_map") if name in ours}
-        return {**chosen, "intervention": resolve_intervention(self.intervention)}
+        """The keywords of `InvariantModel.from_pretrained`."""
+        names = ("method", "ordering", "backend", "overflow", "dtype", "device_map")
+        intervention = resolve_intervention(self.intervention)
+        return {**{name: getattr(self, name) for name in names}, "intervention": intervention}
 
     @property
     def is_main_process(self) -> bool:
@@ -153,14 +152,38 @@ class BenchmarkConfig:
         return lm if self.alpha is None else lm.with_routing(self.alpha)
 
     def load_tokenizer(self) -> Any:
-        """Load the tokenizer without the model.
-
-        Raises:
-            ModelNotFound: There is none.
-        """
+        """Load the tokenizer without the model; a `ModelNotFound` says that there is none."""
         from invariant_rag.models.loading import load_tokenizer
 
         return load_tokenizer(self.model)
+
+
+@dataclass(frozen=True)
+class SpeedConfig:
+    """What is measured; lengths of segments differ from their mean by up to 30%."""
+
+    shape: str = option("1b", "0.5b, 1b, 8b, 8b-layer or tiny.")
+    layers: int | None = option(None, "Layers.", min=1, max=MOST_CALLS, shown="the shape's")
+    tokens: int = 2500
+    segments: int = 20
+    new_tokens: int = option(16, "Tokens to decode.", min=1)
+    batch: int = option(8, "Prompts of a batch.", min=1, max=MOST_CALLS)
+    dtype: str = option("float32", "float32, bfloat16 or float16.")
+    device: str = option("cpu", "cpu, cuda...")
+    backend: str = option("auto", "auto, sdpa, varlen or reference.")
+    repeats: int = option(3, "Rounds; each runs everything once.", min=1, max=MOST_CALLS)
+
+
+@dataclass(frozen=True)
+class ServingConfig:
+    """What `bench vllm` measures, for numbers of clients at the same time, and of questions about each set."""
+
+    clients: tuple[int, ...] = (1, 8, 32)
+    questions: tuple[int, ...] = (1, 4, 16)
+    requests: int = option(64, "Requests of a round, a multiple of all numbers of questions.", min=1)
+    segments: int = option(16, "Segments of a set.", min=1)
+    new_tokens: int = option(32, "Tokens of an answer.", min=1)
+    rounds: int = option(3, "Rounds, after one that is not counted; each asks every system.", min=1)
 
 
 def resolve_intervention(described: str | None) -> Any:
@@ -184,18 +207,13 @@ def resolve_config(
 ) -> dict[str, Any]:
     """Return everything that decides the records of a run, and its `key`, a hash of all that.
 
-    Args:
-        config: The config.
-        benchmark: The benchmark.
-        settings: Its parsed settings.
-        source: The data that were read.
-        lm: The model, if one was given that is loaded; None: that of the config.
+    `settings` are parsed, `source` has the digests of the data that were read, and `lm` is a model that is loaded
+    already, if one was given.
     """
     from invariant_rag.methods import resolve_method
     from invariant_rag.models.embedded import EMBEDDED
 
     intervention = resolve_intervention(config.intervention)
-    parameters = intervention.as_dict() if hasattr(intervention, "as_dict") else intervention
     is_embedded = lm is None or lm.name == str(EMBEDDED["generator"])
     resolved = {
         "benchmark": benchmark.name,
@@ -204,7 +222,7 @@ def resolve_config(
         "method": config.method,
         "ordering": config.ordering or resolve_method(config.method).default_ordering,
         "alpha": config.alpha,
-        "intervention": parameters,
+        "intervention": intervention.as_dict() if hasattr(intervention, "as_dict") else intervention,
         "ensemble": config.ensemble,
         "backend": config.backend,
         "dtype": config.dtype,

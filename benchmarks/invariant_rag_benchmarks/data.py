@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import hashlib
-import io
 import os
-import re
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -19,11 +16,10 @@ from urllib.request import Request, urlopen
 from invariant_rag.errors import DatasetUnavailable, ExtraRequired, InvalidDataset, InvariantRAGError
 from invariant_rag.files import check_regular, parse_json, read_bytes
 
-# What Python raises for files that are torn, encrypted, compressed by an unknown method, or no such files at all.
-_UNREADABLE = (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile, csv.Error, StopIteration, RuntimeError)
-
 HUB = "hub://"
 """`hub://owner/name/path` is a file of a dataset on the Hugging Face Hub."""
+# What Python raises for files that are torn, encrypted, compressed by an unknown method, or no such files at all.
+_UNREADABLE = (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile, StopIteration, RuntimeError)
 
 
 @dataclass
@@ -31,8 +27,8 @@ class DataSource:
     """Finds the data files of one benchmark, and records which of them were read.
 
     Attributes:
-        path: A file, or a folder of files under the names that the loader asks for. None: the folder of the environment
-            variable INVARIANT_RAG_DATA, then the public URL.
+        path: A file, or a folder of files under the names that the loader asks for, up to two folders deep. None: the
+            folder of the environment variable INVARIANT_RAG_DATA, then the public URL.
         digests: SHA-256 of every file that was read, by name; part of the key of a run.
     """
 
@@ -40,82 +36,49 @@ class DataSource:
     digests: dict[str, str] = field(default_factory=dict)
 
     def file(self, name: str, public: str | None) -> Path:
-        """Return the path itself if it is a file, else the file of that name.
-
-        Args:
-            name: Name of the file, or its path within a folder.
-            public: URL to download it from. None: there is none.
+        """Return the path itself if it is a file, else the file of that name, else a download of `public`.
 
         Raises:
-            DatasetUnavailable: The file is not here and cannot be downloaded.
+            DatasetUnavailable: The file is not here and cannot be downloaded, or cannot be read.
             InvalidDataset: The path is a file of another split, as its name says.
         """
         try:
-            is_file = self.path is not None and self.path.is_file()
-        except OSError as error:  # a path that is too long
-            raise DatasetUnavailable(f"{str(self.path)[:200]!r} cannot be read: {error}") from error
-        if self.path is not None and is_file:
-            _refuse_other_split(self.path.name, name)
-            return self._with_digest(self.path, self.path.name)
-        folder = self.path or (Path(os.environ["INVARIANT_RAG_DATA"]) if os.environ.get("INVARIANT_RAG_DATA") else None)
-        if folder is not None and (folder / name).is_file():
-            return self._with_digest(folder / name, name)
-        if self.path is not None:
-            raise DatasetUnavailable(
-                f"expected a file, or a folder with {name!r}, at {str(self.path)!r}",
-                hint=f"The file is public: {public}" if public else "Its format is in the benchmark's page.",
-            )
-        if public is None:
-            raise DatasetUnavailable(
-                f"expected --data: {name!r} has no public address that is known to us",
-                hint="The benchmark's page shows the format.",
-            )
-        return self._with_digest(download(public), name)
-
-    def folder(self, name: str) -> Path | None:
-        """Return the path, or the folder INVARIANT_RAG_DATA, if it is or has a folder of that name with files in it."""
-        chosen = self.path or (Path(os.environ["INVARIANT_RAG_DATA"]) if os.environ.get("INVARIANT_RAG_DATA") else None)
-        if chosen is None or not chosen.is_dir():
-            return None
-        return next((each for each in (chosen / name, chosen) if each.name == name and each.is_dir()), None)
-
-    def file_beside(self, path: Path) -> Path:
-        """Record the digest of a further file, and return the file."""
-        return self._with_digest(path, f"{path.parent.name}/{path.name}")
-
-    def _with_digest(self, path: Path, name: str) -> Path:
-        try:
-            check_regular(path)
-            with path.open("rb") as file:
-                self.digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+            found = self._find(name)
+            if found is None and self.path is not None:
+                hint = f"The file is public: {public}" if public else "Its format is in the benchmark's page."
+                raise DatasetUnavailable(
+                    f"expected a file, or a folder with {name!r}, at {str(self.path)!r}", hint=hint
+                )
+            if found is None and public is None:
+                raise DatasetUnavailable(
+                    f"expected --data: {name!r} has no public address that is known to us",
+                    hint="The benchmark's page shows the format.",
+                )
+            return self.read(found or download(str(public)), found.name if found else name)
+        except InvariantRAGError:
+            raise
         except OSError as error:
-            raise DatasetUnavailable(f"{str(path)!r} cannot be read: {error}") from error
+            raise DatasetUnavailable(f"{str(self.path or name)[:200]!r} cannot be read: {error}") from error
+
+    def read(self, path: Path, name: str) -> Path:
+        """Record the digest of a file under a name, and return the file."""
+        check_regular(path)
+        with path.open("rb") as file:
+            self.digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
         return path
 
-
-_SPLITS = {
-    "train": "train",
-    "dev": "validation",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "test": "test",
-}
-
-
-def _refuse_other_split(given: str, wanted: str) -> None:
-    """Refuse a file whose name says that it is of another split than the settings ask for.
-
-    Raises:
-        InvalidDataset: It is.
-    """
-    words = [re.findall(r"[a-z]+", name.rpartition("/")[2].lower()) for name in (given, wanted)]
-    splits = [{_SPLITS[word] for word in each if word in _SPLITS} for each in words]
-    if all(splits) and splits[0] != splits[1]:
-        raise InvalidDataset(
-            f"expected a file for these settings, such as {wanted!r}, got {given!r}",
-            hint="Choose the settings of the file with --set, or rename a file whose name is wrong.",
-        )
+    def _find(self, name: str) -> Path | None:
+        if self.path is not None and self.path.is_file():
+            for split, other in (("validation", "test"), ("test", "validation")):
+                if split in name and other in self.path.name:
+                    raise InvalidDataset(
+                        f"expected a file for these settings, such as {name!r}, got {self.path.name!r}",
+                        hint=f"Choose `--set split={other}`.",
+                    )
+            return self.path
+        folder = self.path or os.environ.get("INVARIANT_RAG_DATA")
+        patterns = (name, f"*/{name}", f"*/*/{name}") if folder else ()
+        return next((path for each in patterns for path in sorted(Path(str(folder)).glob(each))), None)
 
 
 def cache_folder() -> Path:
@@ -131,23 +94,20 @@ def download(url: str) -> Path:
     Raises:
         DatasetUnavailable: The download failed.
     """
-    if url.startswith(HUB):
-        from huggingface_hub import hf_hub_download
-
-        owner, name, inner = url.removeprefix(HUB).split("/", 2)
-        try:
-            return Path(hf_hub_download(f"{owner}/{name}", inner, repo_type="dataset"))
-        except (OSError, ValueError) as error:  # the client's own errors derive from these
-            raise DatasetUnavailable(f"{url} cannot be downloaded: {error}") from error
-    target = cache_folder() / hashlib.sha256(url.encode()).hexdigest()[:16] / url.rsplit("/", 1)[-1]
-    if target.is_file():
-        return target
     try:
+        if url.startswith(HUB):
+            from huggingface_hub import hf_hub_download
+
+            owner, name, inner = url.removeprefix(HUB).split("/", 2)
+            return Path(hf_hub_download(f"{owner}/{name}", inner, repo_type="dataset"))
+        target = cache_folder() / hashlib.sha256(url.encode()).hexdigest()[:16] / url.rsplit("/", 1)[-1]
+        if target.is_file():
+            return target
         if os.environ.get("HF_HUB_OFFLINE", "0").lower() not in {"", "0", "false", "no"}:
             raise OSError("HF_HUB_OFFLINE forbids downloads")
         with urlopen(Request(url), timeout=60) as response:  # noqa: S310 - the URLs are constants of the loaders
             content = response.read()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the hub client's own errors derive from these
         raise DatasetUnavailable(f"{url} cannot be downloaded: {error}") from error
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
@@ -156,37 +116,31 @@ def download(url: str) -> Path:
     return target
 
 
-def read_examples(path: Path, member: str | None = None) -> list[Any]:
-    """Read the examples of a .json, .jsonl, .csv (lists of texts), .parquet or .zip file; .gz may follow.
+def read_examples(path: Path, member: str = ".jsonl") -> list[Any]:
+    """Read the examples of a .json (a single object is one example), .jsonl, .parquet or .zip file; .gz may follow.
 
     Args:
-        path: The file. A .json file with a single object is one example.
-        member: Name of the file within a .zip.
+        path: The file.
+        member: End of the name of the file within a .zip.
 
     Raises:
         InvalidDataset: It cannot be read in the format of its suffix.
         ExtraRequired: It is a .parquet file, and pyarrow is not installed.
     """
-    name = path.name.removesuffix(".gz")
     try:
-        if name.endswith(".parquet"):
+        if path.suffix == ".parquet":
             return _parquet(path)
         content = read_bytes(path)
-        if path.name.endswith(".gz"):
+        if path.suffix == ".gz":
             content = gzip.decompress(content)
         elif path.suffix == ".zip":
             with zipfile.ZipFile(path) as archive:
-                inner = next(each for each in archive.namelist() if each.endswith(member or ".jsonl"))
-                name, content = inner, archive.read(inner)
+                content = archive.read(next(each for each in archive.namelist() if each.endswith(member)))
         text = content.decode("utf-8")
-        if name.endswith(".csv"):
-            return list(csv.reader(io.StringIO(text, newline="")))
         # Some lists are named .jsonl, and some lines .json, in the repositories of the papers.
-        if name.endswith(".jsonl") and not text.lstrip().startswith("["):
+        if text.lstrip().startswith("{") and "\n{" in text.strip():
             return list(_lines(text))
-        if name.endswith(".json") and _is_lines(text):
-            return list(_lines(text))
-        document = parse_json(text)
+        document = parse_json(text) if text.strip() else []
     except InvariantRAGError:
         raise
     except _UNREADABLE as error:
@@ -201,17 +155,6 @@ def _lines(text: str) -> Iterator[Any]:
                 yield parse_json(line)
             except ValueError as error:  # which counts lines within this one
                 raise ValueError(f"line {number}: {str(error).partition(': line 1 ')[0]}") from error
-
-
-def _is_lines(text: str) -> bool:
-    """Whether a text is an object on each line: whether its first line, and no more, is an object."""
-    first, _, rest = text.strip().partition("\n")
-    if not rest.lstrip().startswith("{"):
-        return False
-    try:
-        return isinstance(parse_json(first), dict)
-    except ValueError:
-        return False
 
 
 def _parquet(path: Path) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,15 +21,7 @@ Unit: TypeAlias = Literal["%", "s", "min", ""]
 
 @dataclass(frozen=True)
 class Setup:
-    """With what a row is measured.
-
-    Attributes:
-        method: The method.
-        ordering: The ordering.
-        alpha: Margin of selective routing; None for no routing.
-        intervention: Name of the intervention; None for none.
-        ensemble: Name of the ensemble; None for none.
-    """
+    """With what a row is measured: fields of a `BenchmarkConfig`."""
 
     method: str
     ordering: str
@@ -130,11 +121,7 @@ def published_tables() -> dict[str, PublishedTable]:
 
 
 def resolve_table(name: str) -> PublishedTable:
-    """Return the table of that id.
-
-    Raises:
-        UnknownName: There is none; the message lists them.
-    """
+    """Return the table of that id; an `UnknownName` lists those there are."""
     if name not in published_tables():
         raise UnknownName("published table", name, published_tables())
     return published_tables()[name]
@@ -146,28 +133,17 @@ def is_same_model(one: str, other: str) -> bool:
     >>> is_same_model("meta-llama/Meta-Llama-3.1-8B-Instruct", "/models/Llama-3.1-8B-Instruct/")
     True
     """
-    return _short_name(one) == _short_name(other)
-
-
-def _short_name(name: str) -> str:
-    return re.sub(r"^meta-", "", name.rstrip("/").rsplit("/", 1)[-1].lower())
+    first, second = (name.rstrip("/").rsplit("/", 1)[-1].lower().removeprefix("meta-") for name in (one, other))
+    return first == second
 
 
 def _table(data: Mapping[str, Any]) -> PublishedTable:
-    columns = tuple(
-        PublishedColumn(
-            label=each["label"],
-            benchmark=each.get("benchmark", data.get("benchmark", "")),
-            metric=each.get("metric", data.get("metric", "")),
-            settings={**data.get("settings", {}), **each.get("settings", {})},
-            variants=tuple(each.get("variants", ())),
-            exclude_variants=tuple(each.get("exclude_variants", ())),
-            groups=tuple(each.get("groups", ())),
-            unit=each.get("unit", "%"),
-            questions=each.get("questions", 0),
-        )
-        for each in data["columns"]
-    )
+    shared = {name: data[name] for name in ("benchmark", "metric") if name in data}
+    columns = []
+    for each in data["columns"]:
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in each.items()}
+        settings = {**data.get("settings", {}), **each.get("settings", {})}
+        columns.append(PublishedColumn(**{"benchmark": "", "metric": "", **shared, **given, "settings": settings}))
     setups = {name: dict(each) for name, each in data.get("setups", {}).items()}
     oracles = {name for name, each in setups.items() if each.pop("oracle", False)}
     rows = []
@@ -179,4 +155,4 @@ def _table(data: Mapping[str, Any]) -> PublishedTable:
         setup = Setup(**setups[name]) if name in setups else None
         rows.append(PublishedRow(each["model"], name, setup, name in oracles, values))
     note = data.get("note", "").strip()
-    return PublishedTable(data["id"], data["paper"], data["number"], data["title"], note, columns, tuple(rows))
+    return PublishedTable(data["id"], data["paper"], data["number"], data["title"], note, tuple(columns), tuple(rows))

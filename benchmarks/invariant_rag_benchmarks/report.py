@@ -12,7 +12,7 @@ from invariant_rag.audit.statistics import mean_interval, paired_t_test, variati
 from invariant_rag.errors import InvalidRun
 
 from invariant_rag_benchmarks.base import Benchmark, Record
-from invariant_rag_benchmarks.comparisons import Comparison, comparisons, oracle_score, question_means
+from invariant_rag_benchmarks.comparisons import Comparison, comparisons, means_by, oracle_score
 
 
 def summarise(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
@@ -33,40 +33,36 @@ def summarise(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 
     listed = list(records)
     if not listed:
         raise InvalidRun("expected at least one record, got none")
-    by_variant: dict[str, list[Record]] = defaultdict(list)
-    by_group: dict[str, list[Record]] = defaultdict(list)
+    parts: dict[str, dict[str, list[Record]]] = {"variant": defaultdict(list), "group": defaultdict(list)}
     for record in listed:
-        by_variant[record["variant"]].append(record)
-        by_group[record["group"]].append(record)
+        for field, part in parts.items():
+            part[record[field]].append(record)
+    figures = benchmark.figures(listed)
+    if routed := [record for record in listed if "rejected" in record]:
+        figures["invariant answers kept"] = sum(record["branch"] == "invariant" for record in routed) / len(routed)
+        best = means_by("question", routed, benchmark.metric, oracle_score)
+        figures["oracle of the two branches"] = sum(best) / len(best)
     return {
         "benchmark": benchmark.name,
         "metric": benchmark.metric,
         "questions": len({record["question"] for record in listed}),
         "records": len(listed),
-        "scores": {
-            name: mean_interval(question_means(listed, name), seed).as_dict() for name in sorted(listed[0]["scores"])
-        },
+        "scores": _scores(listed, seed),
         **_estimates(listed, benchmark.metric, seed),
-        "first_order": _first_order_test(by_variant, benchmark.metric),
-        "variants": {name: _scores(each, seed) for name, each in by_variant.items()},
-        "groups": {name: _scores(each, seed) for name, each in sorted(by_group.items()) if name},
-        "figures": {
-            name: round(value, 6)
-            for name, value in {**benchmark.figures(listed), **_routing_figures(listed, benchmark.metric)}.items()
+        "first_order": _first_order_test(parts["variant"], benchmark.metric),
+        "variants": {name: {"records": len(each), **_scores(each, seed)} for name, each in parts["variant"].items()},
+        "groups": {
+            name: {"records": len(each), **_scores(each, seed)} for name, each in sorted(parts["group"].items()) if name
         },
+        "figures": {name: round(value, 6) for name, value in figures.items()},
         "shortened": sum(bool(record["dropped"] or record["trimmed"]) for record in listed),
     }
 
 
-def _routing_figures(records: Sequence[Record], metric: str) -> dict[str, float]:
-    """Return how often the invariant answer was kept, and the score of a router that always knows the better branch."""
-    routed = [record for record in records if "rejected" in record]
-    if not routed:
-        return {}
-    branches = [record["branch"] for record in routed]
+def _scores(records: Sequence[Record], seed: int) -> dict[str, dict[str, float]]:
     return {
-        "invariant answers kept": branches.count("invariant") / len(branches),
-        "oracle of the two branches": float(np.mean(question_means(routed, metric, oracle_score))),
+        name: mean_interval(means_by("question", records, name), seed).as_dict()
+        for name in sorted(records[0]["scores"])
     }
 
 
@@ -82,11 +78,6 @@ def _first_order_test(by_variant: Mapping[str, Sequence[Record]], metric: str) -
     if len(both) < 2:
         return None
     return paired_t_test([scores[name] for name in both], [float(np.mean(others[name])) for name in both]).as_dict()
-
-
-def _scores(records: Sequence[Record], seed: int) -> dict[str, Any]:
-    columns = {name: question_means(records, name) for name in sorted(records[0]["scores"])}
-    return {"records": len(records), **{name: mean_interval(each, seed).as_dict() for name, each in columns.items()}}
 
 
 def _estimates(records: Sequence[Record], metric: str, seed: int) -> dict[str, dict[str, float] | None]:
@@ -127,35 +118,33 @@ def markdown(
         seconds: Mean time per record; None if it is not known.
     """
     metric = summary["metric"]
-    described = (
-        f"{summary['questions']} questions, {summary['records']} records; {metric} in per cent, 95% intervals. "
-        f"Settings: {', '.join(f'{name}={value}' for name, value in config['settings'].items())}. "
-        f"Data: {', '.join(config['data']) or 'made from the seed'}."
-    )
     setup = "" if config["alpha"] is None else f", routed with a margin of {config['alpha']}"
     setup += "".join(f", {config[name]}" for name in ("intervention", "ensemble") if config.get(name))
     lines = [
         f"## {config['benchmark']}: {config['model']}, {config['method']}, ordering {config['ordering']}{setup}",
         "",
-        described,
+        (
+            f"{summary['questions']} questions, {summary['records']} records; {metric} in per cent, 95% intervals. "
+            f"Settings: {', '.join(f'{name}={value}' for name, value in config['settings'].items())}. "
+            f"Data: {', '.join(config['data']) or 'made from the seed'}."
+        ),
     ]
     if summary["shortened"]:
         lines.append(f"{summary['shortened']} prompts did not fit and were shortened ({config['overflow']}).")
     common = ["mean", "worst", "best", "spread", "deviation", "flips", "agreement"]
-    lines += ["", *_table(["figure", metric], [[name, _figure(summary[name])] for name in common])]
+    lines += ["", *table(["figure", metric], [[name, _figure(summary[name])] for name in common])]
     if test := summary["first_order"]:
         lines += ["", _describe_test(next(iter(summary["variants"])), test)]
-    metrics = [name for name in next(iter(summary["variants"].values())) if name != "records"]
     for title in ("variants", "groups"):
         rows = [
-            [name, str(each["records"]), *(percent(each[score]) for score in metrics)]
+            [name, str(each["records"]), *(percent(each[score]) for score in summary["scores"])]
             for name, each in summary[title].items()
         ]
         if rows:
-            lines += ["", *_table([title.removesuffix("s"), "records", *metrics], rows)]
+            lines += ["", *table([title.removesuffix("s"), "records", *summary["scores"]], rows)]
     if summary["figures"]:
         rows = [[name, f"{100 * value:.1f}"] for name, value in summary["figures"].items()]
-        lines += ["", *_table(["figure", "per cent"], rows)]
+        lines += ["", *table(["figure", "per cent"], rows)]
     if seconds is not None:
         lines += ["", f"{seconds:.3g} s per record on this machine."]
     found = comparisons(config, list(records), seconds)
@@ -170,63 +159,36 @@ def _figure(estimate: Mapping[str, float] | None) -> str:
         return "unknown: no question was asked in all of at least two variants"
     if "chance" not in estimate:
         return percent(estimate)
-    chance = f"chance alone: up to {100 * estimate['chance']:.1f}"
-    return (
-        f"{percent(estimate)}, {'more' if estimate['value'] > estimate['chance'] else 'no more'} than chance ({chance})"
-    )
+    more = "more" if estimate["value"] > estimate["chance"] else "no more"
+    return f"{percent(estimate)}, {more} than chance (chance alone: up to {100 * estimate['chance']:.1f})"
 
 
 def _describe_test(first: str, test: Mapping[str, float | None]) -> str:
     """Return a paired t-test as a sentence."""
-    difference, freedom = 100 * (test["difference"] or 0.0), test["degrees_of_freedom"]
+    difference = f"Variant {first} minus the mean of the others: {100 * (test['difference'] or 0.0):+.1f} points"
     if test["t"] is None:
-        return f"Variant {first} minus the mean of the others: {difference:+.1f} points for every question."
-    return (
-        f"Variant {first} minus the mean of the others: {difference:+.1f} points, t({freedom}) = {test['t']:.2f}, "
-        f"p = {test['p']:.3f} (paired two-tailed t-test over questions)."
-    )
+        return f"{difference} for every question."
+    tested = f"t({test['degrees_of_freedom']}) = {test['t']:.2f}, p = {test['p']:.3f}"
+    return f"{difference}, {tested} (paired two-tailed t-test over questions)."
 
 
 def comparison_table(found: Sequence[Comparison]) -> list[str]:
     """Return comparisons with published numbers as a Markdown table."""
     rows = [
-        [
-            each.source,
-            each.row,
-            each.column,
-            each.published_shown,
-            each.ours_shown,
-            each.difference_shown,
-        ]
+        [each.source, each.row, each.column, each.show(each.published), each.ours_shown, each.difference_shown]
         for each in found
     ]
-    return _table(["source", "row", "column", "published", "ours", "difference"], rows)
+    return table(["source", "row", "column", "published", "ours", "difference"], rows)
 
 
 def paper_table(found: Sequence[Comparison]) -> list[str]:
     """Return comparisons in the rows and columns of the paper: our numbers, the published ones in brackets."""
-    rows: dict[str, dict[str, Comparison]] = {}
+    rows: dict[str, dict[str, str]] = defaultdict(dict)
     for each in found:
-        rows.setdefault(each.row, {})[each.column] = each
+        published = "" if each.published is None else f"({each.show(each.published)})"
+        rows[each.row][each.column] = f"{each.show(each.ours)} {published}".strip()
     columns = list(dict.fromkeys(each.column for each in found))
-    return _table(
-        ["", *columns],
-        [
-            [name, *(cells[column].cell_shown if column in cells else "" for column in columns)]
-            for name, cells in rows.items()
-        ],
-    )
-
-
-def overview(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
-    """Return a row for each run, of which config and summary are given, as a Markdown table in per cent."""
-    names = ["mean", "worst", "spread", "flips"]
-    rows = [
-        [config["benchmark"], config["method"], config["ordering"], str(summary["questions"]), summary["metric"]]
-        + [_figure(summary[name]) for name in names]
-        for config, summary in runs
-    ]
-    return _table(["benchmark", "method", "ordering", "questions", "score", *names], rows)
+    return table(["", *columns], [[name, *(cells.get(each, "") for each in columns)] for name, cells in rows.items()])
 
 
 def percent(estimate: Mapping[str, float]) -> str:
@@ -234,5 +196,6 @@ def percent(estimate: Mapping[str, float]) -> str:
     return f"{100 * estimate['value']:.1f} ({100 * estimate['low']:.1f} to {100 * estimate['high']:.1f})"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]

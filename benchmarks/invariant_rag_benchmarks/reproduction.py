@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,7 +18,7 @@ from invariant_rag_benchmarks.published_tables import (
     PublishedTable,
     Setup,
 )
-from invariant_rag_benchmarks.runner import BenchmarkRun, run_several
+from invariant_rag_benchmarks.runner import run_several
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -85,11 +85,7 @@ def configs_to_run(
 ) -> dict[_Key, BenchmarkConfig]:
     """Return the configs of the runs that these cells need: one per setup, benchmark and settings.
 
-    Args:
-        rows: Rows of the table.
-        columns: Its columns.
-        base: Model, data, limit and everything else that the table does not specify; a file of parameters as its
-            intervention replaces the published ones.
+    `base` has what the table does not specify; a file of parameters as its intervention replaces the published ones.
     """
     configs = {}
     for row in rows:
@@ -113,7 +109,6 @@ def reproduce(
     names: Sequence[str] = (),
     resume: bool = False,
     model: InvariantModel | None = None,
-    actors: int = 0,
     progress: Progress = no_progress,
 ) -> list[Comparison]:
     """Run what the cells of a published table need, and return its cells with our numbers, row by row.
@@ -126,21 +121,19 @@ def reproduce(
         names: Names of the rows to measure. Empty: all of this model.
         resume: Continue runs of the same config.
         model: The model, if it is loaded already.
-        actors: Number of Ray actors. 0: run in this process.
         progress: Shows a progress bar for each run.
     """
     rows = rows_to_measure(table, base.model, names, intervention=base.intervention, ensemble=base.ensemble)
     configs = configs_to_run(rows, table.columns, base)
-    found = run_several(list(configs.values()), out, resume=resume, model=model, actors=actors, progress=progress)
+    found = run_several(list(configs.values()), out, resume=resume, model=model, progress=progress)
     runs = dict(zip(configs, found, strict=True))
-    return [_cell(table, row, index, runs) for row in rows for index in range(len(table.columns))]
-
-
-def _cell(table: PublishedTable, row: PublishedRow, index: int, runs: Mapping[_Key, BenchmarkRun]) -> Comparison:
-    column = table.columns[index]
-    found = runs.get(_key(row, column))
-    records, seconds = (found.records, found.seconds) if found and column.metric else ([], None)
-    return compare(table, row, column, row.values[index], records, seconds)
+    cells = []
+    for row in rows:
+        for column, value in zip(table.columns, row.values, strict=True):
+            run = runs.get(_key(row, column)) if column.metric else None
+            records, seconds = (run.records, run.seconds) if run else ([], None)
+            cells.append(compare(table, row, column, value, records, seconds))
+    return cells
 
 
 def _key(row: PublishedRow, column: PublishedColumn) -> _Key:

@@ -7,23 +7,24 @@ another config is another run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from invariant_rag.audit.line_file import LineFile
 from invariant_rag.audit.progress import Progress, no_progress
 from invariant_rag.checks import check_real, require_extra
-from invariant_rag.errors import InvalidChoice, InvalidRun, RunExists, UnsupportedCombination
+from invariant_rag.errors import InvalidChoice, InvalidDataset, InvalidRun, RunExists
 from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
+from pydantic import ConfigDict
 
 from invariant_rag_benchmarks import resolve_benchmark
-from invariant_rag_benchmarks.base import Benchmark, Case, Record, Selection
+from invariant_rag_benchmarks.base import Benchmark, Case, Example, Record, Selection, Text, parse_example
 from invariant_rag_benchmarks.config import BenchmarkConfig, package_versions, resolve_config, run_folder_name
 from invariant_rag_benchmarks.data import DataSource
-from invariant_rag_benchmarks.record_file import RecordFile
 from invariant_rag_benchmarks.report import markdown, summarise
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class BenchmarkRun:
         config: Everything that decides the records, as of `resolve_config`.
         records: One per case, in the order of the cases.
         summary: Its figures.
-        seconds: Mean time per record, over every session of the run in one process; None if no session was.
+        seconds: Mean time per record, over every session of the run; None if no session asked anything.
     """
 
     folder: Path
@@ -64,17 +65,41 @@ class _Plan:
     folder: Path
 
 
+class _Rejected(Example):
+    answer: Text
+    scores: dict[str, float]
+
+
+class _Line(Example):
+    """The fields of a record that reports read."""
+
+    model_config = ConfigDict(strict=True)
+
+    id: Text
+    run: Text
+    question: Text
+    variant: Text
+    group: Text
+    answer: Text
+    scores: dict[str, float]
+    dropped: int
+    trimmed: int
+    perplexity: float | None = None
+    collisions: float | None = None
+    branch: str | None = None
+    rejected: _Rejected | None = None
+
+
 def run_benchmark(
     config: BenchmarkConfig,
     out: Path,
     *,
     resume: bool = False,
     model: InvariantModel | None = None,
-    actors: int = 0,
     progress: Progress = no_progress,
 ) -> BenchmarkRun:
     """Run a benchmark, and write it into a folder of its own below `out`; see `run_several`."""
-    return run_several([config], out, resume=resume, model=model, actors=actors, progress=progress)[0]
+    return run_several([config], out, resume=resume, model=model, progress=progress)[0]
 
 
 def run_several(
@@ -83,7 +108,6 @@ def run_several(
     *,
     resume: bool = False,
     model: InvariantModel | None = None,
-    actors: int = 0,
     progress: Progress = no_progress,
 ) -> list[BenchmarkRun]:
     """Run benchmarks one after the other with a model that is loaded once, after the data of all of them are read.
@@ -93,7 +117,6 @@ def run_several(
         out: Folder of the runs; each gets a folder of its own.
         resume: Continue runs of the same config, or start them if there are none.
         model: The model, if it is loaded already; it is used with the choices of each config.
-        actors: Number of Ray actors that share the cases, each with a model of its own. 0: run in this process.
         progress: Shows a progress bar for each run; one step per record.
 
     Raises:
@@ -103,21 +126,16 @@ def run_several(
         UnusableFile: The folder cannot be written, or another process continues the run.
         DatasetUnavailable: The benchmark's data cannot be found or downloaded.
         ContextOverflow: A prompt is too long, and `overflow` is `error`.
-        ExtraRequired: SciPy is not installed, or actors were requested, and Ray is not.
-        UnsupportedCombination: Both actors and tensor parallelism were requested.
+        ExtraRequired: SciPy is not installed.
     """
     require_extra("scipy", "evaluation")
-    if actors:
-        require_extra("ray", "ray")
-    if any(actors and config.tensor_parallel for config in configs):
-        raise UnsupportedCombination("actors hold a model each, and tensor parallelism splits one over all processes")
     if any(config.is_main_process for config in configs):
         make_folder(out)
     plans = [_plan(config, out, model, resume=resume) for config in configs]
-    if model is None and not actors and plans:
+    if model is None and plans:
         with progress("Loading"):
             model = configs[0].load_model()
-    return [_run(plan, model, actors=actors, progress=progress) for plan in plans]
+    return [_run(plan, model, progress) for plan in plans if model is not None]
 
 
 def _plan(config: BenchmarkConfig, out: Path, model: InvariantModel | None, *, resume: bool) -> _Plan:
@@ -135,55 +153,70 @@ def _plan(config: BenchmarkConfig, out: Path, model: InvariantModel | None, *, r
     return _Plan(config, benchmark, cases, resolved, folder)
 
 
-def _run(plan: _Plan, model: InvariantModel | None, *, actors: int, progress: Progress) -> BenchmarkRun:
+def _run(plan: _Plan, model: InvariantModel, progress: Progress) -> BenchmarkRun:
+    from invariant_rag.attention import backend_label
+
     from invariant_rag_benchmarks.answering import Answerer
 
-    config, cases, folder = plan.config, plan.cases, plan.folder
-    lm = None if model is None or actors else config.configure(model)
-    computed_with = _computed_with(lm)
-    if config.is_main_process:
+    config, cases, folder, key = plan.config, plan.cases, plan.folder, plan.resolved["key"]
+    lm, writes = config.configure(model), config.is_main_process
+    computed_with = {"versions": package_versions(), "attention": backend_label(lm.backend, lm.model)}
+    if writes:
         make_folder(folder)
         if not (folder / "config.json").exists():
             _write_json(folder / "config.json", {**plan.resolved, **computed_with})
-    ids = {case.id for case in cases}
-    with RecordFile(folder / "records.jsonl", plan.resolved["key"], writes=config.is_main_process) as file:
-        known = ids & file.records.keys()
+    answerer = Answerer(config, lm)
+    with open_records(folder / "records.jsonl", key, writes=writes) as file:
+        known = {record["id"]: record for record in file.lines}
         batches = [
             [case for case in cases[start : start + config.batch_size] if case.id not in known]
             for start in range(0, len(cases), config.batch_size)
         ]
-        batches = [batch for batch in batches if batch]
-        results: Iterable[list[Record]]
-        if lm is not None:
-            results = map(Answerer(config, lm), batches)
-        else:
-            from invariant_rag_benchmarks.ray_map import ray_map
-
-            results = ray_map(lambda: Answerer(config, config.load_model()), batches, actors)
-        start = perf_counter()
         label = f"{config.benchmark}, {config.method} {plan.resolved['ordering']}"
-        with progress(label, len(cases), len(known)) as advance:
-            for batch_records in results:
-                file.append(batch_records)
-                for _ in batch_records:
+        start, answered = perf_counter(), 0
+        with progress(label, len(cases), len({case.id for case in cases} & known.keys())) as advance:
+            for batch in filter(None, batches):
+                records = [{**record, "run": key} for record in answerer(batch)]
+                file.append(records)
+                known |= {record["id"]: record for record in records}
+                answered += len(records)
+                for _ in records:
                     advance()
         elapsed = perf_counter() - start
-        records = [file.records[case.id] for case in cases]
-    summary = summarise(plan.benchmark, records, config.seed)
-    if config.is_main_process:
+    found = [known[case.id] for case in cases]
+    summary = summarise(plan.benchmark, found, config.seed)
+    if writes:
         document = {**summary, "limit": config.limit, "config": plan.resolved, **computed_with}
         _write_json(folder / "summary.json", document)
-    answered = 0 if lm is None else sum(map(len, batches))
-    seconds = _add_timing(folder / "timing.json", answered, elapsed, writes=config.is_main_process)
-    return BenchmarkRun(folder, plan.resolved, records, summary, seconds)
+    seconds = _add_timing(folder / "timing.json", answered, elapsed, writes=writes)
+    return BenchmarkRun(folder, plan.resolved, found, summary, seconds)
 
 
-def _computed_with(lm: InvariantModel | None) -> dict[str, Any]:
-    """Return versions, and the backend with its kernel; not if Ray actors load the model, each on its machine."""
-    from invariant_rag.attention import backend_label
+def open_records(path: Path, key: str, *, writes: bool = True) -> LineFile[Record]:
+    """Open `records.jsonl` for appending; an incomplete last line is removed, and its case is asked again.
 
-    attention = {} if lm is None else {"attention": backend_label(lm.backend, lm.model)}
-    return {"versions": package_versions(), **attention}
+    Args:
+        path: The file; created if it does not exist.
+        key: Key of the run's config, which every record has.
+        writes: Whether to write; else another process does.
+
+    Raises:
+        InvalidRun: A line other than the last cannot be read, is no record, or belongs to another config.
+        FileInUse: Another process continues the run.
+        UnusableFile: The file cannot be opened.
+    """
+
+    def check(record: Any, where: str) -> Record:
+        try:
+            line = parse_example(_Line, record, where)
+        except InvalidDataset as error:
+            raise InvalidRun(str(error)) from None
+        if line.run != key:
+            raise InvalidRun(f"{where}: expected a record of run {key}, got one of {line.run!r}")
+        parsed: Record = record
+        return parsed
+
+    return LineFile(path, check, InvalidRun, writes=writes)
 
 
 def _add_timing(path: Path, records: int, seconds: float, *, writes: bool) -> float | None:
@@ -191,21 +224,19 @@ def _add_timing(path: Path, records: int, seconds: float, *, writes: bool) -> fl
 
     It is no part of the records or of the summary, which are the same however often a run was interrupted.
     """
-    timing = _read_timing(path) if path.exists() else {"records": 0, "seconds": 0.0}
+    timing = {"records": 0.0, "seconds": 0.0}
+    try:
+        if path.exists():
+            stored = parse_json(read_bytes(path))
+            timing = {name: check_real(name, stored[name]) for name in timing}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        hint = "Remove it: it holds nothing but the time that the run took."
+        raise InvalidRun(f"{path}: expected the numbers records and seconds: {error}", hint=hint) from error
     if records:
         timing = {"records": timing["records"] + records, "seconds": timing["seconds"] + seconds}
         if writes:
             _write_json(path, timing)
     return timing["seconds"] / timing["records"] if timing["records"] else None
-
-
-def _read_timing(path: Path) -> dict[str, float]:
-    try:
-        timing = parse_json(read_bytes(path))
-        return {name: check_real(name, timing[name]) for name in ("records", "seconds")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        hint = "Remove it: it holds nothing but the time that the run took."
-        raise InvalidRun(f"{path}: expected the numbers records and seconds: {error}", hint=hint) from error
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:

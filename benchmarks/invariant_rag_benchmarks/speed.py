@@ -6,6 +6,7 @@ Weights are random, since speed does not depend on the text. Compare the times o
 from __future__ import annotations
 
 import ctypes
+import platform
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -18,19 +19,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+import transformers
 from invariant_rag.attention import backend_label
 from invariant_rag.audit.progress import Progress, no_progress
+from invariant_rag.errors import InvalidChoice, UnknownName
+from invariant_rag.models.loading import resolve_dtype
+from torch.utils.flop_counter import FlopCounterMode
 from transformers.generation.streamers import BaseStreamer
 
-from invariant_rag_benchmarks.flops import count_flops
-from invariant_rag_benchmarks.speed_setup import (
-    VOCABULARY,
-    SpeedConfig,
-    bidirectional_floor,
-    build_model,
-    environment,
-    random_prompt,
-)
+from invariant_rag_benchmarks.config import SpeedConfig
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -38,19 +35,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PLAIN = "plain"
+STEPS = ("prefill", "decode", "whole")
+"""Time to the first token, the median time of a further one, and the time of the whole generation."""
+SHAPES: dict[str, dict[str, int]] = {
+    name: dict(
+        zip(
+            ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers"),
+            sizes,
+            strict=True,
+        )
+    )
+    for name, sizes in {
+        "tiny": (64, 128, 4, 2, 2),
+        "0.5b": (896, 4864, 14, 2, 24),
+        "1b": (2048, 8192, 32, 8, 16),
+        "8b-layer": (4096, 14336, 32, 8, 1),
+        "8b": (4096, 14336, 32, 8, 32),
+    }.items()
+}
+"""Sizes of Qwen2.5-0.5B, Llama-3.2-1B, Llama-3.1-8B and one layer of it, and a tiny model for tests."""
+VOCABULARY = 4096
+_TEXT_TOKENS = 32  # tokens of the prefix, and of the suffix
 _CACHE_BYTES = 1 << 40  # more than any prompt takes
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # glibc's mallopt
-
-
-@dataclass
-class Timings:
-    """Seconds that one step took in every round."""
-
-    seconds: list[float] = field(default_factory=list)
-
-    def ratio_to(self, other: Timings) -> float:
-        """Return the median over rounds of the ratio to another step."""
-        return median(mine / theirs for mine, theirs in zip(self.seconds, other.seconds, strict=True))
 
 
 @dataclass
@@ -58,33 +65,24 @@ class SpeedResult:
     """The measurements of one way to generate.
 
     Attributes:
-        name: The plain model, a method, or a method with a cache.
-        prefill: Time to the first token.
-        decode: Time per further token: the median over the tokens of a generation.
-        whole: Time of the whole generation.
+        seconds: Of every round, by `STEPS`.
         peak: Peak memory of the prefill in bytes, without the model; None if the platform does not report it.
         flops: Operations up to the first token; see `count_flops`. None on a GPU, whose kernels do not tell them.
     """
 
-    name: str
-    prefill: Timings = field(default_factory=Timings)
-    decode: Timings = field(default_factory=Timings)
-    whole: Timings = field(default_factory=Timings)
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {step: [] for step in STEPS})
     peak: int | None = None
     flops: int | None = None
 
-
-@dataclass
-class BatchGains:
-    """How much faster several prompts are as one batch than one after the other, by method.
-
-    Attributes:
-        prefill: The time to all first tokens of single calls, over that of the batch.
-        decode: Likewise, the time of the further tokens.
-    """
-
-    prefill: dict[str, float] = field(default_factory=dict)
-    decode: dict[str, float] = field(default_factory=dict)
+    def ratios_to(self, plain: SpeedResult) -> dict[str, float | None]:
+        """Return medians over rounds of the ratios to the plain model in the same round, and of peak and operations."""
+        ratios: dict[str, float | None] = {
+            step: median(mine / other for mine, other in zip(times, plain.seconds[step], strict=True))
+            for step, times in self.seconds.items()
+        }
+        ratios["peak"] = self.peak / plain.peak if self.peak is not None and plain.peak else None
+        ratios["flops"] = self.flops / plain.flops if self.flops is not None and plain.flops else None
+        return ratios
 
 
 class TimingStreamer(BaseStreamer):
@@ -116,21 +114,11 @@ GenerateFunction: TypeAlias = Callable[[int, TimingStreamer], object]
 """Generates a number of tokens into a streamer."""
 
 
-def measure(
-    config: SpeedConfig, methods: Sequence[str], progress: Progress = no_progress
-) -> tuple[list[SpeedResult], BatchGains, str]:
-    """Measure methods against the plain model.
+def measure(config: SpeedConfig, methods: Sequence[str], progress: Progress = no_progress) -> dict[str, Any]:
+    """Measure methods against the plain model; return everything as plain data, with ratios to the plain model.
 
     During timing, glibc keeps freed memory in the process: a virtual machine can need longer to provide it again than
     attention takes. It is released before peak memory is measured.
-
-    Args:
-        config: What is measured.
-        methods: Names of methods.
-        progress: Shows a progress bar; one step per timed generation.
-
-    Returns:
-        The results, the plain model first; what batches gain; and the backend, with its kernel if it chooses one.
     """
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.model import InvariantModel
@@ -147,7 +135,7 @@ def measure(
         functions["rotor, warm set"] = _generate_with(warm, prompt.shuffled(random.Random(1)))
     if "ape" in methods:
         functions["ape, one new segment"] = _generate_with_new_segment(lm.with_method("ape"), prompt)
-    results = {name: SpeedResult(name) for name in functions}
+    results = {name: SpeedResult() for name in functions}
     _keep_freed_memory(True)
     for generate in functions.values():  # warm up: kernels, page tables, rotary tables
         generate(1, TimingStreamer())
@@ -157,38 +145,129 @@ def measure(
             for name, generate in functions.items():
                 timer = TimingStreamer()
                 generate(1 + config.new_tokens, timer)
-                results[name].prefill.seconds.append(timer.prefill)
-                results[name].decode.seconds.append(median(timer.intervals))
-                results[name].whole.seconds.append(timer.prefill + sum(timer.intervals))
+                times = timer.prefill, median(timer.intervals), timer.prefill + sum(timer.intervals)
+                for step, seconds in zip(STEPS, times, strict=True):
+                    results[name].seconds[step].append(seconds)
                 advance()
-    gains = _batch_gains(lm, config, methods)
+    gains = {name: _batch_gains(lm.with_method(name), config) for name in methods}
     _keep_freed_memory(False)
     for name, generate in functions.items():
         results[name].peak = _peak_memory(generate, config.device)
         if model.device.type == "cpu":
             results[name].flops = count_flops(partial(generate, 1, TimingStreamer()))
-    return list(results.values()), gains, backend_label(lm.backend, model)
-
-
-def as_data(config: SpeedConfig, results: Sequence[SpeedResult], gains: BatchGains, backend: str) -> dict[str, Any]:
-    """Return everything as plain data, with ratios to the plain model."""
-    plain = results[0]
-    rows = []
-    for result in results:
-        ratios: dict[str, float | None] = {
-            name: getattr(result, name).ratio_to(getattr(plain, name)) for name in ("prefill", "decode", "whole")
+    rows = [
+        {
+            "name": name,
+            **{step: {"seconds": times} for step, times in each.seconds.items()},
+            "peak": each.peak,
+            "flops": each.flops,
+            "ratios": each.ratios_to(results[PLAIN]),
         }
-        ratios["peak"] = result.peak / plain.peak if result.peak is not None and plain.peak else None
-        ratios["flops"] = result.flops / plain.flops if result.flops is not None and plain.flops else None
-        rows.append({**asdict(result), "ratios": ratios})
+        for name, each in results.items()
+    ]
     return {
         "setting": asdict(config),
-        "environment": {**environment(config), "backend": backend},
+        "environment": {**environment(config.device), "backend": backend_label(lm.backend, model)},
         "floor": bidirectional_floor(config),
         "rows": rows,
-        "batched": gains.decode,
-        "batched_prefill": gains.prefill,
+        "batched": {name: gain["decode"] for name, gain in gains.items()},
+        "batched_prefill": {name: gain["prefill"] for name, gain in gains.items()},
     }
+
+
+def bidirectional_floor(config: SpeedConfig) -> float:
+    """Return the least multiply-adds per token of bidirectional attention between segments, over the plain model's.
+
+    `(w + 2 d T) / (w + d T)` for w weights of a layer, hidden size d and T tokens.
+    """
+    sizes = SHAPES[config.shape]
+    width, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    kept = width // heads * sizes["num_key_value_heads"]
+    weights = 2 * width * width + 2 * width * kept + 3 * width * sizes["intermediate_size"]
+    attention = width * config.tokens
+    return (weights + 2 * attention) / (weights + attention)
+
+
+def build_model(config: SpeedConfig) -> PreTrainedModel:
+    """Return a Llama of the configured shape with random weights.
+
+    Raises:
+        UnknownName: There is no such shape.
+        InvalidChoice: There is no such dtype, or the device is not available.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    if config.shape not in SHAPES:
+        raise UnknownName("shape", config.shape, SHAPES)
+    dtype = resolve_dtype(config.dtype)
+    try:
+        torch.empty(1, device=config.device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InvalidChoice(f"device: {config.device!r} cannot be used here: {error}") from error
+    sizes: dict[str, Any] = dict(SHAPES[config.shape])
+    model_config = LlamaConfig(
+        **{**sizes, "num_hidden_layers": config.layers or sizes["num_hidden_layers"]},
+        vocab_size=VOCABULARY,
+        max_position_embeddings=1 << 18,
+        eos_token_id=None,
+    )
+    with torch.device(config.device):
+        model: Any = LlamaForCausalLM(model_config)
+    built: PreTrainedModel = model.to(dtype).eval()
+    return built
+
+
+def random_prompt(config: SpeedConfig, seed: int = 0) -> Prompt:
+    """Return a prompt of random token ids."""
+    from invariant_rag.segments import Prompt
+
+    source = random.Random(seed)
+    room = config.tokens - 2 * _TEXT_TOKENS
+    shares = [source.uniform(0.7, 1.3) for _ in range(config.segments)]
+    lengths = [max(1, round(room * share / sum(shares))) for share in shares]
+    ids = [
+        [source.randrange(3, VOCABULARY) for _ in range(length)] for length in (_TEXT_TOKENS, *lengths, _TEXT_TOKENS)
+    ]
+    return Prompt(ids[0], ids[1:-1], ids[-1])
+
+
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """Return device, threads and versions of this machine."""
+    from invariant_rag import __version__
+
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = names[0] if names else platform.processor() or platform.machine()
+    return {
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else processor,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "invariant_rag": __version__,
+    }
+
+
+def count_flops(call: Callable[[], object]) -> int:
+    """Run a call and return its operations in matrix products and fused attention; a multiply-add counts as two.
+
+    Causal fused attention counts what it sees, about half of the square: `FlopCounterMode` by itself counts all of it,
+    and PyTorch's kernel for CPUs not at all. Where a mask is given, or scores are a matrix, what is masked counts too.
+    """
+    fused = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+    with FlopCounterMode(display=False, custom_mapping=fused) as counter:
+        call()
+    return int(counter.get_total_flops())
+
+
+def _attention_flops(queries: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -> int:
+    """Return the operations of fused attention for shapes `[B, H, Q, D]`, `[B, H_kv, S, D]` and `[B, H_kv, S, D_v]`."""
+    batch, heads, count, width = queries
+    length = keys[2]
+    causal = kwargs.get("is_causal", args[1] if len(args) > 1 else False)
+    seen = sum(min(index + 1, length) for index in range(count)) if causal else count * length
+    return int(2 * batch * heads * seen * (width + values[3]))
 
 
 def _generate_plain(model: PreTrainedModel, ids: torch.Tensor) -> GenerateFunction:
@@ -212,30 +291,28 @@ def _generate_with_new_segment(lm: InvariantModel, prompt: Prompt) -> GenerateFu
     warm.generate(prompt, max_new_tokens=1)
 
     def generate(count: int, timer: TimingStreamer) -> object:
-        length = len(segments[-1].token_ids or ())
-        new = [source.randrange(3, VOCABULARY) for _ in range(length)]
+        new = [source.randrange(3, VOCABULARY) for _ in segments[-1].token_ids or ()]
         changed = Prompt(prompt.prefix, [*segments[:-1], new], prompt.suffix)
         return warm.generate(changed, max_new_tokens=count, streamer=timer)
 
     return generate
 
 
-def _batch_gains(lm: InvariantModel, config: SpeedConfig, methods: Sequence[str]) -> BatchGains:
-    """Measure prompts as one batch and one after the other."""
+def _batch_gains(lm: InvariantModel, config: SpeedConfig) -> dict[str, float]:
+    """Return the time of first and of further tokens of single calls, over that of the same prompts as one batch."""
     short = SpeedConfig(shape=config.shape, tokens=min(config.tokens, 1024), segments=min(config.segments, 8))
     prompts = [random_prompt(short, seed) for seed in range(config.batch)]
-    gains = BatchGains()
-    for name in methods:
-        generate = partial(lm.with_method(name).generate, max_new_tokens=1 + config.new_tokens)
-        generate(prompts)  # warm up
-        together, single = TimingStreamer(), []
-        generate(prompts, streamer=together)
-        for prompt in prompts:
-            single.append(TimingStreamer())
-            generate(prompt, streamer=single[-1])
-        gains.prefill[name] = sum(timer.prefill for timer in single) / together.prefill
-        gains.decode[name] = sum(sum(timer.intervals) for timer in single) / sum(together.intervals)
-    return gains
+    generate = partial(lm.generate, max_new_tokens=1 + config.new_tokens)
+    generate(prompts)  # warm up
+    together, single = TimingStreamer(), []
+    generate(prompts, streamer=together)
+    for prompt in prompts:
+        single.append(TimingStreamer())
+        generate(prompt, streamer=single[-1])
+    return {
+        "prefill": sum(timer.prefill for timer in single) / together.prefill,
+        "decode": sum(sum(timer.intervals) for timer in single) / sum(together.intervals),
+    }
 
 
 def _keep_freed_memory(keep: bool) -> None:

@@ -40,12 +40,7 @@ def parse_option_orders(described: str, count: int) -> list[tuple[int, ...]]:
 
 
 def parse_slots(described: str, count: int, default: Sequence[int]) -> list[int]:
-    """Parse the `slots` setting: positions of the gold segment among `count` segments.
-
-    Args:
-        described: Empty for the default, `all`, or comma-separated slots from 0 on.
-        count: Number of segments.
-        default: The slots that an empty setting means.
+    """Parse the `slots` setting: empty for the default, `all`, or comma-separated slots of the gold segment, from 0 on.
 
     Raises:
         InvalidChoice: There is no such slot.
@@ -63,22 +58,6 @@ def _parse_numbers(setting: str, described: str, count: int, expected: str) -> l
     if not all(word.isdecimal() and len(word) < 10 and int(word) < count for word in words):
         raise InvalidChoice(f"{setting}: expected {expected} from 0 to {count - 1}, got {described!r}")
     return [int(word) for word in words]
-
-
-def every_fifth(count: int) -> list[int]:
-    """Return the slots 0, 4, 9, 14..., as in Lost in the Middle."""
-    return [0, *range(4, count, 5)]
-
-
-def quarters(count: int) -> list[int]:
-    """Return the slots at 0, 25, 50, 75 and 100 per cent of the context, rounded down.
-
-    Those of 140 pairs are the ones that the scripts of Lost in the Middle and of positional hidden states pass.
-
-    >>> quarters(140)
-    [0, 34, 69, 104, 139]
-    """
-    return sorted({quarter * (count - 1) // 4 for quarter in range(5)})
 
 
 def insert_gold(slot: int, gold: T, others: Sequence[T]) -> list[T]:
@@ -126,16 +105,23 @@ def token_starts(text: str, load_tokenizer: Callable[[], PreTrainedTokenizerBase
     return [start for start, _ in encoded["offset_mapping"]]
 
 
-def split_into_chunks(text: str, starts: list[int], tokens: int, limit: int) -> list[str]:
-    """Split the first `limit` tokens of a text into chunks of `tokens` tokens. Joined, the chunks are that text.
+def split_into_chunks(text: str, starts: list[int], tokens: int, limit: int, *, middle: bool = False) -> list[str]:
+    """Split a text into chunks of `tokens` tokens. Of one with more than `limit` tokens, its beginning is kept.
+
+    With `middle`, the middle is cut instead: the first and the last half of the limit are kept, and split apart.
 
     >>> split_into_chunks("one two three", [0, 3, 7], tokens=2, limit=3)
     ['one two', ' three']
+    >>> split_into_chunks("abcdefgh", [*range(8)], tokens=2, limit=4, middle=True)
+    ['ab', 'gh']
     """
     ends = [*starts, len(text)]
-    count = min(limit, len(starts))
-    bounds = [*range(0, count, tokens), count]
-    return [text[ends[low] : ends[high]] for low, high in pairwise(bounds)]
+    count = len(starts)
+    spans = [(0, min(limit, count))]
+    if middle and count > limit:
+        spans = [(0, limit // 2), (count - limit + limit // 2, count)]
+    bounds = [pairwise([*range(low, high, tokens), high]) for low, high in spans]
+    return [text[ends[low] : ends[high]] for each in bounds for low, high in each]
 
 
 def chunk_orders(chunks: Sequence[str]) -> dict[str, list[str]]:

@@ -21,6 +21,8 @@ from invariant_rag.audit.progress import Progress, no_progress
 from invariant_rag.generation import InvariantModel
 from invariant_rag.segments import Prompt
 
+from invariant_rag_benchmarks.config import ServingConfig
+
 Connect: TypeAlias = Callable[[str], InvariantModel]
 """Returns a model on the server, for a tenant."""
 
@@ -28,27 +30,6 @@ PLAIN, ARRANGED = "plain", "arranged"
 MEASURES = ("throughput", "first token", "between tokens")
 _STATES = ("cold", "warm")
 _WORDS = "river mill ferry bridge tower field harbour market forest guild castle valley road lake hill stone".split()
-
-
-@dataclass(frozen=True)
-class ServingConfig:
-    """What is measured.
-
-    Attributes:
-        clients: Numbers of clients that ask at the same time.
-        questions: Numbers of questions about each set; 1: nothing is reused.
-        requests: Requests of a round, a multiple of all numbers of questions.
-        segments: Segments of a set.
-        new_tokens: Tokens of an answer.
-        rounds: Rounds, after one that is not counted.
-    """
-
-    clients: tuple[int, ...] = (1, 8, 32)
-    questions: tuple[int, ...] = (1, 4, 16)
-    requests: int = 64
-    segments: int = 16
-    new_tokens: int = 32
-    rounds: int = 3
 
 
 @dataclass

@@ -13,13 +13,12 @@ import pytest
 import torch
 from click.testing import Result
 from invariant_rag.cli import app
-from invariant_rag.interventions import HiddenScaling
 from invariant_rag.testing.rounding import rounding
 from typer.testing import CliRunner
 
 from invariant_rag_benchmarks import BENCHMARKS, Selection
 from invariant_rag_benchmarks.answering import Answerer
-from invariant_rag_benchmarks.config import ENSEMBLES, BenchmarkConfig
+from invariant_rag_benchmarks.config import BenchmarkConfig
 from invariant_rag_benchmarks.data import DataSource
 from invariant_rag_benchmarks.published_tables import published_tables
 
@@ -98,18 +97,6 @@ def test_two_processes_with_half_of_every_layer_write_the_run_of_one(
     assert perplexities[0] == pytest.approx(perplexities[1], abs=bound)  # sums of halves are rounded otherwise
 
 
-def test_several_benchmarks_and_methods_are_one_command_and_one_table(fixed: list[object]):
-    command = ["bench", "run", "xquad", "mmlu", "--method", "sequential", "--method", "rotor", *fixed]
-    result = invoke(*command, "--set", "mmlu.orders=ends")
-    assert result.exit_code == 0, result.output
-    rows = [line.split(" | ")[:2] for line in result.stdout.splitlines()[2:]]
-    assert rows == [[f"| {name}", method] for name in ("xquad", "mmlu") for method in ("sequential", "rotor")]
-    again = json.loads(invoke(*command, "--set", "mmlu.orders=ends", "--resume", "--json").stdout)
-    assert [each["summary"]["records"] for each in again] == [5, 5, 2, 2]
-    for wrong in (["--set", "orders=ends"], ["--set", "mmlu.order=ends"], ["--method", "other"]):
-        assert invoke(*command, *wrong).exit_code == 2
-
-
 def test_bench_prints_json_and_goes_on_with_a_run(fixed: list[object]):
     command = ["bench", "xquad", *fixed, "--json"]
     first = json.loads(invoke(*command).stdout)
@@ -119,13 +106,6 @@ def test_bench_prints_json_and_goes_on_with_a_run(fixed: list[object]):
     assert refused.exit_code == 2
     assert "--resume" in refused.stderr
     assert json.loads(invoke(*command, "--resume").stdout) == first
-
-
-def test_wrong_settings_are_one_red_line(fixed: list[object]):
-    for wrong in ("docs=3", "documents=x"):
-        result = invoke("bench", "lost-in-the-middle", *fixed, "--set", wrong)
-        assert (result.exit_code, result.stderr.count("error: ")) == (2, 1)
-    assert invoke("bench", "xquad", *fixed, "--set", "slots").exit_code == 2
 
 
 def test_published_tables_are_listed():
@@ -144,23 +124,6 @@ def test_reproduce_measures_the_chosen_row_of_a_table(fixed: list[object], files
     paper = [line for line in result.stdout.splitlines() if line.startswith("| RoToR |")]
     assert len(paper) == 1  # the row of the paper, with its columns
     assert paper[0].startswith("| RoToR | 0.0 (31.8) | ")
-
-
-def test_bench_takes_an_intervention_or_an_ensemble(fixed: list[object], tmp_path: Path):
-    parameters = tmp_path / "scaling.json"
-    HiddenScaling(2, 0.5, [0]).save(parameters)
-    plain = ["bench", "mmlu", *fixed, "--set", "orders=0", "--method", "sequential"]
-    for options in (["--intervention", parameters], ["--ensemble", "permutation-average"]):
-        result = invoke(*plain, *options)
-        assert result.exit_code == 0, result.output
-        assert "per record on this machine" in result.stdout
-    refused = invoke(*plain, "--alpha", "0.2", "--ensemble", "permutation-average")
-    assert (refused.exit_code, refused.stderr.count("error: ")) == (2, 1)
-
-
-def test_the_help_names_every_ensemble():
-    said = "".join(invoke("bench", "xquad", "--help").output.split())
-    assert ",".join(ENSEMBLES) in said
 
 
 def test_reproduce_measures_what_its_help_says(fixed: list[object], files: Path):
@@ -207,7 +170,6 @@ def test_pced_runs_in_bench_and_is_a_row_of_its_own_in_reproduce(fixed: list[obj
     "command",
     [
         ["bench", "xquad"],
-        ["bench", "run", "xquad", "mmlu"],
         ["bench", "two-wiki"],
         ["reproduce", "rotor-table-1"],
     ],

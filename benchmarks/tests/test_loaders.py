@@ -14,7 +14,6 @@ from invariant_rag.errors import DatasetUnavailable, InvalidChoice, InvalidDatas
 from invariant_rag_benchmarks import BENCHMARKS, Case, Selection
 from invariant_rag_benchmarks.data import DataSource
 from invariant_rag_benchmarks.published_tables import resolve_table
-from invariant_rag_benchmarks.tasks.longbench import groups, tasks
 
 # Their segments are lettered or numbered by place.
 LETTERED = {"mmlu", "commonsense-qa", "reward-bench", "llmbar"}
@@ -215,20 +214,6 @@ def test_few_shot_tasks_are_continued_and_each_task_has_its_longest_output(load,
         load("longbench", tasks="qasper,vcsum")
 
 
-def test_the_groups_are_those_of_the_papers_table():
-    assert {name: len(each) for name, each in groups().items()} == {
-        "single-doc": 3,
-        "multi-doc": 3,
-        "synthetic": 2,
-        "summaries": 3,
-        "few-shot": 3,
-        "code": 2,
-    }
-    assert {task.metric for task in tasks().values()} == {
-        "f1", "rouge_l", "class", "paragraph", "count", "edit_similarity",
-    }  # fmt: skip
-
-
 def test_chunks_need_a_tokenizer(data_of):
     benchmark = BENCHMARKS["two-wiki"]
     with pytest.raises(TokenizerRequired):
@@ -240,12 +225,6 @@ def test_conditions_change_places_within_the_problem(load):
     assert [case.segments for case in cases] == [("She buys 4. ", "Bo gives 2. "), ("Bo gives 2. ", "She buys 4. ")]
     assert cases[0].prefix.endswith("Ann has 3 pens. ")
     assert cases[0].suffix == "How many are there?"
-
-
-def test_a_problem_without_conditions_to_change_is_refused(load, tmp_path: Path):
-    (tmp_path / "r_gsm.jsonl").write_text('{"question": "How many?", "interchangeable": [], "answer": "1"}\n')
-    with pytest.raises(InvalidDataset, match="example 0: expected interchangeable conditions, got none"):
-        load("r-gsm", path=tmp_path)
 
 
 def test_only_timelines_are_kept(load):

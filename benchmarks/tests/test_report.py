@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,35 +112,11 @@ def test_an_order_blind_solver_of_problems_of_many_sizes_has_no_spread(tmp_path)
     assert (summary["mean"]["value"], summary["spread"]["value"], summary["flips"]["value"]) == (0.5, 0, 0)
 
 
-def test_a_spread_of_chance_is_called_so_and_its_interval_holds_nothing_at_all():
-    """Coins in five slots: fifteen points of spread on average, of which not one is true."""
-    source = np.random.default_rng(0)
-    alarms = excluded = 0
-    for seed in range(20):
-        summary = summarise(XQUAD, records((source.random((40, 5)) < source.random((40, 1))).tolist()), seed)
-        alarms += summary["spread"]["value"] > summary["spread"]["chance"]
-        excluded += any(summary[name]["low"] > 0 for name in ("spread", "deviation"))
-    assert alarms <= 4 >= excluded  # of a test at 5%, more than 4 come once in 400
-
-
-def test_a_spread_that_is_there_is_found():
-    summary = summarise(XQUAD, records([[True, True, False]] * 20 + [[True] * 3] * 40 + [[False] * 3] * 40))
-    assert summary["spread"]["value"] > summary["spread"]["chance"]
-    assert summary["spread"]["low"] > 0 < summary["deviation"]["low"]
-
-
 def test_questions_that_were_asked_in_one_variant_alone_have_no_spread():
     summary = summarise(XQUAD, records([[True], [False]]))
     assert summary["spread"] is summary["deviation"] is None
     apart = [each for number, each in enumerate(records([[True, False]] * 2)) if number in {0, 3}]
     assert summarise(XQUAD, apart)["spread"] is None
-
-
-def test_no_interval_is_without_width():
-    for right in ([[True] * 3] * 5, [[True, False]] * 5, [[True]]):
-        summary = summarise(XQUAD, records(right))
-        for name in ("mean", "worst", "best", "flips", "spread", "deviation"):
-            assert summary[name] is None or summary[name]["low"] < summary[name]["high"]
 
 
 def test_a_run_without_records_has_no_figures():

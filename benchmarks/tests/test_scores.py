@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import replace
-from itertools import combinations
-from math import factorial
 from pathlib import Path
 
 import pytest
 from invariant_rag.audit.metrics import best_subspan_em
 
 from invariant_rag_benchmarks import BENCHMARKS, Case
+from invariant_rag_benchmarks.tasks.judging import SECTIONS
 from invariant_rag_benchmarks.tasks.longbench import edit_similarity, rouge_l, tasks
-from invariant_rag_benchmarks.tasks.reward_bench import SECTIONS, judge_figures
-from invariant_rag_benchmarks.tasks.timeline import location_agreement, square_agreement, swap_agreement
 
 
 def case(*gold: str, variant: str = "0", candidates: tuple[str, ...] = ()) -> Case:
     return Case("q", variant, "", (), "", gold, candidates=candidates)
-
-
-OTHER_NUMERALS = (
-    "II, I, III",
-    "The correct order is II, I and III.",
-    "II. opened on 1 May, I. built by 3 men, III. closed.",
-    "(2) (1) (3)",
-    "two, one, three",
-    "The order is: Two -> One -> Three",
-    "two\none\nthree",
-)
-AMBIGUOUS = (
-    "I think that two of them came before one, and three after.",
-    "II, III",
-    "I, II, III; or II, I, III",
-    "two, one, three, that is I, II, III",
-    "9" * 5000,
-)
-TIMELINE_RIGHT = dict.fromkeys(("accuracy", "location_agreement", "square_agreement", "swap_agreement"), 1.0)
-TIMELINE_NONE = dict.fromkeys(TIMELINE_RIGHT, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -63,48 +39,22 @@ TIMELINE_NONE = dict.fromkeys(TIMELINE_RIGHT, 0.0)
         ("r-gsm", ("1200",), "3 + 4. Answer: 7\nAnswer: 1,200.00", {"accuracy": 1}),
         ("r-gsm", ("7",), "It is 7.", {"accuracy": 0}),
         ("r-gsm", ("-2",), "Answer: $-2.", {"accuracy": 1}),
-        (
-            "timeline",
-            ("II", "I", "III"),
-            "II. b\nI. a\nIII. c",
-            {"accuracy": 1, "location_agreement": 1, "square_agreement": 1, "swap_agreement": 1},
+        *(("timeline", ("II", "I", "III"), output, {"accuracy": 1}) for output in ("II. b\nI. a\nIII. c", "2, 1, 3")),
+        *(
+            ("timeline", ("II", "I", "III"), output, {"accuracy": 0})
+            for output in ("III, I, II", "I think so", "9" * 5000)
         ),
-        (
+        (  # the official file has Arabic numerals, and events have dates
             "timeline",
-            ("II", "I", "III"),
-            "III, I, II",
-            {"accuracy": 0, "location_agreement": 0, "square_agreement": 0, "swap_agreement": 0.5},
-        ),
-        (
-            "timeline",
-            ("I", "II"),
-            "I think so",
-            {"accuracy": 0, "location_agreement": 0, "square_agreement": 0, "swap_agreement": 0},
-        ),
-        (
-            "timeline",  # the official file has Arabic numerals, and events have dates
             ("2", "1", "3"),
             "2. Guadalupe: 11 December 1965.\n1. Arcos: 7 November 1966.\n3. Carmona: 1976, 3 floors.",
-            {"accuracy": 1, "location_agreement": 1, "square_agreement": 1, "swap_agreement": 1},
+            {"accuracy": 1},
         ),
-        ("timeline", ("3", "5", "1", "4", "2"), "The order is 3, 5, 1, 4, 2.", TIMELINE_RIGHT),
-        ("timeline", ("2", "1"), "Event 2 came before event 1.", TIMELINE_RIGHT),
-        *(("timeline", ("2", "1", "3"), output, TIMELINE_RIGHT) for output in OTHER_NUMERALS),
-        *(("timeline", ("II", "I", "III"), output, TIMELINE_RIGHT) for output in ("2, 1, 3", *OTHER_NUMERALS[3:])),
-        ("timeline", ("(2)", "(1)"), "2, 1", TIMELINE_RIGHT),
-        *(("timeline", ("2", "1", "3"), output, TIMELINE_NONE) for output in AMBIGUOUS),
-        (
-            "timeline",
-            ("2", "1", "3"),
-            "1 -> 2 -> 3",
-            {
-                **TIMELINE_RIGHT,
-                "accuracy": 0,
-                "location_agreement": 0.5,
-                "square_agreement": 0.75,
-                "swap_agreement": 0.5,
-            },
-        ),
+        ("timeline", ("3", "5", "1", "4", "2"), "The order is 3, 5, 1, 4, 2.", {"accuracy": 1}),
+        ("timeline", ("2", "1"), "Event 2 came before event 1.", {"accuracy": 1}),
+        ("timeline", ("(2)", "(1)"), "2, 1", {"accuracy": 1}),
+        ("timeline", ("2", "1", "3"), "The correct order is II, I and III.", {"accuracy": 1}),
+        ("timeline", ("2", "1", "3"), "1 -> 2 -> 3", {"accuracy": 0}),
         (
             "reward-bench",
             ("B",),
@@ -182,32 +132,6 @@ def test_an_option_counts_whatever_its_letter():
     assert score(case("2", variant="2310", candidates=letters), " C").answer == "1"
 
 
-def test_agreement_falls_from_the_right_order_to_the_reversed_one():
-    assert [location_agreement(places, 4) for places in ([0, 1, 2, 3], [1, 0, 2, 3], [3, 2, 1, 0])] == [1, 0.75, 0]
-    # Two neighbours exchanged are off by 1 each, all four reversed by 3, 1, 1 and 3.
-    assert [square_agreement(places, 4) for places in ([0, 1, 2, 3], [1, 0, 2, 3], [3, 2, 1, 0])] == [1, 0.9, 0]
-    # One swap, and the three swaps of a cycle of four, which is the farthest.
-    assert [swap_agreement(places, 4) for places in ([1, 0, 2, 3], [1, 2, 3, 0])] == pytest.approx([2 / 3, 0])
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 5])
-def test_the_swaps_that_sort_an_order_cover_half_of_all_deviations(count):
-    """Dijkstra over all orders: a swap costs its distance. The timeline's README leaves that deviation out for it."""
-    cheapest, queue = {}, [(0, tuple(range(count)))]
-    while queue:
-        cost, places = heapq.heappop(queue)
-        if places in cheapest:
-            continue
-        cheapest[places] = cost
-        for left, right in combinations(range(count), 2):
-            swapped = list(places)
-            swapped[left], swapped[right] = places[right], places[left]
-            heapq.heappush(queue, (cost + right - left, tuple(swapped)))
-    assert len(cheapest) == factorial(count)
-    for places, cost in cheapest.items():
-        assert 2 * cost == sum(abs(place - index) for index, place in enumerate(places))
-
-
 def judged(*answers: tuple[str, str], group: str = "") -> list[dict[str, object]]:
     worth = {"better": 1.0, "worse": 0.0, "none": 0.5}
     return [
@@ -224,7 +148,9 @@ def judged(*answers: tuple[str, str], group: str = "") -> list[dict[str, object]
 
 
 def test_a_judge_who_follows_the_first_place_is_found_out():
-    found = judge_figures(judged(("better", "worse"), ("better", "worse"), ("worse", "better"), ("better", "better")))
+    found = BENCHMARKS["llmbar"].figures(
+        judged(("better", "worse"), ("better", "worse"), ("worse", "better"), ("better", "better"))
+    )
     assert found == {
         "position_consistency": 0.25,
         "first_preferred": 0.5,
@@ -235,9 +161,11 @@ def test_a_judge_who_follows_the_first_place_is_found_out():
 
 
 def test_pairs_without_a_verdict_take_no_part_in_consistency():
-    found = judge_figures(judged(("none", "none"), ("better", "none"), ("better", "better"), ("worse", "better")))
+    found = BENCHMARKS["llmbar"].figures(
+        judged(("none", "none"), ("better", "none"), ("better", "better"), ("worse", "better"))
+    )
     assert (found["position_consistency"], found["preference_fairness"], found["unreadable"]) == (0.5, 0.5, 0.5)
-    assert judge_figures(judged(("none", "none"))) == {"unreadable": 1}
+    assert BENCHMARKS["llmbar"].figures(judged(("none", "none"))) == {"unreadable": 1}
 
 
 def test_sections_weigh_their_subsets_as_the_benchmark_does():

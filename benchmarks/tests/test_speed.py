@@ -14,13 +14,13 @@ from invariant_rag.cli import app
 from invariant_rag.methods import METHODS
 from typer.testing import CliRunner
 
-from invariant_rag_benchmarks.flops import count_flops
-from invariant_rag_benchmarks.speed_setup import (
+from invariant_rag_benchmarks.config import SpeedConfig
+from invariant_rag_benchmarks.speed import (
     SHAPES,
     VOCABULARY,
-    SpeedConfig,
     bidirectional_floor,
     build_model,
+    count_flops,
     random_prompt,
 )
 
@@ -82,7 +82,7 @@ def test_flops_are_those_of_the_arithmetic() -> None:
     count = len(prompt.prefix) + len(prompt.suffix) + sum(len(each.token_ids or ()) for each in prompt.segments)
     lm = InvariantModel(model)
     sizes = SHAPES["tiny"]
-    width, layers, kept = sizes["hidden_size"], sizes["layers"], sizes["hidden_size"] // 2
+    width, layers, kept = sizes["hidden_size"], sizes["num_hidden_layers"], sizes["hidden_size"] // 2
     products = 2 * layers * count * (2 * width * width + 2 * width * kept + 3 * width * sizes["intermediate_size"])
     plain = products + layers * 4 * width * count * (count + 1) // 2 + 2 * width * VOCABULARY
     ids = torch.tensor([lm.with_method("sequential").prepare(prompt).input_ids])

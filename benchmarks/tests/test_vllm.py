@@ -5,10 +5,10 @@ from __future__ import annotations
 from invariant_rag import InvariantModel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from invariant_rag_benchmarks.config import ServingConfig
 from invariant_rag_benchmarks.vllm import (
     ARRANGED,
     PLAIN,
-    ServingConfig,
     ServingRow,
     measure_serving,
     prompts,

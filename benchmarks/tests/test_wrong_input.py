@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +12,14 @@ import pytest
 import typer
 from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import app
-from invariant_rag.errors import InvariantRAGError, ModelNotFound
+from invariant_rag.errors import InvariantRAGError
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.testing import CliRunner
 
 from invariant_rag_benchmarks.commands import bench, reproduce
 from invariant_rag_benchmarks.config import BenchmarkConfig
 
-WRONG_NUMBERS = ("nan", "-1", "1e400", "9" * 5000)
+WRONG_NUMBERS = ("nan", "-1")
 WRONG: list[Any] = [None, "3", b"", -1, 0, 1.5, math.nan, True, [], {}, object(), 10**400]
 
 
@@ -37,7 +34,7 @@ def options() -> Iterator[tuple[tuple[str, ...], TyperOption]]:
     """Every option of every command; benchmarks share theirs, so one of them stands for all."""
     group = typer.main.get_command(bench.app)
     assert isinstance(group, TyperGroup)
-    names = ("xquad", "run", "list", "speed", "serve", "vllm")
+    names = ("xquad", "list", "speed", "serve", "vllm")
     commands: dict[tuple[str, ...], Any] = {("bench", name): group.commands[name] for name in names}
     commands["reproduce",] = typer.main.get_command(reproduce.app)
     for path, command in commands.items():
@@ -48,7 +45,7 @@ def options() -> Iterator[tuple[tuple[str, ...], TyperOption]]:
 def test_a_shared_option_says_the_same_in_every_command() -> None:
     texts: dict[str, set[str]] = defaultdict(set)
     for path, option in options():
-        if path[-1] in {"xquad", "run", "reproduce"} and option.opts[0] not in {"--method", "--set"}:
+        if path[-1] in {"xquad", "reproduce"} and option.opts[0] not in {"--method", "--set"}:
             texts[option.opts[0]].add(option.help or "")
     assert len(texts) > 15
     assert {flag: said for flag, said in texts.items() if len(said) > 1} == {}
@@ -105,24 +102,3 @@ def test_a_wrong_argument_of_a_config_is_a_typed_error(name: str) -> None:
         except Exception as error:  # noqa: BLE001 - that is what the test looks for
             untyped.append((wrong, error))
     assert not untyped
-
-
-@pytest.mark.parametrize("name", [" ", "a\nb", "\udcff", "no-such-model"])
-def test_a_model_that_is_none_is_named(name: str) -> None:
-    with pytest.raises(ModelNotFound):
-        BenchmarkConfig("xquad", model=name).load_tokenizer()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
-def test_a_listing_that_finds_no_room_says_so() -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", "from invariant_rag.cli import app; app()", "bench", "list", "--json"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            env=dict(os.environ),
-        )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: [Errno 28]")

@@ -18,7 +18,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "embedded"))
 
-from invariant_rag_benchmarks.comparisons import question_means  # noqa: E402
+from invariant_rag_benchmarks.comparisons import means_by  # noqa: E402
 from invariant_rag_benchmarks.config import BenchmarkConfig  # noqa: E402
 from invariant_rag_benchmarks.runner import BenchmarkRun, run_benchmark  # noqa: E402
 from names import Names  # noqa: E402
@@ -57,7 +57,7 @@ def make_questions(count: int, seed: int) -> list[dict[str, Any]]:
 def figures(run: BenchmarkRun, plain: BenchmarkRun) -> dict[str, Any]:
     """Return the figures of one reader as plain data, and its paired difference from the plain model."""
     metric = run.summary["metric"]
-    change = mean_difference(question_means(run.records, metric), question_means(plain.records, metric))
+    change = mean_difference(means_by("question", run.records, metric), means_by("question", plain.records, metric))
     return {
         **{name: run.summary[name] for name in ("mean", "worst", "best", "flips")},
         "slots": {name: each[metric] for name, each in run.summary["variants"].items()},

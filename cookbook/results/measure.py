@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "embedded"))
 
 from invariant_rag_benchmarks import resolve_benchmark  # noqa: E402
-from invariant_rag_benchmarks.comparisons import question_means  # noqa: E402
+from invariant_rag_benchmarks.comparisons import means_by  # noqa: E402
 from invariant_rag_benchmarks.config import BenchmarkConfig  # noqa: E402
 from invariant_rag_benchmarks.report import percent  # noqa: E402
 from invariant_rag_benchmarks.runner import BenchmarkRun, run_benchmark  # noqa: E402
@@ -125,12 +125,12 @@ def formats(folder: Path, count: int, seed: int) -> list[Format]:
 def table(shown: Format, runs: dict[tuple[str, str], BenchmarkRun]) -> list[str]:
     """Return the table of one benchmark, a row per method and ordering."""
     metric = resolve_benchmark(shown.benchmark).metric
-    plain = question_means(runs[PLAIN].records, metric)
+    plain = means_by("question", runs[PLAIN].records, metric)
     header = ["method", "ordering", "mean", "worst variant", "spread", "flips", "against plain"]
     lines = [f"### {shown.title}", "", shown.about, ""]
     lines += [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header))]
     for setup, done in runs.items():
-        change = mean_difference(question_means(done.records, metric), plain)
+        change = mean_difference(means_by("question", done.records, metric), plain)
         mark = " **loses**" if change.high < 0 else " **gains**" if change.low > 0 else ""
         written = f"{100 * change.value:+.1f} ({100 * change.low:+.1f} to {100 * change.high:+.1f})"
         summary = done.summary

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 from style import COLOURS, DARK, GREY, PALE, figure, save
 
-from invariant_rag.arrangement import Layout, RowArrangement
+from invariant_rag.arrangement import Arrangement, Layout
 from invariant_rag.methods import RoToR
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def circle(axis: Axes) -> None:
     axis.axis("off")
 
 
-def rows(axis: Axes, arrangement: RowArrangement) -> None:
+def rows(axis: Axes, arrangement: Arrangement) -> None:
     """Draw for each reader what it sees, and where: distance to its own last token runs to the left."""
     spans = arrangement.layout.set_spans[0]
     readers = [

@@ -27,7 +27,7 @@ def resolve_backend(backend: str | Backend, device: torch.device | None = None) 
         UnknownName: No backend has that name; the message lists the valid ones.
     """
     if not isinstance(backend, str):
-        if not all(callable(getattr(backend, name, None)) for name in ("attend", "batch")):
+        if not callable(getattr(backend, "attend", None)):
             raise UnknownName("backend", backend, ("auto", *BACKENDS))
         return backend
     from invariant_rag.attention.reference import Reference

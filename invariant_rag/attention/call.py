@@ -1,9 +1,11 @@
-"""The interface of backends: one layer's attention for one prompt, and the functions that compute it."""
+"""The interface of backends: one layer's attention, and the functions that compute it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -11,12 +13,12 @@ import torch
 from invariant_rag.attention.positions import PositionEncoding
 
 if TYPE_CHECKING:
-    from invariant_rag.arrangement import Arrangement
+    from invariant_rag.arrangement import Arrangement, Span
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One layer's attention for one prompt.
+    """One layer's attention: for one prompt, or for a left-padded batch of B prompts, whose tensors start with B.
 
     Attributes:
         queries: `[H, Q, D]`, at their natural positions. They are the last Q of the S tokens.
@@ -28,7 +30,7 @@ class AttentionCall:
         softcap: Scores are squashed to `softcap * tanh(score / softcap)`. None: they are not.
         sinks: `[H]` extra logits that take part in the softmax and have no value. None: there are none.
         dropout: Dropout probability of the attention weights, while training.
-        scratch: Values that this layer keeps for later forward passes over the same prompt.
+        scratch: Values that this layer keeps for later forward passes over the same tokens.
     """
 
     queries: torch.Tensor
@@ -42,49 +44,45 @@ class AttentionCall:
     dropout: float = 0.0
     scratch: dict[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def num_key_value_groups(self) -> int:
         """Query heads that share one key head."""
-        return self.queries.shape[0] // self.keys.shape[0]
+        return self.queries.shape[-3] // self.keys.shape[-3]
 
-    @property
+    @cached_property
     def query_start(self) -> int:
         """Index of the first query among the S tokens."""
-        return self.keys.shape[1] - self.queries.shape[1]
+        return self.keys.shape[-2] - self.queries.shape[-2]
 
-    def new_output(self) -> torch.Tensor:
-        """Return an uninitialised output `[H, Q, D_v]`, laid out in memory as `[Q, H, D_v]`, which layers read."""
-        heads, count, _ = self.queries.shape
-        return self.values.new_empty(count, heads, self.values.shape[-1]).transpose(0, 1)
+    @cached_property
+    def reach(self) -> int:
+        """A bound on all shifts: twice the number of tokens, since queries and keys may both be shifted.
 
+        Rounded up to a multiple of 512, so that the tables of rotary embeddings are rarely rebuilt while decoding.
+        """
+        return 2 * 256 * -(-self.keys.shape[-2] // 256)
 
-@dataclass(frozen=True)
-class BatchCall:
-    """One layer's attention for a left-padded batch of prompts. All rows have Q queries, the last of their S tokens.
+    @cached_property
+    def max_split(self) -> float:
+        """Most keys to which attention may be computed in parts: all of them for plain softmax attention on a CPU."""
+        is_plain = self.softcap is None and self.sinks is None and self.dropout == 0.0 and not self.has_gradients()
+        is_fused = self.queries.device.type == "cpu" and self.queries.shape[-1] >= self.values.shape[-1]
+        return (self.sliding_window or inf) if is_plain and is_fused else 0
 
-    Attributes:
-        queries: `[B, H, Q, D]`, rotated at their natural positions.
-        keys: `[B, H_kv, S, D]`, rotated at their natural positions.
-        values: `[B, H_kv, S, D_v]`.
-        rotation: The layer's position encoding.
-        scaling: Factor on the scores.
-        sliding_window: As for `AttentionCall`, like all that follow.
-        softcap: See there.
-        sinks: See there.
-        dropout: See there.
-        scratch: Values that this layer keeps for later forward passes over the same batch.
-    """
+    def queries_of(self, tokens: Span) -> torch.Tensor:
+        """Return the queries of some tokens `[H, Q, D]`."""
+        first = self.query_start
+        return self.queries[..., tokens.start - first : tokens.stop - first, :]
 
-    queries: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    rotation: PositionEncoding
-    scaling: float
-    sliding_window: int | None = None
-    softcap: float | None = None
-    sinks: torch.Tensor | None = None
-    dropout: float = 0.0
-    scratch: dict[str, Any] = field(default_factory=dict)
+    def kept(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return a value that is made once for the same tokens."""
+        if name not in self.scratch:
+            self.scratch[name] = make()
+        return self.scratch[name]
+
+    def has_gradients(self) -> bool:
+        """Return whether gradients flow through this layer."""
+        return torch.is_grad_enabled() and any(each.requires_grad for each in (self.queries, self.keys, self.values))
 
 
 class Backend(Protocol):
@@ -92,29 +90,29 @@ class Backend(Protocol):
 
     Attributes:
         name: Its name.
-        reads_together: Whether one forward pass, padded, prefills the prompts of a batch, rather than one each.
+        reads_together: Whether it is a `BatchBackend`: one forward pass, padded, prefills the prompts of a batch.
     """
 
     name: ClassVar[str]
     reads_together: ClassVar[bool]
 
+    def attend(self, arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:
+        """Return one layer's attention output `[H, Q, D_v]` for one prompt."""
+        ...
+
+
+class BatchBackend(Backend, Protocol):
+    """A backend that computes whole batches at once."""
+
     def batch(
-        self, arrangements: Sequence[Arrangement], padding: Sequence[int], call: BatchCall, plans: dict[Any, Any]
+        self, arrangements: Sequence[Arrangement], padding: Sequence[int], call: AttentionCall, plans: dict[Any, Any]
     ) -> torch.Tensor | None:
-        """Return `[B, Q, H, D_v]` for a whole batch at once; None where this backend computes each row by itself.
+        """Return `[B, Q, H, D_v]` for a whole batch at once; None for a layer that it computes row by row.
 
         Args:
-            arrangements: What the tokens of each row see.
+            arrangements: What the tokens of each row attend to.
             padding: Tokens of padding on the left of each row.
             call: The layer's tensors.
             plans: What the layers of one forward pass share.
-        """
-        ...
-
-    def attend(self, arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:
-        """Return one layer's attention output `[H, Q, D_v]` for one prompt.
-
-        Raises:
-            UnsupportedCombination: The backend has no function for this kind of arrangement.
         """
         ...

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from threading import get_ident
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from invariant_rag.arrangement import Arrangement
-from invariant_rag.attention.call import AttentionCall, Backend, BatchCall
+from invariant_rag.attention.call import AttentionCall, Backend, BatchBackend
 from invariant_rag.attention.inline import inline_attention, replaced
 from invariant_rag.attention.layer_inputs import AttentionFunction, LayerInputs
 from invariant_rag.attention.per_model import once_per_model
@@ -262,39 +262,30 @@ class ArrangedAttention:
         """Return one layer's attention output `[B, Q, H, D_v]`."""
         rows = inputs.queries.shape[0]
         repeats = rows_per_prompt(inputs, self.prompts)
-        together = self._attend_together(inputs, [self.prompts[row // repeats] for row in range(rows)])
-        if together is not None:
-            return together
-        if rows == 1:
-            return self._attend(inputs, 0, self.prompts[0])[None]
-        return torch.stack([self._attend(inputs, row, self.prompts[row // repeats]) for row in range(rows)])
+        if self.backend.reads_together:
+            together = self._attend_together(inputs, [self.prompts[row // repeats] for row in range(rows)])
+            if together is not None:
+                return together
+        outs = [self._attend(inputs, row, self.prompts[row // repeats]) for row in range(rows)]
+        return outs[0][None] if rows == 1 else torch.stack(outs)
 
     def _attend_together(self, inputs: LayerInputs, prompts: Sequence[PromptState]) -> torch.Tensor | None:
-        """Return the outputs of all rows, one prompt each `[B, Q, H, D_v]`, where the backend computes them at once."""
-        unasked, padding = inputs.keys.shape[2] - inputs.queries.shape[2], [prompt.padding for prompt in prompts]
-        skipped = 0
+        """Return the outputs of all rows, one prompt each `[B, Q, H, D_v]`; None where the backend wants one by one."""
         for prompt in prompts:
             _check_length(inputs, prompt)
+        skipped = 0
         starts = {each.padding + each.arrangement.layout.text_spans[-1].start for each in prompts}
         # No row may begin in the middle of a segment, so all last texts have to begin at the same token.
         if self.last_text_only and inputs.layer == len(self.rotations) - 1 and len(starts) == 1:
+            unasked = inputs.keys.shape[2] - inputs.queries.shape[2]
             skipped = max(0, min(*starts, inputs.keys.shape[2]) - unasked)
         rows, heads, count, _ = inputs.queries.shape
         if skipped == count:  # the last text is empty
             return inputs.values.new_zeros(rows, count, heads, inputs.values.shape[-1])
-        call = BatchCall(
-            queries=inputs.queries[:, :, skipped:],
-            keys=inputs.keys,
-            values=inputs.values,
-            rotation=self.rotations[inputs.layer],
-            scaling=inputs.scaling,
-            sliding_window=inputs.sliding_window,
-            softcap=inputs.extra.get("softcap"),
-            sinks=inputs.extra.get("s_aux"),
-            dropout=inputs.dropout,
-            scratch=self.scratch.setdefault(inputs.layer, {}),
-        )
-        out = self.backend.batch([each.arrangement for each in prompts], padding, call, self.plans)
+        call = _call_of(inputs, self.rotations[inputs.layer], self.scratch.setdefault(inputs.layer, {}))
+        call = replace(call, queries=call.queries[:, :, skipped:]) if skipped else call
+        backend, padding = cast("BatchBackend", self.backend), [prompt.padding for prompt in prompts]
+        out = backend.batch([each.arrangement for each in prompts], padding, call, self.plans)
         return torch.nn.functional.pad(out, (0, 0, 0, 0, skipped, 0)) if out is not None and skipped else out
 
     def _attend(self, inputs: LayerInputs, row: int, prompt: PromptState) -> torch.Tensor:
@@ -304,7 +295,11 @@ class ArrangedAttention:
             unused = max(0, prompt.arrangement.layout.text_spans[-1].start - call.query_start)
             call, skipped = replace(call, queries=call.queries[:, unused:]), skipped + unused
         has_queries = bool(call.queries.shape[1])
-        out = (self.backend.attend(prompt.arrangement, call) if has_queries else call.new_output()).transpose(0, 1)
+        out = (
+            self.backend.attend(prompt.arrangement, call)
+            if has_queries
+            else call.values.new_zeros(call.queries.shape[0], 0, call.values.shape[-1])
+        ).transpose(0, 1)
         return torch.nn.functional.pad(out, (0, 0, 0, 0, skipped, 0)) if skipped else out
 
 
@@ -324,10 +319,10 @@ def rows_per_prompt(inputs: LayerInputs, prompts: Sequence[PromptState]) -> int:
 
 
 def _check_length(inputs: LayerInputs, prompt: PromptState) -> None:
-    if inputs.keys.shape[2] - prompt.padding < prompt.length:
+    length, found = prompt.arrangement.layout.length, inputs.keys.shape[2] - prompt.padding
+    if found < length:
         raise InvalidPrompt(
-            f"expected at least the {prompt.length} tokens of the arranged prompt, got "
-            f"{inputs.keys.shape[2] - prompt.padding}",
+            f"expected at least the {length} tokens of the arranged prompt, got {found}",
             hint=_ONLY_ARRANGED,
         )
 
@@ -345,10 +340,22 @@ def unpad_row(
     if inputs.queries.shape[2] == inputs.keys.shape[2]:
         scratch.clear()  # it may be another text with the same arrangement
     skipped = max(0, padding - (inputs.keys.shape[2] - inputs.queries.shape[2]))
-    call = AttentionCall(
+    call = _call_of(inputs, rotation, scratch)
+    call = replace(
+        call,
         queries=inputs.queries[row, :, skipped:],
         keys=inputs.keys[row, :, padding:],
         values=inputs.values[row, :, padding:],
+    )
+    return rotation.encoded(call, prompt.arrangement), skipped
+
+
+def _call_of(inputs: LayerInputs, rotation: PositionEncoding, scratch: dict[str, Any]) -> AttentionCall:
+    """Return the attention of the whole batch."""
+    return AttentionCall(
+        queries=inputs.queries,
+        keys=inputs.keys,
+        values=inputs.values,
         rotation=rotation,
         scaling=inputs.scaling,
         sliding_window=inputs.sliding_window,
@@ -357,4 +364,3 @@ def unpad_row(
         dropout=inputs.dropout,
         scratch=scratch,
     )
-    return rotation.encoded(call, prompt.arrangement), skipped

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.merge_states import can_split, merge_attn_states, partial_attention
+from invariant_rag.attention.merge_states import merge_attn_states, partial_attention
 
 _QUERY_BLOCK = 512  # queries per call with a mask, so that memory is linear in the number of keys
 
@@ -29,7 +29,7 @@ def attend(
         `[H, Q, D_v]`.
     """
     count, length = queries.shape[1], keys.shape[1]
-    if can_split(call, length):
+    if length <= call.max_split:
         return _attend_unmasked(call, queries, keys, values)
     unmasked = count == length and (call.sliding_window or length) >= length
     if call.softcap is None and call.sinks is None and unmasked:

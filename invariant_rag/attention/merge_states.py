@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
+from invariant_rag.arrangement import Row
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.fused import attention_with_lse
 
@@ -22,23 +23,6 @@ class AttentionState(NamedTuple):
 
     out: torch.Tensor
     lse: torch.Tensor
-
-    def queries(self, which: slice) -> AttentionState:
-        """Return the state of some of the queries."""
-        return AttentionState(self.out[:, which], self.lse[:, which])
-
-
-def can_split(call: AttentionCall, length: int) -> bool:
-    """Return whether attention over `length` keys may be computed in parts: plain softmax attention on a CPU."""
-    return (
-        call.queries.device.type == "cpu"
-        and call.queries.shape[-1] >= call.values.shape[-1]
-        and call.softcap is None
-        and call.sinks is None
-        and call.dropout == 0.0
-        and (call.sliding_window is None or call.sliding_window >= length)
-        and not (torch.is_grad_enabled() and any(each.requires_grad for each in (call.queries, call.keys, call.values)))
-    )
 
 
 def partial_attention(
@@ -73,15 +57,32 @@ def partial_attention(
     return AttentionState(out[0].reshape(heads, count, -1), lse[0].reshape(heads, count))
 
 
+def attend_row_runs(call: AttentionCall, row: Row) -> list[AttentionState]:
+    """Attend from the queries of a row to each of its runs, queries rotated instead of keys; no ranked sets."""
+    queries, first, (*before, own) = call.queries_of(row.queries), row.queries.start, row.runs
+    parts = [*before, replace(own, stop=first)] if own.start < first else before
+    states = []
+    for run in [*parts, replace(own, start=first)]:
+        keys, values = call.keys[:, run.start : run.stop], call.values[:, run.start : run.stop]
+        sharpened = replace(call, scaling=call.scaling / run.weighting.temperature)
+        rotated = call.rotation.rotate(queries, -run.shift)
+        out, lse = partial_attention(sharpened, rotated, keys, values, is_causal=run.stop == own.stop)
+        states.append(AttentionState(out, lse * run.weighting.factor + run.weighting.offset))
+    return states
+
+
 def merge_attn_states(states: Sequence[AttentionState]) -> AttentionState:
     """Merge attention to disjoint keys into attention to all of them."""
     if len(states) == 1:
         return states[0]
-    lse = reduce(torch.logaddexp, [each.lse for each in states])
-    out = states[0].out * (states[0].lse - lse).exp()[..., None]
-    for each in states[1:]:
+    first, *others = states
+    lse = first.lse
+    for each in others:
+        lse = torch.logaddexp(lse, each.lse)
+    out = first.out * (first.lse - lse).exp()[..., None]
+    for each in others:
         out.addcmul_(each.out.to(out.dtype), (each.lse - lse).exp()[..., None])
-    return AttentionState(out.to(states[0].out.dtype), lse)
+    return AttentionState(out.to(first.out.dtype), lse)
 
 
 def merge_stacked(outs: torch.Tensor, lses: torch.Tensor) -> AttentionState:

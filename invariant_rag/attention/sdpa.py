@@ -1,23 +1,33 @@
-"""The default backend: few large calls of PyTorch's fused attention, block by block."""
+"""The default backend: few large calls of PyTorch's fused attention.
+
+Neighbouring rows have nearly all keys in common: in RoToR's ring each segment attends to those before it at their
+natural positions, to those after it `T` positions earlier, and to the prefix at a shift of its own. So neighbours are
+computed together: what all of them attend to without a mask, queries rotated instead of keys, and the rest with one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import singledispatch
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
 
 import torch
 
-from invariant_rag.arrangement import Arrangement, Block, Row, RowArrangement, Run
-from invariant_rag.attention.call import AttentionCall, BatchCall
+from invariant_rag.arrangement import Arrangement, Row, Run, Span
+from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.kernels import attend
-from invariant_rag.attention.merge_states import can_split
+from invariant_rag.attention.masked import attend_with_mask
+from invariant_rag.attention.merge_states import (
+    AttentionState,
+    attend_row_runs,
+    merge_attn_states,
+    partial_attention,
+)
 from invariant_rag.attention.pine import attend_ranked
-from invariant_rag.attention.ring import attend_ring
-from invariant_rag.attention.weighted import attend_weighted_row
-from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.methods.pine import RankedArrangement
-from invariant_rag.methods.rotor import Ring
+
+_BATCH = 512
+"""Queries, over the heads that share keys, from which on fused attention on a CPU is at its best."""
 
 
 class SDPA:
@@ -26,82 +36,114 @@ class SDPA:
     name: ClassVar[str] = "sdpa"
     reads_together: ClassVar[bool] = False
 
-    def batch(
-        self, arrangements: Sequence[Arrangement], padding: Sequence[int], call: BatchCall, plans: dict[Any, Any]
-    ) -> torch.Tensor | None:
-        """Compute each row of a batch by itself, unless a subclass can do better."""
-        return None
-
     def attend(self, arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:
-        """Return one layer's attention output `[H, Q, D_v]` for one prompt.
-
-        Raises:
-            UnsupportedCombination: No function is registered in `attend_fast` for this kind of arrangement.
-        """
-        return attend_fast(arrangement, call)
-
-
-@singledispatch
-def attend_fast(arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:  # noqa: ARG001
-    """Return `[H, Q, D_v]` by the function for a kind of arrangement; `attend_fast.register` adds one."""
-    raise UnsupportedCombination(
-        f"expected rows or a ranking for the backend 'sdpa', got {type(arrangement).__name__}",
-        hint="Choose backend='reference', which computes any arrangement, or register a function in `attend_fast`.",
-    )
+        """Return one layer's attention output `[H, Q, D_v]` for one prompt."""
+        heads, count, _ = call.queries.shape
+        # As layers read it: `[Q, H, D_v]` in memory.
+        out = call.values.new_empty(count, heads, call.values.shape[-1]).transpose(0, 1)
+        for rows in _batches(call, arrangement.rows_from(call.query_start, call.keys.shape[1])):
+            start, stop = rows[0].queries.start - call.query_start, rows[-1].queries.stop - call.query_start
+            out[:, start:stop] = _attend_rows(call, rows)
+        return out
 
 
-attend_fast.register(RankedArrangement, attend_ranked)
+def _batches(call: AttentionCall, rows: Sequence[Row]) -> list[tuple[Row, ...]]:
+    """Split rows into neighbours that are computed together: enough queries, and the same number of runs for all."""
+    batches: list[tuple[Row, ...]] = []
+    batch: list[Row] = []
+    enough = _BATCH / call.num_key_value_groups
+    for row in rows:
+        is_alone = row.ranked or row.is_weighted or row.length > call.max_split
+        if batch:
+            queries = row.queries.stop - batch[0].queries.start
+            if is_alone or queries >= 2 * enough or len(row.runs) != len(batch[0].runs):
+                batches.append(tuple(batch))
+                batch = []
+        batch.append(row)
+        if is_alone or row.queries.stop - batch[0].queries.start >= enough:
+            batches.append(tuple(batch))
+            batch = []
+    return [*batches, tuple(batch)] if batch else batches
 
 
-@attend_fast.register
-def _attend_rows(arrangement: RowArrangement, call: AttentionCall) -> torch.Tensor:
-    """Return `[H, Q, D_v]` for an arrangement that is the same for every head."""
-    out = call.new_output()
-    for block in arrangement.blocks_from(call.query_start, call.keys.shape[1]):
-        rows = block.rows
-        if weighted := arrangement.weighted_from(rows[0].queries.start):  # the rows of a block belong to one set
-            for row in rows:
-                attend_weighted_row(call, row, weighted, out)
+def _attend_rows(call: AttentionCall, rows: tuple[Row, ...]) -> torch.Tensor:
+    """Return the attention outputs `[H, Q, D_v]` of neighbouring rows."""
+    row, queries = rows[0], call.queries_of(Span(rows[0].queries.start, rows[-1].queries.stop))
+    if row.ranked:
+        return attend_ranked(call, row)
+    if len(rows) > 1:
+        return merge_attn_states(_attend_neighbours(call, queries, _neighbours(rows, queries.device))).out
+    if row.length <= call.max_split:
+        return merge_attn_states(attend_row_runs(call, row)).out
+    if row.is_weighted:
+        return attend_with_mask(call, row)
+    keys = [call.rotation.rotate(call.keys[:, run.start : run.stop], run.shift) for run in row.runs]
+    values = [call.values[:, run.start : run.stop] for run in row.runs]
+    return attend(call, queries, torch.cat(keys, dim=1), torch.cat(values, dim=1))
+
+
+@dataclass(frozen=True)
+class _Neighbours:
+    """What several rows attend to.
+
+    Attributes:
+        common: Keys of all queries, and the shift, which may differ between queries `[Q]`.
+        runs: Keys of some of the queries.
+        mask: Which of these each query attends to `[Q, K]`.
+    """
+
+    common: list[tuple[Span, int | torch.Tensor]]
+    runs: list[Run]
+    mask: torch.Tensor
+
+
+@lru_cache(maxsize=256)
+def _neighbours(rows: tuple[Row, ...], device: torch.device) -> _Neighbours:
+    first, last = rows[0].queries.start, rows[-1].queries.stop
+    lengths = torch.tensor([len(row.queries) for row in rows])
+    common: list[tuple[Span, int | torch.Tensor]] = []
+    rest: list[tuple[Row, Run]] = []
+    for column in zip(*(row.runs for row in rows), strict=True):
+        has_queries = column[0].stop == rows[0].queries.stop  # the last column: queries are no common keys
+        start, stop = max(run.start for run in column), min(run.stop for run in column)
+        stop = min(stop, first) if has_queries else stop
+        if start < stop:
+            shifts = [run.shift for run in column]
+            each = torch.tensor(shifts).repeat_interleave(lengths).to(device)
+            common.append((Span(start, stop), each if len({*shifts}) > 1 else shifts[0]))
         else:
-            _attend_block(block, call, out)
-    return out
+            start = stop = first
+        for row, run in zip(rows, column, strict=True):
+            pieces = (run.start, min(start, run.stop)), (max(stop, run.start), run.stop)
+            rest += [(row, Run(*piece, run.shift)) for piece in pieces if piece[0] < piece[1]]
+    runs: list[Run] = []
+    mask = torch.zeros(last - first, 0, dtype=torch.bool)
+    for shift in dict.fromkeys(run.shift for _, run in rest):
+        alike = [(row.queries, run) for row, run in rest if run.shift == shift]
+        run = Run(min(run.start for _, run in alike), max(run.stop for _, run in alike), shift)
+        visible = torch.zeros(last - first, len(run), dtype=torch.bool)
+        for queries, part in alike:
+            visible[queries.start - first : queries.stop - first, part.start - run.start : part.stop - run.start] = True
+        for row in rows if shift == 0 else ():
+            at, own = row.queries.start, len(row.queries)
+            visible[at - first : at - first + own, at - run.start : at - run.start + own].tril_()
+        runs.append(run)
+        mask = torch.cat((mask, visible), dim=1)
+    return _Neighbours(common, runs, mask.to(device))
 
 
-def _attend_block(block: Block, call: AttentionCall, out: torch.Tensor) -> None:
-    """Fill `out` `[H, Q, D_v]` where the queries of a block are: in parts where they can be split, else row by row."""
-    if isinstance(block, Ring) and can_split(call, block.stop):
-        attend_ring(block, call, out)
-        return
-    rotated = _RotatedKeys(call, block.rows)
-    for row in block.rows:
-        start, stop = row.queries.start - call.query_start, row.queries.stop - call.query_start
-        out[:, start:stop] = attend(call, call.queries[:, start:stop], *rotated.seen_by(row))
-
-
-class _RotatedKeys:
-    """The keys and values that rows see. Keys that several rows see at the same shift are rotated once."""
-
-    def __init__(self, call: AttentionCall, rows: Sequence[Row]) -> None:
-        self._call = call
-        runs: dict[int, list[Run]] = {}
-        for run in (each for row in rows for each in row.runs):
-            runs.setdefault(run.shift, []).append(run)
-        self._known: dict[int, tuple[int, torch.Tensor]] = {}
-        for shift, at in runs.items():
-            if len(at) > 1:
-                first, stop = min(run.start for run in at), max(run.stop for run in at)
-                self._known[shift] = first, call.rotation.rotate(call.keys[:, first:stop], shift)
-
-    def seen_by(self, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the keys and values `[H_kv, S, D]` of a row, far to near."""
-        if len(row.runs) == 1:
-            run = row.runs[0]
-            return self._keys(run), self._call.values[:, run.start : run.stop]
-        keys = torch.cat([self._keys(run) for run in row.runs], dim=1)
-        return keys, torch.cat([self._call.values[:, run.start : run.stop] for run in row.runs], dim=1)
-
-    def _keys(self, run: Run) -> torch.Tensor:
-        if run.shift in self._known:
-            first, rotated = self._known[run.shift]
-            return rotated[:, run.start - first : run.stop - first]
-        return self._call.rotation.rotate(self._call.keys[:, run.start : run.stop], run.shift)
+def _attend_neighbours(call: AttentionCall, queries: torch.Tensor, shape: _Neighbours) -> list[AttentionState]:
+    keys = [call.rotation.rotate(call.keys[:, run.start : run.stop], run.shift) for run in shape.runs]
+    values = [call.values[:, run.start : run.stop] for run in shape.runs]
+    states = [partial_attention(call, queries, torch.cat(keys, dim=1), torch.cat(values, dim=1), mask=shape.mask)]
+    for span, shift in shape.common:
+        if isinstance(shift, int):
+            rotated = call.rotation.rotate(queries, -shift)
+        else:
+            rotated = call.rotation.rotate_each(queries, -shift, call.reach).to(queries.dtype)
+        states.append(
+            partial_attention(
+                call, rotated, call.keys[:, span.start : span.stop], call.values[:, span.start : span.stop]
+            )
+        )
+    return states

@@ -7,7 +7,7 @@ call each is faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +16,6 @@ from invariant_rag.arrangement import Span
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.merge_states import AttentionState, merge_attn_states, partial_attention
 
-_QUERY_BLOCK = 128  # queries per call: turned queries are stored once per tile
 _SHORT = 64  # maximum size of tiles at which matrix products are faster than one fused call per segment
 _FEW_ROWS = 16  # queries, over the heads that share keys, up to which one product for all heads is fastest
 
@@ -27,7 +26,7 @@ def is_short(spans: Sequence[Span]) -> bool:
 
 
 def _tile_size(spans: Sequence[Span]) -> int:
-    lengths = sorted(len(span) for span in spans if len(span))
+    lengths = sorted(map(len, spans))
     longest = lengths[-1]
     return longest if longest <= _SHORT else max(16, lengths[len(lengths) // 2])
 
@@ -74,9 +73,7 @@ def make_tiles(call: AttentionCall, spans: Sequence[Span]) -> Tiles:
     return Tiles(keys, values, bias, torch.tensor([owner for owner, _ in pieces], device=keys.device))
 
 
-def attend_to_tiles(
-    call: AttentionCall, queries: torch.Tensor, tiles: Tiles, shifts: torch.Tensor, reach: int
-) -> AttentionState:
+def attend_to_tiles(call: AttentionCall, queries: torch.Tensor, tiles: Tiles, shifts: torch.Tensor) -> AttentionState:
     """Attend from tokens `[H, Q, D]` to a set of short segments, with matrix products.
 
     With many queries, the key heads are processed one after the other, so that the scores fit into the CPU cache.
@@ -86,7 +83,6 @@ def attend_to_tiles(
         queries: The queries.
         tiles: The keys and values of the set.
         shifts: Shift of each segment for each head and query `[H, Q or 1, N]`.
-        reach: Bound on the shifts.
     """
     paired, tile_shifts = call.rotation.pair(queries), shifts[..., tiles.owners].permute(2, 0, 1)
     dtype, (key_heads, count, _, head_dim) = tiles.keys.dtype, tiles.keys.shape
@@ -97,7 +93,7 @@ def attend_to_tiles(
     for head in range(0, key_heads, heads_per_call):
         key_head = slice(head, head + heads_per_call)
         heads = slice(head * groups, (head + heads_per_call) * groups)
-        turned = call.rotation.turn(paired[heads], -tile_shifts[:, heads], reach).to(dtype)
+        turned = call.rotation.turn(paired[heads], -tile_shifts[:, heads], call.reach).to(dtype)
         packed = turned.reshape(count, heads_per_call, -1, head_dim).transpose(0, 1).flatten(0, 1)
         keys = tiles.keys[key_head].flatten(0, 1).transpose(1, 2)
         scores = torch.baddbmm(bias, packed, keys, alpha=call.scaling)
@@ -119,7 +115,6 @@ def attend_to_segments(
     paired_keys: torch.Tensor,
     spans: Sequence[Span],
     shifts: torch.Tensor,
-    reach: int,
     own: int | None,
 ) -> AttentionState:
     """Attend from tokens `[H, Q, D]` to a set of long segments, with one fused call each.
@@ -130,85 +125,13 @@ def attend_to_segments(
         paired_keys: The keys of the set `[H_kv, T, D]`, laid out for `turn`.
         spans: The segments of the set.
         shifts: Shift of each segment for each head and query `[H, Q or 1, N]`.
-        reach: Bound on the shifts.
         own: Index of the queries' segment, which is left out; None: the queries belong to none.
     """
     states, paired, first = [], call.rotation.pair(queries), spans[0].start
     for number, span in enumerate(spans):
-        if number == own or not len(span):
+        if number == own:
             continue
-        turned = call.rotation.turn(paired, -shifts[..., number], reach).to(queries.dtype)
+        turned = call.rotation.turn(paired, -shifts[..., number], call.reach).to(queries.dtype)
         keys = paired_keys[:, span.start - first : span.stop - first]
         states.append(partial_attention(call, turned, keys, call.values[:, span.start : span.stop]))
     return merge_attn_states(states)
-
-
-def attend_token(
-    call: AttentionCall,
-    texts: Sequence[tuple[Span, int]],
-    sets: Sequence[tuple[Sequence[Span], torch.Tensor]],
-    reach: int,
-) -> torch.Tensor:
-    """Attend from one token `[H, 1, D]`, behind all others, with one softmax over all keys.
-
-    Keys are the left factors of the products: on a CPU, they are then read in half the time.
-
-    Args:
-        call: The layer's tensors.
-        texts: Spans of keys that are not shifted, the first before the first set, the last up to the token.
-        sets: The segments of each set, and their shifts for each head `[H, 1, N]`.
-        reach: Bound on the shifts.
-
-    Returns:
-        `[H, 1, D_v]`.
-    """
-    query = call.queries[:, -1:] * call.scaling
-    heads, head_dim = call.keys.shape[0], query.shape[-1]
-    lying = query.reshape(heads, -1, head_dim).transpose(1, 2)
-    scores = []
-    for number, (text, _) in enumerate(texts):
-        scores.append(call.keys[:, text.start : text.stop] @ lying)
-        if number < len(sets):
-            spans, shifts = sets[number]
-            turned = call.rotation.rotate_each(query, -shifts.permute(2, 0, 1), reach).to(query.dtype)
-            columns = turned.reshape(len(spans), heads, -1, head_dim).transpose(2, 3)
-            keys = call.keys[:, spans[0].start : spans[-1].stop].split([*map(len, spans)], dim=1)
-            scores += map(torch.bmm, keys, columns)
-    weights = torch.softmax(torch.cat(scores, dim=1).transpose(1, 2), dim=-1)
-    return (weights @ call.values).reshape(query.shape[0], 1, -1)
-
-
-def attend_block(
-    call: AttentionCall,
-    block: Span,
-    texts: Sequence[tuple[Span, int]],
-    sets: Sequence[Callable[[torch.Tensor, slice], AttentionState]],
-) -> torch.Tensor:
-    """Attend from a block of consecutive tokens to texts, to sets, and causally to the block itself.
-
-    Args:
-        call: The layer's tensors.
-        block: The tokens.
-        texts: Spans of keys before the block, with their shifts.
-        sets: For each set, a function of some of the queries and their slice of the block that attends to the set.
-
-    Returns:
-        `[H, Q, D_v]`.
-    """
-    queries = call.queries[:, block.start - call.query_start : block.stop - call.query_start]
-    own = partial_attention(
-        call, queries, call.keys[:, block.start : block.stop], call.values[:, block.start : block.stop], is_causal=True
-    )
-    out = []
-    for start in range(0, len(block), _QUERY_BLOCK):
-        stop = min(start + _QUERY_BLOCK, len(block))
-        part = queries[:, start:stop]
-        states = [own.queries(slice(start, stop))]
-        for span, shift in texts:
-            if len(span):
-                rotated = call.rotation.rotate(part, -shift)
-                keys, values = call.keys[:, span.start : span.stop], call.values[:, span.start : span.stop]
-                states.append(partial_attention(call, rotated, keys, values))
-        states += [attend(part, slice(start, stop)) for attend in sets]
-        out.append(merge_attn_states(states).out)
-    return torch.cat(out, dim=1)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from itertools import chain, product
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import torch
 
-from invariant_rag.arrangement import Layout, RowArrangement, Span
-from invariant_rag.attention.pine import ranked_views
-from invariant_rag.methods.pine import RankedArrangement
+from invariant_rag.arrangement import Layout, Span
+from invariant_rag.attention.pine import ranked_parts
 
 if TYPE_CHECKING:
     from invariant_rag.arrangement import Arrangement
-    from invariant_rag.attention.call import AttentionCall, Backend, BatchCall
+    from invariant_rag.attention.call import AttentionCall, Backend
 
 Distances: TypeAlias = list[list[list[float]]]
 """For each reader and each segment, the distances at which the one sees the other."""
@@ -65,15 +64,10 @@ class TracingBackend:
         self._attention: list[torch.Tensor] = []
         self._distances: list[Distances] = []
 
-    def batch(self, arrangements: Sequence[Arrangement], padding: Sequence[int], call: BatchCall, plans: Any) -> None:
-        """Compute each row of a batch by itself."""
-
     def attend(self, arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:
         """Return `[H, Q, D_v]`, and keep distances and shares of attention."""
-        if isinstance(arrangement, RankedArrangement):
-            self._distances.append(self._ranked_distances(arrangement, call))
-        elif isinstance(arrangement, RowArrangement) and not self._distances:  # the same in every layer
-            self._distances.append(self._row_distances(arrangement))
+        if not self._distances or any(row.ranked for row in arrangement.rows):  # else the same in every layer
+            self._distances.append(self._distances_in(arrangement, call))
         return self._measure(call, partial(self._backend.attend, arrangement))
 
     def sights(self) -> list[list[Sight]]:
@@ -105,41 +99,28 @@ class TracingBackend:
         self._attention.append(torch.stack(means).cpu())
         return attend(call)
 
-    def _row_distances(self, arrangement: RowArrangement) -> Distances:
-        """Return for each reader and each segment the distance; none where it is not seen."""
-
-        def seen_by(token: int) -> list[list[float]]:
-            (row,) = (row for row in arrangement.rows if row.queries.start <= token < row.queries.stop)
-            ahead = range(token + 1, row.queries.stop)
-            shifts = {key: run.shift for run in row.runs for key in range(run.start, run.stop) if key not in ahead}
-            at, ends = arrangement.positions, [[span.stop - 1] if len(span) else [] for span in self._segments]
-            return [[float(at[token] - at[key] - shifts[key]) for key in keys if key in shifts] for keys in ends]
-
-        unseen: list[list[float]] = [[] for _ in self._segments]
-        readers = [seen_by(span.stop - 1) if len(span) else unseen for span in self._segments]
-        return [*readers, seen_by(self._layout.length - 1)]
-
-    def _ranked_distances(self, arrangement: RankedArrangement, call: AttentionCall) -> Distances:
-        """Return for each reader and each segment the distance in every head; for the answer, that of every token."""
-        layout, last = self._layout, self._layout.length - 1
-        first = [sum(map(len, layout.sets[:number])) for number in range(len(layout.sets))]
+    def _distances_in(self, arrangement: Arrangement, call: AttentionCall) -> Distances:
+        """Return for each reader and each segment the distances; none where it is not seen."""
+        positions, last = arrangement.positions, self._layout.length - 1
+        numbers = {span: number for number, span in enumerate(self._segments) if len(span)}
+        readers = [*((number, span.stop - 1) for span, number in numbers.items()), (len(self._segments), last)]
         found: Distances = [[[] for _ in self._segments] for _ in (*self._segments, None)]
-        for view in ranked_views(arrangement, call):
-            if view.own is not None:
-                reader = first[view.sets[-1][0]] + view.own
-                token, asked = view.block.stop - 1, slice(None)
-                found[reader][reader] = [0.0]
-            elif view.block.stop > last:
-                reader, token, asked = len(self._segments), last, slice(max(0, last - view.block.start), None)
-            else:
-                continue  # a text before the answer
-            for number, shifts in view.sets:
-                for index, span in enumerate(layout.set_spans[number]):
-                    if len(span) and (view.own is None or index != view.own):
-                        away = token - (span.stop - 1) - shifts[:, asked, index]
-                        found[reader][first[number] + index] += away.flatten().tolist()
-            for text, shift in view.texts if view.own is not None else ():
-                for index, span in enumerate(self._segments):  # of earlier sets, which a segment sees as a text
-                    if len(span) and text.start <= span.start < text.stop:
-                        found[reader][index] = [float(token - (span.stop - 1) - shift)]
+        for row in arrangement.rows_from(0, call.keys.shape[1]):
+            for reader, token in readers:
+                if row.queries.start <= token < row.queries.stop:
+                    runs = [*row.runs[:-1], row.part(row.queries.start, token + 1).runs[-1]]
+                    for run, (span, number) in product(runs, numbers.items()):
+                        if run.start < span.stop <= run.stop:
+                            away = positions[token] - positions[span.stop - 1] - run.shift
+                            found[reader][number].append(float(away))
+            for part, shifts in ranked_parts(call, row) if row.ranked else ():
+                is_segment = row.ranked[0].own is not None
+                if not is_segment and part.queries.stop <= last:
+                    continue  # a text before the answer
+                reader, token = (numbers[row.queries], row.queries.stop - 1) if is_segment else readers[-1]
+                asked = slice(None if is_segment else max(0, last - part.queries.start), None)
+                for each, shift in zip(row.ranked, shifts, strict=True):
+                    for index, span in enumerate(each.segments):
+                        distances = token - (span.stop - 1) - shift[:, asked, index]
+                        found[reader][numbers[span]] += [] if index == each.own else distances.flatten().tolist()
         return found

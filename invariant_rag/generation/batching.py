@@ -60,15 +60,10 @@ class _Request:
         """Whether nobody waits for the result any more: one of the events is set."""
         return any(event.is_set() for event in self.events)
 
-    @property
-    def max_new_tokens(self) -> int:
-        """Tokens of its answer, at most."""
-        return resolve_max_new_tokens(self.options.get("max_new_tokens"), self.options)
-
     def goes_before(self, running: _Request) -> bool:
         """Return whether a request need not wait for the end of a running one.
 
-        It is short beside it; or it is another tenant's, whose cache is another one, and no longer.
+        It is short beside it; or it is another tenant's, with another cache, and no longer.
         """
         own, other = (
             resolve_max_new_tokens(each.options.get("max_new_tokens"), each.options) for each in (self, running)
@@ -140,10 +135,7 @@ class MicroBatcher:
             InvalidChoice: `batch_size` is below 1, or `num_return_sequences` is above 1.
         """
         given: Mapping[str, Any] = {} if options is None else check_kind("options", options, dict, error=InvalidOption)
-        events = () if abandoned is None else (abandoned,)
-        requests = [_Request(lm, prompt, given, streamer, events)]
-        self._queue(requests, batch_size)
-        return self._generations(requests, batch_size)[0]
+        return self._generations(self._queue([(prompt, given)], lm, batch_size, abandoned, streamer), batch_size)[0]
 
     def generate_all(
         self,
@@ -165,19 +157,28 @@ class MicroBatcher:
             CancelledError: They were abandoned.
             InvalidChoice: As for `generate`.
         """
-        events = () if abandoned is None else (abandoned,)
-        requests = [_Request(lm, prompt, options, None, events) for prompt, options in calls]
-        self._queue(requests, batch_size)
-        return self._generations(requests, batch_size)
+        return self._generations(self._queue(calls, lm, batch_size, abandoned), batch_size)
 
-    def _queue(self, requests: Sequence[_Request], batch_size: int) -> None:
+    def _queue(
+        self,
+        calls: Iterable[tuple[Prompt, Mapping[str, Any]]],
+        lm: InvariantModel,
+        batch_size: int,
+        abandoned: Event | None,
+        streamer: BaseStreamer | None = None,
+        *events: Event,
+    ) -> list[_Request]:
         """Let requests wait, together."""
         check_number("batch_size", batch_size, 1, MOST_CALLS)
+        ends = events if abandoned is None else (*events, abandoned)
+        requests = [_Request(lm, prompt, options, streamer, ends) for prompt, options in calls]
         for each in requests:
-            check_options(each.options, check_kind("lm", each.lm, InvariantModel).model)
+            check_options(each.options, check_kind("lm", lm, InvariantModel).model)
             _check_sequences(each)
-        with self._waiting_lock:
-            self._waiting += [each for each in requests if not each.lm.batches_calls]
+        if not lm.batches_calls:
+            with self._waiting_lock:
+                self._waiting += requests
+        return requests
 
     def _generations(self, requests: Sequence[_Request], batch_size: int) -> list[Generation]:
         """Return the answers to requests that wait."""
@@ -218,19 +219,17 @@ class MicroBatcher:
             TokenizerRequired: The model has no tokenizer.
         """
         closed = Event()
-        events = (closed,) if abandoned is None else (closed, abandoned)
         rest = dict(options or {})
         kept = {"keep_tokens": rest.pop("keep_tokens", None)}
-        request = _Request(lm, prompt, rest, events=events)
+        requests: list[_Request] = []
 
         def begin(streamer: BaseStreamer) -> None:
-            request.streamer = streamer
-            self._queue([request], batch_size)
+            requests.extend(self._queue([(prompt, rest)], lm, batch_size, abandoned, streamer, closed))
 
         def generate(*, streamer: BaseStreamer, stopping_criteria: Sequence[StoppingCriteria]) -> Generation:
             # The only criterion says that the stream is closed, and so does an event, for one row.
             del streamer, stopping_criteria
-            return self._generations([request], batch_size)[0]
+            return self._generations(requests, batch_size)[0]
 
         check = lm.prefiller.shared.lock.check_new_thread
         stream = stream_text(generate, lm.tokenizer, kept, check=check, closed=closed, begin=begin)

@@ -16,20 +16,19 @@ if TYPE_CHECKING:
 
 _ORIGIN = re.compile(r"\[[\d:]+\] \S+?:\d+: (?:Check failed: (?=\())?")  # time and place in xgrammar's source
 _OPTIONAL_GROUP = re.compile(r"(\\.|\[(?:\\.|[^\]\\])*\])|\)\?")
-_ESCAPED = re.compile(
-    r'\[\^(?:\\.|[^\]\\])*\]()|["\x00-\x1f]|\\[\\nrtfv0]'
-)  # what JSON escapes, which a grammar does not
+_ESCAPED = re.compile(r'\[\^(?:\\.|[^\]\\])*\]()|["\x00-\x1f]|\\[\\nrtfv0]')  # by JSON, and not by a grammar
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LITERALS = ("const", "default", "enum", "examples", "required")
 _ALONE = ("$ref", "allOf", "anyOf", "const", "enum", "oneOf")  # xgrammar ignores what is beside them
 _BOUNDS = {"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"}
+_LENGTHS = {"minLength", "maxLength"}
 _OF_TYPE = {
     "array": {"items", "maxItems", "minItems", "prefixItems", "unevaluatedItems"},
     "integer": {"multipleOf", *_BOUNDS},
     "number": _BOUNDS,
     "object": {"additionalProperties", "maxProperties", "minProperties", "patternProperties", "properties"}
     | {"propertyNames", "required", "unevaluatedProperties"},
-    "string": {"format", "maxLength", "minLength", "pattern"},
+    "string": {"format", "pattern", *_LENGTHS},
 }
 
 
@@ -60,33 +59,29 @@ def check_expressible(schema: Mapping[str, Any]) -> None:
     """
     known = _dialect(schema).VALIDATORS
     for node in _nodes(schema):
-        if (name := next(_ignored(node, known), None)) is not None:
+        if ignored := _ignored(node, {name for name in node if name in known}):
             raise InvalidSchema(
-                f"expected keywords that decoding can follow, got {name!r} in {shown(node)}",
+                f"expected keywords that decoding can follow, got {ignored[0]!r} in {shown(node)}",
                 hint="Leave it away, or say it with a type, a pattern, an enum or bounds, one of them at a time.",
             )
 
 
-def _ignored(node: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:
-    names = {name for name in node if name in known and (name, node[name]) != ("uniqueItems", False)}
+def _ignored(node: Mapping[str, Any], names: set[str]) -> list[str]:
+    """Return those of the keywords of a schema that its grammar does not say."""
+    names -= {"uniqueItems"} if node.get("uniqueItems") is False else set()
     kinds = node.get("type") or [kind for kind in ("array", "object") if _OF_TYPE[kind] & names]
     allowed = {"type"}.union(*(_OF_TYPE.get(kind, set()) for kind in ([kinds] if isinstance(kinds, str) else kinds)))
     if alone := [name for name in _ALONE if name in names]:
         allowed = {alone[0], "type"} if alone[0] in ("const", "enum") else {alone[0]}
-    yield from sorted(names - allowed)
-    if len(node.get("allOf", ())) > 1:
-        yield "allOf"
-    if (
-        any(found[1] is None for found in _ESCAPED.finditer(str(node.get("pattern", ""))))
-        or {"format", "pattern"} <= names
-    ):
-        yield "pattern"
-    if "pattern" in names:
-        yield from sorted(names & {"minLength", "maxLength"})
-    if "multipleOf" in names and names & _BOUNDS:
-        yield "multipleOf"
-    if set(node.get("required", ())) - set(node.get("properties", ())):
-        yield "required"
+    escaped = any(found[1] is None for found in _ESCAPED.finditer(str(node.get("pattern", ""))))
+    return [
+        *sorted(names - allowed),
+        *(["allOf"] if len(node.get("allOf", ())) > 1 else []),
+        *(["pattern"] if escaped or {"format", "pattern"} <= names else []),
+        *(sorted(names & _LENGTHS) if "pattern" in names else []),
+        *(["multipleOf"] if "multipleOf" in names and names & _BOUNDS else []),
+        *(["required"] if set(node.get("required", ())) - set(node.get("properties", ())) else []),
+    ]
 
 
 def _nodes(part: Any) -> Iterator[Any]:
@@ -108,7 +103,7 @@ def json_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     schema = json_schema(schema)
     for node in _nodes(schema):
-        if "format" in node and {"minLength", "maxLength"} & node.keys():
+        if "format" in node and _LENGTHS & node.keys():
             del node["format"]
         if isinstance(node.get("pattern"), str):
             node["pattern"] = _OPTIONAL_GROUP.sub(lambda found: found[1] or "){0,1}", node["pattern"])
@@ -130,14 +125,7 @@ def compile_tag(compiler: Any, tag: str) -> Any:
 
 
 def parse_object(text: str, schema: Any) -> Any:
-    """Parse a text as JSON and validate it.
-
-    Args:
-        text: What the model wrote.
-        schema: What `json_schema` takes.
-
-    Returns:
-        An instance of the class; for a JSON schema, what the JSON says.
+    """Parse a text as JSON and validate it: an instance of a class; for a JSON schema, what the JSON says.
 
     Raises:
         IncompleteObject: The text is no JSON: it was cut off.

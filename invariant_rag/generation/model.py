@@ -376,9 +376,9 @@ class InvariantModel:
             if not one_by_one:
                 kwargs, seed = sample_rows(kwargs, seed, self.model), None
         prepared = [self.prepare_to_generate(each, wanted) for each in prompts]
-        seeds = seed if isinstance(seed, list | tuple) else [seed] * len(prepared)
+        seeds: Sequence[Any] = seed if isinstance(seed, list | tuple) else [seed] * len(prepared)
         generations: list[Generation] = []
-        batches: list[tuple[list[PreparedPrompt], int | None]] = [(prepared, seeds[0] if seeds else None)]
+        batches = [(prepared, seeds[0] if seeds else None)]
         if one_by_one:
             batches = [([each], own) for each, own in zip(prepared, seeds, strict=True)]
         for batch, own in batches:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Real
 from traceback import walk_tb
@@ -52,11 +52,44 @@ _TOKENS = {
     *("begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "eos_token_id", "forced_bos_token_id"),
     *("forced_eos_token_id", "suppress_tokens"),
 }
-_MOST = (1 << 63) - 1
-"""The largest whole number that PyTorch takes."""
+
 
 _LONGEST_STOP = 1000
 """Characters of a stop string: transformers compares every token with every position in it."""
+
+
+def _are_stops(value: Any) -> bool:
+    listed = [value] if isinstance(value, str) else value
+    return isinstance(listed, list | tuple) and all(
+        isinstance(each, str) and 0 < len(each) <= _LONGEST_STOP and replace_surrogates(each) == each for each in listed
+    )
+
+
+def _are_functions(value: Any) -> bool:
+    return is_iterable(value) and not isinstance(value, str | bytes) and all(map(callable, value))
+
+
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("logits_processor", "stopping_criteria"), (_are_functions, "a list of functions")),
+    "stop_strings": (
+        _are_stops,
+        f"a text or a list of texts, none of them empty, up to {_LONGEST_STOP} characters, no lone surrogates",
+    ),
+    "streamer": (
+        lambda value: all(callable(getattr(value, name, None)) for name in ("put", "end")),
+        "an object with put and end",
+    ),
+    "early_stopping": (
+        lambda value: value == "never" if isinstance(value, str) else isinstance(value, int) and value in (0, 1),
+        "True, False or 'never'",
+    ),
+    "prefix_allowed_tokens_fn": (callable, "a function"),
+    **dict.fromkeys(_SWITCHES, (lambda value: isinstance(value, int) and value in (0, 1), "True or False")),
+}
+"""Keywords of other kinds: what each may be, in code and in words."""
+
+_MOST = (1 << 63) - 1
+"""The largest whole number that PyTorch takes."""
 
 _OWN_INPUTS = {
     *("attention_mask", "cache_config", "cache_position", "input_ids", "inputs", "inputs_embeds", "labels"),
@@ -107,13 +140,22 @@ def generation_options(
     given = _chosen(kwargs)
     called = {**_chosen(given.get("generation_config")), **given}
     known = {**_chosen(model.generation_config), **called}
-    _refuse_other_prefills(given, called, known)
+    cache = called.get("cache_implementation", "static" if called.get("compile") else None)
+    _refuse(given, called, known, cache)
+    guidance = known.get("guidance_scale", 1)
+    if not stock_decoding and (cache == "static" or guidance != 1):
+        what = "static cache" if cache == "static" else "guidance_scale"
+        raise UnsupportedCombination(
+            f"expected no {what} with a method or an intervention that changes attention while decoding: it would "
+            "attend to room that is not filled yet, or give this prompt's attention to another",
+            hint=f"Leave {what} away, or use a method with stock decoding, such as 'rotor', without an intervention.",
+        )
     options = {name: value for name, value in given.items() if name not in _OWN_PREFILL}
     check_options(options, model)
-    if is_compiled := options.pop("compile", False):  # from a static cache; transformers says where it cannot
+    if (known.get("num_beams") or 1) > 1 and known.get("top_logprobs"):
+        raise UnsupportedCombination("expected one beam with top_logprobs: the steps of a beam are those of others")
+    if options.pop("compile", False):  # from a static cache; transformers says where it cannot
         options.setdefault("compile_config", CompileConfig())
-    cache = called.get("cache_implementation", "static" if is_compiled else None)
-    _check_decoding(cache, called, known, stock_decoding=stock_decoding)
     options |= {
         "use_cache": True,
         "cache_implementation": "static" if cache == "static" else None,
@@ -142,8 +184,8 @@ def _chosen(source: Any) -> dict[str, Any]:
     return {name: value for name, value in source.items() if value is not None} if isinstance(source, Mapping) else {}
 
 
-def _refuse_other_prefills(given: Mapping[str, Any], called: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Raise for options with which the prompt would be prefilled with the plain model's attention."""
+def _refuse(given: Mapping[str, Any], called: Mapping[str, Any], known: Mapping[str, Any], cache: Any) -> None:
+    """Raise for options with which the prompt would be prefilled, or decoded, with the plain model's attention."""
     reason, hint = "", "Remove the option."
     if names := sorted(_OWN_INPUTS & given.keys()):
         reason = f"options of decoding, got {', '.join(names)}, which the prompt and its arrangement determine"
@@ -152,56 +194,21 @@ def _refuse_other_prefills(given: Mapping[str, Any], called: Mapping[str, Any], 
         reason = "the length of the answer, got max_length, which counts the prompt too"
         hint = "Give max_new_tokens instead."
     elif names := sorted(name for name in _FOREIGN_CODE & known.keys() if is_set(known[name])):
-        reason = (
-            f"a decoding loop of transformers itself, got {', '.join(names)}, for which it runs code from elsewhere"
-        )
+        reason = f"a decoding loop of transformers itself, got {', '.join(names)}, for which it runs other code"
     elif names := sorted(name for name in _OWN_PREFILL & known.keys() if known[name] is not False):
-        reason = (
-            f"decoding that continues an arranged prefill, got {', '.join(names)}, with which transformers prefills "
-            "the prompt itself, with the plain model's attention"
-        )
+        reason = f"decoding after an arranged prefill, got {', '.join(names)}, with which transformers prefills itself"
     elif called.get("use_cache") is False:
         reason = "decoding with a cache, got use_cache=False: the cache holds the arranged prefill"
     elif "prefill_chunk_size" in known:
-        reason = (
-            f"a prefill in one forward pass, got prefill_chunk_size={shown(known['prefill_chunk_size'])}: arranged "
-            "attention needs all segments in one forward pass, and limits memory by computing attention in blocks"
-        )
+        reason = "a prefill in one forward pass, got prefill_chunk_size: arranged attention needs all segments in it"
         hint = "Remove prefill_chunk_size; in the model's own generation_config, set it to None."
+    elif cache not in (None, "dynamic", "static"):
+        reason = f"cache_implementation 'dynamic' or 'static', got {shown(cache)}: the cache starts with the prefill"
+    elif called.get("compile") and (cache != "static" or called.get("disable_compile")):
+        reason = "a static cache, and not disable_compile, with compile=True"
+        hint = "Leave cache_implementation and disable_compile away."
     if reason:
         raise UnsupportedCombination(f"expected {reason}", hint=hint)
-
-
-def _check_decoding(cache: Any, called: Mapping[str, Any], known: Mapping[str, Any], *, stock_decoding: bool) -> None:
-    """Raise for options that decoding after an arranged prefill cannot follow."""
-    if cache not in (None, "dynamic", "static"):
-        raise UnsupportedCombination(
-            f"expected cache_implementation 'dynamic' or 'static', got {shown(cache)}: the cache starts with the "
-            "arranged prefill",
-            hint="Remove the option.",
-        )
-    if called.get("compile") and (cache != "static" or called.get("disable_compile")):
-        raise UnsupportedCombination(
-            "expected a static cache, and not disable_compile, with compile=True",
-            hint="Leave cache_implementation and disable_compile away.",
-        )
-    if not stock_decoding and cache == "static":
-        raise UnsupportedCombination(
-            "expected no static cache with a method or an intervention that changes attention while decoding: it would "
-            "attend to the room that is not filled yet",
-            hint="Remove cache_implementation and compile, or use a method with stock decoding, such as 'rotor'.",
-        )
-    if not stock_decoding and known.get("guidance_scale", 1) != 1:
-        raise UnsupportedCombination(
-            "expected no guidance_scale with a method or an intervention that changes attention while decoding: the "
-            "unconditional prompt would get the attention of this prompt",
-            hint="Use a method with stock decoding, such as 'rotor', without an intervention.",
-        )
-    if (known.get("num_beams") or 1) > 1 and known.get("top_logprobs"):
-        raise UnsupportedCombination(
-            "expected one beam with top_logprobs: the steps of a beam are those of others",
-            hint="Leave one of them away.",
-        )
 
 
 def resolve_option(kwargs: Mapping[str, Any], name: str, *fallbacks: object) -> Any:
@@ -247,27 +254,41 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
     Raises:
         InvalidOption: There is no such keyword, or its value is of another kind or out of bounds.
     """
+    if not kwargs:
+        return
     check_seed(kwargs.get("seed"))
-    if kwargs:
-        _check_names(kwargs, model)
+    known = _parameters(model)
+    for name in kwargs.keys() - known:
+        near = get_close_matches(str(name), known, 1)
+        raise InvalidOption(
+            f"expected keywords of generate, got {name!r}, which is none",
+            hint=f"Did you mean {near[0]!r}?" if near else "They are those of transformers' GenerationConfig.",
+        )
     config = kwargs.get("generation_config")
     if not isinstance(config, GenerationConfig | None):
         raise _unexpected("generation_config", "a GenerationConfig of transformers", config)
     numbers = _WHOLE.keys() | _REAL.keys() | _SWITCHES
     given = {name: value for name, value in _chosen(config).items() if name in numbers} | _chosen(kwargs)
-    for name in given.keys() & _WHOLE.keys():
-        if check_number(name, given[name], _WHOLE[name], error=InvalidOption) > _MOST:
-            raise _unexpected(name, "a whole number of 64 bits", given[name])
-    for name in given.keys() & _REAL.keys():
+    for name, value in given.items():
+        _check_value(name, value, model)
+
+
+def _check_value(name: str, value: Any, model: PreTrainedModel) -> None:
+    """Check the kind and the bounds of one keyword."""
+    if name in _WHOLE and check_number(name, value, _WHOLE[name], error=InvalidOption) > _MOST:
+        raise _unexpected(name, "a whole number of 64 bits", value)
+    if name in _REAL:
         least, most = _REAL[name]
-        if not least <= check_real(name, given[name], error=InvalidOption) <= most:
-            raise _unexpected(name, f"at least {least}" if most == _INFINITY else f"{least} to {most}", given[name])
-    for name in given.keys() & _SWITCHES:
-        if not (isinstance(given[name], int) and given[name] in (0, 1)):
-            raise _unexpected(name, "True or False", given[name])
-    if given:
-        _check_tokens(given, model)
-        _check_others(given)
+        if not least <= check_real(name, value, error=InvalidOption) <= most:
+            raise _unexpected(name, f"at least {least}" if most == _INFINITY else f"{least} to {most}", value)
+    if name in _TOKENS:
+        as_ids(value, name)
+    if name in _KINDS and not _KINDS[name][0](value):
+        raise _unexpected(name, _KINDS[name][1], value)
+    if name == "pad_token_id":
+        vocabulary = model.config.get_text_config(decoder=True).vocab_size
+        if not 0 <= check_number(name, value, error=InvalidOption) < vocabulary:
+            raise _unexpected(name, f"0 to {vocabulary - 1}, a token of the model", value)
 
 
 def check_seed(seed: object) -> None:
@@ -319,50 +340,6 @@ def _parameters(model: PreTrainedModel) -> frozenset[str]:
     names = {name for function in functions for name in inspect.signature(function).parameters}
     names |= vars(GenerationConfig()).keys() | {"assistant_tokenizer", "compile", "seed", "tokenizer", "top_logprobs"}
     return frozenset(names - {"args", "kwargs", "labels", "logits_to_keep", "self", "transformers_version"})
-
-
-def _check_names(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
-    known = _parameters(model)
-    for name in kwargs.keys() - known:
-        near = get_close_matches(str(name), known, 1)
-        raise InvalidOption(
-            f"expected keywords of generate, got {name!r}, which is none",
-            hint=f"Did you mean {near[0]!r}?" if near else "They are those of transformers' GenerationConfig.",
-        )
-
-
-def _check_tokens(given: Mapping[str, Any], model: PreTrainedModel) -> None:
-    for name in given.keys() & _TOKENS:
-        as_ids(given[name], name)
-    if "pad_token_id" in given:
-        vocabulary = model.config.get_text_config(decoder=True).vocab_size
-        if not 0 <= check_number("pad_token_id", given["pad_token_id"], error=InvalidOption) < vocabulary:
-            raise _unexpected("pad_token_id", f"0 to {vocabulary - 1}, a token of the model", given["pad_token_id"])
-
-
-def _check_others(given: Mapping[str, Any]) -> None:
-    """Check the keywords that have a kind of their own."""
-    for name in given.keys() & {"logits_processor", "stopping_criteria"}:
-        listed = given[name]
-        if not is_iterable(listed) or isinstance(listed, str | bytes) or not all(map(callable, listed)):
-            raise _unexpected(name, "a list of functions", listed)
-    strings = given.get("stop_strings", ())
-    listed = [strings] if isinstance(strings, str) else strings
-    if not isinstance(listed, list | tuple) or not all(isinstance(each, str) and each for each in listed):
-        raise _unexpected("stop_strings", "a text or a list of texts, none of them empty", strings)
-    if max(map(len, listed), default=0) > _LONGEST_STOP:
-        raise _unexpected("stop_strings", f"texts of at most {_LONGEST_STOP} characters", strings)
-    if any(replace_surrogates(each) != each for each in listed):
-        raise _unexpected("stop_strings", "texts without lone surrogates, which no model writes", strings)
-    if "streamer" in given and not all(callable(getattr(given["streamer"], name, None)) for name in ("put", "end")):
-        raise _unexpected("streamer", "an object with put and end", given["streamer"])
-    stopping = given.get("early_stopping", False)
-    if not (isinstance(stopping, int) and stopping in (0, 1)) and not (
-        isinstance(stopping, str) and stopping == "never"
-    ):
-        raise _unexpected("early_stopping", "True, False or 'never'", stopping)
-    if not callable(given.get("prefix_allowed_tokens_fn", _unexpected)):
-        raise _unexpected("prefix_allowed_tokens_fn", "a function", given["prefix_allowed_tokens_fn"])
 
 
 def _unexpected(name: str, expected: str, value: object) -> InvalidOption:

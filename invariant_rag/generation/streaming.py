@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event, Thread, current_thread
@@ -92,7 +92,7 @@ class StopOnEvent(StoppingCriteria):
 
 
 class TextStream(Iterator[str]):
-    """An iterator over pieces of generated text. Closing or deleting it stops the generation."""
+    """An iterator over pieces of text from a background thread. Closing or deleting it stops the generation."""
 
     def __init__(
         self,
@@ -100,11 +100,11 @@ class TextStream(Iterator[str]):
         streamer: TextQueueStreamer,
         options: dict[str, Any],
         check: Callable[[], None],
-        closed: Event | None = None,
+        closed: Event,
     ) -> None:
         self._result: list[Generation] = []
-        self._closed = closed or Event()
-        self._pieces = _stream_pieces(generate, streamer, options, self._result, self._closed, check)
+        self._closed = closed
+        self._pieces = _stream_pieces(generate, streamer, options, self._result, closed, check)
 
     @property
     def generation(self) -> Generation | None:
@@ -151,7 +151,7 @@ def stream_text(
     rest = {name: value for name, value in options.items() if name != "keep_tokens"}
     streamer = TextQueueStreamer(tokenizer, frozenset(as_ids(options.get("keep_tokens"), "keep_tokens")))
     begin(streamer)
-    return TextStream(generate, streamer, rest, check, closed)
+    return TextStream(generate, streamer, rest, check, closed or Event())
 
 
 def _stream_pieces(
@@ -164,15 +164,14 @@ def _stream_pieces(
 ) -> Generator[str, None, None]:
     """Generate in a thread and yield its pieces of text; then append the generation to `result`."""
     check()
-    errors: list[BaseException] = []
-    generations: list[Generation] = []
     criteria = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), StopOnEvent(closed)])
+    done: Future[Generation] = Future()
 
     def run() -> None:
         try:
-            generations.append(generate(**{**options, "streamer": streamer, "stopping_criteria": criteria}))
+            done.set_result(generate(**{**options, "streamer": streamer, "stopping_criteria": criteria}))
         except BaseException as error:  # noqa: BLE001 - raised again by the iterator
-            errors.append(error)
+            done.set_exception(error)
         streamer.queue.put(None)
 
     thread = Thread(target=run, name="invariant-rag-stream", daemon=True)
@@ -180,10 +179,8 @@ def _stream_pieces(
     try:
         while (piece := streamer.queue.get()) is not None:
             yield piece
-        if errors and not (closed.is_set() and isinstance(errors[0], CancelledError)):
-            raise errors[0]
-        if not closed.is_set():
-            result += generations
+        if not (closed.is_set() and isinstance(done.exception(), CancelledError | None)):
+            result.append(done.result())
     finally:
         closed.set()
         if current_thread() is not thread:  # which may collect an abandoned stream

@@ -55,8 +55,7 @@ CACHE_BYTES = 1 << 28
 _BROKEN = re.compile(rb"[\x00-\t\v\f\x0e-\x1f]|\xe0[\x80-\x9f]|\xed[\xa0-\xbf]|\xf0[\x80-\x8f]|(?<!\\)(?:\\\\)*\\u")
 _LEADING = (b"\xe0", b"\xed", b"\xf0")  # behind these, as behind a backslash, some bytes would be broken
 
-compile_elsewhere: ContextVar[Callable[[Vocabulary, str], Any] | None]
-compile_elsewhere = ContextVar("compile_elsewhere", default=None)
+compile_elsewhere: ContextVar[Callable[[Vocabulary, str], Any] | None] = ContextVar("compile_elsewhere", default=None)
 """Compiles a structural tag for a vocabulary: a server does that in a process that can be stopped. None: here."""
 
 
@@ -65,18 +64,17 @@ class Constraint:
     """What holds texts to a schema.
 
     Attributes:
-        options: Keywords for `InvariantModel.generate` or `stream`: those that were given to `constrain`, and what
-            constrains the texts. They are for one call at a time.
+        options: Keywords for one call of `InvariantModel.generate` or `stream`: those given to `constrain`, and more.
     """
 
     options: dict[str, Any]
 
 
 def constrain(lm: InvariantModel, schema: Any, *, max_new_tokens: int | None = None, **kwargs: Any) -> Constraint:
-    """Return keywords with which a model generates JSON that follows a schema.
+    """Return keywords with which a model generates JSON that follows a schema, without control tokens.
 
-    Control tokens are never chosen. The end of the JSON ends the generation, with `finish_reason` "stop"; a text that
-    needs more tokens than there are ends with "length".
+    The end of the JSON ends the generation, with `finish_reason` "stop"; a text that needs more tokens than there are
+    ends with "length".
 
     Args:
         lm: The model.
@@ -110,8 +108,8 @@ def follow(
 ) -> Constraint:
     """Return keywords with which the texts of a model follow a structural tag; see `constrain`.
 
-    A text is free until it holds the trigger; `literals`, which stand around JSON, may have control tokens. `turn_ends`
-    end a text as the model's own tokens for that do.
+    A text is free up to the trigger; only `literals`, around JSON, may hold control tokens; `turn_ends` end a text as
+    the model's own end tokens do.
     """
     check_options(kwargs, lm.model)
     tokenizer, defaults = cast("PreTrainedTokenizerBase", lm.tokenizer), lm.model.generation_config
@@ -146,11 +144,8 @@ def generate_structured(lm: InvariantModel, prompt: Prompt, schema: dict[str, An
 def generate_structured(lm: InvariantModel, prompt: Prompt, schema: Any, **kwargs: Any) -> Any:
     """Generate an object: an instance of a pydantic class, or what JSON of a schema says.
 
-    Args:
-        lm: The model. A routed one writes two texts, and one is kept.
-        prompt: One prompt. That it should describe the schema is up to the caller.
-        schema: As for `constrain`.
-        **kwargs: Keywords of `generate`, as for `constrain`.
+    The keywords are those of `constrain`; that the prompt should describe the schema is up to the caller. A routed
+    model writes two texts, and one is kept.
 
     Raises:
         IncompleteObject: The text was cut off: it needs more tokens than `max_new_tokens`.

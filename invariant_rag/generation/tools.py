@@ -22,7 +22,7 @@ from invariant_rag.generation.answer_parsing import AnswerParser
 from invariant_rag.generation.answers import Answer
 from invariant_rag.generation.json_schema import json_format, tag_of
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.options import check_options, resolve_max_new_tokens
+from invariant_rag.generation.options import as_ids, check_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.streaming import decode_keeping
 from invariant_rag.generation.structured import Constraint, follow
@@ -102,8 +102,8 @@ class ToolCalling:
         """Return keywords with which a model answers a prompt with well-formed calls; see `structured.constrain`.
 
         A forced answer is nothing but calls; it skips the reasoning that the prompt opened. With `auto`, text is free
-        until a call begins. After a call there are only more calls. Arguments follow the schemas as far as xgrammar
-        does. An answer that needs more tokens than there are ends with `finish_reason` "length".
+        until a call begins; after a call there are only more calls. Arguments follow the schemas as far as xgrammar
+        does.
 
         Raises:
             ExtraRequired: xgrammar is not installed.
@@ -126,15 +126,18 @@ class ToolCalling:
             trigger = written.trigger
         else:
             form, trigger = self._calls_in_text(is_open=is_open), written.trigger
-        tag = tag_of(form)
-        ends = self._turn_ends()
-        return follow(self.lm, tag, max_new_tokens, kwargs, trigger=trigger, literals="".join(literals), turn_ends=ends)
-
-    def _turn_ends(self) -> list[int]:
-        """Return the token that ends an answer: the one that the template writes there, else the tokenizer's."""
         ending, special = self.form.turn_end.lstrip(), self._tokenizer.added_tokens_decoder.items()
-        written = [index for index, token in special if token.content and ending.startswith(token.content)]
-        return [index for index in (*written, self._tokenizer.eos_token_id) if index is not None][:1]
+        ends = [index for index, token in special if token.content and ending.startswith(token.content)]
+        ends += as_ids(self._tokenizer.eos_token_id)
+        return follow(
+            self.lm,
+            tag_of(form),
+            max_new_tokens,
+            kwargs,
+            trigger=trigger,
+            literals="".join(literals),
+            turn_ends=ends[:1],  # the token that the template writes there, else the tokenizer's
+        )
 
     def _calls(self, begin: str) -> dict[str, Any]:
         """Return the format of `begin NAME middle JSON (between NAME middle JSON)* end`."""

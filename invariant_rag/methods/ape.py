@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from invariant_rag.arrangement import Layout, Span, WeightedArrangement, Weighting
+from invariant_rag.arrangement import Arrangement, Layout, Span, Weighting
 from invariant_rag.checks import check_real
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.methods.set_based import SetBased
@@ -41,13 +41,12 @@ class APE(SetBased):
                 hint="The published defaults are 0.9 and 0.9.",
             )
 
-    def arrange(self, layout: Layout) -> WeightedArrangement:
+    def arrange(self, layout: Layout) -> Arrangement:
         """Return which keys every token of a prompt with this layout sees."""
-        rows = super().arrange(layout)
         adapted = Weighting(self.temperature, self.scale * self.temperature)
         sets = [
             ((Span(before.stop, after.start), adapted),) if count > 1 else ()
             for before, after, count in zip(layout.text_spans, layout.text_spans[1:], layout.counts, strict=False)
         ]
         weighted = tuple(sum(sets[:ended], ()) for ended in range(len(layout.texts)))
-        return WeightedArrangement(layout, rows.blocks, rows.positions, weighted)
+        return super().arrange(layout).weighted(weighted)

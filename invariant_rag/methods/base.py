@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from invariant_rag.arrangement import Arrangement, Layout, RowArrangement, Slots, arrange_rows
+from invariant_rag.arrangement import Arrangement, Layout, Slots, arrange_rows
 from invariant_rag.read_only import ReadOnly
 
 
@@ -70,7 +70,7 @@ class RowMethod(Method):
     def row(self, segment: int, count: int) -> Sequence[int]:
         """Return the segments that `segment` (of `count`, in physical order) sees, far to near, itself last."""
 
-    def arrange(self, layout: Layout) -> RowArrangement:
+    def arrange(self, layout: Layout) -> Arrangement:
         """Return which keys every token of a prompt with this layout sees."""
         orders = [[self.row(i, len(spans)) for i in range(len(spans))] for spans in layout.set_spans]
         return arrange_rows(layout, orders, slots=self.slots)

@@ -6,7 +6,7 @@ from itertools import accumulate
 from math import log
 from typing import ClassVar
 
-from invariant_rag.arrangement import Layout, Span, Weighted, WeightedArrangement, Weighting
+from invariant_rag.arrangement import Arrangement, Layout, Span, Weighted, Weighting
 from invariant_rag.methods.set_based import SetBased
 
 
@@ -31,11 +31,10 @@ class ParallelWindows(SetBased):
     paper: ClassVar[str] = "arXiv 2212.10947"
     stock_decoding: ClassVar[bool] = False
 
-    def arrange(self, layout: Layout) -> WeightedArrangement:
+    def arrange(self, layout: Layout) -> Arrangement:
         """Return which keys every token of a prompt with this layout sees."""
-        rows = super().arrange(layout)
         weighted = tuple(_copies(layout, ended) for ended in range(len(layout.texts)))
-        return WeightedArrangement(layout, rows.blocks, rows.positions, weighted)
+        return super().arrange(layout).weighted(weighted)
 
 
 def _copies(layout: Layout, ended: int) -> Weighted:

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from math import log
 from typing import ClassVar
 
-from invariant_rag.arrangement import Layout, Span, Weighted, WeightedArrangement, Weighting, shared_positions
+from invariant_rag.arrangement import Arrangement, Layout, Span, Weighted, Weighting, shared_positions
 from invariant_rag.methods.set_based import SetBased
 
 
@@ -28,11 +28,11 @@ class Structured(SetBased):
     context_free_segments: ClassVar[bool] = False
     stock_decoding: ClassVar[bool] = False
 
-    def arrange(self, layout: Layout) -> WeightedArrangement:
+    def arrange(self, layout: Layout) -> Arrangement:
         """Return which keys every token of a prompt with this layout sees."""
-        blocks = super().arrange(layout).blocks
         weighted = tuple(_rescaled(layout, ended) for ended in range(len(layout.texts)))
-        return WeightedArrangement(layout, blocks, shared_positions(layout, align="right"), weighted)
+        rows = super().arrange(layout).weighted(weighted).rows
+        return Arrangement(layout, rows, shared_positions(layout, align="right"))
 
 
 def _rescaled(layout: Layout, ended: int) -> Weighted:

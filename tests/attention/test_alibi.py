@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from invariant_rag.arrangement import Layout, RowArrangement
+from invariant_rag.arrangement import Arrangement, Layout
 from invariant_rag.attention.alibi import Alibi, find_slopes
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.testing.rounding import assert_rounded_alike, rounding
@@ -16,9 +16,9 @@ SLOPES = torch.tensor([0.5, 0.125], dtype=torch.float64)
 ALIBI = Alibi(SLOPES)
 
 
-def at(*positions: int) -> RowArrangement:
+def at(*positions: int) -> Arrangement:
     """A prompt of one text whose tokens have these positions."""
-    return RowArrangement(Layout((len(positions),), ()), (), positions)
+    return Arrangement(Layout((len(positions),), ()), (), positions)
 
 
 def call(dtype: torch.dtype = torch.float64, queries: int = 3, keys: int = 7) -> AttentionCall:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt
-from invariant_rag.arrangement import Layout, Weighted
+from invariant_rag.arrangement import Layout
 from invariant_rag.attention import BACKENDS, resolve_backend
-from invariant_rag.attention.call import AttentionCall, BatchCall
+from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, _sliding_window, override_attention
 from invariant_rag.attention.kernels import causal_mask
 from invariant_rag.attention.merge_states import merge_attn_states, partial_attention
 from invariant_rag.attention.rope import Rotation, of_table
-from invariant_rag.errors import UnknownName, UnsupportedCombination, UnsupportedModel
+from invariant_rag.errors import UnknownName, UnsupportedModel
 from invariant_rag.methods import resolve_method
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
@@ -52,8 +51,8 @@ def test_the_last_queries_of_a_prompt_get_what_they_get_in_all_of_it(method: str
 
     def attend(start: int) -> torch.Tensor:
         parts = {"queries": queries[:, start:], "keys": keys, "values": values}
-        batch = BatchCall(**{name: each[None] for name, each in parts.items()}, rotation=rotation, scaling=0.25)
-        together = computed.batch([arrangement], [0], batch, {})
+        batch = AttentionCall(**{name: each[None] for name, each in parts.items()}, rotation=rotation, scaling=0.25)
+        together = computed.batch([arrangement], [0], batch, {}) if computed.reads_together else None
         if together is not None:
             return together[0].transpose(0, 1)
         return computed.attend(arrangement, AttentionCall(**parts, rotation=rotation, scaling=0.25))
@@ -61,37 +60,6 @@ def test_the_last_queries_of_a_prompt_get_what_they_get_in_all_of_it(method: str
     whole, bound = attend(0), rounding(attend, 0)
     for start in range(1, length):
         torch.testing.assert_close(attend(start), whole[:, start:], atol=bound, rtol=0)
-
-
-class _Backwards:
-    """An arrangement of a kind that no backend knows: the farthest token is the nearest key."""
-
-    layout, is_plain = Layout((6,), ()), False
-    positions = tuple(range(6))
-
-    def keys_of_queries(self, call: AttentionCall, head: int) -> Iterator[Sequence[tuple[int, int]]]:
-        for query in range(call.query_start, call.keys.shape[1]):
-            order = [*reversed(range(query)), query]
-            yield list(zip(order, range(len(order)), strict=True))
-
-    def weighted_from(self, start: int) -> Weighted:
-        return ()
-
-
-def test_an_arrangement_of_a_new_kind_is_computed_by_the_reference_and_refused_by_the_others() -> None:
-    draw = torch.Generator().manual_seed(0)
-    queries, keys, values = (torch.randn(heads, 6, 16, generator=draw, dtype=torch.float64) for heads in (4, 2, 2))
-    call = AttentionCall(queries, keys, values, Rotation(None), scaling=0.25, sliding_window=2)
-    found = resolve_backend("reference").attend(_Backwards(), call)
-    visible = [[0], [0, 1], [0, 2], [0, 3], [0, 4], [0, 5]]  # the farthest is the one before, so the first is near
-    for query, seen in enumerate(visible):
-        for head in range(4):
-            weights = (keys[head // 2, seen] @ queries[head, query] * 0.25).softmax(dim=0)
-            assert_rounded_alike(found[head, query], weights @ values[head // 2, seen])
-    for name in ("sdpa", "varlen"):
-        with pytest.raises(UnsupportedCombination, match="_Backwards") as caught:
-            resolve_backend(name).attend(_Backwards(), call)
-        assert "attend_fast" in caught.value.hint
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine", "pine-in-place"])
@@ -148,7 +116,7 @@ def test_rows_of_a_ring_give_the_same_alone_and_together(
 ) -> None:
     prompt = random_prompt(random.Random(1), (5, 1, 7, 3, 3, 1, 2, 9, 4), prefix=prefix)
     expected = InvariantModel(llama, backend="reference").logits(prompt)
-    monkeypatch.setattr("invariant_rag.attention.ring._BATCH", together)
+    monkeypatch.setattr("invariant_rag.attention.sdpa._BATCH", together)
     torch.testing.assert_close(
         InvariantModel(llama).logits(prompt),
         expected,

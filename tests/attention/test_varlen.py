@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel
 from invariant_rag.arrangement import Arrangement, Layout
-from invariant_rag.attention.call import AttentionCall, BatchCall
+from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.reference import Reference
 from invariant_rag.attention.rope import Rotation
 from invariant_rag.attention.varlen import Dense, Grouped, Varlen, VarlenKernel
@@ -41,16 +41,16 @@ def _arrangement(method: str, chance: random.Random) -> Arrangement:
 
 def _batch(
     arrangements: Sequence[Arrangement], num_queries: int | None = None, generated: int = 0
-) -> tuple[list[int], BatchCall]:
+) -> tuple[list[int], AttentionCall]:
     lengths = [each.layout.length + generated for each in arrangements]
     longest = max(lengths)
     keys, values = (torch.randn(len(lengths), KEY_HEADS, longest, SIZE, dtype=torch.float64) for _ in range(2))
     queries = torch.randn(len(lengths), HEADS, num_queries or longest, SIZE, dtype=torch.float64)
     rotation = Rotation(_Frequencies(), "inv_freq")
-    return [longest - length for length in lengths], BatchCall(queries, keys, values, rotation, SIZE**-0.5)
+    return [longest - length for length in lengths], AttentionCall(queries, keys, values, rotation, SIZE**-0.5)
 
 
-def _by_reference(arrangement: Arrangement, padding: int, call: BatchCall, row: int) -> torch.Tensor:
+def _by_reference(arrangement: Arrangement, padding: int, call: AttentionCall, row: int) -> torch.Tensor:
     skipped = max(0, padding - (call.keys.shape[2] - call.queries.shape[2]))
     one = AttentionCall(
         call.queries[row, :, skipped:],
@@ -83,7 +83,7 @@ def test_the_last_text_alone_and_sinks_are_attended_to_in_a_batch() -> None:
     chance = random.Random(1)
     arrangements = [_arrangement("rotor", chance) for _ in range(3)]
     padding, call = _batch(arrangements, num_queries=1)
-    call = BatchCall(**{**vars(call), "sinks": torch.randn(HEADS)})
+    call = AttentionCall(**{**vars(call), "sinks": torch.randn(HEADS)})
     found = Varlen(Dense()).batch(arrangements, padding, call, {})
     assert found is not None
     for row, (arrangement, padded) in enumerate(zip(arrangements, padding, strict=True)):
@@ -96,7 +96,7 @@ def test_the_last_text_alone_and_sinks_are_attended_to_in_a_batch() -> None:
 def test_layers_that_no_such_kernel_computes_are_left_to_the_other_backend(change: dict[str, Any]) -> None:
     arrangements = [_arrangement("rotor", random.Random(0))]
     padding, call = _batch(arrangements)
-    assert Varlen().batch(arrangements, padding, BatchCall(**{**vars(call), **change}), {}) is None
+    assert Varlen().batch(arrangements, padding, AttentionCall(**{**vars(call), **change}), {}) is None
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -128,13 +128,13 @@ def test_every_decoded_token_gets_what_it_gets_by_the_reference(method: str, ker
     for size in (1, 3, 3, 3):
         arrangements = [_arrangement(method, chance) for _ in range(size)]
         padding, whole = _batch(arrangements, generated + 1, generated)
-        whole = BatchCall(**{**vars(whole), "sinks": torch.randn(HEADS) if size == 1 else None})
+        whole = AttentionCall(**{**vars(whole), "sinks": torch.randn(HEADS) if size == 1 else None})
         plans, scratch = dict[Any, Any](), dict[str, Any]()
         for token in range(generated + 1):
             behind = whole.keys.shape[2] - generated + token
             parts = {name: getattr(whole, name)[:, :, :behind] for name in ("keys", "values")}
             queries = whole.queries[:, :, token : token + 1]
-            call = BatchCall(**{**vars(whole), **parts, "queries": queries, "scratch": scratch})
+            call = AttentionCall(**{**vars(whole), **parts, "queries": queries, "scratch": scratch})
             found = Varlen(kernel).batch(arrangements, padding, call, plans)
             assert found is not None
             for row, (arrangement, padded) in enumerate(zip(arrangements, padding, strict=True)):

@@ -21,7 +21,6 @@ from invariant_rag.errors import InvalidChoice, InvalidPrompt
 from invariant_rag.generation.structured import constrain
 from invariant_rag.methods import METHODS
 from invariant_rag.testing import random_prompt
-from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
 
 PROMPTS = [random_prompt(random.Random(seed), (3, 1 + seed, 4), prefix=2, suffix=3) for seed in range(5)]
@@ -105,11 +104,6 @@ def test_an_interrupt_reaches_everybody_and_is_not_tried_again(llama: PreTrained
             with pytest.raises(KeyboardInterrupt):
                 answer.result()
     assert calls == [2]
-
-
-def test_a_batch_has_room_for_one_at_least(llama: PreTrainedModel) -> None:
-    with pytest.raises(InvalidChoice):
-        MicroBatcher().generate(InvariantModel(llama), PROMPTS[0], batch_size=0)
 
 
 SAMPLED = [
@@ -199,13 +193,6 @@ def test_requests_with_other_options_are_not_mixed(
 def test_several_answers_to_one_prompt_are_refused(options: dict[str, Any], llama: PreTrainedModel) -> None:
     with pytest.raises(InvalidChoice, match="num_return_sequences"):
         MicroBatcher().generate(InvariantModel(llama), PROMPTS[0], options)
-
-
-def test_several_answers_that_a_model_gives_by_itself_are_refused() -> None:
-    model = tiny_model("llama")
-    model.generation_config.num_return_sequences = 2
-    with pytest.raises(InvalidChoice, match="num_return_sequences"):
-        MicroBatcher().generate(InvariantModel(model), PROMPTS[0])
 
 
 def test_a_copy_begins_with_an_empty_queue(llama: PreTrainedModel) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,52 +21,33 @@ CHUNKS = [
 QUESTION = "Who built the mill of Brenn?"
 
 
-def cited(answer: str, question: str = QUESTION, chunks: list[Segment] = CHUNKS) -> list[tuple[int, bool]]:
-    return [(each.index, each.exact) for each in cite(answer, question, chunks)]
+KOLM = [(2, True), (1, True)]
+TOWER = [Segment("塔の高さは三十メートルです。"), Segment("橋は古い。")]
 
 
-def test_a_chunk_with_the_answer_word_for_word_is_cited_best_score_first() -> None:
-    assert cited("Ada Kolm") == [(2, True), (1, True)]
-
-
-def test_case_spacing_and_punctuation_do_not_matter() -> None:
-    assert cited(" ada  KOLM.\n") == cited("Ada Kolm")
-
-
-def test_half_a_word_is_not_a_word() -> None:
-    assert cited("Ada Kol") == [(2, False), (1, False)]
-    assert cited("da") == []
-
-
-def test_the_title_counts() -> None:
-    assert cited("ferry", "What is it?") == [(0, True)]
-
-
-def test_an_answer_in_other_words_is_found_by_the_words_that_tell_it_from_others() -> None:
-    # "built", "the", "mill" and "of" are in the question; "ada", "kolm" and "it" are left.
-    assert cited("It was Ada Kolm who built the mill of Brenn") == [(1, False), (2, False)]
-
-
-def test_words_of_the_question_and_words_that_are_everywhere_find_nothing() -> None:
-    assert cited("The mill of Brenn the") == []
-
-
-def test_an_answer_that_is_nowhere_is_not_cited() -> None:
-    assert cited("Purple elephants") == []
-
-
-def test_an_empty_answer_is_not_cited() -> None:
-    assert cited("") == cited(" .!\n") == []
-
-
-def test_ideographs_need_no_spaces() -> None:
-    chunks = [Segment("塔の高さは三十メートルです。"), Segment("橋は古い。")]
-    assert cited("三十メートル", "塔の高さは？", chunks) == [(0, True)]
-
-
-def test_a_single_chunk_is_cited_by_the_words_that_it_holds() -> None:
-    assert cited("Kolm, Ada", chunks=[CHUNKS[1]]) == [(0, False)]
-    assert cited("Purple elephants", chunks=[CHUNKS[1]]) == []
+@pytest.mark.parametrize(
+    ("answer", "question", "chunks", "expected"),
+    [
+        ("Ada Kolm", QUESTION, CHUNKS, KOLM),  # best score first
+        (" ada  KOLM.\n", QUESTION, CHUNKS, KOLM),
+        ("Ada Kol", QUESTION, CHUNKS, [(2, False), (1, False)]),
+        ("da", QUESTION, CHUNKS, []),  # half a word is none
+        ("ferry", "What is it?", CHUNKS, [(0, True)]),  # in the title
+        # "built", "the", "mill" and "of" are in the question; "ada", "kolm" and "it" are left.
+        ("It was Ada Kolm who built the mill of Brenn", QUESTION, CHUNKS, [(1, False), (2, False)]),
+        ("The mill of Brenn the", QUESTION, CHUNKS, []),
+        ("Purple elephants", QUESTION, CHUNKS, []),
+        ("", QUESTION, CHUNKS, []),
+        (" .!\n", QUESTION, CHUNKS, []),
+        ("三十メートル", "塔の高さは？", TOWER, [(0, True)]),
+        ("Kolm, Ada", QUESTION, [CHUNKS[1]], [(0, False)]),
+        ("Purple elephants", QUESTION, [CHUNKS[1]], []),
+    ],
+)
+def test_chunks_are_cited_that_hold_the_answer_or_half_of_its_distinctive_words(
+    answer: str, question: str, chunks: list[Segment], expected: list[tuple[int, bool]]
+) -> None:
+    assert [(each.index, each.exact) for each in cite(answer, question, chunks)] == expected
 
 
 def test_chunks_that_were_not_read_are_not_looked_at() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
+from invariant_rag import InvariantModel, Prompt, Segment, SegmentSet
 from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.generation.outputs import ledger
 
@@ -63,13 +63,6 @@ def test_what_did_not_fit_is_named_by_content(rotor: InvariantModel, overflow: A
     assert all(each == ledgers[0] for each in ledgers)
     assert ledgers[0][key] == [THREE[2].content_hash]
     assert len(ledgers[0]["order"]) == (2 if overflow == "drop_last" else 3)
-
-
-def test_cached_tokens_are_counted(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    lm = InvariantModel(chat_llama, tokenizer, method="rotor", cache=KeyValueCache())
-    prompt = Prompt("Read:", THREE, "Why?")
-    assert ledger_of(lm, prompt)["cached_tokens"] == 0
-    assert ledger_of(lm, Prompt("Read:", THREE[::-1], "Why?"))["cached_tokens"] > 0
 
 
 def test_a_batch_of_several_prompts_is_in_the_verdict_unless_it_changes_no_bit(rotor: InvariantModel) -> None:

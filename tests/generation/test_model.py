@@ -25,7 +25,6 @@ from invariant_rag.arrangement import Arrangement
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
 from invariant_rag.attention.sdpa import SDPA
-from invariant_rag.ensembles import RingAverage
 from invariant_rag.errors import (
     ContextOverflow,
     ImmutableModel,
@@ -104,13 +103,6 @@ def test_too_long_is_an_error_that_names_the_numbers(llama: PreTrainedModel) -> 
     assert lm.generate(almost, max_new_tokens=10).usage.total_tokens == 512
 
 
-def test_a_thousand_segments_work(golden_model: PreTrainedModel) -> None:
-    lm = InvariantModel(golden_model)
-    prompt = Prompt([3], [[5 + index % 400] for index in range(1000)], [7])
-    assert torch.isfinite(lm.logits(prompt)).all()
-    assert len(lm.generate(prompt, max_new_tokens=1).order) == 1000
-
-
 def test_an_empty_prompt_is_refused_and_empty_parts_are_not(llama: PreTrainedModel) -> None:
     lm = InvariantModel(llama)
     for nothing in (Prompt(), Prompt([], [[], []], [])):
@@ -148,15 +140,6 @@ def test_a_conversation_may_carry_segments_in_any_turn(
         lm.chat_prompt()
     with pytest.raises(InvalidPrompt, match="either"):
         lm.chat_prompt("Why?", messages=messages)
-
-
-@pytest.mark.parametrize("wrong", ["hello", None, 7, ["hello"]])
-def test_what_is_no_prompt_is_refused_with_how_to_build_one(wrong: Any, llama: PreTrainedModel) -> None:
-    lm = InvariantModel(llama)
-    for ask in (lm.generate, lm.logits, lambda prompt: lm.score(prompt, [[1]])):
-        with pytest.raises(InvalidPrompt, match="expected a Prompt, got") as caught:
-            ask(wrong)
-        assert "chat_prompt" in caught.value.hint
 
 
 def test_a_single_candidate_and_a_folder_for_a_cache_are_refused(llama: PreTrainedModel) -> None:
@@ -302,11 +285,6 @@ def test_decoding_that_would_read_the_prompt_anew_is_refused(option: dict[str, A
         InvariantModel(llama).generate(PROMPT, max_new_tokens=4, **option)
 
 
-def test_what_is_not_asked_for_is_not_refused(llama: PreTrainedModel) -> None:
-    lm = InvariantModel(llama)
-    assert lm.generate(PROMPT, max_new_tokens=2, token_healing=False) == lm.generate(PROMPT, max_new_tokens=2)
-
-
 def test_a_model_that_gives_its_cache_up_is_refused() -> None:
     short = {"original_max_position_embeddings": 8, "eos_token_id": None}
     lm = InvariantModel(tiny_model("phi3", **short))
@@ -359,13 +337,6 @@ def test_the_last_layer_attends_from_the_last_text_alone(llama: PreTrainedModel)
     assert last == prepared.suffix_length
 
 
-@pytest.mark.parametrize("wrong", [[[-1]], [[10**6]], [5, 6], "yes", [[]]])
-def test_candidates_that_cannot_be_scored_are_refused(wrong: Any, llama: PreTrainedModel) -> None:
-    for scored in (InvariantModel(llama), RingAverage(InvariantModel(llama))):
-        with pytest.raises(InvalidPrompt):
-            scored.score(PROMPT, wrong)
-
-
 ASSIGNED = {
     "method": ("pine", "with_method"),
     "ordering": ("frequency", "with_method"),
@@ -406,17 +377,6 @@ def test_a_routed_wrapper_never_changes_either(llama: PreTrainedModel, attribute
     assert routed.with_method("pine").alpha == 0.1
 
 
-def test_another_wrapper_leaves_the_first_as_it_was(llama: PreTrainedModel) -> None:
-    lm = InvariantModel(llama)
-    before = lm.logits(PROMPT)
-    others = [lm.with_method("pine"), lm.with_method(backend="reference"), lm.with_cache(KeyValueCache())]
-    for other in others:
-        assert other is not lm
-        other.logits(PROMPT)
-    assert (lm.method.name, lm.backend.name, lm.cache) == ("rotor", "sdpa", None)
-    assert torch.equal(lm.logits(PROMPT), before)
-
-
 @pytest.mark.parametrize("cached", [False, True])
 def test_one_generation_takes_few_calls(llama: PreTrainedModel, cached: bool) -> None:
     """Functions of the package that are called for two tokens behind three segments, without a tokenizer."""
@@ -437,8 +397,8 @@ def test_one_generation_takes_few_calls(llama: PreTrainedModel, cached: bool) ->
         lm.generate(prompt, max_new_tokens=2)
     finally:
         sys.setprofile(None)
-    assert len(calls) <= (250 if cached else 200), calls
-    assert len(files) <= 28, files
+    assert len(calls) <= (235 if cached else 185), calls
+    assert len(files) <= 23, files
 
 
 def test_tokens_that_equal_the_padding_are_kept_by_beams() -> None:
@@ -475,12 +435,6 @@ def test_a_prompt_of_one_token_is_decoded_in_every_way(llama: PreTrainedModel, m
         assert two < one < 0
         if logprobs is not None:
             assert two - one == pytest.approx(float(logprobs[-1, 6]), abs=rounding(lm.score, prompt, [[5], [5, 6]]))
-
-
-@pytest.mark.parametrize("name", ["input_ids", "attention_mask", "position_ids", "inputs_embeds", "past_key_values"])
-def test_options_that_the_prompt_determines_are_refused_by_name(llama: PreTrainedModel, name: str) -> None:
-    with pytest.raises(UnsupportedCombination, match=name):
-        InvariantModel(llama).generate(PROMPT, max_new_tokens=2, **{name: torch.tensor([[1]])})
 
 
 def test_routing_anew_keeps_what_is_not_given(llama: PreTrainedModel) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import copy_context
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -147,7 +147,6 @@ def test_a_stream_that_could_never_begin_is_refused(
 def test_a_thread_that_the_holder_waits_for_is_refused_and_others_wait(llama: PreTrainedModel) -> None:
     lm = InvariantModel(llama)
     errors: list[Exception] = []
-    free = Event()
 
     def ask() -> None:
         try:
@@ -165,7 +164,8 @@ def test_a_thread_that_the_holder_waits_for_is_refused_and_others_wait(llama: Pr
             child.start()
             child.join()
             stranger.start()
-            free.set()
+            stranger.join(0.3)
+            assert stranger.is_alive(), "it waits"
 
     in_time(block)
     stranger.join(60)

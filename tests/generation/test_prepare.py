@@ -183,16 +183,6 @@ def test_what_is_kept_fits_and_is_never_longer_than_it_was(
         assert kept == ranked
 
 
-@given(lengths, st.integers(0, 60))
-def test_dropping_keeps_whole_segments_and_drops_no_earlier_one_than_it_must(
-    ranked: list[list[int]], window: int
-) -> None:
-    for before, after in zip(ranked, fit_segments(ranked, "drop_last", window=window), strict=True):
-        could_fit = [length if length <= window else 0 for length in before]
-        kept = next(count for count in range(len(before), -1, -1) if count == 0 or after[count - 1])
-        assert after[:kept] == could_fit[:kept]
-
-
 @given(st.lists(st.integers(0, 9), max_size=8), st.integers(0, 40))
 def test_dropping_from_one_set_keeps_the_longest_beginning_that_fits(ranked: list[int], window: int) -> None:
     possible = [length if length <= window else 0 for length in ranked]

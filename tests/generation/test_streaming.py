@@ -69,15 +69,6 @@ def test_pieces_come_one_by_one_and_special_tokens_do_not() -> None:
     assert streamed(BYTES("<bos>ab<eos>c", add_special_tokens=False)["input_ids"], BYTES) == ["a", "b", "c"]
 
 
-def test_tokens_that_come_several_at_a_time_are_all_read() -> None:
-    def generate(streamer: object, **options: object) -> None:
-        for tokens in ([[1]], [5, 6], [7]):
-            streamer.put(torch.tensor(tokens))  # type: ignore[attr-defined]
-        streamer.end()  # type: ignore[attr-defined]
-
-    assert list(stream_text(generate, METASPACE, {})) == ["cé", "文"]
-
-
 def test_a_stream_ends_with_its_generation(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     lm = InvariantModel(chat_llama, tokenizer)
     prompt = lm.chat_prompt("Why?", ["one", "two"])

@@ -20,8 +20,6 @@ from invariant_rag.cli.serve import check_packages
 from invariant_rag.errors import RemoteError
 from invariant_rag.server.settings import KEY_VARIABLE
 
-from invariant_rag_benchmarks.commands.run_options import Seed
-
 _TOWNS = ("Ostra", "Brenn", "Gesthaven", "Lume", "Senn", "Marn", "Kolm", "Oss", "Harrow", "Tyne", "Vell", "Aster")
 _COLORS = ("white", "green", "red", "blue", "orange", "black", "yellow", "grey")
 _QUESTIONS = 50
@@ -37,7 +35,7 @@ def load(
     documents: Annotated[int, typer.Option(min=1, help="Documents of a question.")] = 8,
     max_new_tokens: options.MaxNewTokens = 32,
     together: Annotated[int, typer.Option(min=1, help="Without --url: requests to decode as one batch.")] = 8,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of questions and orders.")] = 0,
     as_json: options.Json = False,
 ) -> None:
     """Ask a server from many clients, in random orders, and compare every answer with that of the request alone.

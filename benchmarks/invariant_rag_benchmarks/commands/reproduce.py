@@ -11,16 +11,17 @@ from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 
-from invariant_rag_benchmarks.commands.run_options import Ray, Resume, Runs, with_choices
-from invariant_rag_benchmarks.config import BenchmarkConfig
+from invariant_rag_benchmarks.commands.bench import Resume, Runs
+from invariant_rag_benchmarks.config import BenchmarkConfig, RunConfig
 from invariant_rag_benchmarks.published_tables import published_tables, resolve_table
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
-@with_choices("method", "ordering", "alpha", "tensor_parallel")
+@options.with_fields(RunConfig)
 def reproduce(
+    *,
     table: Annotated[
         str | None, typer.Argument(help="Id of a published table.", show_default="list the tables")
     ] = None,
@@ -29,7 +30,6 @@ def reproduce(
     ] = None,
     resume: Resume = False,
     out: Runs = Path("runs"),
-    ray: Ray = 0,
     as_json: options.Json = False,
     **choices: Any,
 ) -> None:
@@ -61,7 +61,7 @@ def reproduce(
 
         base = BenchmarkConfig(next((each.benchmark for each in chosen.columns if each.metric), ""), **choices)
         disable_transformers_bars()
-        found = reproduce_table(chosen, base, out, names=rows or (), resume=resume, actors=ray, progress=progress_bar)
+        found = reproduce_table(chosen, base, out, names=rows or (), resume=resume, progress=progress_bar)
         if as_json:
             print_json([asdict(each) for each in found])
             return

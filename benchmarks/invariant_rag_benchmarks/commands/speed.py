@@ -6,32 +6,27 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from invariant_rag.checks import MOST_CALLS, require_extra
+from invariant_rag.checks import require_extra
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_note, print_table, print_text
 from invariant_rag.cli.progress import progress_bar
 from invariant_rag.files import encode_json, make_folder, write_file
 
+from invariant_rag_benchmarks.config import SpeedConfig
 
+
+@options.with_fields(SpeedConfig)
 def speed(
+    *,
     methods: Annotated[
         list[str] | None,
         typer.Option("--method", help="A method. Repeatable.", show_default="all"),
     ] = None,
-    shape: Annotated[str, typer.Option(help="0.5b, 1b, 8b, 8b-layer or tiny.")] = "1b",
-    layers: Annotated[
-        int | None, typer.Option(min=1, max=MOST_CALLS, help="Layers.", show_default="the shape's")
-    ] = None,
     tokens: Annotated[list[int] | None, typer.Option(min=100, help="Tokens of a prompt. Repeatable.")] = None,
     segments: Annotated[list[int] | None, typer.Option(min=1, help="Segments of a prompt. Repeatable.")] = None,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to decode.")] = 16,
-    batch: Annotated[int, typer.Option(min=1, max=MOST_CALLS, help="Prompts of a batch.")] = 8,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda...")] = "cpu",
-    backend: Annotated[str, typer.Option(help="auto, sdpa, varlen or reference.")] = "auto",
-    repeats: Annotated[int, typer.Option(min=1, max=MOST_CALLS, help="Rounds; each runs everything once.")] = 3,
     out: Annotated[Path | None, typer.Option(help="Folder for speed.json and speed.png.")] = None,
     as_json: options.Json = False,
+    **choices: Any,
 ) -> None:
     """Measure prefill, decoding and memory of methods against the plain model, side by side.
 
@@ -41,26 +36,26 @@ def speed(
     with handle_errors():
         from invariant_rag.methods import METHODS, resolve_method
 
-        from invariant_rag_benchmarks.speed import as_data, measure
-        from invariant_rag_benchmarks.speed_setup import SpeedConfig
+        from invariant_rag_benchmarks.speed import measure
 
         chosen = methods or [name for name in METHODS if name != "sequential"]
         for name in chosen:
             resolve_method(name)
         configs = [
-            SpeedConfig(shape, layers, length, count, new_tokens, batch, dtype, device, backend, repeats)
+            SpeedConfig(tokens=length, segments=count, **choices)
             for length in tokens or [2500]
             for count in segments or [20]
         ]
         if out is not None:
             require_extra("matplotlib", "plots")
             make_folder(out)
+        one = configs[0]
         print_note(
-            f"measuring {', '.join(chosen)} against the plain model: first token, {new_tokens} further tokens and peak "
-            f"memory, {', '.join(f'{each.tokens} tokens in {each.segments} segments' for each in configs)}, shape "
-            f"{shape}, {dtype} on {device}, rounds: {repeats}; random weights, nothing is downloaded"
+            f"measuring {', '.join(chosen)} against the plain model: first token, {one.new_tokens} further tokens and "
+            f"peak memory, {', '.join(f'{each.tokens} tokens in {each.segments} segments' for each in configs)}, shape "
+            f"{one.shape}, {one.dtype} on {one.device}, rounds: {one.repeats}; random weights, nothing is downloaded"
         )
-        measured = [as_data(config, *measure(config, chosen, progress_bar)) for config in configs]
+        measured = [measure(config, chosen, progress_bar) for config in configs]
         if out is not None:
             write_file(out / "speed.json", encode_json(measured, indent=1) + b"\n")
             draw(measured, out / "speed.png")

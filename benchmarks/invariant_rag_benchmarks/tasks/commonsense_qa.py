@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from invariant_rag.errors import InvalidDataset
@@ -64,17 +65,12 @@ class CommonsenseQA(Benchmark[CommonsenseQASettings]):
             asked = parse_example(_Question, record, f"example {index}")
             labels, options = asked.choices.label, asked.choices.text
             if asked.answerKey not in labels or len(labels) != len(options):
-                raise InvalidDataset(
-                    f"example {index}: expected answerKey to be one of {labels}, got {asked.answerKey!r}"
-                )
+                raise InvalidDataset(f"example {index}: expected answerKey among {labels}, got {asked.answerKey!r}")
             gold = labels.index(asked.answerKey)
             for order in parse_option_orders(settings.orders, len(options)):
-                if settings.format == "letters":
-                    prefix = f"Question: {asked.question}\n"
-                    yield choice_case(str(index), prefix, options, gold, order, asked.question)
-                else:
-                    quoted = settings.format == "quoted"
-                    yield _unlettered(str(index), asked.question, options, gold, order, quoted=quoted)
+                prefix = f"Question: {asked.question}\n"
+                lettered = choice_case(str(index), prefix, options, gold, order, asked.question)
+                yield lettered if settings.format == "letters" else _unlettered(lettered, options, settings.format)
 
     def score(self, case: Case, output: str) -> Scored:
         """Score 1 for the right letter, or, without letters, if the output has the right option and no other one.
@@ -87,20 +83,15 @@ class CommonsenseQA(Benchmark[CommonsenseQASettings]):
         return Scored(" | ".join(sorted(named)), {"accuracy": float(named == [case.gold[0]])})
 
 
-def _unlettered(
-    name: str, question: str, options: Sequence[str], gold: int, order: Sequence[int], *, quoted: bool
-) -> Case:
-    """Return the case with options as bare segments. Its gold is the right option, then the others."""
-    texts = [f"\n- {options[index]}" for index in order]
-    if quoted:
-        texts = ['"' + text.replace('"', "'") + '" ' for text in texts]
-    return Case(
-        question=name,
-        variant="".join(map(str, order)),
-        prefix=f"{question}\n",
-        segments=tuple(texts),
-        suffix="Answer: " if quoted else " Answer: ",
-        gold=(options[gold], *(option for index, option in enumerate(options) if index != gold)),
-        query=question,
-        chat=False,
+def _unlettered(case: Case, options: Sequence[str], shown: str) -> Case:
+    """Return a lettered case with its options as bare segments. Its gold is the right option, then the others."""
+    texts, gold = [f"\n- {options[int(index)]}" for index in case.variant], int(case.gold[0])
+    quoted = ['"' + text.replace('"', "'") + '" ' for text in texts]
+    return replace(
+        case,
+        prefix=f"{case.query}\n",
+        segments=tuple(texts if shown == "plain" else quoted),
+        suffix=" Answer: " if shown == "plain" else "Answer: ",
+        gold=(options[gold], *options[:gold], *options[gold + 1 :]),
+        candidates=(),
     )

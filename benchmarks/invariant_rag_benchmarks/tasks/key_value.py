@@ -12,7 +12,7 @@ from pydantic import Field
 
 from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text, parse_example
 from invariant_rag_benchmarks.data import DataSource, read_examples
-from invariant_rag_benchmarks.variants import insert_gold, parse_slots, quarters
+from invariant_rag_benchmarks.variants import insert_gold, parse_slots
 
 PUBLIC = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/kv_retrieval_data/"
 OPENING = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{"
@@ -57,14 +57,12 @@ class KeyValue(Benchmark[KeyValueSettings]):
         else:
             name = f"kv-retrieval-{in_file}_keys.jsonl.gz"
             examples = read_examples(source.file(name, PUBLIC + name))
-        slots = parse_slots(settings.slots, count, quarters(count))
+        slots = parse_slots(settings.slots, count, sorted({quarter * (count - 1) // 4 for quarter in range(5)}))
         for index, record in selection.sample(examples):
             asked = parse_example(_Question, record, f"example {index}")
             pair, pairs = (asked.key, asked.value), asked.ordered_kv_records
             if len(pairs) != in_file or pair not in pairs:
-                raise InvalidDataset(
-                    f"example {index}: expected {in_file} pairs, the asked one among them, got {len(pairs)}"
-                )
+                raise InvalidDataset(f"example {index}: expected {in_file} pairs with the asked one, got {len(pairs)}")
             others = [each for each in pairs if each != pair]
             for slot in slots:
                 yield Case(
@@ -87,13 +85,10 @@ class KeyValue(Benchmark[KeyValueSettings]):
 def random_examples(questions: int, keys: int, seed: int) -> list[dict[str, Any]]:
     """Return random UUID pairs in the format of the official files."""
     source = random.Random(f"key-value {keys} {seed}")
-
-    def random_uuid() -> str:
-        return str(uuid.UUID(int=source.getrandbits(128), version=4))
-
     examples = []
     for _ in range(questions):
-        pairs = [(random_uuid(), random_uuid()) for _ in range(keys)]
+        made = [str(uuid.UUID(int=source.getrandbits(128), version=4)) for _ in range(2 * keys)]
+        pairs = list(zip(made[::2], made[1::2], strict=True))
         key, value = source.choice(pairs)
         examples.append({"ordered_kv_records": pairs, "key": key, "value": value})
     return examples

@@ -1,4 +1,4 @@
-"""LongBench: sixteen English tasks over long contexts in chunks; of contexts that are too long, the middle is cut."""
+"""LongBench: questions over long contexts in chunks, in several orders of these."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ from invariant_rag_benchmarks.base import (
     parse_example,
 )
 from invariant_rag_benchmarks.data import DataSource, read_examples
-from invariant_rag_benchmarks.tasks.two_wiki import PUBLIC
 from invariant_rag_benchmarks.variants import chunk_orders, split_into_chunks, token_starts
+
+PUBLIC = "hub://THUDM/LongBench/data.zip"
+TWO_WIKI = "2wikimqa_e.jsonl"
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task.
+    """One task, as `longbench.toml` declares it.
 
     Attributes:
-        group: Its column in table 2 of arXiv 2406.02536.
-        metric: `f1`, `rouge_l`, `class`, `paragraph`, `count` or `edit_similarity`.
+        group: Its column in table 2 of arXiv 2406.02536. Few-shot and code tasks are continued as text, without the
+            chat template.
+        metric: `f1`, `class`, or a name in `METRICS`.
         max_new_tokens: Longest output.
         prefix: The prompt before the context.
         suffix: The prompt after the context; `{input}` stands for the question.
@@ -49,11 +52,6 @@ class Task:
     prefix: str
     suffix: str
 
-    @property
-    def is_continued(self) -> bool:
-        """Whether the prompt is continued as text, without the chat template, as few-shot and code tasks are."""
-        return self.group in {"few-shot", "code"}
-
 
 @cache
 def tasks() -> dict[str, Task]:
@@ -64,30 +62,10 @@ def tasks() -> dict[str, Task]:
 
 def groups() -> dict[str, list[str]]:
     """Return the names of the tasks in each group."""
-    found: dict[str, list[str]] = {}
-    for name, task in tasks().items():
-        found.setdefault(task.group, []).append(name)
-    return found
-
-
-def parse_tasks(described: str) -> list[str]:
-    """Parse the `tasks` setting: `all`, a group, or comma-separated names.
-
-    >>> parse_tasks("multi-doc")
-    ['hotpotqa', '2wikimqa', 'musique']
-
-    Raises:
-        UnknownName: There is no such task.
-    """
-    if described == "all":
-        return list(tasks())
-    if described in groups():
-        return groups()[described]
-    names = [name.strip() for name in described.split(",")]
-    for name in names:
-        if name not in tasks():
-            raise UnknownName("task of longbench", name, ["all", *groups(), *tasks()])
-    return names
+    return {
+        group: [name for name, task in tasks().items() if task.group == group]
+        for group in dict.fromkeys(task.group for task in tasks().values())
+    }
 
 
 class LongBenchSettings(Settings):
@@ -100,6 +78,13 @@ class LongBenchSettings(Settings):
     chunk: int = Field(512, ge=1, description="tokens in a segment")
     limit: int = Field(10_000, ge=2, description="tokens of the context that are kept: its first half and its last")
     reorder: bool = Field(False, description="ask also with the segments reversed, and with both halves reversed")
+
+
+class TwoWikiSettings(Settings):
+    """Settings of the benchmark."""
+
+    chunk: int = Field(512, ge=1, description="tokens in a segment")
+    limit: int = Field(10_000, ge=1, description="tokens of the context that are kept; the paper kept 10,000")
 
 
 class _Question(Example):
@@ -122,7 +107,9 @@ class LongBench(Benchmark[LongBenchSettings]):
 
     def read(self, source: DataSource, settings: LongBenchSettings, selection: Selection) -> Iterator[Case]:
         """Read the file of each task, or the archive that contains them."""
-        chosen = parse_tasks(settings.tasks)
+        chosen = {"all": list(tasks()), **groups()}.get(settings.tasks) or settings.tasks.replace(" ", "").split(",")
+        if unknown := [name for name in chosen if name not in tasks()]:
+            raise UnknownName("task of longbench", unknown[0], ["all", *groups(), *tasks()])
         _check_file(source.path, chosen)
         for name in chosen:
             member, task = f"{name}.jsonl", tasks()[name]
@@ -131,7 +118,7 @@ class LongBench(Benchmark[LongBenchSettings]):
                 if task.metric == "class" and asked.all_classes is None:
                     raise InvalidDataset(f"example {index} of {name}: expected all_classes, got none")
                 starts = token_starts(asked.context, selection.load_tokenizer)
-                chunks = split_without_middle(asked.context, starts, settings.chunk, settings.limit)
+                chunks = split_into_chunks(asked.context, starts, settings.chunk, settings.limit, middle=True)
                 for variant, listed in (chunk_orders(chunks) if settings.reorder else {"initial": chunks}).items():
                     yield Case(
                         question=f"{name}-{index}",
@@ -141,7 +128,7 @@ class LongBench(Benchmark[LongBenchSettings]):
                         suffix=task.suffix.replace("{input}", asked.input),
                         gold=(*asked.answers, *((asked.all_classes or ()) if task.metric == "class" else ())),
                         query=asked.input,
-                        chat=not task.is_continued,
+                        chat=task.group not in {"few-shot", "code"},
                         group=name,
                         max_new_tokens=task.max_new_tokens,
                     )
@@ -171,6 +158,41 @@ class LongBench(Benchmark[LongBenchSettings]):
         return {**means, **whole, **average}
 
 
+class TwoWiki(Benchmark[TwoWikiSettings]):
+    """2WikiMultihopQA of LongBench-E: the context as it is, reversed, and with both halves reversed."""
+
+    name = "two-wiki"
+    about = "Multi-hop questions over a long context in chunks: initial, reversed, centre-flipped."
+    paper = "Bai et al. 2024, arXiv 2308.14508 (LongBench-E); chunk orders of RoToR, arXiv 2502.08662, Appendix J"
+    variants = "order of the chunks"
+    settings = TwoWikiSettings
+    metric = "f1"
+    max_new_tokens = 32
+
+    def read(self, source: DataSource, settings: TwoWikiSettings, selection: Selection) -> Iterator[Case]:
+        """Read LongBench-E's file, or its archive that contains the file."""
+        task = tasks()["2wikimqa"]
+        for index, record in selection.sample(read_examples(source.file(TWO_WIKI, PUBLIC), TWO_WIKI)):
+            asked = parse_example(_Question, record, f"example {index}")
+            starts = token_starts(asked.context, selection.load_tokenizer)
+            chunks = split_into_chunks(asked.context, starts, settings.chunk, settings.limit)
+            for variant, listed in chunk_orders(chunks).items():
+                yield Case(
+                    question=str(index),
+                    variant=variant,
+                    prefix=task.prefix,
+                    segments=tuple(listed),
+                    suffix=task.suffix.replace("{input}", asked.input),
+                    gold=tuple(asked.answers),
+                    query=asked.input,
+                    group="0-4k" if len(starts) < 4000 else "4-8k" if len(starts) < 8000 else "8k+",
+                )
+
+    def score(self, case: Case, output: str) -> Scored:
+        """Return the F1 of the whole output (LongBench's `qa_f1_score`)."""
+        return Scored(normalise_answer(output), {"f1": token_f1(output, case.gold)})
+
+
 def _check_file(path: Path | None, chosen: list[str]) -> None:
     """Refuse a file of one task as the data of others."""
     if path is None or not path.is_file() or path.suffix == ".zip":
@@ -181,23 +203,6 @@ def _check_file(path: Path | None, chosen: list[str]) -> None:
             f"expected an archive or a folder with the files of {', '.join(chosen)}, got {path.name!r}",
             hint=f"Choose `--set tasks={(known or chosen)[0]}`.",
         )
-
-
-def split_without_middle(text: str, starts: list[int], tokens: int, limit: int) -> list[str]:
-    """Split a text into chunks; of one with more than `limit` tokens, its first and its last half of them only.
-
-    >>> split_without_middle("abcdefgh", [*range(8)], tokens=2, limit=4)
-    ['ab', 'gh']
-    """
-    if len(starts) <= limit:
-        return split_into_chunks(text, starts, tokens, limit)
-    tail = limit - limit // 2
-    first = starts[-tail]
-    end = [start - first for start in starts[-tail:]]
-    return [
-        *split_into_chunks(text, starts, tokens, limit // 2),
-        *split_into_chunks(text[first:], end, tokens, tail),
-    ]
 
 
 def rouge_l(prediction: str, gold: str) -> float:

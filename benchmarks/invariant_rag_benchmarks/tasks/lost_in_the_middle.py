@@ -15,7 +15,7 @@ from pydantic import Field
 
 from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text, parse_example
 from invariant_rag_benchmarks.data import DataSource, read_examples
-from invariant_rag_benchmarks.variants import every_fifth, insert_gold, parse_option_orders, parse_slots
+from invariant_rag_benchmarks.variants import insert_gold, parse_option_orders, parse_slots
 
 PUBLIC = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/qa_data/"
 ORACLE = "nq-open-oracle.jsonl.gz"
@@ -94,19 +94,17 @@ class LostInTheMiddle(Benchmark[LostInTheMiddleSettings]):
             raise InvalidChoice(f"expected slots or orders, got {settings.slots!r} and {settings.orders!r}")
         if settings.orders and not 1 <= count <= MOST_ORDERED:
             raise InvalidChoice(f"orders: expected 1 to {MOST_ORDERED} documents, got {count}")
-        if not count:
-            for index, record in selection.sample(read_examples(source.file(ORACLE, f"{PUBLIC}{ORACLE}"))):
-                yield _closed_book(str(index), parse_example(_Question, record, f"example {index}"), settings)
-            return
         questions, orders = _questions(source, count), _orders(settings)
-        pool = [each.documents(f"example {index}")[0] for index, each in enumerate(questions)]
+        pool = sorted({each.documents(f"example {index}")[0] for index, each in enumerate(questions)})
         for index, question in selection.sample(questions):
             gold, others = question.documents(f"example {index}")
-            if not others:
-                others = _draw_distractors(gold, pool, count - 1, f"{selection.seed} {index}")
+            if not others and count > 1:  # the oracle file: gold documents of other questions are distractors
+                different = [each for each in pool if each != gold]
+                drawn = random.Random(f"{selection.seed} {index}")
+                others = drawn.sample(different, min(count - 1, len(different)))
             if len(others) < count - 1:
                 raise InvalidDataset(f"example {index}: expected at least {count} documents, got {len(others) + 1}")
-            documents = [gold, *others[: count - 1]]
+            documents = [gold, *others]
             for variant, order in orders.items():
                 yield _case(str(index), variant, [documents[place] for place in order], question, settings)
 
@@ -128,10 +126,7 @@ def _questions(source: DataSource, count: int) -> list[_Question]:
     """Return the questions of the smallest published file with enough documents, or of the file at the path."""
     total = next((size for size in FILES if size >= count), count)
     name = f"nq-open-{total}_total_documents_gold_at_0.jsonl.gz"
-    tree = f"{total}_total_documents/{name}"  # as in the authors' folder qa_data, and in their repository around it
-    folder = source.path
-    there = [each for each in (tree, f"qa_data/{tree}") if folder is not None and (folder / each).is_file()]
-    path = source.file(there[0] if there else name, f"{PUBLIC}{tree}")
+    path = source.file(*((name, f"{PUBLIC}{total}_total_documents/{name}") if count else (ORACLE, f"{PUBLIC}{ORACLE}")))
     records = read_examples(path)
     if any(isinstance(each, dict) and "input" in each for each in records):
         records = _parse_prompts(records, path.with_name(ORACLE), source)
@@ -141,25 +136,19 @@ def _questions(source: DataSource, count: int) -> list[_Question]:
 def _orders(settings: LostInTheMiddleSettings) -> dict[str, list[int]]:
     """Return the order of the documents in every variant: indices into the gold one followed by the others."""
     count = settings.documents
+    if not count:
+        return {"closed book": []}
     if settings.orders:
         return {"".join(map(str, order)): [*order] for order in parse_option_orders(settings.orders, count)}
-    slots = parse_slots(settings.slots, count, every_fifth(count))
+    slots = parse_slots(settings.slots, count, [0, *range(4, count, 5)])
     return {str(slot): insert_gold(slot, 0, range(1, count)) for slot in slots}
-
-
-def _draw_distractors(gold: Document, pool: Sequence[Document], count: int, seed: str) -> list[Document]:
-    """Draw distractors for a file without any: gold documents of other questions."""
-    others = sorted({each for each in pool if each != gold})
-    if len(others) < count:
-        raise InvalidDataset(f"expected at least {count + 1} different gold documents to draw from, got {len(pool)}")
-    return random.Random(seed).sample(others, count)
 
 
 def _parse_prompts(records: Sequence[Any], oracle: Path, source: DataSource) -> list[Any]:
     """Parse printed prompts. Gold passage and accepted answers come from the oracle file in the same folder."""
     if not oracle.is_file():
         raise DatasetUnavailable(f"expected {ORACLE} beside the printed prompts: it holds the accepted answers")
-    answered = [parse_example(_Question, each, ORACLE) for each in read_examples(source.file_beside(oracle))]
+    answered = [parse_example(_Question, each, ORACLE) for each in read_examples(source.read(oracle, ORACLE))]
     known = {each.question: each for each in answered if each.ctxs}
     found = []
     for index, record in enumerate(records):
@@ -179,38 +168,26 @@ def _parse_prompts(records: Sequence[Any], oracle: Path, source: DataSource) -> 
     return found
 
 
-def _closed_book(name: str, question: _Question, settings: LostInTheMiddleSettings) -> Case:
-    return Case(
-        question=name,
-        variant="closed book",
-        prefix="",
-        segments=(),
-        suffix=f"Question: {question.question}\nAnswer:",
-        gold=tuple(question.answers),
-        query=question.question,
-        system=SYSTEM if settings.template == "paper" else "",
-    )
-
-
 def _case(
     name: str, variant: str, documents: list[Document], asked: _Question, settings: LostInTheMiddleSettings
 ) -> Case:
-    question = asked.question
-    if settings.template == "plain":
-        system, prefix, suffix = DEFAULT_SYSTEM, "", f"\nQuestion: {question}"
-        segments = [
-            f"Document (Title: {title}): {text}\n" if title else f"Document: {text}\n" for title, text in documents
-        ]
-    elif settings.template == "one-sentence":
+    system, prefix, suffix = SYSTEM, INSTRUCTION, f"\n\nQuestion: {asked.question}\nAnswer:"
+    segments = [
+        f"\nDocument [{number}](Title: {title}) {text}" if settings.index else f"\n[Document Title: {title}] {text}"
+        for number, (title, text) in enumerate(documents, start=1)
+    ]
+    if settings.template == "one-sentence":
         # PINE's user prompt, without a system message of its own; documents as printed in its Appendix F.2.
-        system, prefix, suffix = "", INSTRUCTION.replace("answer", "one-sentence answer"), f"\n\nQuestion: {question}"
+        system, prefix = "", INSTRUCTION.replace("answer", "one-sentence answer")
+        suffix = f"\n\nQuestion: {asked.question}"
         segments = [f"\nDocument (Title: {title}) {text}" for title, text in documents]
-    else:
-        system, prefix, suffix = SYSTEM, INSTRUCTION, f"\n\nQuestion: {question}\nAnswer:"
-        segments = [
-            f"\nDocument [{number}](Title: {title}) {text}" if settings.index else f"\n[Document Title: {title}] {text}"
-            for number, (title, text) in enumerate(documents, start=1)
-        ]
+    elif settings.template == "plain":
+        system, prefix, suffix = DEFAULT_SYSTEM, "", f"\nQuestion: {asked.question}"
+        titles = [f"Document (Title: {title})" if title else "Document" for title, _ in documents]
+        segments = [f"{title}: {text}\n" for title, (_, text) in zip(titles, documents, strict=True)]
+    if not documents:  # closed book
+        prefix, suffix = "", f"Question: {asked.question}\nAnswer:"
+        system = SYSTEM if settings.template == "paper" else ""
     return Case(
         question=name,
         variant=variant,
@@ -218,6 +195,6 @@ def _case(
         segments=tuple(segments),
         suffix=suffix,
         gold=tuple(asked.answers),
-        query=question,
+        query=asked.question,
         system=system,
     )

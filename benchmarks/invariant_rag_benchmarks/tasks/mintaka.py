@@ -54,26 +54,17 @@ class Mintaka(Benchmark[MintakaSettings]):
         """Read the triples that the paper retrieved with MPNet, best first."""
         name = f"mintaka_noshuffle_top{settings.triples}.json"
         path = source.file(name, PUBLIC + name)
-        kept = re.search(r"top(\d+)", path.name)
-        if kept and int(kept[1]) < settings.triples:
-            raise InvalidDataset(
-                f"expected a file with {settings.triples} triples, such as {name!r}, got {path.name!r}"
-            )
+        if (kept := re.search(r"top(\d+)", path.name)) and int(kept[1]) < settings.triples:
+            raise InvalidDataset(f"expected a file such as {name!r}, got {path.name!r}")
         for index, record in selection.sample(read_examples(path)):
-            if isinstance(record, dict) and "knowledges" not in record and "questionEntity" in record:
-                raise InvalidDataset(
-                    f"example {index}: expected retrieved triples (`knowledges`), got a question of Mintaka itself, "
-                    f"without any",
-                    hint=f"Use {name} of soyoung97/RoToR.",
-                )
             asked = parse_example(_Question, record, f"example {index}")
-            listed = asked.knowledges[0] if asked.knowledges else []
-            triples = [f"({', '.join(map(str, triple))})\n" for triple in listed]
-            triples = triples[: settings.triples] or ["(No information)"]
-            variants = {"initial": triples}
-            for seed in range(settings.shuffles):
-                variants[f"shuffle {seed}"] = random.Random(f"{seed} {index}").sample(triples, len(triples))
-            for variant, segments in variants.items():
+            listed = asked.knowledges[0][: settings.triples] if asked.knowledges else []
+            triples = [f"({', '.join(map(str, triple))})\n" for triple in listed] or ["(No information)"]
+            shuffled = {
+                f"shuffle {seed}": random.Random(f"{seed} {index}").sample(triples, len(triples))
+                for seed in range(settings.shuffles)
+            }
+            for variant, segments in {"initial": triples, **shuffled}.items():
                 yield Case(
                     question=str(index),
                     variant=variant,

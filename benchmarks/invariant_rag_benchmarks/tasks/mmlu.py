@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from invariant_rag.errors import InvalidDataset
 from pydantic import Field, StrictInt
 
 from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text, parse_example
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.variants import choice_case, parse_option_orders, score_choice
-
-SIZES = {"validation": 1531, "test": 14_042}
-"""Questions of each split."""
 
 
 class MMLUSettings(Settings):
@@ -42,20 +36,9 @@ class MMLU(Benchmark[MMLUSettings]):
     settings = MMLUSettings
 
     def read(self, source: DataSource, settings: MMLUSettings, selection: Selection) -> Iterator[Case]:
-        """Read `mmlu_<split>.json`, the authors' CSV files (one, or the folder with `val` and `test`), or the hub."""
-        tree = source.folder("test" if settings.split == "test" else "val")
+        """Read `mmlu_<split>.json`, or the file on the hub."""
         public = f"hub://cais/mmlu/all/{settings.split}-00000-of-00001.parquet"
-        if tree is not None and any(tree.glob("*.csv")):
-            examples = [each for path in sorted(tree.glob("*.csv")) for each in _from_rows(source.file_beside(path))]
-        else:
-            path = source.file(f"mmlu_{settings.split}.json", public)
-            examples = _from_rows(path) if path.suffix == ".csv" else read_examples(path)
-        for split, size in SIZES.items():
-            if len(examples) == size and split != settings.split:
-                raise InvalidDataset(
-                    f"expected the questions of {settings.split}, got {size}, as many as {split} has",
-                    hint=f"Choose `--set split={split}`.",
-                )
+        examples = read_examples(source.file(f"mmlu_{settings.split}.json", public))
         orders = parse_option_orders(settings.orders, 4)
         for index, record in selection.sample(examples):
             asked = parse_example(_Question, record, f"example {index}")
@@ -70,15 +53,3 @@ class MMLU(Benchmark[MMLUSettings]):
     def score(self, case: Case, output: str) -> Scored:
         """Score the letter; see `score_choice`."""
         return score_choice(case, output)
-
-
-def _from_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the questions of a CSV file named `SUBJECT_SPLIT.csv`: question, four options, letter of the right one."""
-    subject = re.sub(r"_(dev|val|test)$", "", path.stem)
-    found = []
-    for number, row in enumerate(read_examples(path), start=1):
-        letter = row[5].strip() if len(row) == 6 else ""
-        if letter not in {"A", "B", "C", "D"}:
-            raise InvalidDataset(f"{path}, row {number}: expected question, four options, and A, B, C or D, got {row}")
-        found.append({"question": row[0], "subject": subject, "choices": row[1:5], "answer": "ABCD".index(letter)})
-    return found

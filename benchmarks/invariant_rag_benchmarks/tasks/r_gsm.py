@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
-from itertools import permutations
+from math import factorial
 
 from invariant_rag.errors import InvalidDataset
 from pydantic import Field, StrictFloat, StrictInt
@@ -86,32 +86,21 @@ def _text_around(problem: str, premises: list[str], where: str) -> tuple[str, st
     """Return the text before and after the premises, which must be consecutive."""
     if not premises:
         raise InvalidDataset(f"{where}: expected interchangeable conditions, got none")
-    start = problem.find(premises[0])
-    rest = problem[max(start, 0) :]
-    for premise in premises:
-        rest = rest.lstrip()
-        if start < 0 or not rest.startswith(premise):
-            raise InvalidDataset(
-                f"{where}: expected the interchangeable conditions to follow each other in the question"
-            )
-        rest = rest.removeprefix(premise)
-    return problem[:start], rest.lstrip()
+    together = re.search(r"\s*".join(map(re.escape, premises)), problem)
+    if together is None:
+        raise InvalidDataset(f"{where}: expected the interchangeable conditions to follow each other in the question")
+    return problem[: together.start()], problem[together.end() :].lstrip()
 
 
 def _orders(count: int, most: int, seed: str) -> dict[str, tuple[int, ...]]:
-    """Return the initial order, the reversed one, then random ones, all different, by what they are.
+    """Return the initial order, the reversed one, then random ones, all different.
 
-    Named so, and not by their places: `201` is an order of problems with three conditions alone, so that its mean would
-    be compared with that of orders of other problems.
+    They are named by what they are, not by their places: `201` is an order of problems with three conditions alone, so
+    that its mean would be compared with that of orders of other problems.
     """
-    chosen = list(dict.fromkeys([tuple(range(count)), tuple(reversed(range(count)))]))
     drawn = random.Random(seed)
-    if count <= 6:
-        others = [order for order in permutations(range(count)) if order not in chosen]
-        drawn.shuffle(others)
-        chosen += others
-    while count > 6 and len(chosen) < most:
-        if (order := tuple(drawn.sample(range(count), count))) not in chosen:
-            chosen.append(order)
+    chosen = dict.fromkeys([tuple(range(count)), tuple(reversed(range(count)))])
+    while len(chosen) < min(most, factorial(count)):
+        chosen[tuple(drawn.sample(range(count), count))] = None
     names = ["initial", "reversed", *(f"random {number}" for number in range(1, most))]
-    return dict(zip(names, chosen[:most], strict=False))
+    return dict(zip(names, list(chosen)[:most], strict=False))

@@ -6,12 +6,12 @@ All others, and tokens that see what they would see in a plain causal model, are
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from invariant_rag.attention import resolve_backend
-from invariant_rag.attention.call import AttentionCall, BatchCall
+from invariant_rag.attention.call import AttentionCall, BatchBackend
 
 from vllm_invariant_rag.errors import UnsupportedServer
 from vllm_invariant_rag.step import STEP, ArrangedPrompt
@@ -61,7 +61,7 @@ class ArrangedAttention:
             queries = prompt.turn_queries.turned(queries, rotation)
         if prompt.turn_keys is not None:
             keys = prompt.turn_keys.turned(keys, rotation)
-        call = BatchCall(
+        call = AttentionCall(
             queries=queries.transpose(0, 1)[None],
             keys=keys.transpose(0, 1)[None],
             values=values.transpose(0, 1)[None],
@@ -72,12 +72,12 @@ class ArrangedAttention:
             sinks=getattr(self, "sinks", None),
         )
         backend = resolve_backend("auto", queries.device)
-        together = backend.batch([prompt.arrangement], [0], call, prompt.plans)
-        if together is not None:
-            return together[0]
-        one = {each.name: getattr(call, each.name) for each in fields(call)}
-        one |= {name: one[name][0] for name in ("queries", "keys", "values")}
-        return backend.attend(prompt.arrangement, AttentionCall(**one)).transpose(0, 1)
+        if backend.reads_together:
+            together = cast("BatchBackend", backend).batch([prompt.arrangement], [0], call, prompt.plans)
+            if together is not None:
+                return together[0]
+        one = replace(call, queries=call.queries[0], keys=call.keys[0], values=call.values[0])
+        return backend.attend(prompt.arrangement, one).transpose(0, 1)
 
     def _window(self) -> int | None:
         """Return the tokens of the layer's sliding window; backends keep the number, or how far it reaches back."""

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Self
 
-from invariant_rag.arrangement import Arrangement, Layout, RowArrangement, natural_positions
+from invariant_rag.arrangement import Arrangement, Layout, natural_positions
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.digest import describe
 from invariant_rag.methods import METHODS, Method
-from invariant_rag.methods.pine import RankedArrangement
 from invariant_rag.shown import shown
 
 from vllm_invariant_rag.errors import RequestRefused
@@ -55,21 +54,21 @@ class Reading:
     @cached_property
     def is_plain_behind(self) -> bool:
         """Whether the last text and the answer see everything before them as in a plain causal model."""
-        natural = self.arrangement.positions == natural_positions(self.layout)
-        return type(self.arrangement) is RowArrangement and natural
+        return self.arrangement.rows[-1].is_causal and self._is_natural
 
     @property
     def ranks(self) -> bool:
         """Whether tokens rank segments by the queries of whole segments, which no cache has."""
-        return isinstance(self.arrangement, RankedArrangement)
+        return any(row.ranked for row in self.arrangement.rows)
+
+    @cached_property
+    def _is_natural(self) -> bool:
+        return self.arrangement.positions == natural_positions(self.layout)
 
     def is_arranged(self, start: int) -> bool:
         """Return whether a token from `start` on attends otherwise than in a plain causal model."""
-        arrangement = self.arrangement
-        if not self.is_plain_behind or not isinstance(arrangement, RowArrangement):
-            return not arrangement.is_plain
-        blocks = arrangement.blocks_from(start, self.layout.length)
-        return not all(row.is_causal for block in blocks for row in block.rows)
+        rows = self.arrangement.rows_from(start, max(start + 1, self.layout.length))
+        return not (self._is_natural and all(row.is_causal for row in rows))
 
     def as_params(self) -> dict[str, Any]:
         """Return the `kv_transfer_params` of a request."""

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from invariant_rag.arrangement import Span
-from invariant_rag.attention.call import BatchCall
+from invariant_rag.arrangement import UNWEIGHTED, Arrangement, Span
+from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.merge_states import merge_stacked
 from invariant_rag.attention.varlen.kernels import Attended, PackedWindows, VarlenKernel, attend_windows
 from invariant_rag.attention.varlen.passes import in_slots, merge_sinks
 from invariant_rag.attention.varlen.ranks import Ranks, make_ranks
-from invariant_rag.attention.varlen.readers import Readers
-from invariant_rag.methods.pine import RankedArrangement
+from invariant_rag.attention.varlen.windows import Ranked
 
 _SCRATCH = "unturned_keys"
 
@@ -56,7 +55,7 @@ class Decoding:
     last_start: int
     _packed: dict[tuple[int, ...], PackedWindows] = field(default_factory=dict, repr=False)
 
-    def attend(self, kernel: VarlenKernel, call: BatchCall) -> torch.Tensor:
+    def attend(self, kernel: VarlenKernel, call: AttentionCall) -> torch.Tensor:
         """Return one layer's attention `[B, 1, H, D]`."""
         queries, num_keys, ranked = call.queries[:, :, 0], call.keys.shape[2], self.slots.shape[1]
         unturned = call.rotation.unscaled(call.rotation.rotate_by(queries, (self.padding + 1 - num_keys)[:, None]))
@@ -69,7 +68,7 @@ class Decoding:
         state = Attended(*merge_stacked(in_slots(out, self.windows), in_slots(lse, self.windows, -torch.inf)))
         return merge_sinks(state, call.sinks).out[:, None]
 
-    def _unturned_keys(self, call: BatchCall) -> torch.Tensor:
+    def _unturned_keys(self, call: AttentionCall) -> torch.Tensor:
         """Return the keys up to the last segment `[B, H_kv, S, D]` without positions; every layer keeps them."""
         if _SCRATCH not in call.scratch:
             positions = torch.arange(self.stop, device=call.keys.device) - self.padding[:, None]
@@ -79,7 +78,7 @@ class Decoding:
         return keys
 
     def _call(
-        self, kernel: VarlenKernel, call: BatchCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+        self, kernel: VarlenKernel, call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> Attended:
         """Attend from queries `[n, H, D]` to the first n windows of `[B, H_kv, S, D]`."""
         windows = self._packed_windows(call, len(queries), keys.shape[2])
@@ -87,7 +86,7 @@ class Decoding:
         out, lse = attend_windows(kernel, packed, seen, read, windows, call.scaling)
         return Attended(out.reshape(queries.shape), lse.reshape(queries.shape[:2]))
 
-    def _packed_windows(self, call: BatchCall, count: int, num_keys: int) -> PackedWindows:
+    def _packed_windows(self, call: AttentionCall, count: int, num_keys: int) -> PackedWindows:
         """Return the first windows, with `num_keys` packed keys a row; the layers share those of one token."""
         heads, groups = call.keys.shape[1], call.queries.shape[1] // call.keys.shape[1]
         key = (count, num_keys, heads, groups)
@@ -111,7 +110,7 @@ class Decoding:
 
 
 def make_decoding(
-    arrangements: Sequence[RankedArrangement], padding: Sequence[int], num_keys: int, device: torch.device
+    arrangements: Sequence[Arrangement], padding: Sequence[int], num_keys: int, device: torch.device
 ) -> Decoding | None:
     """Return what one query behind each prompt of a left-padded batch sees.
 
@@ -124,27 +123,25 @@ def make_decoding(
     Returns:
         The windows; None where a query is no token of the last text or behind it, or nothing is ranked.
     """
-    layouts = [each.layout for each in arrangements]
-    if any(num_keys - by <= layout.text_spans[-1].start for layout, by in zip(layouts, padding, strict=True)):
+    last_rows = [each.rows[-1] for each in arrangements]
+    if any(num_keys - by <= row.queries.start for row, by in zip(last_rows, padding, strict=True)):
         return None
     readers = [
-        Readers(Span(row, row + 1), tuple(span for span in spans if len(span)), padded)
-        for row, (layout, padded) in enumerate(zip(layouts, padding, strict=True))
-        for spans in layout.set_spans
-        if any(map(len, spans))
+        Ranked(Span(number, number + 1), each, padded)
+        for number, (row, padded) in enumerate(zip(last_rows, padding, strict=True))
+        for each in row.ranked
     ]
-    if not readers:
+    if not readers or any(run.shift or run.weighting != UNWEIGHTED for row in last_rows for run in row.runs):
         return None
     # Of each window its row, and its keys in that row.
-    ranked = [(each.queries.start, _moved(span, each.offset)) for each in readers for span in each.segments]
-    slots = [(slot, number) for number, each in enumerate(readers) for slot in range(len(each.segments))]
+    ranked = [(each.queries.start, _moved(span, each.offset)) for each in readers for span in each.set.segments]
+    slots = [(slot, number) for number, each in enumerate(readers) for slot in range(len(each.set.segments))]
     texts = [
-        (row, _moved(text, padded))
-        for row, (layout, padded) in enumerate(zip(layouts, padding, strict=True))
-        for text in layout.text_spans[:-1]
-        if len(text)
+        (number, _moved(Span(run.start, run.stop), padded))
+        for number, (row, padded) in enumerate(zip(last_rows, padding, strict=True))
+        for run in row.runs[:-1]
     ]
-    last = [(row, layout.text_spans[-1].start + padding[row]) for row, layout in enumerate(layouts)]
+    last = [(number, row.runs[-1].start + padding[number]) for number, row in enumerate(last_rows)]
     fixed = [*ranked, *texts]
     rows = [row for row, _ in [*fixed, *last]]
     lengths = [len(span) for _, span in fixed]
@@ -154,10 +151,10 @@ def make_decoding(
         lengths=torch.tensor(lengths, device=device),
         longest=max(lengths),
         padding=torch.tensor(padding, device=device),
-        ranks=make_ranks(readers, arrangements[0].reverse, device),
+        ranks=make_ranks(readers, device),
         slots=torch.tensor(slots, device=device).T,
         segments=_table([number for _, number in slots], len(readers), device),
-        windows=_table(rows, len(layouts), device),
+        windows=_table(rows, len(last_rows), device),
         stop=max(span.stop for _, span in ranked),
         last_start=min(start for _, start in last),
     )

@@ -9,7 +9,7 @@ from itertools import chain
 import torch
 
 from invariant_rag.arrangement import Span, Weighting
-from invariant_rag.attention.call import BatchCall
+from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.merge_states import merge_stacked
 from invariant_rag.attention.positions import PositionEncoding
 from invariant_rag.attention.varlen.kernels import Attended, PackedWindows, VarlenKernel, attend_windows
@@ -111,7 +111,7 @@ class Pass:
     slots: torch.Tensor
 
     def attend(
-        self, kernel: VarlenKernel, call: BatchCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+        self, kernel: VarlenKernel, call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> Attended:
         """Return what each query gets from all of its windows."""
         packed = queries[self.queries]

@@ -18,11 +18,10 @@ from invariant_rag.attention.merge_states import merge_stacked
 from invariant_rag.attention.varlen.kernels import Attended, VarlenKernel, attend_windows
 from invariant_rag.attention.varlen.passes import Pass, Turn, in_slots, make_passes, merge
 from invariant_rag.attention.varlen.ranks import Ranks, make_ranks
-from invariant_rag.attention.varlen.readers import Readers
-from invariant_rag.attention.varlen.windows import Window
+from invariant_rag.attention.varlen.windows import Ranked, Window
 
 if TYPE_CHECKING:
-    from invariant_rag.attention.call import BatchCall
+    from invariant_rag.attention.call import AttentionCall
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Ranking:
     def attend(
         self,
         kernel: VarlenKernel,
-        call: BatchCall,
+        call: AttentionCall,
         tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         unturned_keys: torch.Tensor,
         state: Attended,
@@ -73,7 +72,7 @@ class Ranking:
     def _lses(
         self,
         kernel: VarlenKernel,
-        call: BatchCall,
+        call: AttentionCall,
         reading: torch.Tensor,
         unturned_keys: torch.Tensor,
         values: torch.Tensor,
@@ -88,25 +87,24 @@ class Ranking:
         return torch.cat(parts)
 
 
-def make_ranking(readers: Sequence[Readers], reverse: bool, positions: Sequence[int], device: torch.device) -> Ranking:
+def make_ranking(readers: Sequence[Ranked], positions: Sequence[int], device: torch.device) -> Ranking:
     """Return the ranking of some readers.
 
     Args:
         readers: The readers, in the order of the queries.
-        reverse: Whether the most important segment is placed farthest.
         positions: Position of every query of the batch in its prompt.
         device: Where the tables are.
     """
     firsts = list(accumulate((len(each.queries) for each in readers), initial=0))
-    slots: list[list[Window]] = [[] for _ in range(max(len(each.segments) for each in readers))]
+    slots: list[list[Window]] = [[] for _ in range(max(len(each.set.segments) for each in readers))]
     for each, start, stop in zip(readers, firsts, firsts[1:], strict=False):
-        for slot, span in zip(slots, each.segments, strict=False):
+        for slot, span in zip(slots, each.set.segments, strict=False):
             slot.append(Window(Span(start, stop), Span(span.start + each.offset, span.stop + each.offset)))
     queries = [index for each in readers for index in range(each.queries.start, each.queries.stop)]
     return Ranking(
         readers=torch.tensor(queries, device=device),
         passes=make_passes(slots, firsts[-1], device),
         unturn=Turn.of([-positions[index] for index in queries], device),
-        ranks=make_ranks(readers, reverse, device),
-        reach=2 * max(span.stop for each in readers for span in each.segments),
+        ranks=make_ranks(readers, device),
+        reach=2 * max(span.stop for each in readers for span in each.set.segments),
     )

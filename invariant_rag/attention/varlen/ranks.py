@@ -12,7 +12,7 @@ from itertools import compress
 
 import torch
 
-from invariant_rag.attention.varlen.readers import Readers
+from invariant_rag.attention.varlen.windows import Ranked
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Ranks:
         members: Readers that are tokens of segments of the set `[M]`; they rank as whole segments.
         counts: Tokens of these segments `[G]`.
         groups: The segment of each member `[M]`.
-        reverse: Whether the most important segment is placed farthest.
+        signs: -1 where the most important segment is placed farthest, else 1 `[R, 1]`.
     """
 
     lengths: torch.Tensor
@@ -37,7 +37,7 @@ class Ranks:
     members: torch.Tensor
     counts: torch.Tensor
     groups: torch.Tensor
-    reverse: bool
+    signs: torch.Tensor
 
     def shifts(self, lses: torch.Tensor) -> torch.Tensor:
         """Return by how much each reader sees each segment later than it lies `[N, R, H]`.
@@ -47,7 +47,7 @@ class Ranks:
                 has fewer segments.
         """
         importance = self._importance(lses)
-        rank = (-importance if self.reverse else importance).masked_fill(self.is_own, torch.inf)
+        rank = (self.signs * importance).masked_fill(self.is_own, torch.inf)
         far_to_near = torch.sort(rank, dim=0, stable=True).indices  # ties in physical order
         lengths = self.lengths.expand_as(rank).gather(0, far_to_near)
         starts = torch.empty_like(lengths).scatter_(0, far_to_near, lengths.cumsum(dim=0) - lengths)
@@ -64,18 +64,17 @@ class Ranks:
         return importance
 
 
-def make_ranks(readers: Sequence[Readers], reverse: bool, device: torch.device) -> Ranks:
+def make_ranks(readers: Sequence[Ranked], device: torch.device) -> Ranks:
     """Return what readers need to know of the segments that they rank.
 
     Args:
         readers: The readers, in the order of the queries.
-        reverse: Whether the most important segment is placed farthest.
         device: Where the tables are to be.
     """
-    slots = max(len(each.segments) for each in readers)
+    slots = max(len(each.set.segments) for each in readers)
     counts = [len(each.queries) for each in readers]
 
-    def per_reader(numbers: Sequence[Sequence[int]]) -> torch.Tensor:
+    def per_reader(numbers: Sequence[Sequence[float]]) -> torch.Tensor:
         """Return numbers of each stretch of readers `[R, n]`."""
         return torch.tensor(numbers).repeat_interleave(torch.tensor(counts), dim=0).to(device)
 
@@ -84,16 +83,16 @@ def make_ranks(readers: Sequence[Readers], reverse: bool, device: torch.device) 
         padded = [[*some, *[missing] * (slots - len(some))] for some in numbers]
         return per_reader(padded).T[..., None]
 
-    pooled = [each.own is not None for each in readers]
+    pooled = [each.set.own is not None for each in readers]
     return Ranks(
-        lengths=per_slot([list(map(len, each.segments)) for each in readers], 0),
-        places=per_slot([[span.start for span in each.segments] for each in readers], 0),
-        is_own=per_slot([[slot == each.own for slot in range(slots)] for each in readers], False),
-        starts=per_reader([[each.segments[0].start - each.own_shift] for each in readers]),
+        lengths=per_slot([list(map(len, each.set.segments)) for each in readers], 0),
+        places=per_slot([[span.start for span in each.set.segments] for each in readers], 0),
+        is_own=per_slot([[slot == each.set.own for slot in range(slots)] for each in readers], False),
+        starts=per_reader([[each.set.first_position] for each in readers]),
         members=per_reader([[each] for each in pooled])[:, 0].nonzero()[:, 0],
         counts=torch.tensor(list(compress(counts, pooled)), device=device),
         groups=torch.tensor(
             [group for group, count in enumerate(compress(counts, pooled)) for _ in range(count)], device=device
         ),
-        reverse=reverse,
+        signs=per_reader([[-1.0 if each.set.reverse else 1.0] for each in readers]),
     )
