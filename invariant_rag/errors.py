@@ -316,12 +316,6 @@ class FileInUse(UnusableFile):
     hint = "Wait until the other process has ended and start again, or write elsewhere with --out."
 
 
-class ActorsLost(InvariantRAGError, RuntimeError):
-    """Ray actors that died repeatedly on the same records."""
-
-    hint = "The log of Ray says why; often the model needs more memory. What was answered is kept: use --resume."
-
-
 class RemoteError(InvariantRAGError):
     """A server that cannot be reached, or that refuses a request for a reason that no other error names."""
 

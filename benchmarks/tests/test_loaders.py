@@ -164,6 +164,14 @@ def test_made_pairs_follow_from_the_seed(load):
     assert len({case.query for case in first}) == 3
 
 
+@pytest.mark.parametrize(("name", "right"), [("mmlu", "wxyzwx"), ("commonsense-qa", "xe")])
+def test_the_letter_of_the_right_option_alone_scores_in_every_order(name, right, load):
+    """The files are in `conftest.py`."""
+    for case in load(name):
+        scores = [BENCHMARKS[name].score(case, letter).scores["accuracy"] for letter in case.candidates]
+        assert scores == [float(text == f"{text[0]}. {right[int(case.question)]}\n") for text in case.segments]
+
+
 def test_options_come_in_all_their_orders_with_the_original_first(load):
     cases = by_question(load("mmlu"))["2"]
     assert [tuple(map(int, case.variant)) for case in cases] == list(permutations(range(4)))
@@ -292,6 +300,26 @@ def test_settings_are_read_from_words():
             benchmark.parse_settings(wrong)
     with pytest.raises(UnknownName, match="documents"):
         benchmark.parse_settings({"docs": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "settings"),
+    [
+        ("mmlu", "mmlu_validation.json", {"orders": "0"}),  # the sample
+        ("lost-in-the-middle", "nq-open-oracle.jsonl.gz", {"documents": "4", "slots": "0"}),  # distractors
+        ("key-value", "", {"keys": "3", "make": "3", "slots": "0"}),
+    ],
+)
+def test_the_seed_alone_decides_the_sample_and_what_is_drawn(name, file, settings, files: Path):
+    benchmark = BENCHMARKS[name]
+
+    def drawn(seed: int) -> list[Case]:
+        given = benchmark.parse_settings(settings)
+        return benchmark.load(DataSource(files / file), given, Selection(3, seed))
+
+    found = [drawn(seed) for seed in range(4)]
+    assert found == [drawn(seed) for seed in range(4)]
+    assert any(found[0] != each for each in found[1:])
 
 
 def test_shuffling_is_not_left_to_chance(load):

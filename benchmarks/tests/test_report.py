@@ -56,7 +56,10 @@ def test_a_reader_of_the_first_slot_only_has_the_figures_of_one():
 def test_a_reader_who_is_fair_has_no_spread_and_no_flips():
     summary = summarise(XQUAD, records([[True] * 3] * 6 + [[False] * 3] * 4))
     assert [summary[name]["value"] for name in ("mean", "worst", "spread", "flips")] == [0.6, 0.6, 0, 0]
-    assert summary["mean"] == wilson_interval(6, 10).as_dict()
+    share = wilson_interval(6, 10).as_dict()
+    assert (
+        summary["mean"] == summary["scores"]["best_subspan_em"] == summary["variants"]["0"]["best_subspan_em"] == share
+    )
 
 
 @settings(max_examples=30, deadline=None)

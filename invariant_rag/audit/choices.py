@@ -45,7 +45,10 @@ class AuditChoices:
     """
 
     remedies: tuple[str, ...] | None = _choice(
-        None, "sort, reverse, ends-first, vote, or a method. Repeatable.", shown="if the order matters, a few"
+        None,
+        "sort, reverse, ends-first, vote, or a method. Repeatable.",
+        option="--remedy",
+        shown="if the order matters, a few",
     )
     metric: Any = _choice("match", "When an answer is right: match, exact_match or token_f1.")  # noqa: RUF009
     judge: Any = _choice(  # noqa: RUF009 - a field, as dataclasses.field makes one
@@ -59,7 +62,8 @@ class AuditChoices:
     timeout: float | None = _choice(None, "Seconds after which a try fails.", shown="none")
     max_calls: int | None = _choice(None, "Most calls to make now.", shown="no bound", min=0)
     fields: Mapping[str, str] = field(
-        default_factory=dict, metadata={"about": "A field of yours: question=frage. Repeatable.", "shown": "none"}
+        default_factory=dict,
+        metadata={"about": "A field of yours: question=frage. Repeatable.", "option": "--field", "shown": "none"},
     )
     generation: Mapping[str, Any] = field(default_factory=dict)
 

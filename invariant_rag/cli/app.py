@@ -40,7 +40,6 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     invoke_without_command=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )

@@ -16,6 +16,7 @@ from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.errors import ToyModelWarning
 from invariant_rag.rag.readers import check_documents
 from invariant_rag.rag.text import truncate
+from invariant_rag.shown import counted
 
 if TYPE_CHECKING:
     from invariant_rag.audit.order_check import OrderCheck
@@ -209,17 +210,14 @@ def _print_citations(citations: Iterable[Citation]) -> None:
 
 def _print_check(check: OrderCheck, method: str) -> None:
     print_text(f"\nOrder check: the order given and {check.orders} random ones (seed {check.seed})", style="bold")
-    if check.identical:
-        print_text(
-            f"  this method: {check.orders + 1} of {check.orders + 1} outputs identical, bit for bit", style="green"
-        )
-    else:
-        print_text(f"  this method: {_outputs(check.distinct)}", style="red" if check.promised else "yellow")
-        _print_counts(check.answers)
-    one = check.plain_distinct == 1
-    answers = "this answer" if one else "these answers"
-    print_text(f"  plain model: {_outputs(check.plain_distinct)}, with {answers}", style="" if one else "yellow")
-    _print_counts(check.plain_answers)
+    styles = ("red" if check.promised else "yellow", "yellow")
+    sides = ((method, check.answers, check.distinct), ("plain model", check.plain_answers, check.plain_distinct))
+    for (name, answers, outputs), style in zip(sides, styles, strict=True):
+        bits = ", bit for bit" if outputs == 1 else f"; {outputs} log-probabilities" if outputs > len(answers) else ""
+        said = f"  {name}: {counted(len(answers), 'answer')} in {counted(check.orders + 1, 'order')}{bits}"
+        print_text(said, style="green" if outputs == 1 else style)
+        for text, count in answers:
+            print_text(f'    {count:3} x "{truncate(text, 100)}"')
     plain, ours = (_changed(answers) for answers in (check.plain_answers, check.answers))
     print_text(
         f"\nThe plain model changed its answer in {plain} of {check.orders + 1} orders; {method} in {ours}.",
@@ -227,15 +225,6 @@ def _print_check(check: OrderCheck, method: str) -> None:
     )
 
 
-def _outputs(distinct: int) -> str:
-    return "1 output" if distinct == 1 else f"{distinct} different outputs"
-
-
 def _changed(answers: Sequence[tuple[str, int]]) -> str:
     """Return in how many orders another answer was given than the most frequent one."""
     return str(sum(count for _, count in answers[1:]) or "none")
-
-
-def _print_counts(answers: Iterable[tuple[str, int]]) -> None:
-    for text, count in answers:
-        print_text(f"    {count:3} x {truncate(text, 100)!r}")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import pkgutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,8 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from invariant_rag.audit.choices import AuditChoices
-from invariant_rag.audit.endpoint import Endpoint
-from invariant_rag.audit.systems import is_url
+from invariant_rag.audit.systems import Endpoint, is_url
 from invariant_rag.cli import options
 from invariant_rag.cli.console import (
     handle_errors,
@@ -36,7 +33,7 @@ from invariant_rag.shown import counted
 
 if TYPE_CHECKING:
     from invariant_rag.audit import Audit
-    from invariant_rag.audit.gates import Gate
+    from invariant_rag.audit.advice import Gate
     from invariant_rag.generation.model import InvariantModel
 
 
@@ -53,39 +50,13 @@ app = typer.Typer(
     cls=_RunByDefault, rich_markup_mode=None, help="Does the order of the documents matter, and what helps?"
 )
 
-_REPEATABLE = {"remedies": "--remedy", "fields": "--field"}
-_NOT_HERE = {"generation"}  # --max-new-tokens
-
-
-def _with_choices(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each choice of an audit."""
-    signature = inspect.signature(function, eval_str=True)
-    parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    kinds = {"int": int, "float": float, "float | None": float | None, "int | None": int | None}
-    for each in dataclasses.fields(AuditChoices):
-        if each.name in _NOT_HERE:
-            continue
-        about = {name: each.metadata[name] for name in ("min", "max", "metavar") if name in each.metadata}
-        names = [_REPEATABLE[each.name]] if each.name in _REPEATABLE else []
-        option = typer.Option(
-            *names, help=each.metadata["about"], show_default=each.metadata.get("shown", True), **about
-        )
-        kind = list[str] | None if names else kinds.get(str(each.type), str if each.default else str | None)
-        default = None if names else each.default
-        annotation = Annotated[kind, option]  # type: ignore[valid-type]
-        added = inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        parameters.append(added)
-    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    function.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
-    return function
-
 
 @app.command(
     "run",
     epilog="`invariant-rag audit QUESTIONS` is `invariant-rag audit run QUESTIONS`. Two audits are compared by "
     "`invariant-rag audit diff BEFORE AFTER`; see `invariant-rag audit diff --help`.",
 )
-@_with_choices
+@options.with_fields(AuditChoices)
 def run(
     questions: Annotated[
         Path | None,
@@ -145,8 +116,8 @@ def run(
 
     Exit code: 0; 1 if a --fail-on condition holds; 2 for an error.
     """
+    from invariant_rag.audit.advice import Gate
     from invariant_rag.audit.folder import read_run
-    from invariant_rag.audit.gates import Gate
     from invariant_rag.audit.run import audit, check_extras
     from invariant_rag.methods import check_method_and_ordering
 
@@ -167,6 +138,11 @@ def run(
                 )
             make_folder(out)
         check_extras()
+        has_model_as_judge = chosen.judge is not None and not is_url(chosen.judge)
+        if has_model_as_judge:
+            from invariant_rag.models.loading import load_config
+
+            load_config(chosen.judge)  # one that is not there is found out before anything is loaded
         index = _index(docs, retriever, strict=strict) if docs else None
         if system is None:
             check_method_and_ordering(method, ordering)
@@ -175,7 +151,7 @@ def run(
             chosen = chosen.changed({"generation": {"max_new_tokens": max_new_tokens}})
         else:
             audited = _named_system(system, model)
-        if chosen.judge is not None and not is_url(chosen.judge):
+        if has_model_as_judge:
             chosen = chosen.changed({"judge": _load_model(chosen.judge, method="rotor")})
         try:
             result = audit(

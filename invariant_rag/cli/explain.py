@@ -12,6 +12,7 @@ from invariant_rag.cli.ask import load_rag
 from invariant_rag.cli.console import handle_errors, print_json, print_text
 from invariant_rag.cli.example import asked
 from invariant_rag.cli.progress import progress_bar
+from invariant_rag.files import make_folder
 from invariant_rag.generation.explain_figure import check_figure_file
 
 
@@ -40,6 +41,7 @@ def explain(
     with handle_errors():
         if out is not None:
             check_figure_file(out)
+            make_folder(out.parent)
         choices = {"method": method, "ordering": ordering, "overflow": overflow}
         loading_options = {**choices, "dtype": dtype, "device_map": device_map}
         rag, _ = load_rag(wanted, max_chars, strict, k, model, loading_options)

@@ -53,6 +53,10 @@ TopK = Annotated[int, typer.Option("--k", min=1, help="Segments to retrieve.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
+_REPEATABLE = (frozenset[str], tuple[str, ...] | None, Mapping[str, str])
+"""Kinds of fields whose options may be given several times."""
+
+
 def with_fields(*kinds: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command, in place of its `**fields`, an option for each field of dataclasses that says what it means.
 
@@ -64,7 +68,7 @@ def with_fields(*kinds: type[Any]) -> Callable[[Callable[..., None]], Callable[.
         signature = inspect.signature(function, eval_str=True)
         own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
         added = [_parameter(each, get_type_hints(kind)[each.name]) for kind in kinds for each in option_fields(kind)]
-        parameters = [*added, *own]
+        parameters = sorted([*added, *own], key=lambda each: each.kind)  # what is not by keyword comes first
         function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         function.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
         return function
@@ -86,7 +90,9 @@ def made(kind: type[Any], given: Mapping[str, Any], **more: Any) -> Any:
 
 def _parameter(each: dataclasses.Field[Any], kind: Any) -> inspect.Parameter:
     about = each.metadata
-    is_repeatable, is_flag = kind == frozenset[str], kind is bool
+    is_repeatable, is_flag = kind in _REPEATABLE, kind is bool
+    if kind is Any:
+        kind = str if each.default else str | None
     names = [about.get("option", f"--{each.name.replace('_', '-')}")]
     bounds = {name: about[name] for name in ("min", "max", "metavar") if name in about}
     shown: dict[str, Any] = {"help": about["about"], "show_default": about.get("shown", not is_flag), **bounds}

@@ -67,6 +67,7 @@ def serve(
     """
     with handle_errors():
         check_packages()
+        from invariant_rag.server.engines.building import check_reranker
         from invariant_rag.server.logs import configure_logging, export_traces
         from invariant_rag.server.serving import reserve
 
@@ -80,6 +81,7 @@ def serve(
         config, scale = made(EngineConfig, fields), scale_of(fields) if ray else None
         if not ray:
             _check_unscaled(fields)
+        check_reranker(reranker)
         with ExitStack() as stack:
             reserved = stack.enter_context(reserve(host, port))
             with progress_bar("Loading model"):
@@ -135,7 +137,7 @@ def _started(
 
         yield build_engine(config, settings), build_reranker(reranker)
         return
-    from invariant_rag.server.scaling import running_replicas
+    from invariant_rag.server.ray_app import running_replicas
 
     with running_replicas(config, settings, scale, reranker) as found:
         yield found
@@ -144,7 +146,7 @@ def _started(
 def _run(engine: Engine, settings: Settings, reranker: Reranker, reserved: socket.socket) -> None:
     from invariant_rag.orderings.monot5 import EMBEDDED_NAME
     from invariant_rag.server.application import create_app
-    from invariant_rag.server.handling import TOY
+    from invariant_rag.server.handlers import TOY
     from invariant_rag.server.serving import server_of
 
     host, port = reserved.getsockname()[:2]

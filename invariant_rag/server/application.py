@@ -22,10 +22,10 @@ from invariant_rag import __version__
 from invariant_rag.errors import InvariantRAGError
 from invariant_rag.server.engines.base import Engine, Reranker
 from invariant_rag.server.errors import JsonReply, error_response, http_error
-from invariant_rag.server.handling import chat, complete, judge, rank, tokenize
+from invariant_rag.server.handlers import chat, complete, judge, rank, tokenize
+from invariant_rag.server.job import State, respond, state_of
 from invariant_rag.server.middleware import Guard, log_fault
 from invariant_rag.server.parsing import ROUTES
-from invariant_rag.server.running import State, respond, state_of
 from invariant_rag.server.settings import Settings
 
 router = APIRouter()

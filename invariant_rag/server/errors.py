@@ -177,10 +177,12 @@ _HINTS: Mapping[type[InvariantRAGError], str] = {
     "invariant.overflow is drop_last, or trim_segments.",
     errors.IncompleteObject: "Ask for more max_tokens.",
     errors.InvalidOption: "Leave the field away for its default.",
-    errors.InvalidPrompt: "A message has a role and a content: a text, or parts that are texts and documents.",
+    errors.InvalidPrompt: "A message has a role and a content: a text, or parts that are texts and documents. "
+    "A prompt is a text, token ids, or such parts.",
     errors.InvalidSchema: "Give a JSON schema of an object.",
     errors.InvalidSegment: "A document is a text, or an object with text or data.",
-    errors.InvalidTool: 'A tool is {"type": "function", "function": {"name", "description", "parameters"}}.',
+    errors.InvalidTool: 'A tool is {"type": "function", "function": {"name", "description", "parameters"}}; the '
+    "arguments of a call are a text that holds a JSON object.",
     errors.UnsupportedModel: "GET /v1/models lists what this server has.",
 }
 """What to do over HTTP, where the hint of a class speaks of Python or of the command line."""
@@ -188,6 +190,7 @@ _HINTS: Mapping[type[InvariantRAGError], str] = {
 _KINDS = ("bool", "dict", "float", "int", "list", "str")
 _VARIANT = re.compile("|".join((*_KINDS, "Document", "NamedTool", r".*\W.*")))
 """What pydantic adds to the place of an error where a field may be of several kinds: `str`, `Document`, `list[...]`."""
+_OBJECT = re.compile(r"a valid dictionary(?: or (?:instance of \w+|object to extract fields from))?")
 _TAGS = ("text", "document", "documents")
 """What it adds behind the number of a part of a message."""
 
@@ -252,7 +255,10 @@ def http_error(error: HTTPException) -> Response:
     """Return what Starlette refuses (an unknown path or method) in the same shape."""
     codes = {404: "not_found", 405: "method_not_allowed"}
     message = str(error.detail) if error.status_code != 500 else _FAULT
-    body = _body(error.status_code, message, codes.get(error.status_code, "invalid_request"))
+    hint = (
+        "GET /openapi.json lists the routes and their methods." if error.status_code in codes else InvalidRequest.hint
+    )
+    body = _body(error.status_code, message, codes.get(error.status_code, "invalid_request"), hint=hint)
     return JsonReply(body, error.status_code, error.headers)
 
 
@@ -263,8 +269,17 @@ def invalid_request(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     found: dict[str, str] = {}
     for each in of_fields or problems[:1]:
         said = "unknown field" if each["type"] == "extra_forbidden" else str(each["msg"])
-        said = said.removeprefix("Value error, ").replace("Input should be", "expected")
+        said = (
+            said.removeprefix("Value error, ")
+            .replace("Input should be", "expected")
+            .replace("a valid list", "a JSON array")
+        )
+        said = _OBJECT.sub("a JSON object", said)
         found.setdefault(_path(each["loc"]), said)
+    for each in problems:
+        path = _path(each["loc"])
+        if each["loc"][-1:] == ("str",) and found.get(path, "").startswith("expected a JSON"):
+            found[path] = found[path].replace("expected", "expected a text or")
     listed = [f"{path}: {message}" if path else message for path, message in list(found.items())[:10]]
     more = f"; and {len(found) - 10} more" if len(found) > 10 else ""
     return InvalidRequest("; ".join(listed) + more, param=next(iter(found), "") or None)

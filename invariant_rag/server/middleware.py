@@ -82,7 +82,7 @@ class Guard:
         except Exception as error:  # noqa: BLE001 - whoever is around would log it again, and not name the request
             if not isinstance(error, Refusal):
                 log_fault(error, noted)
-            if status is None:  # else the server closes the connection in the middle of the answer
+            if status is None and not isinstance(error, ClientLeft):  # else the connection is closed in mid-answer
                 await error_response(error)(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", "other")

@@ -35,7 +35,7 @@ from invariant_rag.server.schemas import (
     JudgeRequest,
     Message,
     NamedTool,
-    Request,
+    RequestBody,
     RerankRequest,
     SetPart,
     TextPart,
@@ -128,6 +128,12 @@ def _chat(request: ChatRequest, settings: Settings, tenant: str) -> list[Call]:
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("expected top_logprobs with logprobs only", param="top_logprobs", hint="Set logprobs.")
     form, schema, strict, choice = request.response_format, None, True, request.tool_choice
+    if choice not in (None, "auto", "none") and not request.tools:
+        with about("tool_choice"):
+            raise InvalidTool(
+                "expected tools to choose from with tool_choice, got none",
+                hint="Give tools, or leave tool_choice away.",
+            )
     if form is not None and form.type != "text":
         schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema_
         strict = form.json_schema is None or form.json_schema.strict is not False
@@ -222,7 +228,7 @@ def _judge(request: JudgeRequest, settings: Settings, tenant: str) -> JudgeCall:
     )
 
 
-ROUTES: Mapping[str, tuple[type[Request], Callable[[Any, Settings, str], Work]]] = {
+ROUTES: Mapping[str, tuple[type[RequestBody], Callable[[Any, Settings, str], Work]]] = {
     "chat": (ChatRequest, _chat),
     "completions": (CompletionRequest, _completions),
     "tokenize": (TokenizeRequest, _tokenize),

@@ -1,20 +1,33 @@
-"""`serve run invariant_rag.server:app`: HTTP by Ray Serve's proxies, ingresses that check requests, and replicas."""
+"""Replicas on Ray Serve: how many, where, and how requests find them.
+
+`invariant-rag serve --ray` takes requests itself; `serve run invariant_rag.server:app` lets Ray Serve's proxies and
+ingresses do that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import ray
 from fastapi import FastAPI
 from pydantic import TypeAdapter, ValidationError
 from ray import serve
+from ray.serve.config import AutoscalingConfig
 
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.server.application import create_app
+from invariant_rag.server.engines.base import Reranker
+from invariant_rag.server.engines.building import build_reranker
+from invariant_rag.server.engines.ray import RayEngine, RemoteReranker
 from invariant_rag.server.logs import configure_logging
-from invariant_rag.server.scaling import deployment_of, engine_of
+from invariant_rag.server.replica import Replica
 from invariant_rag.server.settings import (
     OPERATOR_KEY_VARIABLE,
     EngineConfig,
@@ -25,6 +38,9 @@ from invariant_rag.server.settings import (
 )
 from invariant_rag.shown import shown
 
+CONSISTENT_HASHING = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
+_BATCHES = 2
+"""Of each replica: one is decoded while another one waits. More requests go to the next replica on the ring."""
 _SPARE_REQUESTS = 256
 """Beside those that are admitted: of load balancers, of Prometheus, and to be told to come back."""
 
@@ -99,3 +115,89 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application, for Ray Serve."""
         return self._app
+
+
+def deployment_of(
+    config: EngineConfig,
+    settings: Settings,
+    scale: Scale,
+    reranker: str | None = None,
+    *,
+    router: str = CONSISTENT_HASHING,
+) -> Any:
+    """Return replicas as an application of Ray Serve, which a `RayEngine` calls by its handle.
+
+    A replica that is stopped first finishes what it answers.
+
+    Args:
+        config: What each engine is made from.
+        settings: Tenants and limits. The keys themselves stay here.
+        scale: How many there are, and what each needs.
+        reranker: As for `build_reranker`.
+        router: The class that chooses a replica. The default sends equal sets to the same one.
+    """
+    places = _BATCHES * config.together
+    size: dict[str, Any] = {"num_replicas": scale.replicas}
+    if scale.max_replicas is not None:
+        limits: dict[str, Any] = {"min_replicas": scale.replicas, "max_replicas": scale.max_replicas}
+        size = {"autoscaling_config": AutoscalingConfig(**limits, target_ongoing_requests=config.together)}
+    deployment: Any = serve.deployment(Replica)
+    replicas = deployment.options(
+        name="replicas",
+        ray_actor_options={"num_cpus": scale.replica_cpus, "num_gpus": scale.replica_gpus or 0},
+        max_ongoing_requests=places,
+        request_router_config={"request_router_class": router},
+        graceful_shutdown_timeout_s=settings.timeout,
+        **size,
+    )
+    return replicas.bind(config, settings.without_keys(), reranker, places)
+
+
+def engine_of(handle: Any, together: int, reranker: str | None) -> tuple[RayEngine, Reranker]:
+    """Return the engine and the reranker that are behind a handle. Blocks until a replica is up.
+
+    Args:
+        handle: Handle of the replicas.
+        together: How many requests all of them answer at a time.
+        reranker: As for `build_reranker`.
+    """
+    engine = RayEngine(handle, together)
+    return engine, RemoteReranker(engine, build_reranker(reranker))
+
+
+@contextmanager
+def running_replicas(
+    config: EngineConfig, settings: Settings, scale: Scale, reranker: str | None = None
+) -> Iterator[tuple[RayEngine, Reranker]]:
+    """Start replicas, and stop them when the block ends.
+
+    They are in the Ray cluster of the variable `RAY_ADDRESS`; without it, in one that is started on this machine and
+    ends with the block.
+    """
+    own = not ray.is_initialized()
+    if own:
+        connect(scale)
+    if scale.replica_gpus is None:
+        resources: Any = ray.cluster_resources  # untyped
+        scale = replace(scale, replica_gpus=1.0 if resources().get("GPU", 0) else 0.0)
+    name = f"invariant-rag-{uuid.uuid4().hex[:8]}"
+    serve.start(proxy_location="Disabled")
+    try:
+        handle = serve.run(deployment_of(config, settings, scale, reranker), name=name, route_prefix=None)
+        yield engine_of(handle, config.together * scale.most_replicas, reranker)
+    finally:
+        serve.delete(name)
+        if own:
+            ray.shutdown()
+
+
+def connect(scale: Scale) -> None:
+    """Connect to the cluster of `RAY_ADDRESS`, or start one on this machine that listens on loopback alone."""
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(**quiet)
+        return
+    # Logical CPUs: a cluster of one program's own has room for what it asks for, and one for Serve's controller.
+    cpus = max(os.cpu_count() or 1, int(scale.most_replicas * scale.replica_cpus) + 2)
+    ray.init("local", num_cpus=cpus, include_dashboard=False, **quiet)

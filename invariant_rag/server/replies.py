@@ -121,9 +121,11 @@ class TextReplies(ChatReplies):
 
 
 def _usage(replies: Sequence[EngineReply]) -> dict[str, Any]:
-    prompt, written, cached = (
-        sum([getattr(each.usage, f"{name}_tokens") for each in replies]) for name in ("prompt", "completion", "cached")
-    )
+    prompt = written = cached = 0
+    for each in replies:
+        prompt += each.usage.prompt_tokens
+        written += each.usage.completion_tokens
+        cached += each.usage.cached_tokens
     details = {"prompt_tokens_details": {"cached_tokens": cached}}
     return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written, **details}
 

@@ -17,7 +17,7 @@ Penalty = Annotated[float | None, Field(ge=-2, le=2, allow_inf_nan=False)]
 Scalar = str | int | float | bool | None
 
 
-class Request(BaseModel):
+class RequestBody(BaseModel):
     """What all requests share: no field that is not known, no value that has to be converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True, protected_namespaces=())
@@ -30,7 +30,7 @@ class Request(BaseModel):
         return field.get_default(call_default_factory=True) if value is None and not field.is_required() else value
 
 
-class Document(Request):
+class Document(RequestBody):
     """A document, in the shape of vLLM and of chat templates (`title`, `text`) or of Cohere v2 (`data`)."""
 
     id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -54,21 +54,21 @@ class Document(Request):
 Documents = Annotated[list[Document | str], Field(max_length=MOST_DOCUMENTS)]
 
 
-class TextPart(Request):
+class TextPart(RequestBody):
     """Text of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class DocumentPart(Request):
+class DocumentPart(RequestBody):
     """A document in a message. Neighbouring ones form a set."""
 
     type: Literal["document"]
     document: Document
 
 
-class SlotText(Request):
+class SlotText(RequestBody):
     """Text around one place of a set, such as `[1] `: it stays where it is when the documents change places."""
 
     before: str = ""
@@ -76,7 +76,7 @@ class SlotText(Request):
     number: str | None = None
 
 
-class SetPart(Request):
+class SetPart(RequestBody):
     """A set of documents in a message, with text around each place or without."""
 
     type: Literal["documents"]
@@ -87,7 +87,7 @@ class SetPart(Request):
 Part = Annotated[TextPart | DocumentPart | SetPart, Field(discriminator="type")]
 
 
-class CalledFunction(Request):
+class CalledFunction(RequestBody):
     """What an answer called, and with what: JSON in a text."""
 
     name: str
@@ -96,7 +96,7 @@ class CalledFunction(Request):
     """What `parse()` of the openai package has beside them; ignored."""
 
 
-class Called(Request):
+class Called(RequestBody):
     """A call that an answer made, as it is sent back."""
 
     id: str | None = None
@@ -106,7 +106,7 @@ class Called(Request):
     """What chunks of a stream have beside it."""
 
 
-class Message(Request):
+class Message(RequestBody):
     """A message of a conversation. Fields of answers of this server are taken back, and ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -124,7 +124,7 @@ class Message(Request):
     """What `parse()` of the openai package makes of the content."""
 
 
-class InvariantOptions(Request):
+class InvariantOptions(RequestBody):
     """How the documents are read, for this request."""
 
     method: str | None = None
@@ -134,14 +134,14 @@ class InvariantOptions(Request):
     """Orders in which the plain model is asked as well, to see what order would have done."""
 
 
-class StreamOptions(Request):
+class StreamOptions(RequestBody):
     """Options of streams."""
 
     include_usage: bool = False
     include_obfuscation: bool | None = None
 
 
-class JsonSchema(Request):
+class JsonSchema(RequestBody):
     """A schema by name, as OpenAI has it."""
 
     name: str
@@ -151,7 +151,7 @@ class JsonSchema(Request):
     """False: the caller checks the answer, also what no grammar expresses of the schema."""
 
 
-class ResponseFormat(Request):
+class ResponseFormat(RequestBody):
     """The form of an answer."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -164,7 +164,7 @@ class ResponseFormat(Request):
         return self
 
 
-class Function(Request):
+class Function(RequestBody):
     """A function that an answer may call."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -174,27 +174,27 @@ class Function(Request):
     """False: the caller checks arguments, also what no grammar expresses of their schema."""
 
 
-class FunctionTool(Request):
+class FunctionTool(RequestBody):
     """A tool, in OpenAI's shape."""
 
     type: Literal["function"]
     function: Function
 
 
-class ToolName(Request):
+class ToolName(RequestBody):
     """A function by name."""
 
     name: str
 
 
-class NamedTool(Request):
+class NamedTool(RequestBody):
     """The one tool to call."""
 
     type: Literal["function"]
     function: ToolName
 
 
-class Decoding(Request):
+class Decoding(RequestBody):
     """What chats and completions share."""
 
     model: str | None = None
@@ -255,7 +255,7 @@ class CompletionRequest(Decoding):
     suffix: None = None
 
 
-class RerankRequest(Request):
+class RerankRequest(RequestBody):
     """`POST /v1/rerank` and `/v2/rerank`: the fields of Cohere's and Jina's."""
 
     model: str | None = None
@@ -265,7 +265,7 @@ class RerankRequest(Request):
     return_documents: bool = False
 
 
-class JudgeRequest(Request):
+class JudgeRequest(RequestBody):
     """`POST /v1/judge`: which answer is the best, or which option is right."""
 
     model: str | None = None
@@ -290,7 +290,7 @@ class JudgeRequest(Request):
         return self
 
 
-class TokenizeRequest(Request):
+class TokenizeRequest(RequestBody):
     """`POST /tokenize`: a text, or a conversation as a model reads it."""
 
     model: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields, replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -173,6 +174,11 @@ class Settings:
                 raise InvalidChoice(f"{each.name}: expected more than 0 seconds, got {value}")
         if not 0 <= self.check_order <= 1:
             raise InvalidChoice(f"check_order: expected a share from 0 to 1, got {self.check_order}")
+        for address in self.trusted_proxies:
+            try:
+                ip_address(address)
+            except ValueError:
+                raise InvalidChoice(f"trusted_proxies: expected addresses such as 10.0.0.2, got {address!r}") from None
         _check_allowed("method", self.methods, STRATEGIES | METHODS.keys())
         _check_allowed("ordering", self.orderings, ORDERINGS.keys())
 

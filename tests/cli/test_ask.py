@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -12,7 +13,7 @@ from click.testing import Result
 
 from invariant_rag import __version__
 from invariant_rag.audit.order_check import OrderCheck
-from invariant_rag.cli.ask import _print_check, _print_citations, _print_counts
+from invariant_rag.cli.ask import _print_check, _print_citations
 from invariant_rag.cli.console import print_table, print_text
 from invariant_rag.generation.citations import Citation
 from invariant_rag.interventions import INTERVENTIONS
@@ -84,8 +85,8 @@ def test_check_order_compares_with_the_plain_model(ask: Run) -> None:
     assert [each["count"] for each in check["answers"]] == [6]
     assert check["plain_distinct"] >= len(check["plain_answers"]) > 1
     printed = ask("--check-order", 5)
-    assert "6 of 6 outputs identical, bit for bit" in printed.stdout
-    assert f"plain model: {check['plain_distinct']} different outputs" in printed.stdout
+    assert "  rotor: 1 answer in 6 orders, bit for bit\n" in printed.stdout
+    assert f"  plain model: {len(check['plain_answers'])} answers in 6 orders" in printed.stdout
     assert "Asking in 5 orders" in printed.stderr
     changed = 6 - check["plain_answers"][0]["count"]
     assert (
@@ -104,7 +105,7 @@ def test_one_chunk_has_one_order_and_one_output_is_one(ask: Run) -> None:
 
 def test_one_output_is_not_several(capsys: pytest.CaptureFixture[str]) -> None:
     _print_check(OrderCheck(1, 0, True, 1, (("x", 2),), 1, (("x", 2),)), "rotor")
-    assert "plain model: 1 output, with this answer" in capsys.readouterr().out
+    assert 'plain model: 1 answer in 2 orders, bit for bit\n      2 x "x"' in capsys.readouterr().out
 
 
 def test_a_broken_promise_ends_with_code_1_and_says_so(ask: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,13 +113,13 @@ def test_a_broken_promise_ends_with_code_1_and_says_so(ask: Run, monkeypatch: py
     result = ask("--check-order", 5, "--ordering", "pretended")
     assert result.exit_code == 1
     assert "error: rotor with ordering pretended promises one output for every order" in result.stderr
-    assert "different outputs" in result.stdout
+    assert re.search(r"  \w+: \d answers in 6 orders", result.stdout)
 
 
 def test_a_method_without_a_promise_may_give_different_outputs(ask: Run) -> None:
     result = ask("--check-order", 5, "--method", "sequential")
     assert result.exit_code == 0
-    assert "different outputs" in result.stdout
+    assert re.search(r"  \w+: \d answers in 6 orders", result.stdout)
 
 
 def test_stream_prints_the_same_answer(ask: Run) -> None:
@@ -172,8 +173,8 @@ def test_text_of_other_scripts_reaches_the_terminal_as_it_is(capsys: pytest.Capt
 def test_a_chunk_without_spaces_is_shown_by_its_beginning(capsys: pytest.CaptureFixture[str]) -> None:
     _print_citations([Citation(0, Segment("塔" * 500), exact=True)])
     assert f"    {'塔' * 194} [...]\n" in capsys.readouterr().out
-    _print_counts([("塔" * 500, 2)])
-    assert f"2 x '{'塔' * 94} [...]'\n" in capsys.readouterr().out
+    _print_check(OrderCheck(1, 0, True, 1, (("塔" * 500, 2),), 1, (("x", 2),)), "rotor")
+    assert f'2 x "{"塔" * 94} [...]"\n' in capsys.readouterr().out
 
 
 def test_a_chunk_that_does_not_fit_is_left_out_if_asked(tmp_path: Path, tiny_folder: Path) -> None:
@@ -239,8 +240,9 @@ def test_a_table_is_not_cut_off_in_a_narrow_terminal(
     assert "incomprehensibilities" in "".join("".join(about).split())
 
 
-def test_version() -> None:
+def test_version_and_completion() -> None:
     assert run("--version").stdout == f"invariant-rag {__version__}\n"
+    assert "--install-completion" in run("--help").stdout
 
 
 def test_shorter_chunks_are_more_chunks(ask: Run) -> None:

@@ -161,11 +161,18 @@ def test_a_misspelt_name_is_refused_before_anything_is_indexed_or_loaded(
         *((f"{name} Who?", "--docs is missing") for name in ("ask", "explain")),
         *((f"{name} --docs x", "a question is missing") for name in ("ask", "explain")),
         ("explain --out ring.txt --max-new-tokens 1", ".png"),
+        ("explain --out {docs}/mill.md/ring.svg", "cannot make the folder"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(command: str, message: str, docs: Path) -> None:
     error = refused(*[each.format(docs=docs, blank="  ") for each in command.split()])
     assert message in error
+    assert "Loading model" not in error
+
+
+def test_a_judge_that_is_not_there_is_named_before_anything_is_loaded(questions: Path, tmp_path: Path) -> None:
+    error = refused("audit", questions, "--out", tmp_path / "out", "--judge", tmp_path / "none")
+    assert "none'" in error
     assert "Loading model" not in error
 
 

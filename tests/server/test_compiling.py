@@ -52,15 +52,12 @@ def test_a_schema_that_compiles_too_long_is_refused_and_remembered(
     field: str, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     http.post("/v1/chat/completions", json=body(field, QUICK))
-    monkeypatch.setattr(compiling, "SECONDS", 0.3)
-    for _ in range(2):
-        start = time.monotonic()
+    for seconds in (0.3, 0.001):  # were it compiled again, the error would be about the second
+        monkeypatch.setattr(compiling, "SECONDS", seconds)
         response = http.post("/v1/chat/completions", json=body(field, SLOW))
         error = response.json()["error"]
         assert (response.status_code, error["code"], error["param"]) == (400, "invalid_schema", field)
         assert "0.3 seconds" in error["message"]
-        seconds = time.monotonic() - start
-    assert seconds < 0.3
 
 
 def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leaves(model: InvariantModel) -> None:
@@ -126,7 +123,7 @@ def test_a_call_that_nobody_waits_for_is_stopped(worker: Worker) -> None:
     start = time.monotonic()
     with pytest.raises(CancelledError):
         worker.call(60, left, time.sleep, 60)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 30
 
 
 def test_what_a_function_raises_comes_back_without_texts_unless_it_is_ours(worker: Worker) -> None:

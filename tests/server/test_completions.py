@@ -53,18 +53,14 @@ def test_several_prompts_are_answered_in_their_order(client: openai.OpenAI, embe
     assert texts == expected
 
 
-def test_token_ids_are_a_prompt(client: openai.OpenAI, http: httpx.Client, embedded: InvariantModel) -> None:
-    tokens = http.post("/tokenize", json={"prompt": "The flag of"}).json()
-    assert tokens["tokens"] == list(embedded.prepare(Prompt("The flag of")).input_ids)
-    text, ids = (
-        client.completions.create(model="small", prompt=prompt, max_tokens=6, logprobs=1)
-        for prompt in ("The flag of", tokens["tokens"])
-    )
-    assert text.choices[0].text == ids.choices[0].text
-    assert "".join(ids.choices[0].logprobs.tokens) == ids.choices[0].text
-
-
-def test_a_conversation_is_tokenized_as_it_is_read(http: httpx.Client, embedded: InvariantModel) -> None:
+def test_a_text_and_a_conversation_are_tokenized_as_they_are_read(
+    http: httpx.Client, client: openai.OpenAI, embedded: InvariantModel
+) -> None:
+    tokens = http.post("/tokenize", json={"prompt": "The flag of"}).json()["tokens"]
+    assert tokens == list(embedded.prepare(Prompt("The flag of")).input_ids)
+    given = ("The flag of", tokens)
+    text, ids = (client.completions.create(model="small", prompt=each, max_tokens=6, logprobs=1) for each in given)
+    assert "".join(ids.choices[0].logprobs.tokens) == text.choices[0].text == ids.choices[0].text
     expected = embedded.prepare(embedded.chat_prompt(QUESTION, map(Segment, FLAGS))).input_ids
     assert http.post("/tokenize", json=body(documents=FLAGS[::-1])).json()["tokens"] == list(expected)
 

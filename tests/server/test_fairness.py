@@ -129,6 +129,19 @@ def test_a_part_of_the_places_is_kept_for_tenants_who_are_not_there() -> None:
     assert shares.has_room("modest")
 
 
+def test_over_http_one_tenant_does_not_get_all_places(model: InvariantModel) -> None:
+    keys = {tenant: tenant for tenant in TENANTS}
+    settings = Settings(keys=keys, operator_key="key-of-operator", max_requests=4)
+    long = body(max_tokens=3000)  # the answers of this model never end by themselves
+    with client_of(InProcess(model), settings) as http, ThreadPoolExecutor(3) as pool:
+        for _ in range(3):
+            pool.submit(http.post, CHAT, json=long, headers=bearer("greedy"), timeout=5)
+        wait_until(lambda: metric(http, "active_requests") == 3)
+        refused = http.post(CHAT, json=long, headers=bearer("greedy"))
+        assert (refused.status_code, "Retry-After" in refused.headers) == (429, True)
+        assert http.post(CHAT, json=body(max_tokens=2), headers=bearer("modest")).status_code == 200
+
+
 def test_turns_go_round_and_short_requests_overtake_long_ones_that_came_shortly_before() -> None:
     queue, done = FairQueue(1, 2), []
     waiting = [

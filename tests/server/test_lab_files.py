@@ -40,12 +40,6 @@ def test_nothing_else_is_served(path: str, http: httpx.Client) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
 
 
-def test_the_page_takes_no_route_from_the_api(http: httpx.Client) -> None:
-    assert http.post("/").status_code == 405
-    assert http.get("/v1/chat/completions").status_code == 405
-    assert http.post("/v1/none").status_code == 404
-
-
 def test_the_page_needs_no_key_and_the_api_does(embedded: InvariantModel) -> None:
     with serving(InProcess(embedded), Settings(keys={"key": "ada"})) as url, httpx.Client(base_url=url) as http:
         assert http.get("/").status_code == http.get("/lab/lab.js").status_code == 200

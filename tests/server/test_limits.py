@@ -22,7 +22,7 @@ import pytest
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.logs import JsonLines
-from tests.server.conftest import CHAT, FLAGS, QUESTION, bearer, body, client_of, leaving, metric, wait_until
+from tests.server.conftest import CHAT, FLAGS, QUESTION, bearer, body, client_of, metric, wait_until
 
 KEYS = {"key-of-ada": "ada", "key-of-ivo": "ivo"}
 
@@ -49,14 +49,6 @@ def test_without_a_valid_key_nothing_is_answered(headers: dict[str, str], limite
         assert response.headers["www-authenticate"] == "Bearer"
     assert limited.get("/metrics", headers=headers).status_code == 401
     assert limited.get("/health", headers=headers).status_code == 200
-
-
-def test_every_key_is_answered(limited: httpx.Client) -> None:
-    texts = {
-        limited.post(CHAT, json=body(max_tokens=4), headers=bearer(key)).json()["choices"][0]["message"]["content"]
-        for key in KEYS
-    }
-    assert len(texts) == 1
 
 
 def test_a_tenant_learns_nothing_of_what_another_has_asked(limited: httpx.Client) -> None:
@@ -130,15 +122,8 @@ def test_a_request_too_many_is_told_when_to_come_back(limited: httpx.Client) -> 
     assert metric(limited, "rejected_total", reason="queue") >= 4
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_work_ends_when_its_client_leaves(stream: bool, limited: httpx.Client) -> None:
-    with leaving(limited, CHAT, long_answer(stream=stream), "key-of-ada"):
-        pass
-    wait_until(lambda: metric(limited, "active_requests") == 0, 1)  # long before the deadline
-
-
-def test_requests_are_named_and_logged_without_their_contents(
-    limited: httpx.Client, caplog: pytest.LogCaptureFixture
+def test_requests_are_named_and_logged_without_their_contents_unless_these_are_asked_for(
+    limited: httpx.Client, embedded: InvariantModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "invariant_rag.server"):
         good = limited.post(CHAT, json=body(max_tokens=4), headers={**bearer("key-of-ada"), "x-request-id": "mine-1"})
@@ -154,11 +139,6 @@ def test_requests_are_named_and_logged_without_their_contents(
     assert found[bad.headers["x-request-id"]]["error"] == "InvalidRequest"
     written = json.dumps(lines)
     assert not any(word in written for word in ("barley", "Ostra", "key-of-ada", "secret"))
-
-
-def test_contents_are_logged_where_that_is_asked_for(
-    embedded: InvariantModel, caplog: pytest.LogCaptureFixture
-) -> None:
     with client_of(InProcess(embedded), Settings(log_contents=True)) as http, caplog.at_level(logging.INFO):
         http.post(CHAT, json=body())
     assert any("barley" in JsonLines().format(record) for record in caplog.records)

@@ -47,9 +47,9 @@ def test_no_more_of_a_text_is_tokenized_than_the_reranker_reads(monot5: MonoT5) 
     texts = [f"{each} {'The ferry leaves at noon. ' * 1000}" for each in "ab"]
     candidates = [Candidate(Segment(text), (), text) for text in texts]
     longer = [Candidate(Segment(text), (), text + "The mill grinds. " * 200_000) for text in texts]
-    start = time.monotonic()
+    start = time.process_time()
     assert monot5.sort_keys(longer, QUESTION) == monot5.sort_keys(candidates, QUESTION)
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
     with pytest.raises(ContextOverflow, match="query"):
         monot5.sort_keys(candidates, QUESTION * 100_000)
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.cli import app
 from invariant_rag.errors import InvalidChoice
+from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import MonoT5
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.engines.base import Call, Emit, EngineReply
@@ -92,6 +93,10 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     "unknown, of options": (CHAT, chat(invariant={"methode": "x"}), 400, "invariant.methode", "unknown field"),
     "unknown, of a tool": (CHAT, chat(tools=[tool(colour=1)]), 400, "tools[0].function.colour", "unknown field"),
     "unknown, of a slot": (CHAT, said(SLOTS), 400, "messages[0].content[0].slots[0].colour", "unknown"),
+    "no object": (CHAT, [1], 400, None, "expected a JSON object"),  # type: ignore[dict-item]
+    "a document that is none": (CHAT, chat(documents=[[1]]), 400, "documents[0]", "expected a text or a JSON object"),
+    "a number for a text": (CHAT, chat(messages=[{"role": "user", "content": 3}]), 400, None, "a text or a JSON array"),
+    "a text for messages": (CHAT, chat(messages="a"), 400, "messages", "expected a JSON array"),
     "no text": (CHAT, chat(documents=[{"title": "a"}]), 400, "documents[0]", "expected either text or data"),
     "metadata": (CHAT, chat(documents=[{"text": "a", "metadata": {"a": [1]}}]), 400, None, "metadata"),
     "text for a number": (CHAT, chat(temperature="warm"), 400, "temperature", "expected a valid number"),
@@ -132,7 +137,8 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     "tools": (CHAT, chat(tools=[tool(), tool()]), 400, "tools", "distinct names"),
     "many tools": (CHAT, chat(tools=[tool(str(n)) for n in range(129)]), 400, "tools", "at most 128 tools"),
     "long tools": (CHAT, chat(tools=[tool(description="a" * 70_000)]), 400, "tools", "65,536 bytes"),
-    "no tools": (CHAT, chat(tool_choice="required"), 400, None, "expected tools to choose from"),
+    "no tools": (CHAT, chat(tool_choice="required"), 400, "tool_choice", "expected tools to choose from"),
+    "no tool of that name": (CHAT, chat(tool_choice=NAMED), 400, "tool_choice", "expected tools to choose from"),
     "tool_choice": (CHAT, chat(tools=[tool()], tool_choice=NAMED), 400, "tool_choice", "unknown tool_choice 'g'"),
     "variable": (CHAT, chat(chat_template_kwargs={"colour": 1}), 400, "chat_template_kwargs", "colour"),
     "own variable": (CHAT, chat(chat_template_kwargs={"messages": 1}), 400, "chat_template_kwargs", "messages"),
@@ -148,7 +154,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     "ids of a completion": (TEXT, {"prompt": "a", "documents": SAME_ID}, 400, "documents", "'1'"),
     "model": (CHAT, chat(model="large"), 404, "model", "small"),
     "reranker": (RANK, {"model": "large", "query": "q", "documents": ["a"]}, 404, "model", "monot5"),
-    "nothing to rank": ("/v1/rerank", {"query": "q", "documents": None}, 400, "documents", "list"),
+    "nothing to rank": ("/v1/rerank", {"query": "q", "documents": None}, 400, "documents", "a JSON array"),
     "documents beside a text": ("/tokenize", {"prompt": "a", "documents": ["b"]}, 400, None, "documents"),
     **{
         f"prompt {number}": (TEXT, {"prompt": prompt}, 400, None, "")
@@ -181,7 +187,7 @@ def test_an_error_names_the_field_and_what_to_do_over_http(name: str, http: http
     assert len(error["message"]) < 1000
     shown = (error["message"] + error["hint"]).replace("chat_template_kwargs:", "")
     assert not [each for each in PYTHON if each in shown], error
-    if path == CHAT and status == 400:
+    if path == CHAT and status == 400 and isinstance(sent, dict):
         assert http.post(path, json={**sent, "stream": True}).json()["error"] == error
 
 
@@ -206,6 +212,13 @@ def test_a_body_that_is_no_json_is_refused(content: str | bytes, told: str, http
     assert (response.status_code, told in response.json()["error"]["message"]) == (400, True)
     typeless = http.post(CHAT, content=json.dumps(chat()), headers={"content-type": "text/plain"})
     assert "content-type" in typeless.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", CHAT, 405), ("POST", "/v1/none", 404)])
+def test_what_is_no_route_leads_to_those_that_are(method: str, path: str, status: int, http: httpx.Client) -> None:
+    response = http.request(method, path)
+    assert (response.status_code, "/openapi.json" in response.json()["error"]["hint"]) == (status, True)
+    assert CHAT in http.get("/openapi.json").json()["paths"]
 
 
 def test_of_many_errors_ten_are_listed(http: httpx.Client) -> None:
@@ -320,6 +333,10 @@ def test_what_is_wrong_at_the_start_is_refused_before_a_model_is_loaded(
             (["--allow-method", "rotr"], "expected allowed methods of"),
             (["--replicas", "2"], "expected --replicas with --ray"),
             (["--keys", str(tmp_path / "none")], "cannot read"),
+            (["--reranker", str(tmp_path)], "expected monot5, cross-encoder or a checkpoint of MonoT5"),
+            (["--reranker", str(EMBEDDED["generator"])], "of the family llama"),
+            (["--cache-folder", __file__], "folder"),
+            (["--trusted-proxy", "proxy.example"], "expected addresses such as 10.0.0.2"),
         ):
             done = CliRunner().invoke(app, ["serve", "no-such-model", "--port", "0", *options])
             assert (done.exit_code, told in " ".join(done.stderr.split())) == (2, True), (options, done.stderr)

@@ -34,18 +34,6 @@ def remote(base_url: str) -> RemoteModel:
     return RemoteModel(f"{base_url}/v1")
 
 
-def test_a_remote_answer_is_that_of_the_model(remote: RemoteModel, embedded: InvariantModel) -> None:
-    for order in permutations(SEGMENTS, 3):
-        messages = [{"role": "user", "content": [SegmentSet(order), f"\n{QUESTION}"]}]
-        reply = remote.chat(messages, max_tokens=16)
-        local = embedded.generate(embedded.chat_prompt(messages=messages), max_new_tokens=16)
-        assert reply["choices"][0]["message"]["content"] == local.text
-        assert reply["invariant"]["order"] == [order[index].content_hash for index in local.order]
-        chunks = list(remote.stream_chat(messages, max_tokens=16))
-        assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"]) == local.text
-        assert chunks[-1]["usage"]["completion_tokens"] == local.usage.completion_tokens
-
-
 READ = Prompt.of("Read:\n", SegmentSet(FLAGS), f"\n{QUESTION}", rendering=document_rendering)
 REQUESTS = {
     "a conversation": AnswerRequest(
@@ -60,6 +48,15 @@ REQUESTS = {
     ),
     "calls": AnswerRequest(messages=[{"role": "user", "content": QUESTION}], tools=[TOOL], tool_choice="required"),
 }
+
+
+def test_a_conversation_has_the_same_reply_in_every_order(remote: RemoteModel, embedded: InvariantModel) -> None:
+    for order in permutations(SEGMENTS, 3):
+        messages = [{"role": "user", "content": [SegmentSet(order), f"\n{QUESTION}"]}]
+        reply = remote.chat(messages, max_tokens=16)
+        local = embedded.generate(embedded.chat_prompt(messages=messages), max_new_tokens=16)
+        assert reply["choices"][0]["message"]["content"] == local.text
+        assert reply["invariant"]["order"] == [order[index].content_hash for index in local.order]
 
 
 @pytest.mark.parametrize("name", REQUESTS)
@@ -99,16 +96,6 @@ def test_numbers_around_documents_stay_where_they_are(remote: RemoteModel, embed
         assert reply["invariant"]["sets"] == [3]
         replies.append(reply["choices"][0]["message"]["content"])
     assert len(set(replies)) == 1
-
-
-def test_a_remote_completion_is_the_same_in_every_order(remote: RemoteModel) -> None:
-    def parts(order: tuple[str, ...]) -> list[object]:
-        return ["Read:\n", SegmentSet(order), f"\n{QUESTION}"]
-
-    orders = list(permutations(FLAGS[:3]))
-    (text,) = {remote.complete(parts(order), max_tokens=6)["choices"][0]["text"] for order in orders}
-    chunks = remote.stream_complete(parts(orders[-1]), max_tokens=6)
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == text
 
 
 def test_errors_of_the_server_are_those_of_the_library(remote: RemoteModel, base_url: str) -> None:

@@ -25,8 +25,7 @@ from invariant_rag.server.engines.building import build_engine
 from invariant_rag.server.engines.upstream import Upstream
 from invariant_rag.server.errors import UpstreamFailed
 from invariant_rag.server.settings import EngineConfig
-from tests.server.conftest import CHAT, FLAGS, QUESTION, ask, body, client_of, content_of, metric, serving, wait_until
-from tests.server.hostile import check_refusal
+from tests.server.conftest import CHAT, FLAGS, QUESTION, ask, body, client_of, content_of, serving, wait_until
 from tests.server.scripted import USAGE, Answer, ScriptedAPI, completion, events, refusal, scripted_api
 from tests.server.test_chat import COLOUR, SEARCH
 
@@ -179,16 +178,9 @@ def test_completions_pass_too(gateway_url: str, plain_url: str) -> None:
     assert "".join(tokens).startswith(replies[0]["choices"][0]["text"])
 
 
-def test_the_order_of_a_share_of_requests_is_checked(plain_url: str) -> None:
-    with client_of(Upstream(plain_url, name="small"), Settings(check_order=1.0)) as http:
-        http.post(CHAT, json=body(messages=[{"role": "user", "content": MILL}]))
-        wait_until(lambda: metric(http, "order_checked_total", model="served"), 20)
-        assert metric(http, "order_flipped_total", model="served") == 0
-
-
 def test_numbers_in_an_answer_stay_and_lead_to_the_documents(api: ScriptedAPI, http: httpx.Client) -> None:
     def numbered(order: list[str]) -> dict[str, Any]:
-        slots = [{"before": [f"[{n}] "], "after": ["\n"], "number": str(n)} for n in range(1, 4)]
+        slots = [{"before": f"[{n}] ", "after": "\n", "number": str(n)} for n in range(1, 4)]
         part = {"type": "documents", "documents": [{"text": text} for text in order], "slots": slots}
         return {"messages": [{"role": "user", "content": [part, {"type": "text", "text": QUESTION}]}]}
 
@@ -354,12 +346,13 @@ def test_what_an_api_cannot_do_is_refused(
     assert not api.bodies
 
 
-@pytest.mark.parametrize("method", ["canonical", "vote"])
-def test_the_api_is_left_when_the_client_leaves(method: str, api: ScriptedAPI, http: httpx.Client) -> None:
-    api.plan(Answer(body=completion(), seconds=0.9))
-    with pytest.raises(httpx.ReadTimeout):
-        http.post(CHAT, json=body(invariant={"method": method}), timeout=0.2)
-    wait_until(lambda: api.left >= (3 if method == "vote" else 1), 0.6)
+@pytest.mark.parametrize(("method", "connections"), [("canonical", 1), ("vote", 3)])
+def test_the_api_is_left_when_the_client_leaves(method: str, connections: int, api: ScriptedAPI) -> None:
+    api.plan(Answer(body=completion(), seconds=20))
+    with client_of(Upstream(api.url, "far", votes=3)) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            http.post(CHAT, json=body(invariant={"method": method}), timeout=0.2)
+        wait_until(lambda: api.left == connections)
 
 
 def test_ready_tells_whether_the_api_answers() -> None:
@@ -434,14 +427,6 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "vllm_invariant_rag", None)  # as if it were not installed
     with pytest.raises(ExtraRequired, match=r'pip install "invariant-rag\[vllm\]"'):
         build_engine(EngineConfig(vllm="http://127.0.0.1:9"), Settings())
-
-
-def test_malformed_requests_are_refused_before_the_api_too(plain_url: str) -> None:
-    settings = Settings(max_new_tokens=32, body_timeout=1, max_body_bytes=1 << 19)
-    with client_of(Upstream(plain_url), settings) as client:
-        statuses = [check_refusal(seed, client) for seed in range(60)]
-    assert statuses.count(400) > 20
-    assert 200 in statuses
 
 
 def test_a_vote_sends_fewer_requests_at_a_time_where_the_api_takes_no_more(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from invariant_rag.checks import require_extra
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_note, print_table, print_text
 from invariant_rag.cli.progress import progress_bar
@@ -24,7 +23,7 @@ def speed(
     ] = None,
     tokens: Annotated[list[int] | None, typer.Option(min=100, help="Tokens of a prompt. Repeatable.")] = None,
     segments: Annotated[list[int] | None, typer.Option(min=1, help="Segments of a prompt. Repeatable.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for speed.json and speed.png.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for speed.json.")] = None,
     as_json: options.Json = False,
     **choices: Any,
 ) -> None:
@@ -47,7 +46,6 @@ def speed(
             for count in segments or [20]
         ]
         if out is not None:
-            require_extra("matplotlib", "plots")
             make_folder(out)
         one = configs[0]
         print_note(
@@ -58,7 +56,6 @@ def speed(
         measured = [measure(config, chosen, progress_bar) for config in configs]
         if out is not None:
             write_file(out / "speed.json", encode_json(measured, indent=1) + b"\n")
-            draw(measured, out / "speed.png")
     if as_json:
         print_json(measured)
         return
@@ -93,25 +90,3 @@ def _table_row(row: dict[str, Any], floor: float) -> dict[str, str]:
         "all tokens": f"{ratios['whole']:.2f}x",
         "peak memory": "?" if ratios["peak"] is None else f"{ratios['peak']:.2f}x",
     }
-
-
-def draw(measured: list[dict[str, Any]], path: Path) -> None:
-    """Draw the ratios of the time to the first token, one group of bars per config."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 0.6 + 0.28 * sum(len(each["rows"]) for each in measured)), layout="constrained")
-    axes = figure.subplots()
-    labels, widths, floors = [], [], []
-    for each in measured:
-        for row in each["rows"]:
-            labels.append(f"{row['name']} ({each['setting']['tokens']}/{each['setting']['segments']})")
-            widths.append(row["ratios"]["prefill"])
-            floors.append(each["floor"])
-    axes.barh(range(len(labels)), widths, color="#4477aa")
-    axes.scatter(floors, range(len(labels)), marker="|", s=120, color="#ee6677", label="floor of both directions")
-    axes.legend(loc="lower right")
-    axes.set_yticks(range(len(labels)), labels)
-    axes.invert_yaxis()
-    axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_xlabel("time to the first token, relative to the plain model (tokens/segments)")
-    figure.savefig(path, dpi=120)

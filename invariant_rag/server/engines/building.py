@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from invariant_rag.errors import ExtraRequired, InvalidChoice
+from invariant_rag.errors import ExtraRequired, InvalidChoice, ModelNotFound
 from invariant_rag.orderings import CrossEncoder, MonoT5
 from invariant_rag.orderings.monot5 import default_checkpoint
 from invariant_rag.server.settings import UPSTREAM_KEY_VARIABLE, EngineConfig, Settings, key_of_environment
@@ -38,12 +38,12 @@ def _in_process(config: EngineConfig, settings: Settings) -> Engine:
     from invariant_rag.server.engines.model_engine import InProcess
 
     choices = {name: getattr(config, name) for name in ("ordering", "overflow", "dtype", "device_map", "deterministic")}
-    lm = InvariantModel.from_pretrained(config.model, method=config.method or "rotor", **choices)
     tenants = sorted(set(settings.keys.values())) or [""]
     size = int(config.cache_gb * (1 << 30) / len(tenants))
     kept = size or config.cache_folder is not None
     caches = {each: KeyValueCache(size, folder=config.cache_folder, namespace=each) for each in tenants} if kept else {}
     most = settings.max_prompt_tokens
+    lm = InvariantModel.from_pretrained(config.model, method=config.method or "rotor", **choices)
     return InProcess(lm, config.served_name, caches=caches, together=config.together, max_prompt_tokens=most)
 
 
@@ -97,3 +97,22 @@ def build_reranker(name: str | None) -> Relevance:
     if name == "cross-encoder":
         return CrossEncoder()
     return MonoT5(default_checkpoint() if name in (None, "monot5") else name)
+
+
+def check_reranker(name: str | None) -> None:
+    """Check that there is such a reranker, whose model is loaded later.
+
+    Raises:
+        InvalidChoice: There is no model of that name or in that folder, or one that cannot be a MonoT5.
+    """
+    if name in (None, "monot5", "cross-encoder"):
+        return
+    from invariant_rag.models.loading import load_config
+
+    expected = f"reranker: expected monot5, cross-encoder or a checkpoint of MonoT5, got {name!r}"
+    try:
+        config = load_config(name)
+    except ModelNotFound as error:
+        raise InvalidChoice(expected, hint=error.hint) from error
+    if not config.is_encoder_decoder:
+        raise InvalidChoice(f"{expected}, a model of the family {config.model_type}")

@@ -11,10 +11,10 @@ from invariant_rag.orderings import Candidate
 from invariant_rag.orderings.monot5 import EMBEDDED_NAME, PUBLISHED
 from invariant_rag.segments import plain_rendering
 from invariant_rag.server.engines.base import Call, EngineReply, RerankCall
+from invariant_rag.server.job import Job
 from invariant_rag.server.metrics import StreamClock
 from invariant_rag.server.order_sampling import compare_orders
 from invariant_rag.server.replies import ChatReplies, TextReplies
-from invariant_rag.server.running import Job
 
 _SECONDS_PER_TOKEN = 0.05
 _SECONDS_PER_DOCUMENT = 0.05

@@ -108,9 +108,9 @@ class Job:
 
     parsed: Parsed
 
-    def __init__(self, request: Request, route: str, answer: Answer) -> None:
+    def __init__(self, request: Request, route: str, handler: Handler) -> None:
         self.state = state_of(request)
-        self._request, self._route, self._answer = request, route, answer
+        self._request, self._route, self._handler = request, route, handler
         own = request.scope["state"]
         self.noted, self.tenant, self._body = own["noted"], own["tenant"], own["body"]
         self.id = str(self.noted["request_id"])
@@ -149,7 +149,7 @@ class Job:
                 self.parsed = self._parse()
             if self.parsed.contents is not None:
                 self.noted["contents"] = self.parsed.contents
-            found = self._answer(self)
+            found = self._handler(self)
             return b"" if found is None else encode(found).encode()
         except CancelledError:
             raise ClientLeft("nobody waits for the answer") from None
@@ -231,21 +231,21 @@ class Job:
         return DeadlineExceeded(f"expected an answer within {self.state.settings.timeout:g} seconds")
 
 
-Answer: TypeAlias = Callable[[Job], Any]
+Handler: TypeAlias = Callable[[Job], Any]
 """Answers a request in a thread: puts the chunks of a stream, or returns a body."""
 
 
-async def respond(request: Request, route: str, answer: Answer) -> Response:
+async def respond(request: Request, route: str, handler: Handler) -> Response:
     """Answer a request to a route of `parsing.ROUTES`.
 
     Raises:
         InvalidRequest: Its content is not said to be JSON. (A page elsewhere could send a browser with another type.)
-        InvariantRAGError: There is no place or no time for it, its client leaves, or as the answer raises it.
+        InvariantRAGError: There is no place or no time for it, its client leaves, or as the handler raises it.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not kind.endswith(_JSON):
         raise InvalidRequest("expected the header `content-type: application/json`")
-    job = Job(request, route, answer)
+    job = Job(request, route, handler)
     first = await job.first()
     if first is None:
         return Response(job.result.result(), media_type="application/json")
