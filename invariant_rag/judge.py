@@ -1,15 +1,12 @@
 """Compare, rank or choose answers in one scoring pass, with a verdict that ignores the order in which they are listed.
 
-All answers are segments of one set, and the model scores each of them as the best. Two sources of bias are removed by
-construction: the position of an answer, because a set has no order, and the assignment of labels, because labels follow
-the sorted texts. Two remain, the same for every order:
+All answers are segments of one set, and the model scores each as the best: neither the position of an answer nor the
+assignment of labels (which follow the sorted texts) matters. Two sources of bias remain, the same for every order:
 
-- `by="letters"`, the default, scores the label of each answer. A model may prefer a letter as such, and then it favours
-  the answer whose text comes first (or last) in the alphabet. `calibration=CapCal()` measures that preference on
-  options without content, and subtracts it, for a second pass.
-- `by="texts"` shows no labels. It scores the text of each answer: its log-probability after the prompt, divided by its
-  number of tokens, since the sum would favour short answers. It prefers texts that are easy to predict, so it suits
-  short options rather than long responses.
+- `by="letters"`, the default, scores the label of each answer: a model may prefer a letter as such.
+  `calibration=CapCal()` measures that preference on options without content, and subtracts it, for a second pass.
+- `by="texts"` scores the text of each answer after the prompt, divided by its number of tokens. It prefers texts that
+  are easy to predict, so it suits short options rather than long responses.
 
 Neither is right for every model: measure both on verdicts that you know.
 """
@@ -48,22 +45,17 @@ SYSTEM = "You compare what you are given. The order in which it is listed means 
 class CapCal:
     """Content-agnostic probability calibration of a judge that scores letters (arXiv 2604.10150).
 
-    The judge is asked a second time, with every option replaced by the same text. What it still prefers then is a
-    preference for a label or a place. Of n options, i gets
+    The judge is asked a second time, with every option replaced by the same text. Of n options, i gets
 
         S_i = P_i - strength (E_i - 1 / n)
 
-    with its probability P_i, and E_i of its label where all options are equal. The paper ranks by S; here, a negative
-    one counts as 0, and they are divided by their sum. P and E are normalised over the labels first, since 1 / n is
-    what an unbiased model gives only then. The published code does not do so, and it ranks step by step: it calibrates
-    the remaining options again after every choice.
-
-    Calibration changes what is preferred, not whether the order matters: a `Judge` has no order with or without it.
+    with its probability P_i, and E_i of its label where all options are equal. The paper ranks by S; here, P and E are
+    normalised over the labels first, a negative S counts as 0, and they are divided by their sum. The published code
+    calibrates the remaining options again after every choice.
 
     Args:
-        strength: How much of the preference is subtracted: a number, 1 in the published code, or `adaptive`: the more,
-            the less certain the judge is. As in the published code, that is 5 H(P) / log n, at most 2, with the
-            entropy H.
+        strength: How much of the preference is subtracted: a number, 1 in the published code, or `adaptive`, as there:
+            5 H(P) / log n, at most 2, with the entropy H.
         placeholder: The text of every option when the judge is asked again.
 
     Raises:
@@ -123,13 +115,10 @@ class Verdict:
     """The result of a judgement. Indices point into the options in the order given.
 
     Attributes:
-        probabilities: For each option, the probability that it is the best; they sum to one. Equal options have equal
-            probabilities.
-        ranking: Indices of all options, best first. Options with equal probabilities are sorted by text, and equal
-            options keep the order given.
+        probabilities: For each option, the probability that it is the best; they sum to one.
+        ranking: Indices of all options, best first; ties are sorted by text, and equal options keep the order given.
         best: Indices of the options that share the first place.
-        labels: For each option, its letter in the judge's prompt; an empty string with `by="texts"`. Equal options
-            share a letter.
+        labels: For each option, its letter in the judge's prompt; an empty string with `by="texts"`.
         explanation: The judge's reasons, which name options by their labels; None unless asked for.
     """
 
@@ -167,15 +156,13 @@ class Verdict:
 class Judge:
     """A judge of answers: one scoring pass of a causal LM, and the same verdict, bit for bit, for every listing order.
 
-    The prompt is prefilled once, and all labels (or texts) are scored after it in one batch. This holds for every
-    method and ordering of the model: the options are sorted by text and deduplicated before they are put into the
-    prompt. Options are never dropped or trimmed: a prompt that is too long is refused, whatever the `overflow` of `lm`.
+    The prompt is prefilled once, and all labels (or texts) are scored after it in one batch, for every method and
+    ordering: options are sorted by text and deduplicated first. A prompt that is too long is refused, never trimmed.
 
     Args:
         lm: The model that judges. It needs a tokenizer.
         criteria: What makes an answer good, for `compare` and `rank`: a text such as `"brevity"`, or a mapping of names
-            to descriptions, such as `{"brevity": "Is it short?"}`. A description may be empty; the order of a mapping
-            means nothing.
+            to descriptions, such as `{"brevity": "Is it short?"}`, in any order.
         by: What is scored: `letters` or `texts`; see the module.
         calibration: Subtracts the model's preference for some letters, for a second scoring pass. None: it stays.
 
@@ -261,19 +248,9 @@ class Judge:
         return self._judge(task, answers, explain, kwargs)
 
     def choose(self, question: str, options: Sequence[str], *, explain: bool = False, **kwargs: Any) -> Verdict:
-        """Choose the option that answers a question. The criteria are not used.
+        """Choose the option that answers a question; see `rank`. The criteria are not used.
 
         The options have no order, so one that refers to a position, such as "none of the above", refers to nothing.
-
-        Args:
-            question: The question.
-            options: The options; at least one. An option that is listed twice is one option; if it wins, both share
-                the first place.
-            explain: As for `compare`.
-            **kwargs: As for `compare`.
-
-        Raises:
-            InvalidPrompt: There is no option, or there are more than 26 different ones to label with letters.
         """
         check_text("question", question, error=InvalidPrompt)
         task = _Task(
@@ -369,30 +346,16 @@ class Judge:
 
 @dataclass(frozen=True)
 class _Task:
-    """The parts of a judge's prompt that do not depend on the options.
+    """The parts of a judge's prompt that do not depend on the options."""
 
-    Attributes:
-        context: Text before the options: question, reference answer, criteria.
-        instruction: The question to the judge, after the options.
-        rendering: Turns an option into text.
-        query: What relevance orderings compare the options with.
-    """
-
-    context: str
-    instruction: str
+    context: str  # before the options: question, reference answer, criteria
+    instruction: str  # the question to the judge, after the options
     rendering: Callable[[Segment], str]
-    query: str | None
+    query: str | None  # what relevance orderings compare the options with
 
 
 def check_judge_options(criteria: Criteria, by: By, calibration: CapCal | None) -> None:
-    """Check the options of a `Judge` without a model, so that adapters can refuse them before weights are loaded.
-
-    Raises:
-        InvalidPrompt: The criteria are empty, or neither a text nor a mapping of texts.
-        UnknownName: There is no such way of judging.
-        InvalidChoice: The calibration is no `CapCal`.
-        UnsupportedCombination: Calibration with `by="texts"`, which uses no letters.
-    """
+    """Raise the errors of a `Judge` for these options without a model: adapters do so before weights are loaded."""
     if not isinstance(calibration, CapCal | None):
         raise InvalidChoice(
             f"calibration: expected a CapCal or None, got {shown(calibration)}",

@@ -5,13 +5,10 @@ the invariant answer only if that model is more confident than the plain one by 
 inherits the order dependence of the plain model: with `plain_order="given"`, as published, the answer may change with
 the order of the segments; with `plain_order="canonical"` it does not, but the plain model cannot use the order either.
 
-Confidences are those of the published code, which the published margin of 0.2 was chosen for: the largest probability
-in a softmax over the candidates alone, and for a text the arithmetic mean of its token probabilities. Two differences:
-
-- A candidate of several tokens is scored whole, where the published code reads its first token only. The candidates
-  ` A` to ` D` have no other.
-- The probability of a token is that of the chosen token under the model, where the published code takes the largest one
-  after logits processors. In greedy decoding without processors these are the same.
+Confidences are those of the published code, which its margin of 0.2 was chosen for: the largest probability in a
+softmax over the candidates alone, and for a text the mean of its token probabilities. Two differences: a candidate of
+several tokens is scored whole, where that code reads its first token only; and the probability of a token is that of
+the chosen token under the model, where it takes the largest one after logits processors.
 """
 
 from __future__ import annotations
@@ -48,8 +45,7 @@ ALPHAS = (-0.5, -0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 def route(plain_confidence: float, invariant_confidence: float, alpha: float = ALPHA) -> Branch:
     """Choose a branch: the plain one if `plain_confidence + alpha > invariant_confidence`, else the invariant one.
 
-    On a tie the invariant answer is taken, as in the paper (section 3.3) and in the published `run.py`; the published
-    `mmlu_eval_bulk.py` takes the plain one.
+    On a tie the invariant answer is taken, as in the paper (section 3.3) and in the published `run.py`.
 
     >>> route(0.5, 0.8), route(0.5, 0.625, alpha=0.125), route(0.9, 0.95)
     ('invariant', 'invariant', 'plain')
@@ -62,13 +58,10 @@ def route(plain_confidence: float, invariant_confidence: float, alpha: float = A
 
 
 def text_confidence(logprobs: Sequence[float]) -> float:
-    """Return the confidence in a text: the arithmetic mean of its token probabilities, or 0 for no tokens.
+    """Return the mean of the token probabilities of a text, its end token included; 0 for no tokens.
 
     >>> text_confidence([math.log(0.5), math.log(0.125)])
     0.3125
-
-    Args:
-        logprobs: Log-probability of each token, the end token included.
     """
     listed = check_items("logprobs", logprobs, Real)
     return math.fsum(map(math.exp, listed)) / len(listed) if listed else 0.0
@@ -79,9 +72,6 @@ def candidate_confidence(logprobs: Sequence[float]) -> float:
 
     >>> round(candidate_confidence([math.log(0.002), math.log(0.006)]), 4)
     0.75
-
-    Raises:
-        InvalidChoice: There is none, or one is no number.
     """
     listed = check_items("logprobs", logprobs, Real)
     if not listed:
@@ -120,16 +110,9 @@ class TunedAlpha:
 
 
 def tune_alpha(records: Iterable[RoutingRecord], alphas: Sequence[float] = ALPHAS) -> TunedAlpha:
-    """Find the margin with the best mean score on a labelled set.
+    """Find the margin with the best mean score on a labelled set; both must not be empty.
 
     Ties are broken towards 0, and then towards the positive margin, which prefers the plain model.
-
-    Args:
-        records: The results of both branches for each question.
-        alphas: Candidate margins; the published ones by default.
-
-    Raises:
-        InvalidChoice: `records` or `alphas` is empty.
     """
     records = check_items("records", records, RoutingRecord)
     alphas = [check_real("alphas", each) for each in check_items("alphas", alphas, Real)]
@@ -309,11 +292,7 @@ def _restore(lm: InvariantModel, alpha: float, plain_order: PlainOrder) -> Route
 
 
 def _copy_stateful(options: dict[str, Any]) -> dict[str, Any]:
-    """Copy options that may hold the state of one generation, such as a grammar, since there are two generations.
-
-    Objects shared between options are shared between their copies too. `StopOnEvent` criteria are not copied: one event
-    stops both generations.
-    """
+    """Copy options that may hold the state of one generation, such as a grammar; one event stops both generations."""
     criteria = [each for each in options.get("stopping_criteria") or () if isinstance(each, StopOnEvent)]
     try:
         return copy.deepcopy(options, {id(each): each for each in criteria})

@@ -66,7 +66,7 @@ def holds_documents(text: str, retrieval: Retrieval) -> bool:
     documents = list(dict.fromkeys(each.text for each in retrieval.segments))
     if len(documents) < 2:
         return False
-    if retrieval.query.strip():
+    if len(_WORD.findall(retrieval.query)) >= _BEGINNING:  # a shorter one is no phrase of a document, but may be in it
         text = text.replace(retrieval.query.strip(), " ")
     phrases = {phrase for length in range(1, _PHRASE + 1) for phrase in _phrases(text, length)}
     own = [_phrases(each, _PHRASE) | _phrases(each, _BEGINNING, most=1) for each in documents]

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any
 
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS, ListRetriever, engine_of, nodes_of
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, engine_of, nodes_of
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnsupportedModel
 from invariant_rag.orderings import Score
 from invariant_rag.prompts import mark
@@ -93,18 +93,6 @@ async def answer(llm: Any, name: str, order: Any) -> str:
     if name.startswith("stream"):
         return "".join(each.delta for each in response)
     return str(response.text if name.endswith("complete") else response.message.content)
-
-
-@pytest.mark.parametrize("name", EIGHT)
-@pytest.mark.parametrize("wrap", [canonical, vote])
-async def test_answers_ignore_the_order_of_segments(wrap: Any, name: str) -> None:
-    reader = Reader()
-    answers = {await answer(wrap(reader), name, order) for order in ORDERS}
-    assert len(answers) == 1
-    assert answers <= set(TEXTS)
-    assert not any(re.search("[\ueca0-\ueca3]", text) for text in reader.requests), "no mark leaves the process"
-    assert all(f"Document: {text}\n" in request for text in TEXTS for request in reader.requests)
-    assert len(set(reader.requests)) == (5 if wrap is vote else 1)
 
 
 def test_messages_without_segments_are_sent_as_they_are_and_sets_stay_in_their_messages() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from threading import Event
 from typing import Any
 
 import pytest
@@ -49,32 +47,6 @@ async def test_the_result_is_the_verdict_of_the_judge_and_swaps_exactly(
         assert numbers[0][:2] == numbers[1][1::-1] or options.get("explain")
     tie = evaluator.evaluate(query=QUERY, response=ONE, second_response=ONE)
     assert (tie.score, tie.passing, tie.invalid_result) == (0.5, None, False)
-
-
-async def test_one_scoring_pass_in_a_thread_is_all_that_consensus_needs(model: InvariantModel) -> None:
-    calls, scoring, seen_by_the_loop = list[str](), Event(), Event()
-
-    class Waiting(InvariantModel):
-        def score(self, prompt: Any, candidates: Any) -> list[float]:
-            calls.append("score")
-            scoring.set()
-            assert seen_by_the_loop.wait(timeout=5), "the event loop is blocked"
-            return super().score(prompt, candidates)
-
-        def generate(self, prompt: Any, **kwargs: Any) -> Any:
-            calls.append("generate")
-            return super().generate(prompt, **kwargs)
-
-    async def watch() -> None:
-        while not scoring.is_set():
-            await asyncio.sleep(0.01)
-        seen_by_the_loop.set()
-
-    llm = InvariantLLM(Waiting(model.model, model.tokenizer), max_tokens=8)
-    for enforce_consensus in (True, False):
-        evaluator = InvariantPairwiseEvaluator(llm, enforce_consensus=enforce_consensus)
-        await asyncio.gather(evaluator.aevaluate(query=QUERY, response=ONE, second_response=OTHER), watch())
-    assert calls == ["score", "score"]
 
 
 def test_another_prompt_another_llm_and_wrong_options_are_refused_before_a_model_is_loaded() -> None:

@@ -8,17 +8,14 @@ import inspect
 import pickle
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS, ListRetriever, engine_of, nodes_of
+from cases import EIGHT, ORDERS, QUERY, TEXTS, engine_of, nodes_of
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
 from invariant_rag.errors import (
     ContextOverflow,
-    InvalidOption,
-    InvalidTool,
     ModelNotFound,
     UnknownName,
     UnsupportedCombination,
@@ -27,14 +24,11 @@ from invariant_rag.errors import (
 from invariant_rag.methods import resolve_method
 from invariant_rag.prompts import mark
 from invariant_rag.segments import document_rendering
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.llms import ChatMessage, MessageRole, TextBlock
-from llama_index.core.prompts import PromptTemplate
 from pydantic import ValidationError
 from transformers import PreTrainedModel
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, UnknownParameter
-from llama_index.llms.invariant_rag.responses import iterate_in_thread
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 
@@ -123,19 +117,6 @@ async def test_a_misspelt_keyword_of_a_call_is_refused_with_what_is_near(name: s
     assert "SegmentBlocks" in error.value.hint
 
 
-@pytest.mark.parametrize("value", [2.5, object(), [3]])
-def test_stops_tools_and_a_temperature_that_are_none_are_refused(llm: InvariantLLM, value: Any) -> None:
-    for ask in (lambda **more: llm.complete("Q", **more), lambda **more: llm.chat([ChatMessage("Q")], **more)):
-        with pytest.raises(InvalidOption, match="stop: expected a list of str"):
-            ask(stop=value)
-        if value != 2.5:
-            with pytest.raises(InvalidOption, match="temperature: expected a finite number"):
-                ask(temperature=value)
-    if not isinstance(value, list):
-        with pytest.raises(InvalidTool, match="tools: expected a list of tools"):
-            llm.chat([ChatMessage("Q")], tools=value)
-
-
 async def test_the_event_loop_goes_on_and_calls_at_the_same_time_do_not_mix(
     llm: InvariantLLM, model: InvariantModel
 ) -> None:
@@ -172,35 +153,6 @@ async def test_leaving_ends_the_generation(llm: InvariantLLM, model: InvariantMo
     assert time.perf_counter() - start < 4
 
 
-async def test_an_error_in_the_thread_is_raised_where_the_stream_is_read_and_a_cancelled_reader_closes_it() -> None:
-    def failing() -> Iterator[str]:
-        yield "a"
-        raise ArithmeticError("here")
-
-    with pytest.raises(ArithmeticError, match="here"):
-        assert [piece async for piece in iterate_in_thread(failing())] == []
-    closed, started = threading.Event(), threading.Event()
-
-    def endless() -> Iterator[str]:
-        try:
-            while True:
-                started.set()
-                yield "a"
-        finally:
-            closed.set()
-
-    async def read() -> None:
-        async for _ in iterate_in_thread(endless()):
-            pass
-
-    task = asyncio.create_task(read())
-    await asyncio.to_thread(started.wait)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert await asyncio.to_thread(closed.wait, 5)
-
-
 # --- what is reported ---
 
 
@@ -226,15 +178,6 @@ async def test_a_routed_model_is_a_model(model: InvariantModel, alpha: float, br
     responses = [await call(routed, name) for name in ("chat", "stream_chat")]
     assert {text_of(each) for each in responses} == {text_of(kept.chat(asked("chat")))}
     assert [each.raw["routing"]["branch"] for each in responses] == [branch] * 2
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_text_may_be_nothing_but_its_nodes(llm: InvariantLLM, count: int) -> None:
-    @get_dispatcher(__name__).span
-    def ask(order: list[int]) -> str:
-        return llm.complete("\n".join(each.text for each in ListRetriever(nodes_of(order)).retrieve(QUERY))).text
-
-    assert ask(list(range(count))) == ask(list(range(count))[::-1])
 
 
 @pytest.mark.parametrize("name", EIGHT)
@@ -296,17 +239,6 @@ async def test_concurrent_calls_are_decoded_together_if_asked_for(
     found, sizes = await together(llm, [called(llm, question) for question in questions])
     assert [str(each) for each in found] == alone
     assert sizes == ([1, 3] if batch_size == 8 else [1, 2, 1])
-
-
-async def test_a_call_that_fails_fails_alone_and_calls_are_alone_unless_asked_otherwise(model: InvariantModel) -> None:
-    llm = InvariantLLM(Gated(model), max_tokens=4, micro_batching=True)
-    found, _ = await together(llm, [llm.acomplete(text) for text in (QUERY, "x" * 5000, "Where?")])
-    assert [type(each).__name__ for each in found] == ["CompletionResponse", "ContextOverflow", "CompletionResponse"]
-    gated = Gated(model)
-    gated.gate.set()
-    llm = InvariantLLM(gated, max_tokens=4)
-    await asyncio.gather(*(llm.acomplete(QUERY) for _ in range(4)))
-    assert gated.sizes == [1, 1, 1, 1]
 
 
 # --- how it is built ---
@@ -388,10 +320,3 @@ def test_dictionaries_pickles_and_copies_answer_alike(folder: Path) -> None:
         llm.model_copy(update={"method": "pine", "overflow": "drop_last", "key_value_cache": KeyValueCache()})
     with pytest.raises(ValueError, match="frozen"):
         llm.method = "pine"
-
-
-def test_predict_goes_through_the_chat_template_with_the_system_prompt(model: InvariantModel) -> None:
-    llm = InvariantLLM(model, max_tokens=8, system_prompt="Be brief.")
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say yes."}]
-    prompt = model.chat_prompt(messages=messages)
-    assert llm.predict(PromptTemplate("Say {word}."), word="yes") == model.generate(prompt, max_new_tokens=8).text

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, ListRetriever, engine_of, nodes_of
+from cases import ORDERS, QUERY, TEXTS, engine_of, nodes_of
 from entry import HashingLLM
 from invariant_rag import InvariantModel, Segment
 from invariant_rag.errors import ContextOverflow
 from llama_index.core import Settings, get_response_synthesizer
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler, TokenCountingHandler
-from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
@@ -87,17 +86,6 @@ async def test_an_object_reports_too(model: InvariantModel, way: str) -> None:
     structured = InvariantLLM(model, max_tokens=100).as_structured_llm(Word)
     report = (await response_of(structured, way)).metadata["invariant_rag"]
     assert (report["sets"], report["invariant"]) == ([3], True)
-
-
-@pytest.mark.parametrize("kind", [ContextChatEngine, CondensePlusContextChatEngine])
-@pytest.mark.parametrize("way", ["chat", "achat", "stream_chat"])
-async def test_a_chat_engine_of_llamaindex_tells_what_was_read(llm: InvariantLLM, kind: Any, way: str) -> None:
-    response = getattr(kind.from_defaults(ListRetriever(nodes_of()), llm=llm), way)(QUERY)
-    response = await response if way == "achat" else response
-    if way == "stream_chat":
-        "".join(response.response_gen)
-    report = response.metadata["invariant_rag"]
-    assert (report["sets"], report["invariant"], set(report["order"])) == ([3], True, HASHES)
 
 
 async def test_concurrent_queries_do_not_report_for_one_another(llm: InvariantLLM) -> None:

@@ -203,6 +203,18 @@ def cited(llm: Any, found: list[NodeWithScore]) -> tuple[str, Any]:
     return str(response), response.metadata["invariant_rag"]["invariant"]
 
 
+@pytest.mark.parametrize("question", ["ferry", "a", "river?", QUERY])
+@pytest.mark.parametrize("write", [TEXT["the first two"], lambda nodes: nodes[0].text], ids=["two", "one"])
+def test_documents_that_were_picked_by_their_place_are_warned_of_whatever_was_asked(write: Any, question: str) -> None:
+    @dispatcher.span
+    def ask(order: Any) -> str:
+        found = ListRetriever(nodes_of(order)).retrieve(question)
+        return str(canonical(Recorder()).predict(PromptTemplate("Read:\n{context}"), context=write(found)))
+
+    for order in ORDERS:
+        assert len(caught(lambda order=order: ask(order))[1]) == 1
+
+
 # --- runs ---
 
 

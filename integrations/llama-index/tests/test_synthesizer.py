@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, ListRetriever, engine_of, nodes_of
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
 from invariant_rag import InvariantModel, Segment, SegmentSet
 from invariant_rag.errors import InvalidPrompt, InvalidSegment, UnsupportedCombination
 from invariant_rag.prompts import mark, render_chat
@@ -15,7 +14,6 @@ from llama_index.core import Settings
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.llms import MockLLM
 from llama_index.core.prompts import ChatMessage, ChatPromptTemplate, MessageRole, PromptTemplate
-from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.response_synthesizers import BaseSynthesizer, get_response_synthesizer
 from llama_index.core.schema import MetadataMode
 
@@ -74,16 +72,6 @@ def test_a_segment_is_what_llama_index_shows_of_a_node(llm: InvariantLLM, model:
     assert "source: atlas" in segments[0].text
     assert "secret" not in segments[0].text
     assert answer(llm, nodes) == engine_answer(model, "Context:\n", segments, f"\nAnswer: {QUERY}")
-
-
-def test_the_default_prompt_is_the_one_of_llama_index(llm: InvariantLLM, model: InvariantModel) -> None:
-    messages = []
-    for message in DEFAULT_TEXT_QA_PROMPT_SEL.select(llm).format_messages(context_str="HERE", query_str=QUERY):
-        before, found, behind = message.content.partition("HERE")
-        content = [before, SegmentSet(TEXTS), behind] if found else before
-        messages.append({"role": message.role.value, "content": content})
-    expected = model.generate(render_chat(messages, model.tokenizer), max_new_tokens=8).text
-    assert answer(llm, nodes_of(), None) == expected
 
 
 def test_scores_and_the_query_reach_the_ordering(model: InvariantModel) -> None:
@@ -152,13 +140,6 @@ async def test_another_llm_gets_text_and_a_warning_says_so(llm: InvariantLLM, mo
         assert InvariantSynthesizer()._llm is llm
 
 
-def test_a_report_is_that_of_its_own_call(llm: InvariantLLM) -> None:
-    synthesizer = InvariantSynthesizer(llm)
-    with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda count: synthesizer.synthesize(QUERY, nodes_of(range(count))), (1, 2, 3)))
-    assert [len(each.metadata["invariant_rag"]["order"]) for each in found] == [1, 2, 3]
-
-
 # --- the chat engine ---
 
 
@@ -195,7 +176,3 @@ def test_a_history_is_no_template() -> None:
     assert "Say {context_str} and {query_str}." in asked
     assert "Be {brief}." in asked
     assert all(asked.count(text) == 1 for text in (*TEXTS, QUERY))
-
-
-def test_stock_engines_answer_with_a_set_where_the_synthesizer_does_too(llm: InvariantLLM) -> None:
-    assert engine_of(nodes_of(), llm=llm, **MARKED).query(QUERY).metadata["invariant_rag"]["sets"] == [3]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import warnings
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -13,11 +12,10 @@ from typing import Any, Literal
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, engine_of, nodes_of
 from invariant_rag import InvariantModel, Segment
-from invariant_rag.errors import IncompleteObject, InvalidPrompt, InvalidTool, OrderWarning, UnsupportedCombination
+from invariant_rag.errors import IncompleteObject, InvalidPrompt, InvalidTool, UnsupportedCombination
 from invariant_rag.generation.answering import Answering
 from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent, ReActAgent, ToolCallResult
 from llama_index.core.base.llms.types import ChatResponse, CitationBlock, TextBlock, ThinkingBlock, ToolCallBlock
-from llama_index.core.base.response.schema import PydanticResponse
 from llama_index.core.llms import ChatMessage
 from llama_index.core.program import FunctionCallingProgram
 from llama_index.core.prompts import PromptTemplate
@@ -284,13 +282,6 @@ async def test_an_agents_answer_ignores_the_order_of_the_nodes_that_its_tool_ret
     assert len({(await ask(plain, order))[0] for order in ORDERS}) > 1
 
 
-async def test_an_agent_ends_with_an_object(spoken: InvariantModel) -> None:
-    agent = function_agent(InvariantLLM(spoken, max_tokens=110), (0, 1, 2), output_cls=Departure)
-    with warnings.catch_warnings():  # LlamaIndex joins the conversation to one text, with what the tool found
-        warnings.simplefilter("ignore", OrderWarning)
-        assert (await agent.run(QUERY)).get_pydantic_model(Departure) is not None
-
-
 # --- objects ---
 
 ASKING = PromptTemplate("When does the {thing} leave?")
@@ -339,21 +330,6 @@ def test_json_mode_writes_an_object_and_nothing_else(model: InvariantModel) -> N
     for other in (f"At noon: {said}", "[1]"):
         assert llm.complete(QUERY, **written(model, other)).text.startswith("{")
         assert llm.complete(QUERY, json_mode=False, **written(model, other)).text == other
-
-
-async def test_objects_of_engines_do_not_depend_on_the_order_of_nodes(
-    writer: InvariantLLM, plain_llm: InvariantLLM
-) -> None:
-    def made_by(llm: InvariantLLM, order: Any) -> Any:
-        return InvariantSynthesizer(llm, output_cls=Departure).synthesize(QUERY, nodes_of(order))
-
-    made = [made_by(writer, order) for order in ORDERS]
-    made.append(await InvariantSynthesizer(writer, output_cls=Departure).asynthesize(QUERY, nodes_of()))
-    made.append(InvariantSynthesizer(writer.as_structured_llm(Departure)).synthesize(QUERY, nodes_of()))
-    assert {type(each) for each in made} == {PydanticResponse}
-    assert all(each.response == made[0].response for each in made)
-    plain = plain_llm.model_copy(update={"max_tokens": 200})
-    assert len({str(made_by(plain, order)) for order in ORDERS}) > 1
 
 
 # --- reasoning, variables of the chat template, log-probabilities ---
