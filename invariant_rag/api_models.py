@@ -21,7 +21,8 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from invariant_rag.errors import InvalidChoice, InvalidSegment, UnsupportedCombination
+from invariant_rag.checks import check_number
+from invariant_rag.errors import InvalidSegment, UnsupportedCombination
 from invariant_rag.orderings import Candidate, Ordering, resolve_ordering
 from invariant_rag.prompts import Turn, recognize
 from invariant_rag.prompts.labels import Labels, labels_of
@@ -81,7 +82,7 @@ class PlainRequests:
         seed: Seed of the other orders.
 
     Raises:
-        InvalidChoice: Fewer than one vote.
+        InvalidChoice: Fewer than one vote, or a seed that is no whole number.
         UnknownName: There is no such ordering.
         UnsupportedCombination: The ordering keeps the order given.
     """
@@ -92,8 +93,8 @@ class PlainRequests:
 
     def __post_init__(self) -> None:
         content_ordering(self.ordering)
-        if self.votes < 1:
-            raise InvalidChoice(f"votes: expected at least 1, got {self.votes}")
+        check_number("votes", self.votes, 1)
+        check_number("seed", self.seed)
 
     def of_turns(self, turns: Sequence[Turn], query: str | None = None) -> list[PlainRequest]:
         """Return requests: the turns with every segment as plain text, once per order.

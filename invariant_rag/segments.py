@@ -101,7 +101,10 @@ class Segment:
             raise InvalidSegment(f"text: expected str, got {type(self.text).__name__}")
         if self.title is not None and not isinstance(self.title, str):
             raise InvalidSegment(f"title: expected str or None, got {type(self.title).__name__}")
-        if not isinstance(self.metadata, Mapping) or [key for key in self.metadata if not isinstance(key, str)]:
+        fits = isinstance(self.metadata, Mapping)
+        for key in self.metadata if fits else ():  # a comprehension is a call more
+            fits = fits and isinstance(key, str)
+        if not fits:
             raise InvalidSegment(f"metadata: expected a mapping with str keys, got {shown(self.metadata)}")
         if self.score is not None and not _is_score(self.score):
             raise InvalidSegment(f"score: expected a number other than nan, got {shown(self.score)}")

@@ -13,20 +13,19 @@ from invariant_rag._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from invariant_rag.audit.choices import AuditChoices
-    from invariant_rag.audit.endpoint import Endpoint
     from invariant_rag.audit.metrics import best_subspan_em, exact_match, token_f1
     from invariant_rag.audit.order_check import OrderCheck, check_order
     from invariant_rag.audit.questions import Question
     from invariant_rag.audit.result import ABOUT, Audit
     from invariant_rag.audit.run import audit
     from invariant_rag.audit.statistics import Estimate
-    from invariant_rag.audit.systems import Reply
+    from invariant_rag.audit.systems import Endpoint, Reply
 
 _HOMES = {
     "ABOUT": "result",
     "Audit": "result",
     "AuditChoices": "choices",
-    "Endpoint": "endpoint",
+    "Endpoint": "systems",
     "Estimate": "statistics",
     "OrderCheck": "order_check",
     "Question": "questions",

@@ -9,11 +9,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.audit.calling import call
-from invariant_rag.audit.endpoint import Endpoint
 from invariant_rag.audit.matching import is_right, normal_tokens
 from invariant_rag.audit.metrics import exact_match, token_f1
 from invariant_rag.audit.statistics import Estimate, wilson_interval
-from invariant_rag.audit.systems import is_url, loaded
+from invariant_rag.audit.systems import Endpoint, is_url, loaded
 from invariant_rag.checks import check_name
 from invariant_rag.errors import AuditFailed, FieldWarning, InvalidChoice, RetrievalError
 from invariant_rag.shown import clean, counted, shown
@@ -66,6 +65,13 @@ class Grader:
         self._right: dict[tuple[str, str], bool] = {}
         self._meanings: dict[str, list[str]] = {}
 
+    def check(self, questions: Sequence[Question]) -> None:
+        """Grade a gold answer, before a system is asked: a metric or a judge that cannot fails now."""
+        if self.judge is not None:
+            self.judge.check(questions)
+        for each in [each for each in questions if each.answers][:1]:
+            self._class(each, each.answers[0])
+
     def classes(self, question: Question, answers: Sequence[str | None]) -> list[int]:
         """Return the class of each answer of a question; None is a call that failed."""
         return [FAILED if answer is None else self._class(question, answer) for answer in answers]
@@ -86,7 +92,7 @@ class Grader:
         if self.judge is not None:
             return self.judge.is_right(question, answer)
         score = self.metric(answer, question.answers)
-        if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
+        if not isinstance(score, int | float) or not 0 <= score <= 1:
             raise InvalidChoice(f"metric: expected a number from 0 to 1, got {shown(score)}")
         return score >= 0.5
 

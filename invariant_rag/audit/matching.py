@@ -23,7 +23,7 @@ _REFUSALS = re.compile(
     r"|(?:can(?:not|\s+not|'t)|could(?:n't|\s+not)|unable\s+to|impossible\s+to)\s+(?:be\s+)?"
     r"(?:answer|determin|find|say|said|tell|told|known|provid|confirm|help|assist|identif)\w*"
     r"|(?:not|n't|no)\s+(?:enough\s+)?(?:information|mentioned|stated|specified|provided|found in|given in"
-    r"|contain\w* (?:the|any|enough|this))|no\s+(?:answer|mention)|not\s+(?:known|clear|available|mention)"
+    r"|contain\w* (?:the|any|enough|this))|no\s+(?:answer|mention)|not\s+(?:yet\s+)?(?:known|clear|available|mention)"
     r"|no\s+(?:document|passage|source)s?\s+\w+|(?:documents?|passages?|context|sources?|text)\s+do(?:es)?(?:n't|\s+not)\s+(?:say|mention|state|tell|specif|contain)\w*"
     r"|unanswerable|unclear|unknown|n/a|insufficient\s+(?:information|context)|(?:i'm|i\s+am)?\s*not\s+sure)\b"
 )
@@ -122,7 +122,10 @@ def _names_letter(answer: str, letter: str) -> bool:
     """Return whether an answer names an option by its letter: "B", "(b)", "B. Paris", "The answer is B"."""
     return bool(
         re.match(rf"\s*[\[(\"'*]*{letter}(?:[\])\"'*.:,]|\s*$)|(?i:\s*[\[(]{letter}[\])])", answer)
-        or re.search(rf"(?i:answer|option|choice|response)(?i:\s+is)?\W{{0,4}}{letter}\b(?!\s+[a-z])", answer)
+        or re.search(
+            rf"(?i:answer|option|choice|response)(?i:\s+is)?\W{{0,4}}?(?:{letter}\b(?!\s+[a-z])|(?i:[\[(]{letter}[\])]))",
+            answer,
+        )
     )
 
 
@@ -225,7 +228,7 @@ def normal_tokens(text: str) -> tuple[str, ...]:
     """
     text = _ROMANS.sub(lambda found: str(_ROMAN[found[0]]), plain(text))
     text = re.sub(r"(?<=\d)M\b", " million", text)
-    text = re.sub(r"\b(?:May|March)\b(?!\s+\d)", lambda found: f"m{_MONTHS[found[0].lower()]:02d}", text).casefold()
+    text = re.sub(r"\b(?:May|March)\b(?!,?\s+\d)", lambda found: f"m{_MONTHS[found[0].lower()]:02d}", text).casefold()
     text = re.sub(r"\b(?:[a-z]\.){2,}", lambda found: found[0].replace(".", ""), text)  # U.S.
     text = re.sub(r"\b[a-z]\.?(?: [a-z]\.)+(?= )", lambda found: re.sub(r"[. ]", "", found[0]), text)  # J. R. R.
     for pattern, same in _SPELLINGS:

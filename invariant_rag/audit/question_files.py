@@ -51,28 +51,28 @@ _RUBRICS = {
 
 def read_entries(path: Path) -> Entries:
     """Read the entries of a file or of a folder."""
-    parsers: dict[str, Callable[[str, Path], Entries]] = {
-        ".jsonl": _parse_jsonl, ".json": _parse_document, ".yaml": _parse_document, ".yml": _parse_document
-    }  # fmt: skip
+    documents = {".json": parse_json, ".yaml": _parse_yaml, ".yml": _parse_yaml}
+    suffix = path.suffix.lower()
     try:
         if path.is_dir():
             return _read_dataset(path)
         if not path.exists():
             raise InvalidQuestion(f"no such file: {path}", hint="")
-        suffix = path.suffix.lower()
-        if suffix not in {*parsers, *_TABLES}:
-            known = ", ".join([*parsers, *_TABLES])
+        if suffix not in {".jsonl", *documents, *_TABLES}:
+            known = ", ".join([".jsonl", *documents, *_TABLES])
             raise InvalidQuestion(f"{path}: expected a file of {known}, or a folder of a saved dataset")
         content = read_bytes(path)
     except OSError as error:
         raise InvalidQuestion(f"{path}: cannot be read: {error.strerror or error}", hint="") from error
     if suffix in {".xlsx", ".parquet"}:
-        return _of_table(_read_table(_TABLES[suffix], io.BytesIO(content), path), path)
+        return _read_table(_TABLES[suffix], io.BytesIO(content), path)
     try:
         text = content.decode(detect_encoding(content))
     except UnicodeDecodeError as error:
         raise InvalidQuestion(f"{path}: cannot be read: {error}", hint="Save it as UTF-8.") from error
-    return parsers.get(suffix, _parse_csv)(text, path)
+    if suffix in documents:
+        return _parse_document(text, path, documents[suffix])
+    return _parse_jsonl(text, path) if suffix == ".jsonl" else _parse_csv(text, path)
 
 
 def _parse_jsonl(text: str, path: Path) -> Entries:
@@ -85,21 +85,20 @@ def _parse_jsonl(text: str, path: Path) -> Entries:
                 hint = "If the file is one document of JSON, over several lines, name it .json."
                 hint_here = hint if number == 1 else None
                 raise InvalidQuestion(f"{path}, line {number}: expected JSON: {error}", hint=hint_here) from error
-    if len(entries) == 1 and isinstance(entries[0][1], Mapping):
-        where, document = entries[0]
-        return _numbered(rows_of(document, where), where)
-    return entries
+    one = len(entries) == 1 and isinstance(entries[0][1], Mapping)
+    return _numbered(*entries[0]) if one else entries
 
 
-def _numbered(rows: list[Any], where: str) -> Entries:
+def _numbered(where: str, document: Mapping[str, Any]) -> Entries:
     """Return the rows of a document with their places, if it has several."""
+    rows = rows_of(document, where)
     return [(where if len(rows) == 1 else f"{where}, question {number}", row) for number, row in enumerate(rows, 1)]
 
 
-def _parse_document(text: str, path: Path) -> Entries:
+def _parse_document(text: str, path: Path, parse: Callable[[str], Any]) -> Entries:
     """Parse a list of questions, or a configuration of promptfoo with its `tests`."""
     try:
-        document = parse_json(text) if path.suffix.lower() == ".json" else _parse_yaml(text)
+        document = parse(text)
     except ValueError as error:
         raise InvalidQuestion(f"{path}: cannot be parsed: {error}") from error
     shared: Mapping[str, Any] = {}
@@ -108,7 +107,7 @@ def _parse_document(text: str, path: Path) -> Entries:
         shared = default.get("vars") or {} if isinstance(default, Mapping) else {}
         document = document["tests"]
     elif isinstance(document, Mapping):
-        return _numbered(rows_of(document, str(path)), str(path))
+        return _numbered(str(path), document)
     entries: Entries = []
     for number, each in enumerate(document if isinstance(document, list) else [document], start=1):
         if isinstance(each, str) and each.startswith("file://"):
@@ -160,25 +159,30 @@ def _parse_csv(text: str, path: Path) -> Entries:
     # A spreadsheet writes semicolons where the comma is a decimal sign, and tabs as Unicode text.
     separator = max(",;\t", key=text.partition("\n")[0].count)
     options = {"sep": separator, "dtype": str, "keep_default_na": False, "index_col": False}
-    return _of_table(_read_table("read_csv", io.StringIO(text), path, **options), path)
+    return _read_table("read_csv", io.StringIO(text), path, **options)
 
 
-def _read_table(reader: str, source: Any, path: Path, **options: Any) -> Any:
-    """Return a table of pandas."""
+def _read_dataset(folder: Path) -> Entries:
+    """Read a dataset that `save_to_disk` wrote, or Parquet files as a hub has them; of several splits, all."""
+    arrow, parquet = (sorted(folder.rglob(pattern)) for pattern in ("*.arrow", "*.parquet"))
+    if not arrow and not parquet:
+        raise InvalidQuestion(f"{folder}: expected a folder with .arrow or .parquet files, got none")
+    reader = "arrow" if arrow else "read_parquet"
+    return [entry for path in arrow or parquet for entry in _read_table(reader, path, path)]
+
+
+def _read_table(reader: str, source: Any, path: Path, **options: Any) -> Entries:
+    """Return the rows of a table, read by pandas: one for each question, or one for each segment."""
     try:
         import pandas as pd
 
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # a row has more fields than there are columns
-            return getattr(pd, reader)(source, **options)
+            table = _read_arrow(source) if reader == "arrow" else getattr(pd, reader)(source, **options)
     except ImportError as error:
         raise ExtraRequired(error.name or "pandas", "evaluation") from None
-    except (zipfile.BadZipFile, OSError, ValueError, KeyError, Warning) as error:
+    except (zipfile.BadZipFile, OSError, ValueError, KeyError, Warning) as error:  # those of Arrow are ValueErrors
         raise InvalidQuestion(f"{path}: expected a table: {str(error)[:200]}") from error
-
-
-def _of_table(table: Any, path: Path) -> Entries:
-    """Return the rows of a table: one for each question, or one for each segment."""
     known = {*_OTHERS, *COLUMNS, *_QUESTIONS, *_SEGMENTS, *_ANSWERS}
     names = [str(each).strip() for each in table.columns]
     table.columns = columns = [name.lower() if name.lower() in known else name for name in names]
@@ -191,6 +195,13 @@ def _of_table(table: Any, path: Path) -> Entries:
     rows = parse_json(table.to_json(orient="records", date_format="iso"))
     entries = [(f"{path}, row {number}", row) for number, row in enumerate(rows, start=1)]
     return _join_rows(entries) if "segment" in columns else [(where, _one_row(row)) for where, row in entries]
+
+
+def _read_arrow(path: Path) -> Any:
+    from pyarrow import ipc
+
+    with path.open("rb") as file:
+        return ipc.open_stream(file).read_pandas()
 
 
 def _join_rows(rows: Entries) -> Entries:
@@ -229,31 +240,6 @@ def _one_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**others, "segments": segments} if segments else others
 
 
-def _read_dataset(folder: Path) -> Entries:
-    """Read a dataset that `save_to_disk` wrote, or Parquet files as a hub has them; of several splits, all."""
-    arrow, parquet = (sorted(folder.rglob(pattern)) for pattern in ("*.arrow", "*.parquet"))
-    if not arrow and not parquet:
-        raise InvalidQuestion(f"{folder}: expected a folder with .arrow or .parquet files, got none")
-    entries: Entries = []
-    for path in arrow or parquet:
-        entries += _of_table(_read_arrow(path) if arrow else _read_table("read_parquet", path, path), path)
-    return entries
-
-
-def _read_arrow(path: Path) -> Any:
-    """Return the table of an Arrow stream, as `datasets` writes them."""
-    try:
-        import pyarrow as pa
-        from pyarrow import ipc
-    except ImportError:
-        raise ExtraRequired("pyarrow", "evaluation") from None
-    with path.open("rb") as file:
-        try:
-            return ipc.open_stream(file).read_pandas()
-        except (OSError, pa.ArrowException) as error:
-            raise InvalidQuestion(f"{path}: cannot be read: {error}") from error
-
-
 def rows_of(document: Mapping[str, Any], where: str) -> list[Any]:
     """Return the records of a document: of its columns, of the one list of records in it, or itself.
 
@@ -267,22 +253,18 @@ def rows_of(document: Mapping[str, Any], where: str) -> list[Any]:
     first = next((document[name] for name in _QUESTIONS if name in document), None)
     is_messages = isinstance(first, list) and all(isinstance(each, Mapping) for each in first)
     if isinstance(first, list | Mapping) and not is_messages:
-        rows = _row_names(first)
-        for name, column in document.items():
-            if _row_names(column) != rows:
+        columns = {name: list(each.values()) if isinstance(each, Mapping) else each for name, each in document.items()}
+        for name, column in columns.items():
+            if not isinstance(column, list) or len(column) != len(first):
                 raise InvalidQuestion(
-                    f"{where}: expected columns of {len(rows)} rows each, as ragas and pandas write them; "
+                    f"{where}: expected columns of {len(first)} rows each, as ragas and pandas write them; "
                     f"{name!r} has others",
                     hint="Write one record per question: in pandas, `to_json(path, orient='records', lines=True)`.",
                 )
-        return [{name: column[row] for name, column in document.items()} for row in rows]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     lists = [each for each in document.values() if isinstance(each, list) and each]
     records = [each for each in lists if all(isinstance(one, Mapping) for one in each)]
     return records[0] if first is None and "vars" not in document and len(records) == 1 else [document]
-
-
-def _row_names(column: Any) -> list[Any]:
-    return list(column) if isinstance(column, Mapping) else list(range(len(column))) if isinstance(column, list) else []
 
 
 def as_record(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -356,22 +338,19 @@ def _parse_list(text: Any) -> Any:
     return text
 
 
-def describe_unknown(extras: Iterable[tuple[Mapping[str, Any], set[str]]], *, misspelt_only: bool) -> str:
-    """Return a sentence or two on the fields of questions that mean nothing to an audit; "" if there are none.
+def describe_unknown(fields: Iterable[str], lacking: Iterable[str], *, misspelt_only: bool) -> str:
+    """Return a sentence or two on fields of records that mean nothing to an audit; "" if there are none.
 
     Args:
-        extras: The other fields of each question, and which of `question`, `segments`, `answers` and `gold` it lacks.
+        fields: Names of the other fields.
+        lacking: Which of `question`, `segments`, `answers` and `gold` some record lacks.
         misspelt_only: Whether to name only what may be a misspelling.
     """
-    meant: dict[str, list[str]] = {}
-    for fields, missing in extras:
-        known = [each for name in sorted(missing) for each in _FIELDS.get(name, (name,))]
-        for name in fields.keys() - _OTHERS:
-            meant[name] = meant.get(name) or get_close_matches(name.lower(), known, 1, 0.75)
-    said = [
-        f"{name!r} is no field of a question: did you mean {meant[name][0]!r}?" for name in sorted(meant) if meant[name]
-    ]
-    others = [repr(name) for name in sorted(meant) if not meant[name]]
+    known = [each for name in sorted(lacking) for each in _FIELDS.get(name, (name,))]
+    unknown = sorted({*fields} - _OTHERS)
+    meant = {name: close[0] for name in unknown if (close := get_close_matches(name.lower(), known, 1, 0.75))}
+    said = [f"{name!r} is no field of a question: did you mean {close!r}?" for name, close in meant.items()]
+    others = [repr(name) for name in unknown if name not in meant]
     if others and not misspelt_only:
         said.append(f"Not used, but kept with the questions: {', '.join(others)}.")
     return " ".join(said)

@@ -120,8 +120,9 @@ def parse_questions(
     parsed = [_parse_question(_renamed(entry, fields or {}, where), where) for where, entry in entries]
     # Of a `Question`, other fields are what its maker put there.
     read = [each for each, (_, entry) in zip(parsed, entries, strict=True) if not isinstance(entry, Question)]
-    lacking = [{name for name in ("segments", "answers", "gold") if not getattr(each, name)} for each in read]
-    unknown = describe_unknown(zip([each.extra for each in read], lacking, strict=True), misspelt_only=not is_file)
+    lacking = {name for each in read for name in ("segments", "answers", "gold") if not getattr(each, name)}
+    extras = [name for each in read for name in each.extra]
+    unknown = describe_unknown(extras, lacking, misspelt_only=not is_file)
     if unknown:
         warnings.warn(FieldWarning(f"{source}: {unknown}" if is_file else unknown), stacklevel=2)
     taken = Counter(each.id for each in parsed)
@@ -204,11 +205,13 @@ def _parse_question(entry: Any, where: str) -> Question:
     record = as_record(entry) if isinstance(entry, Mapping) else {}
     if not isinstance(record.get("question"), str):
         got = sorted(map(str, entry)) if isinstance(entry, Mapping) else type(entry).__name__
-        guess = describe_unknown([(dict.fromkeys(map(str, record)), {"question"})], misspelt_only=True)
+        guess = describe_unknown(map(str, record), ["question"], misspelt_only=True)
         raise InvalidQuestion(
             f"{where}: expected a mapping with keys out of {', '.join(FIELDS)}, with question as text, got "
             f"{got}{guess and f'. {guess}'}"
         )
+    if not record["question"].strip():
+        raise InvalidQuestion(f"{where}: expected question as text, got an empty one")
     given = record.get("segments")
     if isinstance(given, str | Mapping) or not (given is None or is_iterable(given)):
         raise InvalidQuestion(
@@ -218,10 +221,11 @@ def _parse_question(entry: Any, where: str) -> Question:
     listed = list(() if given is None else given)
     marked = [index for index, each in enumerate(listed) if isinstance(each, Mapping) and each.get("gold")]
     try:
+        answers = _as_list(record.get("answers"), "answers", str | int | float)
         return Question(
             record["question"],
             tuple(map(as_segment, listed)),
-            tuple(map(str, _as_list(record.get("answers"), "answers", str | int | float))),
+            tuple(str(each) for each in answers if str(each).strip() and each == each),  # noqa: PLR0124 - not NaN
             tuple(sorted({*_as_list(record.get("gold"), "gold", int), *marked})),
             "".join(map(str, _as_list(record.get("id"), "id", str | int | float))),
             tuple(_as_list(record.get("rubrics"), "rubrics", str)),

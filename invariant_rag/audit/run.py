@@ -110,13 +110,12 @@ def audit(
         retrieve = wrapped.retrieve if retriever is None else as_retrieve_function(retriever, chosen.k)
         asked = read_questions(() if questions is None else questions, retrieve, chosen.fields)
     judge = build_judge(chosen.judge, asked)
-    if judge is not None:
-        judge.check(asked)
+    unscored = judge is None and not all(each.answers for each in asked)
+    grader = Grader(resolve_metric(chosen.metric)[0], judge, AnswerEmbedder() if unscored else None)
+    grader.check(asked)
     if out is not None:
         described = {"system": called, "seed": chosen.seed, "margin": chosen.margin, "versions": package_versions()}
         folder = start_run(out, described, asked)
-    unscored = judge is None and not all(each.answers for each in asked)
-    grader = Grader(resolve_metric(chosen.metric)[0], judge, AnswerEmbedder() if unscored else None)
     store = AnswerFile(folder)
     try:
         running = _Running(wrapped, asked, chosen, grader, store, progress, on_step)

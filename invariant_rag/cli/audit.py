@@ -14,8 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from invariant_rag.audit.choices import AuditChoices
-from invariant_rag.audit.endpoint import Endpoint
-from invariant_rag.audit.systems import is_url
+from invariant_rag.audit.systems import Endpoint, is_url
 from invariant_rag.cli import options
 from invariant_rag.cli.console import (
     handle_errors,
@@ -34,7 +33,7 @@ from invariant_rag.shown import counted
 
 if TYPE_CHECKING:
     from invariant_rag.audit import Audit
-    from invariant_rag.audit.gates import Gate
+    from invariant_rag.audit.advice import Gate
     from invariant_rag.generation.model import InvariantModel
 
 
@@ -117,8 +116,8 @@ def run(
 
     Exit code: 0; 1 if a --fail-on condition holds; 2 for an error.
     """
+    from invariant_rag.audit.advice import Gate
     from invariant_rag.audit.folder import read_run
-    from invariant_rag.audit.gates import Gate
     from invariant_rag.audit.run import audit, check_extras
     from invariant_rag.methods import check_method_and_ordering
 

@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from invariant_rag.errors import OrderWarning
 from invariant_rag.prompts.retrievals import Retrieval
@@ -49,7 +48,7 @@ _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\W{_IDEOGRAPHS}]+")
 _PHRASE, _BEGINNING = 5, 3
 """Neighbouring words that two texts hardly share by chance, and the first words of a document that was cut."""
-_NAME = 4
+_NAME = 3
 """Characters of a title or a source that hardly occurs in other text by chance."""
 
 
@@ -117,15 +116,14 @@ def looks_listed(text: str) -> bool:
     What follows a label has to say something: `Document 1: the contract` is a list of documents, and not their text.
     """
     labels = list(_LABELLED.finditer(text))
-    stops = [*(match.start() for match in labels[1:]), len(text)]
-    telling = [
-        int(match[1])
-        for match, stop in zip(labels, stops, strict=False)
-        if len(text[match.end() : stop].split()) >= _TELLING_WORDS
-    ]
-    tagged = sum(len(each[2].split()) >= _TELLING_WORDS for each in _TAGGED.finditer(text))
-    counted = any(after == before + 1 for before, after in pairwise(telling))
-    return counted or max(tagged, len(_SOURCED.findall(text)), len(_PRINTED.findall(text))) > 1
+    stops = [*map(re.Match.start, labels[1:]), len(text)]
+    telling = set()
+    for match, stop in zip(labels, stops, strict=False):
+        if len(text[match.end() : stop].split()) >= _TELLING_WORDS:
+            telling.add(int(match[1]))
+    tagged = [each for each in _TAGGED.findall(text) if len(each[1].split()) >= _TELLING_WORDS]
+    counted = not telling.isdisjoint(map((1).__add__, telling))
+    return counted or max(len(tagged), len(_SOURCED.findall(text)), len(_PRINTED.findall(text))) > 1
 
 
 _ANNOUNCED = re.compile(
@@ -186,6 +184,8 @@ def states_order(text: str, retrievals: Iterable[Retrieval] = ()) -> bool:
     >>> states_order("Documents, newest first:"), states_order("Use the documents:")
     (True, False)
     """
+    if _STATED.search(text) is None:
+        return False
     for query in sorted({each.query.strip() for each in retrievals} - {""}, key=len, reverse=True):
         text = text.replace(query, " ")
     return _STATED.search(text) is not None

@@ -112,8 +112,9 @@ def outside_retrievals() -> list[Retrieval]:
     A model may be asked about a single document of it.
     """
     outside = _OUTSIDE.get()
-    known = [] if outside is None else outside.retrievals
-    return [replace(each, one_by_one=True, is_set=False) for each in known]
+    if outside is None or not outside.retrievals:
+        return []
+    return [replace(each, one_by_one=True, is_set=False) for each in outside.retrievals]
 
 
 def forget_outside(texts: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ split where a set stands in it, and never changed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,15 +49,17 @@ class Turn:
 
 @dataclass(frozen=True)
 class Recognition:
-    """A conversation in which every segment is in a set, and why its answer may depend on their order all the same."""
+    """A conversation in which every segment is in a set, and why its answer may depend on their order all the same.
+
+    Attributes:
+        turns: The conversation.
+        findings: Why the order may matter.
+        texts: What is neither in a set nor said by an assistant, and the documents of the sets.
+    """
 
     turns: tuple[Turn, ...]
     findings: tuple[Finding, ...]
-
-    @property
-    def texts(self) -> list[str]:
-        """What is neither in a set nor said by an assistant, and the documents of the sets."""
-        return [*_texts(self.turns), *[each.text for turn in self.turns for segments in turn.sets for each in segments]]
+    texts: tuple[str, ...] = ()
 
 
 def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots: Iterable[str] = ()) -> Recognition:
@@ -76,11 +78,13 @@ def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots
     findings: list[Finding] = []
     found = [turn if turn.role == "assistant" else _with_sets(turn, known, findings) for turn in turns]
     for slot in sorted(set(slots), key=len, reverse=True):
-        segments = find_set(slot, (each for each in known if each.is_set)) if slot else None
-        if segments is not None and sum(text.count(slot) for text in _texts(found)) == 1:
+        segments = find_set(slot, [each for each in known if each.is_set]) if slot else None
+        if segments is not None and sum(text.count(slot) for text in _contents(found)[0]) == 1:
             found = [turn if turn.role == "assistant" else _placed(turn, slot, segments) for turn in found]
-    findings += _check(found, known)
-    return Recognition(tuple(found), tuple(dict.fromkeys(findings)))
+    texts, sets = _contents(found)
+    findings += _check(found, known, "\n".join(texts), sets)
+    documents = [each.text for segments in sets for each in segments] if known else []
+    return Recognition(tuple(found), tuple(dict.fromkeys(findings)), (*texts, *documents))
 
 
 def parse_marked(text: str) -> Prompt:
@@ -94,11 +98,16 @@ def parse_marked(text: str) -> Prompt:
     return Prompt.of(*turn.parts, rendering=document_rendering)
 
 
-def _texts(turns: Iterable[Turn]) -> Iterator[str]:
-    """Yield what is neither in a set nor said by an assistant."""
+def _contents(turns: Iterable[Turn]) -> tuple[list[str], list[SegmentSet]]:
+    """Return texts and sets of turns that no assistant said."""
+    texts, sets = [], []
     for turn in turns:
-        if turn.role != "assistant":
-            yield from (part for part in turn.parts if isinstance(part, str))
+        for part in turn.parts if turn.role != "assistant" else ():
+            if isinstance(part, str):
+                texts.append(part)
+            elif isinstance(part, SegmentSet):
+                sets.append(part)
+    return texts, sets
 
 
 def _placed(turn: Turn, slot: str, segments: SegmentSet) -> Turn:
@@ -119,7 +128,7 @@ def merge_texts(parts: Iterable[Any]) -> list[Any]:
     for part in parts:
         if type(part) is str and merged and type(merged[-1]) is str:
             merged[-1] += part
-        elif part != "":
+        elif not isinstance(part, str) or part:
             merged.append(part)
     return merged
 
@@ -187,21 +196,22 @@ def _restored(segment: Segment, known: Sequence[Retrieval]) -> Segment:
 # --- what is not understood ---
 
 
-def _check(turns: Sequence[Turn], known: Sequence[Retrieval]) -> Iterator[Finding]:
-    """Yield why the answer may depend on the order of documents, judged by what is outside of the sets."""
-    free = "\n".join(_texts(turns))
-    if any(holds_documents(free, each) for each in known):
-        yield Finding("no_segments", "the prompt holds retrieved documents as text, and not as a set.")
-    elif looks_listed(free) or (looks_introduced(free) and not any(turn.sets for turn in turns)):
-        yield Finding("no_segments", "the prompt holds a list of documents as text.")
-    if sum(len(each) == 1 for turn in turns for each in turn.sets) > 1:
-        yield Finding("incomplete", "several sets hold one document each; their order is that given.")
-    above: list[str] = []
-    for turn in turns:
+def _check(turns: Iterable[Turn], known: Sequence[Retrieval], free: str, sets: Sequence[SegmentSet]) -> list[Finding]:
+    """Return why the answer may depend on the order of documents: what is said of it, and documents outside of sets."""
+    found: list[Finding] = []
+    if known and any(holds_documents(free, each) for each in known):
+        found.append(Finding("no_segments", "the prompt holds retrieved documents as text, and not as a set."))
+    elif looks_listed(free) or (not sets and looks_introduced(free)):
+        found.append(Finding("no_segments", "the prompt holds a list of documents as text."))
+    sizes = list(map(len, sets))
+    if sizes.count(1) > 1:
+        found.append(Finding("incomplete", "several sets hold one document each; their order is that given."))
+    above = ""
+    for turn in turns if max(sizes, default=0) > 1 else ():
         for part in turn.parts if turn.role != "assistant" else ():
             if isinstance(part, str):
-                above.append(part)
-            elif isinstance(part, SegmentSet) and len(part) > 1 and states_order("\n".join(above), known):
-                yield Finding(
-                    "stated", "the prompt says in which order the documents are, above a set, which has none."
-                )
+                above += part + "\n"
+            elif isinstance(part, SegmentSet) and len(part) > 1 and states_order(above, known):
+                message = "the prompt says in which order the documents are, above a set, which has none."
+                return [*found, Finding("stated", message)]
+    return found

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from invariant_rag.audit import Question, Reply, audit
-from invariant_rag.audit.gates import Gate
+from invariant_rag.audit.advice import Gate
 from invariant_rag.audit.grading import AnswerEmbedder, Grader
 from invariant_rag.errors import (
     AuditFailed,
@@ -317,6 +317,51 @@ def test_what_cannot_be_is_refused_before_anything_is_asked(
         audit(first, records(2), **changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "options", "error", "message"),
+    [
+        ({"question": " "}, {}, InvalidQuestion, "got an empty one"),
+        ({"segments": ["a"]}, {}, InvalidQuestion, "there is no order"),
+        ({"segments": ["a", None]}, {}, InvalidQuestion, "got NoneType"),
+        ({}, {"metric": lambda answer, golds: 7}, InvalidChoice, "a number from 0 to 1, got 7"),
+        ({}, {"metric": lambda answer, golds: 1 / 0}, ZeroDivisionError, "by zero"),
+        ({}, {"judge": 3}, InvalidChoice, "judge: expected a model"),
+        ({}, {"judge": lambda prompt: None}, AuditFailed, "replied with NoneType"),
+        ({"segments": []}, {"retriever": lambda question: []}, InvalidQuestion, "there is no order"),
+    ],
+)
+def test_what_is_wrong_with_questions_and_graders_is_said_before_a_call_is_spent(
+    changes: dict[str, Any], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    calls = list[str]()
+
+    def counting(question: str, segments: Sequence[Segment]) -> str:
+        calls.append(question)
+        return first(question, segments)
+
+    with pytest.raises(error, match=message):
+        audit(counting, [{**each, **changes} for each in records(2)], **options)
+    assert not calls
+
+
+@pytest.mark.parametrize("answer", [None, 3, {"docs": 1}])
+def test_a_system_that_returns_no_answer_is_refused_at_its_first_call(answer: Any) -> None:
+    with pytest.raises(AuditFailed, match="expected an answer as text"):
+        audit(lambda question, segments: answer, records(2))
+
+
+def test_a_metric_may_say_true_or_false() -> None:
+    found = audit(symmetric, records(4), metric=lambda answer, golds: golds[0] in answer)
+    assert found.measures["accuracy_today"].value == 1.0
+
+
+@pytest.mark.parametrize("answers", ["", " ", [], None, [""], float("nan")])
+def test_an_empty_gold_answer_is_none(answers: Any) -> None:
+    found = audit(symmetric, [{**each, "answers": answers} for each in records(4)])
+    assert "accuracy_today" not in found.measures
+    assert "No gold answers" in dict(found.advice)["Today"]
+
+
 def test_who_answers_always_the_same_is_not_told_to_leave_it() -> None:
     advice = dict(audit(lambda question, segments: "Ann", records(60)).advice)
     assert advice["Recommendation"].startswith("Look at the call first: every answer was the same, 'Ann'")
@@ -347,13 +392,14 @@ def test_gates_hold_beyond_doubt_only() -> None:
     dependent, blind = (audit(each, records(100), remedies=()) for each in (first, noisy(symmetric, 0.1)))
     held = {
         text: (Gate.parse(text).holds(dependent), Gate.parse(text).holds(blind))
-        for text in ("order-matters", "net-sensitivity>5%", "accuracy-today<80%", "errors>1%")
+        for text in ("order-matters", "net-sensitivity>5%", "accuracy-today<80%", "errors>1%", "accuracy-today<30%")
     }
     assert held == {
         "order-matters": (True, False),
         "net-sensitivity>5%": (True, False),
         "accuracy-today<80%": (True, False),
         "errors>1%": (False, False),
+        "accuracy-today<30%": (False, False),  # 25 of 100 are below, their interval is not
     }
     with pytest.raises(InvalidChoice, match="flip-rate") as refused:
         Gate.parse("flip-rate>5%")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from invariant_rag.audit.calling import Answer
 from invariant_rag.audit.folder import AnswerFile
 from invariant_rag.audit.line_file import LineFile
 from invariant_rag.errors import AuditFailed, FileInUse, InvalidRun, UnusableFile
@@ -111,12 +110,3 @@ def test_an_answer_with_a_value_of_another_type_is_refused(name: str, tmp_path: 
     path.write_text(json.dumps({key: each for key, each in ANSWER.items() if key != name}) + "\n")
     with pytest.raises(AuditFailed, match="line 1"):
         AnswerFile(path.parent)
-
-
-def test_threads_of_one_store_still_share_it(tmp_path: Path) -> None:
-    store = AnswerFile(tmp_path)
-    store.add(Answer("k", "t"))
-    store.close()
-    again = AnswerFile(tmp_path)
-    again.close()
-    assert again.answers == store.answers

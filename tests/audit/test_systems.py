@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from invariant_rag import RAG, InvariantModel
 from invariant_rag.audit import Question, audit
-from invariant_rag.audit.systems import as_reply, as_system, describe_lm
+from invariant_rag.audit.systems import as_reply, as_system
 from invariant_rag.cli import app
 from invariant_rag.errors import AuditFailed, UnsupportedCombination
 from invariant_rag.rag.retrieval import BM25Retriever
@@ -130,10 +130,6 @@ def test_a_rag_is_audited_with_what_its_retriever_finds(plain: InvariantModel) -
     rag = RAG(plain, BM25Retriever([Segment(text) for text in texts]), k=2)
     found = audit(rag, [{"question": "ferry", "answer": "ferry"}], generation={"max_new_tokens": 2})
     assert [len(each.question.segments) for each in found.asked] == [2]
-
-
-def test_names_hold_all_that_an_answer_depends_on(plain: InvariantModel) -> None:
-    assert describe_lm(plain.with_method(max_segment_tokens=50), None, {}) != describe_lm(plain, None, {})
 
 
 def test_answers_end_before_a_stop_string(plain: InvariantModel) -> None:

@@ -100,6 +100,8 @@ def test_a_field_that_may_count_is_none_in_every_order() -> None:
         "The ferry leaves at noon.\n\nThe mill grinds barley all day.",  # two of three
         "The ferry leaves at noon.\n\n" * 3,
         "So? The ferry leaves at noon.\n\nThe mill grinds barley all day.\n\nSalt is sold in Brenn.\n\nIt is cheap.",
+        f"{FERRY.text}\n\n{MILL.text}\n---\n{SALT.text}",  # unequal gaps
+        f"{FERRY.text} But {MILL.text} And {SALT.text}",
         "docs = ['The ferry leaves at noon.', 'The mill grinds barley all day.']",
         "When?",
         "",
@@ -187,6 +189,12 @@ def test_twenty_long_documents_take_a_fraction_of_a_second() -> None:
 def test_documents_that_stay_text_are_noticed_in_every_order(name: str) -> None:
     for listed in permutations(DOCUMENTS):
         assert holds_documents("Answer from this:\n" + written({**SETS, **TEXTS}[name], listed), Retrieval(DOCUMENTS))
+
+
+def test_documents_that_are_only_named_are_noticed_even_by_short_ids() -> None:
+    listed = [Segment(f"Text number {n}.", metadata={"id": f"{each}-{n}"}) for n, each in enumerate("abc")]
+    assert holds_documents("Which of a-0, b-1, c-2?", Retrieval(tuple(listed)))
+    assert not holds_documents("Which of a-0, b-1, xc-2?", Retrieval(tuple(listed)))
 
 
 @pytest.mark.parametrize(

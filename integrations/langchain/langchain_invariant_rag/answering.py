@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from invariant_rag.checks import check_stops, check_tools
+from invariant_rag.checks import check_kind, check_stops, check_tools
+from invariant_rag.errors import InvalidTool
 from invariant_rag.generation.answers import AnswerDelta, AnswerRequest, ModelAnswer, Reply
 from invariant_rag.generation.citations import CitedSpan
 from invariant_rag.prompts.tools import choice_of
@@ -40,7 +41,8 @@ def request_of(
         **given: Messages or a prompt, and whether everything in them is recognised.
 
     Raises:
-        InvalidTool: The tools are no collection, or the choice of one is of no known shape.
+        InvalidTool: The tools are no collection of tools, or the choice of one is of no known shape.
+        InvalidChoice: The variables of the chat template are no mapping.
     """
     options = {**parameters["generation_kwargs"], **keywords}
     options.pop("stream", None)  # how LangChain asks, not what for
@@ -48,12 +50,12 @@ def request_of(
     for name in (*PER_CALL, *PER_CHAT):
         value = options.pop(name, None)
         asked[name] = parameters.get(name) if value is None else value
-    tools, variables = options.pop("tools", None), options.pop("template_kwargs", None)
+    variables = check_kind("template_kwargs", options.pop("template_kwargs", None) or {}, Mapping)  # type: ignore[type-abstract]
     return AnswerRequest(
-        tools=() if tools is None else list(map(convert_to_openai_tool, check_tools(tools))),
+        tools=to_tools(options.pop("tools", None)),
         tool_choice=choice_of(options.pop("tool_choice", None)),
         parallel=options.pop("parallel_tool_calls", None) is not False,
-        template_kwargs={**parameters.get("template_kwargs", {}), **(variables or {})},
+        template_kwargs={**parameters.get("template_kwargs", {}), **variables},
         schema=options.pop("json_schema", None),
         stop=tuple(check_stops(stop if stop is not None else parameters["stop"])),
         max_new_tokens=asked["max_tokens"],
@@ -68,6 +70,20 @@ def request_of(
         options=options,
         **given,
     )
+
+
+def to_tools(tools: Any) -> list[dict[str, Any]]:
+    """Return tools in OpenAI's shape.
+
+    Raises:
+        InvalidTool: They are no collection, or one is nothing that LangChain takes for a tool.
+    """
+    if tools is None:
+        return []
+    try:
+        return list(map(convert_to_openai_tool, check_tools(tools)))
+    except ValueError as error:
+        raise InvalidTool(str(error)) from error
 
 
 def to_message(answer: ModelAnswer, reply: Reply, model_name: str) -> AIMessage:

@@ -17,10 +17,9 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, Field
 
-from langchain_invariant_rag.answering import PER_CHAT, request_of, to_chunks, to_message
+from langchain_invariant_rag.answering import PER_CHAT, request_of, to_chunks, to_message, to_tools
 from langchain_invariant_rag.errors import langchain_errors
 from langchain_invariant_rag.messages import chat_messages
 from langchain_invariant_rag.parameters import InvariantParameters
@@ -177,10 +176,10 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
             **kwargs: As for `bind`.
 
         Raises:
-            InvalidTool: The choice is of no known shape.
+            InvalidTool: A tool or the choice is of no known shape.
         """
         if tools:
-            kwargs["tools"] = [convert_to_openai_tool(tool) for tool in tools]
+            kwargs["tools"] = to_tools(tools)
             kwargs["parallel_tool_calls"] = parallel_tool_calls is not False
         choice = choice_of(tool_choice)
         if tools or choice != "auto":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from math import isnan
 from numbers import Real
-from typing import Any, SupportsIndex
+from typing import Any
 
 from invariant_rag.errors import InvalidSegment
 from invariant_rag.prompts import mark_set
@@ -61,7 +61,7 @@ def to_segment(value: Any) -> Segment:
         return value.segment
     if isinstance(value, Segment | str):
         return Segment.of(value)
-    if (document := as_document(value)) is not None:
+    if (document := value if isinstance(value, Document) else as_document(value)) is not None:
         rest = dict(document.metadata)
         if document.id is not None:
             rest[DOCUMENT_ID] = document.id
@@ -170,8 +170,7 @@ class Segments(list[Document]):
     """A list of documents that prompt templates format as marked segments.
 
     A template formats a plain list of documents as its `repr`. This list formats to text with segment markers, which
-    the models of this package parse, in f-string, mustache and jinja2 templates. Slices, sums and copies are segments,
-    too.
+    the models of this package parse, in f-string, mustache and jinja2 templates. Slices and sums are segments, too.
     """
 
     def __str__(self) -> str:
@@ -186,13 +185,6 @@ class Segments(list[Document]):
 
     def __radd__(self, other: list[Any]) -> Segments:
         return Segments([*other, *self])
-
-    def __mul__(self, times: SupportsIndex) -> Segments:
-        return Segments(super().__mul__(times))
-
-    def copy(self) -> Segments:
-        """Return a copy."""
-        return Segments(self)
 
     def __format__(self, spec: str) -> str:
         return format(str(self), spec)

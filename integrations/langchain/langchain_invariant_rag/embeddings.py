@@ -8,6 +8,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from invariant_rag.checks import check_number
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, NamedEmbedder
 from invariant_rag.segments import replace_surrogates
 from langchain_core.embeddings import Embeddings
@@ -25,11 +26,14 @@ class InvariantEmbeddings(Embeddings):
     Args:
         embedder: A sentence-transformers model, its hub id or its folder. Loaded on first use.
         batch_size: Texts per forward pass. More than one is faster, but vectors then depend on the batch.
+
+    Raises:
+        InvalidChoice: The batch size is no whole number from 1 on.
     """
 
     def __init__(self, embedder: Embedder | str | Path = DEFAULT_EMBEDDER, *, batch_size: int = 1) -> None:
         self._embedder = NamedEmbedder(embedder) if isinstance(embedder, str | Path) else embedder
-        self._batch_size = batch_size
+        self._batch_size = check_number("batch_size", batch_size, 1)
         self._lock = Lock()  # a fast tokenizer keeps its padding as state
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:

@@ -76,7 +76,7 @@ class InvariantPairwiseEvaluator(PairwiseStringEvaluator):
             `probabilities`: of either being the better one, as in `Verdict`; `reasoning`: these probabilities and, with
             `explain=True`, the explanation.
         """
-        options = {"explain": True, "max_new_tokens": self._model.max_tokens} if self._explain else {}
+        options: dict[str, Any] = {"explain": True, "max_new_tokens": self._model.max_tokens} if self._explain else {}
         verdict = self.judge.compare(input, prediction, prediction_b, reference=reference, **options)
         value, score = {0: ("A", 1), 1: ("B", 0), None: (None, 0.5)}[verdict.winner]
         return {

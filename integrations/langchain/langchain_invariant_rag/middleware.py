@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from invariant_rag.checks import check_kind
 from invariant_rag.errors import ExtraRequired
 from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage
@@ -31,11 +32,14 @@ class InvariantRAGMiddleware(AgentMiddleware[Any, Any, Any]):
 
     Args:
         retriever: The retriever; its query is the text of the last human message.
+
+    Raises:
+        InvalidChoice: It is no retriever.
     """
 
     def __init__(self, retriever: BaseRetriever) -> None:
         super().__init__()
-        self.retriever = retriever
+        self.retriever = check_kind("retriever", retriever, BaseRetriever)  # type: ignore[type-abstract]
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
+from invariant_rag.errors import InvalidSchema
 from invariant_rag.generation.json_schema import check_complete, json_schema, parse_object
 from langchain_core.messages import BaseMessage
 from langchain_core.output_parsers import JsonOutputParser
@@ -25,8 +26,16 @@ class ObjectParser(JsonOutputParser):
     """The class or the schema."""
 
     def get_json_schema(self) -> dict[str, Any]:
-        """Return what decoding follows."""
-        return json_schema(self.target) if _is_class(self.target, BaseModel) else convert_to_json_schema(self.target)
+        """Return what decoding follows.
+
+        Raises:
+            InvalidSchema: The target is neither a class nor a schema.
+        """
+        try:
+            modern = _is_class(self.target, BaseModel)
+            return json_schema(self.target) if modern else convert_to_json_schema(self.target)
+        except ValueError as error:
+            raise InvalidSchema(str(error)) from error
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """Return what an answer says. Of a part of one: a dict as far as it goes, or an instance if it is enough.

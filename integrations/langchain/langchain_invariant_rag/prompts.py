@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from invariant_rag.checks import check_kind
 from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts import mark
 from invariant_rag.segments import Segment
@@ -100,8 +101,9 @@ def create_invariant_documents_chain(
         document_variable_name: Name of the variable for the documents.
 
     Raises:
-        InvalidPrompt: The prompt does not have that variable.
+        InvalidPrompt: It is no prompt, or does not have that variable.
     """
+    check_kind("prompt", prompt, BasePromptTemplate, error=InvalidPrompt)  # type: ignore[type-abstract]
     if document_variable_name not in prompt.input_variables:
         raise InvalidPrompt(
             f"expected the prompt to have the variable {document_variable_name!r}, got {prompt.input_variables}",

@@ -107,24 +107,22 @@ class RecognizesDocuments(BaseLanguageModel[Any]):
         slots: list[str] = []
         if self.find_documents:
             of_run, slots = RUNS.of(run)
-            outside = outside_retrievals()
-            if known := [*of_run, *retrievals, *outside]:
+            if known := [*of_run, *retrievals, *outside_retrievals()]:
                 slots += [part for turn in turns for part in turn.parts if isinstance(part, str)]
         found = recognize(turns, known, slots)
-        if known and outside:
+        if known:
             forget_outside(found.texts)
-        if self.require_segments and not any(turn.sets for turn in found.turns):
+        sizes = [len(each) for turn in found.turns for each in turn.sets]
+        if self.require_segments and not sizes:
             raise OrderWarning("expected segments, got a prompt without any", hint=FIXES["no_segments"])
         rules = self._order_rules
         if not rules.promises_invariance:
             return Recognition(found.turns, ())
-        findings = found.findings
-        if not self.find_documents:
-            findings = tuple(each for each in findings if each.kind != "no_segments")
-        if rules.reason and any(len(each) > 1 for turn in found.turns for each in turn.sets):
-            findings = (*findings, Finding("routing", rules.reason))
+        findings = [each for each in found.findings if self.find_documents or each.kind != "no_segments"]
+        if rules.reason and max(sizes, default=0) > 1:
+            findings.append(Finding("routing", rules.reason))
         report(findings, fixes=FIXES, strict=self.strict)
-        return Recognition(found.turns, findings)
+        return Recognition(found.turns, tuple(findings))
 
 
 class Recognized(dict[str, bool]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -128,9 +128,8 @@ class InvariantRetriever(BaseRetriever):
                 its folder.
             show_progress: Show a progress bar while embedding the documents.
         """
-        listed = documents if isinstance(documents, str | Document | Mapping) else list(documents)
         source = LangChainEmbedder(embedder) if isinstance(embedder, Embeddings) else embedder
-        return cls(retriever=FaissRetriever(to_segments(listed), source, show_progress=show_progress), k=k)
+        return cls(retriever=FaissRetriever(to_segments(documents), source, show_progress=show_progress), k=k)
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None

@@ -13,7 +13,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import Field
 
-MARKS = re.compile("[\ue200-\ue205]")
+MARKS = re.compile("[\ueca0-\ueca3]")
 USAGE = UsageMetadata(input_tokens=10, output_tokens=2, total_tokens=12)
 
 

@@ -9,10 +9,6 @@ from typing import Any
 import pytest
 from invariant_rag.errors import (
     ContextOverflow,
-    InvalidChoice,
-    UnknownName,
-    UnsupportedCombination,
-    UnsupportedModel,
 )
 from invariant_rag.prompts import mark
 from langchain_core.callbacks import BaseCallbackHandler, UsageMetadataCallbackHandler
@@ -269,20 +265,6 @@ async def test_completion_models_and_other_runnables_are_wrapped_too(wrap: Any) 
     assert len(found) == 1
     assert not any(MARKS.search(text) for text in texts)
     assert wrap(FakeListLLM(responses=["noon"])).invoke(prompt(DOCUMENTS)) == "noon"
-
-
-def test_choices_are_checked() -> None:
-    for wrap in (canonical, vote):
-        for model in (Reader(), FakeListLLM(responses=["noon"])):
-            with pytest.raises(UnsupportedCombination, match="given"):
-                wrap(model, ordering="given")
-            with pytest.raises(UnknownName, match="lexical"):
-                wrap(model, ordering="alphabetical")
-        for name in ("gpt-4", None):
-            with pytest.raises(UnsupportedModel, match=f"runnable, got {type(name).__name__}"):
-                wrap(name)
-    with pytest.raises(InvalidChoice, match="votes"):
-        vote(Reader(), votes=0)
 
 
 def test_it_counts_tokens_and_describes_itself_as_the_model_does() -> None:

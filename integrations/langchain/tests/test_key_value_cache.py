@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from invariant_rag import InvariantModel
 from invariant_rag.generation.kv_cache import KeyValueCache
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage
-from langchain_core.outputs import LLMResult
 
-from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments
+from langchain_invariant_rag import ChatInvariant
 
 from .shared import ORDERS, QUESTION
 
@@ -52,15 +50,6 @@ def _sum(pieces: list[Any]) -> Any:
     return total
 
 
-class _Ended(BaseCallbackHandler):
-    """Keeps what a completion model reports in the end."""
-
-    result: LLMResult
-
-    def on_llm_end(self, response: LLMResult, **kwargs: Any) -> None:
-        self.result = response
-
-
 @pytest.mark.parametrize(("bringer", "name"), CASES)
 def test_a_chat_model_reports_documents_that_it_read_before(lm: InvariantModel, bringer: str, name: str) -> None:
     given = BRINGERS[bringer](lm)
@@ -77,19 +66,6 @@ def test_a_chat_model_reports_documents_that_it_read_before(lm: InvariantModel, 
     suffix = cold.usage_metadata["input_tokens"] - others[0]
     assert question <= suffix < 2 * question, "all but the text behind the documents"
     assert set(others) == {others[0]}
-
-
-@pytest.mark.parametrize("name", ENTRIES)
-def test_a_completion_model_reports_documents_that_it_read_before(lm: InvariantModel, name: str) -> None:
-    llm = InvariantLLM(model=lm, key_value_cache=KeyValueCache(), max_tokens=6, sort_segments=False)
-    reads, texts = [], set()
-    for documents in SOME:
-        ended = _Ended()
-        texts.add(ENTRIES[name](llm, f"Read:\n{Segments(documents)}{QUESTION}", {"callbacks": [ended]}))
-        usage = ended.result.generations[0][0].generation_info["usage_metadata"]
-        reads.append(usage["input_tokens"] - usage["input_token_details"]["cache_read"])
-    assert len(texts) == 1
-    assert reads == [usage["input_tokens"]] + [len(QUESTION)] * (len(SOME) - 1)
 
 
 def test_it_is_no_part_of_the_cache_key(lm: InvariantModel, llm_cache: Any) -> None:

@@ -12,12 +12,7 @@ import pytest
 import torch
 from invariant_rag import InvariantModel
 from invariant_rag.errors import (
-    InvalidOption,
-    InvalidTool,
-    InvariantRAGError,
     OrderWarning,
-    UnknownName,
-    UnsupportedCombination,
 )
 from invariant_rag.interventions import MsPoE
 from invariant_rag.models.embedded import EMBEDDED
@@ -27,12 +22,10 @@ from langchain_core._api.beta_decorator import LangChainBetaWarning
 from langchain_core.load import dumpd, load
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import ConfigurableField
-from pydantic import ValidationError
 from transformers import PreTrainedModel
 
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments
 from langchain_invariant_rag.documents import to_block, to_segment
-from langchain_invariant_rag.errors import UnknownParameter
 
 from .shared import DOCUMENTS, ORDERS, QUESTION
 
@@ -87,35 +80,6 @@ def test_a_configured_method_has_its_own_ordering(lm: InvariantModel) -> None:
     assert len({tuple(answer.response_metadata["order"]) for answer in answers}) == 1
     (configured, _) = chat._prepare({"configurable": {"method": "rotor", "model": lm.with_method("pine")}})
     assert running(configured) == ("rotor", "lexical")
-
-
-@both
-def test_what_does_not_exist_or_fit_is_refused_when_a_model_is_built_or_copied(lm: InvariantModel, kind: Any) -> None:
-    wrong: list[tuple[dict[str, Any], Any, str]] = [
-        ({"method": "rotr"}, UnknownName, "unknown method 'rotr'; choose from"),
-        ({"ordering": "x"}, UnknownName, "unknown ordering 'x'; choose from"),
-        ({"backend": "x"}, UnknownName, "unknown backend 'x'; choose from"),
-        ({"model": 3}, ValueError, "expected a hub id, a folder or an InvariantModel, got int"),
-        ({"model": lm, "dtype": "bfloat16"}, UnsupportedCombination, "dtype"),
-        ({"model_name": "native", "model": "native"}, UnsupportedCombination, "got both"),
-        ({"model_id": "x"}, UnknownParameter, "no parameter 'model_id'; did you mean .*'model'"),
-        ({"max_new_tokens": 3}, UnknownParameter, "did you mean .*'max_tokens'"),
-        ({"torch_dtype": "x"}, UnknownParameter, "did you mean .*'dtype'"),
-    ]
-    for options, error, message in wrong:
-        with pytest.raises(ValidationError if error in (UnknownName, ValueError) else error, match=message):
-            kind(**options)
-        with pytest.raises(error, match=message):
-            kind().model_copy(update=options)
-    for options in ({"overflow": "x"}, {"max_tokens": 0}):
-        with pytest.raises(ValidationError):
-            kind(**options)
-    assert issubclass(UnknownParameter, InvariantRAGError)
-    for value in (1, float("nan"), object(), [3]):
-        with pytest.raises(InvalidOption, match="stop: expected a list of str"):
-            kind(model=lm).invoke(QUESTION, stop=value)
-    with pytest.raises(InvalidTool, match="tools: expected a list of tools"):
-        ChatInvariant(model=lm).invoke(QUESTION, tools=1)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from itertools import permutations
 from typing import Any
 
@@ -103,13 +102,6 @@ def test_our_retriever_takes_embeddings_of_langchain(embeddings: InvariantEmbedd
     ]
     with pytest.raises(RetrievalError, match="expected an embedder"):
         InvariantRetriever.from_documents(texts, embedder=3)
-
-
-def test_a_pickle_of_our_retriever_has_no_weights_that_have_a_name() -> None:
-    retriever = InvariantRetriever.from_documents(DOCUMENTS)
-    pickled = pickle.dumps(retriever)
-    assert len(pickled) < 20_000
-    assert pickle.loads(pickled).invoke(QUESTION) == retriever.invoke(QUESTION)
 
 
 async def test_wrapped_retrievers_keep_their_boundaries_in_any_text() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.errors import IncompleteObject, InvalidObject, InvalidSchema, UnknownName
+from invariant_rag.errors import IncompleteObject, InvalidObject, InvalidSchema
 from pydantic import BaseModel, Field, field_validator
 from transformers import MaxTimeCriteria
 from typing_extensions import TypedDict
@@ -158,8 +158,3 @@ async def test_documents_of_a_call_are_read_with_and_without_the_raw_message(cha
     for piece in raw.stream(QUESTION, documents=DOCUMENTS):
         merged |= {name: value for name, value in piece.items() if name != "raw"}
     assert merged == {"parsed": expected, "parsing_error": None}
-
-
-def test_an_unknown_method_of_structured_output_is_refused(chat: ChatInvariant) -> None:
-    with pytest.raises(UnknownName, match="'x'; choose from 'function_calling', 'json_mode', 'json_schema'"):
-        chat.with_structured_output(Pair, method="x")

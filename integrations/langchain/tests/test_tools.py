@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.errors import InvalidTool, UnsupportedCombination
+from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.tools import ToolCall, ToolCalling
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
@@ -112,25 +112,6 @@ def test_parallel_calls_that_run_out_of_room_say_so_and_none_looks_complete(chat
     for other in (streamed, joint):
         assert said(other) == said(whole)
         assert other.invalid_tool_calls == whole.invalid_tool_calls
-
-
-def test_calls_ignore_the_order_of_segments(chat: ChatInvariant) -> None:
-    def calls(model: ChatInvariant, documents: list[Any]) -> Any:
-        answer = model.bind_tools([search, now], tool_choice="any").invoke(QUESTION, documents=documents)
-        return said(answer)["calls"]
-
-    assert distinct(lambda documents: calls(chat, documents)) == 1
-    plain = chat.model_copy(update={"method": "sequential"})
-    assert distinct(lambda documents: calls(plain, documents)) > 1
-
-
-def test_wrong_choices_say_what_there_is(chat: ChatInvariant) -> None:
-    with pytest.raises(InvalidTool, match="choose from 'auto', 'none', 'required', 'any', 'search'"):
-        chat.bind_tools([search], tool_choice="find").invoke(QUESTION)
-    with pytest.raises(InvalidTool, match=r"as tool_choice, got \{'type': 'x'\}"):
-        chat.bind_tools([search], tool_choice={"type": "x"})
-    with pytest.raises(InvalidTool, match="got none"):
-        chat.bind_tools([], tool_choice="any").invoke(QUESTION)
 
 
 def test_a_completion_model_has_no_tools(lm: InvariantModel) -> None:

@@ -57,6 +57,17 @@ def test_what_one_tenant_retrieved_is_nothing_to_another(lm: InvariantModel) -> 
     assert answer.response_metadata["sets"] == []
 
 
+def test_what_a_run_retrieved_is_nothing_to_another_that_goes_on_at_the_same_time(lm: InvariantModel) -> None:
+    strict = ChatInvariant(model=lm, max_tokens=2, strict=True)
+
+    def other_tenant(documents: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(strict.invoke, text_of(documents)).result()
+
+    answer = (Listed(documents=DOCUMENTS) | RunnableLambda(other_tenant)).invoke(QUESTION)
+    assert (answer.response_metadata["invariant"], answer.response_metadata["sets"]) == (None, [])
+
+
 def test_a_finished_string_stays_as_it_is_and_warns_once_with_the_fix(lm: InvariantModel) -> None:
     chat, seen = ChatInvariant(model=lm, max_tokens=2), []
 

@@ -8,7 +8,10 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from invariant_rag import InvariantModel
+from invariant_rag import InvariantModel, SegmentSet
+from invariant_rag.generation.answering import Answering
+from invariant_rag.generation.answers import AnswerRequest, ModelAnswer
+from invariant_rag.segments import Slot
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
@@ -16,7 +19,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnablePassthrough
 
 from langchain_invariant_rag import ChatInvariant, SegmentsPlaceholder
-from langchain_invariant_rag.documents import is_segment_block
+from langchain_invariant_rag.documents import is_segment_block, to_segment
 
 from .shared import DOCUMENTS, Listed
 from .tool_models import ended
@@ -193,9 +196,10 @@ def chain(chat: ChatInvariant, text: str, config: Any) -> Any:
 
 
 def history(text: str) -> list[Any]:
-    call = {"name": "find", "args": {"query": text}, "id": "1", "type": "tool_call"}
+    calls = [{"name": "find", "args": {"query": text}, "id": number, "type": "tool_call"} for number in ("1", "2")]
     said = [SystemMessage(f"{text} So."), HumanMessage(f"Q: {text}"), AIMessage(text)]
-    return [*said, HumanMessage("And?"), AIMessage("", tool_calls=[call]), ToolMessage(text, tool_call_id="1")]
+    results = [ToolMessage(f"{text} So.", tool_call_id="1"), ToolMessage(text, tool_call_id="2")]
+    return [*said, HumanMessage("And?"), AIMessage("", tool_calls=calls), *results]
 
 
 WAYS: dict[str, Way] = {
@@ -220,8 +224,9 @@ def test_a_text_that_holds_its_documents_reaches_the_model_as_it_is(
         seen = Seen()
         WAYS[way](short, text, {"callbacks": [seen]})
         if way == "history":
-            assert [each.content for each in seen.messages[:3]] == [each.content for each in history(text)[:3]]
-            assert (seen.messages[4].tool_calls, seen.messages[5].content) == (history(text)[4].tool_calls, text)
+            asked = [(each.content, getattr(each, "tool_calls", None)) for each in history(text)]
+            found = [(each.content, getattr(each, "tool_calls", None)) for each in seen.messages[:7]]
+            assert [*found[:3], *found[4:]] == [*asked[:3], *asked[4:]]  # documents precede the last user's text
         else:
             assert [each for each in _texts(seen.messages) if each != "Be brief.\n"] == [text]
 
@@ -271,10 +276,26 @@ def test_there_are_sixty_prompts_forty_sets_forty_answers_and_twenty_five_calls(
     assert (len(ANSWERS), len(ARGUMENTS)) == (40, 25)
 
 
+LABELLED = [Slot(f"[{number}] ", "\n", str(number)) for number in (1, 2, 3)]
+
+
+def replied(chat: ChatInvariant, documents: list[Document], **asked: Any) -> ModelAnswer:
+    """Return what the core answers about documents with numbers."""
+    content = [SegmentSet(map(to_segment, documents), slots=LABELLED), "Which?"]
+    messages = [{"role": "user", "content": content}]
+    return Answering(chat.lm, AnswerRequest(messages=messages, max_new_tokens=160, **asked)).reply().first
+
+
 @pytest.mark.parametrize("text", ANSWERS)
 def test_an_answer_arrives_as_the_model_wrote_it(chat: ChatInvariant, text: str) -> None:
+    cited = set()
     for documents in (DOCUMENTS, DOCUMENTS[::-1]):
-        assert chat.invoke("Which?", documents=documents, **ended(chat.lm, text)).content == text
+        for options in ({}, {"citations": True}):
+            assert chat.invoke("Which?", documents=documents, **ended(chat.lm, text), **options).text == text
+        labelled = replied(chat, documents, citations=True, options=ended(chat.lm, text))
+        assert labelled.content == text
+        cited.add(frozenset((each.start, each.end, each.segment.text) for each in labelled.citations or ()))
+    assert len(cited) == 1
     pieces = chat.stream("Which?", documents=DOCUMENTS, **ended(chat.lm, text))
     assert "".join(piece.text for piece in pieces) == text
 
@@ -284,8 +305,10 @@ def test_arguments_arrive_as_the_model_wrote_them(chat: ChatInvariant, arguments
     kinds = {str: {"type": "string"}, int: {"type": "integer"}, list: {"type": "array", "items": {}}}
     fields = {name: kinds[type(value)] for name, value in arguments.items()}
     schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
-    described = {"type": "function", "function": {"name": "run", "description": "Run.", "parameters": schema}}
+    tool = {"type": "function", "function": {"name": "run", "description": "Run.", "parameters": schema}}
     written = f'<tool_call>\n{{"name": "run", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
     for documents in (DOCUMENTS, DOCUMENTS[::-1]):
-        bound = chat.bind_tools([described], tool_choice="run", **ended(chat.lm, written))
+        bound = chat.bind_tools([tool], tool_choice="run", **ended(chat.lm, written))
         assert bound.invoke("Which?", documents=documents).tool_calls[0]["args"] == arguments
+        asked = {"tools": [tool], "tool_choice": "run", "options": ended(chat.lm, written)}
+        assert replied(chat, documents, **asked).tool_calls[0].arguments == arguments
