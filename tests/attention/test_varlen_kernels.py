@@ -95,10 +95,17 @@ def test_a_backend_says_which_kernel_it_takes() -> None:
     assert labels == ["sdpa", "varlen (grouped)", "varlen (dense)"]
 
 
-def test_without_a_usable_kernel_rows_are_computed_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
-    assert usable_kernel(torch.device("meta"), torch.bfloat16) is None
-    assert "one by one" in caplog.text
+def test_without_a_usable_kernel_rows_are_computed_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing(*_: object) -> None:
+        raise ImportError("no varlen here")
+
+    monkeypatch.setattr(TorchVarlen, "__call__", missing)
+    usable_kernel.cache_clear()
     assert Varlen().kernel_for(torch.device("meta"), torch.bfloat16, 64) is None
+    assert "one by one: ImportError: no varlen here" in caplog.text
+    usable_kernel.cache_clear()
 
 
 def test_the_kernel_for_cuda_computes_all_windows_if_its_function_does_what_is_documented(
