@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, ListRetriever, engine_of, nodes_of
+from cases import EIGHT, ORDERS, QUERY, TEXTS, ListRetriever, engine_of, nodes_of
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnsupportedModel
 from invariant_rag.orderings import Score
 from invariant_rag.prompts import mark
@@ -243,3 +243,15 @@ def test_choices_are_checked_and_described(wrap: Any) -> None:
     described = wrap(MockLLM(max_tokens=3)).to_dict()
     assert (described["class_name"], described["votes"]) == ("CanonicalLLM", None if wrap is canonical else 5)
     assert described["llm"]["max_tokens"] == 3
+
+
+@pytest.mark.parametrize("name", EIGHT)
+@pytest.mark.parametrize("wrap", [canonical, vote])
+async def test_answers_ignore_the_order_of_segments(wrap: Any, name: str) -> None:
+    reader = Reader()
+    answers = {await answer(wrap(reader), name, order) for order in ORDERS}
+    assert len(answers) == 1
+    assert answers <= set(TEXTS)
+    assert not any(re.search("[\ueca0-\ueca3]", text) for text in reader.requests), "no mark leaves the process"
+    assert all(f"Document: {text}\n" in request for text in TEXTS for request in reader.requests)
+    assert len(set(reader.requests)) == (5 if wrap is vote else 1)

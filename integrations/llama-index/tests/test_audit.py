@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from cases import ListRetriever, nodes_of
 from invariant_rag import InvariantModel
-from invariant_rag.audit import Question, audit
+from invariant_rag.audit import Audit, Question, audit
 from invariant_rag.audit.systems import as_system
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.segments import Segment
 from llama_index.core.chat_engine import SimpleChatEngine
+from llama_index.core.llms import CompletionResponse, CustomLLM, LLMMetadata
+from llama_index.core.llms.callbacks import llm_completion_callback
 from llama_index.core.llms.mock import MockLLM
 from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 
-from llama_index.llms.invariant_rag import InvariantLLM
+from llama_index.llms.invariant_rag import InvariantLLM, canonical, vote
 
 QUESTIONS = [
     {"question": f"Which is number {number}?", "segments": [f"{name} {number}" for name in ("one", "two", "three")]}
@@ -65,3 +68,31 @@ def test_engines_of_llamaindex_are_recognized() -> None:
     assert found.asked[0].question.segments[1].text == nodes_of()[1].text
     with pytest.raises(UnsupportedCombination, match="to_input"):
         as_system(engine, to_input=lambda question, segments: question)
+
+
+class Reader(CustomLLM):
+    """Answers with the first document that it reads."""
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata()
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        return CompletionResponse(text=re.findall(r"Document: (.*)", prompt)[0])
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+def flips(found: Audit) -> float:
+    return len(found.flips) / len(found.asked)
+
+
+def test_our_llms_do_not_flip_and_others_do(model: InvariantModel) -> None:
+    assert flips(audit(Reader(), QUESTIONS, remedies=[])) == 1.0
+    for ours in (canonical(Reader()), vote(Reader()), InvariantLLM(model, max_tokens=6)):
+        assert flips(audit(ours, QUESTIONS, remedies=[])) == 0.0
+    plain = InvariantLLM(model.with_method("sequential", ordering="given"), max_tokens=6)
+    assert flips(audit(plain, QUESTIONS, remedies=[])) > 0.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cases import EIGHT, QUERY, ListRetriever, engine_of, nodes_of
-from invariant_rag import InvariantModel
+from invariant_rag import InvariantModel, errors
 from invariant_rag.errors import ContextOverflow, InvalidPrompt, InvalidSegment
 from llama_index.core import get_response_synthesizer
 from llama_index.core.base.llms.types import AudioBlock, CitableBlock, DocumentBlock, ImageBlock, TextBlock
@@ -103,3 +103,16 @@ async def test_nodes_that_are_no_text_are_refused_by_name(llm: InvariantLLM, nod
             synthesizer.synthesize(QUERY, nodes)
         with pytest.raises(InvalidPrompt, match="image, audio or video in the map"):
             await synthesizer.asynthesize(QUERY, nodes)
+
+
+def test_errors_of_a_call_are_none_that_llama_index_catches() -> None:
+    for kind in (*(getattr(errors, name) for name in CALLS), UnknownParameter, AnswerFailed):
+        assert issubclass(kind, errors.InvariantRAGError)
+        assert not issubclass(kind, CAUGHT)
+
+
+@pytest.mark.parametrize("name", EIGHT)
+async def test_each_method_raises_what_llama_index_does_not_catch(refusing: InvariantLLM, name: str) -> None:
+    with pytest.raises(AnswerFailed, match="TypeError") as caught:
+        await consumed(getattr(refusing, name)(QUERY if name.endswith("complete") else [ChatMessage(QUERY)]))
+    assert isinstance(caught.value.__cause__, CAUGHT)

@@ -8,6 +8,7 @@ import inspect
 import pickle
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from cases import EIGHT, ORDERS, QUERY, TEXTS, engine_of, nodes_of
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
 from invariant_rag.errors import (
     ContextOverflow,
+    InvalidOption,
+    InvalidTool,
     ModelNotFound,
     UnknownName,
     UnsupportedCombination,
@@ -29,6 +32,7 @@ from pydantic import ValidationError
 from transformers import PreTrainedModel
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, UnknownParameter
+from llama_index.llms.invariant_rag.responses import iterate_in_thread
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 
@@ -320,3 +324,56 @@ def test_dictionaries_pickles_and_copies_answer_alike(folder: Path) -> None:
         llm.model_copy(update={"method": "pine", "overflow": "drop_last", "key_value_cache": KeyValueCache()})
     with pytest.raises(ValueError, match="frozen"):
         llm.method = "pine"
+
+
+@pytest.mark.parametrize("value", [2.5, object(), [3]])
+def test_stops_tools_and_a_temperature_that_are_none_are_refused(llm: InvariantLLM, value: Any) -> None:
+    for ask in (lambda **more: llm.complete("Q", **more), lambda **more: llm.chat([ChatMessage("Q")], **more)):
+        with pytest.raises(InvalidOption, match="stop: expected a list of str"):
+            ask(stop=value)
+        if value != 2.5:
+            with pytest.raises(InvalidOption, match="temperature: expected a finite number"):
+                ask(temperature=value)
+    if not isinstance(value, list):
+        with pytest.raises(InvalidTool, match="tools: expected a list of tools"):
+            llm.chat([ChatMessage("Q")], tools=value)
+
+
+async def test_an_error_in_the_thread_is_raised_where_the_stream_is_read_and_a_cancelled_reader_closes_it() -> None:
+    def failing() -> Iterator[str]:
+        yield "a"
+        raise ArithmeticError("here")
+
+    with pytest.raises(ArithmeticError, match="here"):
+        assert [piece async for piece in iterate_in_thread(failing())] == []
+    closed, started = threading.Event(), threading.Event()
+
+    def endless() -> Iterator[str]:
+        try:
+            while True:
+                started.set()
+                yield "a"
+        finally:
+            closed.set()
+
+    async def read() -> None:
+        async for _ in iterate_in_thread(endless()):
+            pass
+
+    task = asyncio.create_task(read())
+    await asyncio.to_thread(started.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(closed.wait, 5)
+
+
+async def test_a_call_that_fails_fails_alone_and_calls_are_alone_unless_asked_otherwise(model: InvariantModel) -> None:
+    llm = InvariantLLM(Gated(model), max_tokens=4, micro_batching=True)
+    found, _ = await together(llm, [llm.acomplete(text) for text in (QUERY, "x" * 5000, "Where?")])
+    assert [type(each).__name__ for each in found] == ["CompletionResponse", "ContextOverflow", "CompletionResponse"]
+    gated = Gated(model)
+    gated.gate.set()
+    llm = InvariantLLM(gated, max_tokens=4)
+    await asyncio.gather(*(llm.acomplete(QUERY) for _ in range(4)))
+    assert gated.sizes == [1, 1, 1, 1]
