@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from invariant_rag import Generation, InvariantModel, Prompt, SegmentSet
-from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.errors import InvalidOption, UnsupportedCombination
 from invariant_rag.methods import APE, METHODS
 from invariant_rag.testing.rounding import rounding
 
@@ -145,6 +145,17 @@ def test_a_seed_repeats_a_sample_in_every_order(lm: InvariantModel, on_vllm: VLL
         for order in (segments, segments[::-1])
     }
     assert len(texts) == 1
+
+
+def test_each_prompt_of_a_list_has_its_own_seed(lm: InvariantModel, on_vllm: VLLMBackend) -> None:
+    prompts = [prompt_of(lm, 4, seed=61)] * 3
+    options: dict[str, Any] = {"do_sample": True, "temperature": 2.0, "top_k": 0, **LENGTH}
+    alone = [on_vllm.generate(prompts[0], seed=seed, **options).token_ids for seed in (1, 2)]
+    assert alone[0] != alone[1]
+    together = on_vllm.generate(prompts, seed=[1, 2, 1], **options)
+    assert [each.token_ids for each in together] == [alone[0], alone[1], alone[0]]
+    with pytest.raises(InvalidOption, match="one for each of 3 prompts, got 2"):
+        on_vllm.generate(prompts, seed=[1, 2], **options)
 
 
 def test_several_samples_of_a_prompt_are_sequences_of_their_own(lm: InvariantModel, on_vllm: VLLMBackend) -> None:

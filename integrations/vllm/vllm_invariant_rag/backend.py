@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, overload
 
 import torch
 from invariant_rag.checks import check_text
-from invariant_rag.errors import ContextOverflow, InvalidChoice, UnsupportedCombination
-from invariant_rag.generation.model import InvariantModel
+from invariant_rag.errors import ContextOverflow, InvalidChoice, InvalidOption, UnsupportedCombination
+from invariant_rag.generation.model import InvariantModel, Seeds
 from invariant_rag.generation.options import check_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation, Usage
 
@@ -204,12 +204,12 @@ class VLLMBackend(InvariantModel):
 
     @overload
     def generate(
-        self, prompt: Prompt, *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
+        self, prompt: Prompt, *, max_new_tokens: int | None = None, seed: Seeds = None, **kwargs: Any
     ) -> Generation: ...
 
     @overload
     def generate(
-        self, prompt: Sequence[Prompt], *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
+        self, prompt: Sequence[Prompt], *, max_new_tokens: int | None = None, seed: Seeds = None, **kwargs: Any
     ) -> list[Generation]: ...
 
     def generate(
@@ -217,7 +217,7 @@ class VLLMBackend(InvariantModel):
         prompt: Prompt | Sequence[Prompt],
         *,
         max_new_tokens: int | None = None,
-        seed: int | None = None,
+        seed: Seeds = None,
         **kwargs: Any,
     ) -> Generation | list[Generation]:
         """Generate with vLLM.
@@ -225,7 +225,7 @@ class VLLMBackend(InvariantModel):
         Args:
             prompt: One prompt, or several, which run at the same time.
             max_new_tokens: As for `InvariantModel.generate`.
-            seed: Seed of vLLM's sampling, for each prompt.
+            seed: Seed of vLLM's sampling: one for all prompts, or a list with one for each.
             **kwargs: As for `InvariantModel.generate`: `do_sample`, `temperature`, `top_p`, `top_k`, `min_p`,
                 `repetition_penalty`, `stop_strings`, `min_new_tokens`, `num_return_sequences`, `eos_token_id`,
                 `generation_config`, `streamer`, and what `constrain` and `ToolCalling.constrain` return.
@@ -239,18 +239,24 @@ class VLLMBackend(InvariantModel):
         wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
         prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
         check_options({**kwargs, "seed": seed}, self.model)
-        sampling = sampling_of(self, wanted, seed, kwargs)
+        seeds = list(seed) if isinstance(seed, list | tuple) else [seed] * len(prompts)
+        if len(seeds) != len(prompts):
+            raise InvalidOption(f"seed: expected one for each of {len(prompts)} prompts, got {len(seeds)}")
+        sampling = sampling_of(self, wanted, kwargs)
+        samplings = [sampling.with_seed(each) for each in seeds]
         prepared = [self.prepare_to_generate(each, sampling.fields["max_tokens"]) for each in prompts]
         if not prepared:
             return []
         if sampling.streamer is None and sampling.stopped is None:
-            answers = self._connection.engine.complete_all([self._request(each, sampling.fields) for each in prepared])
+            answers = self._connection.engine.complete_all(
+                [self._request(each, own.fields) for each, own in zip(prepared, samplings, strict=True)]
+            )
         else:
             if sampling.streamer is not None and len(prepared) * sampling.sequences > 1:
                 raise UnsupportedCombination(
                     f"expected one sequence to stream, got {len(prepared) * sampling.sequences}"
                 )
-            answers = [self._complete(each, sampling) for each in prepared]
+            answers = [self._complete(each, own) for each, own in zip(prepared, samplings, strict=True)]
         generations = [
             self._generation(each, _finished(each, completion, sampling))
             for each, completions in zip(prepared, answers, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,8 +64,12 @@ class Sampling:
         """Sequences of each prompt."""
         return int(self.fields["n"])
 
+    def with_seed(self, seed: int | None) -> Sampling:
+        """Return how a prompt with a seed of its own decodes."""
+        return self if seed is None else replace(self, fields={**self.fields, "seed": seed})
 
-def sampling_of(lm: InvariantModel, max_new_tokens: int, seed: int | None, kwargs: Mapping[str, Any]) -> Sampling:
+
+def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, Any]) -> Sampling:
     """Translate the keywords of a call. What it leaves open is as in `lm.generate`.
 
     Raises:
@@ -105,8 +109,6 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, seed: int | None, kwarg
         "ignore_eos": True,
         "logprobs": options.get("top_logprobs") or 0,
     }
-    if seed is not None:
-        fields["seed"] = seed
     for each in penalties[:1]:
         fields |= {"presence_penalty": each.presence, "frequency_penalty": each.frequency}
     if bias := _logit_bias(resolve_option(options, "sequence_bias", defaults) or ()):
