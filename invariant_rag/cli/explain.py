@@ -13,7 +13,6 @@ from invariant_rag.cli.console import handle_errors, print_json, print_text
 from invariant_rag.cli.example import asked
 from invariant_rag.cli.progress import progress_bar
 from invariant_rag.files import make_folder
-from invariant_rag.generation.explain import check_figure_file
 
 
 def explain(
@@ -40,6 +39,8 @@ def explain(
     wanted = asked(question, [*(docs or []), *(more or [])], retriever)
     with handle_errors():
         if out is not None:
+            from invariant_rag.generation.explain import check_figure_file
+
             check_figure_file(out)
             make_folder(out.parent)
         choices = {"method": method, "ordering": ordering, "overflow": overflow}

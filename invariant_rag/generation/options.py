@@ -61,7 +61,7 @@ _LONGEST_STOP = 1000
 def _are_stops(value: Any) -> bool:
     listed = [value] if isinstance(value, str) else value
     return isinstance(listed, list | tuple) and all(
-        isinstance(each, str) and 0 < len(each) <= _LONGEST_STOP and replace_surrogates(each) == each for each in listed
+        isinstance(each, str) and each and replace_surrogates(each) == each for each in listed
     )
 
 
@@ -71,10 +71,7 @@ def _are_functions(value: Any) -> bool:
 
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("logits_processor", "stopping_criteria"), (_are_functions, "a list of functions")),
-    "stop_strings": (
-        _are_stops,
-        f"a text or a list of texts, none of them empty, up to {_LONGEST_STOP} characters, no lone surrogates",
-    ),
+    "stop_strings": (_are_stops, "a text or a list of texts, none of them empty, none with a lone surrogate"),
     "streamer": (
         lambda value: all(callable(getattr(value, name, None)) for name in ("put", "end")),
         "an object with put and end",
@@ -285,6 +282,11 @@ def _check_value(name: str, value: Any, model: PreTrainedModel) -> None:
         as_ids(value, name)
     if name in _KINDS and not _KINDS[name][0](value):
         raise _unexpected(name, _KINDS[name][1], value)
+    if (
+        name == "stop_strings"
+        and max(map(len, [value] if isinstance(value, str) else value), default=0) > _LONGEST_STOP
+    ):
+        raise _unexpected(name, f"texts of at most {_LONGEST_STOP} characters", value)
     if name == "pad_token_id":
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         if not 0 <= check_number(name, value, error=InvalidOption) < vocabulary:
