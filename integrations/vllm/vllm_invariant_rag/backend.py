@@ -239,7 +239,7 @@ class VLLMBackend(InvariantModel):
         wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
         prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
         check_options({**kwargs, "seed": seed}, self.model)
-        seeds = list(seed) if isinstance(seed, list | tuple) else [seed] * len(prompts)
+        seeds: Sequence[Any] = seed if isinstance(seed, list | tuple) else [seed] * len(prompts)
         if len(seeds) != len(prompts):
             raise InvalidOption(f"seed: expected one for each of {len(prompts)} prompts, got {len(seeds)}")
         sampling = sampling_of(self, wanted, kwargs)
