@@ -162,6 +162,7 @@ class MonoT5(Relevance):
             if room < 1:
                 raise self._overflow(f"{len(head) + len(tail)} tokens with MonoT5's template")
             for index in too_long:
+                check_cancelled()
                 document = tokenizer.encode(texts[index], add_special_tokens=False, verbose=False)
                 inputs[index] = [*head, *document[:room], *tail]
         return inputs
