@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from invariant_rag.audit.metrics import agreement
-from invariant_rag.audit.statistics import mean_interval, paired_t_test, variations
+from invariant_rag.audit.statistics import mean_interval
 from invariant_rag.errors import InvalidRun
 
 from invariant_rag_benchmarks.base import Benchmark, Record
 from invariant_rag_benchmarks.comparisons import Comparison, comparisons, means_by, oracle_score
+from invariant_rag_benchmarks.scores import paired_t_test, variations
 
 
 def summarise(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
@@ -21,11 +21,11 @@ def summarise(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 
     Of the benchmark's main score: `mean`, `worst` (each question's worst variant), `best`, `spread` (best variant minus
     worst) and `deviation` (standard deviation over variants), both over the questions that were asked in every variant,
     with the `chance` that noise alone stays below 19 times out of 20; None if there are no such questions. `flips` is
-    the share of questions whose answers differ between variants, `agreement` that of the others (see
-    `metrics.agreement`). `first_order` is the paired t-test of the first variant against the mean of the others, over
-    questions (RoToR's appendix I pairs whole tasks); None for fewer than two pairs. The `figures` of a routed run say
-    how often the invariant answer was kept, and what the better branch scores. Intervals are over questions,
-    of which the variants are no independent observations.
+    the share of questions whose answers differ between variants, `agreement` that of the others, which are without
+    sensitivity to permutations (Stable-RAG, arXiv 2601.02993). `first_order` is the paired t-test of the first variant
+    against the mean of the others, over questions (RoToR's appendix I pairs whole tasks); None below two pairs.
+    The `figures` of a routed run say how often the invariant answer was kept, and what the better branch scores.
+    Intervals are over questions, of which the variants are no independent observations.
 
     Raises:
         InvalidRun: There are no records.
@@ -77,7 +77,7 @@ def _first_order_test(by_variant: Mapping[str, Sequence[Record]], metric: str) -
     both = [name for name in scores if name in others]
     if len(both) < 2:
         return None
-    return paired_t_test([scores[name] for name in both], [float(np.mean(others[name])) for name in both]).as_dict()
+    return paired_t_test([scores[name] for name in both], [float(np.mean(others[name])) for name in both])
 
 
 def _estimates(records: Sequence[Record], metric: str, seed: int) -> dict[str, dict[str, float] | None]:
@@ -93,7 +93,7 @@ def _estimates(records: Sequence[Record], metric: str, seed: int) -> dict[str, d
         "mean": np.nanmean(scores, axis=1),
         "worst": np.nanmin(scores, axis=1),
         "best": np.nanmax(scores, axis=1),
-        "agreement": (agreed := np.array([agreement(answers[name]) for name in questions])),
+        "agreement": (agreed := np.array([float(len(set(answers[name])) == 1) for name in questions])),
         "flips": 1 - agreed,
     }
     found = variations(scores, seed)

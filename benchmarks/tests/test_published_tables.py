@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.audit.statistics import paired_t_test
 from invariant_rag.errors import InvalidChoice, UnknownName
 from invariant_rag.interventions import INTERVENTIONS, HiddenScaling
 from invariant_rag.methods import METHODS
@@ -23,6 +22,7 @@ from invariant_rag_benchmarks.published_tables import (
     resolve_table,
 )
 from invariant_rag_benchmarks.reproduction import configs_to_run, reproduce, rows_to_measure
+from invariant_rag_benchmarks.scores import paired_t_test
 from invariant_rag_benchmarks.tasks.judging import SECTIONS
 
 RECORD_METRICS = {"routed", "perplexity", "collisions", "seconds"}
@@ -83,11 +83,11 @@ def test_the_t_tests_of_rotor_follow_from_its_table_of_scores():
         pairs = [pair for each in values for pair in zip(each[::2], each[1::2], strict=True) if None not in pair]
         test = paired_t_test([before for before, _ in pairs], [after for _, after in pairs])
         freedom, difference, t, critical = row.values
-        assert (test.degrees_of_freedom, len(pairs)) == (freedom, 9)
-        assert test.difference == pytest.approx(difference, abs=0.005)
-        assert test.critical == pytest.approx(critical, abs=0.0005)
-        assert test.t * (9 / 8) ** 0.5 == pytest.approx(t, abs=0.005)
-        assert test.significant == (t > critical) == (name == "Original Model")
+        assert (test["degrees_of_freedom"], len(pairs)) == (freedom, 9)
+        assert test["difference"] == pytest.approx(difference, abs=0.005)
+        assert test["critical"] == pytest.approx(critical, abs=0.0005)
+        assert test["t"] * (9 / 8) ** 0.5 == pytest.approx(t, abs=0.005)
+        assert (test["t"] > test["critical"]) == (t > critical) == (name == "Original Model")
 
 
 def test_the_scores_of_rotor_before_and_after_shuffling_are_those_of_its_main_tables():

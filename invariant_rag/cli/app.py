@@ -9,8 +9,9 @@ import typer
 from typer.core import TyperGroup
 
 from invariant_rag import __version__
-from invariant_rag.cli import audit, models
+from invariant_rag.cli import models
 from invariant_rag.cli.ask import ask
+from invariant_rag.cli.audit import audit
 from invariant_rag.cli.console import accept_any_text, handle_errors, print_text
 from invariant_rag.cli.explain import explain
 from invariant_rag.cli.plugins import command_of_package, names_of_packages
@@ -47,7 +48,7 @@ app.command()(ask)
 app.command()(explain)
 app.command()(models.models)
 app.command("search-dimension")(search_dimension)
-app.add_typer(audit.app, name="audit")
+app.command()(audit)
 app.command()(serve)
 for _listing in (models.methods, models.interventions, models.orderings):
     app.command()(_listing)

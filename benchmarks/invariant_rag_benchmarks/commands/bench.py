@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from invariant_rag.audit.progress import no_progress
+from invariant_rag.audit.calling import no_progress
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
