@@ -64,7 +64,7 @@ def audit(
     ] = None,
     docs: Annotated[
         list[Path] | None,
-        typer.Option("--docs", help="Documents to retrieve from, for questions without segments. Repeatable."),
+        typer.Option("--docs", help="File or folder: .txt, .md, .jsonl, .pdf. Repeatable."),
     ] = None,
     retriever: options.Retriever = "faiss",
     strict: options.Strict = False,
