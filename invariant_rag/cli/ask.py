@@ -13,7 +13,8 @@ from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_error, print_json, print_skipped, print_text, print_warning
 from invariant_rag.cli.example import EXAMPLE_DOCUMENTS, Asked, asked
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.errors import ToyModelWarning
+from invariant_rag.errors import InvalidChoice, ToyModelWarning
+from invariant_rag.models.embedded import is_toy
 from invariant_rag.rag.readers import check_documents
 from invariant_rag.rag.text import truncate
 from invariant_rag.shown import counted
@@ -37,7 +38,7 @@ def ask(
     dtype: options.DType = "auto",
     device_map: options.DeviceMap = "auto",
     k: options.TopK = 10,
-    retriever: options.ExampleRetriever = None,
+    retriever: options.Retriever = "bm25",
     strict: options.Strict = False,
     max_chars: options.MaxChars = 1000,
     max_new_tokens: options.MaxNewTokens = 64,
@@ -73,7 +74,7 @@ def ask(
                          answers: [{text, count}], plain_distinct, plain_answers: [{text, count}]}
     """  # noqa: D301
     if stream and as_json:
-        raise typer.BadParameter("choose one of --stream and --json")
+        raise InvalidChoice("expected --stream or --json, got both", hint="Choose one of them.")
     wanted = asked(question, [*(docs or []), *(more or [])], retriever)
     question = wanted.question
     with handle_errors():
@@ -100,7 +101,8 @@ def ask(
             document["order_check"] = check.as_dict()
         print_json(document)
     else:
-        print_text(", ".join(f"{key} {value}" for key, value in described.items()), style="dim")
+        toy = {"name": "of the embedded toy, which knows only made-up places"} if is_toy(described["name"]) else {}
+        print_text(", ".join(f"{key} {value}" for key, value in {**described, **toy}.items()), style="dim")
         if one_order:
             print_text("\nOrder check: one chunk has one order, so there is nothing to compare", style="bold")
         if check:
@@ -124,31 +126,32 @@ def load_rag(
 ) -> tuple[RAG, dict[str, float]]:
     """Index the documents, load the model, and return both with the seconds that each took."""
     from invariant_rag.methods import check_method_and_ordering
+    from invariant_rag.models.hub import check_model
+    from invariant_rag.rag.documents import load_chunks
     from invariant_rag.rag.retrieval import resolve_retriever
 
-    # Before torch is imported, which takes seconds.
+    # What can be wrong is found out before torch is imported, which takes seconds.
     check_method_and_ordering(loading_options["method"], loading_options["ordering"])
-    resolve_retriever(wanted.retriever)
+    build_index = resolve_retriever(wanted.retriever)
     check_documents(wanted.paths)
-    with progress_bar("Indexing documents"):
-        # These import torch, which takes seconds: show the bar meanwhile.
-        from invariant_rag.generation.choices import check_before_loading
-        from invariant_rag.generation.model import InvariantModel
-        from invariant_rag.models.loading import load_config
-        from invariant_rag.rag.pipeline import RAG, index_documents
-
-        disable_transformers_bars()
-        check_before_loading(model, **loading_options)
-        load_config(model)  # a model that is not there is found out before anything is indexed
-        start = perf_counter()
-        skipped: list[RetrievalError] = []
-        index = index_documents(
-            wanted.paths, wanted.retriever, max_chars=max_chars, strict=strict, on_skipped=skipped.append
-        )
-        indexed = perf_counter()
+    check_model(model)
+    skipped: list[RetrievalError] = []
+    with progress_bar("Reading documents"):
+        chunks = load_chunks(wanted.paths, max_chars=max_chars, strict=strict, on_skipped=skipped.append)
     print_skipped(skipped)
     if model is None and wanted.paths != [EXAMPLE_DOCUMENTS]:
         print_warning(str(ToyModelWarning()))
+    with progress_bar("Indexing documents"):
+        # These import torch: show the bar meanwhile.
+        from invariant_rag.generation.choices import check_before_loading
+        from invariant_rag.generation.model import InvariantModel
+        from invariant_rag.rag.pipeline import RAG
+
+        disable_transformers_bars()
+        check_before_loading(model, **loading_options)
+        start = perf_counter()
+        index = build_index(chunks)
+    indexed = perf_counter()
     with progress_bar("Loading model"):
         loaded = InvariantModel.from_pretrained(model, **loading_options)
     return RAG(loaded, index, k), {"index": indexed - start, "load": perf_counter() - indexed}

@@ -1,4 +1,4 @@
-"""The example of `ask` and `explain`: a question, and ten documents that are part of the package."""
+"""The example of `ask`: a question, and ten documents that are part of the package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import typer
+from invariant_rag.errors import InvalidChoice
 
 EXAMPLE_QUESTION = "What colour is the flag of Gesthaven?"
 EXAMPLE_DOCUMENTS = Path(__file__).parent / "example_documents"
@@ -21,21 +21,22 @@ class Asked:
     retriever: str
 
 
-def asked(question: str | None, paths: Iterable[Path], retriever: str | None) -> Asked:
-    """Return what the user asks or, without a question and documents, the example, with a retriever without a model.
+def asked(question: str | None, paths: Iterable[Path], retriever: str) -> Asked:
+    """Return what the user asks or, without a question and documents, the example.
 
     Raises:
-        BadParameter: One of question and documents is missing, or the question is blank.
+        InvalidChoice: One of question and documents is missing, or the question is blank.
     """
     given = list(paths)
-    if question is not None and not question.strip():
-        raise typer.BadParameter("expected a question, got blank text")
     if question is None and not given:
-        return Asked(EXAMPLE_QUESTION, [EXAMPLE_DOCUMENTS], retriever or "bm25")
-    if question is None or not given:
-        missing = "a question" if question is None else "--docs"
-        raise typer.BadParameter(
-            f'{missing} is missing: invariant-rag ask "Who approves travel?" --docs FOLDER --model MODEL. '
-            "Without both, the example of the package is asked."
+        return Asked(EXAMPLE_QUESTION, [EXAMPLE_DOCUMENTS], retriever)
+    is_blank = not (question or "").strip()
+    if is_blank or not given:
+        asked_for = "blank text" if question else "none"
+        missing = f"a question, got {asked_for}" if is_blank else "documents, got none: --docs is missing"
+        raise InvalidChoice(
+            f"expected {missing}",
+            hint='Such as: invariant-rag ask "Who approves travel?" --docs FOLDER --model MODEL. '
+            "Without question and documents, an example is asked.",
         )
-    return Asked(question, given, retriever or "faiss")
+    return Asked(str(question), given, retriever)

@@ -25,7 +25,7 @@ def explain(
     dtype: options.DType = "auto",
     device_map: options.DeviceMap = "auto",
     k: options.TopK = 10,
-    retriever: options.ExampleRetriever = None,
+    retriever: options.Retriever = "bm25",
     strict: options.Strict = False,
     max_chars: options.MaxChars = 1000,
     max_new_tokens: options.MaxNewTokens = 64,
