@@ -27,21 +27,22 @@ def check_model(name: str | Path | None, *, weights: bool = True) -> None:
         return
     check_path("model", name, error=ModelNotFound)
     source = str(name)
+    look = f"Run `ls {source}`: the folder of a model holds config.json and its weights."
     expected = f"expected the hub id or the folder of a model, got {source}"
     file = os.path.join(source, "config.json")  # noqa: PTH118 - a hub id is no path
     if not os.path.isdir(source):  # noqa: PTH112
         if os.path.exists(source) or is_folder_name(source):  # noqa: PTH110
             what = "a file" if os.path.exists(source) else "no such folder"  # noqa: PTH110
-            raise ModelNotFound(f"{expected}: {what}", hint="The folder of a model holds config.json and its weights.")
+            raise ModelNotFound(f"{expected}: {what}", hint=look)
         file = _download_config(source, expected)
     if not weights:
         return
     try:
         config = parse_json(read_bytes(Path(file)))
     except (OSError, ValueError) as error:
-        raise ModelNotFound(f"{expected}: its config.json cannot be read: {reason(error)}") from error
+        raise ModelNotFound(f"{expected}: its config.json cannot be read: {reason(error)}", hint=look) from error
     if not isinstance(config, dict) or "model_type" not in config:
-        raise ModelNotFound(f"{expected}: its config.json names no model_type", hint="Save the model once more.")
+        raise ModelNotFound(f"{expected}: its config.json names no model_type", hint=look)
 
 
 def _download_config(name: str, expected: str) -> str:
