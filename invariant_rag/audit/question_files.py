@@ -57,7 +57,7 @@ def read_entries(path: Path) -> Entries:
         if path.is_dir():
             return _read_dataset(path)
         if not path.exists():
-            raise InvalidQuestion(f"no such file: {path}")
+            raise InvalidQuestion(f"no such file: {path}", hint="")
         if suffix not in {".jsonl", *documents, *_TABLES}:
             known = ", ".join([".jsonl", *documents, *_TABLES])
             raise InvalidQuestion(f"{path}: expected a file of {known}, or a folder of a saved dataset")

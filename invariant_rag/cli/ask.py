@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -79,37 +79,11 @@ def ask(
     """  # noqa: D301
     if stream and as_json:
         raise InvalidChoice("expected --stream or --json, got both", hint="Choose one of them.")
-    paths = [*(docs or []), *(more or [])]
-    is_example = question is None and not paths
-    if is_example:
-        question, paths = EXAMPLE_QUESTION, [EXAMPLE_DOCUMENTS]
-    if not question or not question.strip() or not paths:
-        got = "documents, got none: --docs is missing" if (question or "").strip() else "a question, got none"
-        raise InvalidChoice(
-            f"expected {got}",
-            hint='Such as: invariant-rag ask "Who approves travel?" --docs FOLDER --model MODEL. '
-            "Without question and documents, an example is asked.",
-        )
-    choices = {"method": method, "ordering": ordering, "overflow": overflow}
-    loading = {**choices, "dtype": dtype, "device_map": device_map}
-    chunks, build_index = _read_chunks(paths, retriever, method, ordering, model, max_chars=max_chars, strict=strict)
-    if model is None and not is_example:
-        print_warning(str(ToyModelWarning()))
-    with progress_bar("Indexing documents"):
-        # These import torch: show the bar meanwhile.
-        from invariant_rag.generation.choices import check_before_loading
-        from invariant_rag.generation.model import InvariantModel
-        from invariant_rag.rag.pipeline import RAG
-
-        disable_transformers_bars()
-        check_before_loading(model, **loading)
-        start = perf_counter()
-        index = build_index(chunks)
-        indexed = perf_counter()
-    with progress_bar("Loading model"):
-        rag = RAG(InvariantModel.from_pretrained(model, **loading), index, k)
-        loaded = perf_counter()
-    if is_example and not as_json:
+    question, paths = _asked(question, [*(docs or []), *(more or [])])
+    loading = {"method": method, "ordering": ordering, "overflow": overflow, "dtype": dtype, "device_map": device_map}
+    chunks, build_index = _read_chunks(paths, retriever, model, loading, max_chars=max_chars, strict=strict)
+    rag, seconds = _load_rag(chunks, build_index, k, model, loading)
+    if paths == [EXAMPLE_DOCUMENTS] and not as_json:
         print_text(f"{question}\n", style="bold")
     if stream:
         _stream_answer(rag, question, max_new_tokens)
@@ -124,7 +98,7 @@ def ask(
     described = _describe(rag.model)
     if as_json:
         document = {"question": question, "model": described, **answer.as_dict(), "order_check": None}
-        document["timings"] = {"index": indexed - start, "load": loaded - indexed, **document["timings"]}
+        document["timings"] = {**seconds, **document["timings"]}
         if check:
             document["order_check"] = check.as_dict()
         print_json(document)
@@ -144,12 +118,26 @@ def ask(
         raise typer.Exit(1)
 
 
+def _asked(question: str | None, paths: list[Path]) -> tuple[str, list[Path]]:
+    """Return a question and its documents: those given, or the example."""
+    if question is None and not paths:
+        return EXAMPLE_QUESTION, [EXAMPLE_DOCUMENTS]
+    if question and question.strip() and paths:
+        return question, paths
+    asked = "a question, got none" if question is None else "a question, got blank text"
+    missing = "documents, got none: --docs is missing" if (question or "").strip() else asked
+    raise InvalidChoice(
+        f"expected {missing}",
+        hint='Such as: invariant-rag ask "Who approves travel?" --docs FOLDER --model MODEL. '
+        "Without question and documents, an example is asked.",
+    )
+
+
 def _read_chunks(
     paths: list[Path],
     retriever: str,
-    method: str,
-    ordering: str | None,
     model: str | None,
+    loading: Mapping[str, Any],
     *,
     max_chars: int,
     strict: bool,
@@ -160,7 +148,7 @@ def _read_chunks(
     from invariant_rag.rag.documents import load_chunks
     from invariant_rag.rag.retrieval import resolve_retriever
 
-    check_method_and_ordering(method, ordering)
+    check_method_and_ordering(loading["method"], loading["ordering"])
     build_index = resolve_retriever(retriever)
     check_documents(paths)
     check_model(model)
@@ -168,7 +156,29 @@ def _read_chunks(
     with progress_bar("Reading documents"):
         chunks = load_chunks(paths, max_chars=max_chars, strict=strict, on_skipped=skipped.append)
     print_skipped(skipped)
+    if model is None and paths != [EXAMPLE_DOCUMENTS]:
+        print_warning(str(ToyModelWarning()))
     return chunks, build_index
+
+
+def _load_rag(
+    chunks: list[Segment], build_index: RetrieverFactory, k: int, model: str | None, loading: Mapping[str, Any]
+) -> tuple[RAG, dict[str, float]]:
+    """Index the chunks, load the model, and return both with the seconds that each took."""
+    with progress_bar("Indexing documents"):
+        # These import torch, which takes seconds: show the bar meanwhile.
+        from invariant_rag.generation.choices import check_before_loading
+        from invariant_rag.generation.model import InvariantModel
+        from invariant_rag.rag.pipeline import RAG
+
+        disable_transformers_bars()
+        check_before_loading(model, **loading)
+        start = perf_counter()
+        index = build_index(chunks)
+        indexed = perf_counter()
+    with progress_bar("Loading model"):
+        rag = RAG(InvariantModel.from_pretrained(model, **loading), index, k)
+    return rag, {"index": indexed - start, "load": perf_counter() - indexed}
 
 
 def _stream_answer(rag: RAG, question: str, max_new_tokens: int) -> None:

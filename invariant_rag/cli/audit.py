@@ -28,6 +28,7 @@ from invariant_rag.cli.console import (
 )
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.errors import FieldWarning, InvalidChoice, RetrievalError, ToyModelWarning, UnsupportedCombination
+from invariant_rag.files import make_folder
 from invariant_rag.rag.readers import check_documents
 from invariant_rag.shown import counted
 
@@ -119,11 +120,14 @@ def run(
     from invariant_rag.audit.advice import Gate
     from invariant_rag.audit.folder import make_new_folder, read_run
     from invariant_rag.audit.run import audit, check_extras
+    from invariant_rag.rag.retrieval import resolve_retriever
 
     with handle_errors(), _warnings_as_notes():
         chosen = _parsed_choices(choices)
         if (resume is None) == (questions is None):
             raise typer.BadParameter("name a file of QUESTIONS, or continue an audit with --resume, which has its own")
+        if docs:
+            resolve_retriever(retriever)
         check_documents(docs or ())
         gates = [Gate.parse(each) for each in fail_on or ()]
         asked = read_run(resume)[2] if resume is not None else _parse(questions, chosen.fields)
@@ -135,7 +139,7 @@ def run(
                 raise typer.BadParameter(
                     "--out is missing: name a folder for answers and report, or ask with --dry-run"
                 )
-            make_new_folder(out)
+            make_new_folder(make_folder(out))
         check_extras()
         has_model_as_judge = chosen.judge is not None and not is_url(chosen.judge)
         _check_models(

@@ -103,7 +103,7 @@ _EXPECTED = {
 def _describe_usage(error: Any) -> tuple[str, str]:
     """Return what is wrong with a command line, and where its command is described."""
     hint = f"See `{error.ctx.command_path} --help`." if error.ctx else ""
-    found = getattr(error.__cause__, "errors", list)()
+    found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     if not found:  # of the command itself, or of a typer without pydantic
         return error.format_message().removeprefix("Invalid value: "), hint
     choices = getattr(getattr(error.param, "type_descriptor", None), "choices", None)
