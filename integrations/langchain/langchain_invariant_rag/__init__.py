@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from langchain_invariant_rag.chat_models import ChatInvariant
     from langchain_invariant_rag.documents import Segments
     from langchain_invariant_rag.embeddings import InvariantEmbeddings
-    from langchain_invariant_rag.evaluation import InvariantPairwiseEvaluator
     from langchain_invariant_rag.llms import InvariantLLM
     from langchain_invariant_rag.middleware import InvariantRAGMiddleware
     from langchain_invariant_rag.prompts import SEGMENT_PROMPT, SegmentsPlaceholder, create_invariant_documents_chain
@@ -32,7 +31,6 @@ _MODULES = {
     "documents": ["Segments"],
     "embeddings": ["InvariantEmbeddings"],
     "errors": ["OrderWarning"],
-    "evaluation": ["InvariantPairwiseEvaluator"],
     "llms": ["InvariantLLM"],
     "middleware": ["InvariantRAGMiddleware"],
     "prompts": ["SEGMENT_PROMPT", "SegmentsPlaceholder", "create_invariant_documents_chain"],
