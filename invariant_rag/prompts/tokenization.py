@@ -46,9 +46,7 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -
             hint="Build one with lm.chat_prompt(question, documents), or with Prompt(prefix, segments, suffix).",
         )
     literals = None if tokenizer is None else literals_of(tokenizer)
-    texts = []
-    for text in prompt.texts:
-        texts.append(_encode_text(text, literals) if isinstance(text, str) else text)
+    texts = [_encode_text(text, literals) if isinstance(text, str) else text for text in prompt.texts]
     first, last = prompt.texts[0], prompt.texts[-1]
     if literals is not None and isinstance(first, str) and (first or isinstance(last, str)):
         start = literals.leading_ids()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
@@ -79,9 +80,7 @@ def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots
     """
     known = list(retrievals)
     findings: list[Finding] = []
-    found: list[Turn] = []
-    for turn in turns:
-        found.append(turn if turn.role == "assistant" else _with_sets(turn, known, findings))
+    found = list(map(_with_sets, turns, repeat(known), repeat(findings)))
     for slot in sorted(set(slots), key=len, reverse=True):
         segments = find_set(slot, [each for each in known if each.is_set]) if slot else None
         if segments is not None and sum(text.count(slot) for text in _contents(found)[0]) == 1:
@@ -142,7 +141,9 @@ def merge_texts(parts: Iterable[Any]) -> list[Any]:
 
 
 def _with_sets(turn: Turn, known: Sequence[Retrieval], findings: list[Finding]) -> Turn:
-    """Return a turn whose declared segments are in sets."""
+    """Return a turn whose declared segments are in sets; one of an assistant as it is."""
+    if turn.role == "assistant":
+        return turn
     parts: list[Any] = []
     for part in turn.parts:
         pieces, rest = split_marked(part) if isinstance(part, str) else ([part], False)
