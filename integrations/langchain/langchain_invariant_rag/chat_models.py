@@ -77,7 +77,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
         able = dict.fromkeys(("open_weights", "text_inputs", "text_outputs", "tool_calling", "structured_output"), True)
         unable = dict.fromkeys(("image_inputs", "pdf_inputs", "audio_inputs", "video_inputs"), False)
         known = {} if self.context_window is None else {"max_input_tokens": self.context_window}
-        return ModelProfile(name=self.model_name, max_output_tokens=self.max_tokens, **able, **unable, **known)  # type: ignore[typeddict-item]
+        return ModelProfile(name=self.model_name, max_output_tokens=self.max_tokens, **able, **unable, **known)  # type: ignore[typeddict-item, no-any-return]
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
