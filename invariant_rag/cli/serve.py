@@ -53,6 +53,8 @@ def serve(
     """
     with handle_errors():
         check_packages()
+        from invariant_rag.methods import check_method_and_ordering
+        from invariant_rag.models.hub import check_model
         from invariant_rag.server.engines.building import build_engine, build_reranker, check_reranker
         from invariant_rag.server.logs import configure_logging, export_traces
         from invariant_rag.server.serving import reserve
@@ -65,6 +67,9 @@ def serve(
             max_body_bytes=int(check_real("--max-body-mb", max_body_mb) * (1 << 20)),
         )
         config = made(EngineConfig, fields)
+        if config.upstream is None and config.vllm is None:  # before torch is imported, which takes seconds
+            check_method_and_ordering(config.method or "rotor", config.ordering)
+            check_model(config.model)
         check_reranker(reranker)
         with reserve(host, port) as reserved:
             with progress_bar("Loading model"):

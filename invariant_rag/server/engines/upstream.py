@@ -96,7 +96,10 @@ class Upstream(Engine):
         timeout: float = 300.0,
     ) -> None:
         if not re.match(r"https?://[^/]", url):
-            raise InvalidChoice(f"upstream: expected an address with http:// or https://, got {url!r}")
+            raise InvalidChoice(
+                f"upstream: expected an address with http:// or https://, got {url!r}",
+                hint="Such as http://127.0.0.1:8001/v1.",
+            )
         if method not in METHODS:
             raise InvalidChoice(f"method: expected {', '.join(sorted(METHODS))} for an upstream, got {method!r}")
         if votes < 2:
