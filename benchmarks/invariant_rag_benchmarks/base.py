@@ -115,12 +115,12 @@ class Selection:
     Attributes:
         limit: Largest number of questions; None for all.
         seed: Seed of the sample, and of everything else that a benchmark draws.
-        load_tokenizer: Returns the model's tokenizer, for benchmarks whose chunks are counted in tokens.
+        load_tokenizer: Returns the model's tokenizer, or None, for benchmarks whose chunks are counted in tokens.
     """
 
     limit: int | None = None
     seed: int = 0
-    load_tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None
+    load_tokenizer: Callable[[], PreTrainedTokenizerBase | None] = lambda: None
 
     def sample(self, examples: Sequence[T]) -> list[tuple[int, T]]:
         """Return the chosen examples with their index in the file. A sample contains every smaller one."""

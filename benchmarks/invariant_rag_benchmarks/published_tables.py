@@ -188,8 +188,8 @@ def _table(data: Mapping[str, Any]) -> PublishedTable:
             raise ValueError(f"{data['id']}, {each['model']}, {name}: {len(values)} values, {len(columns)} columns")
         setup = Setup(**setups[name]) if name in setups else None
         rows.append(PublishedRow(each["model"], name, setup, name in oracles, values))
-    texts = (data.get(name, "").strip() for name in ("id", "paper", "number", "title", "note"))
-    return PublishedTable(*texts, tuple(columns), tuple(rows))
+    texts = {name: data.get(name, "").strip() for name in ("id", "paper", "number", "title", "note")}
+    return PublishedTable(**texts, columns=tuple(columns), rows=tuple(rows))
 
 
 @dataclass(frozen=True)

@@ -93,8 +93,8 @@ def configs_to_run(
                 setup = asdict(row.setup)
                 if row.setup.intervention == _intervention_name(base.intervention):
                     setup["intervention"] = base.intervention
-                about = {"benchmark": column.benchmark, "settings": column.settings}
-                configs[_key(row, column)] = replace(base, **about, **setup)
+                about: dict[str, Any] = {"benchmark": column.benchmark, "settings": column.settings, **setup}
+                configs[_key(row, column)] = replace(base, **about)
     return configs
 
 

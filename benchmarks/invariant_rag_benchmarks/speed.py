@@ -251,8 +251,9 @@ def _attention_flops(queries: Any, keys: Any, values: Any, *args: Any, **kwargs:
 
 
 def _generate_plain(model: PreTrainedModel, ids: torch.Tensor) -> GenerateFunction:
-    generate: Any = partial(model.generate, input_ids=ids, do_sample=False, pad_token_id=0)
-    return lambda count, timer: generate(max_new_tokens=count, streamer=timer)
+    generate: Any = model.generate
+    given = {"input_ids": ids, "do_sample": False, "pad_token_id": 0}
+    return lambda count, timer: generate(**given, max_new_tokens=count, streamer=timer)
 
 
 def _generate_with(lm: InvariantModel, prompt: Prompt) -> GenerateFunction:

@@ -57,7 +57,7 @@ def token_starts(text: str, selection: Selection) -> list[int]:
     """
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise InvalidDataset("expected a text to split into chunks, got one with half of a surrogate pair")
-    tokenizer = selection.load_tokenizer() if selection.load_tokenizer is not None else None
+    tokenizer = selection.load_tokenizer()
     if tokenizer is None or not tokenizer.is_fast:
         raise TokenizerRequired("this benchmark counts tokens: it needs a model with a fast tokenizer")
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)

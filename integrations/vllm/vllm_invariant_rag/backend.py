@@ -53,7 +53,7 @@ class VLLMBackend(InvariantModel):
     """An `InvariantModel` whose `generate`, `stream` and `score` run on vLLM.
 
     Greedy answers are those of `InvariantModel.generate` up to rounding, sampled ones are drawn by vLLM's own random
-    numbers. `logits`, `arranged` and `explain` need a model in this process, and are refused.
+    numbers. `logits` and `arranged` need a model in this process, and are refused.
 
     Example:
         ```python
@@ -197,10 +197,6 @@ class VLLMBackend(InvariantModel):
     def arranged(self, prompts: Sequence[PreparedPrompt]) -> NoReturn:
         """Refuse: vLLM's forward pass is its own."""
         _refuse("arranged attention")
-
-    def explain(self, prompt: Prompt, *, max_new_tokens: int | None = None) -> NoReturn:
-        """Refuse: vLLM returns no attention weights."""
-        _refuse("explanations")
 
     @overload
     def generate(
