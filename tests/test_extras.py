@@ -48,7 +48,7 @@ from invariant_rag.orderings.cross_encoder import CrossEncoder
 lm = InvariantModel.from_pretrained()
 prompt = lm.chat_prompt("Who founded Brenn?", ["Brenn was founded by Teso Carno.", "Ostra lies on the Senn."])
 print(RAG.from_documents(EXAMPLE_DOCUMENTS, lm, "bm25").ask("What colour is the flag of Gesthaven?").text)
-print(lm.explain(prompt, max_new_tokens=8).answer.text)
+print(lm.generate(prompt, max_new_tokens=8).text)
 print(CliRunner().invoke(app, ["ask", "--check-order", "1"]).exit_code)
 
 
@@ -62,8 +62,6 @@ def refused(call):
 refused(lambda: RAG.from_documents(EXAMPLE_DOCUMENTS, lm))
 refused(load_embedder)
 refused(lambda: lm.with_method(ordering=CrossEncoder("none")).generate(prompt, max_new_tokens=1))
-refused(lambda: lm.explain(prompt, max_new_tokens=1).figure())
-refused(lambda: lm.explain(prompt, max_new_tokens=1).save_figure("x.png"))
 refused(lambda: audit(lm, [dict(question="Who?", segments=["a", "b"])]))
 refused(lambda: search_dimension(lm.model, lm.tokenizer))
 refused(lambda: constrain(lm, dict(type="object")))
@@ -77,7 +75,6 @@ with TemporaryDirectory() as folder:
     questions.write_text('{{"question": "Who?", "segments": ["a", "b"]}}')
     for arguments in (
         ["ask", "--retriever", "faiss"],
-        ["explain", "--out", "x.png"],
         ["ask", "--ordering", "embedding"],
         ["search-dimension", "no-such/model", "--out", folder],
         ["audit", str(questions), "--out", folder, "--model", "no-such/model"],
@@ -86,8 +83,8 @@ with TemporaryDirectory() as folder:
     sys.modules["scipy"] = sys  # other packages bring scipy without matplotlib
     print(" ".join(CliRunner().invoke(app, arguments).stderr.split()))
 """
-LATE = ["retrieval"] * 5 + ["plots", "retrieval", "evaluation", "evaluation", "evaluation"]
-EXTRAS = ["retrieval"] * 3 + ["plots"] * 2 + ["evaluation"] * 2 + ["structured", *LATE]
+LATE = ["retrieval"] * 5 + ["retrieval", "evaluation", "evaluation", "evaluation"]
+EXTRAS = ["retrieval"] * 3 + ["evaluation"] * 2 + ["structured", *LATE]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +94,7 @@ def printed() -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_without_extras_documents_are_retrieved_answered_and_explained(printed: list[str]) -> None:
+def test_without_extras_documents_are_retrieved_and_answered(printed: list[str]) -> None:
     assert printed[:3] == ["orange and black", "Teso Carno", "0"]
 
 

@@ -12,7 +12,6 @@ from invariant_rag import __version__
 from invariant_rag.cli import audit, models
 from invariant_rag.cli.ask import ask
 from invariant_rag.cli.console import accept_any_text, handle_errors, print_text
-from invariant_rag.cli.explain import explain
 from invariant_rag.cli.plugins import command_of_package, names_of_packages
 from invariant_rag.cli.search_dimension import search_dimension
 from invariant_rag.cli.serve import serve
@@ -44,7 +43,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(ask)
-app.command()(explain)
 app.command()(models.models)
 app.command("search-dimension")(search_dimension)
 app.add_typer(audit.app, name="audit")
@@ -59,7 +57,6 @@ invariant-rag {__version__}: answers that do not depend on the order in which do
 Try it; these need no network, no GPU and no documents of yours:
 
   invariant-rag ask --check-order 10   one question over ten documents, in eleven orders: who changes the answer?
-  invariant-rag explain                which document saw which, at what distance, and what the answer owes to each
   invariant-rag methods                the ways to read documents as a set, and what each costs
 
 Then with your own documents and model:

@@ -1,4 +1,4 @@
-"""The example of `ask` and `explain`: a question, and ten documents that are part of the package."""
+"""The example of `ask`: a question, and ten documents that are part of the package."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ MISSPELT = [
 ]
 
 
-@pytest.mark.parametrize("command", ["ask", "explain", "audit"])
+@pytest.mark.parametrize("command", ["ask", "audit"])
 @pytest.mark.parametrize(("options", "message", "meant"), MISSPELT)
 def test_a_misspelt_name_is_refused_before_anything_is_indexed_or_loaded(
     command: str, options: list[str], message: str, meant: str, questions: Path, docs: Path, tmp_path: Path
@@ -158,10 +158,8 @@ def test_a_misspelt_name_is_refused_before_anything_is_indexed_or_loaded(
         ("ask Who? --docs {docs} --stream --json", "--stream and --json"),
         ("ask {blank} --docs {docs}", "expected a question, got blank text"),
         ("ask Who? --docs {docs} --model {docs}/none", "There is no such folder, or no model in it"),
-        *((f"{name} Who?", "--docs is missing") for name in ("ask", "explain")),
-        *((f"{name} --docs x", "a question is missing") for name in ("ask", "explain")),
-        ("explain --out ring.txt --max-new-tokens 1", ".png"),
-        ("explain --out {docs}/mill.md/ring.svg", "cannot make the folder"),
+        ("ask Who?", "--docs is missing"),
+        ("ask --docs x", "a question is missing"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(command: str, message: str, docs: Path) -> None:
