@@ -95,12 +95,6 @@ def test_choices_that_make_no_sense_are_refused(llm: Any, lm: InvariantModel, on
         on_vllm.with_routing()
     with pytest.raises(UnsupportedCombination):
         on_vllm.with_method("sequential", intervention="ms-poe")
-<<<<<<< HEAD
-=======
-    for needs_weights in (on_vllm.logits,):
-        with pytest.raises(UnsupportedCombination, match="in this process"):
-            needs_weights(lm.chat_prompt("What is told?", documents(2, 405)))
->>>>>>> main
     with pytest.raises(UnsupportedCombination, match="in this process"):
         on_vllm.logits(lm.chat_prompt("What is told?", documents(2, 405)))
     with pytest.raises(UnsupportedCombination, match="in this process"), on_vllm.arranged([]):

@@ -20,7 +20,7 @@ FACTS_PATH = "/v1/invariant_rag"
 """Answers what the server serves, to whom it also answers /v1/models."""
 
 COMPLETIONS_PATH = FACTS_PATH + "/completions"
-"""Takes what /v1/completions takes. A vLLM without our middleware would read documents causally, and has no such path."""
+"""Takes what /v1/completions takes. A vLLM without our middleware has no such path, and would read causally."""
 
 OnTokens = Callable[[Sequence[int]], None]
 """Called with the next tokens of a sequence."""
