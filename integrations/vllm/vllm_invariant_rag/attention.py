@@ -55,13 +55,7 @@ class _Prompt:
 def _arranged_prompts(metadata: Any, kernel_block: int, device: torch.device) -> list[_Prompt]:
     """Return the arranged prompts of a batch, found once for all layers of a step.
 
-    Args:
-        metadata: vLLM's metadata of the batch.
-        kernel_block: Tokens of a block as the kernel sees it; a block of vLLM may be several of these.
-        device: Where the batch is.
-
-    Raises:
-        UnsupportedServer: A request that has to be arranged is not in the batch.
+    A block of vLLM may be several of the kernel's. UnsupportedServer: a request to arrange is not in the batch.
     """
     if not STEP.readings or metadata is None:
         return []

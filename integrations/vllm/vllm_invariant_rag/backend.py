@@ -164,7 +164,7 @@ class VLLMBackend(InvariantModel):
 
     def with_routing(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: a router asks two branches of a model in this process."""
-        _refuse()
+        _refuse("routing")
 
     @overload
     def generate(
@@ -299,7 +299,7 @@ class _Elsewhere(Prefiller):
     device = torch.device("cpu")
 
     def exclusive(self, *, gradients: bool = False) -> NoReturn:
-        _refuse()
+        _refuse("a forward pass")
 
 
 @dataclass
@@ -324,10 +324,9 @@ def _load_without_weights(source: str | Path) -> InvariantModel:
     return InvariantModel(model.eval(), tokenizer)
 
 
-def _refuse() -> NoReturn:
+def _refuse(wanted: str) -> NoReturn:
     raise UnsupportedCombination(
-        "expected a model in this process, whose layers and logits are at hand, got one on vLLM",
-        hint="Load an InvariantModel here.",
+        f"expected a model in this process for {wanted}, got one on vLLM", hint="Load an InvariantModel here."
     )
 
 

@@ -200,9 +200,9 @@ class HTTPEngine(Engine):
                         completions[choice.index].extend(choice.token_ids or (), found, choice.finish_reason)
                         if on_tokens is not None and choice.token_ids:
                             on_tokens(choice.token_ids)
-                    details = event.usage.prompt_tokens_details if event.usage is not None else None
-                    for completion in completions if details is not None else ():
-                        completion.cached_tokens = details.cached_tokens or 0
+                    if event.usage is not None and event.usage.prompt_tokens_details is not None:
+                        for completion in completions:
+                            completion.cached_tokens = event.usage.prompt_tokens_details.cached_tokens or 0
                     if stopped is not None and stopped():
                         break
         return completions

@@ -52,15 +52,10 @@ class LLMEngine(Engine):
 
 
 class ServingEngine(Engine):
-    """The engine of vLLM's API server, for threads of the same process.
+    """The `EngineClient` of vLLM's API server, for threads of its process. It is made in the server's event loop."""
 
-    Args:
-        client: vLLM's `EngineClient`.
-        loop: The event loop that it runs in.
-    """
-
-    def __init__(self, client: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._client, self._loop, self.facts = client, loop, ServerFacts.of(client.vllm_config)
+    def __init__(self, client: Any) -> None:
+        self._client, self._loop, self.facts = client, asyncio.get_running_loop(), ServerFacts.of(client.vllm_config)
 
     def complete(
         self, requests: Sequence[EngineRequest], on_tokens: OnTokens | None = None, stopped: Stopped | None = None

@@ -81,36 +81,34 @@ class Documents:
         if scope["path"] == _CHAT_PATH and _has_documents(request):
             await (await self._answering(scope))(scope, replayed, send)
             return
-        if isinstance(params := request.get("kv_transfer_params"), dict) and FIELD in params:
+        params = request.get("kv_transfer_params")
+        params = params if isinstance(params, dict) and FIELD in params else {}
+        if params or scope["path"] == COMPLETIONS_PATH:
             ServerFacts.of(scope["app"].state.vllm_config)
+        if params:
             ids = params.get("prompt_token_ids", request.get("prompt"))
             if not isinstance(ids, list) or not all(type(each) is int for each in ids):
                 raise RequestRefused(f"expected the token ids of one prompt beside {FIELD}, got another form")
             Reading.parse(params, ids)
         if scope["path"] == COMPLETIONS_PATH:
-            ServerFacts.of(scope["app"].state.vllm_config)
             scope = {**scope, "path": _PLAIN_PATH, "raw_path": _PLAIN_PATH.encode()}
         await self._app(scope, replayed, send)
 
     async def _answering(self, scope: Scope) -> ASGIApp:
-        """Return the application that answers requests with documents; its first request makes it."""
+        """Return the application that answers requests with documents; the first of them makes it, with vLLM's keys."""
         async with self._starting:
             if self._answers is None:
-                state, loop = scope["app"].state, asyncio.get_running_loop()
-                self._answers = await asyncio.to_thread(_application, state, loop)
+                import vllm.envs
+
+                state, engine = scope["app"].state, ServingEngine(scope["app"].state.engine_client)
+                keys = [key for key in (state.args.api_key or [vllm.envs.VLLM_API_KEY]) if key]
+                # What one key asks is in no cache that answers another.
+                tenants = {key: hashlib.sha256(key.encode()).hexdigest() for key in keys}
+                settings = Settings(keys=tenants, max_requests=_MOST_REQUESTS)
+                backend = await asyncio.to_thread(VLLMBackend, engine=engine)
+                served = OnVLLM(backend, engine.facts.served_name, together=_MOST_REQUESTS)
+                self._answers = create_app(served, settings)
             return self._answers
-
-
-def _application(state: Any, loop: asyncio.AbstractEventLoop) -> ASGIApp:
-    """Return our application, with vLLM's keys. What one key asks is in no cache that answers another."""
-    import vllm.envs
-
-    keys = [key for key in (state.args.api_key or [vllm.envs.VLLM_API_KEY]) if key]
-    tenants = {key: hashlib.sha256(key.encode()).hexdigest() for key in keys}
-    settings = Settings(keys=tenants, max_requests=_MOST_REQUESTS)
-    backend = VLLMBackend(engine=ServingEngine(state.engine_client, loop))
-    name = ServerFacts.of(state.vllm_config).served_name
-    return create_app(OnVLLM(backend, name, together=_MOST_REQUESTS), settings)
 
 
 def _has_documents(request: dict[str, Any]) -> bool:
