@@ -18,7 +18,7 @@ from invariant_rag.arrangement import Arrangement
 from invariant_rag.attention import resolve_backend
 from invariant_rag.attention.call import AttentionCall, BatchBackend
 from invariant_rag.attention.rope import Rotation
-from invariant_rag.attention.varlen.passes import Turn
+from invariant_rag.attention.varlen.passes import shifts_of
 
 from vllm_invariant_rag.errors import UnsupportedServer
 from vllm_invariant_rag.reading import Reading
@@ -47,8 +47,8 @@ class _Prompt:
     computed: int  # how many of its tokens were computed before
     row: int  # in the block table
     arrangement: Arrangement
-    turn_queries: Turn | None  # from vLLM's positions, which are indices, to those of the method
-    turn_keys: Turn | None  # the same for all of its keys
+    query_shifts: torch.Tensor | None  # `[Q, 1]` from vLLM's positions, which are indices, to those of the method
+    key_shifts: torch.Tensor | None  # `[S, 1]` of all of its keys
     plans: dict[Any, Any] = field(default_factory=dict)  # what the layers of the step share
 
 
@@ -73,8 +73,8 @@ def _arranged_prompts(metadata: Any, kernel_block: int, device: torch.device) ->
         if reading.is_arranged(computed):
             later = [position - index for index, position in enumerate(reading.arrangement.positions[:length])]
             later += later[-1:] * (length - len(later))
-            turns = Turn.of(later[computed:], device), Turn.of(later, device)
-            found.append(_Prompt(slice(start, stop), computed, row, reading.arrangement, *turns))
+            shifts = shifts_of(later[computed:], device), shifts_of(later, device)
+            found.append(_Prompt(slice(start, stop), computed, row, reading.arrangement, *shifts))
     if missing:
         raise UnsupportedServer(f"expected {len(missing)} more requests with documents in a batch of vLLM, got none")
     setattr(metadata, _FOUND, found)
@@ -118,10 +118,10 @@ class ArrangedAttention:
         rotation = STEP.rotation
         if rotation is None:
             raise UnsupportedServer("expected the connector to find the model's position encoding, got none")
-        if prompt.turn_queries is not None:
-            queries = prompt.turn_queries.turned(queries, rotation)
-        if prompt.turn_keys is not None:
-            keys = prompt.turn_keys.turned(keys, rotation)
+        if prompt.query_shifts is not None:
+            queries = rotation.rotate_by(queries, prompt.query_shifts)
+        if prompt.key_shifts is not None:
+            keys = rotation.rotate_by(keys, prompt.key_shifts)
         call = AttentionCall(
             queries=queries.transpose(0, 1)[None],
             keys=keys.transpose(0, 1)[None],
