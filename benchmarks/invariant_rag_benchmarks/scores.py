@@ -7,7 +7,6 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan
 from typing import Any
 
 import numpy as np
@@ -58,28 +57,6 @@ def token_f1(prediction: str, golds: Sequence[str]) -> float:
 
     words = normalise_answer(prediction).split()
     return max((f1(words, normalise_answer(gold).split()) for gold in golds), default=0.0)
-
-
-def paired_t_test(before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
-    """Test whether the mean of `before` minus `after` differs from 0, as in RoToR (arXiv 2502.08662, appendix I).
-
-    The t-statistics of the paper's Table 8 are larger by a factor of sqrt(9/8): it divides the variance of the nine
-    differences by nine, where the t-test divides by eight. The conclusions are the same. The difference is significant,
-    two-tailed at the level of 5%, if `t` is beyond `critical`; `t` and `p` are None if all differences are the same.
-
-    >>> test = paired_t_test([51.9, 51.7, 34.9], [51.0, 51.0, 34.7])
-    >>> round(test["difference"], 2), round(test["t"], 2), round(test["critical"], 2)
-    (0.6, 2.88, 4.3)
-    """
-    from scipy.stats import t, ttest_rel
-
-    differences = np.subtract(before, after, dtype=np.float64)
-    freedom = len(differences) - 1
-    statistic, p = (nan, nan) if np.ptp(differences) == 0 else map(float, ttest_rel(before, after))
-    critical = float(t.ppf((1 + CONFIDENCE) / 2, freedom))
-    found = {"difference": float(differences.mean()), "t": statistic, "degrees_of_freedom": freedom}
-    found |= {"critical": critical, "p": p}
-    return {name: None if np.isnan(value) else round(value, 6) for name, value in found.items()}
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from invariant_rag.audit.statistics import Estimate, exact_upper_bound
 
 from invariant_rag_benchmarks import BENCHMARKS, Case
 from invariant_rag_benchmarks.scores import Variation, best_subspan_em, variations
+from invariant_rag_benchmarks.tasks.chunks import edit_similarity, rouge_l, tasks
 from invariant_rag_benchmarks.tasks.judging import SECTIONS
-from invariant_rag_benchmarks.tasks.longbench import edit_similarity, rouge_l, tasks
 
 
 def is_more_than_chance(found: Variation) -> bool:

@@ -17,7 +17,7 @@ from invariant_rag.audit.questions import Question, read_questions
 from invariant_rag.checks import check_path
 from invariant_rag.errors import AuditFailed, FileInUse, UnusableFile
 from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
-from invariant_rag.shown import shown
+from invariant_rag.shown import reason, shown
 
 T = TypeVar("T")
 RUN, ANSWERS, RESULT = "run.json", "answers.jsonl", "audit.json"
@@ -139,14 +139,20 @@ def _parse_answer(line: Any, where: str) -> Answer:
     return Answer(**{**line, "errors": tuple(line["errors"])})
 
 
-def start_run(out: Any, run: dict[str, Any], questions: list[Question]) -> Path:
-    """Make the folder of a new run, and write down what is asked and of whom."""
+def make_new_folder(out: Any) -> Path:
+    """Make the folder of a new run; raise `UnusableFile` where that fails, or one is there."""
     folder = make_folder(check_path("out", out))
     if (folder / RUN).exists() or (folder / ANSWERS).exists():
         raise UnusableFile(
             f"{str(folder)!r} holds an audit already",
             hint=f"Continue it with resume (--resume {folder}), or name another folder: everything is asked anew.",
         )
+    return folder
+
+
+def start_run(out: Any, run: dict[str, Any], questions: list[Question]) -> Path:
+    """Make the folder of a new run, and write down what is asked and of whom."""
+    folder = make_new_folder(out)
     document = {"schema_version": SCHEMA_VERSION, **run, "questions": [each.as_dict() for each in questions]}
     write_file(folder / RUN, encode_json(document, indent=1, default=str) + b"\n")
     return folder
@@ -158,7 +164,7 @@ def read_run(folder: Any) -> tuple[Path, dict[str, Any], list[Question]]:
     try:
         run = parse_json(read_bytes(path / RUN))
     except (OSError, ValueError) as error:
-        raise AuditFailed(f"{path / RUN}: no audit: {error}", hint="Name the folder of an audit.") from error
+        raise AuditFailed(f"{path / RUN}: no audit: {reason(error)}", hint="Name the folder of an audit.") from error
     shape = {"system": str, "seed": int, "margin": float, "questions": list}
     fits = isinstance(run, dict) and all(isinstance(run.get(name), kind) for name, kind in shape.items())
     if not fits or run.get("schema_version") != SCHEMA_VERSION:

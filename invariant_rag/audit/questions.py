@@ -178,8 +178,8 @@ def _parse_question(entry: Any, where: str, unknown: set[str]) -> Question:
         return entry
     record = as_record(entry) if isinstance(entry, Mapping) else {}
     if not isinstance(record.get("question"), str) or not record["question"].strip():
-        got = str(sorted(map(str, entry))) if isinstance(entry, Mapping) else type(entry).__name__
-        got += ", and the question is empty" if isinstance(record.get("question"), str) else ""
+        got = ", ".join(sorted(map(str, entry))) or "no keys" if isinstance(entry, Mapping) else type(entry).__name__
+        got = f"question {shown(record['question'])}" if "question" in record else got
         wanted = f"expected a mapping with keys out of {', '.join(FIELDS)}, with question as text"
         guess = describe_unknown(record, ["question"])
         raise InvalidQuestion(f"{where}: {wanted}, got {got}{guess and f'. {guess}'}")
