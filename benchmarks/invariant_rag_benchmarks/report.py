@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from invariant_rag.audit.metrics import agreement
 from invariant_rag.audit.statistics import mean_interval, paired_t_test, variations
-from invariant_rag.errors import InvalidRun
 
 from invariant_rag_benchmarks.base import Benchmark, Record
 from invariant_rag_benchmarks.comparisons import Comparison, comparisons, means_by, oracle_score
+from invariant_rag_benchmarks.errors import InvalidRun
 
 
 def summarise(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 0) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise, permutations
 from typing import TYPE_CHECKING, TypeVar
 
-from invariant_rag.errors import InvalidChoice, InvalidDataset, TokenizerRequired
+from invariant_rag.errors import InvalidChoice, TokenizerRequired
 
 from invariant_rag_benchmarks.base import Case, Scored
+from invariant_rag_benchmarks.errors import InvalidDataset
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

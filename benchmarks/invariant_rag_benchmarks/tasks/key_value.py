@@ -7,11 +7,12 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from invariant_rag.errors import InvalidChoice, InvalidDataset
+from invariant_rag.errors import InvalidChoice
 from pydantic import Field
 
 from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text, parse_example
 from invariant_rag_benchmarks.data import DataSource, read_examples
+from invariant_rag_benchmarks.errors import InvalidDataset
 from invariant_rag_benchmarks.variants import insert_gold, parse_slots
 
 PUBLIC = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/kv_retrieval_data/"

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean
 
 from invariant_rag.audit.metrics import normalise_answer, token_f1
-from invariant_rag.errors import InvalidDataset, UnknownName
+from invariant_rag.errors import UnknownName
 from pydantic import Field
 
 from invariant_rag_benchmarks.base import (
@@ -27,6 +27,7 @@ from invariant_rag_benchmarks.base import (
     parse_example,
 )
 from invariant_rag_benchmarks.data import DataSource, read_examples
+from invariant_rag_benchmarks.errors import InvalidDataset
 from invariant_rag_benchmarks.variants import chunk_orders, split_into_chunks, token_starts
 
 PUBLIC = "hub://THUDM/LongBench/data.zip"

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 from math import factorial
 
-from invariant_rag.errors import InvalidDataset
 from pydantic import Field, StrictFloat, StrictInt
 
 from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text, parse_example
 from invariant_rag_benchmarks.data import DataSource, read_examples
+from invariant_rag_benchmarks.errors import InvalidDataset
 
 # The prompt for word problems of openai/simple-evals, which PINE uses for this benchmark (Appendix E.3).
 REQUEST = (

@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from invariant_rag.errors import InvalidDataset
 from pydantic import Field, field_validator, model_validator
 
 from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text, parse_example
 from invariant_rag_benchmarks.data import DataSource, read_examples
+from invariant_rag_benchmarks.errors import InvalidDataset
 from invariant_rag_benchmarks.variants import split_into_chunks, token_starts
 
 NAME = "longdep_qa.jsonl"

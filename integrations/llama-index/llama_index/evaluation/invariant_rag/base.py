@@ -30,7 +30,7 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
         by: Score the `letters` of the answers, or their `texts`.
         calibration: `CapCal()` subtracts the model's preference for some letters, for a second pass.
         explain: Whether to generate an explanation too, greedily, with at most the LLM's `max_tokens`.
-        **refused: LlamaIndex's `eval_template` and `parser_function`: with them, the order could change the verdict.
+        **refused: LlamaIndex's `eval_template` and `parser_function`: the judge writes its prompt, and scores.
 
     Raises:
         UnsupportedCombination: The LLM is no `InvariantLLM`, or there is another option. Else as for `Judge`.
@@ -67,7 +67,6 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
         return Judge(self._llm.lm, **self._options)
 
     def _get_prompts(self) -> PromptDictType:
-        """Return no prompts: the judge writes its own."""
         return {}
 
     def _update_prompts(self, prompts: PromptDictType) -> None:
@@ -80,9 +79,8 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
     async def _get_eval_result(
         self, query: str, response: str, second_response: str, reference: str | None
     ) -> EvaluationResult:
-        """Ask the judge, in a thread. LlamaIndex's evaluator comes here for every verdict."""
-        options: dict[str, Any] = {"max_new_tokens": self._llm.max_tokens} if self._explain else {}
-        options |= {"reference": reference, "explain": self._explain}
+        options: dict[str, Any] = {"reference": reference, "explain": self._explain}
+        options |= {"max_new_tokens": self._llm.max_tokens} if self._explain else {}
         verdict = await asyncio.to_thread(lambda: self.judge.compare(query, response, second_response, **options))
         passing, score = {0: (True, 1.0), 1: (False, 0.0), None: (None, 0.5)}[verdict.winner]
         feedback = verdict.describe(["response", "second_response"])
