@@ -91,27 +91,16 @@ class InvariantLLM(ToolCaller):
     json_mode: bool = Field(False, description="Whether every answer is a JSON object.")
     logprobs: bool = Field(False, description="Whether responses hold the log-probabilities of their tokens.")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="How many of the likeliest tokens to report, too.")
-    citations: bool = Field(
-        False, description="Whether to report sentences that a node contains word for word, as CitationBlocks too."
-    )
+    citations: bool = Field(False, description="Whether to cite the nodes that contain a sentence word for word.")
 
     context_window: int | None = Field(None, gt=0, description="Tokens for LlamaIndex; None: those of the model.")
-    is_function_calling_model: bool = Field(
-        True, description="Whether LlamaIndex offers tools in the chat template, and not as text (ReAct)."
-    )
-    micro_batching: bool = Field(
-        False,
-        description="Whether to decode concurrent calls together: faster under load, but rounding depends on what else "
-        "is in a batch, and a cancelled call runs on. Streams, sampled answers and objects are decoded alone.",
-    )
-    batch_size: int = Field(8, ge=1, description="With micro_batching: the most calls to decode together.")
+    is_function_calling_model: bool = Field(True, description="Whether tools are offered in the chat template.")
 
     base_url: str | None = Field(None, frozen=True, description="Address of `invariant-rag serve`: no torch here.")
     timeout: float = Field(300.0, gt=0, description="Seconds for an answer of that server.")
     max_retries: int = Field(2, ge=0, description="How often to ask that server again if it is busy.")
 
     _lazy: Any = PrivateAttr(default=None)  # a LazyModel
-    _batcher: Any = PrivateAttr(default=None)  # a MicroBatcher
     _remote: RemoteModel | None = PrivateAttr(default=None)
 
     def __init__(
@@ -158,10 +147,8 @@ class InvariantLLM(ToolCaller):
         self.max_tokens = self.generation_kwargs.pop("max_new_tokens", self.max_tokens)
         # Models of a server need no torch, so what imports it is imported where it is used.
         from invariant_rag.attention import resolve_backend
-        from invariant_rag.generation.batching import MicroBatcher
         from invariant_rag.generation.lazy import LazyModel
 
-        self._batcher = MicroBatcher()
         loading = {"dtype": self.dtype, "device_map": self.device_map, **self.model_kwargs}
         self._lazy = LazyModel(loaded or name, None if loaded else loading, cache=key_value_cache)
         if loaded is None:
@@ -299,8 +286,7 @@ class InvariantLLM(ToolCaller):
             choices = {name: getattr(self, name) for name in ("method", "ordering", "overflow")}
             chosen = {name: value for name, value in choices.items() if name in self.model_fields_set}
             return Call(request, reading.sinks, self._remote, chosen)
-        batcher = self._batcher if self.micro_batching else None
-        return Call(request, reading.sinks, lambda: self.lm, batcher=batcher, batch_size=self.batch_size)
+        return Call(request, reading.sinks, lambda: self.lm)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy that shares the weights; refuse unknown fields and loading options."""

@@ -95,8 +95,6 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
         """Metadata of the wrapped LLM."""
         return self.llm.metadata
 
-    # --- tools ---
-
     @property
     def _caller(self) -> FunctionCallingLLM:
         if not isinstance(self.llm, FunctionCallingLLM):
@@ -118,8 +116,6 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
         """Return the tool calls in a response, as the wrapped LLM parses them."""
         return self._caller.get_tool_calls_from_response(*args, **kwargs)
 
-    # --- requests ---
-
     def _ballots(
         self, turns: Sequence[Turn], keywords: dict[str, Any], messages: Sequence[ChatMessage] | None = None
     ) -> _Ballots:
@@ -140,8 +136,6 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
     def _of_template(self, prompt: BasePromptTemplate, values: Mapping[str, Any]) -> _Ballots:
         ballots = self._messages(self._get_messages(prompt, **values), {})
         return replace(ballots, inputs=list(map(ChatPromptTemplate, ballots.inputs)))
-
-    # --- answers ---
 
     def _ledger(self, ballots: _Ballots, winner: int = 0) -> dict[str, Any]:
         """Return what was read for an answer, and report it to the engines around."""
@@ -313,19 +307,15 @@ def vote(
 
 def _written(messages: Sequence[ChatMessage], turns: Sequence[Turn], written: Sequence[Turn]) -> list[ChatMessage]:
     """Return messages with the content of a request. Those without segments stay as they are."""
-    return [
-        _message(message, turn, request)
-        for message, turn, request in zip(messages, turns, written, strict=True)
-        if request.parts or not message.blocks  # else its segments went to the set of its neighbour
-    ]
-
-
-def _message(message: ChatMessage, turn: Turn, request: Turn) -> ChatMessage:
-    text = "\n".join(block.text for block in message.blocks if isinstance(block, TextBlock))
-    if message.role in ASSISTANT or not (turn.has_segments or turn.text.strip() != text.strip()):
-        return message
-    blocks = [TextBlock(text=part) if isinstance(part, str) else part for part in request.parts]
-    return ChatMessage(role=message.role, blocks=blocks, additional_kwargs=message.additional_kwargs)
+    found = []
+    for message, turn, request in zip(messages, turns, written, strict=True):
+        text = "\n".join(block.text for block in message.blocks if isinstance(block, TextBlock))
+        if message.role not in ASSISTANT and (turn.has_segments or turn.text.strip() != text.strip()):
+            blocks = [TextBlock(text=part) if isinstance(part, str) else part for part in request.parts]
+            message = message.model_copy(update={"blocks": blocks})  # noqa: PLW2901
+        if request.parts or not message.blocks:  # else its segments went to the set of its neighbour
+            found.append(message)
+    return found
 
 
 def _with_ledger(response: R, ledger: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> R:

@@ -33,7 +33,6 @@ from llama_index.llms.invariant_rag.reports import Reports
 
 if TYPE_CHECKING:
     from invariant_rag import InvariantModel
-    from invariant_rag.generation.batching import MicroBatcher
 
 T = TypeVar("T")
 R = TypeVar("R", ChatResponse, CompletionResponse)
@@ -63,8 +62,6 @@ class Call:
     sinks: Sequence[Reports]  # of the engines around
     model: Callable[[], InvariantModel] | RemoteModel  # the former loads it
     choices: Mapping[str, Any] = field(default_factory=dict)  # of a server: method, ordering and overflow
-    batcher: MicroBatcher | None = None  # where to wait for concurrent calls
-    batch_size: int = 8
 
     def reply(self, abandoned: Event | None = None) -> Reply:
         """Ask, and return the reply."""
@@ -73,8 +70,7 @@ class Call:
                 return self.model.reply(self.request, choices=self.choices)
             from invariant_rag.generation.answering import Answering  # models of a server need no torch
 
-            answering = Answering(self.model(), self.request)
-            return answering.reply(self.batcher, batch_size=self.batch_size, abandoned=abandoned)
+            return Answering(self.model(), self.request).reply(abandoned=abandoned)
 
     async def reply_in_thread(self) -> Reply:
         """Return what `reply` does; the event loop goes on, and cancelling the task ends the generation."""
