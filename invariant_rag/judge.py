@@ -80,10 +80,12 @@ class CapCal:
             if not 2 <= len(values) == len(logprobs):
                 raise InvalidChoice(f"{name}: expected a number for each of two options or more, got {len(values)}")
         given, preferred = (_normalised([math.exp(each - max(some)) for each in some]) for some in (logprobs, empty))
-        count, strength = len(given), self.strength
-        if not isinstance(strength, int | float):  # `get_dynamic_rate` in the published code
+        count = len(given)
+        if self.strength == "adaptive":  # `get_dynamic_rate` in the published code
             entropy = -math.fsum(p * math.log(p) for p in given if p)
             strength = min(5 * entropy / math.log(count), 2.0)
+        else:
+            strength = self.strength
         return _normalised([max(p - strength * (e - 1 / count), 0.0) for p, e in zip(given, preferred, strict=True)])
 
 

@@ -228,7 +228,7 @@ class RoutedModel(InvariantModel):
         """
         check_options(kwargs, self.model)
         streamer = kwargs.pop("streamer", None)
-        stateful = {name: kwargs[name] for name in ("logits_processor", "stopping_criteria") if name in kwargs}
+        stateful = {each: value for each, value in kwargs.items() if each in ("logits_processor", "stopping_criteria")}
         plain = self.plain_branch.generate(prompt, **kwargs | _copy_stateful(stateful))
         invariant = self.invariant_branch.generate(prompt, **kwargs)
         single = isinstance(plain, Generation) and isinstance(invariant, Generation)
