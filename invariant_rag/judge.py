@@ -4,7 +4,6 @@ All answers are segments of one set, and the model scores each as the best: neit
 assignment of labels (which follow the sorted texts) matters. Two sources of bias remain, the same for every order:
 
 - `by="letters"`, the default, scores the label of each answer: a model may prefer a letter as such.
-  `calibration=CapCal()` measures that preference on options without content, and subtracts it, for a second pass.
 - `by="texts"` scores the text of each answer after the prompt, divided by its number of tokens. It prefers texts that
   are easy to predict, so it suits short options rather than long responses.
 
@@ -14,10 +13,8 @@ Neither is right for every model: measure both on verdicts that you know.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from string import ascii_uppercase
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -39,59 +36,6 @@ Criteria: TypeAlias = str | Mapping[str, str]
 
 DEFAULT_CRITERIA = "helpfulness, relevance, correctness and depth"
 SYSTEM = "You compare what you are given. The order in which it is listed means nothing."
-
-
-@dataclass(frozen=True)
-class CapCal:
-    """Content-agnostic probability calibration of a judge that scores letters (arXiv 2604.10150).
-
-    The judge is asked a second time, with every option replaced by the same text. Of n options, i gets
-
-        S_i = P_i - strength (E_i - 1 / n)
-
-    with its probability P_i, and E_i of its label where all options are equal. The paper ranks by S; here, P and E are
-    normalised over the labels first, a negative S counts as 0, and they are divided by their sum.
-
-    Args:
-        strength: How much of the preference is subtracted: a number, or `adaptive`, as in the published code:
-            5 H(P) / log n, at most 2, with the entropy H.
-        placeholder: The text of every option when the judge is asked again.
-    """
-
-    strength: float | Literal["adaptive"] = 1.0
-    placeholder: str = "This is a placeholder passage for bias testing"  # `main.py` in USTC-StarTeam/CapCal
-
-    def __post_init__(self) -> None:
-        number: Any = self.strength
-        if isinstance(number, str) and number == "adaptive":
-            return
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= sys.float_info.max:
-            raise InvalidChoice(f'strength: expected "adaptive" or a finite number from 0 on, got {shown(number)}')
-
-    def calibrate(self, logprobs: Sequence[float], empty: Sequence[float]) -> list[float]:
-        """Return the calibrated probability of each option; they sum to one.
-
-        Args:
-            logprobs: Log-probability of the label of each option, two options or more.
-            empty: The same where every option is the placeholder.
-        """
-        logprobs, empty = check_items("logprobs", logprobs, Real), check_items("empty", empty, Real)
-        for name, values in (("logprobs", logprobs), ("empty", empty)):
-            if not 2 <= len(values) == len(logprobs):
-                raise InvalidChoice(f"{name}: expected a number for each of two options or more, got {len(values)}")
-        given, preferred = (_normalised([math.exp(each - max(some)) for each in some]) for some in (logprobs, empty))
-        count = len(given)
-        if self.strength == "adaptive":  # `get_dynamic_rate` in the published code
-            entropy = -math.fsum(p * math.log(p) for p in given if p)
-            strength = min(5 * entropy / math.log(count), 2.0)
-        else:
-            strength = self.strength
-        return _normalised([max(p - strength * (e - 1 / count), 0.0) for p, e in zip(given, preferred, strict=True)])
-
-
-def _normalised(weights: Sequence[float]) -> list[float]:
-    total = math.fsum(weights)
-    return [each / total for each in weights]
 
 
 @dataclass(frozen=True)
@@ -145,10 +89,8 @@ class Judge:
         criteria: What makes an answer good, for `compare` and `rank`: a text such as `"brevity"`, or a mapping of names
             to descriptions, such as `{"brevity": "Is it short?"}`, in any order.
         by: What is scored: `letters` or `texts`; see the module.
-        calibration: Subtracts the model's preference for some letters, for a second scoring pass. None: it stays.
 
     Raises:
-        UnsupportedCombination: Calibration with `by="texts"`, which uses no letters.
         TokenizerRequired: The model has no tokenizer.
     """
 
@@ -158,9 +100,8 @@ class Judge:
         *,
         criteria: Criteria = DEFAULT_CRITERIA,
         by: By = "letters",
-        calibration: CapCal | None = None,
     ) -> None:
-        check_judge_options(criteria, by, calibration)
+        check_judge_options(criteria, by)
         if not isinstance(lm, InvariantModel):
             raise InvalidChoice(f"lm: expected an InvariantModel, got {type(lm).__name__}")
         if lm.tokenizer is None:
@@ -169,7 +110,6 @@ class Judge:
         self._tokenizer = lm.tokenizer
         self.criteria = criteria
         self.by = by
-        self.calibration = calibration
 
     def compare(
         self,
@@ -280,21 +220,14 @@ class Judge:
         if len(segments) == 1:
             return [1.0]
         if self.by == "letters":
-            logprobs = self._letter_logprobs(task, segments)
-            if self.calibration is not None:
-                blank = [Segment(self.calibration.placeholder, title=segment.title) for segment in segments]
-                calibrated = self.calibration.calibrate(logprobs, self._letter_logprobs(task, blank))
-                return [each / max(calibrated) for each in calibrated]
+            prompt = self._prompt(task, segments, f"\n{task.instruction} Answer with its letter only.")
+            logprobs = self.lm.score(prompt, [str(segment.title) for segment in segments])
         else:
             prompt = self._prompt(task, segments, f"\n{task.instruction} Repeat it word for word.")
             ids = [tokenize_literal(segment.text, self._tokenizer) for segment in segments]
             sums = self.lm.score(prompt, ids)
             logprobs = [logprob / len(tokens) for logprob, tokens in zip(sums, ids, strict=True)]
         return [math.exp(logprob - max(logprobs)) for logprob in logprobs]
-
-    def _letter_logprobs(self, task: _Task, segments: Sequence[Segment]) -> list[float]:
-        prompt = self._prompt(task, segments, f"\n{task.instruction} Answer with its letter only.")
-        return self.lm.score(prompt, [str(segment.title) for segment in segments])
 
     def _explanation(
         self, task: _Task, segments: Sequence[Segment], best: Sequence[Segment], generation: dict[str, Any]
@@ -322,24 +255,14 @@ class _Task:
     query: str | None  # what relevance orderings compare the options with
 
 
-def check_judge_options(criteria: Criteria, by: By, calibration: CapCal | None) -> None:
+def check_judge_options(criteria: Criteria, by: By) -> None:
     """Raise the errors of a `Judge` for these options, before a model is loaded."""
-    if not isinstance(calibration, CapCal | None):
-        raise InvalidChoice(
-            f"calibration: expected a CapCal or None, got {shown(calibration)}",
-            hint="Give CapCal(), from invariant_rag.",
-        )
     check_name("way of judging", by, get_args(By))
     texts = [*criteria.keys(), *criteria.values()] if isinstance(criteria, Mapping) else [criteria]
     if not all(isinstance(text, str) for text in texts) or not criteria:
         raise InvalidPrompt(
             f"expected criteria as a text or a mapping of names to descriptions, got {shown(criteria)}",
             hint='For example "brevity", or {"brevity": "Is it short?", "depth": ""}.',
-        )
-    if calibration is not None and by != "letters":
-        raise UnsupportedCombination(
-            f"expected by='letters' with a calibration, which is of the letters, got by={by!r}",
-            hint="Remove the calibration, or judge by letters.",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from invariant_rag.errors import ExtraRequired, UnsupportedCombination
-from invariant_rag.judge import DEFAULT_CRITERIA, By, CapCal, Criteria, Judge, check_judge_options
+from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, check_judge_options
 
 from langchain_invariant_rag.chat_models import ChatInvariant
 from langchain_invariant_rag.errors import DISTRIBUTION
@@ -23,14 +23,12 @@ class InvariantPairwiseEvaluator(PairwiseStringEvaluator):
         model: The model that judges; None for the embedded model. Its weights are loaded by the first evaluation.
         criteria: As for `Judge`: what makes a prediction good, as a text or as a mapping of names to descriptions.
         by: As for `Judge`: score the `letters` of the predictions, or their `texts`.
-        calibration: As for `Judge`: `CapCal()` subtracts the model's preference for some letters, for a second pass.
         explain: Whether to generate an explanation too, greedily, with at most the model's `max_tokens`.
 
     Raises:
         InvalidPrompt: The criteria are empty, or neither a text nor a mapping of texts.
         UnknownName: There is no such way of judging.
-        InvalidChoice: The calibration is no `CapCal`.
-        UnsupportedCombination: The model is no `ChatInvariant`, or there is a calibration with `by="texts"`.
+        UnsupportedCombination: The model is no `ChatInvariant`.
     """
 
     def __init__(
@@ -39,7 +37,6 @@ class InvariantPairwiseEvaluator(PairwiseStringEvaluator):
         *,
         criteria: Criteria = DEFAULT_CRITERIA,
         by: By = "letters",
-        calibration: CapCal | None = None,
         explain: bool = False,
     ) -> None:
         if not isinstance(model, ChatInvariant | None):
@@ -47,9 +44,9 @@ class InvariantPairwiseEvaluator(PairwiseStringEvaluator):
                 f"expected a ChatInvariant as judge, got {type(model).__name__}",
                 hint="Use ChatInvariant(...), or PairwiseStringEvalChain of LangChain, which takes any model.",
             )
-        check_judge_options(criteria, by, calibration)
+        check_judge_options(criteria, by)
         self._model = ChatInvariant() if model is None else model
-        self._choices: dict[str, Any] = {"criteria": criteria, "by": by, "calibration": calibration}
+        self._choices: dict[str, Any] = {"criteria": criteria, "by": by}
         self._explain = explain
 
     @property

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from invariant_rag import CapCal, InvariantModel, Judge
-from invariant_rag.errors import InvalidChoice, InvalidPrompt, UnknownName, UnsupportedCombination
+from invariant_rag import InvariantModel, Judge
+from invariant_rag.errors import InvalidPrompt, UnknownName, UnsupportedCombination
 from langchain_core.language_models import FakeListChatModel
 
 from langchain_invariant_rag import ChatInvariant, InvariantPairwiseEvaluator
@@ -18,7 +18,6 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"by": "texts"},
     {"criteria": {"brevity": "Is it short?", "depth": ""}},
-    {"calibration": CapCal("adaptive")},
     {"explain": True},
 ]
 
@@ -50,8 +49,6 @@ def test_wrong_options_are_refused_before_a_model_is_loaded() -> None:
     wrong: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         (nowhere, {"by": "numbers"}, UnknownName, "'letters', 'texts'"),
         (nowhere, {"criteria": ["brevity"]}, InvalidPrompt, "criteria"),
-        (nowhere, {"by": "texts", "calibration": CapCal()}, UnsupportedCombination, "letters"),
-        (nowhere, {"calibration": 1.0}, InvalidChoice, "CapCal"),
         (FakeListChatModel(responses=["A"]), {}, UnsupportedCombination, "FakeListChatModel"),
     ]
     for model, options, error, message in wrong:
