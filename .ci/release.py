@@ -27,7 +27,7 @@ LARGEST = {
 }
 """Megabytes that a wheel may have; those of the core hold the embedded models, of which each has five."""
 NEVER = re.compile(r"(^|/)(tests?|docs|cookbook|\.ci|\.github)/|\.ipynb$|__pycache__|\.pyc$|\.npz$")
-COMMANDS = (["--version"], [], ["methods"], ["ask", "--check-order", "3"], ["explain"])
+COMMANDS = (["--version"], [], ["methods"], ["ask", "--check-order", "3"])
 EXTRAS = ("faiss", "matplotlib", "scipy", "sentence_transformers")
 
 

@@ -8,7 +8,6 @@ from invariant_rag._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from invariant_rag.generation.batching import MicroBatcher
-    from invariant_rag.generation.explain import Explanation
     from invariant_rag.generation.kv_cache import CacheStats, KeyValueCache
     from invariant_rag.generation.lazy import LazyModel
     from invariant_rag.generation.model import InvariantModel
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "CacheStats": "kv_cache",
     "Constraint": "structured",
-    "Explanation": "explain",
     "Generation": "outputs",
     "InvariantModel": "model",
     "KeyValueCache": "kv_cache",
@@ -39,7 +37,6 @@ _HOMES = {
 __all__ = [
     "CacheStats",
     "Constraint",
-    "Explanation",
     "Generation",
     "InvariantModel",
     "KeyValueCache",

@@ -30,7 +30,6 @@ from invariant_rag.generation.choices import (
     takes_choices,
 )
 from invariant_rag.generation.decode import decode
-from invariant_rag.generation.explain import Explanation, explain
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.options import check_options, check_seed, generation_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation
@@ -439,17 +438,6 @@ class InvariantModel:
         prepared = self.prepare_to_generate(prompt, max(map(len, options)))
         with self.prefiller.exclusive():
             return self.prefiller.score(prepared, options)
-
-    def explain(self, prompt: Prompt, *, max_new_tokens: int | None = None) -> Explanation:
-        """Answer a prompt greedily, and return which segment saw which, and what the answer owes to each.
-
-        It takes a generation, a forward pass that attends twice, and a short prefill for each segment that fits.
-
-        Raises:
-            InvalidPrompt: No segment has tokens, or there is no suffix.
-            UnsupportedCombination: The model has an intervention, whose attention has no arrangement.
-        """
-        return explain(self, prompt, max_new_tokens)
 
     def candidate_ids(self, candidates: Sequence[str | Sequence[int]]) -> list[TokenIds]:
         """Return the token ids of candidate continuations.

@@ -253,18 +253,11 @@ class Prefiller:
         with self.arranged_attention([PromptState(prepared.arrangement)], last_text_only=True):
             return self.forward(prepared, keep, use_cache=False)
 
-    def forward(
-        self, prepared: PreparedPrompt, keep: int, start: int = 0, answer: Sequence[int] = (), **options: Any
-    ) -> torch.Tensor:
-        """Run the model over a prompt from token `start` on; return logits of at least the last `keep` tokens.
-
-        The tokens of an `answer` follow the prompt, at positions that count on from its last.
-        """
-        ids = [*prepared.input_ids[start:], *answer]
-        last = prepared.positions[-1]
-        positions = [*prepared.positions[start:], *range(last + 1, last + 1 + len(answer))]
+    def forward(self, prepared: PreparedPrompt, keep: int, start: int = 0, **options: Any) -> torch.Tensor:
+        """Run the model over a prompt from token `start` on; return logits of at least the last `keep` tokens."""
         # With a mask, transformers does not take repeated positions for several packed sequences.
         is_masked = not start and not prepared.is_natural
+        ids, positions = prepared.input_ids[start:], prepared.positions[start:]
         mask = torch.ones((1, len(ids)), dtype=torch.long, device=self.device) if is_masked else None
         return self._run([ids], [positions] if start or is_masked else None, mask, keep, **options)[0]
 

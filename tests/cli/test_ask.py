@@ -144,7 +144,7 @@ def test_documents_may_follow_as_a_shell_pattern_gives_them(docs: Path, tiny_fol
     assert len(json.loads(result.stdout)["segments"]) == len(files)
 
 
-@pytest.mark.parametrize("command", [("ask", QUESTION), ("explain", QUESTION), ("audit", "q.jsonl", "--out", "out")])
+@pytest.mark.parametrize("command", [("ask", QUESTION), ("audit", "q.jsonl", "--out", "out")])
 def test_a_path_that_does_not_exist_is_named_before_anything_is_loaded(
     command: tuple[str, ...], docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
