@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from invariant_rag.errors import InvalidDataset, TokenizerRequired, UnknownName
+from invariant_rag.errors import TokenizerRequired, UnknownName
 from pydantic import Field, field_validator, model_validator
 
 from invariant_rag_benchmarks.base import (
@@ -30,6 +30,7 @@ from invariant_rag_benchmarks.base import (
     parse_example,
 )
 from invariant_rag_benchmarks.data import DataSource, read_examples
+from invariant_rag_benchmarks.errors import InvalidDataset
 from invariant_rag_benchmarks.scores import normalise_answer, token_f1
 
 _LONGBENCH = "hub://THUDM/LongBench/data.zip"
