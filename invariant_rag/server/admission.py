@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from threading import Event, Lock
 
 from invariant_rag.server.errors import Busy
-from invariant_rag.server.metrics import Metrics
+from invariant_rag.server.logs import Metrics
 from invariant_rag.server.settings import Settings
+from invariant_rag.server.worker import POLL_SECONDS
 
 _WEIGHT = 0.2
 """Of the latest request, in the mean of how long requests take."""
 _LONGEST_WAIT = 60
-_POLL_SECONDS = 0.05
-"""How often a waiting thread looks whether somebody still waits for its answer."""
 
 
 class Shares:
@@ -90,17 +89,13 @@ class FairQueue:
 
     @contextmanager
     def turn(self, tenant: str, seconds: float, abandoned: Event) -> Iterator[None]:
-        """Wait for a turn of a request that takes about so many seconds, and have it during the block.
-
-        Raises:
-            CancelledError: It was abandoned.
-        """
+        """Wait for a turn of a request that takes about so many seconds, and have it during the block."""
         mine = _Waiting(tenant, time.monotonic() + seconds)
         with self._lock:
             self._waiting.append(mine)
             self._call_next()
         try:
-            while not mine.turn.wait(_POLL_SECONDS):
+            while not mine.turn.wait(POLL_SECONDS):
                 if abandoned.is_set():
                     raise CancelledError
             yield
@@ -148,11 +143,7 @@ class Admission:
         return self._shares.used
 
     def enter(self, tenant: str) -> None:
-        """Take a place for a tenant.
-
-        Raises:
-            Busy: There is none.
-        """
+        """Take a place for a tenant."""
         with self._lock:
             if not self._shares.has_room(tenant):
                 wait = min(max(math.ceil(self._seconds * self._shares.used / self._together), 1), _LONGEST_WAIT)

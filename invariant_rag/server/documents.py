@@ -39,11 +39,7 @@ def segment_of(document: Document | str) -> Segment:
 
 
 def check_ids(segments: SegmentSet) -> None:
-    """Check that an id names one document of a set. Other sets may number their documents anew, as turns do.
-
-    Raises:
-        InvalidRequest: Two documents of different contents have one id.
-    """
+    """Check that an id names one document of a set. Other sets may number their documents anew, as turns do."""
     found: dict[str, Segment] = {}
     for segment in segments:
         identifier = document_id(segment)
@@ -56,11 +52,7 @@ def check_ids(segments: SegmentSet) -> None:
 
 
 def set_of(part: SetPart) -> SegmentSet:
-    """Return a set of documents as a set of segments.
-
-    Raises:
-        InvalidSegment: There is not one slot for each document.
-    """
+    """Return a set of documents as a set of segments."""
     slots = None if part.slots is None else [Slot(each.before, each.after, each.number) for each in part.slots]
     return SegmentSet(map(segment_of, part.documents), slots=slots)
 

@@ -19,14 +19,7 @@ from invariant_rag.errors import InvariantRAGError
 
 
 class Refusal(InvariantRAGError):
-    """A request that the server refuses.
-
-    Args:
-        message: What was expected and what was given.
-        param: The field that is wrong.
-        hint: What to do about it.
-        retry_after: Seconds after which another try may succeed.
-    """
+    """A request that the server refuses: with the field that is wrong, and seconds after which a try may succeed."""
 
     status = 400
     hint = "Change the request as the message says."
@@ -94,7 +87,7 @@ class ClientLeft(Refusal):
 
 
 class UpstreamRefused(Refusal):
-    """A request that the engine behind this server takes for a wrong one; the message is its own."""
+    """A request that the engine behind this server refuses; the message is its own."""
 
     hint = "Change the request as the message says: the model behind this server does not take it."
 
@@ -127,25 +120,23 @@ class ReplicaFailed(Refusal):
     hint = "The logs of Ray Serve say where it was."
 
 
-_STATUS: Mapping[type[InvariantRAGError], int] = {
+_OF_REQUESTS = (
+    errors.ContextOverflow,
+    errors.InvalidChoice,
+    errors.InvalidOption,
+    errors.InvalidPrompt,
+    errors.InvalidSchema,
+    errors.InvalidSegment,
+    errors.InvalidTool,
+    errors.UnknownName,
+    errors.UnsupportedCombination,
+    errors.UnsupportedModel,
+)
+_STATUS = {
     errors.IncompleteObject: 422,
     errors.InvalidObject: 422,
     errors.ExtraRequired: 501,
-    **dict.fromkeys(
-        (
-            errors.ContextOverflow,
-            errors.InvalidChoice,
-            errors.InvalidOption,
-            errors.InvalidPrompt,
-            errors.InvalidSchema,
-            errors.InvalidSegment,
-            errors.InvalidTool,
-            errors.UnknownName,
-            errors.UnsupportedCombination,
-            errors.UnsupportedModel,
-        ),
-        400,
-    ),
+    **dict.fromkeys(_OF_REQUESTS, 400),
 }
 """Status of every error of the library that a request can cause. Any other one is a fault of the server: 500."""
 
@@ -253,13 +244,10 @@ def error_response(error: BaseException) -> Response:
 
 def http_error(error: HTTPException) -> Response:
     """Return what Starlette refuses (an unknown path or method) in the same shape."""
-    codes = {404: "not_found", 405: "method_not_allowed"}
-    message = str(error.detail) if error.status_code != 500 else _FAULT
-    hint = (
-        "GET /openapi.json lists the routes and their methods." if error.status_code in codes else InvalidRequest.hint
-    )
-    body = _body(error.status_code, message, codes.get(error.status_code, "invalid_request"), hint=hint)
-    return JsonReply(body, error.status_code, error.headers)
+    status, message = error.status_code, _FAULT if error.status_code == 500 else str(error.detail)
+    code, hint = {404: "not_found", 405: "method_not_allowed"}.get(status), InvalidRequest.hint
+    hint = "GET /openapi.json lists the routes and their methods." if code else hint
+    return JsonReply(_body(status, message, code or "invalid_request", hint=hint), status, error.headers)
 
 
 def invalid_request(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:
@@ -269,12 +257,8 @@ def invalid_request(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     found: dict[str, str] = {}
     for each in of_fields or problems[:1]:
         said = "unknown field" if each["type"] == "extra_forbidden" else str(each["msg"])
-        said = (
-            said.removeprefix("Value error, ")
-            .replace("Input should be", "expected")
-            .replace("a valid list", "a JSON array")
-        )
-        said = _OBJECT.sub("a JSON object", said)
+        said = said.removeprefix("Value error, ").replace("Input should be", "expected")
+        said = _OBJECT.sub("a JSON object", said.replace("a valid list", "a JSON array"))
         found.setdefault(_path(each["loc"]), said)
     for each in problems:
         path = _path(each["loc"])

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Event
 from typing import Any, TypeAlias
 
@@ -17,7 +18,13 @@ from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
+from invariant_rag.cancellation import cancellable
+from invariant_rag.generation.answers import AnswerDelta
+from invariant_rag.orderings import Candidate
+from invariant_rag.orderings.monot5 import EMBEDDED_NAME, PUBLISHED
+from invariant_rag.segments import plain_rendering
 from invariant_rag.server.admission import Admission
+from invariant_rag.server.documents import segment_of
 from invariant_rag.server.engines.base import Engine, Reranker
 from invariant_rag.server.engines.building import build_reranker
 from invariant_rag.server.errors import (
@@ -30,10 +37,11 @@ from invariant_rag.server.errors import (
     error_body,
     status_of,
 )
-from invariant_rag.server.logs import Tracing
-from invariant_rag.server.metrics import Metrics
+from invariant_rag.server.logs import Metrics, StreamClock, Tracing
 from invariant_rag.server.middleware import log_fault
 from invariant_rag.server.parsing import Parsed, parse
+from invariant_rag.server.replies import ChatReplies, TextReplies
+from invariant_rag.server.schemas import RerankRequest
 from invariant_rag.server.settings import Settings
 from invariant_rag.server.worker import PARSERS
 from invariant_rag.shown import shown
@@ -42,16 +50,16 @@ _JSON = ("application/json", "+json")
 _PARSING_SECONDS = 5.0
 _BYTES_PER_SECOND = 1e6
 """About how fast bodies are parsed: a short one is parsed before long ones."""
+_SECONDS_PER_TOKEN = _SECONDS_PER_DOCUMENT = 0.05
+TOY = (
+    "The embedded MonoT5 ranks these documents: a toy that was trained on synthetic ones. "
+    f"Start the server with `--reranker {PUBLISHED}`, or another checkpoint."
+)
+"""What clients and the console are told of the embedded reranker."""
 
 
 class State:
-    """What the routes of one application share.
-
-    Args:
-        engine: What answers.
-        settings: What is allowed.
-        reranker: Scores documents for a query. None: that of `build_reranker`.
-    """
+    """What the routes of one application share."""
 
     def __init__(self, engine: Engine, settings: Settings, reranker: Reranker | None) -> None:
         self.engine, self.settings = engine, settings
@@ -64,11 +72,7 @@ class State:
         self.started = int(time.time())
 
     def check_model(self, name: str | None, *allowed: str) -> None:
-        """Check the model of a request; None is the one that there is.
-
-        Raises:
-            UnknownModel: There is no such model.
-        """
+        """Raise UnknownModel for the name of a model that there is not; None is the one that there is."""
         known = allowed or (self.engine.name,)
         if name is not None and name not in known:
             raise UnknownModel(f"expected the model {known[0]!r}, got {shown(name)}", param="model")
@@ -79,17 +83,10 @@ class State:
         self.engine.close()
 
 
-def state_of(request: Request) -> State:
-    """Return the state of the application that got a request."""
-    found: State = request.app.state.serving
-    return found
-
-
 class Job:
     """A request while it runs. Its place is given back when the thread ends, and not when its client leaves.
 
     Attributes:
-        state: What the routes share.
         id: Its name.
         tenant: Whose it is; "" where no keys are needed.
         headers: What an engine behind this server gets of its head.
@@ -98,15 +95,12 @@ class Job:
         abandoned: Once set, nobody waits for the answer any more.
         parsed: The request, once it is parsed.
         result: The body of the answer; empty after a stream.
-
-    Raises:
-        Busy: There is no place for it.
     """
 
     parsed: Parsed
 
     def __init__(self, request: Request, route: str, handler: Handler) -> None:
-        self.state = state_of(request)
+        self.state: State = request.app.state.serving
         self._request, self._route, self._handler = request, route, handler
         own = request.scope["state"]
         self.noted, self.tenant, self._body = own["noted"], own["tenant"], own["body"]
@@ -126,11 +120,7 @@ class Job:
 
     @contextmanager
     def turn(self, seconds: float) -> Iterator[None]:
-        """Wait for the turn of a request that takes about so many seconds, and have it during the block.
-
-        Raises:
-            CancelledError: It was abandoned.
-        """
+        """Wait for the turn of a request that takes about so many seconds, and have it; see `FairQueue.turn`."""
         start = time.monotonic()
         with self.state.admission.answering.turn(self.tenant, seconds, self.abandoned):
             self.state.metrics.queue_seconds.observe(time.monotonic() - start)
@@ -166,12 +156,7 @@ class Job:
                 raise TooLarge(f"expected a body that is parsed within {_PARSING_SECONDS:g} seconds") from None
 
     async def first(self) -> str | None:
-        """Wait for the first chunk: errors before it are answered with their status. None: the answer is no stream.
-
-        Raises:
-            ClientLeft: The client has closed the connection.
-            DeadlineExceeded: It takes too long.
-        """
+        """Wait for the first chunk: errors before it are answered with their status. None: the answer is no stream."""
         getting = asyncio.ensure_future(self._chunks.get())
         gone = asyncio.ensure_future(_disconnected(self._request))
         try:
@@ -233,12 +218,7 @@ Handler: TypeAlias = Callable[[Job], Any]
 
 
 async def respond(request: Request, route: str, handler: Handler) -> Response:
-    """Answer a request to a route of `parsing.ROUTES`.
-
-    Raises:
-        InvalidRequest: Its content is not said to be JSON. (A page elsewhere could send a browser with another type.)
-        InvariantRAGError: There is no place or no time for it, its client leaves, or as the handler raises it.
-    """
+    """Answer a request to a route of `parsing.ROUTES`. A page elsewhere could send a browser with another type."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not kind.endswith(_JSON):
         raise InvalidRequest("expected the header `content-type: application/json`")
@@ -252,3 +232,91 @@ async def respond(request: Request, route: str, handler: Handler) -> Response:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def chat(job: Job) -> Any:
+    """Answer a conversation."""
+    return _answered(job, ChatReplies(job.id, job.state.engine.name))
+
+
+def complete(job: Job) -> Any:
+    """Continue a text, or several."""
+    return _answered(job, TextReplies(job.id, job.state.engine.name))
+
+
+def tokenize(job: Job) -> Any:
+    """Return the token ids of a text, or of a conversation as the model gets it."""
+    (call,), engine = job.parsed.work, job.state.engine
+    job.state.check_model(job.parsed.model)
+    with job.turn(0.0), cancellable(job.abandoned):
+        tokens = engine.tokens(call)
+    return {"count": len(tokens), "max_model_len": engine.context_window, "tokens": tokens}
+
+
+def rank(job: Job, version: str) -> Any:
+    """Rank documents by their relevance to a query, best first, for a version of Cohere's API.
+
+    Scores are bit-equal for every order; of equal ones, the content decides.
+    """
+    reranker = job.state.reranker
+    asked: RerankRequest = job.parsed.work
+    job.state.check_model(job.parsed.model, reranker.model_name, reranker.name)
+    candidates = [Candidate(each, (), plain_rendering(each)) for each in map(segment_of, asked.documents)]
+    with job.turn(len(candidates) * _SECONDS_PER_DOCUMENT), cancellable(job.abandoned):
+        keys = reranker.sort_keys(candidates, asked.query)
+    ranking = sorted(range(len(keys)), key=lambda index: (keys[index], candidates[index].tie_breaker))
+    results = []
+    for index in ranking[: asked.top_n]:
+        result = {"index": index, "relevance_score": reranker.probability(-keys[index])}
+        texts = {"document": {"text": candidates[index].segment.text}} if asked.return_documents else {}
+        results.append(result | texts)
+    meta: dict[str, Any] = {"api_version": {"version": version}}
+    meta |= {"warnings": [TOY]} if reranker.model_name == EMBEDDED_NAME else {}
+    return {"id": job.id, "object": "list", "model": reranker.model_name, "results": results, "meta": meta}
+
+
+def judge(job: Job) -> Any:
+    """Say which answer is the best, or which option is right."""
+    job.state.check_model(job.parsed.model)
+    with job.turn((job.parsed.work.request.max_tokens or 0) * _SECONDS_PER_TOKEN), cancellable(job.abandoned):
+        verdict = job.state.engine.judge(job.parsed.work)
+    told = ("winner", "best", "ranking", "probabilities", "labels", "explanation")
+    said = {name: getattr(verdict, name) for name in told}
+    return {"id": job.id, "object": "judgement", "model": job.state.engine.name, **said}
+
+
+def _answered(job: Job, replies: ChatReplies | TextReplies) -> Any:
+    """Return a whole reply, or put the chunks of a stream. Prompts are answered at a time, as one batch if possible."""
+    job.state.check_model(job.parsed.model)
+    calls = [replace(each, headers=job.headers) for each in job.parsed.work]
+    request = calls[0].request  # but for the question, that of all
+    waiting = list(range(len(calls) * request.n))  # answers whose first chunk is not sent
+    clock = StreamClock(job.state.metrics, job.begun)
+
+    def begin() -> None:
+        for index in waiting:
+            for chunk in replies.begin(index):
+                job.put(chunk)
+        waiting.clear()
+
+    def emit(index: int, delta: AnswerDelta) -> None:
+        clock.tick(index)
+        begin()
+        job.put(replies.piece(index, delta))
+
+    with job.turn(len(waiting) * (request.max_new_tokens or 1) * _SECONDS_PER_TOKEN):
+        found = job.state.engine.answer_all(calls, emit, job.abandoned)
+    for reply in found:
+        job.state.metrics.count_tokens(reply.usage)
+        for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
+            job.noted[name] = job.noted.get(name, 0) + getattr(reply.usage, name)
+    job.noted["set_key"] = found[0].report.get("set_key")
+    if not calls[0].stream:
+        return replies.whole(found)
+    begin()
+    ends = [(choice, reply) for reply in found for choice in reply.choices]
+    for index, (choice, reply) in enumerate(ends):
+        job.put(replies.end(index, choice, reply))
+    if job.parsed.include_usage:
+        job.put(replies.usage(found))
+    return None

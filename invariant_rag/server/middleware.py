@@ -24,7 +24,7 @@ from invariant_rag.server.errors import (
     Unauthorized,
     error_response,
 )
-from invariant_rag.server.metrics import Metrics
+from invariant_rag.server.logs import Metrics
 from invariant_rag.server.settings import OPERATOR_KEY_VARIABLE, Settings
 
 logger = logging.getLogger("invariant_rag.server")

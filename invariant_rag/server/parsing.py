@@ -85,13 +85,6 @@ def parse(route: str, body: bytes, settings: Settings, tenant: str) -> Parsed:
         body: The body.
         settings: What requests may choose.
         tenant: Whose request it is.
-
-    Raises:
-        InvalidRequest: It is no JSON, has fields that do not exist, values that they do not take, or asks for what is
-            not allowed.
-        InvalidSchema: A schema is none, is too large, or refers to what is elsewhere.
-        InvalidTool: There are too many tools, or they are too long together.
-        TooLarge: It has too many values.
     """
     schema, to_work = ROUTES[route]
     request: Any
@@ -203,9 +196,6 @@ def _conversation(
 
     The documents of the request stand before the text of the last user message, where `lm.chat_prompt(question,
     documents)` puts them; so equal requests have equal answers, over HTTP and in Python.
-
-    Raises:
-        InvalidRequest: There are documents, and no user message; or two of a set have one id.
     """
     arguments = [call.function.arguments for each in messages for call in each.tool_calls or ()]
     with suppress(ValueError, RecursionError):  # what is no JSON is refused where a call is made of it
@@ -243,11 +233,7 @@ def _in_sets(given: Sequence[Turn]) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
 
 
 def _choices(wanted: InvariantOptions, settings: Settings, tenant: str) -> Choices:
-    """Return how the documents are to be read.
-
-    Raises:
-        InvalidRequest: A choice is not allowed.
-    """
+    """Return how the documents are to be read."""
     for name, allowed in (("method", settings.methods), ("ordering", settings.orderings)):
         if (value := getattr(wanted, name)) is not None and value not in allowed:
             listed = ", ".join(sorted(allowed))
@@ -256,11 +242,7 @@ def _choices(wanted: InvariantOptions, settings: Settings, tenant: str) -> Choic
 
 
 def _decoding(request: Decoding, settings: Settings, max_tokens: int | None) -> dict[str, Any]:
-    """Return how tokens are to be chosen, as fields of an `AnswerRequest`.
-
-    Raises:
-        InvalidRequest: The answer would be too long, or there would be too many.
-    """
+    """Return how tokens are to be chosen, as fields of an `AnswerRequest`."""
     wanted = min(settings.default_new_tokens, settings.max_new_tokens) if max_tokens is None else max_tokens
     last_seed = SEEDS[1] - request.n + 1
     for name, value, most, why in (
@@ -334,11 +316,7 @@ def _check_schema(schema: Mapping[str, Any]) -> None:
 
 
 def _check_values(document: Any, most: int, what: str) -> None:
-    """Check that a document is no heap of small values, which take far more memory and time than their text.
-
-    Raises:
-        TooLarge: It has more texts, names, lists and objects than it may have.
-    """
+    """Check that a document is no heap of small values, which take far more memory and time than their text."""
     level, found = [document], 0
     while level:
         inner: list[Any] = []

@@ -85,9 +85,6 @@ class Ingress:
     """The application in a process of Ray Serve.
 
     Keys are looked up here: they go neither into Ray's own store nor to the replicas.
-
-    Raises:
-        InvalidChoice: The keys are not those with which the application was built.
     """
 
     def __init__(self, handle: Any, together: int, settings: Settings, reranker: str | None, keys: Path | None) -> None:

@@ -142,9 +142,6 @@ def reserve(host: str, port: int) -> socket.socket:
     """Return a socket at an address, before the time that loading a model takes. The port 0 is any that is free.
 
     Clients are told that nobody is there until a server listens at it.
-
-    Raises:
-        InvalidChoice: Nobody can listen there.
     """
     reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:

@@ -179,11 +179,7 @@ class Settings:
         return max(len(set(self.keys.values())), 1)
 
     def within(self, methods: frozenset[str]) -> Self:
-        """Return the settings of a server whose engine has these methods.
-
-        Raises:
-            InvalidChoice: One is allowed that the engine does not have.
-        """
+        """Return the settings of a server whose engine has these methods."""
         _check_allowed("method", self.methods, methods)
         return replace(self, methods=self.methods or methods)
 
@@ -232,11 +228,7 @@ def key_of_environment(variable: str) -> str | None:
 
 
 def read_keys(path: Path | None) -> dict[str, str]:
-    """Return the tenant of each key: from a file, and from the environment.
-
-    Raises:
-        InvalidChoice: The file cannot be read, a line is no tenant and key, or a key has two tenants.
-    """
+    """Return the tenant of each key: from a file, and from the environment."""
     keys = {key: "default"} if (key := key_of_environment(KEY_VARIABLE)) else {}
     try:
         lines = path.read_text("utf-8").splitlines() if path else []

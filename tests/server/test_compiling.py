@@ -17,11 +17,11 @@ from invariant_rag import InvariantModel
 from invariant_rag.errors import InvalidObject, InvalidSchema
 from invariant_rag.generation.json_schema import json_format, tag_of
 from invariant_rag.generation.structured import vocabulary
-from invariant_rag.server import InProcess, Settings, compiling
-from invariant_rag.server.compiling import SchemaCompiler
+from invariant_rag.server import InProcess, Settings
+from invariant_rag.server import worker as workers
 from invariant_rag.server.errors import InvalidRequest
 from invariant_rag.server.parsing import parse
-from invariant_rag.server.worker import Worker, WorkerFailed, Workers
+from invariant_rag.server.worker import SchemaCompiler, Worker, WorkerFailed, Workers
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.toy_inputs import toy_tokenizer
 from tests.server.conftest import serving
@@ -53,7 +53,7 @@ def test_a_schema_that_compiles_too_long_is_refused_and_remembered(
 ) -> None:
     http.post("/v1/chat/completions", json=body(field, QUICK))
     for seconds in (0.3, 0.001):  # were it compiled again, the error would be about the second
-        monkeypatch.setattr(compiling, "SECONDS", seconds)
+        monkeypatch.setattr(workers, "COMPILING_SECONDS", seconds)
         response = http.post("/v1/chat/completions", json=body(field, SLOW))
         error = response.json()["error"]
         assert (response.status_code, error["code"], error["param"]) == (400, "invalid_schema", field)
@@ -95,11 +95,11 @@ FAN = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60
 def test_a_validation_that_never_ends_is_stopped(
     value: Any, schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "VALIDATION_SECONDS", 0.3)
+    monkeypatch.setattr(workers, "VALIDATION_SECONDS", 0.3)
     with pytest.raises(InvalidSchema, match=r"0\.3 seconds"):
-        compiling.validate(value, schema, Event())
+        workers.validate(value, schema, Event())
     with pytest.raises(InvalidObject):
-        compiling.validate(value, {"type": "null"}, Event())
+        workers.validate(value, {"type": "null"}, Event())
 
 
 @pytest.fixture

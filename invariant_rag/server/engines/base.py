@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Usage
 from invariant_rag.segments import SegmentSet
 from invariant_rag.server.schemas import JudgeRequest
+from invariant_rag.server.worker import POLL_SECONDS
 
 if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Emit: TypeAlias = Callable[[int, AnswerDelta], None]
 """Takes a piece of the answer of that index, in any thread."""
-POLL_SECONDS = 0.05
-"""How often a waiting thread looks whether somebody still waits for the result."""
 
 
 @dataclass(frozen=True)
@@ -176,19 +175,11 @@ class Engine(ABC):
 
     @abstractmethod
     def tokens(self, call: Call) -> list[int]:
-        """Return the token ids of what the model reads.
-
-        Raises:
-            UnsupportedCombination: The model is elsewhere, and so is its tokenizer.
-        """
+        """Return the token ids of what the model reads."""
 
     @abstractmethod
     def judge(self, call: JudgeCall) -> Verdict:
-        """Compare answers.
-
-        Raises:
-            UnsupportedCombination: The engine has no log-probabilities of candidates.
-        """
+        """Compare answers."""
 
     def check_ready(self) -> None:  # noqa: B027 - a model in this process is ready
         """Check that requests would be answered, or raise why not."""

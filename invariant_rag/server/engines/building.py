@@ -100,11 +100,7 @@ def build_reranker(name: str | None) -> Relevance:
 
 
 def check_reranker(name: str | None) -> None:
-    """Check that there is such a reranker, whose model is loaded later.
-
-    Raises:
-        InvalidChoice: There is no model of that name or in that folder, or one that cannot be a MonoT5.
-    """
+    """Check that there is such a reranker, whose model is loaded later."""
     if name in (None, "monot5", "cross-encoder"):
         return
     from invariant_rag.models.hub import check_model

@@ -37,10 +37,10 @@ from invariant_rag.methods import METHODS
 from invariant_rag.models.embedded import is_toy
 from invariant_rag.orderings import ORDERINGS
 from invariant_rag.segments import Prompt
-from invariant_rag.server.compiling import SchemaCompiler, validate
 from invariant_rag.server.documents import citations_of, report_of
 from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, Engine, EngineReply, JudgeCall, in_threads
 from invariant_rag.server.errors import TooLarge, about
+from invariant_rag.server.worker import SchemaCompiler, validate
 from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
@@ -98,11 +98,7 @@ class ModelEngine(Engine):
         return self.answer_all([call], emit, abandoned)[0]
 
     def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
-        """Answer the prompts of a request as one batch; see `Engine.answer_all`.
-
-        Raises:
-            TooLarge: A prompt is longer than the server allows.
-        """
+        """Answer the prompts of a request as one batch; see `Engine.answer_all`."""
         lm = self.model_for(calls[0].choices, calls[0].headers)
         answerings = [self._prepared(lm, call, abandoned) for call in calls]
         with _about_parts(calls[0]):
@@ -162,11 +158,7 @@ class ModelEngine(Engine):
         return found
 
     def judge(self, call: JudgeCall) -> Verdict:
-        """Compare answers; see `Judge`.
-
-        Raises:
-            TooLarge: A prompt of the judge is longer than the server allows.
-        """
+        """Compare answers; see `Judge`."""
         asked, lm = call.request, self.model_for(call.choices)
         field, answers = ("answers", asked.answers) if asked.options is None else ("options", asked.options)
         criteria = DEFAULT_CRITERIA if asked.criteria is None else asked.criteria
@@ -269,11 +261,7 @@ def _answering(lm: InvariantModel, call: Call) -> Answering:
 
 
 def _options(lm: InvariantModel, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of a call, whose penalties and biases are OpenAI's, as keywords of `InvariantModel.generate`.
-
-    Raises:
-        InvalidOption: A biased token does not exist.
-    """
+    """Return options of a call, whose penalties and biases are OpenAI's, as keywords of `InvariantModel.generate`."""
     options = dict(given)
     presence, frequency = (options.pop(f"{name}_penalty", 0.0) for name in ("presence", "frequency"))
     if bias := options.pop("logit_bias", None):
@@ -305,9 +293,6 @@ def _validate(answer: ModelAnswer, call: Call, abandoned: Event) -> None:
     """Validate a complete answer with what no grammar expresses: its object, and its calls by the schemas of the tools.
 
     Tools with `strict: false` have a caller who does that.
-
-    Raises:
-        InvalidObject: It does not follow a schema.
     """
     if call.request.schema is not None and call.is_strict and answer.finish_reason != "length":
         validate(check_complete(answer.content), call.request.schema, abandoned)

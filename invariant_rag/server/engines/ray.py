@@ -58,11 +58,7 @@ class RayEngine(Engine):
             setattr(self, name, value)
 
     def check_ready(self) -> None:
-        """Check that a replica is up.
-
-        Raises:
-            ReplicaLost: None is.
-        """
+        """Check that a replica is up."""
         application = serve.status().applications.get(self.handle.app_name)
         deployments = {} if application is None else application.deployments
         found = deployments.get(self.handle.deployment_name)
@@ -74,11 +70,7 @@ class RayEngine(Engine):
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def answer(self, call: Call, emit: Emit, abandoned: Event) -> EngineReply:
-        """Answer a request; see `Engine.answer`.
-
-        Raises:
-            ReplicaLost: The replica died in the middle of a stream, or a second one did.
-        """
+        """Answer a request; see `Engine.answer`."""
         session = _session(call.choices.tenant, call.sets) if any(call.sets) else None
         found: EngineReply = self._wait_for(abandoned, "answer", call, session=session, emit=emit)
         return found

@@ -37,10 +37,10 @@ from invariant_rag.orderings import ORDERINGS, resolve_ordering
 from invariant_rag.prompts import Turn
 from invariant_rag.prompts.labels import Labels
 from invariant_rag.segments import Prompt
-from invariant_rag.server.compiling import validate
 from invariant_rag.server.documents import citations_of, report_of_request
 from invariant_rag.server.engines.base import Call, Choice, Emit, Engine, EngineReply, JudgeCall, wait_for
 from invariant_rag.server.errors import Busy, DeadlineExceeded, UpstreamFailed, UpstreamRefused, about, encode
+from invariant_rag.server.worker import validate
 
 _logger = logging.getLogger("invariant_rag.server")
 
@@ -128,18 +128,7 @@ class Upstream(Engine):
         self.name = self._model if name is None else name
 
     def answer(self, call: Call, emit: Emit, abandoned: Event) -> EngineReply:
-        """Answer a request; see `Engine`.
-
-        Raises:
-            Busy: The upstream has too many requests.
-            ContextOverflow: The prompt is too long for it.
-            DeadlineExceeded: It does not answer in time.
-            IncompleteObject: It ended an answer that should follow a schema too early.
-            InvalidObject: Its answer does not follow the schema.
-            UnsupportedCombination: The request asks for what an API cannot do.
-            UpstreamFailed: It cannot be reached, failed, or answered what is no reply.
-            UpstreamRefused: It takes the request for a wrong one.
-        """
+        """Answer a request; see `Engine`."""
         method = call.choices.method or self.method  # another method than the server's brings its own ordering
         ordering = call.choices.ordering or (self._ordering if method == self.method else _DEFAULT_ORDERING[method])
         with about("invariant.ordering"):
@@ -307,11 +296,7 @@ class WrittenAnswer:
         return found
 
     def finish(self) -> list[AnswerDelta]:
-        """Return what is known at the end: a call without arguments has empty ones.
-
-        Raises:
-            UpstreamFailed: The answer has not ended, or holds a call that is none although there was room.
-        """
+        """Return what is known at the end: a call without arguments has empty ones."""
         if not self.finish_reason:
             raise UpstreamFailed("expected an answer of the upstream to its end, got a part of one")
         if self.finish_reason == "length":
@@ -380,13 +365,7 @@ def _check_supported(call: Call, method: str) -> None:
 
 
 def _choice(call: Call, written: WrittenAnswer, labels: Labels, abandoned: Event) -> Choice:
-    """Return an answer with its citations.
-
-    Raises:
-        IncompleteObject: It is no JSON, should follow a schema, and was not cut off.
-        InvalidObject: It does not follow the schema.
-        UnsupportedCombination: Log-probabilities were asked for, and did not come.
-    """
+    """Return an answer with its citations."""
     answer, asked = Answer.join(written.deltas), call.request
     is_cut = written.finish_reason == "length"
     if asked.schema is not None and call.is_strict and not answer.tool_calls and not is_cut:

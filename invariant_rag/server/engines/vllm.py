@@ -65,12 +65,7 @@ class OnVLLM(ModelEngine):
         return backend
 
     def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
-        """Answer the prompts of a request; see `Engine`.
-
-        Raises:
-            DeadlineExceeded: vLLM does not answer in time.
-            UpstreamFailed: vLLM cannot be reached, or answers an error.
-        """
+        """Answer the prompts of a request; see `Engine`."""
         with _refusals():
             return super().answer_all(calls, emit, abandoned)
 
