@@ -56,11 +56,8 @@ class Shares:
 class _Waiting:
     """A request that waits for its turn.
 
-    Attributes:
-        tenant: Whose it is.
-        due: When it came, and as many seconds later as it is estimated to take: so a short request overtakes long ones
-            that came shortly before it, and no long one waits for ever.
-        turn: Set when it is its turn.
+    `due` is when it came, and as many seconds later as it is estimated to take: so a short request overtakes long ones
+    that came shortly before it, and no long one waits for ever.
     """
 
     tenant: str
@@ -69,12 +66,7 @@ class _Waiting:
 
 
 class FairQueue:
-    """Turns for some requests at a time. The next one is of the tenant who has the fewest, and waits the longest.
-
-    Args:
-        together: How many have their turn at a time.
-        tenants: How many tenants there are.
-    """
+    """Turns for so many requests together. The next is of the tenant who has the fewest, and waits the longest."""
 
     def __init__(self, together: int, tenants: int) -> None:
         self._shares = Shares(together, tenants)
@@ -123,11 +115,7 @@ class FairQueue:
 class Admission:
     """Places for requests. One that finds none is refused, so that no queue grows beyond what is answered.
 
-    Args:
-        settings: How many requests run or wait, and how many tenants there are.
-        together: How many are answered at a time.
-        workers: How many bodies are parsed at a time.
-        metrics: Counts what is admitted and refused.
+    So many are answered together, and as many bodies parsed as there are workers.
     """
 
     def __init__(self, settings: Settings, together: int, workers: int, metrics: Metrics) -> None:

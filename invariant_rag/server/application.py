@@ -20,18 +20,20 @@ from starlette.types import Scope
 
 from invariant_rag import __version__
 from invariant_rag.errors import InvariantRAGError
-from invariant_rag.server.engines.base import Engine, Reranker
+from invariant_rag.orderings import Relevance
+from invariant_rag.server.engines.base import Engine
 from invariant_rag.server.errors import JsonReply, error_response, http_error
-from invariant_rag.server.job import Handler, State, chat, complete, judge, rank, respond, tokenize
+from invariant_rag.server.job import Handler, State, answer, judge, rank, respond, tokenize
 from invariant_rag.server.middleware import Guard, log_fault
 from invariant_rag.server.parsing import ROUTES
+from invariant_rag.server.replies import TextReplies
 from invariant_rag.server.settings import Settings
 
 router = APIRouter()
 _REFERENCE = "#/components/schemas/{model}"
 
 
-def create_app(engine: Engine, settings: Settings | None = None, reranker: Reranker | None = None) -> FastAPI:
+def create_app(engine: Engine, settings: Settings | None = None, reranker: Relevance | None = None) -> FastAPI:
     """Return an ASGI application that serves an engine; without a reranker, with that of `build_reranker`."""
     settings = (settings or Settings()).within(engine.methods)
     state = State(engine, settings, reranker)
@@ -52,11 +54,6 @@ def create_app(engine: Engine, settings: Settings | None = None, reranker: Reran
     return app
 
 
-def _state_of(request: Request) -> State:
-    state: State = request.app.state.serving
-    return state
-
-
 async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return http_error(error)
@@ -69,7 +66,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 def _body(route: str) -> dict[str, Any]:
-    """Return what OpenAPI says of a body; it is parsed elsewhere, and not by FastAPI."""
+    """Return what OpenAPI says of a body, which FastAPI does not parse."""
     schema = {"$ref": _REFERENCE.format(model=ROUTES[route][0].__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -89,8 +86,8 @@ def _add_bodies(app: FastAPI) -> None:
 
 
 _POSTS: Mapping[str, tuple[str, Handler]] = {
-    "/v1/chat/completions": ("chat", chat),
-    "/v1/completions": ("completions", complete),
+    "/v1/chat/completions": ("chat", answer),
+    "/v1/completions": ("completions", partial(answer, kind=TextReplies)),
     "/tokenize": ("tokenize", tokenize),
     "/v1/rerank": ("rerank", partial(rank, version="1")),
     "/v2/rerank": ("rerank", partial(rank, version="2")),
@@ -99,13 +96,11 @@ _POSTS: Mapping[str, tuple[str, Handler]] = {
 
 
 def _add_post(path: str, route: str, handler: Handler) -> None:
-    async def answer(request: Request) -> Response:
+    async def post(request: Request) -> Response:
         return await respond(request, route, handler)
 
-    about = getattr(handler, "func", handler)
-    router.add_api_route(
-        path, answer, methods=["POST"], name=path, description=about.__doc__, openapi_extra=_body(route)
-    )
+    told = {"description": getattr(handler, "func", handler).__doc__, "openapi_extra": _body(route)}
+    router.add_api_route(path, post, methods=["POST"], name=path, **told)
 
 
 for _path, _posted in _POSTS.items():
@@ -121,7 +116,7 @@ async def health() -> dict[str, str]:
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     """Say whether the model can answer: 503 while it is out of reach, and not while many requests wait for it."""
-    state = _state_of(request)
+    state: State = request.app.state.serving
     found = {"status": "ready", "active": state.admission.active, "places": state.settings.max_requests}
     try:
         await run_in_threadpool(state.engine.check_ready)
@@ -140,7 +135,7 @@ async def version() -> dict[str, str]:
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Return what Prometheus reads."""
-    return Response(generate_latest(_state_of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(request.app.state.serving.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/v1/models")
@@ -152,12 +147,12 @@ async def models(request: Request) -> dict[str, Any]:
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> dict[str, Any]:
     """Describe the model."""
-    _state_of(request).check_model(name)
+    request.app.state.serving.check_model(name)
     return _card(request)
 
 
 def _card(request: Request) -> dict[str, Any]:
-    state = _state_of(request)
+    state: State = request.app.state.serving
     engine, allowed = state.engine, state.settings.orderings
     choices = {name: sorted(engine.orderings[name] & allowed) for name in sorted(state.settings.methods)}
     return {

@@ -24,6 +24,9 @@ class Refusal(InvariantRAGError):
     status = 400
     hint = "Change the request as the message says."
 
+    def __init_subclass__(cls, status: int = 400, hint: str = hint) -> None:
+        cls.status, cls.hint = status, hint
+
     def __init__(
         self, message: str, *, param: str | None = None, hint: str | None = None, retry_after: int | None = None
     ) -> None:
@@ -32,92 +35,56 @@ class Refusal(InvariantRAGError):
         self.retry_after = retry_after
 
 
-class InvalidRequest(Refusal):
+class InvalidRequest(Refusal, hint="The fields are OpenAI's, with documents and invariant; see /openapi.json."):
     """A request with unknown fields, missing ones, or values that are none."""
 
-    hint = "The fields are those of OpenAI's API, with documents and invariant; see /openapi.json."
 
-
-class Ambiguous(Refusal):
+class Ambiguous(Refusal, hint="Send one of them."):
     """A request whose end two headers tell in two ways, which may hide another one behind it (RFC 9112 6.1)."""
 
-    hint = "Send one of them."
 
-
-class Unauthorized(Refusal):
+class Unauthorized(Refusal, status=401, hint="Send `Authorization: Bearer KEY`."):
     """No key, or a wrong one."""
 
-    status = 401
-    hint = "Send `Authorization: Bearer KEY`."
 
-
-class UnknownModel(Refusal):
+class UnknownModel(Refusal, status=404, hint="GET /v1/models lists those that it does."):
     """A model that the server does not serve."""
 
-    status = 404
-    hint = "GET /v1/models lists those that it does."
 
-
-class SlowRequest(Refusal):
+class SlowRequest(Refusal, status=408, hint="Send the whole body at once."):
     """A client that does not send its request in time."""
 
-    status = 408
-    hint = "Send the whole body at once."
 
-
-class TooLarge(Refusal):
+class TooLarge(Refusal, status=413, hint="Send fewer or shorter documents."):
     """A body or a prompt beyond the limits."""
 
-    status = 413
-    hint = "Send fewer or shorter documents."
 
-
-class Busy(Refusal):
+class Busy(Refusal, status=429, hint="Try again after the seconds of Retry-After."):
     """As many requests run and wait as the server takes, or the model behind it."""
 
-    status = 429
-    hint = "Try again after the seconds of Retry-After."
 
-
-class ClientLeft(Refusal):
+class ClientLeft(Refusal, status=499, hint=""):
     """Nobody waits for the answer any more."""
 
-    status = 499
-    hint = ""
 
-
-class UpstreamRefused(Refusal):
+class UpstreamRefused(Refusal, hint="Change the request: the model behind this server does not take it."):
     """A request that the engine behind this server refuses; the message is its own."""
 
-    hint = "Change the request as the message says: the model behind this server does not take it."
 
-
-class UpstreamFailed(Refusal):
+class UpstreamFailed(Refusal, status=502, hint="Try again; if that does not help, its logs say more than it answered."):
     """The engine behind this server refused a request, or cannot be reached."""
 
-    status = 502
-    hint = "Try again; if that does not help, its logs say more than it answered."
 
-
-class ReplicaLost(Refusal):
+class ReplicaLost(Refusal, status=503, hint="Ask again: another replica answers."):
     """The replica that was answering is gone, or there is none."""
 
-    status = 503
-    hint = "Ask again: another replica answers."
 
-
-class DeadlineExceeded(Refusal):
+class DeadlineExceeded(Refusal, status=504, hint="Ask for fewer tokens, or try again when the server is less busy."):
     """An answer that was not finished in time."""
 
-    status = 504
-    hint = "Ask for fewer tokens, or try again when the server is less busy."
 
-
-class ReplicaFailed(Refusal):
+class ReplicaFailed(Refusal, status=500, hint="The logs of Ray Serve say where it was."):
     """A fault of a replica."""
-
-    status = 500
-    hint = "The logs of Ray Serve say where it was."
 
 
 _OF_REQUESTS = (

@@ -20,12 +20,11 @@ from starlette.responses import Response
 
 from invariant_rag.cancellation import cancellable
 from invariant_rag.generation.answers import AnswerDelta
-from invariant_rag.orderings import Candidate
+from invariant_rag.orderings import Candidate, Relevance
 from invariant_rag.orderings.monot5 import EMBEDDED_NAME, PUBLISHED
 from invariant_rag.segments import plain_rendering
 from invariant_rag.server.admission import Admission
-from invariant_rag.server.documents import segment_of
-from invariant_rag.server.engines.base import Engine, Reranker
+from invariant_rag.server.engines.base import Engine
 from invariant_rag.server.engines.building import build_reranker
 from invariant_rag.server.errors import (
     ClientLeft,
@@ -39,8 +38,8 @@ from invariant_rag.server.errors import (
 )
 from invariant_rag.server.logs import Metrics, StreamClock, Tracing
 from invariant_rag.server.middleware import log_fault
-from invariant_rag.server.parsing import Parsed, parse
-from invariant_rag.server.replies import ChatReplies, TextReplies
+from invariant_rag.server.parsing import Parsed, parse, segment_of
+from invariant_rag.server.replies import ChatReplies
 from invariant_rag.server.schemas import RerankRequest
 from invariant_rag.server.settings import Settings
 from invariant_rag.server.worker import PARSERS
@@ -61,7 +60,7 @@ TOY = (
 class State:
     """What the routes of one application share."""
 
-    def __init__(self, engine: Engine, settings: Settings, reranker: Reranker | None) -> None:
+    def __init__(self, engine: Engine, settings: Settings, reranker: Relevance | None) -> None:
         self.engine, self.settings = engine, settings
         self.reranker = reranker or build_reranker(None)
         self.without_keys = settings.without_keys()  # for other processes
@@ -87,13 +86,10 @@ class Job:
     """A request while it runs. Its place is given back when the thread ends, and not when its client leaves.
 
     Attributes:
-        id: Its name.
-        tenant: Whose it is; "" where no keys are needed.
         headers: What an engine behind this server gets of its head.
         noted: What the log says of it.
         begun: When it came, in seconds of `time.monotonic`.
         abandoned: Once set, nobody waits for the answer any more.
-        parsed: The request, once it is parsed.
         result: The body of the answer; empty after a stream.
     """
 
@@ -234,16 +230,6 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def chat(job: Job) -> Any:
-    """Answer a conversation."""
-    return _answered(job, ChatReplies(job.id, job.state.engine.name))
-
-
-def complete(job: Job) -> Any:
-    """Continue a text, or several."""
-    return _answered(job, TextReplies(job.id, job.state.engine.name))
-
-
 def tokenize(job: Job) -> Any:
     """Return the token ids of a text, or of a conversation as the model gets it."""
     (call,), engine = job.parsed.work, job.state.engine
@@ -265,11 +251,11 @@ def rank(job: Job, version: str) -> Any:
     with job.turn(len(candidates) * _SECONDS_PER_DOCUMENT), cancellable(job.abandoned):
         keys = reranker.sort_keys(candidates, asked.query)
     ranking = sorted(range(len(keys)), key=lambda index: (keys[index], candidates[index].tie_breaker))
-    results = []
-    for index in ranking[: asked.top_n]:
-        result = {"index": index, "relevance_score": reranker.probability(-keys[index])}
-        texts = {"document": {"text": candidates[index].segment.text}} if asked.return_documents else {}
-        results.append(result | texts)
+    results: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": reranker.probability(-keys[index])} for index in ranking[: asked.top_n]
+    ]
+    for each in results if asked.return_documents else ():
+        each["document"] = {"text": candidates[each["index"]].segment.text}
     meta: dict[str, Any] = {"api_version": {"version": version}}
     meta |= {"warnings": [TOY]} if reranker.model_name == EMBEDDED_NAME else {}
     return {"id": job.id, "object": "list", "model": reranker.model_name, "results": results, "meta": meta}
@@ -285,9 +271,13 @@ def judge(job: Job) -> Any:
     return {"id": job.id, "object": "judgement", "model": job.state.engine.name, **said}
 
 
-def _answered(job: Job, replies: ChatReplies | TextReplies) -> Any:
-    """Return a whole reply, or put the chunks of a stream. Prompts are answered at a time, as one batch if possible."""
+def answer(job: Job, kind: type[ChatReplies] = ChatReplies) -> Any:
+    """Answer a conversation, or continue texts: return a whole reply, or put the chunks of a stream.
+
+    Listing the documents in another order changes no bit of the answer.
+    """
     job.state.check_model(job.parsed.model)
+    replies = kind(job.id, job.state.engine.name)
     calls = [replace(each, headers=job.headers) for each in job.parsed.work]
     request = calls[0].request  # but for the question, that of all
     waiting = list(range(len(calls) * request.n))  # answers whose first chunk is not sent

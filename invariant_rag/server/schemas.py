@@ -179,17 +179,11 @@ class FunctionTool(RequestBody):
     function: Function
 
 
-class ToolName(RequestBody):
-    """A function by name."""
-
-    name: str
-
-
 class NamedTool(RequestBody):
     """The one tool to call."""
 
     type: Literal["function"]
-    function: ToolName
+    function: Annotated[dict[Literal["name"], str], Field(min_length=1)]
 
 
 class Decoding(RequestBody):

@@ -65,11 +65,7 @@ def _close_oldest(connections: Mapping[DeadlineProtocol, None]) -> None:
 
 
 class DeadlineProtocol(H11Protocol):
-    """HTTP/1.1 in which a client has to send the head of its request in time: else its connection is closed.
-
-    uvicorn has a timeout between requests, but none within a head: a client that sends a byte a minute would keep its
-    connection for ever.
-    """
+    """HTTP/1.1 in which a client has to send the head of its request in time: uvicorn has no timeout within a head."""
 
     head_seconds = 20.0
     open_connections: Connections

@@ -33,10 +33,7 @@ def _option(default: Any, about: str, **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What an engine is made from. It can be pickled, so that another process can make the engine.
-
-    It holds no secrets: the key of a server behind it is in the environment variable `INVARIANT_RAG_UPSTREAM_KEY`.
-    The attributes are what `invariant-rag serve --help` says of the options of these names.
+    """What an engine is made from, as `invariant-rag serve --help` says. Picklable, and without secrets.
 
     Raises:
         InvalidChoice: There are two engines, or a choice that says nothing of the engine.
@@ -44,8 +41,8 @@ class EngineConfig:
 
     model: str | None = _option(
         None,
-        "Model id or folder; with --upstream, the name of its model.",
-        shown="the embedded model; or the one behind this server",
+        "Model id or folder; with --upstream, its name there.",
+        shown="the embedded model, or vLLM's",
         argument=True,
     )
     name: str | None = _option(
@@ -80,8 +77,7 @@ class EngineConfig:
     )
     upstream: str | None = _option(
         None,
-        "Let an OpenAI-compatible API answer, with the documents in an order by content. "
-        f"{UPSTREAM_KEY_VARIABLE} is its key.",
+        f"Let an OpenAI-compatible API answer, with sorted documents. {UPSTREAM_KEY_VARIABLE} is its key.",
         metavar="URL",
     )
     votes: int = _option(5, "Orders that the method vote asks about, with --upstream.", min=2)

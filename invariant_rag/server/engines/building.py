@@ -16,19 +16,15 @@ if TYPE_CHECKING:
 
 
 def build_engine(config: EngineConfig, settings: Settings) -> Engine:
-    """Return an engine, which takes the time of loading the model, if one is loaded.
-
-    Args:
-        config: What it is made from.
-        settings: Its tenants, each of which gets a share of the cache, and its limits.
+    """Return an engine for the tenants of the settings, which takes the time of loading its model.
 
     Raises:
         ExtraRequired: The package for vLLM is not installed.
         InvalidChoice: A choice is none, or says nothing of the engine.
-        InvariantRAGError: The model cannot be loaded, or the server behind it not be reached.
+        InvariantRAGError: The model cannot be loaded, or the vLLM not be reached.
     """
     if config.upstream is not None:
-        return _upstream(config, settings)
+        return _upstream(config, config.upstream, settings)
     return _in_process(config, settings) if config.vllm is None else _on_vllm(config, settings)
 
 
@@ -67,7 +63,7 @@ def _on_vllm(config: EngineConfig, settings: Settings) -> Engine:
     return OnVLLM(backend, name, together=settings.max_requests, max_prompt_tokens=most)
 
 
-def _upstream(config: EngineConfig, settings: Settings) -> Engine:
+def _upstream(config: EngineConfig, url: str, settings: Settings) -> Engine:
     from invariant_rag.server.engines.upstream import Upstream
 
     if settings.max_prompt_tokens is not None:
@@ -75,8 +71,10 @@ def _upstream(config: EngineConfig, settings: Settings) -> Engine:
             "expected no max_prompt_tokens with upstream, whose tokenizer is elsewhere",
             hint="max_body_bytes limits prompts, too.",
         )
+    if config.model is None:
+        raise InvalidChoice("model: expected the name of one with upstream", hint="GET /models of the API lists them.")
     return Upstream(
-        str(config.upstream),
+        url,
         config.model,
         name=config.name,
         key=key_of_environment(UPSTREAM_KEY_VARIABLE),

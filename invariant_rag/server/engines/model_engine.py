@@ -27,7 +27,7 @@ from invariant_rag.errors import (
     UnsupportedCombination,
 )
 from invariant_rag.generation.answering import Answering, reply_all
-from invariant_rag.generation.answers import AnswerDelta, ModelAnswer, Reply, TokenLogprob
+from invariant_rag.generation.answers import AnswerDelta, ModelAnswer, Reply
 from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.sampling import TokenPenalties
@@ -37,9 +37,9 @@ from invariant_rag.methods import METHODS
 from invariant_rag.models.embedded import is_toy
 from invariant_rag.orderings import ORDERINGS
 from invariant_rag.segments import Prompt
-from invariant_rag.server.documents import citations_of, report_of
 from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, Engine, EngineReply, JudgeCall, in_threads
 from invariant_rag.server.errors import TooLarge, about
+from invariant_rag.server.replies import citations_of, report_of, token_of
 from invariant_rag.server.worker import SchemaCompiler, validate
 from invariant_rag.shown import shown
 
@@ -54,14 +54,7 @@ _LONG = 10_000
 
 
 class ModelEngine(Engine):
-    """An engine around an `InvariantModel`; a subclass says where its keys and values are kept.
-
-    Args:
-        lm: The model. It needs a tokenizer.
-        name: What requests call it. None: its own name.
-        together: How many requests are decoded at a time.
-        max_prompt_tokens: A longer prompt is refused.
-    """
+    """An engine around an `InvariantModel`; a subclass says where its keys and values are kept."""
 
     def __init__(
         self, lm: InvariantModel, name: str | None, *, together: int, max_prompt_tokens: int | None = None
@@ -312,18 +305,9 @@ def _engine_reply(call: Call, prompt: Prompt, reply: Reply, ordering: str) -> En
         Choice(
             answer=replace(each, generation=None, logprobs=None, citations=None),
             finish_reason=each.finish_reason,
-            logprobs=None if each.logprobs is None else list(map(_token, each.logprobs)),
+            logprobs=None if each.logprobs is None else list(map(token_of, each.logprobs)),
             citations=citations_of(each.content, each.citations or (), prompt),
         )
         for each in reply.answers
     ]
     return EngineReply(choices, reply.usage, report_of(generation, prompt, ordering, call.warnings))
-
-
-def _token(token: TokenLogprob) -> dict[str, Any]:
-    """Return a token in OpenAI's shape."""
-    named, *tops = (
-        {"token": name, "logprob": value, "bytes": list(name.encode("utf-8", "replace"))}
-        for name, value in ((token.token, token.logprob), *token.top)
-    )
-    return {**named, "top_logprobs": tops}

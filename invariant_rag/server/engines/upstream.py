@@ -32,14 +32,14 @@ from invariant_rag.errors import ContextOverflow, InvalidChoice, UnsupportedComb
 from invariant_rag.generation.answers import Answer, AnswerDelta, CallDelta, Usage
 from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.json_schema import check_complete
-from invariant_rag.generation.openai_format import parse_deltas
+from invariant_rag.generation.openai_format import parse_deltas, parse_logprobs
 from invariant_rag.orderings import ORDERINGS, resolve_ordering
 from invariant_rag.prompts import Turn
 from invariant_rag.prompts.labels import Labels
 from invariant_rag.segments import Prompt
-from invariant_rag.server.documents import citations_of, report_of_request
 from invariant_rag.server.engines.base import Call, Choice, Emit, Engine, EngineReply, JudgeCall, wait_for
 from invariant_rag.server.errors import Busy, DeadlineExceeded, UpstreamFailed, UpstreamRefused, about, encode
+from invariant_rag.server.replies import citations_of, report_of_request, token_of
 from invariant_rag.server.worker import validate
 
 _logger = logging.getLogger("invariant_rag.server")
@@ -65,7 +65,7 @@ class Upstream(Engine):
 
     Args:
         url: Address of the API, such as `https://api.openai.com/v1`.
-        model: Name of the model there. None: the only one that it lists.
+        model: Name of the model there.
         name: What requests call it. None: as it is called there.
         key: Key for the API. None: it needs none.
         method: How documents are written where a request says nothing: `canonical`, `vote` or `sequential`.
@@ -75,9 +75,8 @@ class Upstream(Engine):
         timeout: Seconds until a request fails if nothing comes.
 
     Raises:
-        InvalidChoice: A choice is none, or the API lists several models.
+        InvalidChoice: A choice is none.
         UnsupportedCombination: The ordering keeps the order given.
-        UpstreamFailed: The API had to be asked for its models, and cannot be reached.
     """
 
     methods = METHODS
@@ -85,7 +84,7 @@ class Upstream(Engine):
     def __init__(
         self,
         url: str,
-        model: str | None = None,
+        model: str,
         *,
         name: str | None = None,
         key: str | None = None,
@@ -120,12 +119,7 @@ class Upstream(Engine):
         )
         self._exit = ExitStack()
         self._portal = self._exit.enter_context(start_blocking_portal(name="invariant-rag-upstream"))
-        try:
-            self._model = self._only_model() if model is None else model
-        except BaseException:
-            self.close()
-            raise
-        self.name = self._model if name is None else name
+        self._model, self.name = model, model if name is None else name
 
     def answer(self, call: Call, emit: Emit, abandoned: Event) -> EngineReply:
         """Answer a request; see `Engine`."""
@@ -188,25 +182,6 @@ class Upstream(Engine):
         """End, with what is still asked for."""
         self._portal.call(self._client.aclose)
         self._exit.close()
-
-    def _only_model(self) -> str:
-        async def models() -> Any:
-            with _failures():
-                response = await self._client.get("/models")
-            if not response.is_success:
-                _refuse(response)
-            return _parsed(response.content).get("data")
-
-        cards = self._portal.call(models)
-        if not isinstance(cards, list):
-            raise UpstreamFailed("expected a list of models of the upstream, got something else")
-        names = [str(card["id"]) for card in cards if isinstance(card, Mapping) and "id" in card]
-        if len(names) != 1:
-            raise InvalidChoice(
-                f"model: expected the name of one, since the upstream has {len(names)}, got none",
-                hint=f"It lists {', '.join(names[:10]) or 'none'}.",
-            )
-        return names[0]
 
     async def _ask_all(
         self, call: Call, requests: Sequence[PlainRequest], emit: Emit | None
@@ -288,7 +263,8 @@ class WrittenAnswer:
             said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
             found = list(parse_deltas(said, self.index))
             if logprobs := choice.get("logprobs"):
-                self.logprobs = [*(self.logprobs or []), *_tokens(logprobs)]
+                tokens = logprobs.get("content") or map(token_of, parse_logprobs(logprobs))
+                self.logprobs = [*(self.logprobs or []), *tokens]
             self.finish_reason = str(choice.get("finish_reason") or self.finish_reason)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UpstreamFailed("expected a choice of OpenAI's API of the upstream, got something else") from error
@@ -395,27 +371,8 @@ def _key(written: Sequence[WrittenAnswer]) -> Any:
 def _usage(counted: Sequence[Mapping[str, Any]]) -> Usage:
     """Return the tokens of all requests."""
     details = [each.get("prompt_tokens_details") or {} for each in counted]
-    return Usage(
-        prompt_tokens=sum(each.get("prompt_tokens") or 0 for each in counted),
-        completion_tokens=sum(each.get("completion_tokens") or 0 for each in counted),
-        cached_tokens=sum(each.get("cached_tokens") or 0 for each in details),
-    )
-
-
-def _tokens(logprobs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return log-probabilities in the shape of chats: completions have one list of tokens and one of numbers."""
-    if logprobs.get("content") is not None:
-        return list(logprobs["content"])
-    tokens, numbers = logprobs["tokens"], logprobs["token_logprobs"]
-    tops = logprobs.get("top_logprobs") or [{}] * len(tokens)
-
-    def token(text: str, number: float) -> dict[str, Any]:
-        return {"token": text, "logprob": number, "bytes": None}
-
-    return [
-        {**token(text, number), "top_logprobs": [token(*each) for each in (top or {}).items()]}
-        for text, number, top in zip(tokens, numbers, tops, strict=True)
-    ]
+    prompt, written = (sum(each.get(f"{kind}_tokens") or 0 for each in counted) for kind in ("prompt", "completion"))
+    return Usage(prompt, written, sum(each.get("cached_tokens") or 0 for each in details))
 
 
 def _take_all(reply: Mapping[str, Any], take: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any] | None:
