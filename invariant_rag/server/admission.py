@@ -19,8 +19,7 @@ from invariant_rag.server.logs import Metrics
 from invariant_rag.server.settings import Settings
 from invariant_rag.server.worker import POLL_SECONDS
 
-_WEIGHT = 0.2
-"""Of the latest request, in the mean of how long requests take."""
+_WEIGHT = 0.2  # of the latest request, in the mean of how long requests take
 _LONGEST_WAIT = 60
 
 

@@ -22,7 +22,7 @@ from invariant_rag import __version__
 from invariant_rag.errors import InvariantRAGError
 from invariant_rag.orderings import Relevance
 from invariant_rag.server.engines.base import Engine
-from invariant_rag.server.errors import JsonReply, error_response, http_error
+from invariant_rag.server.errors import error_response, http_error, json_reply
 from invariant_rag.server.job import Handler, State, answer, judge, rank, respond, tokenize
 from invariant_rag.server.middleware import Guard, log_fault
 from invariant_rag.server.parsing import ROUTES
@@ -122,8 +122,8 @@ async def ready(request: Request) -> Response:
         await run_in_threadpool(state.engine.check_ready)
     except InvariantRAGError as error:
         request.scope["state"]["noted"]["error"] = type(error).__name__
-        return JsonReply({**found, "status": "unreachable"}, 503)
-    return JsonReply(found)
+        return json_reply({**found, "status": "unreachable"}, 503)
+    return json_reply(found)
 
 
 @router.get("/version")

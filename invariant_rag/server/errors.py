@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from invariant_rag import errors
 from invariant_rag.errors import InvariantRAGError
@@ -149,8 +149,7 @@ _KINDS = ("bool", "dict", "float", "int", "list", "str")
 _VARIANT = re.compile("|".join((*_KINDS, "Document", "NamedTool", r".*\W.*")))
 """What pydantic adds to the place of an error where a field may be of several kinds: `str`, `Document`, `list[...]`."""
 _OBJECT = re.compile(r"a valid dictionary(?: or (?:instance of \w+|object to extract fields from))?")
-_TAGS = ("text", "document", "documents")
-"""What it adds behind the number of a part of a message."""
+_TAGS = ("text", "document", "documents")  # what it adds behind the number of a part of a message
 
 
 def encode(content: Any) -> str:
@@ -159,12 +158,9 @@ def encode(content: Any) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-class JsonReply(JSONResponse):
-    """A response of JSON in UTF-8, whatever texts it repeats."""
-
-    def render(self, content: Any) -> bytes:
-        """Return the body."""
-        return encode(content).encode()
+def json_reply(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a response of JSON in UTF-8, whatever texts it repeats."""
+    return Response(encode(content), status, headers, "application/json")
 
 
 @contextmanager
@@ -206,7 +202,7 @@ def error_response(error: BaseException) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, Ambiguous | TooLarge | SlowRequest):
         headers["Connection"] = "close"  # the rest of the body is not read
-    return JsonReply(error_body(error), status_of(error), headers)
+    return json_reply(error_body(error), status_of(error), headers)
 
 
 def http_error(error: HTTPException) -> Response:
@@ -214,7 +210,7 @@ def http_error(error: HTTPException) -> Response:
     status, message = error.status_code, _FAULT if error.status_code == 500 else str(error.detail)
     code, hint = {404: "not_found", 405: "method_not_allowed"}.get(status), InvalidRequest.hint
     hint = "GET /openapi.json lists the routes and their methods." if code else hint
-    return JsonReply(_body(status, message, code or "invalid_request", hint=hint), status, error.headers)
+    return json_reply(_body(status, message, code or "invalid_request", hint=hint), status, error.headers)
 
 
 def invalid_request(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:

@@ -23,19 +23,10 @@ from invariant_rag.generation.answers import AnswerDelta
 from invariant_rag.orderings import Candidate, Relevance
 from invariant_rag.orderings.monot5 import EMBEDDED_NAME, PUBLISHED
 from invariant_rag.segments import plain_rendering
+from invariant_rag.server import errors
 from invariant_rag.server.admission import Admission
 from invariant_rag.server.engines.base import Engine
 from invariant_rag.server.engines.building import build_reranker
-from invariant_rag.server.errors import (
-    ClientLeft,
-    DeadlineExceeded,
-    InvalidRequest,
-    TooLarge,
-    UnknownModel,
-    encode,
-    error_body,
-    status_of,
-)
 from invariant_rag.server.logs import Metrics, StreamClock, Tracing
 from invariant_rag.server.middleware import log_fault
 from invariant_rag.server.parsing import Parsed, parse, segment_of
@@ -47,8 +38,7 @@ from invariant_rag.shown import shown
 
 _JSON = ("application/json", "+json")
 _PARSING_SECONDS = 5.0
-_BYTES_PER_SECOND = 1e6
-"""About how fast bodies are parsed: a short one is parsed before long ones."""
+_BYTES_PER_SECOND = 1e6  # about how fast bodies are parsed: a short one is parsed before long ones
 _SECONDS_PER_TOKEN = _SECONDS_PER_DOCUMENT = 0.05
 TOY = (
     "The embedded MonoT5 ranks these documents: a toy that was trained on synthetic ones. "
@@ -74,7 +64,7 @@ class State:
         """Raise UnknownModel for the name of a model that there is not; None is the one that there is."""
         known = allowed or (self.engine.name,)
         if name is not None and name not in known:
-            raise UnknownModel(f"expected the model {known[0]!r}, got {shown(name)}", param="model")
+            raise errors.UnknownModel(f"expected the model {known[0]!r}, got {shown(name)}", param="model")
 
     def close(self) -> None:
         """Wait for what runs, and end."""
@@ -107,12 +97,13 @@ class Job:
         self.begun, self.abandoned = time.monotonic(), Event()
         self._chunks: asyncio.Queue[str | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + self.state.settings.timeout
+        seconds = self.state.settings.timeout
+        self._deadline, self._late = self._loop.time() + seconds, f"expected an answer within {seconds:g} seconds"
         self.result = self._loop.run_in_executor(self.state.executor, self._run)
 
     def put(self, chunk: Any) -> None:
         """Take a chunk of a stream, from any thread. A request is answered with a stream if there is one."""
-        self._loop.call_soon_threadsafe(self._chunks.put_nowait, None if chunk is None else encode(chunk))
+        self._loop.call_soon_threadsafe(self._chunks.put_nowait, None if chunk is None else errors.encode(chunk))
 
     @contextmanager
     def turn(self, seconds: float) -> Iterator[None]:
@@ -133,11 +124,11 @@ class Job:
             if self.parsed.contents is not None:
                 self.noted["contents"] = self.parsed.contents
             found = self._handler(self)
-            return b"" if found is None else encode(found).encode()
+            return b"" if found is None else errors.encode(found).encode()
         except CancelledError:
-            raise ClientLeft("nobody waits for the answer") from None
+            raise errors.ClientLeft("nobody waits for the answer") from None
         except MemoryError:
-            raise TooLarge("expected a request that fits into memory") from None
+            raise errors.TooLarge("expected a request that fits into memory") from None
         finally:
             self.state.admission.leave(self.tenant, time.monotonic() - self.begun)
             self.put(None)
@@ -149,7 +140,7 @@ class Job:
             try:
                 return PARSERS.call(_PARSING_SECONDS, self.abandoned, parse, *work)
             except TimeoutError:
-                raise TooLarge(f"expected a body that is parsed within {_PARSING_SECONDS:g} seconds") from None
+                raise errors.TooLarge(f"expected a body that is parsed within {_PARSING_SECONDS:g} seconds") from None
 
     async def first(self) -> str | None:
         """Wait for the first chunk: errors before it are answered with their status. None: the answer is no stream."""
@@ -169,14 +160,11 @@ class Job:
         getting.cancel()
         self._abandon()
         if gone in done:
-            raise ClientLeft("the client has closed the connection")
-        raise self._exceeded
+            raise errors.ClientLeft("the client has closed the connection")
+        raise errors.DeadlineExceeded(self._late)
 
     async def events(self, first: str) -> AsyncIterator[dict[str, str]]:
-        """Yield chunks as server-sent events, as OpenAI does: an error is the last chunk, else `[DONE]` is.
-
-        Whoever stops listening abandons the work.
-        """
+        """Yield server-sent events; the last is an error or `[DONE]`. Who stops listening abandons the work."""
         chunk: str | None = first
         try:
             while chunk is not None:
@@ -184,14 +172,14 @@ class Job:
                 try:
                     chunk = await asyncio.wait_for(self._chunks.get(), self._seconds_left)
                 except TimeoutError:
-                    raise self._exceeded from None
+                    raise errors.DeadlineExceeded(self._late) from None
             await self.result
             yield {"data": "[DONE]"}
         except Exception as error:  # noqa: BLE001 - the status is sent already: the client is told in the stream
             self.noted["error"] = type(error).__name__
-            if status_of(error) == 500:
+            if errors.status_of(error) == 500:
                 log_fault(error, self.noted)
-            yield {"data": encode(error_body(error))}
+            yield {"data": errors.encode(errors.error_body(error))}
         finally:
             self._abandon()
 
@@ -204,10 +192,6 @@ class Job:
     def _seconds_left(self) -> float:
         return max(self._deadline - self._loop.time(), 0)
 
-    @property
-    def _exceeded(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"expected an answer within {self.state.settings.timeout:g} seconds")
-
 
 Handler: TypeAlias = Callable[[Job], Any]
 """Answers a request in a thread: puts the chunks of a stream, or returns a body."""
@@ -217,7 +201,7 @@ async def respond(request: Request, route: str, handler: Handler) -> Response:
     """Answer a request to a route of `parsing.ROUTES`. A page elsewhere could send a browser with another type."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not kind.endswith(_JSON):
-        raise InvalidRequest("expected the header `content-type: application/json`")
+        raise errors.InvalidRequest("expected the header `content-type: application/json`")
     job = Job(request, route, handler)
     first = await job.first()
     if first is None:

@@ -30,12 +30,9 @@ from invariant_rag.shown import shown
 
 Work: TypeAlias = Sequence[Call] | JudgeCall | schemas.RerankRequest
 
-_MOST_VALUES = 100_000
-"""Of a body, not counting numbers: texts, names, lists and objects."""
-_MOST_ARGUMENTS = 10_000
-"""Values of the arguments of all calls: the chat template writes them one by one."""
-_MOST_BYTES = 65_536
-"""Of a schema, and of all tools together."""
+_MOST_VALUES = 100_000  # of a body, not counting numbers: texts, names, lists and objects
+_MOST_ARGUMENTS = 10_000  # values of the arguments of all calls: the chat template writes them one by one
+_MOST_BYTES = 65_536  # of a schema, and of all tools together
 _MOST_TOOLS = 128
 _EXPLANATION_TOKENS = 128
 _ELSEWHERE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)": "([^#"][^"]*)"')

@@ -46,12 +46,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _logger = logging.getLogger("invariant_rag.server")
 
-_ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
-"""Sends equal sets to the same replica."""
+_ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"  # sends equal sets to the same replica
 _BATCHES = 2
 """Of each replica: one is decoded while another one waits. More requests go to the next replica on the ring."""
-_SPARE_REQUESTS = 256
-"""Beside those that are admitted: of load balancers, of Prometheus, and to be told to come back."""
+_SPARE_REQUESTS = 256  # beside those that are admitted: of load balancers, of Prometheus, and to be told to come back
 _LOST = (RayActorError, ObjectLostError, RayServeException)
 _DESCRIBED = ("name", "toy", "context_window", "method", "methods", "orderings")
 """Attributes of an engine that others have to know."""
@@ -71,19 +69,19 @@ def app(args: Mapping[str, Any]) -> Any:
     given = dict(args)
     keys = Path(given.pop("keys")) if "keys" in given else None
     reranker = given.pop("reranker", None)
+    kinds = (EngineConfig, Settings, Scale)
+    known = {each.name: kind for kind in kinds for each in fields(kind)}
+    if unknown := sorted(given.keys() - known.keys()):
+        listed = ", ".join(sorted([*known, "keys", "reranker"]))
+        raise InvalidChoice(f"expected arguments of {listed}; got {', '.join(unknown)}")
     made: list[Any] = []
-    for kind in (EngineConfig, Settings, Scale):
-        own = {each.name: given.pop(each.name) for each in fields(kind) if each.name in given}
+    for kind in kinds:
+        own = {name: value for name, value in given.items() if known[name] is kind}
         try:
             made.append(TypeAdapter(kind).validate_python(own))  # values may come as text from a command line
         except ValidationError as error:
             said = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}; got {shown(own)}" for each in error.errors()]
             raise InvalidChoice("; ".join(said)) from None
-    if given:
-        known = [each.name for kind in (EngineConfig, Settings, Scale) for each in fields(kind)]
-        raise InvalidChoice(
-            f"expected arguments of {', '.join(sorted([*known, 'reranker']))}; got {', '.join(sorted(given))}"
-        )
     config, settings, scale = made
     if scale.replica_gpus is None and config.model is not None:
         raise InvalidChoice(
@@ -178,10 +176,10 @@ class RayEngine(Engine):
         """End the loop of this engine. The replicas go on."""
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def answer(self, call: Call, emit: Emit, abandoned: Event) -> EngineReply:
-        """Answer a request; see `Engine.answer`."""
-        session = _session(call.choices.tenant, call.sets) if any(call.sets) else None
-        found: EngineReply = self._wait_for(abandoned, "answer", call, session=session, emit=emit)
+    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
+        """Answer the prompts of a request, in one replica; see `Engine`."""
+        session = _session(calls[0].choices.tenant, calls[0].sets) if any(calls[0].sets) else None
+        found: list[EngineReply] = self._wait_for(abandoned, "answer_all", calls, session=session, emit=emit)
         return found
 
     def tokens(self, call: Call) -> list[int]:
@@ -275,7 +273,7 @@ class Replica:
         self._threads = ThreadPoolExecutor(places, "invariant-rag-call")
 
     async def call(self, method: str, *arguments: Any) -> AsyncIterator[tuple[int, AnswerDelta] | Done]:
-        """Call `answer`, `tokens`, `judge` or `sort_keys`: yield the pieces of its answers, and then its end.
+        """Call `answer_all`, `tokens`, `judge` or `sort_keys`: yield the pieces of its answers, and then its end.
 
         Whoever stops listening abandons the call.
         """
@@ -286,9 +284,8 @@ class Replica:
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
         def work() -> Any:
-            if method == "answer":
-                (call,) = arguments
-                return self._engine.answer(call, lambda index, delta: put((index, delta)), abandoned)
+            if method == "answer_all":
+                return self._engine.answer_all(*arguments, lambda index, delta: put((index, delta)), abandoned)
             with cancellable(abandoned):
                 return getattr(self._reranker if method == "sort_keys" else self._engine, method)(*arguments)
 

@@ -19,8 +19,7 @@ from invariant_rag.server.engines.base import Choice, EngineReply
 if TYPE_CHECKING:
     from invariant_rag.generation.outputs import Generation
 
-ID = "id"
-"""Key of a segment's metadata under which the id of its document is."""
+ID = "id"  # key of a segment's metadata under which the id of its document is
 
 
 @dataclass(frozen=True)
@@ -154,9 +153,7 @@ def document_id(segment: Segment) -> str:
 
 
 def set_key(sets: Iterable[SegmentSet]) -> str:
-    """Return a name of the sets of a request that does not depend on the order of their documents.
-
-    Equal requests have equal keys on every machine: a router sends them to the replica that has read the documents.
+    """Return a name of sets that does not depend on the order of their documents, equal on every machine.
 
     >>> set_key([SegmentSet(["a", "b"])]) == set_key([SegmentSet(["b", "a"])]) != set_key([SegmentSet(["a"])])
     True
@@ -197,10 +194,7 @@ def report_of_request(request: PlainRequest, method: str, ordering: str, warning
 
 
 def citations_of(text: str, spans: Iterable[CitedSpan], prompt: Prompt) -> list[dict[str, Any]]:
-    """Return the parts of an answer that have a source, in Cohere v2's shape.
-
-    A source has the number of its set, too, from 0: the ids of two sets may be the same.
-    """
+    """Return the parts of an answer that have a source, in Cohere v2's shape, with the number of its set from 0."""
     found: dict[tuple[int, int], list[CitedSpan]] = {}
     for span in spans:
         found.setdefault((span.start, span.end), []).append(span)

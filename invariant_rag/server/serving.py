@@ -21,8 +21,7 @@ from invariant_rag.errors import InvalidChoice, UnusableFile
 from invariant_rag.server.errors import http_error
 from invariant_rag.server.settings import Settings
 
-_CONNECTIONS = 8
-"""Connections of all addresses together, in those that one may have."""
+_CONNECTIONS = 8  # connections of all addresses together, in those that one may have
 _MOST_READ = 16_384
 """Bytes that are read at a time: a body in chunks of a byte each takes that much longer to take apart."""
 _SWITCH_SECONDS = 0.0005

@@ -94,11 +94,6 @@ class EngineConfig:
                     hint="It would change nothing. Leave it away.",
                 )
 
-    @property
-    def served_name(self) -> str:
-        """What requests call the model, as far as the configuration says."""
-        return self.name or self.model or "invariant-rag"
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -194,9 +189,6 @@ class Scale:
         replica_gpus: GPUs of each, or a part of one. None: none, and only without a model.
         replica_cpus: CPU cores of each, which are also its threads.
         ingresses: Processes that take requests.
-
-    Raises:
-        InvalidChoice: A number is too small.
     """
 
     replicas: int = 1

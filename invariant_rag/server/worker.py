@@ -16,10 +16,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import lru_cache
-from importlib import import_module
 from multiprocessing.connection import Connection, Pipe
 from queue import Empty, LifoQueue
-from threading import Event, Lock
+from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from invariant_rag.errors import InvalidSchema, InvariantRAGError
@@ -27,13 +26,12 @@ from invariant_rag.generation.json_schema import compile_tag, validate_value
 
 if TYPE_CHECKING:
     from invariant_rag.generation.structured import Vocabulary
+    from invariant_rag.server.admission import FairQueue
 
 T = TypeVar("T")
 
-POLL_SECONDS = 0.05
-"""How often a waiting thread looks whether somebody still waits for the result."""
-_START_SECONDS = 120.0
-"""For a process to start and to import what it needs."""
+POLL_SECONDS = 0.05  # how often a waiting thread looks whether somebody still waits for the result
+_START_SECONDS = 120.0  # for a process to start and to import what it needs
 _MAIN = "import sys; sys.path[:] = {path!r}; from invariant_rag.server.worker import serve; serve({pipe})"
 
 
@@ -63,7 +61,7 @@ class Worker:
             # In a session of its own: Ctrl-C is for the server, which finishes what runs. It ends when its pipe does.
             self._process = subprocess.Popen(command, pass_fds=[pipe.fileno()], start_new_session=True)  # noqa: S603
             pipe.close()
-            self._exchange(_START_SECONDS, abandoned, _import, function.__module__)
+            self._exchange(_START_SECONDS, abandoned, callable, function)  # imports what it needs
         found: T = self._exchange(seconds, abandoned, function, *arguments)
         return found
 
@@ -127,10 +125,6 @@ class Workers:
             each.stop()
 
 
-def _import(module: str) -> None:
-    import_module(module)
-
-
 def serve(number: int) -> None:
     """Answer calls from a pipe until it ends. What functions print goes to standard error."""
     pipe, sys.stdout = Connection(number), sys.stderr
@@ -158,10 +152,8 @@ _MOST = 1000
 
 PARSERS = Workers(2)
 """Parse bodies, for all applications of this process. They keep nothing of a request."""
-COMPILERS = Workers(1)
-"""Compiles schemas, for all models of this process."""
-VALIDATORS = Workers(2)
-"""Validate answers: patterns may backtrack, and references fan out."""
+COMPILERS = Workers(1)  # compiles schemas, for all models of this process
+VALIDATORS = Workers(2)  # validate answers: patterns may backtrack, and references fan out
 VALIDATION_SECONDS = 5.0
 
 
@@ -177,24 +169,22 @@ def validate(value: Any, schema: Mapping[str, Any], abandoned: Event) -> None:
 
 
 class SchemaCompiler:
-    """Compiles every schema once, however many requests have it, and keeps grammars of so many bytes."""
+    """Compiles every schema once, however many requests have it, and keeps grammars of so many bytes.
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes, self._lock = most_bytes, Lock()
+    One is compiled at a time, in turns: a tenant with many slow schemas does not keep those of others waiting.
+    """
+
+    def __init__(self, most_bytes: int, turns: FairQueue) -> None:
+        self._most_bytes, self._turns = most_bytes, turns
         self._kept: OrderedDict[tuple[Vocabulary, str], Any] = OrderedDict()  # the latest used last
 
-    def compile(self, abandoned: Event, vocabulary: Vocabulary, tag: str) -> Any:
-        """Return the `CompiledGrammar` of a structural tag."""
+    def compile(self, tenant: str, abandoned: Event, vocabulary: Vocabulary, tag: str) -> Any:
+        """Return the `CompiledGrammar` of a structural tag of a tenant."""
         key = vocabulary, hashlib.sha256(tag.encode("utf-8", "surrogatepass")).hexdigest()
         found = self._kept.get(key)
         if found is None:
-            while not self._lock.acquire(timeout=POLL_SECONDS):  # one is compiled at a time
-                if abandoned.is_set():
-                    raise CancelledError
-            try:
+            with self._turns.turn(tenant, 0.0, abandoned):
                 found = self._kept.get(key) or self._keep(key, _compiled(abandoned, vocabulary, tag))
-            finally:
-                self._lock.release()
         with suppress(KeyError):
             self._kept.move_to_end(key)
         if isinstance(found, InvalidSchema):

@@ -19,6 +19,7 @@ from invariant_rag.generation.json_schema import json_format, tag_of
 from invariant_rag.generation.structured import vocabulary
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server import worker as workers
+from invariant_rag.server.admission import FairQueue
 from invariant_rag.server.errors import InvalidRequest
 from invariant_rag.server.parsing import parse
 from invariant_rag.server.worker import SchemaCompiler, Worker, WorkerFailed, Workers
@@ -61,23 +62,41 @@ def test_a_schema_that_compiles_too_long_is_refused_and_remembered(
 
 
 def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leaves(model: InvariantModel) -> None:
-    words, compiler = vocabulary(model.tokenizer, 288), SchemaCompiler(1)
+    words, compiler = vocabulary(model.tokenizer, 288), SchemaCompiler(1, FairQueue(1, 1))
     tag, left = tag_of(json_format(LENGTHY)), Event()
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(compiler.compile, left, words, tag)
-        others = [pool.submit(compiler.compile, Event(), words, tag) for _ in range(3)]
+        first = pool.submit(compiler.compile, "", left, words, tag)
+        others = [pool.submit(compiler.compile, "", Event(), words, tag) for _ in range(3)]
         Timer(0.02, left.set).start()
         with pytest.raises(CancelledError):
             first.result()
         found = [each.result() for each in others]
     assert all(each is found[0] for each in found)
-    assert compiler.compile(Event(), words, tag) is found[0]
-    compiler.compile(Event(), words, tag_of(json_format(QUICK)))  # there is room for one
-    assert compiler.compile(Event(), words, tag) is not found[0]
+    assert compiler.compile("", Event(), words, tag) is found[0]
+    compiler.compile("", Event(), words, tag_of(json_format(QUICK)))  # there is room for one
+    assert compiler.compile("", Event(), words, tag) is not found[0]
     mine, theirs = (allocate_token_bitmask(1, 288) for _ in range(2))
     GrammarMatcher(words.compile(tag_of(json_format(LENGTHY)))).fill_next_token_bitmask(mine)
     GrammarMatcher(found[0]).fill_next_token_bitmask(theirs)
     assert torch.equal(mine, theirs)
+
+
+def test_slow_schemas_of_one_tenant_do_not_keep_those_of_another_waiting(
+    model: InvariantModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "COMPILING_SECONDS", 0.3)
+    words, compiler = vocabulary(model.tokenizer, 288), SchemaCompiler(1 << 20, FairQueue(1, 1))
+    compiler.compile("modest", Event(), words, tag_of(json_format(LENGTHY)))  # a worker starts
+    slow = [
+        tag_of(json_format({"type": "object", "properties": {"a": {"type": "string", "pattern": f"^a{{{each}}}$"}}}))
+        for each in range(50_000, 50_008)
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(compiler.compile, "greedy", Event(), words, tag) for tag in slow]
+        while compiler._turns.waiting < 7:
+            time.sleep(0.01)
+        compiler.compile("modest", Event(), words, tag_of(json_format(QUICK)))
+        assert sum(each.done() for each in asked) <= 3
 
 
 FAN = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}

@@ -125,26 +125,17 @@ class Engine(ABC):
     caches: Mapping[str, KeyValueCache] = MappingProxyType({})
 
     @abstractmethod
-    def answer(self, call: Call, emit: Emit, abandoned: Event) -> EngineReply:
-        """Answer a request.
+    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
+        """Answer the prompts of one request, whose choices are the same, at one time; answers are numbered through.
 
         Args:
-            call: The request.
-            emit: Takes the pieces of the answers, if `call.stream`.
-            abandoned: Once set, nobody waits for the answer any more.
+            calls: The prompts.
+            emit: Takes the pieces of the answers, if they are streamed.
+            abandoned: Once set, nobody waits for the answers any more.
 
         Raises:
             CancelledError: It was abandoned.
         """
-
-    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
-        """Answer the prompts of one request, whose choices are the same, at one time; answers are numbered through."""
-
-        def one(number: int) -> EngineReply:
-            first = number * calls[number].request.n
-            return self.answer(calls[number], lambda index, delta: emit(first + index, delta), abandoned)
-
-        return in_threads(one, len(calls))
 
     @abstractmethod
     def tokens(self, call: Call) -> list[int]:

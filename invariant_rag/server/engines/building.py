@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 def build_engine(config: EngineConfig, settings: Settings) -> Engine:
-    """Return an engine for the tenants of the settings, which takes the time of loading its model.
-
-    Raises:
-        ExtraRequired: The package for vLLM is not installed.
-        InvalidChoice: A choice is none, or says nothing of the engine.
-        InvariantRAGError: The model cannot be loaded, or the vLLM not be reached.
-    """
+    """Return an engine for the tenants of the settings, which takes the time of loading its model."""
     if config.upstream is not None:
         return _upstream(config, config.upstream, settings)
     return _in_process(config, settings) if config.vllm is None else _on_vllm(config, settings)
@@ -38,9 +32,9 @@ def _in_process(config: EngineConfig, settings: Settings) -> Engine:
     size = int(config.cache_gb * (1 << 30) / len(tenants))
     kept = size or config.cache_folder is not None
     caches = {each: KeyValueCache(size, folder=config.cache_folder, namespace=each) for each in tenants} if kept else {}
-    most = settings.max_prompt_tokens
+    most, name = settings.max_prompt_tokens, config.name or config.model or "invariant-rag"
     lm = InvariantModel.from_pretrained(config.model, method=config.method or "rotor", **choices)
-    return InProcess(lm, config.served_name, caches=caches, together=config.together, max_prompt_tokens=most)
+    return InProcess(lm, name, caches=caches, together=config.together, max_prompt_tokens=most)
 
 
 def _on_vllm(config: EngineConfig, settings: Settings) -> Engine:

@@ -13,30 +13,21 @@ from threading import Event, Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import StoppingCriteria
-
-from invariant_rag.cancellation import cancellable, check_cancelled
-from invariant_rag.errors import (
-    IncompleteObject,
-    InvalidObject,
-    InvalidOption,
-    InvalidSchema,
-    InvalidTool,
-    InvariantRAGError,
-    UnsupportedCombination,
-)
+from invariant_rag import errors
+from invariant_rag.cancellation import cancellable, cancelled_event
 from invariant_rag.generation.answering import Answering, reply_all
 from invariant_rag.generation.answers import AnswerDelta, ModelAnswer, Reply
 from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.sampling import TokenPenalties
+from invariant_rag.generation.streaming import StopOnEvent
 from invariant_rag.generation.structured import CACHE_BYTES, check_complete, compile_elsewhere
 from invariant_rag.judge import DEFAULT_CRITERIA, Judge, Verdict
 from invariant_rag.methods import METHODS
 from invariant_rag.models.embedded import is_toy
 from invariant_rag.orderings import ORDERINGS
 from invariant_rag.segments import Prompt
+from invariant_rag.server.admission import FairQueue
 from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, Engine, EngineReply, JudgeCall, in_threads
 from invariant_rag.server.errors import TooLarge, about
 from invariant_rag.server.replies import citations_of, report_of, token_of
@@ -47,8 +38,7 @@ if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.prepare import PreparedPrompt
 
-_CHARACTERS_PER_TOKEN = 64
-"""Of the context window; more are refused before they are tokenized."""
+_CHARACTERS_PER_TOKEN = 64  # of the context window; more are refused before they are tokenized
 _LONG = 10_000
 """Characters of a prompt that is tokenized by its own thread, which can leave, before it waits for a batch."""
 
@@ -70,7 +60,7 @@ class ModelEngine(Engine):
         self._max_prompt_tokens = max_prompt_tokens
         self._chosen: dict[Choices, InvariantModel] = {}
         self._lock = Lock()
-        self._schemas = SchemaCompiler(CACHE_BYTES)
+        self._schemas = SchemaCompiler(CACHE_BYTES, FairQueue(1, 1))
 
     @abstractmethod
     def for_tenant(self, lm: InvariantModel, tenant: str) -> InvariantModel:
@@ -86,16 +76,12 @@ class ModelEngine(Engine):
                     lm = self._chosen[choices] = self.for_tenant(self.lm.with_method(**wanted), choices.tenant)
             return lm
 
-    def answer(self, call: Call, emit: Emit, abandoned: Event) -> EngineReply:
-        """Answer a request; see `Engine.answer`."""
-        return self.answer_all([call], emit, abandoned)[0]
-
     def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
         """Answer the prompts of a request as one batch; see `Engine.answer_all`."""
         lm = self.model_for(calls[0].choices, calls[0].headers)
         answerings = [self._prepared(lm, call, abandoned) for call in calls]
         with _about_parts(calls[0]):
-            hook = compile_elsewhere.set(partial(self._schemas.compile, abandoned))
+            hook = compile_elsewhere.set(partial(self._schemas.compile, calls[0].choices.tenant, abandoned))
             try:
                 replies = self._replies(answerings, calls[0], emit, abandoned)
             finally:
@@ -160,7 +146,7 @@ class ModelEngine(Engine):
         self._check_characters(sum(map(len, texts)), field)
         options: dict[str, Any] = {"explain": asked.explain}
         if asked.explain:
-            options |= {"max_new_tokens": asked.max_tokens, "stopping_criteria": [_StopWhenCancelled()]}
+            options |= {"max_new_tokens": asked.max_tokens, "stopping_criteria": [StopOnEvent(cancelled_event())]}
         with about("criteria"):
             judge = _LimitedJudge(lm, criteria=criteria, by=asked.by)
             judge.most = self._max_prompt_tokens
@@ -215,15 +201,6 @@ def _characters_of(call: Call) -> int:
     return found + sum([len(part) for part in parts if isinstance(part, str)])
 
 
-class _StopWhenCancelled(StoppingCriteria):
-    """Ends the explanation of a judge whose client has left."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Return that no row stops `[B]`, or raise CancelledError."""
-        check_cancelled()
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-
-
 class _LimitedJudge(Judge):
     """A judge whose prompts have at most so many tokens; None: as many as the context window takes."""
 
@@ -246,7 +223,7 @@ def _answering(lm: InvariantModel, call: Call) -> Answering:
     """Return a call as a request to a model."""
     request = call.request
     if request.schema is not None and (request.stop or (request.tools and request.tool_choice != "none")):
-        raise UnsupportedCombination(
+        raise errors.UnsupportedCombination(
             "expected response_format without stop and tools: the schema alone says where the answer ends",
             hint="Leave stop and tools away, or set tool_choice to none.",
         )
@@ -260,24 +237,27 @@ def _options(lm: InvariantModel, given: Mapping[str, Any]) -> dict[str, Any]:
     if bias := options.pop("logit_bias", None):
         size = lm.model.config.get_text_config(decoder=True).vocab_size
         if wrong := [token for token in bias if not (token.isascii() and token.isdecimal()) or int(token) >= size]:
-            raise InvalidOption(f"logit_bias: expected token ids from 0 to {size - 1}, got {shown(wrong[0])}")
+            raise errors.InvalidOption(f"logit_bias: expected token ids from 0 to {size - 1}, got {shown(wrong[0])}")
         options["sequence_bias"] = [[[int(token)], value] for token, value in bias.items()]
     if presence or frequency:
         options["logits_processor"] = [TokenPenalties(presence, frequency)]
     return options
 
 
+_OF_PARTS = (errors.IncompleteObject, errors.InvalidObject, errors.InvalidSchema, errors.UnsupportedCombination)
+
+
 @contextmanager
 def _about_parts(call: Call) -> Iterator[None]:
     """Note what part of a request an error is about: its tools, its schema or its prompt."""
+    field, request = call.field, call.request
     try:
         yield
-    except InvariantRAGError as error:
-        field, request = call.field, call.request
-        of_parts = (IncompleteObject, InvalidObject, InvalidSchema, InvalidTool, UnsupportedCombination)
-        if isinstance(error, of_parts):
-            of_schema = request.schema is not None and not isinstance(error, InvalidTool)
-            field = "response_format" if of_schema else "tools" if request.tools else field
+    except (*_OF_PARTS, errors.InvalidTool) as error:
+        is_schema = request.schema is not None and not isinstance(error, errors.InvalidTool)
+        with about("response_format" if is_schema else "tools" if request.tools else field):
+            raise
+    except errors.InvariantRAGError:
         with about(field):
             raise
 
