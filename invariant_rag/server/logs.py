@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
 
 _WINDOW_SECONDS = 10.0
-_MOST, _MOST_REQUESTS = 20, 1000
-"""Lines of one kind in a window, and lines of requests."""
-
-
+_MOST, _MOST_REQUESTS = 20, 1000  # lines of one kind in a window, and lines of requests
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 

@@ -128,13 +128,7 @@ class Engine(ABC):
     def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
         """Answer the prompts of one request, whose choices are the same, at one time; answers are numbered through.
 
-        Args:
-            calls: The prompts.
-            emit: Takes the pieces of the answers, if they are streamed.
-            abandoned: Once set, nobody waits for the answers any more.
-
-        Raises:
-            CancelledError: It was abandoned.
+        `emit` takes the pieces of streams. Once `abandoned` is set, nobody waits any more: raise CancelledError.
         """
 
     @abstractmethod

@@ -81,10 +81,9 @@ def _upstream(config: EngineConfig, url: str, settings: Settings) -> Engine:
 
 
 def build_reranker(name: str | None) -> Relevance:
-    """Return what scores documents for a query: `monot5`, `cross-encoder`, or a MonoT5 checkpoint. None: `monot5`.
+    """Return what scores documents for a query: `monot5` (None), `cross-encoder`, or a MonoT5 checkpoint.
 
-    Its model is loaded at the first request. `monot5` is the published checkpoint, or the embedded one where the hub
-    cannot be reached.
+    Its model is loaded at the first request; that of `monot5` is the embedded one where the hub cannot be reached.
     """
     if name == "cross-encoder":
         return CrossEncoder()
