@@ -25,7 +25,7 @@ from invariant_rag_benchmarks import resolve_benchmark
 from invariant_rag_benchmarks.base import Benchmark, Case, Example, Record, Selection, Text, parse_example
 from invariant_rag_benchmarks.config import BenchmarkConfig, package_versions, resolve_config, run_folder_name
 from invariant_rag_benchmarks.data import DataSource
-from invariant_rag_benchmarks.report import markdown, summarise
+from invariant_rag_benchmarks.report import markdown, summarize
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -184,7 +184,7 @@ def _run(plan: _Plan, model: InvariantModel, progress: Progress) -> BenchmarkRun
                     advance()
         elapsed = perf_counter() - start
     found = [known[case.id] for case in cases]
-    summary = summarise(plan.benchmark, found, config.seed)
+    summary = summarize(plan.benchmark, found, config.seed)
     if writes:
         document = {**summary, "limit": config.limit, "config": plan.resolved, **computed_with}
         _write_json(folder / "summary.json", document)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from invariant_rag.audit.metrics import best_subspan_em, exact_match, normalise_answer, token_f1
+from invariant_rag.audit.metrics import best_subspan_em, exact_match, normalize_answer, token_f1
 from invariant_rag.errors import InvalidDataset
 from pydantic import Field
 
@@ -84,7 +84,7 @@ class Mintaka(Benchmark[MintakaSettings]):
             "exact_match": exact_match(answer, case.gold),
             "f1": token_f1(answer, case.gold),
         }
-        return Scored(normalise_answer(answer), scores)
+        return Scored(normalize_answer(answer), scores)
 
 
 def stated_answer(output: str) -> str:
