@@ -141,7 +141,9 @@ def main() -> None:
     for layers in options.layers:
         plain, ours = (results[f"{layers} layers, trained {how}"] for how in ("plainly", "in RoToR"))
         gains = [each["rotor"][0] - plain["plain, sorted"][0] for each in (plain, ours)]
-        print(f"{layers} layers: RoToR gains {gains[0]:+.1f} points as it is, {gains[1]:+.1f} trained; the rule: {RULE}")
+        print(
+            f"{layers} layers: RoToR gains {gains[0]:+.1f} points as it is, {gains[1]:+.1f} trained; the rule: {RULE}"
+        )
     if options.out:
         options.out.write_text(json.dumps({"seed": options.seed, "results": results}, indent=1) + "\n", "utf-8")
 
