@@ -29,12 +29,8 @@ from invariant_rag_benchmarks import resolve_benchmark
 from invariant_rag_benchmarks.base import Benchmark, Case, Example, Record, Selection, Text, parse_example
 from invariant_rag_benchmarks.config import BenchmarkConfig, package_versions, resolve_config, run_folder_name
 from invariant_rag_benchmarks.data import DataSource
-<<<<<<< HEAD
-from invariant_rag_benchmarks.report import markdown, summarize
-=======
 from invariant_rag_benchmarks.errors import InvalidDataset, InvalidRun, RunExists
 from invariant_rag_benchmarks.report import markdown, summarize
->>>>>>> main
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -171,18 +167,9 @@ def _run(plan: _Plan, model: InvariantModel, progress: Progress) -> BenchmarkRun
                     advance()
         elapsed = perf_counter() - start
     found = [known[case.id] for case in cases]
-<<<<<<< HEAD
-    summary = summarize(plan.benchmark, found, config.seed)
-    if writes:
-        document = {**summary, "limit": config.limit, "config": plan.resolved, **computed_with}
-        _write_json(folder / "summary.json", document)
-    seconds = _add_timing(folder / "timing.json", answered, elapsed, writes=writes)
-    return BenchmarkRun(folder, plan.resolved, found, summary, seconds)
-=======
     summary = summarize(plan.benchmark, found, config.seed)
     _write_json(folder / "summary.json", {**summary, "limit": config.limit, "config": plan.resolved, **computed_with})
     return BenchmarkRun(folder, plan.resolved, found, summary, _add_timing(folder / "timing.json", answered, elapsed))
->>>>>>> main
 
 
 def _add_timing(path: Path, records: int, seconds: float) -> float | None:

@@ -11,13 +11,9 @@ from invariant_rag.audit.statistics import wilson_interval
 
 from invariant_rag_benchmarks import BENCHMARKS, Selection
 from invariant_rag_benchmarks.data import DataSource
-<<<<<<< HEAD
-from invariant_rag_benchmarks.report import markdown, summarize
-=======
 from invariant_rag_benchmarks.errors import InvalidRun
 from invariant_rag_benchmarks.published_tables import comparisons
 from invariant_rag_benchmarks.report import markdown, summarize
->>>>>>> main
 
 XQUAD = BENCHMARKS["xquad"]
 
@@ -41,15 +37,8 @@ def records(right: list[list[bool]]) -> list[dict]:
 
 
 def test_a_reader_of_the_first_slot_only_has_the_figures_of_one():
-<<<<<<< HEAD
-    summary = summarize(XQUAD, records([[True, False, False, False]] * 50))
-    values = {
-        name: summary[name]["value"] for name in ("mean", "worst", "best", "spread", "deviation", "flips", "agreement")
-    }
-=======
     summary = summarize(XQUAD, records([[True, False, False, False]] * 50))
     values = {name: summary[name]["value"] for name in ("mean", "worst", "best", "spread", "deviation", "flips")}
->>>>>>> main
     assert values == {
         "mean": 0.25,
         "worst": 0,
@@ -86,25 +75,8 @@ def test_flips_are_the_share_of_questions_without_one_answer_in_every_order():
         {**each, "answer": answer}
         for each, answer in zip(records([[True] * 120] * 4), ["a"] * 360 + ["a"] * 119 + ["b"], strict=True)
     ]
-<<<<<<< HEAD
-    summary = summarize(XQUAD, asked)
-    assert (summary["agreement"]["value"], summary["flips"]["value"]) == (0.75, 0.25)
-    assert summary["agreement"] == wilson_interval(3, 4).as_dict()
-
-
-def test_the_first_order_is_tested_against_the_mean_of_the_others():
-    """Two of eight questions lose by being shuffled: t = 0.25 / (0.4629 / sqrt(8))."""
-    asked = records([[True, False, False]] * 2 + [[True] * 3] * 3 + [[False] * 3] * 3)
-    test = summarize(XQUAD, asked)["first_order"]
-    assert (test["difference"], test["degrees_of_freedom"]) == (0.25, 7)
-    assert test["t"] == pytest.approx(1.5275, abs=1e-4)
-    assert test["p"] == pytest.approx(0.1705, abs=1e-3)
-    assert summarize(XQUAD, records([[True, True]] * 3))["first_order"]["t"] is None
-    assert summarize(XQUAD, records([[True, False]]))["first_order"] is None
-=======
     summary = summarize(XQUAD, asked)
     assert summary["flips"] == wilson_interval(1, 4).as_dict()
->>>>>>> main
 
 
 def test_an_order_blind_solver_of_problems_of_many_sizes_has_no_spread(tmp_path):
