@@ -2,9 +2,9 @@
 
 "Ostra flies the flag of its mother city, Varn" and "The flag of Varn is red": what colour is Ostra's? Names are single
 tokens, so that a small model learns it from the start in minutes, on one core. Two models are trained on the same
-questions: one reads plainly, in random orders; one in RoToR's arrangement. Each is then asked about names in combinations
-that it has not seen, its documents in an order that says nothing. The rule, fixed beforehand: RoToR is the
-demonstration if it gains 15 points over plain reading of sorted documents.
+questions: one reads plainly, in random orders; one in RoToR's arrangement. Each is then asked about names that it has
+not seen together, its documents in an order that says nothing. The rule, fixed beforehand: RoToR is the demonstration
+if it gains 15 points over plain reading of sorted documents.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from invariant_rag.audit.statistics import wilson_interval
 NAMES, COLORS, PAIRS, LENGTH = 64, 12, 3, 3
 BEGIN, LINK, IS, ASK = range(NAMES + COLORS, NAMES + COLORS + 4)
 BATCH, STEPS, RATE = 64, 8_000, 2e-3
+CONTEXT = 1 + 2 * PAIRS * LENGTH
 RULE = 15
 
 
@@ -46,17 +47,18 @@ def draw(count: int, generator: torch.Generator, two_hops: float, *, ordered: bo
     return documents, questions.gather(1, mixed[..., None].expand_as(questions)), colors.gather(1, mixed)
 
 
-def batch_of(documents: Tensor, questions: Tensor, answers: Tensor) -> dict[str, Tensor]:
-    """Return rows of a context and all its questions with their answers, and what `Ring` needs."""
-    count, total = len(documents), 1 + 2 * PAIRS * LENGTH
-    asked = torch.cat([questions, answers[..., None]], -1).flatten(1)
-    ids = torch.cat([torch.full((count, 1), BEGIN), documents.flatten(1), asked], 1)
-    end = torch.full((ids.shape[1],), total)
-    end[1:total] = torch.arange(1, total).sub(1).div(LENGTH, rounding_mode="floor").add(1).mul(LENGTH).add(1)
-    seen = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
+def batch_of(documents: Tensor, questions: Tensor) -> dict[str, Tensor]:
+    """Return rows of a context and its questions, each of which sees the context and itself, and what `Ring` needs."""
+    count, total = len(documents), CONTEXT
+    ids = torch.cat([torch.full((count, 1), BEGIN), documents.flatten(1), questions.flatten(1)], 1)
+    place = torch.arange(ids.shape[1])
+    branch = (place - total).div(LENGTH, rounding_mode="floor").add(1).clamp(min=0)
+    seen = (place <= place[:, None]) & ((branch == 0) | (branch == branch[:, None]))
+    end = place.sub(1).div(LENGTH, rounding_mode="floor").add(1).mul(LENGTH).add(1).clamp(max=total)
     return {
         "ids": ids,
-        "end": end.expand_as(ids),
+        "positions": torch.where(branch > 0, total + (place - total) % LENGTH, place).expand_as(ids),
+        "end": torch.where(place == 0, total, end).expand_as(ids),
         "total": torch.full((count, 1), total),
         "seen": seen.expand(count, 1, *seen.shape),
     }
@@ -80,14 +82,14 @@ def train(layers: int, seed: int, *, in_rotor: bool, steps: int) -> LlamaForCaus
     model.set_attn_implementation("ring" if in_rotor else "sdpa")
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
     generator, began, two_hops = torch.Generator().manual_seed(seed), time.time(), 0.0
-    places = 1 + 2 * PAIRS * LENGTH + torch.arange(PAIRS) * (LENGTH + 1) + LENGTH - 1
+    places = CONTEXT + torch.arange(1, PAIRS + 1) * LENGTH - 1
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = RATE * min((step + 1) / 100, max(0.02, 1 - step / steps))
         drawn = draw(BATCH, generator, two_hops, ordered=in_rotor)
-        batch = batch_of(*drawn)
-        more = {"ring": Ring(model, batch, 1)} if in_rotor else {}
-        logits = model(batch["ids"], use_cache=False, **more).logits[:, places]
+        batch = batch_of(*drawn[:2])
+        more = {"ring": Ring(model, batch, 1)} if in_rotor else {"attention_mask": batch["seen"]}
+        logits = model(batch["ids"], position_ids=batch["positions"], use_cache=False, **more).logits[:, places]
         loss = cross_entropy(logits.flatten(0, 1), drawn[2].flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
