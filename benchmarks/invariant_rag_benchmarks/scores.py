@@ -18,13 +18,13 @@ PERMUTATIONS = 1000
 _BATCH = 100  # shuffles that are drawn at a time, which bounds memory to [100, questions]
 
 
-def normalise_answer(text: str) -> str:
+def normalize_answer(text: str) -> str:
     """Lower-case ``text``, drop ASCII punctuation and the words a, an, the, and join the rest by single spaces.
 
     The steps and their order are those of SQuAD (arXiv 1606.05250), which Lost in the Middle (arXiv 2307.03172) uses:
     punctuation goes before the articles, so "a-b" is "ab", and only ASCII punctuation goes.
 
-    >>> normalise_answer("  The  U.S. Senate!")
+    >>> normalize_answer("  The  U.S. Senate!")
     'us senate'
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
@@ -32,7 +32,7 @@ def normalise_answer(text: str) -> str:
 
 def exact_match(prediction: str, golds: Sequence[str]) -> float:
     """Return 1.0 if the normalised prediction equals a normalised gold answer, else 0.0 (SQuAD's EM)."""
-    return float(normalise_answer(prediction) in map(normalise_answer, golds))
+    return float(normalize_answer(prediction) in map(normalize_answer, golds))
 
 
 def best_subspan_em(prediction: str, golds: Sequence[str]) -> float:
@@ -41,8 +41,8 @@ def best_subspan_em(prediction: str, golds: Sequence[str]) -> float:
     The metric of Lost in the Middle: characters are matched, not words. The paper scores the first line of an output
     only, which is up to the caller. A gold answer that is empty after normalisation matches every prediction.
     """
-    answer = normalise_answer(prediction)
-    return float(any(normalise_answer(gold) in answer for gold in golds))
+    answer = normalize_answer(prediction)
+    return float(any(normalize_answer(gold) in answer for gold in golds))
 
 
 def token_f1(prediction: str, golds: Sequence[str]) -> float:
@@ -55,8 +55,8 @@ def token_f1(prediction: str, golds: Sequence[str]) -> float:
         shared = (Counter(words) & Counter(gold)).total()
         return 2 * shared / (len(words) + len(gold)) if words and gold else float(words == gold)
 
-    words = normalise_answer(prediction).split()
-    return max((f1(words, normalise_answer(gold).split()) for gold in golds), default=0.0)
+    words = normalize_answer(prediction).split()
+    return max((f1(words, normalize_answer(gold).split()) for gold in golds), default=0.0)
 
 
 @dataclass(frozen=True)
