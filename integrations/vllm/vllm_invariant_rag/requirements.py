@@ -83,7 +83,6 @@ def check_request(request: Request, reading: Reading, vllm_config: VllmConfig) -
     is_replayed = graphs is not None and graphs.has_full_cudagraphs() and not reading.is_plain_behind
     is_text = not request.mm_features and request.prompt_embeds is None
     reasons = {
-        "expected a request that generates, got one that pools": request.sampling_params is None,
         "expected no LoRA adapter, which was not tested": request.lora_request is not None,
         "expected a prompt of tokens, got images, audio or embeddings": not is_text,
         "expected a whole prompt, got one that is still being sent": request.resumable,
