@@ -165,10 +165,9 @@ def test_a_refused_request_is_a_typed_error_and_the_next_one_runs(lm: InvariantM
     prompt = prompt_of(lm, 255)
     fields = {"max_tokens": 4, "n": 1, "logprobs": 0}
     request = on_vllm._request(on_vllm.prepare_to_generate(prompt, 4), fields)
+    forged = replace(request, kv_transfer_params={"invariant_rag": {**_GOOD, "texts": [4, 0]}})
     with pytest.raises(RequestRefused):
-        on_vllm._engine.complete(
-            [request, replace(request, kv_transfer_params={"invariant_rag": {**_GOOD, "texts": [4, 0]}})]
-        )
+        on_vllm._engine.complete([request, forged])
     assert_same(on_vllm.generate(prompt, **LENGTH), lm.generate(prompt, **LENGTH))
 
 
