@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from typing import Any
@@ -14,7 +13,7 @@ from openai import BadRequestError, OpenAI
 
 from tests.documents import documents, question
 from tests.servers import Server
-from tests.test_in_process import ROUNDING, assert_same
+from tests.test_in_process import assert_same
 from vllm_invariant_rag import UnsupportedServer, VLLMBackend, VLLMError
 from vllm_invariant_rag.engines import FACTS_PATH, HTTPEngine
 
@@ -99,25 +98,6 @@ def test_all_orders_give_one_answer_and_streams_give_its_text(lm: InvariantModel
     assert "".join(stream) == answers[0].text
     assert stream.generation is not None
     assert_same(stream.generation, answers[7])
-
-
-def test_a_closed_stream_ends_its_request(server: Server, lm: InvariantModel, on_server: VLLMBackend) -> None:
-    stream = on_server.stream(prompt_of(lm, 303), max_new_tokens=1500, min_new_tokens=1500)
-    next(stream)
-    stream.close()
-    for _ in range(100):
-        running = [
-            line for line in httpx.get(server.url + "/metrics").text.splitlines() if "num_requests_running{" in line
-        ]
-        if running and float(running[0].split()[-1]) == 0:
-            return
-        time.sleep(0.1)
-    pytest.fail("the request still runs")
-
-
-def test_scores_are_those_of_score(lm: InvariantModel, on_server: VLLMBackend) -> None:
-    prompt, candidates = prompt_of(lm, 304), ["red and white", "blue"]
-    assert on_server.score(prompt, candidates) == pytest.approx(lm.score(prompt, candidates), abs=ROUNDING)
 
 
 def test_two_hundred_requests_of_sixteen_clients(lm: InvariantModel, on_server: VLLMBackend) -> None:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from copy import copy
-from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,15 +44,16 @@ def with_change(config: Any, path: str, value: Any) -> Any:
 
 
 SILENT = {
-    "scheduler_config.enable_chunked_prefill": (True, "--no-enable-chunked-prefill"),
-    "scheduler_config.long_prefill_token_threshold": (64, "--no-enable-chunked-prefill"),
-    "kv_transfer_config.kv_role": ("kv_consumer", "kv_role"),
-    "kv_transfer_config.kv_load_failure_policy": ("recompute", "computes refused requests causally"),
-    "model_config.hf_text_config.model_type": ("gpt_oss", "expected a model of llama, mistral, qwen2, qwen3"),
-    "cache_config.cache_dtype": ("fp8", "--kv-cache-dtype"),
-    "speculative_config": ({"method": "ngram"}, "speculative decoding"),
-    "parallel_config.enable_dbo": (True, "dual batch overlap"),
-    "parallel_config.decode_context_parallel_size": (2, "context parallelism"),
+    "vllm.scheduler_config.enable_chunked_prefill": (True, "--no-enable-chunked-prefill"),
+    "vllm.scheduler_config.long_prefill_token_threshold": (64, "--no-enable-chunked-prefill"),
+    "vllm.kv_transfer_config.kv_role": ("kv_consumer", "kv_role"),
+    "vllm.kv_transfer_config.kv_load_failure_policy": ("recompute", "computes refused requests causally"),
+    "vllm.model_config.hf_text_config.model_type": ("gpt_oss", "expected a model of llama, mistral, qwen2, qwen3"),
+    "vllm.cache_config.cache_dtype": ("fp8", "--kv-cache-dtype"),
+    "vllm.speculative_config": ({"method": "ngram"}, "speculative decoding"),
+    "vllm.parallel_config.enable_dbo": (True, "dual batch overlap"),
+    "vllm.parallel_config.decode_context_parallel_size": (2, "context parallelism"),
+    "caches.kv_cache_groups": ([None, None], "--disable-hybrid-kv-cache-manager"),
 }
 
 
@@ -61,19 +62,10 @@ def test_a_configuration_that_is_not_exact_is_refused(field: str, llm: Any) -> N
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
     (value, words), core = SILENT[field], llm.llm_engine.engine_core.engine_core
-    changed = with_change(core.vllm_config, field, value)
+    configs = SimpleNamespace(vllm=core.vllm_config, caches=core.scheduler.kv_cache_config)
+    changed = with_change(configs, field, value)
     with pytest.raises(UnsupportedServer, match=words):
-        InvariantRAGConnector(changed, KVConnectorRole.SCHEDULER, core.scheduler.kv_cache_config)
-
-
-def test_several_groups_of_layers_are_refused(llm: Any) -> None:
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-
-    core = llm.llm_engine.engine_core.engine_core
-    caches = core.scheduler.kv_cache_config
-    caches = replace(caches, kv_cache_groups=caches.kv_cache_groups * 2)
-    with pytest.raises(UnsupportedServer, match="--disable-hybrid-kv-cache-manager"):
-        InvariantRAGConnector(core.vllm_config, KVConnectorRole.SCHEDULER, caches)
+        InvariantRAGConnector(changed.vllm, KVConnectorRole.SCHEDULER, changed.caches)
 
 
 SPECIAL = {"lora_request": "adapter", "mm_features": ["image"], "prompt_embeds": [[0.0]] * 53, "resumable": True}
