@@ -168,6 +168,8 @@ def test_a_judgement_is_that_of_the_model(gateway: httpx.Client, lm: InvariantMo
     expected = Judge(lm).choose(asked["question"], options)  # type: ignore[arg-type]
     assert reply["ranking"] == list(expected.ranking)
     assert reply["probabilities"] == pytest.approx(expected.probabilities, abs=ROUNDING)
+    explained = gateway.post("/v1/judge", json={**asked, "explain": True, "max_tokens": 8}).json()
+    assert (explained["ranking"], bool(explained["explanation"])) == (reply["ranking"], True)
 
 
 def test_only_methods_that_vllm_runs_can_be_chosen(gateway: httpx.Client) -> None:
