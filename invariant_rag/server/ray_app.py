@@ -285,7 +285,7 @@ class Replica:
 
         def work() -> Any:
             if method == "answer_all":
-                return self._engine.answer_all(*arguments, lambda index, delta: put((index, delta)), abandoned)
+                return self._engine.answer_all(arguments[0], lambda index, delta: put((index, delta)), abandoned)
             with cancellable(abandoned):
                 return getattr(self._reranker if method == "sort_keys" else self._engine, method)(*arguments)
 

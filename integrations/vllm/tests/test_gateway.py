@@ -6,7 +6,6 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from typing import Any
 
@@ -137,21 +136,6 @@ def test_a_tenant_learns_nothing_of_what_another_has_asked(gateway: httpx.Client
     assert {text for text, _ in others} == {first}
     assert [cached > 0 for _, cached in others] == [False, True, True]
     assert gateway.post(CHAT, json=sent, headers={"Authorization": "Bearer key"}).status_code == 401
-
-
-def test_clients_at_the_same_time_get_the_answers_that_they_get_alone(gateway: httpx.Client) -> None:
-    questions = [documents(4, seed=610 + number) for number in range(8)]
-    alone = [gateway.post(CHAT, json=body(each)).json()["choices"][0]["message"]["content"] for each in questions]
-
-    def ask(number: int) -> str:
-        segments = questions[number % 8]
-        turn = number % len(segments)
-        reply = gateway.post(CHAT, json=body(segments[turn:] + segments[:turn])).json()
-        text: str = reply["choices"][0]["message"]["content"]
-        return text
-
-    with ThreadPoolExecutor(16) as clients:
-        assert list(clients.map(ask, range(48))) == alone * 6
 
 
 def test_samples_schemas_tools_and_stops(gateway: httpx.Client) -> None:
