@@ -38,15 +38,7 @@ def no_progress(*_: Any, **__: Any) -> AbstractContextManager[Callable[[], None]
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of one call.
-
-    Attributes:
-        key: Which call it was.
-        text: The answer; None if every try failed.
-        tokens: Its tokens, if they are known.
-        seconds: How long the call took, retries included.
-        errors: Class and message of the error of each try that failed.
-    """
+    """What came of one call: no text if every try failed; seconds with all tries, and the error of each that failed."""
 
     key: str
     text: str | None

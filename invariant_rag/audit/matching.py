@@ -17,6 +17,8 @@ _VERBS = set("is was are were do does did has have had can could will would shou
 _POLARITY_OF = re.compile(
     r"(?:answer|verdict|conclusion|it|that|this|so|therefore|hence)\W+(?:is|would be)?\W*(\w+)\W*$"
 )
+_OTHER_PLACE = "(?:New|(?:North|South|East|West)(?:ern)?)"
+"""Words that make another name of a name: West Virginia is not Virginia."""
 _REFUSALS = re.compile(
     r"\b(?:(?:i|we)(?:\s+(?:do|did))?(?:n't|\s+not)\s+(?:know|have (?:enough|any|that|the))"
     r"|(?:i|we)\s+have\s+no\s+(?:idea|information|answer)|(?:no\s*one|nobody)\s+knows|(?:would|i'd)\s+rather\s+not"
@@ -86,12 +88,15 @@ def _find(answer: str, gold: str) -> bool:
         return bool(re.search(rf"(?<!\w){capitals}(?!\w)", text)) or text.strip(" .").lower() == capitals.lower()
     if _UNSPACED.search(stripped):
         return plain(stripped) in text
-    said = normal_tokens(answer)
+    said = normal_tokens(
+        re.sub(rf"\b{_OTHER_PLACE} {re.escape(stripped)}\b", "", answer) if stripped[0].isupper() else answer
+    )
     if stripped == stripped.lower():  # no name: one dog, two dogs
         wanted, said = (tuple(map(_singular, each)) for each in (wanted, said))
     for start in range(len(said) - len(wanted) + 1):
         end = start + len(wanted)
-        if said[start:end] == wanted and not _denied(said[:start], said[end:]):
+        is_place = wanted[-1].isdigit() and said[end : end + 1] == ("nth",)  # the 12th is not 12
+        if said[start:end] == wanted and not is_place and not _denied(said[:start], said[end:]):
             return True
     return len(said) > 1 and sorted(said) == sorted(wanted)  # "Curie, Marie"
 
@@ -199,6 +204,7 @@ _SAME = {
     "meters": "m", "metres": "m", "meter": "m", "metre": "m", "bn": "billion", "st": "saint", "colour": "color",
     "grey": "gray", "feet": "foot", "ft": "foot", "mt": "mount", "miles": "mile", "mi": "mile", "dozen": "12",
     "doctor": "dr", "mister": "mr", "half": "0.5", "celsius": "c", "fahrenheit": "f", "hours": "hour", "h": "hour",
+    "inches": "inch",
 }  # fmt: skip
 _ARTICLES = {"a", "an", "the"}
 _EXACT = 15
@@ -207,6 +213,8 @@ _ROMAN = {"II": 2, "III": 3, "IV": 4, "VI": 6, "VII": 7, "VIII": 8, "IX": 9, "XI
 _ROMANS = re.compile(rf"(?<=[a-z] )(?:{'|'.join(_ROMAN)})\b")
 _SPELLINGS = (
     (r"(\w)'s\b", r"\1"),
+    (r"\b(\d+) ?' ?(\d{1,2})(?: ?\"|\u201d|'')?(?!\w)", r"\1 foot \2 inch"),  # 6'2"
+    (r"\b(\d+) ?(?:ft|feet)\.? (\d{1,2}) ?in\b", r"\1 foot \2 inch"),
     (r"\bper cent\b", "%"),
     ("&", " and "),
     (r"\bnoon\b", "12:00"),

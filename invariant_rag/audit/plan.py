@@ -33,17 +33,7 @@ SLOTS = 5
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the system under audit.
-
-    Attributes:
-        question: The question.
-        index: Its number in the run.
-        arm: `today`, or the name of a remedy.
-        draw: Column of the screen, or which draw of a remedy.
-        order: The order of the documents.
-        spaces: Spaces of the placebo.
-        vote: Which call of a vote this is.
-    """
+    """One call about a question: `draw` is a column of the screen, or which draw of a remedy (`arm`, else `today`)."""
 
     question: Question
     index: int
@@ -76,14 +66,9 @@ def has_orders(question: Question) -> bool:
 
 
 def screen_calls(question: Question, index: int, place: int, seed: int) -> list[Call]:
-    """Return the five calls of the screen about a question.
+    """Return the five calls of the screen about a question, of which `place` others are asked before it.
 
-    Args:
-        question: The question.
-        index: Its number.
-        place: How many questions are asked before it. Of the first `REPEATED`, the second call is a plain repeat; of
-            the others a placebo, which no cache can answer.
-        seed: Seed of the orders.
+    Of the first `REPEATED`, the second call is a plain repeat; of the others a placebo, which no cache can answer.
     """
     today = _as_given(question)
     one, other = _other_orders(question, f"{seed} {index} {question.text!r}")
@@ -229,12 +214,7 @@ def choose_remedies(system: System, slots: Sequence[float | None], questions: Se
     """Return the remedies that are worth their calls: sorting, the best listing by rank, RoToR where there are weights.
 
     A listing by rank moves the gold documents to other places. What that would give follows from the accuracy of the
-    places; the better of `reverse` and `ends-first` is tried if it promises a gain.
-
-    Args:
-        system: The system.
-        slots: Accuracy in each of the `SLOTS` parts, in random orders; None: unknown.
-        questions: The questions that were asked.
+    places (`slots`, in random orders); the better of `reverse` and `ends-first` is tried if it promises a gain.
     """
 
     def promised(orders: Callable[[Question], list[Order]]) -> float:

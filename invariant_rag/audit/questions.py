@@ -182,7 +182,8 @@ def _parse_question(entry: Any, where: str, unknown: set[str]) -> Question:
         got = f"question {shown(record['question'])}" if "question" in record else got
         wanted = f"expected a mapping with keys out of {', '.join(FIELDS)}, with question as text"
         guess = describe_unknown(record, ["question"])
-        raise InvalidQuestion(f"{where}: {wanted}, got {got}{guess and f'. {guess}'}")
+        hint = f"{InvalidQuestion.hint} A field of another name: --field question=NAME, or fields= in Python."
+        raise InvalidQuestion(f"{where}: {wanted}, got {got}{guess and f'. {guess}'}", hint=hint)
     unknown |= {str(name) for name in record}
     given = record.get("segments")
     if isinstance(given, str | Mapping) or not (given is None or is_iterable(given)):

@@ -46,15 +46,7 @@ FEWEST = 5
 
 @dataclass(frozen=True)
 class Asked:
-    """A question with the answers of the screen, and the outcomes.
-
-    Attributes:
-        question: The question.
-        orders: The order of the documents of each call.
-        answers: The answer of each call.
-        classes: The outcome of each call: right, wrong, failed, or a class of answers that mean the same.
-        scored: Whether outcomes are right or wrong.
-    """
+    """A question with order, answer and outcome (a class of equal answers, if it is not `scored`) of each call."""
 
     question: Question
     orders: list[Order]

@@ -6,7 +6,7 @@ import pkgutil
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -120,6 +120,8 @@ def audit(
                     "--out is missing: name a folder for answers and report, or ask with --dry-run"
                 )
             make_new_folder(out)
+            with suppress(OSError):  # what fails before the first call leaves no empty folder
+                out.rmdir()
         check_extras()
         has_model_as_judge = chosen.judge is not None and not is_url(chosen.judge)
         _check_models(

@@ -165,6 +165,7 @@ def test_the_command_writes_a_folder_and_resumes_it(tmp_path: Path, monkeypatch:
     wrong = CliRunner().invoke(app, ["audit", str(questions), "--out", "other", "--system", "mine_to_audit:last"])
     assert wrong.exit_code == 2
     assert "no attribute 'last'" in wrong.stderr
+    assert not Path("other").exists()
 
 
 def test_the_command_audits_a_model_of_ours(tmp_path: Path) -> None:
