@@ -309,7 +309,7 @@ def test_what_cannot_be_is_refused_before_anything_is_asked(
 @pytest.mark.parametrize(
     ("changes", "options", "error", "message"),
     [
-        ({"question": " "}, {}, InvalidQuestion, "the question is empty"),
+        ({"question": " "}, {}, InvalidQuestion, "with question as text, got question"),
         ({"segments": ["a"]}, {}, InvalidQuestion, "there is no order"),
         ({"segments": ["a", None]}, {}, InvalidQuestion, "got NoneType"),
         ({}, {"metric": lambda answer, golds: 7}, InvalidChoice, "a number from 0 to 1, got 7"),
