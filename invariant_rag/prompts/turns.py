@@ -60,7 +60,7 @@ def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots
     """Put the segments of a conversation into sets, and say what is not understood.
 
     Neighbouring segments of a turn are a set, if nothing but white space, or the same text, is between them. What an
-    assistant said is left as it is.
+    assistant said is never a slot, and nobody is warned of it.
 
     Args:
         turns: The conversation.
@@ -93,14 +93,14 @@ def parse_marked(text: str) -> Prompt:
 
 
 def _contents(turns: Iterable[Turn]) -> tuple[list[str], list[SegmentSet]]:
-    """Return texts and sets of turns that no assistant said."""
+    """Return texts that no assistant said, and all sets."""
     texts, sets = [], []
     for turn in turns:
-        for part in turn.parts if turn.role != "assistant" else ():
-            if isinstance(part, str):
-                texts.append(part)
-            elif isinstance(part, SegmentSet):
+        for part in turn.parts:
+            if isinstance(part, SegmentSet):
                 sets.append(part)
+            elif isinstance(part, str) and turn.role != "assistant":
+                texts.append(part)
     return texts, sets
 
 
@@ -131,9 +131,7 @@ def merge_texts(parts: Iterable[Any]) -> list[Any]:
 
 
 def _with_sets(turn: Turn, known: Sequence[Retrieval], findings: list[Finding]) -> Turn:
-    """Return a turn whose declared segments are in sets; one of an assistant as it is."""
-    if turn.role == "assistant":
-        return turn
+    """Return a turn whose declared segments are in sets."""
     parts: list[Any] = []
     for part in turn.parts:
         pieces, rest = split_marked(part) if isinstance(part, str) else ([part], False)

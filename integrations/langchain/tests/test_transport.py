@@ -30,7 +30,7 @@ from langchain_invariant_rag import (
 )
 from langchain_invariant_rag.documents import to_block, to_document, to_segment
 
-from .shared import DOCUMENTS, HASHES, QUESTION
+from .shared import DOCUMENTS, HASHES, ORDERS, QUESTION
 
 SEGMENTS = [to_segment(document) for document in DOCUMENTS]
 SAVED = (ChatPromptTemplate, HumanMessagePromptTemplate, PromptTemplate, SegmentsPlaceholder)
@@ -102,6 +102,13 @@ def test_the_answer_is_the_same_however_segments_travel(name: str, chat: ChatInv
     answer = chat.invoke(CARRIERS[name]())
     assert seen(answer) == HASHES
     assert answer.content == expected
+
+
+def test_segments_in_an_assistants_message_are_a_set_too(chat: ChatInvariant) -> None:
+    for write in (lambda listed: str(Segments(listed)), lambda listed: [dict(to_block(to_segment(e))) for e in listed]):
+        said = [chat.invoke([HumanMessage("a"), AIMessage(write(order)), HumanMessage(QUESTION)]) for order in ORDERS]
+        assert {(each.text, each.response_metadata["invariant"]) for each in said} == {(said[0].text, True)}
+        assert seen(said[0]) == HASHES
 
 
 def test_segments_survive_blocks_and_documents_and_those_of_the_caller_are_left_alone(chat: ChatInvariant) -> None:
