@@ -92,7 +92,7 @@ def tokenize_literal(text: str, tokenizer: PreTrainedTokenizerBase) -> TokenIds:
 def _encode_text(text: Text) -> TokenIds:
     if text and isinstance(text, str):
         raise TokenizerRequired("expected token ids: the model has no tokenizer, and the prompt holds text")
-    return text or ()  # type: ignore[return-value]
+    return text or ()
 
 
 def _encode_segments(segments: Sequence[Segment], written: list[str], literals: Literals | None) -> list[TokenIds]:
