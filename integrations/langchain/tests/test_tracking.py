@@ -19,9 +19,10 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
 import langchain_invariant_rag
-from langchain_invariant_rag import ChatInvariant
+from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
 from langchain_invariant_rag.tracking import RUNS
 
+from .plain_models import Reader
 from .shared import DOCUMENTS, QUESTION, Listed
 
 PROMPT = ChatPromptTemplate.from_template("{context}\n\n{question}")
@@ -71,6 +72,23 @@ def test_a_finished_string_stays_as_it_is_and_warns_once_with_the_fix(lm: Invari
         assert fix in str(warning.message)
     assert answer.response_metadata["invariant"] is False
     assert answer.content == chat.model_copy(update={"find_documents": False}).invoke(seen[0]).content
+
+
+@pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")  # or the filter would raise it
+@pytest.mark.parametrize("kind", ["chat", "completion", "canonical", "vote"])
+def test_strict_raises_what_is_only_warned_of_else(lm: InvariantModel, kind: str) -> None:
+    def model(*, strict: bool) -> Any:
+        if kind in ("canonical", "vote"):
+            return (canonical if kind == "canonical" else vote)(Reader(), strict=strict)
+        return (ChatInvariant if kind == "chat" else InvariantLLM)(model=lm, max_tokens=2, strict=strict)
+
+    def ask(**strict: bool) -> Any:
+        asked = RunnableLambda(lambda documents: model(**strict).invoke(text_of(documents)))
+        return (Listed(documents=DOCUMENTS) | asked).invoke(QUESTION)
+
+    assert ask(strict=False)
+    with pytest.raises(OrderWarning, match="as text"):
+        ask(strict=True)
 
 
 @pytest.mark.parametrize("options", [{"find_documents": False}, {"method": "sequential", "ordering": "given"}])

@@ -16,7 +16,7 @@ from langchain_core._api.beta_decorator import LangChainBetaWarning
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.load import dumpd, load
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate, HumanMessagePromptTemplate, PromptTemplate
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
