@@ -201,9 +201,9 @@ class Answering:
         if self._stops:
             options["stop_strings"] = list(self._stops)
         if self._schema is not None:
-            return constrain(self.lm, self._schema, **options).options
+            return constrain(self.lm, self._schema, **options)
         if self._calling is not None and self._calling.offered:
-            return self._calling.constrain(self.prompt, **options).options
+            return self._calling.constrain(self.prompt, **options)
         return options
 
     @property

@@ -136,7 +136,7 @@ def test_objects_of_one_schema_are_rows_of_one_batch_and_streams_end_where_they_
 
     def options(seed: int) -> dict[str, Any]:
         sampling = {"do_sample": True, "temperature": 2.0, "top_k": 0, "seed": seed}
-        return constrain(model, schema, max_new_tokens=80, **sampling).options
+        return constrain(model, schema, max_new_tokens=80, **sampling)
 
     alone = [model.generate(prompt, **options(seed)).text for seed in range(4)]
     streams = [batcher.stream(model, prompt, options(seed)) for seed in range(4)]
@@ -149,7 +149,7 @@ def test_objects_of_one_schema_are_rows_of_one_batch_and_streams_end_where_they_
     assert texts == alone
     assert len(set(texts)) == 4
     assert set(sizes) == {4}
-    other = constrain(model, {"enum": ["a"]}, max_new_tokens=80).options
+    other = constrain(model, {"enum": ["a"]}, max_new_tokens=80)
     with batch_sizes(model.model) as sizes:
         batcher.generate_all(model, [(prompt, options(0)), (prompt, {**options(1), **other})])
     assert set(sizes) == {1}

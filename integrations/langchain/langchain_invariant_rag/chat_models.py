@@ -163,7 +163,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
         """Return this model with tools that it may call. Needs the extra `structured`.
 
         Calls always parse, and their arguments follow the schemas of the tools; see
-        `invariant_rag.generation.tools.ToolCalling`.
+        `invariant_rag.generation.answering.Answering`.
 
         Args:
             tools: Functions, classes, `BaseTool`s, or dicts in OpenAI's shape.

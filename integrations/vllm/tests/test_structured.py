@@ -50,13 +50,13 @@ def backend(request: pytest.FixtureRequest, on_vllm: VLLMBackend, on_server: VLL
 @pytest.mark.parametrize("seed", [501, 502])
 def test_an_object_is_that_of_the_core(seed: int, backend: VLLMBackend, lm: InvariantModel) -> None:
     prompt = prompt_of(lm, seed)
-    ours = backend.generate(prompt, **constrain(backend, Flag, max_new_tokens=120).options)
-    assert_same(ours, lm.generate(prompt, **constrain(lm, Flag, max_new_tokens=120).options))
+    ours = backend.generate(prompt, **constrain(backend, Flag, max_new_tokens=120))
+    assert_same(ours, lm.generate(prompt, **constrain(lm, Flag, max_new_tokens=120)))
     assert isinstance(generate_structured(backend, prompt, Flag, max_new_tokens=120), Flag)
 
 
 def test_a_stream_of_an_object_is_its_text(backend: VLLMBackend, lm: InvariantModel) -> None:
-    stream = backend.stream(prompt_of(lm, 503), **constrain(backend, Flag, max_new_tokens=120).options)
+    stream = backend.stream(prompt_of(lm, 503), **constrain(backend, Flag, max_new_tokens=120))
     text = "".join(stream)
     assert stream.generation is not None
     assert text == stream.generation.text
@@ -64,11 +64,11 @@ def test_a_stream_of_an_object_is_its_text(backend: VLLMBackend, lm: InvariantMo
 
 
 def test_an_object_that_does_not_fit_is_cut_and_says_so(on_vllm: VLLMBackend, lm: InvariantModel) -> None:
-    whole = on_vllm.generate(prompt_of(lm, 501), **constrain(on_vllm, Flag, max_new_tokens=120).options)
-    exact = constrain(on_vllm, Flag, max_new_tokens=len(whole.token_ids)).options
+    whole = on_vllm.generate(prompt_of(lm, 501), **constrain(on_vllm, Flag, max_new_tokens=120))
+    exact = constrain(on_vllm, Flag, max_new_tokens=len(whole.token_ids))
     assert_same(on_vllm.generate(prompt_of(lm, 501), **exact), whole)
     few = len(whole.token_ids) - 1
-    cut = on_vllm.generate(prompt_of(lm, 501), **constrain(on_vllm, Flag, max_new_tokens=few).options)
+    cut = on_vllm.generate(prompt_of(lm, 501), **constrain(on_vllm, Flag, max_new_tokens=few))
     assert (cut.finish_reason, cut.token_ids) == ("length", whole.token_ids[:few])
     with pytest.raises(IncompleteObject):
         generate_structured(on_vllm, prompt_of(lm, 501), Flag, max_new_tokens=few)
@@ -113,7 +113,7 @@ def test_langchain_takes_objects_and_calls_from_vllm(on_vllm: VLLMBackend, lm: I
 
 
 def test_other_processors_are_refused_with_the_reason(on_vllm: VLLMBackend, lm: InvariantModel) -> None:
-    options = constrain(on_vllm, Flag, max_new_tokens=120).options
+    options = constrain(on_vllm, Flag, max_new_tokens=120)
     for processors in ([lambda ids, scores: scores], [*options["logits_processor"], lambda ids, scores: scores]):
         with pytest.raises(UnsupportedCombination, match="logits processors"):
             on_vllm.generate(prompt_of(lm, 506), **{**options, "logits_processor": processors})
@@ -122,5 +122,5 @@ def test_other_processors_are_refused_with_the_reason(on_vllm: VLLMBackend, lm: 
 def test_a_schema_is_kept_under_sampling(on_vllm: VLLMBackend, lm: InvariantModel) -> None:
     options = {"do_sample": True, "temperature": 2.0, "max_new_tokens": 200}
     for seed in range(4):
-        written = on_vllm.generate(prompt_of(lm, 507), seed=seed, **constrain(on_vllm, Flag, **options).options)
+        written = on_vllm.generate(prompt_of(lm, 507), seed=seed, **constrain(on_vllm, Flag, **options))
         assert written.finish_reason == "length" or Flag.model_validate(json.loads(written.text))

@@ -28,9 +28,10 @@ from invariant_rag.errors import (
 from invariant_rag.generation.answering import Answering, reply_all
 from invariant_rag.generation.answers import Answer, AnswerDelta, ModelAnswer, Reply, TokenLogprob
 from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.json_schema import check_complete
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.sampling import TokenPenalties
-from invariant_rag.generation.structured import CACHE_BYTES, check_complete, compile_elsewhere
+from invariant_rag.generation.structured import CACHE_BYTES, compile_elsewhere
 from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, Verdict
 from invariant_rag.methods import METHODS
 from invariant_rag.models.embedded import is_toy
