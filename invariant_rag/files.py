@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from invariant_rag.errors import UnusableFile
+from invariant_rag.shown import reason
 
 MAX_DEPTH = 100
 """Deepest nesting of JSON that is read: what comes after, such as sort keys of metadata, recurses too."""
@@ -95,7 +96,7 @@ def make_folder(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise UnusableFile(
-            f"cannot make the folder {str(folder)!r}: {error}", hint="Choose another folder (--out)."
+            f"cannot make the folder {str(folder)!r}: {reason(error)}", hint="Choose another folder (--out)."
         ) from error
     return folder
 
@@ -113,4 +114,4 @@ def write_file(path: Path, content: bytes) -> None:
     except (OSError, ValueError) as error:
         with suppress(OSError, ValueError):
             partial.unlink(missing_ok=True)
-        raise UnusableFile(f"cannot write {str(path)!r}: {error}") from error
+        raise UnusableFile(f"cannot write {str(path)!r}: {reason(error)}") from error

@@ -62,3 +62,12 @@ def counted(count: int, noun: str) -> str:
     ('1 question', '1,200 questions')
     """
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def reason(error: BaseException) -> str:
+    """Return why something failed, for a message: of an error of the system its words, without number and path.
+
+    >>> reason(FileExistsError(17, "File exists", "out")), reason(ValueError("no JSON"))
+    ('File exists', 'no JSON')
+    """
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from invariant_rag import audit
-from invariant_rag.cli.example import EXAMPLE_DOCUMENTS
+from invariant_rag.cli.ask import EXAMPLE_DOCUMENTS
 from invariant_rag.models.embedded import EMBEDDED
 
 ROOT = Path(__file__).parent.parent

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
-from invariant_rag.cli import app
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
@@ -38,7 +34,7 @@ from typer.testing import CliRunner
 from invariant_rag import InvariantModel, RAG, SegmentSet, audit
 from invariant_rag.api_models import canonical_order, content_ordering
 from invariant_rag.cli import app
-from invariant_rag.cli.example import EXAMPLE_DOCUMENTS
+from invariant_rag.cli.ask import EXAMPLE_DOCUMENTS
 from invariant_rag.errors import ExtraRequired
 from invariant_rag.generation import constrain
 from invariant_rag.interventions.search import search_dimension
@@ -59,14 +55,14 @@ def refused(call):
         print(error, "|", error.hint)
 
 
-refused(lambda: RAG.from_documents(EXAMPLE_DOCUMENTS, lm))
+refused(lambda: RAG.from_documents(EXAMPLE_DOCUMENTS, lm, "faiss"))
 refused(load_embedder)
 refused(lambda: lm.with_method(ordering=CrossEncoder("none")).generate(prompt, max_new_tokens=1))
 refused(lambda: audit(lm, [dict(question="Who?", segments=["a", "b"])]))
 refused(lambda: search_dimension(lm.model, lm.tokenizer))
 refused(lambda: constrain(lm, dict(type="object")))
 # What does not exist is never looked for: the extra is missing before.
-refused(lambda: RAG.from_documents("no-such-folder", lm))
+refused(lambda: RAG.from_documents("no-such-folder", lm, "faiss"))
 refused(lambda: InvariantModel.from_pretrained("no-such/model", ordering="embedding"))
 refused(lambda: lm.with_method(ordering="cross-encoder"))
 refused(lambda: canonical_order(SegmentSet(["a", "b"]), content_ordering("embedding")))
@@ -112,14 +108,6 @@ def test_whoever_is_told_to_audit_is_told_to_install_the_extra(name: str) -> Non
     line = text.index('pip install "invariant-rag[evaluation]"')
     assert name == "README.md" or line < text.index("invariant-rag audit")
     assert "pip install invariant-rag\n" not in text or name == "README.md"
-
-
-def test_the_commands_for_documents_of_your_own_run_without_extras() -> None:
-    texts = [CliRunner().invoke(app).stdout, (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")]
-    for text in texts:
-        (command,) = re.findall(r'invariant-rag ask "Who approves travel\?" ([^\n`]+)', text)
-        assert "--retriever bm25" in command
-        assert 'pip install "invariant-rag[retrieval]"' in text
 
 
 def test_every_extra_that_an_error_names_is_defined() -> None:

@@ -21,7 +21,7 @@ from world import UNKNOWN, Difficulty, Question, make_context
 from invariant_rag import RAG, InvariantModel, Segment
 from invariant_rag.audit.statistics import wilson_interval
 from invariant_rag.orderings import MonoT5
-from invariant_rag.rag.pipeline import index_documents
+from invariant_rag.rag.retrieval import index_documents
 from invariant_rag.segments import document_rendering
 
 DATA = Path(__file__).parent.parent / "data"
@@ -95,7 +95,7 @@ def measure(lm: InvariantModel, asked: list[Item], about: str) -> dict[str, Any]
 
 def atlas(lm: InvariantModel) -> list[str]:
     """Return the questions of the atlas that are answered rightly."""
-    rag = RAG(lm, index_documents(DATA / "atlas"), k=10)
+    rag = RAG(lm, index_documents(DATA / "atlas", "faiss"), k=10)
     rows = [json.loads(line) for line in (DATA / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
     return [row["question"] for row in rows if rag.ask(row["question"], max_new_tokens=20).text == row["answer"]]
 

@@ -13,7 +13,7 @@ from matplotlib.patches import FancyBboxPatch
 from style import COLOURS, DARK, GREY, PALE, figure, save
 
 from invariant_rag import RAG, InvariantModel, Prompt
-from invariant_rag.cli.example import EXAMPLE_DOCUMENTS, EXAMPLE_QUESTION
+from invariant_rag.cli.ask import EXAMPLE_DOCUMENTS, EXAMPLE_QUESTION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -69,10 +69,6 @@ class Alibi:
         content = x[..., :-_ADDED]
         return torch.cat((content.expand(*moved.shape[:-1], content.shape[-1]), moved), dim=-1)
 
-    def rotate_by_table(self, x: torch.Tensor, shifts: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
-        """Move queries or keys `[..., D + 4]` by `shifts[which]`."""
-        return self.rotate_by(x, shifts[which])
-
     def rotate_each(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
         """Move queries or keys `[..., D + 4]` by `shifts` `[...]`, in float32."""
         return self.rotate_by(x.float(), shifts)

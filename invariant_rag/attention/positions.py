@@ -35,10 +35,6 @@ class PositionEncoding(Protocol):
         """Move `x` `[..., D]` by `shifts` `[...]`, which may be fractional positions; returns the dtype of `x`."""
         ...
 
-    def rotate_by_table(self, x: torch.Tensor, shifts: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
-        """Move `x` `[..., D]` by `shifts[which]`: `shifts` `[U]` and indices `[...]`; returns the dtype of `x`."""
-        ...
-
     def rotate_each(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
         """Move `x` `[..., D]` by integer `shifts` `[...]` between `-reach` and `reach`; returns float32."""
         ...

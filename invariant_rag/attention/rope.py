@@ -74,14 +74,6 @@ class Rotation:
         angles = shifts.double()[..., None] * self.frequencies().to(shifts.device).double()
         return self._apply(x, angles.cos(), angles.sin()).to(x.dtype)
 
-    def rotate_by_table(self, x: torch.Tensor, shifts: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
-        """Rotate `x` `[..., D]` by `shifts[which]`: `shifts` `[U]` and indices `[...]`; returns the dtype of `x`."""
-        if self.module is None:
-            return x
-        angles = shifts.double()[:, None] * self.frequencies().to(shifts.device).double()
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return self._apply(x, angles.cos().to(wide)[which], angles.sin().to(wide)[which]).to(x.dtype)
-
     def rotate_each(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
         """Rotate `x` `[..., D]` by `shifts` `[...]`, with cached tables of cosines and sines; returns float32.
 

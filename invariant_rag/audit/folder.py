@@ -17,7 +17,7 @@ from invariant_rag.audit.statistics import Estimate, mean_difference, mean_inter
 from invariant_rag.checks import check_path
 from invariant_rag.errors import AuditFailed, UnusableFile
 from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
-from invariant_rag.shown import shown
+from invariant_rag.shown import reason, shown
 
 RUN, ANSWERS, RESULT = "run.json", "answers.jsonl", "audit.json"
 
@@ -62,15 +62,20 @@ def _parse_answer(line: Any, where: str) -> Answer:
     return Answer(**{**line, "errors": tuple(line["errors"])})
 
 
-def start_run(out: Any, run: dict[str, Any], questions: list[Question]) -> Path:
-    """Make the folder of a new run, and write down what is asked and of whom."""
-    folder = check_path("out", out)
-    make_folder(folder)
+def make_new_folder(out: Any) -> Path:
+    """Make the folder of a new run; raise `UnusableFile` where that fails, or one is there."""
+    folder = make_folder(check_path("out", out))
     if (folder / RUN).exists() or (folder / ANSWERS).exists():
         raise UnusableFile(
             f"{str(folder)!r} holds an audit already",
             hint=f"Continue it with resume (--resume {folder}), or name another folder: everything is asked anew.",
         )
+    return folder
+
+
+def start_run(out: Any, run: dict[str, Any], questions: list[Question]) -> Path:
+    """Make the folder of a new run, and write down what is asked and of whom."""
+    folder = make_new_folder(out)
     records = [each.as_dict() for each in questions]
     document = {"schema_version": SCHEMA_VERSION, **run, "questions": records}
     write_file(folder / RUN, encode_json(document, indent=1, default=str) + b"\n")
@@ -88,7 +93,7 @@ def _read(path: Path, shape: dict[str, type]) -> dict[str, Any]:
     try:
         found = parse_json(read_bytes(path))
     except (OSError, ValueError, UnusableFile) as error:
-        raise AuditFailed(f"{path}: no audit: {error}", hint="Name the folder of an audit.") from error
+        raise AuditFailed(f"{path}: no audit: {reason(error)}", hint="Name the folder of an audit.") from error
     fits = isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in shape.items())
     if not fits or found.get("schema_version") != SCHEMA_VERSION:
         raise AuditFailed(f"{path}: no audit of this version", hint="Audit once more, into another folder.")

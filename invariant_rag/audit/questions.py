@@ -204,8 +204,10 @@ def _parse_question(entry: Any, where: str) -> Question:
         return entry
     record = as_record(entry) if isinstance(entry, Mapping) else {}
     if not isinstance(record.get("question"), str):
-        got = sorted(map(str, entry)) if isinstance(entry, Mapping) else type(entry).__name__
-        guess = describe_unknown(map(str, record), ["question"], misspelt_only=True)
+        got = ", ".join(sorted(map(str, entry))) or "no keys" if isinstance(entry, Mapping) else type(entry).__name__
+        guess = describe_unknown({*map(str, record)} - {"question"}, ["question"], misspelt_only=True)
+        if "question" in record:
+            got = f"question {shown(record['question'])}"
         raise InvalidQuestion(
             f"{where}: expected a mapping with keys out of {', '.join(FIELDS)}, with question as text, got "
             f"{got}{guess and f'. {guess}'}"

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from invariant_rag import __version__
 from invariant_rag.cli import audit, models
 from invariant_rag.cli.ask import ask
-from invariant_rag.cli.console import accept_any_text, handle_errors, print_text
+from invariant_rag.cli.console import handle_errors, prepare_terminal, print_text
 from invariant_rag.cli.plugins import command_of_package, names_of_packages
 from invariant_rag.cli.search_dimension import search_dimension
 from invariant_rag.cli.serve import serve
@@ -27,6 +27,14 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the core's command of that name, else the one of a package; None if there is none."""
         return super().get_command(ctx, cmd_name) or command_of_package(cmd_name)
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        with handle_errors():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with handle_errors():
+            return super().invoke(ctx)
 
     def main(self, *args: Any, **extra: Any) -> Any:
         try:
@@ -61,10 +69,9 @@ Try it; these need no network, no GPU and no documents of yours:
 
 Then with your own documents and model:
 
-  invariant-rag ask "Who approves travel?" --docs FOLDER --retriever bm25 --model Qwen/Qwen2.5-7B-Instruct
+  invariant-rag ask "Who approves travel?" --docs FOLDER --model Qwen/Qwen2.5-7B-Instruct
 
-The other retriever, faiss, needs: pip install "invariant-rag[retrieval]"
-All commands: invariant-rag --help"""
+All commands: invariant-rag --help. For the Tab key: invariant-rag --install-completion"""
 
 
 def _print_version(requested: bool) -> None:
@@ -82,6 +89,6 @@ def main(
 ) -> None:
     """Answers from documents that do not depend on the order in which the documents are listed."""
     del version  # its callback has printed it
-    accept_any_text()
+    prepare_terminal()
     if context.invoked_subcommand is None:
         print_text(_GREETING)

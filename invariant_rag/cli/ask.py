@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +11,16 @@ import typer
 
 from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import options
-from invariant_rag.cli.console import handle_errors, print_error, print_json, print_skipped, print_text, print_warning
-from invariant_rag.cli.example import EXAMPLE_DOCUMENTS, Asked, asked
+from invariant_rag.cli.console import print_error, print_json, print_skipped, print_text, print_warning
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.errors import ToyModelWarning
+from invariant_rag.errors import InvalidChoice, ToyModelWarning
+from invariant_rag.models.embedded import is_toy
 from invariant_rag.rag.readers import check_documents
 from invariant_rag.rag.text import truncate
 from invariant_rag.shown import counted
+
+EXAMPLE_QUESTION = "What colour is the flag of Gesthaven?"
+EXAMPLE_DOCUMENTS = Path(__file__).parent / "example_documents"
 
 if TYPE_CHECKING:
     from invariant_rag.audit.order_check import OrderCheck
@@ -24,7 +28,8 @@ if TYPE_CHECKING:
     from invariant_rag.generation.citations import Citation
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.rag.pipeline import RAG, Answer
-    from invariant_rag.segments import Prompt
+    from invariant_rag.rag.retrieval import RetrieverFactory
+    from invariant_rag.segments import Prompt, Segment
 
 
 def ask(
@@ -37,7 +42,7 @@ def ask(
     dtype: options.DType = "auto",
     device_map: options.DeviceMap = "auto",
     k: options.TopK = 10,
-    retriever: options.ExampleRetriever = None,
+    retriever: options.Retriever = "bm25",
     strict: options.Strict = False,
     max_chars: options.MaxChars = 1000,
     max_new_tokens: options.MaxNewTokens = 64,
@@ -73,34 +78,33 @@ def ask(
                          answers: [{text, count}], plain_distinct, plain_answers: [{text, count}]}
     """  # noqa: D301
     if stream and as_json:
-        raise typer.BadParameter("choose one of --stream and --json")
-    wanted = asked(question, [*(docs or []), *(more or [])], retriever)
-    question = wanted.question
-    with handle_errors():
-        choices = {"method": method, "ordering": ordering, "overflow": overflow}
-        loading_options = {**choices, "dtype": dtype, "device_map": device_map}
-        rag, loading = load_rag(wanted, max_chars, strict, k, model, loading_options)
-        if wanted.paths == [EXAMPLE_DOCUMENTS] and not as_json:
-            print_text(f"{question}\n", style="bold")
-        if stream:
-            _stream_answer(rag, question, max_new_tokens)
-        else:
-            with progress_bar("Generating"):
-                answer = rag.ask(question, max_new_tokens=max_new_tokens)
-            if not as_json:
-                _print_answer(answer)
-        prompt = rag.prompt(question) if check_order else None
-        one_order = prompt is not None and len(prompt.segments) < 2 and not as_json
-        check = _check(rag.model, prompt, check_order, max_new_tokens) if prompt and not one_order else None
+        raise InvalidChoice("expected --stream or --json, got both", hint="Choose one of them.")
+    question, paths = _asked(question, [*(docs or []), *(more or [])])
+    loading = {"method": method, "ordering": ordering, "overflow": overflow, "dtype": dtype, "device_map": device_map}
+    chunks, build_index = _read_chunks(paths, retriever, model, loading, max_chars=max_chars, strict=strict)
+    rag, seconds = _load_rag(chunks, build_index, k, model, loading)
+    if paths == [EXAMPLE_DOCUMENTS] and not as_json:
+        print_text(f"{question}\n", style="bold")
+    if stream:
+        _stream_answer(rag, question, max_new_tokens)
+    else:
+        with progress_bar("Generating"):
+            answer = rag.ask(question, max_new_tokens=max_new_tokens)
+        if not as_json:
+            _print_answer(answer)
+    prompt = rag.prompt(question) if check_order else None
+    one_order = prompt is not None and len(prompt.segments) < 2 and not as_json
+    check = _check(rag.model, prompt, check_order, max_new_tokens) if prompt and not one_order else None
     described = _describe(rag.model)
     if as_json:
         document = {"question": question, "model": described, **answer.as_dict(), "order_check": None}
-        document["timings"] = {**loading, **document["timings"]}
+        document["timings"] = {**seconds, **document["timings"]}
         if check:
             document["order_check"] = check.as_dict()
         print_json(document)
     else:
-        print_text(", ".join(f"{key} {value}" for key, value in described.items()), style="dim")
+        toy = {"name": "of the embedded toy, which knows only made-up places"} if is_toy(described["name"]) else {}
+        print_text(", ".join(f"{key} {value}" for key, value in {**described, **toy}.items()), style="dim")
         if one_order:
             print_text("\nOrder check: one chunk has one order, so there is nothing to compare", style="bold")
         if check:
@@ -114,44 +118,67 @@ def ask(
         raise typer.Exit(1)
 
 
-def load_rag(
-    wanted: Asked,
+def _asked(question: str | None, paths: list[Path]) -> tuple[str, list[Path]]:
+    """Return a question and its documents: those given, or the example."""
+    if question is None and not paths:
+        return EXAMPLE_QUESTION, [EXAMPLE_DOCUMENTS]
+    if question and question.strip() and paths:
+        return question, paths
+    asked = "a question, got none" if question is None else "a question, got blank text"
+    missing = "documents, got none: --docs is missing" if (question or "").strip() else asked
+    raise InvalidChoice(
+        f"expected {missing}",
+        hint='Such as: invariant-rag ask "Who approves travel?" --docs FOLDER --model MODEL. '
+        "Without question and documents, an example is asked.",
+    )
+
+
+def _read_chunks(
+    paths: list[Path],
+    retriever: str,
+    model: str | None,
+    loading: Mapping[str, Any],
+    *,
     max_chars: int,
     strict: bool,
-    k: int,
-    model: str | None,
-    loading_options: dict[str, Any],
-) -> tuple[RAG, dict[str, float]]:
-    """Index the documents, load the model, and return both with the seconds that each took."""
+) -> tuple[list[Segment], RetrieverFactory]:
+    """Return the chunks, and what indexes them; find out what can be wrong before torch is imported."""
     from invariant_rag.methods import check_method_and_ordering
+    from invariant_rag.models.hub import check_model
+    from invariant_rag.rag.documents import load_chunks
     from invariant_rag.rag.retrieval import resolve_retriever
 
-    # Before torch is imported, which takes seconds.
-    check_method_and_ordering(loading_options["method"], loading_options["ordering"])
-    resolve_retriever(wanted.retriever)
-    check_documents(wanted.paths)
+    check_method_and_ordering(loading["method"], loading["ordering"])
+    build_index = resolve_retriever(retriever)
+    check_documents(paths)
+    check_model(model)
+    skipped: list[RetrievalError] = []
+    with progress_bar("Reading documents"):
+        chunks = load_chunks(paths, max_chars=max_chars, strict=strict, on_skipped=skipped.append)
+    print_skipped(skipped)
+    if model is None and paths != [EXAMPLE_DOCUMENTS]:
+        print_warning(str(ToyModelWarning()))
+    return chunks, build_index
+
+
+def _load_rag(
+    chunks: list[Segment], build_index: RetrieverFactory, k: int, model: str | None, loading: Mapping[str, Any]
+) -> tuple[RAG, dict[str, float]]:
+    """Index the chunks, load the model, and return both with the seconds that each took."""
     with progress_bar("Indexing documents"):
         # These import torch, which takes seconds: show the bar meanwhile.
         from invariant_rag.generation.choices import check_before_loading
         from invariant_rag.generation.model import InvariantModel
-        from invariant_rag.models.loading import load_config
-        from invariant_rag.rag.pipeline import RAG, index_documents
+        from invariant_rag.rag.pipeline import RAG
 
         disable_transformers_bars()
-        check_before_loading(model, **loading_options)
-        load_config(model)  # a model that is not there is found out before anything is indexed
+        check_before_loading(model, **loading)
         start = perf_counter()
-        skipped: list[RetrievalError] = []
-        index = index_documents(
-            wanted.paths, wanted.retriever, max_chars=max_chars, strict=strict, on_skipped=skipped.append
-        )
+        index = build_index(chunks)
         indexed = perf_counter()
-    print_skipped(skipped)
-    if model is None and wanted.paths != [EXAMPLE_DOCUMENTS]:
-        print_warning(str(ToyModelWarning()))
     with progress_bar("Loading model"):
-        loaded = InvariantModel.from_pretrained(model, **loading_options)
-    return RAG(loaded, index, k), {"index": indexed - start, "load": perf_counter() - indexed}
+        rag = RAG(InvariantModel.from_pretrained(model, **loading), index, k)
+    return rag, {"index": indexed - start, "load": perf_counter() - indexed}
 
 
 def _stream_answer(rag: RAG, question: str, max_new_tokens: int) -> None:

@@ -24,9 +24,10 @@ from invariant_rag.cli.console import (
     print_skipped,
     print_table,
     print_text,
+    print_warning,
 )
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.errors import FieldWarning, InvalidChoice, RetrievalError, UnsupportedCombination
+from invariant_rag.errors import FieldWarning, InvalidChoice, RetrievalError, ToyModelWarning, UnsupportedCombination
 from invariant_rag.files import make_folder
 from invariant_rag.rag.readers import check_documents
 from invariant_rag.shown import counted
@@ -86,7 +87,7 @@ def run(
         list[Path] | None,
         typer.Option("--docs", help="Documents to retrieve from, for questions without segments. Repeatable."),
     ] = None,
-    retriever: options.Retriever = "faiss",
+    retriever: options.Retriever = "bm25",
     strict: options.Strict = False,
     max_new_tokens: options.MaxNewTokens = 64,
     dtype: options.DType = "auto",
@@ -117,14 +118,16 @@ def run(
     Exit code: 0; 1 if a --fail-on condition holds; 2 for an error.
     """
     from invariant_rag.audit.advice import Gate
-    from invariant_rag.audit.folder import read_run
+    from invariant_rag.audit.folder import make_new_folder, read_run
     from invariant_rag.audit.run import audit, check_extras
-    from invariant_rag.methods import check_method_and_ordering
+    from invariant_rag.rag.retrieval import resolve_retriever
 
     with handle_errors(), _warnings_as_notes():
         chosen = _parsed_choices(choices)
         if (resume is None) == (questions is None):
             raise typer.BadParameter("name a file of QUESTIONS, or continue an audit with --resume, which has its own")
+        if docs:
+            resolve_retriever(retriever)
         check_documents(docs or ())
         gates = [Gate.parse(each) for each in fail_on or ()]
         asked = read_run(resume)[2] if resume is not None else _parse(questions, chosen.fields)
@@ -136,16 +139,14 @@ def run(
                 raise typer.BadParameter(
                     "--out is missing: name a folder for answers and report, or ask with --dry-run"
                 )
-            make_folder(out)
+            make_new_folder(make_folder(out))
         check_extras()
         has_model_as_judge = chosen.judge is not None and not is_url(chosen.judge)
-        if has_model_as_judge:
-            from invariant_rag.models.loading import load_config
-
-            load_config(chosen.judge)  # one that is not there is found out before anything is loaded
+        _check_models(
+            chosen.judge if has_model_as_judge else None, model, method, ordering, is_system=system is not None
+        )
         index = _index(docs, retriever, strict=strict) if docs else None
         if system is None:
-            check_method_and_ordering(method, ordering)
             loading = {"method": method, "ordering": ordering, "dtype": dtype, "overflow": overflow}
             audited: Any = _load_model(model, device_map=device_map, **loading)
             chosen = chosen.changed({"generation": {"max_new_tokens": max_new_tokens}})
@@ -172,6 +173,19 @@ def run(
     _print(result, resume or out, broken, as_json=as_json)
     if broken:
         raise typer.Exit(1)
+
+
+def _check_models(judge: str | None, model: str | None, method: str, ordering: str | None, *, is_system: bool) -> None:
+    """Find out what can be wrong with models before torch is imported, and before anything is indexed."""
+    from invariant_rag.methods import check_method_and_ordering
+    from invariant_rag.models.hub import check_model
+
+    check_model(judge)
+    if not is_system:
+        check_method_and_ordering(method, ordering)
+        check_model(model)
+        if model is None:
+            print_warning(str(ToyModelWarning()))
 
 
 def _most_calls(questions: int, remedies: Sequence[str] | None) -> str:
@@ -222,7 +236,7 @@ def _warnings_as_notes() -> Iterator[None]:
 
 
 def _index(docs: Sequence[Path], retriever: str, *, strict: bool) -> Any:
-    from invariant_rag.rag.pipeline import index_documents
+    from invariant_rag.rag.retrieval import index_documents
 
     skipped: list[RetrievalError] = []
     index = index_documents(docs, retriever, strict=strict, on_skipped=skipped.append)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,14 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 from invariant_rag.errors import InvariantRAGError, OutOfMemory
-from invariant_rag.shown import clean
+from invariant_rag.shown import clean, reason
 
 _PROSE = {"about", "cost", "detail", "models", "paper", "settings"}
 """Columns that are wrapped in a narrow terminal."""
 
 
-def accept_any_text() -> None:
-    """Let the terminal show what its encoding lacks as escapes, instead of raising an error."""
+def prepare_terminal() -> None:
+    """Show what the encoding of the terminal lacks as escapes, and nothing of what pypdf logs: errors say it."""
+    logging.getLogger("pypdf").addHandler(logging.NullHandler())
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -86,13 +88,41 @@ def print_warning(message: str) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(Text(clean(message), style="yellow"))
 
 
+_UsageError: Any = typer.BadParameter.__base__
+"""Of click, or of the copy of it in typer."""
+_EXPECTED = {
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number",
+    "float_parsing": "a number",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+}
+"""What an option expects, by the kind of pydantic's error."""
+
+
+def _describe_usage(error: Any) -> tuple[str, str]:
+    """Return what is wrong with a command line, and where its command is described."""
+    hint = f"See `{error.ctx.command_path} --help`." if error.ctx else ""
+    found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    if not found:  # of the command itself, or of a typer without pydantic
+        return error.format_message().removeprefix("Invalid value: "), hint
+    choices = getattr(getattr(error.param, "type_descriptor", None), "choices", None)
+    expected = _EXPECTED.get(found[0]["type"], found[0]["msg"]).format(**found[0].get("ctx", {}))
+    expected = f"one of {', '.join(map(str, choices))}" if choices else expected
+    return f"{error.param.opts[0]}: expected {expected}, got {str(found[0]['input'])[:60]}", hint
+
+
 @contextmanager
 def handle_errors() -> Iterator[None]:
-    """Print an error of the library, or of the file system, as one red line with its hint, and exit with code 2."""
+    """Print an error of usage, the library or the file system as one red line with its hint, and exit with code 2."""
     try:
         yield
     except InvariantRAGError as error:
         print_error(str(error), error.hint)
+        raise typer.Exit(2) from None
+    except _UsageError as error:
+        is_help = type(error).__name__ == "NoArgsIsHelpError"
+        print_text(error.format_message()) if is_help else print_error(*_describe_usage(error))
         raise typer.Exit(2) from None
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported here
@@ -102,5 +132,6 @@ def handle_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise  # whoever read the output has ended, as in `... | head`
     except OSError as error:
-        print_error(str(error), "Look at the permissions and the space of the disk, and at --out.")
+        where = f"{error.filename}: " if error.filename else ""
+        print_error(f"{where}{reason(error)}", "Look at the permissions and the space of the disk, and at --out.")
         raise typer.Exit(2) from None

@@ -13,6 +13,7 @@ from rich.markdown import Markdown
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_error, print_json, print_table, print_text
 from invariant_rag.cli.progress import progress_bar
+from invariant_rag.models.hub import check_model
 
 _HOSTILE_TEXTS, _SHOWN = 500, 20
 
@@ -79,6 +80,8 @@ def models(
         _print_cards(as_json)
         return
     if check_tokens is not None:
+        with handle_errors():
+            check_model(check_tokens, weights=False)
         _check_tokens(check_tokens, as_json)
         return
     from transformers.utils.logging import set_verbosity_error

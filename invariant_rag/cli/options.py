@@ -17,7 +17,9 @@ Method = Annotated[str, typer.Option(help="See `invariant-rag methods`.")]
 Ordering = Annotated[
     str | None, typer.Option(help="See `invariant-rag orderings`.", show_default="the method's default")
 ]
-DType = Annotated[str, typer.Option(help="As in transformers: auto, float32, bfloat16...")]
+DType = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16", "float64"], typer.Option(help="As in transformers.")
+]
 DeviceMap = Annotated[str, typer.Option(help="As in transformers: auto spreads a large model over all devices.")]
 Overflow = Annotated[
     Literal["error", "drop_last", "trim_segments"],
@@ -30,9 +32,8 @@ MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest answer of a mode
 Strict = Annotated[
     bool, typer.Option("--strict", help="Stop at a document that cannot be read, instead of skipping it.")
 ]
-Retriever = Annotated[str, typer.Option(help="faiss or bm25, for --docs.")]
-ExampleRetriever = Annotated[
-    str | None, typer.Option("--retriever", help="faiss or bm25.", show_default="faiss; for the example, bm25")
+Retriever = Annotated[
+    str, typer.Option(help="For --docs: bm25, faiss, or faiss:MODEL with that sentence-transformers model.")
 ]
 Question = Annotated[
     str | None, typer.Argument(help="The question. It is also the search query.", show_default="an example")

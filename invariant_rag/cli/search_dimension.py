@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,6 +12,7 @@ from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.files import make_folder
+from invariant_rag.models.hub import check_model
 
 
 def search_dimension(
@@ -22,7 +23,9 @@ def search_dimension(
         int, typer.Option(min=1, max=MOST_CALLS, help="Key-value retrieval prompts to validate with.")
     ] = 100,
     pairs: Annotated[int, typer.Option(min=2, max=MOST_CALLS, help="Most keys in each of them.")] = 50,
-    procedure: Annotated[str, typer.Option(help="published, or averaged for models with few layers.")] = "published",
+    procedure: Annotated[
+        Literal["published", "averaged"], typer.Option(help="averaged: for models with few layers.")
+    ] = "published",
     keep: Annotated[int, typer.Option(min=1, help="Dimensions to validate.")] = 10,
     as_json: options.Json = False,
 ) -> None:
@@ -34,14 +37,13 @@ def search_dimension(
         require_extra("scipy", "evaluation")
         require_extra("matplotlib", "plots")
         make_folder(out)
+        check_model(model)
         with progress_bar("Loading model"):
-            from invariant_rag.errors import TokenizerRequired, UnknownName
+            from invariant_rag.errors import TokenizerRequired
             from invariant_rag.interventions.search import EXAMPLES
             from invariant_rag.interventions.search import search_dimension as search
             from invariant_rag.models.loading import context_window, load_model
 
-            if procedure not in EXAMPLES:
-                raise UnknownName("search procedure", procedure, EXAMPLES)
             disable_transformers_bars()
             loaded, tokenizer = load_model(model, dtype="auto", device_map="auto")
         if tokenizer is None:

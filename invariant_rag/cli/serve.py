@@ -67,6 +67,8 @@ def serve(
     """
     with handle_errors():
         check_packages()
+        from invariant_rag.methods import check_method_and_ordering
+        from invariant_rag.models.hub import check_model
         from invariant_rag.server.engines.building import check_reranker
         from invariant_rag.server.logs import configure_logging, export_traces
         from invariant_rag.server.serving import reserve
@@ -81,6 +83,9 @@ def serve(
         config, scale = made(EngineConfig, fields), scale_of(fields) if ray else None
         if not ray:
             _check_unscaled(fields)
+        if config.upstream is None and config.vllm is None:  # before torch is imported, which takes seconds
+            check_method_and_ordering(config.method or "rotor", config.ordering)
+            check_model(config.model)
         check_reranker(reranker)
         with ExitStack() as stack:
             reserved = stack.enter_context(reserve(host, port))

@@ -29,7 +29,7 @@ from invariant_rag.generation.batching import MicroBatcher, generate_alone
 from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.json_schema import check_expressible, json_schema
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.options import resolve_max_new_tokens
+from invariant_rag.generation.options import check_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation, ledger
 from invariant_rag.generation.streaming import (
     StopOnEvent,
@@ -190,12 +190,14 @@ class Answering:
         """Return the keywords of `InvariantModel.generate` for the answer of an index."""
         request = self.request
         options = {"max_new_tokens": request.max_new_tokens, **request.options}
+        given = {"top_p": request.top_p, "top_k": request.top_k, "min_p": request.min_p, "seed": request.seed}
+        sampling = {key: value for key, value in given.items() if value is not None}
+        if sampling:  # wrong ones are refused where they mean nothing, too
+            check_options(sampling, self.lm.model)
         if check_real("temperature", request.temperature, error=InvalidOption):
-            sampling = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-            given = {key: value for key, value in sampling.items() if value is not None}
-            options = {"do_sample": True, **options, **given}
+            options = {"do_sample": True, **options, "temperature": request.temperature, **sampling}
             if request.seed is not None:
-                options["seed"] = check_number("seed", request.seed, error=InvalidOption) + index
+                options["seed"] = request.seed + index
         if request.top_logprobs:
             options["top_logprobs"] = check_number("top_logprobs", request.top_logprobs, 1, error=InvalidOption)
         if self._stops:

@@ -18,7 +18,7 @@ from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.prepare import Overflow
 from invariant_rag.interventions import INTERVENTIONS, Intervention, resolve_intervention
 from invariant_rag.methods import Method, check_method_and_ordering, resolve_method
-from invariant_rag.models.loading import context_window, load_config, resolve_dtype
+from invariant_rag.models.loading import check_device, context_window, load_config, resolve_dtype
 from invariant_rag.orderings import Ordering, resolve_ordering
 
 if TYPE_CHECKING:
@@ -174,8 +174,8 @@ def check_before_loading(
         InvalidChoice: Another argument is none.
         ExtraRequired: A package that the ordering needs is not installed.
     """
-    del device_map  # only loading tells which devices there are
     resolve_dtype(dtype)
+    check_device(device_map)
     names = [each.name for each in fields(Choices)]
     choices = Choices(**{each: value for each, value in keywords.items() if each in names})
     others = {each: value for each, value in keywords.items() if each not in names}

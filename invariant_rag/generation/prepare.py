@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from invariant_rag.arrangement import Arrangement, Layout
 from invariant_rag.errors import ContextOverflow, InvalidPrompt
+from invariant_rag.generation.outputs import Generation, Usage
 from invariant_rag.prompts import tokenize_in_slots, tokenize_prompt
 from invariant_rag.prompts.labels import Labels, labels_of
 from invariant_rag.prompts.literal_text import CUT
@@ -67,6 +68,27 @@ class PreparedPrompt:
     def suffix_length(self) -> int:
         """Number of tokens of the suffix, the last text."""
         return self.arrangement.layout.texts[-1]
+
+    def generation(
+        self,
+        tokenizer: PreTrainedTokenizerBase | None,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        finish_reason: Literal["stop", "length"],
+        cached_tokens: int = 0,
+        top_logprobs: Sequence[tuple[tuple[int, float], ...]] = (),
+    ) -> Generation:
+        """Return the generation that tokens after this prompt are. None: its text is empty."""
+        return Generation(
+            text="" if tokenizer is None else str(tokenizer.decode(list(token_ids), skip_special_tokens=True)),
+            token_ids=tuple(token_ids),
+            logprobs=tuple(logprobs),
+            finish_reason=finish_reason,
+            usage=Usage(len(self.input_ids), len(token_ids), cached_tokens),
+            top_logprobs=tuple(top_logprobs),
+            sets=self.sets,
+            **{name: getattr(self, name) for name in ("order", "dropped", "trimmed", "method", "labels", "invariant")},
+        )
 
 
 def prepare(

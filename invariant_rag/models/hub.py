@@ -2,9 +2,65 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
+
+from invariant_rag.checks import check_path
+from invariant_rag.errors import ModelNotFound
+from invariant_rag.files import parse_json, read_bytes
+from invariant_rag.shown import reason
+
+
+def check_model(name: str | Path | None, *, weights: bool = True) -> None:
+    """Check that there is a model, before PyTorch is imported: its folder, or its configuration on the hub.
+
+    Args:
+        name: Hub id or folder. None and `native`: the embedded ones.
+        weights: Whether more than the tokenizer is wanted.
+
+    Raises:
+        ModelNotFound: There is no such folder, nothing of that name on the hub, or no configuration of a model in it.
+    """
+    if name in (None, "native"):
+        return
+    check_path("model", name, error=ModelNotFound)
+    source = str(name)
+    look = f"Run `ls {source}`: the folder of a model holds config.json and its weights."
+    expected = f"expected the hub id or the folder of a model, got {source}"
+    file = os.path.join(source, "config.json")  # noqa: PTH118 - a hub id is no path
+    if not os.path.isdir(source):  # noqa: PTH112
+        if os.path.exists(source) or is_folder_name(source):  # noqa: PTH110
+            what = "a file" if os.path.exists(source) else "no such folder"  # noqa: PTH110
+            raise ModelNotFound(f"{expected}: {what}", hint=look)
+        file = _download_config(source, expected)
+    if not weights:
+        return
+    try:
+        config = parse_json(read_bytes(Path(file)))
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"{expected}: its config.json cannot be read: {reason(error)}", hint=look) from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise ModelNotFound(f"{expected}: its config.json names no model_type", hint=look)
+
+
+def _download_config(name: str, expected: str) -> str:
+    from huggingface_hub import errors, hf_hub_download
+
+    try:
+        try:
+            return hf_hub_download(name, "config.json", local_files_only=True)
+        except errors.LocalEntryNotFoundError:
+            return hf_hub_download(name, "config.json")
+    except (OSError, ValueError, errors.HfHubHTTPError) as error:
+        said = "no hub id" if isinstance(error, errors.HFValidationError) else "not found"
+        raise ModelNotFound(f"{expected}: {said}", hint=what_to_do(name, error)) from error
+
+
+def is_folder_name(name: str) -> bool:
+    """Return whether a name can only be that of a folder, and not a hub id."""
+    return Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
 
 
 def what_to_do(name: str, error: BaseException) -> str | None:
@@ -24,7 +80,7 @@ def what_to_do(name: str, error: BaseException) -> str | None:
         return f"Accept its terms at https://huggingface.co/{name}, then run `hf auth login`, and try again."
     if any(isinstance(each, errors.RepositoryNotFoundError) for each in causes):
         return f"The hub has no {name!r}: see https://huggingface.co/models. If it is private, run `hf auth login`."
-    if Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+    if is_folder_name(name):
         return (
             f"There is no such folder, or no model in it: run `ls {name}`. It should hold config.json and the weights."
         )

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from invariant_rag.checks import check_items, check_text, is_iterable
@@ -52,26 +51,20 @@ def render_chat(
 ) -> Prompt:
     """Apply the tokenizer's chat template to messages that contain segments.
 
-    The template gets a placeholder for each set, and its output is split at the placeholders. So a template never sees
-    the text of a segment. Only the template makes control tokens: their names in messages of any role, in tools, calls
-    and results are literal text, unless a part of a content is `Trusted`. There is one exception: where an assistant's
-    message begins with reasoning, in the markers of the template, these markers stay what they are.
+    The template gets a placeholder for each set, never the text of a segment. Only the template makes control tokens:
+    their names in messages of any role, in tools, calls and results are literal text, unless a part of a content is
+    `Trusted`, or they are the markers of the reasoning with which an assistant's message begins.
 
     Args:
         messages: `{"role": ..., "content": ...}`; a content is a string, a `Trusted` text, a `SegmentSet`, or a list
-            of these and of `Segment`s. Adjacent segments form one set; empty strings between them change nothing. If
-            the template raises an error for a system message, as Gemma's does, the system message is prepended to the
-            first user message.
-
-            An assistant's message may have `tool_calls` (what `ToolCall.of` takes), and then needs no content. The
-            result of a call has the role `tool`, the content (segments if they came from a retriever), and
-            `tool_call_id` or `name`.
-        tokenizer: The tokenizer with the template. Without a template, a single user message, with or without a system
-            message, is rendered as plain text.
+            of these and of `Segment`s, of which adjacent ones form a set. A system message that the template refuses is
+            prepended to the first user message. An assistant's message may have `tool_calls` (what `ToolCall.of`
+            takes), and then needs no content; a result has the role `tool`, and `tool_call_id` or `name`.
+        tokenizer: The tokenizer. Without a template, a single user message, with or without a system message, is
+            rendered as plain text.
         query: Query that relevance orderings score segments against.
         tools: Tools that the model may call: `Tool`s, or dicts in OpenAI's shape. What the template does not render of
-            tools, calls and results is written as text: tools at the end of the system message, calls into the content
-            of their message, results into the user's turn.
+            tools, calls and results is written as text: into the system message, their message, the user's turn.
         template_kwargs: Other variables of the template, such as `enable_thinking`.
 
     Raises:
@@ -139,27 +132,26 @@ def _replace_sets(content: Any, sets: list[SegmentSet], literal: Callable[[str],
     items = [content] if isinstance(content, _PART) else content
     if not is_iterable(items) or isinstance(items, bytes | Mapping):
         raise InvalidPrompt(f"expected a str or a list of str and segments as content, got {type(content).__name__}")
-    parts: list[Any] = []
+    parts: list[Any] = []  # neighbouring texts are one: two may form the name of a control token; segments are one set
     for item in items:
         if not isinstance(item, _PART):
             raise InvalidPrompt(f"expected str, Trusted, Segment or SegmentSet in a message, got {type(item).__name__}")
-        if not isinstance(item, str) or item.strip(PRIVATE):
+        if isinstance(item, Segment):
+            if not (parts and isinstance(parts[-1], list)):
+                parts.append([])
+            parts[-1].append(item)
+        elif isinstance(item, str) and parts and isinstance(parts[-1], str):
+            parts[-1] += item
+        elif not isinstance(item, str) or item.strip(PRIVATE):
             parts.append(item)
-    written: list[str] = []
-    for kind, group in groupby(parts, _joins):
-        if kind is str:
-            written.append(literal("".join(group)))  # as one text: two may form the name of a control token
-            continue
-        for each in [SegmentSet(group)] if kind is Segment else group:
-            if isinstance(each, SegmentSet):
-                sets.append(each)
-            written.append(str(each) if isinstance(each, Trusted) else f"\ueca4{len(sets) - 1}\ueca5")
-    return "".join(written)
-
-
-def _joins(part: Any) -> type | None:
-    """Return the kind of a part that forms one text, or one set, with its neighbours of the same kind."""
-    return str if isinstance(part, str) else Segment if isinstance(part, Segment) else None
+    written = ""
+    for part in parts:
+        if isinstance(part, list | SegmentSet):
+            sets.append(part if isinstance(part, SegmentSet) else SegmentSet(part))
+            written += f"\ueca4{len(sets) - 1}\ueca5"
+        else:
+            written += literal(part) if isinstance(part, str) else str(part)
+    return written
 
 
 def _keep_reasoning(text: str, tokenizer: PreTrainedTokenizerBase, cut: Callable[[str], str]) -> str:

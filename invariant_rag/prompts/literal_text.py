@@ -1,7 +1,7 @@
 """Text from outside stays text: names of control tokens in it are cut while a template is rendered, and never matched.
 
-Such text is read by a copy of the tokenizer in which control tokens have other names, which nobody can know. There, a
-name in the text is like any other word, and what the model reads is the text, character by character.
+A copy of the tokenizer encodes such text. Its control tokens have other names, which nobody can know, so a name in the
+text is like any other word.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Trusted:
 
 
 def literals_of(tokenizer: PreTrainedTokenizerBase) -> Literals:
-    """Return what makes text literal for a tokenizer. It is made once per tokenizer and control tokens."""
+    """Return what makes text literal for a tokenizer, made once per tokenizer and control tokens."""
     control = control_tokens(tokenizer)
     known = _literals.get(tokenizer)
     if known is None or known.control is not control:
@@ -101,7 +101,7 @@ class Literals:
         self._endings = tuple({name[at:] for name in ends for at in range(1, len(name))})
 
     def _other_spellings(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, int]]:
-        """Yield how texts spell names: with a space for SentencePiece's mark, and as the template does."""
+        """Yield other spellings of names: with a space for SentencePiece's mark, and as the template has them."""
         if self._backend is None:
             return
         for index, name in self.control.items():
@@ -138,7 +138,8 @@ class Literals:
         return [self.cut(each, key) for each in value] if isinstance(value, list | tuple) else value
 
     def _check_known(self, text: str) -> None:
-        if found := self._control_in(self._without_names(text) or ()):
+        ids = () if self._aliased is None else _ids(self._aliased, text)
+        if found := self._control_in(ids):
             raise InvalidPrompt(
                 f"the tokenizer encodes a character of {shown(text)} as a control token: {found}",
                 hint="Remove what it cannot encode as text, or use another tokenizer.",
@@ -201,12 +202,11 @@ class Literals:
     def encode_text(self, text: str) -> TokenIds:
         """Return ids of a text in which names of control tokens are control tokens, unless they are cut."""
         if CUT not in text:
-            return self._encode([text], split_special_tokens=False)[0]
+            return self._called(text) if self._plain is None else _ids(self._plain, text)
+        if self._aliased is None:  # the two halves of a name are tokenized separately
+            return tuple(index for piece in text.split(CUT) for index in self._called(piece))
         aliased = self._rendered.sub(lambda found: _alias(self._index[found[0]]), text)
-        found = self._without_names(aliased.replace(CUT, ""))
-        if found is None:  # a tokenizer written in Python: the two halves of a name are tokenized separately
-            return tuple(i for ids in self._encode(text.split(CUT), split_special_tokens=False) for i in ids)
-        return found
+        return _ids(self._aliased, aliased.replace(CUT, ""))
 
     def encode_literal(self, texts: Sequence[str]) -> list[TokenIds]:
         """Return ids of untrusted texts: names of control tokens in them are plain text.
@@ -214,21 +214,23 @@ class Literals:
         Raises:
             InvalidSegment: The tokenizer has no other ids for a part of a text than those of a control token.
         """
-        found = self._encode(texts, split_special_tokens=True)
-        for place, ids in enumerate(found):
+        found = []
+        for text in texts:
+            ids = self._encode_halves(text) if self._aliased is None else _ids(self._aliased, text)
             if not self.control.keys().isdisjoint(ids):
-                text = texts[place]
-                without = self._without_names(text)
-                found[place] = self._encode_halves(text) if without is None else self._checked(text, without)
+                raise InvalidSegment(
+                    f"the tokenizer encodes {shown(text)} in a segment as a control token: {self._control_in(ids)}",
+                    hint="Remove what it cannot encode as text from the segment, or use another tokenizer.",
+                )
+            found.append(ids)
         return found
 
     def leading_ids(self) -> TokenIds:
         """Return the special tokens that the tokenizer prepends to a text, such as bos."""
-        if self._private is None or self._backend is None:
-            with self._lock:
-                bare, full = (list(self._called("a", add_special_tokens=each)) for each in (False, True))
+        if self._plain is None or self._backend is None:
+            bare, full = (list(self._called("a", add_special_tokens=each)) for each in (False, True))
         else:
-            encoded = self._private.encode("a", add_special_tokens=False)
+            encoded = self._plain.encode("a", add_special_tokens=False)
             processor = self._backend.post_processor  # the one of now: `add_bos_token` may have changed it
             bare, full = encoded.ids, (encoded if processor is None else processor.process(encoded, None, True)).ids
         for at in range(len(full)):
@@ -236,80 +238,49 @@ class Literals:
                 return tuple(full[:at])
         return ()
 
-    def _encode(self, texts: Sequence[str], *, split_special_tokens: bool) -> list[TokenIds]:
-        """Return ids of texts as the tokenizer itself encodes them, without special tokens around them.
-
-        A copy encodes: a fast tokenizer keeps truncation, padding and options of the last call of any thread.
-        """
-        with self._lock:
-            if self._private is None:
-                options = {"add_special_tokens": False, "split_special_tokens": split_special_tokens}
-                return [self._called(replace_surrogates(text), **options) for text in texts]
-            self._private.encode_special_tokens = split_special_tokens
-            return [_ids(self._private, text) for text in texts]
-
     def _called(self, text: str, **options: bool) -> TokenIds:
-        return tuple(self._tokenizer(text, verbose=False, **options)["input_ids"])
-
-    def _without_names(self, text: str) -> TokenIds | None:
-        """Return ids of a text without any control token; None if the tokenizer cannot be copied."""
-        return None if self._copy is None else _ids(self._copy, text)
+        """Return ids as the tokenizer itself encodes a text. It keeps options of the last call of any thread."""
+        clean = replace_surrogates(text)
+        with self._lock:
+            return tuple(self._tokenizer(clean, verbose=False, **{"add_special_tokens": False, **options})["input_ids"])
 
     def _encode_halves(self, text: str) -> TokenIds:
         """Encode text, bisecting it until no control token is matched: a normalizer may turn other text into a name."""
-        (ids,) = self._encode([text], split_special_tokens=True)
-        if self.control.keys().isdisjoint(ids) or len(text) < 2:
-            return self._checked(text, ids)
+        ids = self._called(text, split_special_tokens=True)
+        if len(text) < 2 or self.control.keys().isdisjoint(ids):
+            return ids
         middle = len(text) // 2
         return self._encode_halves(text[:middle]) + self._encode_halves(text[middle:])
-
-    def _checked(self, text: str, ids: TokenIds) -> TokenIds:
-        if found := self._control_in(ids):
-            shortened = text if len(text) < 80 else f"{text[:80]}..."
-            raise InvalidSegment(
-                f"the tokenizer encodes {shortened!r} in a segment as a control token: {found}",
-                hint="Remove what it cannot encode as text from the segment, or use another tokenizer.",
-            )
-        return ids
 
     def _normalized(self, text: str) -> str:
         return text if self._normalizer is None else self._normalizer.normalize_str(replace_surrogates(text))
 
     @cached_property
-    def _private(self) -> Tokenizer | None:
-        """A copy of the tokenizer. None if it is written in Python, or does more than its fast part does."""
-        copy = _copy_of(self._backend, {})
-        if copy is None:
-            return None
-        copy.no_truncation()
-        copy.no_padding()
-        return copy if copy.encode(_SAMPLE, add_special_tokens=False).ids == self._sample else None
+    def _plain(self) -> Tokenizer | None:
+        """A copy of the tokenizer, of which no call keeps options. None if there is none that encodes alike."""
+        return self._copy({})
 
     @cached_property
-    def _copy(self) -> Tokenizer | None:
-        """The tokenizer with aliases as names of its control tokens. None if it is written in Python."""
-        copy = _copy_of(self._backend, {name: _alias(index) for name, index in self._index.items()})
+    def _aliased(self) -> Tokenizer | None:
+        """A copy with other names for its control tokens, and for special ones. None if there is none."""
+        names = {each.content: index for index, each in self._tokenizer.added_tokens_decoder.items() if each.special}
+        copy = self._copy({name: _alias(index) for name, index in {**names, **self._index}.items()})
         known = copy is not None and all(
             index in copy.encode(_alias(index), add_special_tokens=False).ids for index in self.control
         )
         return copy if known else None
 
+    def _copy(self, alias: Mapping[str, str]) -> Tokenizer | None:
+        """Return a copy in which tokens have other names; None if it is written in Python, in whole or in part."""
+        from tokenizers import Tokenizer
 
-def _copy_of(backend: Tokenizer | None, alias: Mapping[str, str]) -> Tokenizer | None:
-    """Return a copy of a tokenizer in which tokens have other names; None if it is written in Python."""
-    if backend is None:
-        return None
-    from tokenizers import Tokenizer
-
-    try:
-        state = backend.to_str()
-    except Exception:  # noqa: BLE001 - what tokenizers raises for components that are written in Python
-        return None
-    if alias:
-        fields = json.loads(state)
-        _rename(fields, alias)
-        state = json.dumps(fields)
-    return Tokenizer.from_str(state)
+        try:
+            state = json.loads(self._backend.to_str())  # type: ignore[union-attr]
+        except Exception:  # noqa: BLE001 - there is none, or a component is written in Python: what tokenizers raises
+            return None
+        _rename(state, alias)
+        copy = Tokenizer.from_str(json.dumps(state))
+        return copy if copy.encode(_SAMPLE, add_special_tokens=False).ids == self._sample else None
 
 
 def _first_signs(names: Iterable[str]) -> list[str]:

@@ -86,22 +86,19 @@ class Outside:
 _OUTSIDE: ContextVar[Outside | None] = ContextVar("invariant_rag_outside", default=None)
 
 
-def _task() -> tuple[int, int]:
-    try:
-        return get_ident(), id(current_task())
-    except RuntimeError:  # no event loop runs in this thread
-        return get_ident(), 0
-
-
 def begin_outside() -> Outside:
     """Return where an outermost run of this thread and task puts what it retrieves, if it asks no model.
 
-    It is known to `outside_retrievals` in this context, and in those that are copied from it. Other threads and tasks
-    have one of their own. To be called where the run is: its end may be reported in a task of the framework.
+    It is known to `outside_retrievals` in this context, and in copies of it. Other threads and tasks have one of their
+    own. To be called where the run is: its end may be reported in a task of the framework.
     """
     outside = _OUTSIDE.get()
-    if outside is None or outside.task != _task():
-        outside = Outside(outside_retrievals(), _task())
+    try:
+        task = get_ident(), id(current_task())
+    except RuntimeError:  # no event loop runs in this thread
+        task = get_ident(), 0
+    if outside is None or outside.task != task:
+        outside = Outside(outside_retrievals(), task)
         _OUTSIDE.set(outside)
     return outside
 

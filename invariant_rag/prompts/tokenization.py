@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from invariant_rag.errors import InvalidPrompt, TokenizerRequired
 from invariant_rag.orderings.base import Candidate
 from invariant_rag.prompts.literal_text import Literals, literals_of
-from invariant_rag.segments import Prompt, Segment, SegmentSet, Text, TokenIds, as_token_ids, plain_rendering
+from invariant_rag.segments import Prompt, Segment, SegmentSet, TokenIds, as_token_ids, plain_rendering
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,7 +46,7 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -
             hint="Build one with lm.chat_prompt(question, documents), or with Prompt(prefix, segments, suffix).",
         )
     literals = None if tokenizer is None else literals_of(tokenizer)
-    texts = [_encode_text(text, literals) for text in prompt.texts]
+    texts = [_encode_text(text, literals) if isinstance(text, str) else text for text in prompt.texts]
     first, last = prompt.texts[0], prompt.texts[-1]
     if literals is not None and isinstance(first, str) and (first or isinstance(last, str)):
         start = literals.leading_ids()
@@ -53,10 +54,16 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -
             texts[0] = start + texts[0]
     sets = []
     for each in prompt.sets:
-        rendering = prompt.rendering if each.slots is None else plain_rendering
-        written = ["" if segment.token_ids is not None else rendering(segment) for segment in each]
-        encoded = _encode_segments(written, literals)
-        sets.append(tuple(map(_candidate, each, written, encoded, [tokenizer] * len(each))))
+        segments = tuple(each)
+        written = list(map(prompt.rendering if each.slots is None else plain_rendering, segments))
+        encoded = _encode_segments(segments, written, literals)
+        candidates = []
+        for segment, rendered, ids in zip(segments, written, encoded, strict=True):
+            text: str | None = rendered
+            if segment.token_ids is not None:
+                text = None if tokenizer is None else str(tokenizer.decode(list(segment.token_ids)))
+            candidates.append(Candidate(segment, ids, text))
+        sets.append(tuple(candidates))
     return TokenizedPrompt(tuple(texts), tuple(sets))
 
 
@@ -77,8 +84,9 @@ def tokenize_in_slots(
         TokenizerRequired: There is no tokenizer.
     """
     slots = reversed(segments.slots or ())
-    written = [slot.render(segments[index]) for index, slot in zip(ranks, slots, strict=True)]
-    return _encode_segments(written, None if tokenizer is None else literals_of(tokenizer))
+    ranked = [segments[index] for index in ranks]
+    written = [slot.render(segment) for segment, slot in zip(ranked, slots, strict=True)]
+    return _encode_segments(ranked, written, None if tokenizer is None else literals_of(tokenizer))
 
 
 def tokenize_text(text: str | Sequence[int], tokenizer: PreTrainedTokenizerBase | None) -> TokenIds:
@@ -88,8 +96,9 @@ def tokenize_text(text: str | Sequence[int], tokenizer: PreTrainedTokenizerBase 
         InvalidPrompt: `text` is neither a string nor token ids.
         TokenizerRequired: It is a string, and there is no tokenizer.
     """
-    given = text if isinstance(text, str) else as_token_ids(text, InvalidPrompt)
-    return _encode_text(given, None if tokenizer is None else literals_of(tokenizer))
+    if not isinstance(text, str):
+        return as_token_ids(text, InvalidPrompt)
+    return _encode_text(text, None if tokenizer is None else literals_of(tokenizer))
 
 
 def tokenize_literal(text: str, tokenizer: PreTrainedTokenizerBase) -> TokenIds:
@@ -101,9 +110,7 @@ def tokenize_literal(text: str, tokenizer: PreTrainedTokenizerBase) -> TokenIds:
     return literals_of(tokenizer).encode_literal([text])[0]
 
 
-def _encode_text(text: Text, literals: Literals | None) -> TokenIds:
-    if not isinstance(text, str):
-        return text
+def _encode_text(text: str, literals: Literals | None) -> TokenIds:
     if literals is not None:
         return literals.encode_text(text)
     if text:
@@ -111,16 +118,11 @@ def _encode_text(text: Text, literals: Literals | None) -> TokenIds:
     return ()
 
 
-def _encode_segments(written: list[str], literals: Literals | None) -> list[TokenIds]:
-    if literals is not None:
-        return literals.encode_literal(written)
-    if any(written):
+def _encode_segments(segments: Sequence[Segment], written: list[str], literals: Literals | None) -> list[TokenIds]:
+    """Return ids of segments: those that they hold, or those of what is written of them."""
+    given = list(map(attrgetter("token_ids"), segments))
+    if literals is None and any(text for ids, text in zip(given, written, strict=True) if ids is None):
         raise TokenizerRequired("expected token ids: the model has no tokenizer, and a segment or its slot holds text")
-    return [()] * len(written)
-
-
-def _candidate(segment: Segment, text: str, ids: TokenIds, tokenizer: PreTrainedTokenizerBase | None) -> Candidate:
-    if segment.token_ids is None:
-        return Candidate(segment, ids, text)
-    decoded = None if tokenizer is None else str(tokenizer.decode(list(segment.token_ids)))
-    return Candidate(segment, segment.token_ids, decoded)
+    texts = [text for ids, text in zip(given, written, strict=True) if ids is None]
+    encoded = iter([()] * len(texts) if literals is None else literals.encode_literal(texts))
+    return [next(encoded) if ids is None else ids for ids in given]

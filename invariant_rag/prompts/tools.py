@@ -143,7 +143,7 @@ def as_tools(tools: Iterable[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
     Raises:
         InvalidTool: They are no list, one is no tool, or two share a name.
     """
-    if isinstance(tools, tuple) and not tools:
+    if isinstance(tools, tuple | list) and not tools:
         return ()
     if not is_iterable(tools):
         raise InvalidTool(f"expected a list of tools, got {shown(tools)}")

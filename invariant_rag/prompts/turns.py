@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 from invariant_rag.prompts.markers import Marked, split_marked
@@ -55,11 +57,13 @@ class Recognition:
         turns: The conversation.
         findings: Why the order may matter.
         texts: What is neither in a set nor said by an assistant, and the documents of the sets.
+        sets: Its sets.
     """
 
     turns: tuple[Turn, ...]
     findings: tuple[Finding, ...]
     texts: tuple[str, ...] = ()
+    sets: tuple[SegmentSet, ...] = ()
 
 
 def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots: Iterable[str] = ()) -> Recognition:
@@ -76,7 +80,7 @@ def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots
     """
     known = list(retrievals)
     findings: list[Finding] = []
-    found = [turn if turn.role == "assistant" else _with_sets(turn, known, findings) for turn in turns]
+    found = list(map(_with_sets, turns, repeat(known), repeat(findings)))
     for slot in sorted(set(slots), key=len, reverse=True):
         segments = find_set(slot, [each for each in known if each.is_set]) if slot else None
         if segments is not None and sum(text.count(slot) for text in _contents(found)[0]) == 1:
@@ -84,7 +88,7 @@ def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots
     texts, sets = _contents(found)
     findings += _check(found, known, "\n".join(texts), sets)
     documents = [each.text for segments in sets for each in segments] if known else []
-    return Recognition(tuple(found), tuple(dict.fromkeys(findings)), (*texts, *documents))
+    return Recognition(tuple(found), tuple(dict.fromkeys(findings)), (*texts, *documents), tuple(sets))
 
 
 def parse_marked(text: str) -> Prompt:
@@ -137,16 +141,19 @@ def merge_texts(parts: Iterable[Any]) -> list[Any]:
 
 
 def _with_sets(turn: Turn, known: Sequence[Retrieval], findings: list[Finding]) -> Turn:
-    """Return a turn whose declared segments are in sets."""
+    """Return a turn whose declared segments are in sets; one of an assistant as it is."""
+    if turn.role == "assistant":
+        return turn
     parts: list[Any] = []
     for part in turn.parts:
         pieces, rest = split_marked(part) if isinstance(part, str) else ([part], False)
         if rest:
             findings.append(Finding("marks", "the prompt holds marks that were cut in two, or of another process."))
         parts += [part] if pieces == [part] else pieces  # the same object: a framework may use its own kind of str
-    arrived = Counter(part.group for part in parts if isinstance(part, Marked))
-    for part in parts:
-        if isinstance(part, Marked) and part.size and arrived[part.group] % part.size:
+    marked = [part for part in parts if isinstance(part, Marked)]
+    arrived = Counter(map(attrgetter("group"), marked))
+    for part in marked:
+        if part.size and arrived[part.group] % part.size:
             message = f"a call got {arrived[part.group]} of the {part.size} segments of a set."
             findings.append(Finding("incomplete", message))
     found: list[Any] = []

@@ -7,17 +7,41 @@ its cuts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
 from invariant_rag.checks import check_items, check_number
 from invariant_rag.errors import RetrievalError
-from invariant_rag.rag.readers import Document, load_documents
+from invariant_rag.rag.readers import Document, load_documents, warn_skipped
 from invariant_rag.segments import Segment
 
 __all__ = ["Document", "chunk_documents", "load_documents"]
 
 _SEPARATORS = tuple(re.compile(each) for each in (r"\n\s*\n", r"(?<=[.!?])\s+|(?<=[。！？])", r"\n", r"\s+"))  # noqa: RUF001
 _WORD_START = re.compile(r"(?<!\S)\S")
+
+
+def load_chunks(
+    paths: str | Path | Iterable[str | Path],
+    *,
+    max_chars: int = 1000,
+    overlap: int = 0,
+    strict: bool = False,
+    on_skipped: Callable[[RetrievalError], object] = warn_skipped,
+) -> list[Segment]:
+    """Load and chunk documents. Arguments and errors are those of `load_documents` and `chunk_documents`.
+
+    Raises:
+        RetrievalError: There is no text in the documents.
+    """
+    loaded = load_documents(paths, strict=strict, on_skipped=on_skipped)
+    chunks = chunk_documents(loaded, max_chars=max_chars, overlap=overlap)
+    if not chunks:
+        listed = paths if isinstance(paths, str | Path) else ", ".join(map(str, paths))
+        raise RetrievalError(
+            f"expected documents with text, got none in {listed}", hint="Give files with text in them."
+        )
+    return chunks
 
 
 def chunk_documents(documents: Iterable[Document], *, max_chars: int = 1000, overlap: int = 0) -> list[Segment]:

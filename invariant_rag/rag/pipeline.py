@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -15,35 +15,13 @@ from invariant_rag.generation.choices import check_before_loading
 from invariant_rag.generation.citations import Citation, cite
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.models.loading import load_config
-from invariant_rag.rag.documents import chunk_documents, load_documents
-from invariant_rag.rag.readers import check_documents, warn_skipped
-from invariant_rag.rag.retrieval import Retriever, RetrieverFactory, resolve_retriever
+from invariant_rag.rag.readers import check_documents
+from invariant_rag.rag.retrieval import Retriever, RetrieverFactory, index_documents, resolve_retriever
 from invariant_rag.segments import Prompt, SegmentSet
 
 if TYPE_CHECKING:
     from invariant_rag.generation.outputs import Generation
     from invariant_rag.generation.streaming import TextStream
-
-
-def index_documents(
-    paths: str | Path | Iterable[str | Path],
-    retriever: str | RetrieverFactory = "faiss",
-    *,
-    max_chars: int = 1000,
-    overlap: int = 0,
-    strict: bool = False,
-    on_skipped: Callable[[RetrievalError], object] = warn_skipped,
-) -> Retriever:
-    """Load and chunk documents, and build a retriever over the chunks.
-
-    Arguments and errors are those of `RAG.from_documents` and, for `on_skipped`, of `load_documents`.
-    """
-    factory = resolve_retriever(retriever)
-    loaded = load_documents(paths, strict=strict, on_skipped=on_skipped)
-    chunks = chunk_documents(loaded, max_chars=max_chars, overlap=overlap)
-    if not chunks:
-        raise RetrievalError(f"expected documents with text, got none in {paths}", hint="Give files with text in them.")
-    return factory(chunks)
 
 
 @dataclass(frozen=True)
@@ -133,7 +111,7 @@ class RAG:
         cls,
         paths: str | Path | Iterable[str | Path],
         model: InvariantModel | str | Path | None = None,
-        retriever: str | RetrieverFactory = "faiss",
+        retriever: str | RetrieverFactory = "bm25",
         k: int = 10,
         *,
         system: str | None = None,
@@ -147,8 +125,8 @@ class RAG:
         Args:
             paths: Files (`.txt`, `.md`, `.jsonl`, `.pdf`) and folders.
             model: A model, a model id, a local folder, or None for the embedded toy model, with a `ToyModelWarning`.
-            retriever: "faiss", "bm25", or a function that builds a retriever from a list of chunks. Pass an existing
-                retriever to `RAG(model, retriever)`.
+            retriever: "bm25"; "faiss", or "faiss:MODEL" with a sentence-transformers model; or a function that builds
+                a retriever from a list of chunks. Pass an existing retriever to `RAG(model, retriever)`.
             k: Number of chunks to retrieve.
             system: System message.
             max_chars: Maximum characters per chunk.

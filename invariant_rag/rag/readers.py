@@ -183,7 +183,8 @@ def _read_file(file: Path) -> Iterator[Found]:
     except OSError as error:
         yield _error(f"{file}: cannot be read: {error.strerror or error}", error)
     except UnicodeDecodeError as error:
-        yield _error(f"{file}: is not UTF-8 text: {error}", error, hint="Convert the file to UTF-8.")
+        where = f"byte {error.start + 1:,} is 0x{error.object[error.start]:02x}"
+        yield _error(f"{file}: is not UTF-8 text: {where}", error, hint="Convert the file to UTF-8.")
 
 
 def _error(message: str, cause: BaseException | None = None, hint: str | None = None) -> RetrievalError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from threading import Lock
@@ -18,6 +19,8 @@ import numpy as np
 from invariant_rag.checks import check_flag, check_items, check_number, check_text, require_extra
 from invariant_rag.errors import RetrievalError, UnknownName
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, NamedEmbedder
+from invariant_rag.rag.documents import load_chunks
+from invariant_rag.rag.readers import warn_skipped
 from invariant_rag.segments import Segment, plain_rendering, replace_surrogates
 from invariant_rag.shown import shown
 from invariant_rag.words import split_words
@@ -25,7 +28,7 @@ from invariant_rag.words import split_words
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_WITHOUT_FAISS = 'The retriever "bm25" (--retriever bm25) needs no extra.'
+_WITHOUT_FAISS = 'Or take the retriever "bm25", which needs no extra.'
 
 _EMBEDDER_LOCK = Lock()
 """Held while embedding: embedders may be shared, and a fast tokenizer keeps its padding and truncation as state."""
@@ -158,19 +161,40 @@ RETRIEVERS: dict[str, RetrieverFactory] = {"faiss": FaissRetriever, "bm25": BM25
 
 
 def resolve_retriever(retriever: str | RetrieverFactory) -> RetrieverFactory:
-    """Return what builds the retriever of that name, or the function as it is. Takes no time: nothing is loaded.
+    """Return what builds a retriever: a function as it is, or that of a name. Takes no time: nothing is loaded.
+
+    `faiss:MODEL` is the retriever `faiss` with another embedder.
 
     Raises:
         UnknownName: There is no retriever of that name.
         ExtraRequired: A package that it needs is not installed.
     """
-    factory = RETRIEVERS.get(retriever) if isinstance(retriever, str) else retriever
-    if not callable(factory):
+    if callable(retriever):
+        return retriever
+    name, _, embedder = retriever.partition(":") if isinstance(retriever, str) else (retriever, "", "")
+    if name not in RETRIEVERS or (embedder and name != "faiss"):
         raise UnknownName("retriever", retriever, RETRIEVERS)
-    if factory is FaissRetriever:
+    if name == "faiss":
         _check_faiss()
         require_extra("sentence_transformers", "retrieval", hint=_WITHOUT_FAISS)
-    return factory
+    return partial(FaissRetriever, embedder=embedder) if embedder else RETRIEVERS[name]
+
+
+def index_documents(
+    paths: str | Path | Iterable[str | Path],
+    retriever: str | RetrieverFactory = "bm25",
+    *,
+    max_chars: int = 1000,
+    overlap: int = 0,
+    strict: bool = False,
+    on_skipped: Callable[[RetrievalError], object] = warn_skipped,
+) -> Retriever:
+    """Load and chunk documents, and build a retriever over the chunks.
+
+    Arguments and errors are those of `RAG.from_documents` and, for `on_skipped`, of `load_documents`.
+    """
+    factory = resolve_retriever(retriever)
+    return factory(load_chunks(paths, max_chars=max_chars, overlap=overlap, strict=strict, on_skipped=on_skipped))
 
 
 def _check_faiss() -> None:

@@ -14,7 +14,7 @@ from invariant_rag.checks import check_real
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.methods import METHODS
 from invariant_rag.orderings import ORDERINGS, Relevance
-from invariant_rag.shown import shown
+from invariant_rag.shown import reason, shown
 
 KEY_VARIABLE = "INVARIANT_RAG_API_KEY"
 OPERATOR_KEY_VARIABLE = "INVARIANT_RAG_OPERATOR_KEY"
@@ -60,7 +60,7 @@ class EngineConfig:
     overflow: Literal["error", "drop_last", "trim_segments"] = _option(
         "error", "What to do with prompts that are longer than the context window."
     )
-    dtype: str = _option("auto", "As in transformers: auto, float32, bfloat16...")
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = _option("auto", "As in transformers.")
     device_map: str = _option("auto", "As in transformers: auto spreads a large model over all devices.")
     deterministic: bool = _option(
         False, "Read and decode prompts one by one: slower under load, but other requests change no bit."
@@ -259,7 +259,9 @@ def read_keys(path: Path | None) -> dict[str, str]:
     try:
         lines = path.read_text("utf-8").splitlines() if path else []
     except (OSError, ValueError) as error:
-        raise InvalidChoice(f"cannot read {path}: {error}", hint="It has a line `TENANT KEY` for each key.") from error
+        raise InvalidChoice(
+            f"cannot read {path}: {reason(error)}", hint="It has a line `TENANT KEY` for each key."
+        ) from error
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):

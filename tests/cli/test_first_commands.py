@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from invariant_rag import __version__
-from invariant_rag.cli.example import EXAMPLE_DOCUMENTS, EXAMPLE_QUESTION
+from invariant_rag.cli.ask import EXAMPLE_DOCUMENTS, EXAMPLE_QUESTION
 from tests.cli.conftest import run
 
 

@@ -11,7 +11,7 @@ from typer.core import TyperGroup, TyperOption
 from invariant_rag.cli import app
 from invariant_rag.cli.progress import progress_bar
 
-SHARED = ("--model", "--ordering", "--dtype", "--device-map", "--overflow", "--docs", "--json")
+SHARED = ("--model", "--ordering", "--dtype", "--device-map", "--overflow", "--strict", "--json")
 
 
 def described() -> dict[str, dict[str, str]]:
@@ -19,7 +19,9 @@ def described() -> dict[str, dict[str, str]]:
     root = typer.main.get_command(app)
     assert isinstance(root, TyperGroup)
     found: dict[str, dict[str, str]] = defaultdict(dict)
-    for name, command in root.commands.items():
+    audit = root.commands["audit"]
+    assert isinstance(audit, TyperGroup)
+    for name, command in {**root.commands, **audit.commands}.items():
         for option in command.params:
             if isinstance(option, TyperOption):
                 for flag in option.opts:

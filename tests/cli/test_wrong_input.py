@@ -30,6 +30,9 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
+WRONG_IN_ONE_PROCESS = ALL_IN_ONE_PROCESS.replace("not ended.code", "ended.code == 2")
+
+
 BAD_FILES = {
     "deep.jsonl": (QUESTION + ', "id": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested at most 100 deep"),
     "digits.jsonl": (QUESTION + ', "id": ' + "9" * 5000 + "}", "Exceeds the limit"),
@@ -111,11 +114,11 @@ def test_an_out_that_is_no_folder_is_refused_before_the_work(
     ("options", "message"),
     [
         (["--seed", "-5"], "--seed"),
-        (["--device-map", "cuda:99"], "device_map='cuda:99'"),
+        (["--device-map", "cuda:99"], "got cuda:99"),
         (["--device-map", "nowhere"], "nowhere"),
-        (["--dtype", "int8"], "dtype: expected auto, float32"),
-        (["--dtype", "float8_e4m3fn"], "dtype: expected auto, float32"),
-        (["--dtype", "nn"], "dtype: expected auto, float32"),
+        (["--dtype", "int8"], "--dtype: expected one of auto, float32"),
+        (["--dtype", "float8_e4m3fn"], "--dtype: expected one of auto, float32"),
+        (["--dtype", "nn"], "--dtype: expected one of auto, float32"),
         (["--system", "raises:x"], "ZeroDivisionError"),
         (["--system", "exits:x"], "SystemExit: 3"),
         (["--docs", "x" * 5000], "is no path of a file"),
@@ -155,22 +158,61 @@ def test_a_misspelt_name_is_refused_before_anything_is_indexed_or_loaded(
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("ask Who? --docs {docs} --stream --json", "--stream and --json"),
+        ("ask Who? --docs {docs} --stream --json", "expected --stream or --json, got both"),
         ("ask {blank} --docs {docs}", "expected a question, got blank text"),
-        ("ask Who? --docs {docs} --model {docs}/none", "There is no such folder, or no model in it"),
+        ("ask Who? --docs {docs} --model {docs}/none", "no such folder Run `ls "),
+        ("ask Who? --docs {docs} --model {docs}/mill.md", "a file Run `ls "),
+        ("ask Who? --docs {docs} --model {docs}", "its config.json cannot be read: No such file or directory"),
+        ("ask Who? --docs {empty}", "no document in "),
+        ("ask Who? --docs {docs} --k many", "--k: expected a whole number, got many"),
+        ("ask Who? --docs {docs} --k 0", "--k: expected at least 1, got 0"),
+        ("ask Who? --docs {docs} --overflow cut", "expected one of error, drop_last, trim_segments, got cut"),
         ("ask Who?", "--docs is missing"),
-        ("ask --docs x", "a question is missing"),
+        ("ask --docs x", "a question, got none"),
+        ("ask Who? --doc {docs}", "No such option: --doc"),
+        ("serve {docs}/none", "no such folder"),
+        ("serve --port 99999", "--port: expected at most 65535, got 99999"),
+        ("serve --method rotr", "did you mean 'rotor'?"),
+        ("search-dimension {docs}/none --out {empty}", "no such folder"),
+        ("search-dimension --out {empty} --procedure x", "expected one of published, averaged, got x"),
+        ("models --check-tokens {docs}/none", "no such folder"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(command: str, message: str, docs: Path) -> None:
-    error = refused(*[each.format(docs=docs, blank="  ") for each in command.split()])
+def test_what_cannot_be_asked_is_refused(command: str, message: str, docs: Path, tmp_path: Path) -> None:
+    error = refused(*[each.format(docs=docs, blank="  ", empty=tmp_path) for each in command.split()])
     assert message in error
+    assert "PosixPath" not in error
     assert "Loading model" not in error
+
+
+def test_what_is_wrong_is_said_before_torch_is_imported(docs: Path, questions: Path, tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
+    commands = [
+        ["ask", "Who?", "--docs", str(docs), "--model", "./no-folder"],
+        ["ask", "Who?", "--docs", str(docs), "--model", "no-such/model"],
+        ["ask", "Who?", "--docs", str(tmp_path / "none")],
+        ["ask", "Who?", "--docs", str(tmp_path / "bad.pdf")],
+        ["ask", "Who?", "--docs", str(docs), "--dtype", "int8"],
+        ["serve", "./no-folder"],
+        ["serve", "--dtype", "int8"],
+        ["serve", "--reranker", "no-such/model"],
+        ["audit", str(questions), "--out", str(tmp_path / "a"), "--model", "./no-folder"],
+        ["audit", str(questions), "--out", str(tmp_path / "b"), "--docs", str(tmp_path / "none")],
+        ["audit", str(questions), "--out", str(tmp_path / "c"), "--judge", "./no-folder"],
+        ["models", "--check-tokens", "./no-folder"],
+    ]
+    program = WRONG_IN_ONE_PROCESS + "assert 'torch' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(commands)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("error: ") == len(commands)
 
 
 def test_a_judge_that_is_not_there_is_named_before_anything_is_loaded(questions: Path, tmp_path: Path) -> None:
     error = refused("audit", questions, "--out", tmp_path / "out", "--judge", tmp_path / "none")
-    assert "none'" in error
+    assert "none: no such folder" in error
     assert "Loading model" not in error
 
 
@@ -235,7 +277,7 @@ def test_a_listing_that_finds_no_room_says_so(arguments: list[str]) -> None:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
     assert done.returncode == 2
-    assert done.stderr.startswith("error: [Errno 28]")
+    assert done.stderr.startswith("error: No space left on device")
     assert "Traceback" not in done.stderr
 
 

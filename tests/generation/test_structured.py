@@ -106,7 +106,7 @@ def random_schema(random: Random) -> dict[str, Any]:
 
 @pytest.mark.parametrize("number", range(5))
 def test_a_text_is_complete_and_valid_or_says_length(model: InvariantModel, number: int) -> None:
-    """A sample of 200 schemas at budgets from 1 to 40 tokens. A whole text may say `length`: its end token is missing."""
+    """A sample of 200 schemas at 1 to 40 tokens. A whole text may say `length`: its end token is missing."""
     random, ends = Random(number), set()
     for _ in range(10):
         schema = random_schema(random)

@@ -34,7 +34,7 @@ DEMO = {
 
 @pytest.fixture(scope="module")
 def rag() -> RAG:
-    return RAG.from_documents(ATLAS, InvariantModel.from_pretrained(), k=10)
+    return RAG.from_documents(ATLAS, InvariantModel.from_pretrained(), "faiss", k=10)
 
 
 @pytest.fixture(scope="module")

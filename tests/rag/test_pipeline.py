@@ -12,8 +12,7 @@ import pytest
 
 from invariant_rag import RAG, Answer, InvariantModel, Segment
 from invariant_rag.errors import RetrievalError, ToyModelWarning, UnknownName, UnsupportedCombination
-from invariant_rag.rag.pipeline import index_documents
-from invariant_rag.rag.retrieval import RETRIEVERS, BM25Retriever, Retriever
+from invariant_rag.rag.retrieval import RETRIEVERS, BM25Retriever, Retriever, index_documents
 
 QUESTION = "Who built the mill of Brenn?"
 

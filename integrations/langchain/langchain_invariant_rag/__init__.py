@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     from langchain_invariant_rag.api_models import canonical, vote
     from langchain_invariant_rag.chat_models import ChatInvariant
     from langchain_invariant_rag.documents import Segments
-    from langchain_invariant_rag.embeddings import InvariantEmbeddings
-    from langchain_invariant_rag.evaluation import InvariantPairwiseEvaluator
     from langchain_invariant_rag.llms import InvariantLLM
     from langchain_invariant_rag.middleware import InvariantRAGMiddleware
     from langchain_invariant_rag.prompts import SEGMENT_PROMPT, SegmentsPlaceholder, create_invariant_documents_chain
-    from langchain_invariant_rag.retrievers import InvariantRetriever, as_segments
+    from langchain_invariant_rag.retrievers import InvariantEmbeddings, InvariantRetriever, as_segments
 
 __version__ = version("langchain-invariant-rag")
 
@@ -30,13 +28,11 @@ _MODULES = {
     "api_models": ["canonical", "vote"],
     "chat_models": ["ChatInvariant"],
     "documents": ["Segments"],
-    "embeddings": ["InvariantEmbeddings"],
     "errors": ["OrderWarning"],
-    "evaluation": ["InvariantPairwiseEvaluator"],
     "llms": ["InvariantLLM"],
     "middleware": ["InvariantRAGMiddleware"],
     "prompts": ["SEGMENT_PROMPT", "SegmentsPlaceholder", "create_invariant_documents_chain"],
-    "retrievers": ["InvariantRetriever", "as_segments"],
+    "retrievers": ["InvariantEmbeddings", "InvariantRetriever", "as_segments"],
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

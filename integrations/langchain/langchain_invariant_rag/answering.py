@@ -31,14 +31,10 @@ _URL = re.compile(r"\w+://\S+")
 def request_of(
     parameters: Mapping[str, Any], stop: str | Sequence[str] | None, keywords: Mapping[str, Any], **given: Any
 ) -> AnswerRequest:
-    """Return the request of a call: its own keywords, over the parameters of the model object.
+    """Return the request of a call: its own keywords, over the parameters (fields) of the model object.
 
-    Args:
-        parameters: The fields of the model object.
-        stop: Stop sequences of the call, instead of the object's.
-        keywords: What was bound or passed: any of the parameters, a `json_schema`, or further keywords of transformers'
-            `generate`. Variables of the chat template are added to those of the object.
-        **given: Messages or a prompt, and whether everything in them is recognised.
+    Keywords are what was bound or passed: any of the parameters, a `json_schema`, or further keywords of transformers'
+    `generate`. Variables of the chat template are added to those of the object.
 
     Raises:
         InvalidTool: The tools are no collection of tools, or the choice of one is of no known shape.
@@ -50,6 +46,7 @@ def request_of(
     for name in (*PER_CALL, *PER_CHAT):
         value = options.pop(name, None)
         asked[name] = parameters.get(name) if value is None else value
+    top_logprobs = asked["top_logprobs"] or 0
     variables = check_kind("template_kwargs", options.pop("template_kwargs", None) or {}, Mapping)  # type: ignore[type-abstract]
     return AnswerRequest(
         tools=to_tools(options.pop("tools", None)),
@@ -59,13 +56,10 @@ def request_of(
         schema=options.pop("json_schema", None),
         stop=tuple(check_stops(stop if stop is not None else parameters["stop"])),
         max_new_tokens=asked["max_tokens"],
-        temperature=asked["temperature"],
-        top_p=asked["top_p"],
-        top_k=asked["top_k"],
-        seed=asked["seed"],
+        **{name: asked[name] for name in ("temperature", "top_p", "top_k", "seed")},
         n=1 if asked["n"] is None else asked["n"],
-        logprobs=bool(asked["logprobs"] or asked["top_logprobs"]),
-        top_logprobs=asked["top_logprobs"] or 0,
+        logprobs=bool(asked["logprobs"] or top_logprobs),
+        top_logprobs=top_logprobs,
         citations=bool(asked["citations"]),
         options=options,
         **given,
@@ -73,11 +67,7 @@ def request_of(
 
 
 def to_tools(tools: Any) -> list[dict[str, Any]]:
-    """Return tools in OpenAI's shape.
-
-    Raises:
-        InvalidTool: They are no collection, or one is nothing that LangChain takes for a tool.
-    """
+    """Return tools in OpenAI's shape, or raise `InvalidTool`."""
     if tools is None:
         return []
     try:
@@ -123,7 +113,7 @@ def to_chunks(
 class AnswerChunk(AIMessageChunk):
     """A piece of an answer. Joined with the last one, a call that was cut off is in `invalid_tool_calls`.
 
-    LangChain would complete its arguments as far as they came, and an agent would call the tool with them.
+    LangChain would complete its arguments, and an agent would call the tool with them.
     """
 
     def __add__(self, other: Any) -> Any:
@@ -175,16 +165,9 @@ def _citation(span: CitedSpan) -> Citation:
 
 
 def report_of(answer: ModelAnswer, reply: Reply, model_name: str) -> dict[str, Any]:
-    """Return what else there is to say: why it ended, and the ledger (see `generation.outputs.ledger`).
-
-    Segments are named by their content hash, which is the id of their content block.
-    """
-    report: dict[str, Any] = {
-        "model_name": model_name,
-        "model_provider": PROVIDER,
-        "finish_reason": answer.finish_reason,
-    }
-    report |= reply.ledger
+    """Return why it ended, and the ledger, in which the content hash (the id of the content block) names a segment."""
+    names = {"model_name": model_name, "model_provider": PROVIDER, "finish_reason": answer.finish_reason}
+    report: dict[str, Any] = {**names, **reply.ledger}
     if answer.logprobs is not None:
         tokens = [
             {**_token(each.token, each.logprob), "top_logprobs": [_token(*top) for top in each.top]}

@@ -12,6 +12,7 @@ from invariant_rag.api_models import PlainRequests, answer_key, ask_all, elect, 
 from invariant_rag.errors import UnsupportedModel
 from invariant_rag.generation.digest import describe
 from invariant_rag.orderings import Ordering, resolve_ordering
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_messages
@@ -208,17 +209,6 @@ class WrappedRunnable(RunnableBinding[Any, Any]):
     """A runnable that is no chat model, and gets documents in canonical order, or is asked about several orders."""
 
 
-class _NoModel(BaseChatModel):
-    """Stands for the model where a runnable is wrapped that is none."""
-
-    @property
-    def _llm_type(self) -> str:
-        return "none"
-
-    def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
-        raise UnsupportedModel("expected a chat model")
-
-
 def _with_ledger(result: ChatResult, ballot: Ballot) -> ChatResult:
     generations = []
     for each in result.generations:
@@ -251,11 +241,7 @@ def answer_of(output: Any) -> Hashable:
 
 
 def elected(outputs: Sequence[Any], count: AnswerOf | None) -> tuple[int, Any]:
-    """Return the index of the output whose answer most others share (of several such, the first), and that output.
-
-    A message reports the tokens of all outputs in `usage_metadata`, and the `calls` made and how many `agreed` in
-    `response_metadata["vote"]`.
-    """
+    """Return the index of the output whose answer most others share, and that output, which reports the vote."""
     vote = elect([(count or answer_of)(output) for output in outputs])
     winner = outputs[vote.winner]
     if isinstance(winner, AIMessage):
@@ -274,19 +260,17 @@ def canonical(
     strict: bool = False,
     require_segments: bool = False,
 ) -> Any:
-    """Wrap a model, so that it gets segments in an order that depends on their contents only.
-
-    The wrapped model gets segments as plain text, one `Document: ...` each, whatever carries them.
+    """Wrap a model, so that it gets segments, one `Document: ...` each, in an order by their contents.
 
     Guaranteed: the request does not depend on the order of the segments, and neither does the answer of a deterministic
-    model. Not guaranteed: equal accuracy wherever a segment stands. The model still gets a sequence, and may overlook
-    what the ordering puts in the middle.
+    model. Not guaranteed: equal accuracy wherever a segment is. The model still gets a sequence, and may overlook what
+    the ordering puts in the middle.
 
     Args:
         model: A chat model, for which a chat model is returned: it streams, calls tools and writes structured output
             if the wrapped one does. Or any other runnable that takes the input of language models.
-        ordering: The content ordering of the segments: a name from `invariant-rag orderings`, or an `Ordering`. Rank 0
-            is last, nearest to the question. `lexical` compares bytes.
+        ordering: The content ordering: a name from `invariant-rag orderings`, or an `Ordering`. Rank 0 is last, nearest
+            to the question. `lexical` compares bytes.
         find_documents: As for `ChatInvariant`, as are the next two.
         strict: Whether to raise where the order of documents may change an answer.
         require_segments: Whether to raise for a prompt without any segment.
@@ -312,28 +296,24 @@ def vote(
     """Wrap a model, so that it is asked about several orders of the segments, and the most frequent answer is returned.
 
     This is permutation self-consistency (arXiv 2310.07712). The first order is the canonical one; the others are drawn
-    from it. Of equally frequent answers, the one whose order was drawn first wins.
-
-    Guaranteed: what `canonical` guarantees. The cost is `votes` concurrent calls, or as many as there are different
-    orders; callbacks see one. Free text hardly ever agrees word for word, and then the vote is the first answer. A
-    stream is one chunk. The message reports the tokens of all calls in `usage_metadata`, and the `calls` made and how
-    many `agreed` in `response_metadata["vote"]`.
+    from it, and of equally frequent answers that of the first wins. What `canonical` guarantees holds, for `votes`
+    concurrent calls, or as many as there are different orders; callbacks see one. Free text hardly ever agrees word for
+    word, and then the vote is the first answer. A stream is one chunk. `usage_metadata` reports the tokens of all
+    calls, `response_metadata["vote"]` the `calls` made and how many `agreed`.
 
     Args:
-        model: As for `canonical`.
+        model: As for `canonical`, as are all arguments but these three.
         votes: How many orders to ask about.
         seed: Seed of the orders.
-        ordering: As for `canonical`.
+        ordering: The content ordering.
         answer_of: Maps an output to the value that is counted; equal values agree. None: the text without regard to
             case and white space, with the tool calls; or the object, for structured output.
-        find_documents: As for `ChatInvariant`, as are the next two.
-        strict: Whether to raise where the order of documents may change an answer.
-        require_segments: Whether to raise for a prompt without any segment.
+        find_documents: As for `ChatInvariant`.
+        strict: As for `ChatInvariant`.
+        require_segments: As for `ChatInvariant`.
 
     Raises:
-        InvalidChoice: Fewer than one vote.
-        UnsupportedCombination: The ordering keeps the order given.
-        UnsupportedModel: The model is no runnable.
+        InvalidChoice: Fewer than one vote. Else as for `canonical`.
     """
     return _wrap(model, (ordering, votes, seed), find_documents, strict, require_segments, answer_of=answer_of)
 
@@ -349,7 +329,7 @@ def _wrap(
         return CanonicalChatModel(model=model, **options)
     if isinstance(model, Runnable):
         bound = model.bound if isinstance(model, RunnableBinding) else None
-        inner = bound if isinstance(bound, BaseChatModel) else _NoModel()
+        inner = bound if isinstance(bound, BaseChatModel) else FakeListChatModel(responses=[])  # never asked
         return CanonicalChatModel(model=inner, **options)._around(model)
     raise UnsupportedModel(
         f"expected a chat model or another runnable, got {type(model).__name__}",

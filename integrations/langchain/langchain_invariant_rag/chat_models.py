@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, Literal, Self, get_args
 
 from invariant_rag.errors import UnknownName
@@ -27,7 +27,6 @@ from langchain_invariant_rag.parsing import ObjectParser, response_schema
 from langchain_invariant_rag.recognition import Recognized, RecognizesMessages
 
 _OWN = ("template_kwargs", *PER_CHAT)
-_own = attrgetter(*_OWN)
 StructuredMethod = Literal["json_schema", "function_calling", "json_mode"]
 
 
@@ -75,26 +74,14 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
         return {"api_key": "INVARIANT_RAG_API_KEY"}
 
     def _resolve_model_profile(self) -> ModelProfile | None:
-        profile = ModelProfile(
-            name=self.model_name,
-            open_weights=True,
-            max_output_tokens=self.max_tokens,
-            text_inputs=True,
-            image_inputs=False,
-            pdf_inputs=False,
-            audio_inputs=False,
-            video_inputs=False,
-            text_outputs=True,
-            tool_calling=True,
-            structured_output=True,
-        )
-        if self.context_window is not None:
-            profile["max_input_tokens"] = self.context_window
-        return profile
+        able = dict.fromkeys(("open_weights", "text_inputs", "text_outputs", "tool_calling", "structured_output"), True)
+        unable = dict.fromkeys(("image_inputs", "pdf_inputs", "audio_inputs", "video_inputs"), False)
+        known = {} if self.context_window is None else {"max_input_tokens": self.context_window}
+        return ModelProfile(name=self.model_name, max_output_tokens=self.max_tokens, **able, **unable, **known)  # type: ignore[typeddict-item, no-any-return]
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {**super()._identifying_params, **dict(zip(_OWN, _own(self), strict=True))}
+        return {**super()._identifying_params, **{name: self.__dict__[name] for name in _OWN}}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         return f"{super()._get_llm_string(stop, **kwargs)}{self._other(dict(kwargs))._cache_key}"
@@ -160,10 +147,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Return this model with tools that it may call. Needs the extra `structured`.
-
-        Calls always parse, and their arguments follow the schemas of the tools; see
-        `invariant_rag.generation.answering.Answering`.
+        """Return this model with tools that it may call, whose schemas all calls follow. Needs the extra `structured`.
 
         Args:
             tools: Functions, classes, `BaseTool`s, or dicts in OpenAI's shape.
@@ -174,9 +158,6 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
                 without calls is an object that follows it, and a call stands alone. None: any text.
             strict: Always so.
             **kwargs: As for `bind`.
-
-        Raises:
-            InvalidTool: A tool or the choice is of no known shape.
         """
         if tools:
             kwargs["tools"] = to_tools(tools)
@@ -200,8 +181,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
         """Return this model, answering with what a schema describes. Needs the extra `structured`.
 
-        Only tokens are chosen that continue a text of that schema, and after which it can be finished within
-        `max_tokens`: see `invariant_rag.generation.structured.constrain`. Stop sequences do not apply to it.
+        Only tokens that continue a text of the schema are chosen. Stop sequences do not apply to it.
 
         Args:
             schema: A Pydantic class, a TypedDict, or a JSON schema of an object, with a `title`.
@@ -209,9 +189,6 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
             method: All three are the same here.
             strict: Always so.
             **kwargs: As for `bind`.
-
-        Raises:
-            UnknownName: There is no such method.
         """
         if method not in get_args(StructuredMethod):
             raise UnknownName("method of structured output", method, get_args(StructuredMethod))

@@ -20,10 +20,9 @@ DOCUMENT_ID = "langchain_document_id"
 
 
 def as_document(value: object) -> Document | None:
-    """Return a document; None for anything else.
+    """Return a document, also from a mapping as `model_dump`, `dumpd` and JSON have it; None for anything else.
 
-    A mapping is one as `model_dump`, `dumpd` and JSON have it. So is a pair of a document and a number, as
-    `similarity_search_with_score` returns it; the number is left out, because it may be a distance.
+    Of a pair of a document and a number (`similarity_search_with_score`) the number is left out: it may be a distance.
     """
     if isinstance(value, Document):
         return value
@@ -47,15 +46,10 @@ def document_list(value: object) -> list[Document]:
 
 
 def to_segment(value: Any) -> Segment:
-    """Convert a document to a segment.
+    """Convert a document to a segment, or raise `InvalidSegment`.
 
-    Args:
-        value: A `Document`, what else `as_document` takes for one, a `Segment`, a string, a `text-plain` content block,
-            or a mapping with `text` and `title` (a document of a chat template). In a `Document`'s metadata, `title` is
-            the title and `score` the retriever's score.
-
-    Raises:
-        InvalidSegment: `value` is none of these.
+    It is a `Document`, what else `as_document` takes for one, a `Segment`, a string, a `text-plain` content block, or a
+    mapping with `text` and `title`. In a `Document`'s metadata, `title` is the title and `score` the retriever's score.
     """
     if isinstance(value, SegmentBlock):
         return value.segment
@@ -83,11 +77,7 @@ def _describe(value: Any) -> str:
 
 
 def to_segments(values: Iterable[Any]) -> list[Segment]:
-    """Convert documents to segments, in input order.
-
-    Raises:
-        InvalidSegment: `values` is not a collection of documents.
-    """
+    """Convert a collection of documents to segments, in input order, or raise `InvalidSegment`."""
     if isinstance(values, str | bytes | Mapping | Document | Segment) or not isinstance(values, Iterable):
         raise InvalidSegment(
             f"expected a list of documents, got {_describe(values)}",
@@ -97,11 +87,7 @@ def to_segments(values: Iterable[Any]) -> list[Segment]:
 
 
 def given_segments(documents: Iterable[Any] | None) -> list[Segment]:
-    """Return the documents of a `documents=` keyword.
-
-    Raises:
-        InvalidSegment: They are no collection of documents, or one that can be read only once.
-    """
+    """Return the documents of a `documents=` keyword: no iterator, which can be read only once."""
     if isinstance(documents, Iterator):
         raise InvalidSegment(
             f"expected a list of documents, got a {type(documents).__name__}",
@@ -111,42 +97,28 @@ def given_segments(documents: Iterable[Any] | None) -> list[Segment]:
 
 
 def to_document(segment: Segment) -> Document:
-    """Convert a segment to a document, with its title and score in the metadata.
+    """Convert a segment with text to a document, with its title and score in the metadata.
 
     Law: `to_segment` restores the segment, unless its title is empty or its metadata has a `title` or `score`.
-
-    Raises:
-        InvalidSegment: The segment holds token ids.
     """
-    if segment.token_ids is not None:
-        raise InvalidSegment("expected a segment with text, got one with token ids, which a Document cannot hold")
+    _check_text(segment)
     fields = {"title": segment.title, "score": None if segment.score is None else float(segment.score)}
     metadata = {**segment.metadata, **{name: value for name, value in fields.items() if value is not None}}
     return Document(page_content=segment.text, id=metadata.pop(DOCUMENT_ID, None), metadata=metadata)
 
 
 class SegmentBlock(dict[str, Any]):
-    """A content block of a segment, which need not be parsed again.
-
-    Attributes:
-        segment: The segment.
-    """
+    """A content block with its segment, which need not be parsed again."""
 
     segment: Segment
 
 
 def to_block(segment: Segment) -> SegmentBlock:
-    """Convert a segment to a `text-plain` content block.
-
-    Its id is the content hash, so that equal chunks give equal blocks and LangChain's cache finds them.
+    """Convert a segment with text to a `text-plain` content block. Its id is the content hash.
 
     Law: `to_segment` restores the segment, also from a plain dict of the block.
-
-    Raises:
-        InvalidSegment: The segment holds token ids.
     """
-    if segment.token_ids is not None:
-        raise InvalidSegment("expected a segment with text, got one with token ids, which a content block cannot hold")
+    _check_text(segment)
     extras: dict[str, Any] = {"segment": True}
     if segment.metadata:
         extras["metadata"] = dict(segment.metadata)
@@ -159,6 +131,11 @@ def to_block(segment: Segment) -> SegmentBlock:
     return block
 
 
+def _check_text(segment: Segment) -> None:
+    if segment.token_ids is not None:
+        raise InvalidSegment("expected a segment with text, got one with token ids, which LangChain cannot hold")
+
+
 def is_segment_block(block: object) -> bool:
     """Return whether a content block is a segment: one of text whose `extras` say `"segment": True`."""
     if not isinstance(block, Mapping) or block.get("type") not in (BLOCK_TYPE, "text"):
@@ -167,10 +144,9 @@ def is_segment_block(block: object) -> bool:
 
 
 class Segments(list[Document]):
-    """A list of documents that prompt templates format as marked segments.
+    """A list of documents that templates (f-string, mustache, jinja2) format as marked segments.
 
-    A template formats a plain list of documents as its `repr`. This list formats to text with segment markers, which
-    the models of this package parse, in f-string, mustache and jinja2 templates. Slices and sums are segments, too.
+    The models of this package parse the marks. Slices and sums are segments, too.
     """
 
     def __str__(self) -> str:

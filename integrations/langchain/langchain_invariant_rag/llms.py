@@ -71,10 +71,11 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         """Return a prompt with its sets; one that was recognised before, as it is."""
         if isinstance(prompt, RecognizedText):
             return prompt
-        found = self._recognize([Turn("user", (*given_segments(documents), prompt))], run)
+        rules = self._order_rules
+        found = self._recognize([Turn("user", (*given_segments(documents), prompt))], run, rules)
         parts = list(found.turns[0].parts)
         for index, part in enumerate(parts):
-            if isinstance(part, SegmentSet) and self._order_rules.sorts:
+            if isinstance(part, SegmentSet) and rules.sorts:
                 parts[index] = SegmentSet(sorted(part, key=attrgetter("canonical_key")), slots=part.slots)
         text = RecognizedText("".join(_bounded(part) if isinstance(part, SegmentSet) else part for part in parts))
         text.prompt = Prompt.of(*parts, rendering=document_rendering).to_complete()

@@ -25,21 +25,13 @@ _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"
 
 
 class BlockText(str):  # noqa: SLOT000 - it has an attribute
-    """The text of a content block that says more than its text, such as `cache_control`.
-
-    Attributes:
-        block: The block.
-    """
+    """The text of a content block that says more than its text, such as `cache_control`."""
 
     block: Mapping[str, Any]
 
 
 def to_turn(message: BaseMessage) -> Turn:
-    """Return a message as a turn of texts, segments, and any other content block. An assistant has said only its text.
-
-    Raises:
-        InvalidPrompt: The message is of no known type.
-    """
+    """Return a message as a turn of texts, segments, and other content blocks. An assistant has said only its text."""
     if isinstance(message, AIMessage):
         return Turn("assistant", (message.text,) if message.text else ())
     message = message_chunk_to_message(message)
@@ -65,9 +57,8 @@ def _part(block: str | Mapping[str, Any]) -> Any:
 def to_content(parts: Sequence[Any], *, sort: bool = False) -> Any:
     """Return the parts of a turn as the content of a message: one text as a string, else content blocks.
 
-    Args:
-        parts: The parts. A set becomes one block for each segment, with the text of its slots between.
-        sort: Whether to list segments by content, so that the same set in another order gives an equal message.
+    A set becomes one block for each segment, with the text of its slots between; with `sort` they are listed by
+    content, so that the same set in another order gives an equal message.
     """
     if len(parts) == 1 and type(parts[0]) is str:
         return parts[0]
@@ -90,10 +81,7 @@ def _text_block(text: Any) -> dict[str, Any]:
 
 
 def in_order_of_calls(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return messages in which the results of parallel calls stand in the order of the calls.
-
-    Results belong to calls by their ids, and tools that run at the same time may end in any order.
-    """
+    """Return messages with the results of parallel calls in the order of the calls: tools may end in any order."""
     ordered: list[BaseMessage] = []
     calls: list[str | None] = []
     for kind, run in groupby(messages, type):
@@ -110,9 +98,6 @@ def chat_messages(messages: Sequence[BaseMessage], turns: Iterable[Turn]) -> tup
 
     Adjacent messages of one role are merged, but for results of tools. Messages of the assistant without text and calls
     are left out.
-
-    Raises:
-        InvalidPrompt: A part is neither text nor segments, or no message is left.
     """
     found: list[dict[str, Any]] = []
     for message, turn in zip(messages, turns, strict=True):

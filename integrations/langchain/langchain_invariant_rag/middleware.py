@@ -21,9 +21,7 @@ except ImportError as error:
 
 
 class InvariantRAGMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Middleware that inserts retrieved documents before the last human message, as segments.
-
-    They are in the model's request only, not in the agent's state.
+    """Middleware that inserts retrieved documents before the last human message, as segments, and not in the state.
 
     Example:
         ```python
@@ -32,9 +30,6 @@ class InvariantRAGMiddleware(AgentMiddleware[Any, Any, Any]):
 
     Args:
         retriever: The retriever; its query is the text of the last human message.
-
-    Raises:
-        InvalidChoice: It is no retriever.
     """
 
     def __init__(self, retriever: BaseRetriever) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter, is_
+from itertools import repeat
+from operator import is_
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias, cast
@@ -40,14 +41,11 @@ _logger = logging.getLogger(__name__)
 
 _LOADING = ("dtype", "device_map", "revision", "model_kwargs")
 _CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
-_choices_of = attrgetter(*_CHOICES)
 _SHOWN = ("base_url", "overflow", "batch_size", "micro_batching", *PER_CALL)
-_shown = attrgetter(*_SHOWN)
 _OF_REMOTE_MODELS = ("api_key", "max_retries", "timeout")
 """Parameters that LangChain gives to any chat model, and that mean nothing to one on this machine."""
 _OF_LOCAL_MODELS = ("backend", "max_segment_tokens", "key_value_cache", *_LOADING)
 """Parameters that mean nothing to a model of a server."""
-
 
 if TYPE_CHECKING:
     Model: TypeAlias = InvariantModel | str | Path | None
@@ -68,8 +66,7 @@ class Resolved(NamedTuple):
 class InvariantParameters(RecognizesDocuments):
     """Parameters of `InvariantLLM` and `ChatInvariant`. Weights are loaded when they are first needed.
 
-    A choice that is left open stays None, and is resolved when it is used; `resolved_method` and `resolved_ordering`
-    tell what runs.
+    A choice that is left open stays None; `resolved_method` and `resolved_ordering` tell what runs.
     """
 
     model: Model = Field(default=None, frozen=True)
@@ -201,12 +198,7 @@ class InvariantParameters(RecognizesDocuments):
         return LazyModel(self.model, {} if in_memory else loading, cache=self.key_value_cache)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with the same weights, unless the update asks for others. Open choices are resolved anew.
-
-        Raises:
-            UnknownName: The update has a method, an ordering or a backend that does not exist.
-            UnknownParameter: It has a parameter that does not exist.
-        """
+        """Return a copy with the same weights, unless the update asks for others. Open choices are resolved anew."""
         changes = self._check_names(update or {})  # type: ignore[operator]  # a validator is callable all the same
         copied = super().model_copy(update=changes, deep=deep)
         if self.base_url is not None or copied.base_url is not None:
@@ -221,16 +213,12 @@ class InvariantParameters(RecognizesDocuments):
 
     @property
     def lm(self) -> InvariantModel:
-        """The model that generates, with the choices of this object. Loads the weights on first use.
-
-        Raises:
-            UnsupportedCombination: It runs on a server.
-        """
+        """The model that generates, with the choices of this object. Loads the weights on first use."""
         if self._lazy is None:
             raise UnsupportedCombination(
                 f"expected a model on this machine, got one at {self.base_url}", hint="Leave base_url away."
             )
-        lm: InvariantModel = self._lazy.lm(**dict(zip(_CHOICES, _choices_of(self), strict=True)))
+        lm: InvariantModel = self._lazy.lm(**{name: self.__dict__[name] for name in _CHOICES})
         return lm
 
     @property
@@ -279,7 +267,7 @@ class InvariantParameters(RecognizesDocuments):
             "model": runs.name,
             "method": runs.method.name,
             "ordering": runs.ordering.name,
-            **dict(zip(_SHOWN, _shown(self), strict=True)),
+            **{name: self.__dict__[name] for name in _SHOWN},
             "generation_kwargs": repr(sorted(self.generation_kwargs.items())),
             "own_stop": self.stop,  # LangChain writes the stop sequences of the call into "stop"
             "versions": [invariant_rag.__version__, __version__],
@@ -327,7 +315,7 @@ class InvariantParameters(RecognizesDocuments):
     def _get_ls_params(self, stop: Any = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(
             ls_provider=PROVIDER,
-            ls_model_name=kwargs.get("model", self._resolve().name),
+            ls_model_name=kwargs.get("model", self.model_name),
             ls_model_type="chat" if isinstance(self, BaseChatModel) else "llm",
             ls_temperature=kwargs.get("temperature", self.temperature),
             ls_max_tokens=kwargs.get("max_tokens", self.max_tokens),
@@ -337,18 +325,14 @@ class InvariantParameters(RecognizesDocuments):
         return params
 
     def _replies(self, requests: Sequence[AnswerRequest], abandoned: Event | None) -> list[Reply]:
-        """Answer requests, decoded in batches where that is possible and wanted.
-
-        Raises:
-            InvariantContextOverflowError: A prompt is too long.
-        """
+        """Answer requests, decoded in batches where that is possible and wanted."""
         with langchain_errors():
             if self._remote is not None:
                 return [self._remote.reply(each, choices=self._remote_choices) for each in requests]
             from invariant_rag.generation.answering import Answering, reply_all
 
-            lm, batcher = self.lm, self._batcher if self.micro_batching else None
-            answerings = [Answering(lm, each) for each in requests]
+            batcher = self._batcher if self.micro_batching else None
+            answerings = list(map(Answering, repeat(self.lm), requests))
             return reply_all(answerings, batcher, batch_size=self.batch_size, abandoned=abandoned)
 
     def _pieces(self, request: AnswerRequest, abandoned: Event | None) -> Iterator[AnswerDelta | Reply]:

@@ -26,11 +26,7 @@ class ObjectParser(JsonOutputParser):
     """The class or the schema."""
 
     def get_json_schema(self) -> dict[str, Any]:
-        """Return what decoding follows.
-
-        Raises:
-            InvalidSchema: The target is neither a class nor a schema.
-        """
+        """Return what decoding follows, or raise `InvalidSchema`."""
         try:
             modern = _is_class(self.target, BaseModel)
             return json_schema(self.target) if modern else convert_to_json_schema(self.target)
@@ -38,12 +34,7 @@ class ObjectParser(JsonOutputParser):
             raise InvalidSchema(str(error)) from error
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """Return what an answer says. Of a part of one: a dict as far as it goes, or an instance if it is enough.
-
-        Raises:
-            IncompleteObject: The answer was cut off.
-            InvalidObject: The class or the schema rejects it.
-        """
+        """Return what an answer says. Of a part of one: a dict as far as it goes, or an instance if it is enough."""
         modern, old = (_is_class(self.target, kind) for kind in (BaseModel, OldModel))
         if not partial:
             found = parse_object(result[0].text, self.target if modern else self.get_json_schema())

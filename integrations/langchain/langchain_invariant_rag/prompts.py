@@ -22,8 +22,8 @@ from langchain_invariant_rag.documents import Segments, to_block, to_document, t
 class SegmentsPlaceholder(BaseMessagePromptTemplate):
     """A placeholder in a chat prompt for a list of documents: one human message, one content block per document.
 
-    The models of this package merge it with an adjacent human message. Providers differ in what they make of content
-    blocks with documents, and some refuse them: `canonical(model)` writes them as plain text for any of them.
+    The models of this package merge it with an adjacent human message. Some providers refuse content blocks with
+    documents: `canonical(model)` writes them as plain text for any of them.
 
     Example:
         ```python
@@ -49,11 +49,7 @@ class SegmentsPlaceholder(BaseMessagePromptTemplate):
         return [self.variable_name]
 
     def format_messages(self, **kwargs: Any) -> list[BaseMessage]:
-        """Return one message with a block per document, or no message without documents.
-
-        Raises:
-            InvalidSegment: The variable is not a list of documents.
-        """
+        """Return one message with a block per document, or no message without documents."""
         segments = to_segments(kwargs[self.variable_name])
         return [HumanMessage(content=list(map(to_block, segments)))] if segments else []
 
@@ -76,9 +72,9 @@ class SegmentPromptTemplate(PromptTemplate):
 
 
 SEGMENT_PROMPT = SegmentPromptTemplate(template="{page_content}", input_variables=["page_content"])
-"""Keeps segment boundaries in LangChain's stuff chain and retriever tool, which join documents into one text:
-`create_stuff_documents_chain(llm, prompt, document_prompt=SEGMENT_PROMPT)`. Titles need
-`create_invariant_documents_chain`: the stuff chain passes titles on only if every document has one."""
+"""Keeps segment boundaries where LangChain joins documents:
+`create_stuff_documents_chain(llm, prompt, document_prompt=SEGMENT_PROMPT)`. It does not write titles;
+`create_invariant_documents_chain` does."""
 
 
 def create_invariant_documents_chain(
@@ -89,19 +85,14 @@ def create_invariant_documents_chain(
     document_prompt: BasePromptTemplate[str] | None = None,
     document_variable_name: str = "context",
 ) -> Runnable[dict[str, Any], Any]:
-    """Create a chain that answers from a list of documents, one segment per document.
-
-    It replaces `create_stuff_documents_chain`, for example in `create_retrieval_chain`.
+    """Create a chain in place of `create_stuff_documents_chain`, with one segment per document.
 
     Args:
         llm: `ChatInvariant` or `InvariantLLM`, also after `bind`.
         prompt: A prompt with a variable for the documents: a `SegmentsPlaceholder`, or `{context}` in a text.
         output_parser: Parser of the answer; default: `StrOutputParser`.
         document_prompt: Template for the text of a segment; default: the document's content and title.
-        document_variable_name: Name of the variable for the documents.
-
-    Raises:
-        InvalidPrompt: It is no prompt, or does not have that variable.
+        document_variable_name: Name of that variable.
     """
     check_kind("prompt", prompt, BasePromptTemplate, error=InvalidPrompt)  # type: ignore[type-abstract]
     if document_variable_name not in prompt.input_variables:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter, is_
 from typing import Any, ClassVar, NamedTuple
 from uuid import UUID
@@ -72,6 +73,10 @@ class RecognizesDocuments(BaseLanguageModel[Any]):
         """Return the model that is asked, the prompts with their sets, and what is left of the keywords of a call."""
         raise NotImplementedError
 
+    def _recognized_input(self, value: Any, config: RunnableConfig, keywords: dict[str, Any]) -> Any:
+        """Return what a stream is asked, with its sets. Takes the documents out of the keywords."""
+        raise NotImplementedError
+
     def generate(self, prompts: Any, stop: Any = None, callbacks: Any = None, **kwargs: Any) -> Any:
         """Generate for each prompt; see LangChain's `generate`."""
         model, found, rest = self._prepare(prompts, runs_of(callbacks, len(prompts)), kwargs)
@@ -93,11 +98,9 @@ class RecognizesDocuments(BaseLanguageModel[Any]):
         async for piece in super().astream(self._recognized_input(input, config, kwargs), config, **kwargs):
             yield piece
 
-    def _recognized_input(self, value: Any, config: RunnableConfig, keywords: dict[str, Any]) -> Any:
-        """Return what a stream is asked, with its sets. Takes the documents out of the keywords."""
-        raise NotImplementedError
-
-    def _recognize(self, turns: Sequence[Turn], run: UUID | None, retrievals: Sequence[Retrieval] = ()) -> Recognition:
+    def _recognize(
+        self, turns: Sequence[Turn], run: UUID | None, rules: OrderRules, retrievals: Sequence[Retrieval] = ()
+    ) -> Recognition:
         """Put the segments of a conversation into sets, and report what is not understood.
 
         Retrievals are those beside what is known of the run that asks. Slots are the variables of its prompts, and the
@@ -112,17 +115,15 @@ class RecognizesDocuments(BaseLanguageModel[Any]):
         found = recognize(turns, known, slots)
         if known:
             forget_outside(found.texts)
-        sizes = [len(each) for turn in found.turns for each in turn.sets]
-        if self.require_segments and not sizes:
+        if self.require_segments and not found.sets:
             raise OrderWarning("expected segments, got a prompt without any", hint=FIXES["no_segments"])
-        rules = self._order_rules
         if not rules.promises_invariance:
-            return Recognition(found.turns, ())
+            return replace(found, findings=())
         findings = [each for each in found.findings if self.find_documents or each.kind != "no_segments"]
-        if rules.reason and max(sizes, default=0) > 1:
+        if rules.reason and max(map(len, found.sets), default=0) > 1:
             findings.append(Finding("routing", rules.reason))
         report(findings, fixes=FIXES, strict=self.strict)
-        return Recognition(found.turns, tuple(findings))
+        return replace(found, findings=tuple(findings))
 
 
 class Recognized(dict[str, bool]):
@@ -154,27 +155,26 @@ class RecognizesMessages(RecognizesDocuments):
         """Return messages in which every segment is a content block; those that were recognised before, as they are."""
         if not messages or Recognized.of(messages) is not None:
             return list(messages)
-        given, segments = in_order_of_calls(messages), given_segments(documents)
-        turns = list(map(to_turn, given))
-        before, artifacts, last = list(turns), [], -1
-        for index, (message, turn) in enumerate(zip(given, turns, strict=True)):
-            last = index if turn.role == "user" else last
+        given, segments, rules = in_order_of_calls(messages), given_segments(documents), self._order_rules
+        turns, artifacts, last = list(map(to_turn, given)), [], -1
+        for index, message in enumerate(given):
+            last = index if turns[index].role == "user" else last
             if isinstance(message, ToolMessage):
                 kept = [message.artifact, *message.additional_kwargs.get(KEPT, ())]
                 artifacts += [retrieval_of(listed) for each in kept if (listed := document_list(each))]
         if segments and last < 0:
             given.append(HumanMessage(""))
-            before.append(Turn("user", ("",)))
-            turns.append(before[-1])
+            turns.append(Turn("user", ("",)))
+        before = list(turns)
         if segments:  # they begin the last turn of the user
             parts = turns[last].parts
-            own_set = segments if isinstance(parts[0], Segment) else [SegmentSet(segments)]
+            own_set = segments if isinstance(next(iter(parts), None), Segment) else [SegmentSet(segments)]
             turns[last] = Turn("user", (*own_set, *parts))
-        found = self._recognize(turns, run, artifacts)
-        sort = self._order_rules.sorts
+        found = self._recognize(turns, run, rules, artifacts)
         changed = []
         for message, turn, after in zip(given, before, found.turns, strict=True):
-            update = {} if after == turn else {"content": to_content(after.parts, sort=sort)}
+            same = len(turn.parts) == len(after.parts) and all(map(is_, turn.parts, after.parts))
+            update = {} if same else {"content": to_content(after.parts, sort=rules.sorts)}
             changed.append(message.model_copy(update=update) if update else message)
         own = changed[-1].additional_kwargs
         recognized = not found.findings and own.get(KEY, {}).get("recognized", True)
@@ -183,8 +183,7 @@ class RecognizesMessages(RecognizesDocuments):
 
     def _prepare(self, prompts: Sequence[Any], runs: Sequence[UUID | None], keywords: dict[str, Any]) -> Any:
         documents = keywords.pop("documents", None)
-        found = [self._recognized(each, run, documents) for each, run in zip(prompts, runs, strict=True)]
-        return self, found, keywords
+        return self, list(map(self._recognized, prompts, runs, [documents] * len(prompts))), keywords
 
     def _recognized_input(self, value: Any, config: RunnableConfig, keywords: dict[str, Any]) -> list[BaseMessage]:
         messages = self._convert_input(value).to_messages()  # type: ignore[attr-defined]

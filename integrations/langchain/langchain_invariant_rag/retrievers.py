@@ -1,24 +1,29 @@
-"""Retrievers that return `Segments`: an adapter for any LangChain retriever, and one for the core's retrievers."""
+"""Retrievers that return `Segments`: adapters for those of LangChain and of the core; and embeddings for both."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Any
 
+import numpy as np
+from invariant_rag.checks import check_number
 from invariant_rag.errors import RetrievalError
-from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder
+from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, NamedEmbedder
 from invariant_rag.rag.retrieval import FaissRetriever, Retriever
 from invariant_rag.rag.text import join_chunks
+from invariant_rag.segments import replace_surrogates
 from invariant_rag.shown import shown
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
+from numpy.typing import NDArray
 from pydantic import Field, PlainValidator
 
 from langchain_invariant_rag.documents import Segments, to_document, to_segment, to_segments
-from langchain_invariant_rag.embeddings import LangChainEmbedder
 
 
 class SegmentsRetriever(BaseRetriever):
@@ -81,8 +86,7 @@ def as_segments(
 ) -> BaseRetriever:
     """Wrap a retriever so that its documents keep their boundaries in any prompt template.
 
-    Use it as `{"context": as_segments(retriever), ...} | prompt | llm`. Documents with the same title and text are
-    returned once.
+    Documents with the same title and text are returned once.
 
     Args:
         retriever: Any retriever. Keywords of `invoke` are passed on to it.
@@ -119,13 +123,12 @@ class InvariantRetriever(BaseRetriever):
         embedder: Embeddings | Embedder | str | Path = DEFAULT_EMBEDDER,
         show_progress: bool = False,
     ) -> InvariantRetriever:
-        """Index documents with FAISS.
+        """Index documents (also segments or strings) with FAISS.
 
         Args:
-            documents: Documents, segments or strings. A document is returned with its id.
+            documents: The documents. They are returned with their ids.
             k: Number of documents to return.
-            embedder: LangChain embeddings, or what `FaissRetriever` takes: a sentence-transformers model, its hub id or
-                its folder.
+            embedder: LangChain embeddings, or a sentence-transformers model, its hub id or its folder.
             show_progress: Show a progress bar while embedding the documents.
         """
         source = LangChainEmbedder(embedder) if isinstance(embedder, Embeddings) else embedder
@@ -136,3 +139,51 @@ class InvariantRetriever(BaseRetriever):
     ) -> Segments:
         found = self.retriever.retrieve(query, self.k if k is None else k)
         return Segments(map(to_document, found))
+
+
+class InvariantEmbeddings(Embeddings):
+    """Sentence embeddings, text by text: in a batch, the last bits of a vector depend on the other texts.
+
+    Args:
+        embedder: A sentence-transformers model, its hub id or its folder. Loaded on first use.
+        batch_size: Texts per forward pass. More than one is faster, but near-equal search results may then change
+            places with the order of the corpus.
+    """
+
+    def __init__(self, embedder: Embedder | str | Path = DEFAULT_EMBEDDER, *, batch_size: int = 1) -> None:
+        self._embedder = NamedEmbedder(embedder) if isinstance(embedder, str | Path) else embedder
+        self._batch_size = check_number("batch_size", batch_size, 1)
+        self._lock = Lock()  # a fast tokenizer keeps its padding as state
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """Return one vector per text."""
+        clean, size = list(map(replace_surrogates, texts)), self._batch_size
+        batches = [clean[start : start + size] for start in range(0, len(texts), size)]
+        with self._lock:
+            encoded = [self._embedder.encode_document(batch, show_progress_bar=False) for batch in batches]
+        return [list(map(float, vector)) for batch in encoded for vector in batch]
+
+    def embed_query(self, text: str) -> list[float]:
+        """Return the vector of a query."""
+        with self._lock:
+            (vector,) = self._embedder.encode_query([replace_surrogates(text)], show_progress_bar=False)
+        return list(map(float, vector))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A lock cannot be pickled, and a named embedder is loaded again by the process that unpickles it.
+        return partial(InvariantEmbeddings, batch_size=self._batch_size), (self._embedder,)
+
+
+class LangChainEmbedder:
+    """LangChain embeddings as an embedder for the core's retrievers."""
+
+    def __init__(self, embeddings: Embeddings) -> None:
+        self._embeddings = embeddings
+
+    def encode_document(self, texts: list[str], /, *, show_progress_bar: bool) -> NDArray[np.float32]:
+        """Return one vector per text, `[N, D]`. LangChain embeddings show no progress."""
+        return np.array(self._embeddings.embed_documents(texts), dtype=np.float32)
+
+    def encode_query(self, texts: list[str], /, *, show_progress_bar: bool) -> NDArray[np.float32]:
+        """Return one vector per query, `[N, D]`."""
+        return np.array([self._embeddings.embed_query(text) for text in texts], dtype=np.float32)

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from invariant_rag import Generation, InvariantModel, Prompt
 from invariant_rag.errors import IncompleteObject, UnsupportedCombination
+from invariant_rag.generation import Answering, AnswerRequest
 from invariant_rag.generation.structured import constrain, generate_structured
-from invariant_rag.generation.tools import Tool, ToolCalling
+from invariant_rag.generation.tools import Tool
 from langchain_invariant_rag import ChatInvariant
 from pydantic import BaseModel, Field
 
@@ -71,7 +72,7 @@ def test_an_object_that_does_not_fit_is_cut_and_says_so(on_vllm: VLLMBackend, lm
     cut = on_vllm.generate(prompt_of(lm, 501), **constrain(on_vllm, Flag, max_new_tokens=few))
     assert (cut.finish_reason, cut.token_ids) == ("length", whole.token_ids[:few])
     with pytest.raises(IncompleteObject):
-        generate_structured(on_vllm, prompt_of(lm, 501), Flag, max_new_tokens=few)
+        generate_structured(on_vllm, prompt_of(lm, 501), Flag, max_new_tokens=few - 1)
 
 
 @pytest.mark.parametrize(("choice", "parallel"), [("required", False), ("required", True), ("measure", True)])
@@ -81,12 +82,11 @@ def test_forced_calls_are_those_of_the_core(
     messages = [{"role": "user", "content": "How long is the Lume?"}]
     answers = []
     for model in (lm, backend):
-        calling = ToolCalling(model, TOOLS, tool_choice=choice, parallel=parallel)
-        answers.append(calling.generate(calling.prompt(messages), max_new_tokens=60))
-    (here, calls), (there, calls_there) = answers
-    assert_same(there, here)
-    assert calls_there == calls
-    assert calls.tool_calls
+        request = AnswerRequest(messages, tools=TOOLS, tool_choice=choice, parallel=parallel, max_new_tokens=60)
+        answers.append(Answering(model, request).reply().first)
+    here, there = answers
+    assert_same(there.generation, here.generation)
+    assert there.tool_calls == here.tool_calls != ()
 
 
 def test_an_answer_that_may_hold_calls_is_that_of_the_core(on_vllm: VLLMBackend, lm: InvariantModel) -> None:
@@ -94,10 +94,10 @@ def test_an_answer_that_may_hold_calls_is_that_of_the_core(on_vllm: VLLMBackend,
     for choice in ("auto", "none"):
         answers = []
         for model in (lm, on_vllm):
-            calling = ToolCalling(model, TOOLS, tool_choice=choice)
-            prompt = calling.prompt([{"role": "user", "content": [*segments, question(segments)]}])
-            answers.append(calling.generate(prompt, max_new_tokens=24))
-        assert_same(answers[1][0], answers[0][0])
+            messages = [{"role": "user", "content": [*segments, question(segments)]}]
+            request = AnswerRequest(messages, tools=TOOLS, tool_choice=choice, max_new_tokens=24)
+            answers.append(Answering(model, request).reply().first.generation)
+        assert_same(answers[1], answers[0])
 
 
 def test_langchain_takes_objects_and_calls_from_vllm(on_vllm: VLLMBackend, lm: InvariantModel) -> None:

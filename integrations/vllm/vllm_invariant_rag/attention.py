@@ -57,10 +57,10 @@ class ArrangedAttention:
         rotation = STEP.rotation
         if rotation is None:
             raise UnsupportedServer("expected the connector to find the model's position encoding, got none")
-        if prompt.turn_queries is not None:
-            queries = prompt.turn_queries.turned(queries, rotation)
-        if prompt.turn_keys is not None:
-            keys = prompt.turn_keys.turned(keys, rotation)
+        if prompt.query_shifts is not None:
+            queries = rotation.rotate_by(queries, prompt.query_shifts)
+        if prompt.key_shifts is not None:
+            keys = rotation.rotate_by(keys, prompt.key_shifts)
         call = AttentionCall(
             queries=queries.transpose(0, 1)[None],
             keys=keys.transpose(0, 1)[None],

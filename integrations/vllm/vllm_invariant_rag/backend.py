@@ -16,7 +16,7 @@ from invariant_rag.checks import check_text
 from invariant_rag.errors import ContextOverflow, InvalidChoice, InvalidOption, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel, Seeds
 from invariant_rag.generation.options import check_options, resolve_max_new_tokens
-from invariant_rag.generation.outputs import Generation, Usage
+from invariant_rag.generation.outputs import Generation
 
 from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, OnTokens
 from vllm_invariant_rag.errors import UnsupportedServer
@@ -254,7 +254,7 @@ class VLLMBackend(InvariantModel):
                 )
             answers = [self._complete(each, own) for each, own in zip(prepared, samplings, strict=True)]
         generations = [
-            self._generation(each, _finished(each, completion, sampling))
+            each.generation(self.tokenizer, **vars(completion))
             for each, completions in zip(prepared, answers, strict=True)
             for completion in completions
         ]
@@ -302,40 +302,20 @@ class VLLMBackend(InvariantModel):
 
     def _complete(self, prepared: PreparedPrompt, sampling: Sampling) -> list[Completion]:
         """Run one prompt, token by token."""
-        request, emitted = self._request(prepared, sampling.fields), 0
+        request = self._request(prepared, sampling.fields)
         on_tokens: OnTokens | None = None
         if (streamer := sampling.streamer) is not None:
             streamer.put(torch.tensor([prepared.input_ids]))
 
             def emit(_: int, tokens: Sequence[int]) -> None:
-                nonlocal emitted
-                if shown := tokens[: sampling.max_new_tokens - emitted]:
-                    streamer.put(torch.tensor(shown))
-                emitted += len(shown)
+                if tokens:
+                    streamer.put(torch.tensor(tokens))
 
             on_tokens = emit
         completions = self._connection.engine.complete(request, on_tokens, sampling.stopped)
         if streamer is not None:
             streamer.end()
         return completions
-
-    def _generation(self, prepared: PreparedPrompt, completion: Completion) -> Generation:
-        tokens, tokenizer = completion.token_ids, self.tokenizer
-        return Generation(
-            text="" if tokenizer is None else str(tokenizer.decode(tokens, skip_special_tokens=True)),
-            token_ids=tuple(tokens),
-            logprobs=tuple(completion.logprobs),
-            top_logprobs=tuple(completion.top_logprobs),
-            finish_reason=completion.finish_reason,
-            usage=Usage(len(prepared.input_ids), len(tokens), completion.cached_tokens),
-            order=prepared.order,
-            dropped=prepared.dropped,
-            trimmed=prepared.trimmed,
-            sets=prepared.sets,
-            method=prepared.method,
-            labels=prepared.labels,
-            invariant=prepared.invariant,
-        )
 
 
 def _engine(url: str | None, llm: LLM | None, engine: Engine | None, api_key: str | None, timeout: float) -> Engine:
@@ -363,16 +343,6 @@ def _check_tenant(tenant: object) -> str:
     except UnicodeEncodeError as error:
         raise InvalidChoice(f"tenant: expected text of UTF-8, got {tenant!r}") from error
     return checked
-
-
-def _finished(prepared: PreparedPrompt, completion: Completion, sampling: Sampling) -> Completion:
-    """Return what vLLM wrote, without what it needs to end a grammar."""
-    if sampling.structure is None:
-        return completion
-    end, most = sampling.structure.end(prepared.input_ids, completion.token_ids), sampling.max_new_tokens
-    if end is None or end > most:
-        return completion.first(most, "length" if len(completion.token_ids) > most else completion.finish_reason)
-    return completion.first(end, "stop")
 
 
 def _step_fields(token: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vllm_invariant_rag.facts import ServerFacts
@@ -49,11 +49,6 @@ class Completion:
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     finish_reason: Literal["stop", "length"] = "length"
     cached_tokens: int = 0
-
-    def first(self, count: int, finish_reason: Literal["stop", "length"]) -> Completion:
-        """Return the completion with its first tokens only."""
-        cut = {name: getattr(self, name)[:count] for name in ("token_ids", "logprobs", "top_logprobs")}
-        return replace(self, **cut, finish_reason=finish_reason)
 
 
 class Engine(ABC):

@@ -55,11 +55,6 @@ class Sampling:
     structure: Structure | None
 
     @property
-    def max_new_tokens(self) -> int:
-        """Tokens of an answer, at most."""
-        return int(self.fields["max_tokens"]) - (self.structure is not None)
-
-    @property
     def sequences(self) -> int:
         """Sequences of each prompt."""
         return int(self.fields["n"])
@@ -91,7 +86,7 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, An
     criteria = options.get("stopping_criteria") or ()
     given: Sequence[Any] = options.get("logits_processor") or ()
     penalties = [each for each in given if isinstance(each, TokenPenalties)]
-    structure = structure_of(lm, [each for each in given if each not in penalties], criteria)
+    structure = structure_of(lm, [each for each in given if each not in penalties])
     ends = set(as_ids(resolve_option(options, "eos_token_id", defaults)))
     fields: dict[str, Any] = {
         "max_tokens": max_new_tokens,
@@ -114,13 +109,9 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, An
     if bias := _logit_bias(resolve_option(options, "sequence_bias", defaults) or ()):
         fields["logit_bias"] = bias
     if structure is not None:
-        if not ends | structure.stops:
-            raise UnsupportedCombination("expected a model with an end token, by which vLLM ends a schema, got none")
-        # vLLM ends a grammar by an end token, after the last token of the text.
-        fields |= {"max_tokens": max_new_tokens + 1, "stop_token_ids": sorted(ends | structure.stops)}
+        fields["stop_token_ids"] = sorted(ends | structure.stops)
         banned = structure.fields.get("logit_bias", {})
         fields |= structure.fields | ({"logit_bias": bias | banned} if bias or banned else {})
-        criteria = [each for each in criteria if each is not structure.complete]
     return Sampling(fields, options.get("streamer"), _stopped(criteria), structure)
 
 

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from invariant_rag.arrangement import Arrangement, Span
 from invariant_rag.attention.rope import Rotation
-from invariant_rag.attention.varlen.passes import Turn
+from invariant_rag.attention.varlen.passes import shifts_of
 
 from vllm_invariant_rag.errors import UnsupportedServer
 from vllm_invariant_rag.reading import Reading
@@ -30,8 +31,8 @@ class ArrangedPrompt:
         row: Its row in the block table.
         arrangement: What its tokens see.
         plans: What the layers of the step share.
-        turn_queries: From vLLM's positions, which are indices, to those of the method. None: they are the same.
-        turn_keys: The same for all of its keys.
+        query_shifts: From indices, which vLLM has as positions, to those of the method `[Q, 1]`; None: none is moved.
+        key_shifts: The same for all of its keys `[S, 1]`.
     """
 
     queries: Span
@@ -39,8 +40,8 @@ class ArrangedPrompt:
     row: int
     arrangement: Arrangement
     plans: dict[Any, Any]
-    turn_queries: Turn | None
-    turn_keys: Turn | None
+    query_shifts: torch.Tensor | None
+    key_shifts: torch.Tensor | None
 
 
 @dataclass
@@ -99,8 +100,8 @@ def _prompt(reading: Reading, queries: Span, computed: int, row: int, device: An
     positions = arrangement.positions[:num_keys]
     later = [position - index for index, position in enumerate(positions)]
     later += later[-1:] * (num_keys - len(later))
-    turns = Turn.of(later[computed:], device), Turn.of(later, device)
-    return ArrangedPrompt(queries, computed, row, arrangement, {}, *turns)
+    shifts = shifts_of(later[computed:], device), shifts_of(later, device)
+    return ArrangedPrompt(queries, computed, row, arrangement, {}, *shifts)
 
 
 STEP = Step()

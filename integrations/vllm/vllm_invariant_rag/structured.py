@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.structured import GrammarComplete, GrammarProcessor
+from invariant_rag.generation.structured import GrammarProcessor
 from invariant_rag.prompts import control_tokens
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
-    from transformers import StoppingCriteria
 
 _UNLIKELY = -100.0  # the least that vLLM takes
 
@@ -29,41 +27,29 @@ class Structure:
     Attributes:
         fields: Sampling parameters of vLLM.
         stops: Tokens that end the text, besides those of the model.
-        complete: Tells where the text is finished.
     """
 
     fields: dict[str, Any]
     stops: frozenset[int]
-    complete: StoppingCriteria
-
-    def end(self, prompt: Sequence[int], tokens: Sequence[int]) -> int | None:
-        """Return with how many of its tokens a text is finished; None if it is not."""
-        nothing = torch.empty((1, 0))
-        for count in range(len(tokens) + 1):
-            if bool(self.complete(torch.tensor([[*prompt, *tokens[:count]]]), nothing)):
-                return count
-        return None
 
 
-def structure_of(lm: InvariantModel, processors: Sequence[Any], criteria: Sequence[Any]) -> Structure | None:
+def structure_of(lm: InvariantModel, processors: Sequence[Any]) -> Structure | None:
     """Return what `constrain`, or `ToolCalling.constrain`, wants of vLLM; None if there are no processors.
 
     Args:
         lm: The model.
         processors: `logits_processor` of a call.
-        criteria: `stopping_criteria` of the call.
 
     Raises:
         UnsupportedCombination: There are other processors, which would have to run in vLLM.
     """
     if not processors:
         return None
-    complete = [each for each in criteria if isinstance(each, GrammarComplete)]
-    if len(processors) == len(complete) == 1 and isinstance(processors[0], GrammarProcessor):
+    if len(processors) == 1 and isinstance(processors[0], GrammarProcessor):
         processor = processors[0]
         banned = {} if processor.trigger else _without_control_tokens(lm, processor)
         fields = {"structured_outputs": {"structural_tag": processor.tag}}
-        return Structure(fields | banned, processor.stops, complete[0])
+        return Structure(fields | banned, processor.stops)
     raise UnsupportedCombination(
         f"expected no logits processors, got {', '.join(type(each).__name__ for each in processors)}: they change "
         "scores while tokens are made, and vLLM makes them elsewhere",

@@ -11,7 +11,6 @@ import torch
 from invariant_rag.arrangement import Span, Weighting
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.merge_states import AttentionState, merge_attn_states, merge_stacked
-from invariant_rag.attention.positions import PositionEncoding
 from invariant_rag.attention.varlen.kernels import PackedWindows, VarlenKernel, attend_windows
 from invariant_rag.attention.varlen.windows import Window
 
@@ -19,31 +18,9 @@ _MOST_COPIES, _MOST_QUERIES = 4, 1 << 16
 """A call packs as many copies of all queries, or as many queries if that is more, so that memory stays linear."""
 
 
-@dataclass(frozen=True)
-class Turn:
-    """By how many positions packed tokens are turned.
-
-    Attributes:
-        shifts: The shifts that occur `[U]`.
-        which: The shift of each token `[T, 1]`.
-    """
-
-    shifts: torch.Tensor
-    which: torch.Tensor
-
-    @classmethod
-    def of(cls, shifts: Sequence[float], device: torch.device) -> Turn | None:
-        """Return the turn of tokens by these shifts; None where all of them are 0."""
-        distinct = sorted(set(shifts))
-        if distinct in ([], [0]):
-            return None
-        places = {shift: place for place, shift in enumerate(distinct)}
-        which = torch.tensor([places[shift] for shift in shifts], device=device)
-        return cls(torch.tensor(distinct, device=device), which[:, None])
-
-    def turned(self, x: torch.Tensor, rotation: PositionEncoding) -> torch.Tensor:
-        """Return tokens `[T, H, D]`, turned."""
-        return rotation.rotate_by_table(x, self.shifts, self.which)
+def shifts_of(shifts: Sequence[int], device: torch.device) -> torch.Tensor | None:
+    """Return the shifts of packed tokens, in positions `[T, 1]`; None where all of them are 0."""
+    return torch.tensor(shifts, device=device)[:, None] if any(shifts) else None
 
 
 @dataclass(frozen=True)
@@ -98,7 +75,7 @@ class Pass:
         windows: What each packed query sees.
         queries: Which queries are packed `[T]`.
         slot_of: The slot of each packed query, among all slots `[T]`.
-        turn: How they are turned; None: not at all.
+        shifts: How they are rotated `[T, 1]`; None: not at all.
         weights: How their results are weighed; None: as they are.
         slots: Where the result of each query stands among those packed, or behind them if it has none `[M, Q]`.
     """
@@ -106,7 +83,7 @@ class Pass:
     windows: PackedWindows
     queries: torch.Tensor
     slot_of: torch.Tensor
-    turn: Turn | None
+    shifts: torch.Tensor | None
     weights: Weights | None
     slots: torch.Tensor
 
@@ -115,8 +92,8 @@ class Pass:
     ) -> AttentionState:
         """Return what each query gets from all of its windows."""
         packed = queries[self.queries]
-        if self.turn is not None:
-            packed = self.turn.turned(packed, call.rotation)
+        if self.shifts is not None:
+            packed = call.rotation.rotate_by(packed, self.shifts)
         out, lse = attend_packed(kernel, packed, keys, values, self.windows, call.scaling, self.weights)
         return merge_stacked(in_slots(out, self.slots), in_slots(lse, self.slots, -torch.inf))
 
@@ -164,7 +141,7 @@ def _make_pass(slots: Sequence[Sequence[Window]], start: int, num_queries: int, 
         PackedWindows.of([len(window.queries) for window in windows], [w.keys for w in windows], False, device),
         packed.to(device),
         (slot_of + start).to(device),
-        Turn.of([-window.shift for window in windows for _ in _indices(window.queries)], device),
+        shifts_of([-window.shift for window in windows for _ in _indices(window.queries)], device),
         Weights.of(windows, device),
         places.to(device),
     )

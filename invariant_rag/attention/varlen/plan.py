@@ -16,7 +16,7 @@ from invariant_rag.arrangement import Arrangement
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.merge_states import merge_attn_states
 from invariant_rag.attention.varlen.kernels import PackedWindows, VarlenKernel
-from invariant_rag.attention.varlen.passes import Pass, Turn, Weights, attend_packed, make_passes, merge_sinks
+from invariant_rag.attention.varlen.passes import Pass, Weights, attend_packed, make_passes, merge_sinks, shifts_of
 from invariant_rag.attention.varlen.ranking import Ranking, make_ranking
 from invariant_rag.attention.varlen.windows import lay_windows
 
@@ -30,14 +30,14 @@ class Plan:
         weights: How that is weighed; None: as it is.
         others: Calls to the batch's keys.
         rankings: Who ranks which segments, for the first, second... set that tokens rank.
-        unturn: Turns all keys of the batch to position 0, for rankings.
+        to_zero: Shifts of all keys of the batch to position 0 `[T, 1]`, for rankings; None: they are there.
     """
 
     causal: PackedWindows
     weights: Weights | None
     others: tuple[Pass, ...]
     rankings: tuple[Ranking, ...]
-    unturn: Turn | None
+    to_zero: torch.Tensor | None
 
     def attend(self, kernel: VarlenKernel, call: AttentionCall) -> torch.Tensor:
         """Return one layer's attention `[B, Q, H, D]`."""
@@ -46,7 +46,7 @@ class Plan:
         for each in self.others:
             state = merge_attn_states((state, each.attend(kernel, call, queries, keys, values)))
         if self.rankings:
-            unturned = keys if self.unturn is None else self.unturn.turned(keys, call.rotation)
+            unturned = keys if self.to_zero is None else call.rotation.rotate_by(keys, self.to_zero)
             unturned = call.rotation.unscaled(unturned)
             for ranking in self.rankings:
                 state = ranking.attend(kernel, call, (queries, keys, values), unturned, state)
@@ -70,5 +70,5 @@ def make_plan(
         weights=Weights.of(windows.causal, device),
         others=make_passes(windows.others, len(arrangements) * num_queries, device),
         rankings=tuple(make_ranking(each, asked, device) for each in windows.ranked),
-        unturn=Turn.of([-each for each in positions(num_keys)], device) if windows.ranked else None,
+        to_zero=shifts_of([-each for each in positions(num_keys)], device) if windows.ranked else None,
     )

@@ -17,7 +17,7 @@ import torch
 from invariant_rag.arrangement import Span
 from invariant_rag.attention.merge_states import AttentionState, merge_attn_states, merge_stacked
 from invariant_rag.attention.varlen.kernels import VarlenKernel, attend_windows
-from invariant_rag.attention.varlen.passes import Pass, Turn, in_slots, make_passes
+from invariant_rag.attention.varlen.passes import Pass, in_slots, make_passes, shifts_of
 from invariant_rag.attention.varlen.windows import Ranked, Window
 
 if TYPE_CHECKING:
@@ -114,16 +114,14 @@ class Ranking:
     Attributes:
         readers: Which queries read `[R]`.
         passes: Calls in which all readers see all segments of their set, one segment a slot; together N slots.
-        unturn: Turns the readers to position 0; None where they stand there.
+        to_zero: Shifts of the readers to position 0 `[R, 1]`; None: they are there.
         ranks: What follows from the log-sum-exps.
-        reach: No segment is shifted by more.
     """
 
     readers: torch.Tensor
     passes: tuple[Pass, ...]
-    unturn: Turn | None
+    to_zero: torch.Tensor | None
     ranks: Ranks
-    reach: int
 
     def attend(
         self,
@@ -139,10 +137,9 @@ class Ranking:
         shifts = self.ranks.shifts(self._lses(kernel, call, reading, unturned_keys, values))
         read = AttentionState(state.out[self.readers], state.lse[self.readers])
         first = 0
-        everything = torch.arange(-self.reach, self.reach + 1, device=reading.device)
         for each in self.passes:
             turned_by = -shifts[each.slot_of, each.queries]
-            packed = call.rotation.rotate_by_table(reading[each.queries], everything, turned_by + self.reach)
+            packed = call.rotation.rotate_each(reading[each.queries], turned_by, call.reach).to(reading.dtype)
             out, lse = attend_windows(kernel, packed, keys, values, each.windows, call.scaling)
             stop = first + each.slots.shape[0]
             lses = in_slots(lse, each.slots, -torch.inf).masked_fill(self.ranks.is_own[first:stop], -torch.inf)
@@ -161,7 +158,7 @@ class Ranking:
         values: torch.Tensor,
     ) -> torch.Tensor:
         """Return the log-sum-exps over the keys of each segment, without positions `[N, R, H]`."""
-        unturned = reading if self.unturn is None else self.unturn.turned(reading, call.rotation)
+        unturned = reading if self.to_zero is None else call.rotation.rotate_by(reading, self.to_zero)
         unturned = call.rotation.unscaled(unturned)
         parts = []
         for each in self.passes:
@@ -187,7 +184,6 @@ def make_ranking(readers: Sequence[Ranked], positions: Sequence[int], device: to
     return Ranking(
         readers=torch.tensor(queries, device=device),
         passes=make_passes(slots, firsts[-1], device),
-        unturn=Turn.of([-positions[index] for index in queries], device),
+        to_zero=shifts_of([-positions[index] for index in queries], device),
         ranks=make_ranks(readers, device),
-        reach=2 * max(span.stop for each in readers for span in each.set.segments),
     )

@@ -107,10 +107,13 @@ def check_reranker(name: str | None) -> None:
     """
     if name in (None, "monot5", "cross-encoder"):
         return
-    from invariant_rag.models.loading import load_config
+    from invariant_rag.models.hub import check_model
 
     expected = f"reranker: expected monot5, cross-encoder or a checkpoint of MonoT5, got {name!r}"
     try:
+        check_model(name)
+        from invariant_rag.models.loading import load_config  # imports torch, which takes seconds
+
         config = load_config(name)
     except ModelNotFound as error:
         raise InvalidChoice(expected, hint=error.hint) from error

@@ -43,7 +43,10 @@ class OpenAIAPI:
 
     def __init__(self, url: str, key: str | None, timeout: float) -> None:
         if not re.match(r"https?://[^/]", url):
-            raise InvalidChoice(f"upstream: expected an address with http:// or https://, got {url!r}")
+            raise InvalidChoice(
+                f"upstream: expected an address with http:// or https://, got {url!r}",
+                hint="Such as http://127.0.0.1:8001/v1.",
+            )
         headers = {"content-type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
         patience = httpx.Timeout(timeout, connect=min(_CONNECT_SECONDS, timeout))
         limits = httpx.Limits(max_connections=None)
