@@ -73,7 +73,7 @@ def parse_reply(body: Mapping[str, Any], request: AnswerRequest) -> Reply:
     answers = []
     for choice in body["choices"]:
         said = choice.get("message") or {"content": choice.get("text")}
-        answers.append(_answer(Answer.join(_deltas(said, 0)), said, choice, request))
+        answers.append(_answer(Answer.join(parse_deltas(said, 0)), said, choice, request))
     return _reply(answers, body, body["usage"], request)
 
 
@@ -94,18 +94,19 @@ def parse_chunks(chunks: Iterable[Mapping[str, Any]], request: AnswerRequest) ->
             if choice["finish_reason"] is not None:
                 ends[choice["index"]], last = choice, chunk
                 continue
-            for delta in _deltas(choice.get("delta") or {"content": choice.get("text")}, choice["index"]):
+            for delta in parse_deltas(choice.get("delta") or {"content": choice.get("text")}, choice["index"]):
                 pieces.setdefault(delta.index, []).append(delta)
                 yield delta
 
 
-def _deltas(said: Mapping[str, Any], index: int) -> Iterator[AnswerDelta]:
-    if reasoning := said.get("reasoning_content"):
+def parse_deltas(said: Mapping[str, Any], index: int) -> Iterator[AnswerDelta]:
+    """Yield what the message of a choice, or the delta of a chunk, is: pieces of the answer of an index."""
+    if reasoning := said.get("reasoning_content") or said.get("reasoning"):
         yield AnswerDelta(reasoning=reasoning, index=index)
-    if content := said.get("content"):
-        yield AnswerDelta(content, index=index)
+    if content := said.get("content") or said.get("refusal"):
+        yield AnswerDelta(content + "", index=index)
     for place, call in enumerate(said.get("tool_calls") or ()):
-        function = call["function"]
+        function = call.get("function") or {}
         arguments = function.get("arguments") or ""
         piece = CallDelta(call.get("index", place), call.get("id"), function.get("name"), arguments)
         yield AnswerDelta(call=piece, index=index)

@@ -20,7 +20,7 @@ from invariant_rag.checks import check_kind
 from invariant_rag.errors import ExtraRequired, InvalidChoice, TokenizerRequired, UnsupportedCombination
 from invariant_rag.generation.json_schema import check_expressible, compile_tag, json_format, json_schema, parse_object
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.options import as_ids, is_set, resolve_option
+from invariant_rag.generation.options import as_ids, check_options, is_set, resolve_option
 from invariant_rag.prompts import control_tokens
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def follow(
     A text is free up to the trigger; only `literals`, around JSON, may hold control tokens; `turn_ends` end a text as
     the model's own end tokens do.
     """
+    check_options(kwargs, lm.model)
     tokenizer, defaults = cast("PreTrainedTokenizerBase", lm.tokenizer), lm.model.generation_config
     if refused := [name for name in ("num_beams", "stop_strings") if is_set(resolve_option(kwargs, name, defaults))]:
         raise UnsupportedCombination(

@@ -16,7 +16,7 @@ from invariant_rag.errors import InvalidPrompt, InvalidTool, TokenizerRequired
 from invariant_rag.generation.answer_parsing import AnswerParser
 from invariant_rag.generation.json_schema import json_format
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.options import as_ids
+from invariant_rag.generation.options import as_ids, check_options
 from invariant_rag.generation.structured import follow
 from invariant_rag.prompts import Message, TemplateFormat, Tool, ToolCall, render_chat, template_format
 from invariant_rag.prompts.tools import as_tools
@@ -98,6 +98,7 @@ class ToolCalling:
         """
         check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
         if not self.offered:
+            check_options(kwargs, self.lm.model)
             return kwargs
         written, reasoning, is_open = self.form.call_format, self.form.reasoning, self._reasoning_open(prompt)
         literals = [written.begin, written.middle, written.between or "", written.end]
@@ -113,7 +114,7 @@ class ToolCalling:
             calls = self._calls(written.begin.lstrip().partition(trigger)[2])
             form = {"type": "dispatch", "rules": [[trigger, calls]], "loop": False}
             if reasoning:  # in which no call begins
-                begin = [] if is_open else [{"type": "regex", "pattern": r"\s*"}, reasoning.open]
+                begin: list[Any] = [] if is_open else [{"type": "regex", "pattern": r"\s*"}, reasoning.open]
                 thought = {"type": "tag", "begin": "", "content": _ANY, "end": reasoning.close}
                 form = _either(form, _sequence(*begin, thought, form))
         ending, special = self.form.turn_end.lstrip(), self._tokenizer.added_tokens_decoder.items()

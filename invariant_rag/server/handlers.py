@@ -10,11 +10,11 @@ from invariant_rag.generation.answers import AnswerDelta
 from invariant_rag.orderings import Candidate
 from invariant_rag.orderings.monot5 import EMBEDDED_NAME, PUBLISHED
 from invariant_rag.segments import plain_rendering
-from invariant_rag.server.engines.base import Call, EngineReply, RerankCall
+from invariant_rag.server.documents import segment_of
 from invariant_rag.server.job import Job
 from invariant_rag.server.metrics import StreamClock
-from invariant_rag.server.order_sampling import compare_orders
 from invariant_rag.server.replies import ChatReplies, TextReplies
+from invariant_rag.server.schemas import RerankRequest
 
 _SECONDS_PER_TOKEN = 0.05
 _SECONDS_PER_DOCUMENT = 0.05
@@ -50,16 +50,16 @@ def rank(job: Job, version: str) -> Any:
     Of equal scores, the content decides. Scores are bit-equal for every order.
     """
     reranker = job.state.reranker
-    call: RerankCall = job.parsed.work
+    asked: RerankRequest = job.parsed.work
     job.state.check_model(job.parsed.model, reranker.model_name, reranker.name)
-    candidates = [Candidate(each, (), plain_rendering(each)) for each in call.documents]
+    candidates = [Candidate(each, (), plain_rendering(each)) for each in map(segment_of, asked.documents)]
     with job.turn(len(candidates) * _SECONDS_PER_DOCUMENT), cancellable(job.abandoned):
-        keys = reranker.sort_keys(candidates, call.query)
+        keys = reranker.sort_keys(candidates, asked.query)
     ranking = sorted(range(len(keys)), key=lambda index: (keys[index], candidates[index].tie_breaker))
     results = []
-    for index in ranking[: call.top_n]:
+    for index in ranking[: asked.top_n]:
         result = {"index": index, "relevance_score": reranker.probability(-keys[index])}
-        texts = {"document": {"text": call.documents[index].text}} if call.return_documents else {}
+        texts = {"document": {"text": candidates[index].segment.text}} if asked.return_documents else {}
         results.append(result | texts)
     meta: dict[str, Any] = {"api_version": {"version": version}}
     meta |= {"warnings": [TOY]} if reranker.model_name == EMBEDDED_NAME else {}
@@ -69,7 +69,7 @@ def rank(job: Job, version: str) -> Any:
 def judge(job: Job) -> Any:
     """Say which answer is the best, or which option is right."""
     job.state.check_model(job.parsed.model)
-    with job.turn(job.parsed.work.explain_tokens * _SECONDS_PER_TOKEN), cancellable(job.abandoned):
+    with job.turn((job.parsed.work.request.max_tokens or 0) * _SECONDS_PER_TOKEN), cancellable(job.abandoned):
         verdict = job.state.engine.judge(job.parsed.work)
     told = ("winner", "best", "ranking", "probabilities", "labels", "explanation")
     said = {name: getattr(verdict, name) for name in told}
@@ -97,10 +97,11 @@ def _answered(job: Job, replies: ChatReplies | TextReplies) -> Any:
 
     with job.turn(len(waiting) * (request.max_new_tokens or 1) * _SECONDS_PER_TOKEN):
         found = job.state.engine.answer_all(calls, emit, job.abandoned)
-        if orders := job.parsed.check_orders:
-            for reply, call in zip(found, calls, strict=True):
-                reply.report["check_order"] = compare_orders(job.state.engine, call, orders, job.abandoned)
-    _note(job, calls, found)
+    for reply in found:
+        job.state.metrics.count_tokens(reply.usage)
+        for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
+            job.noted[name] = job.noted.get(name, 0) + getattr(reply.usage, name)
+    job.noted["set_key"] = found[0].report.get("set_key")
     if not calls[0].stream:
         return replies.whole(found)
     begin()
@@ -110,13 +111,3 @@ def _answered(job: Job, replies: ChatReplies | TextReplies) -> Any:
     if job.parsed.include_usage:
         job.put(replies.usage(found))
     return None
-
-
-def _note(job: Job, calls: list[Call], found: list[EngineReply]) -> None:
-    """Note in metrics and log how many tokens there were, and what another order would have done."""
-    for call, reply in zip(calls, found, strict=True):
-        job.state.sampling.consider(call, reply)
-        job.state.metrics.count_tokens(reply.usage)
-        for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
-            job.noted[name] = job.noted.get(name, 0) + getattr(reply.usage, name)
-    job.noted["set_key"] = found[0].report.get("set_key")

@@ -33,7 +33,6 @@ from invariant_rag.server.errors import (
 from invariant_rag.server.logs import Tracing
 from invariant_rag.server.metrics import Metrics
 from invariant_rag.server.middleware import log_fault
-from invariant_rag.server.order_sampling import OrderSampling
 from invariant_rag.server.parsing import Parsed, parse
 from invariant_rag.server.settings import Settings
 from invariant_rag.server.worker import PARSERS
@@ -61,7 +60,6 @@ class State:
         self.metrics = Metrics(engine.caches.values())
         self.admission = Admission(settings, engine.together, PARSERS.count, self.metrics)
         self.executor = ThreadPoolExecutor(settings.max_requests, "invariant-rag-request")
-        self.sampling = OrderSampling(engine, settings.check_order, self.metrics)
         self.tracing = Tracing()
         self.started = int(time.time())
 
@@ -77,7 +75,6 @@ class State:
 
     def close(self) -> None:
         """Wait for what runs, and end."""
-        self.sampling.close()
         self.executor.shutdown(wait=True, cancel_futures=True)
         self.engine.close()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -30,8 +29,6 @@ class Metrics:
 
     def __init__(self, caches: Iterable[KeyValueCache] = ()) -> None:
         self.registry = CollectorRegistry()
-        self._lock = Lock()
-        self._checks: dict[str, list[int]] = {}
 
         def made(kind: type[Any], name: str, what: str, *labels: str) -> Any:
             more = {"buckets": _SECONDS} if kind is Histogram else {}
@@ -44,24 +41,11 @@ class Metrics:
         self.queue_seconds = made(Histogram, "request_queue_time_seconds", "Until it was the turn of a request.")
         self.first_seconds = made(Histogram, "time_to_first_token_seconds", "Until the first piece of a stream.")
         self.between_seconds = made(Histogram, "inter_token_latency_seconds", "Between the pieces of a stream.")
-        self._checked = made(Counter, "order_checked", "Answers asked again in another order.", "model")
-        self._flipped = made(Counter, "order_flipped", "Those that came out differently.", "model")
-        self._flip_rate = made(Gauge, "order_flip_rate", "Their share.", "model")
         self._prompt = made(Counter, "prompt_tokens", "Tokens of prompts.")
         self._cached = made(Counter, "cached_tokens", "Those from a cache.")
         self._written = made(Counter, "completion_tokens", "Tokens of answers.")
         if watched := list(caches):
             self.registry.register(_Caches(watched))
-
-    def count_order_check(self, model: str, *, flipped: bool) -> None:
-        """Count an answer that was asked again in another order."""
-        with self._lock:
-            counts = self._checks.setdefault(model, [0, 0])
-            counts[0] += 1
-            counts[1] += int(flipped)
-            self._checked.labels(model).inc()
-            self._flipped.labels(model).inc(int(flipped))
-            self._flip_rate.labels(model).set(counts[1] / counts[0])
 
     def count_tokens(self, usage: Usage) -> None:
         """Count the tokens of one request."""

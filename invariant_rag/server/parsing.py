@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pydantic import ValidationError
@@ -20,9 +20,9 @@ from invariant_rag.files import parse_json
 from invariant_rag.generation.answers import AnswerRequest
 from invariant_rag.generation.json_schema import check_json_schema
 from invariant_rag.prompts import DEFAULT_SYSTEM, FIXES, Turn, recognize
-from invariant_rag.segments import Segment, SegmentSet
+from invariant_rag.segments import Prompt, Segment, SegmentSet, document_rendering
 from invariant_rag.server.documents import check_ids, segment_of, set_of
-from invariant_rag.server.engines.base import Call, Choices, JudgeCall, RerankCall
+from invariant_rag.server.engines.base import Call, Choices, JudgeCall
 from invariant_rag.server.errors import InvalidRequest, TooLarge, about, invalid_request
 from invariant_rag.server.schemas import (
     ChatRequest,
@@ -44,7 +44,7 @@ from invariant_rag.server.schemas import (
 from invariant_rag.server.settings import Settings
 from invariant_rag.shown import shown
 
-Work: TypeAlias = Sequence[Call] | JudgeCall | RerankCall
+Work: TypeAlias = Sequence[Call] | JudgeCall | RerankRequest
 
 _MOST_VALUES = 100_000
 """Of a body, not counting numbers: texts, names, lists and objects."""
@@ -68,14 +68,12 @@ class Parsed:
         work: What the engine is called with.
         model: The model that it names.
         include_usage: Whether a stream ends with a chunk of usage.
-        check_orders: Orders in which the plain model is asked as well.
         contents: The request for the log, if it is to hold contents.
     """
 
     work: Any
     model: str | None
     include_usage: bool = False
-    check_orders: int = 0
     contents: Mapping[str, Any] | None = None
 
 
@@ -112,34 +110,27 @@ def parse(route: str, body: bytes, settings: Settings, tenant: str) -> Parsed:
         to_work(request, settings, tenant),
         request.model,
         include_usage=options is not None and options.include_usage,
-        check_orders=request.invariant.check_order if hasattr(request, "invariant") else 0,
         contents=request.model_dump(mode="json", exclude_defaults=True) if settings.log_contents else None,
     )
 
 
 def _chat(request: ChatRequest, settings: Settings, tenant: str) -> list[Call]:
-    """Return the call of a chat.
-
-    The documents of the request stand before the text of the last user message, where `lm.chat_prompt(question,
-    documents)` puts them; so equal requests have equal answers, over HTTP and in Python.
-    """
+    """Return the call of a chat."""
     if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
         raise InvalidRequest("expected max_tokens or max_completion_tokens, got both", param="max_tokens")
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("expected top_logprobs with logprobs only", param="top_logprobs", hint="Set logprobs.")
-    form, schema, strict, choice = request.response_format, None, True, request.tool_choice
+    form, schema, choice = request.response_format, None, request.tool_choice
     if choice not in (None, "auto", "none") and not request.tools:
         with about("tool_choice"):
-            raise InvalidTool(
-                "expected tools to choose from with tool_choice, got none",
-                hint="Give tools, or leave tool_choice away.",
-            )
+            raise InvalidTool("expected tools to choose from with tool_choice, got none", hint="Give tools.")
     if form is not None and form.type != "text":
         schema = {"type": "object"} if form.json_schema is None else form.json_schema.schema_
-        strict = form.json_schema is None or form.json_schema.strict is not False
         with about("response_format"):
             _check_schema(schema)
+    messages, more = _conversation(request.messages, request.documents)
     answers = AnswerRequest(
+        messages=messages,
         tools=_tools(request.tools),
         tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice or "auto",
         parallel=request.parallel_tool_calls is not False,
@@ -148,20 +139,12 @@ def _chat(request: ChatRequest, settings: Settings, tenant: str) -> list[Call]:
         logprobs=bool(request.logprobs),
         top_logprobs=request.top_logprobs or 0,
         citations=schema is None,
+        question=more.pop("question"),
         **_decoding(request, settings, request.max_completion_tokens or request.max_tokens),
     )
-    return [
-        _conversation(
-            request.messages,
-            request.documents,
-            answers,
-            choices=_choices(request.invariant, settings, tenant),
-            penalties=_penalties(request),
-            strict=strict,
-            response_format=None if form is None else form.model_dump(by_alias=True, exclude_none=True),
-            stream=request.stream,
-        )
-    ]
+    told = None if form is None else form.model_dump(by_alias=True, exclude_none=True)
+    choices = _choices(request.invariant, settings, tenant)
+    return [Call(answers, choices, stream=request.stream, response_format=told, **more)]
 
 
 def _completions(request: CompletionRequest, settings: Settings, tenant: str) -> list[Call]:
@@ -171,61 +154,37 @@ def _completions(request: CompletionRequest, settings: Settings, tenant: str) ->
         raise InvalidRequest(f"expected at most {settings.max_choices} answers", param="prompt")
     if request.documents and any(not isinstance(part, str) for prompt in prompts for part in prompt):
         raise InvalidRequest("expected documents beside prompts of text alone", param="documents")
-    answers = AnswerRequest(
-        logprobs=request.logprobs is not None,
-        top_logprobs=request.logprobs or 0,
-        **_decoding(request, settings, request.max_tokens),
-    )
-    choices, penalties = _choices(request.invariant, settings, tenant), _penalties(request)
+    choices, decoding = _choices(request.invariant, settings, tenant), _decoding(request, settings, request.max_tokens)
+    decoding |= {"logprobs": request.logprobs is not None, "top_logprobs": request.logprobs or 0}
     documents = [SegmentSet(map(segment_of, request.documents)), "\n"] if request.documents else []
     calls = []
-    for prompt in prompts:
-        turns, warnings = _in_sets([Turn("user", (*documents, *prompt))])
+    for parts in prompts:
+        (turn,), warnings = _in_sets([Turn("user", (*documents, *parts))])
         # Token ids are no text that an ordering could compare documents with.
-        question = "" if any(isinstance(part, tuple) for part in prompt) else turns[0].text.strip()
-        asked = replace(answers, question=question)
-        more: dict[str, Any] = {"penalties": penalties, "stream": request.stream, "warnings": warnings}
-        calls.append(Call(turns, asked, choices, chat=False, **more))
+        question = "" if any(isinstance(part, tuple) for part in parts) else turn.text.strip()
+        prompt = Prompt.of(*turn.parts, query=question, rendering=document_rendering).to_complete()
+        answers = AnswerRequest(prompt=prompt, question=question, **decoding)
+        calls.append(Call(answers, choices, stream=request.stream, warnings=warnings))
     return calls
 
 
 def _tokenize(request: TokenizeRequest, _settings: Settings, tenant: str) -> list[Call]:
     if request.messages is None:
-        return [Call((Turn("user", (request.prompt,)),), AnswerRequest(max_new_tokens=1), Choices(tenant), chat=False)]
-    tools, kwargs = _tools(request.tools), request.chat_template_kwargs
-    answers = AnswerRequest(tools=tools, template_kwargs=kwargs, max_new_tokens=1)
-    return [_conversation(request.messages, request.documents, answers, choices=Choices(tenant))]
+        return [Call(AnswerRequest(prompt=Prompt(request.prompt or ""), max_new_tokens=1), Choices(tenant))]
+    messages, more = _conversation(request.messages, request.documents)
+    given: dict[str, Any] = {"tools": _tools(request.tools), "template_kwargs": request.chat_template_kwargs}
+    answers = AnswerRequest(messages=messages, question=more.pop("question"), max_new_tokens=1, **given)
+    return [Call(answers, Choices(tenant), **more)]
 
 
-def _rerank(request: RerankRequest, _settings: Settings, _tenant: str) -> RerankCall:
-    segments = tuple(map(segment_of, request.documents))
-    return RerankCall(request.query, segments, request.top_n, return_documents=request.return_documents)
+def _rerank(request: RerankRequest, _settings: Settings, _tenant: str) -> RerankRequest:
+    return request
 
 
 def _judge(request: JudgeRequest, settings: Settings, tenant: str) -> JudgeCall:
-    if request.invariant.check_order:
-        raise InvalidRequest("expected no check_order: a verdict is that of every order", param="invariant.check_order")
-    if request.invariant.ordering in ("given", "score"):
-        raise InvalidRequest(
-            f"expected an ordering by text, got {request.invariant.ordering!r}: a verdict is that of every order, and "
-            "answers have no scores",
-            param="invariant.ordering",
-        )
-    if request.invariant.overflow not in (None, "error"):
-        raise InvalidRequest("expected no overflow: a judge reads every answer whole", param="invariant.overflow")
-    if request.max_tokens is not None and not request.explain:
-        raise InvalidRequest("expected max_tokens only with explain", param="max_tokens")
     most = min(request.max_tokens or _EXPLANATION_TOKENS, settings.max_new_tokens)
-    return JudgeCall(
-        choices=_choices(request.invariant, settings, tenant),
-        answers=tuple(request.options or request.answers or ()),
-        question=request.question,
-        reference=request.reference,
-        criteria=request.criteria,
-        is_choice=request.options is not None,
-        by=request.by,
-        explain_tokens=most if request.explain else 0,
-    )
+    limited = request.model_copy(update={"max_tokens": most if request.explain else 0})
+    return JudgeCall(limited, _choices(request.invariant, settings, tenant))
 
 
 ROUTES: Mapping[str, tuple[type[RequestBody], Callable[[Any, Settings, str], Work]]] = {
@@ -238,33 +197,38 @@ ROUTES: Mapping[str, tuple[type[RequestBody], Callable[[Any, Settings, str], Wor
 
 
 def _conversation(
-    messages: Sequence[Message], documents: Sequence[Document | str], answers: AnswerRequest, **more: Any
-) -> Call:
-    """Return the call of a conversation, in whose turns every segment is in a set.
+    messages: Sequence[Message], documents: Sequence[Document | str]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return messages in which every segment is in a set, and the question and the warnings of a call.
+
+    The documents of the request stand before the text of the last user message, where `lm.chat_prompt(question,
+    documents)` puts them; so equal requests have equal answers, over HTTP and in Python.
 
     Raises:
         InvalidRequest: There are documents, and no user message; or two of a set have one id.
     """
-    given = [
-        Turn("system" if each.role == "developer" else each.role, tuple(_parts(each.content))) for each in messages
-    ]
-    extra = [each.model_dump(include=_FIELDS, exclude_none=True) for each in messages]
     arguments = [call.function.arguments for each in messages for call in each.tool_calls or ()]
     with suppress(ValueError, RecursionError):  # what is no JSON is refused where a call is made of it
         _check_values([parse_json(each) for each in arguments], _MOST_ARGUMENTS, "calls with arguments")
+    given = [
+        Turn("system" if each.role == "developer" else each.role, tuple(_parts(each.content))) for each in messages
+    ]
     asked = max((index for index, each in enumerate(given) if each.role == "user"), default=None)
     question = "" if asked is None else given[asked].text.strip()
     turns, warnings = _in_sets(given)
+    found = [
+        {**each.model_dump(include=_FIELDS, exclude_none=True), "role": turn.role, "content": list(turn.parts)}
+        for each, turn in zip(messages, turns, strict=True)
+    ]
     if documents:
         if asked is None:
             raise InvalidRequest("expected a user message, before whose text the documents stand", param="documents")
         segments = SegmentSet(map(segment_of, documents))
         check_ids(segments)
-        user = Turn("user", (segments, "\nQuestion: ", *turns[asked].parts))
-        turns = (*turns[:asked], user, *turns[asked + 1 :])
+        found[asked]["content"][:0] = [segments, "\nQuestion: "]
         if not any(turn.role == "system" for turn in turns):
-            turns, extra = (Turn("system", (DEFAULT_SYSTEM,)), *turns), [{}, *extra]
-    return Call(turns, replace(answers, question=question), extra=tuple(extra), warnings=warnings, **more)
+            found.insert(0, {"role": "system", "content": [DEFAULT_SYSTEM]})
+    return found, {"question": question, "warnings": warnings}
 
 
 def _in_sets(given: Sequence[Turn]) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
@@ -306,8 +270,8 @@ def _decoding(request: Decoding, settings: Settings, max_tokens: int | None) -> 
     ):
         if value > most:
             raise InvalidRequest(f"{name}: expected at most {most}{why}, got {value}", param=name)
-    penalty = request.repetition_penalty
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    names = ("frequency_penalty", "presence_penalty", "logit_bias", "repetition_penalty")
     return {
         "n": request.n,
         "stop": tuple(each for each in stops if each),
@@ -317,13 +281,8 @@ def _decoding(request: Decoding, settings: Settings, max_tokens: int | None) -> 
         "top_k": request.top_k,
         "min_p": request.min_p,
         "seed": request.seed,
-        "options": {} if penalty is None else {"repetition_penalty": penalty},
+        "options": {name: value for name in names if (value := getattr(request, name))},
     }
-
-
-def _penalties(request: Decoding) -> dict[str, Any]:
-    names = ("frequency_penalty", "presence_penalty", "logit_bias")
-    return {name: value for name in names if (value := getattr(request, name))}
 
 
 def _tools(given: Sequence[FunctionTool]) -> list[dict[str, Any]]:

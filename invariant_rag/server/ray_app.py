@@ -1,21 +1,12 @@
-"""Replicas on Ray Serve: how many, where, and how requests find them.
-
-`invariant-rag serve --ray` takes requests itself; `serve run invariant_rag.server:app` lets Ray Serve's proxies and
-ingresses do that.
-"""
+"""Replicas on Ray Serve: how many, where, and how requests find them. `serve run invariant_rag.server:app`."""
 
 from __future__ import annotations
 
-import logging
-import os
-import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import ray
 from fastapi import FastAPI
 from pydantic import TypeAdapter, ValidationError
 from ray import serve
@@ -23,11 +14,9 @@ from ray.serve.config import AutoscalingConfig
 
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.server.application import create_app
-from invariant_rag.server.engines.base import Reranker
 from invariant_rag.server.engines.building import build_reranker
-from invariant_rag.server.engines.ray import RayEngine, RemoteReranker
+from invariant_rag.server.engines.ray import RayEngine, RemoteReranker, Replica
 from invariant_rag.server.logs import configure_logging
-from invariant_rag.server.replica import Replica
 from invariant_rag.server.settings import (
     OPERATOR_KEY_VARIABLE,
     EngineConfig,
@@ -38,7 +27,8 @@ from invariant_rag.server.settings import (
 )
 from invariant_rag.shown import shown
 
-CONSISTENT_HASHING = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
+_ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
+"""Sends equal sets to the same replica."""
 _BATCHES = 2
 """Of each replica: one is decoded while another one waits. More requests go to the next replica on the ring."""
 _SPARE_REQUESTS = 256
@@ -87,7 +77,8 @@ def app(args: Mapping[str, Any]) -> Any:
         graceful_shutdown_timeout_s=settings.timeout,
     )
     replicas = deployment_of(config, settings, scale, reranker)
-    return ingress.bind(replicas, config.together * scale.most_replicas, settings.without_keys(), reranker, keys)
+    together = config.together * (scale.max_replicas or scale.replicas)
+    return ingress.bind(replicas, together, settings.without_keys(), reranker, keys)
 
 
 class Ingress:
@@ -108,23 +99,16 @@ class Ingress:
                 f"got those of {len(set(given.values()))}",
                 hint="Put the same file of keys, or the same variable, on every node.",
             )
-        engine, relevance = engine_of(handle, together, reranker)
+        engine = RayEngine(handle, together)
         own = replace(settings, keys=given, operator_key=key_of_environment(OPERATOR_KEY_VARIABLE))
-        self._app = create_app(engine, own, relevance)
+        self._app = create_app(engine, own, RemoteReranker(engine, build_reranker(reranker)))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application, for Ray Serve."""
         return self._app
 
 
-def deployment_of(
-    config: EngineConfig,
-    settings: Settings,
-    scale: Scale,
-    reranker: str | None = None,
-    *,
-    router: str = CONSISTENT_HASHING,
-) -> Any:
+def deployment_of(config: EngineConfig, settings: Settings, scale: Scale, reranker: str | None = None) -> Any:
     """Return replicas as an application of Ray Serve, which a `RayEngine` calls by its handle.
 
     A replica that is stopped first finishes what it answers.
@@ -134,7 +118,6 @@ def deployment_of(
         settings: Tenants and limits. The keys themselves stay here.
         scale: How many there are, and what each needs.
         reranker: As for `build_reranker`.
-        router: The class that chooses a replica. The default sends equal sets to the same one.
     """
     places = _BATCHES * config.together
     size: dict[str, Any] = {"num_replicas": scale.replicas}
@@ -146,58 +129,8 @@ def deployment_of(
         name="replicas",
         ray_actor_options={"num_cpus": scale.replica_cpus, "num_gpus": scale.replica_gpus or 0},
         max_ongoing_requests=places,
-        request_router_config={"request_router_class": router},
+        request_router_config={"request_router_class": _ROUTER},
         graceful_shutdown_timeout_s=settings.timeout,
         **size,
     )
     return replicas.bind(config, settings.without_keys(), reranker, places)
-
-
-def engine_of(handle: Any, together: int, reranker: str | None) -> tuple[RayEngine, Reranker]:
-    """Return the engine and the reranker that are behind a handle. Blocks until a replica is up.
-
-    Args:
-        handle: Handle of the replicas.
-        together: How many requests all of them answer at a time.
-        reranker: As for `build_reranker`.
-    """
-    engine = RayEngine(handle, together)
-    return engine, RemoteReranker(engine, build_reranker(reranker))
-
-
-@contextmanager
-def running_replicas(
-    config: EngineConfig, settings: Settings, scale: Scale, reranker: str | None = None
-) -> Iterator[tuple[RayEngine, Reranker]]:
-    """Start replicas, and stop them when the block ends.
-
-    They are in the Ray cluster of the variable `RAY_ADDRESS`; without it, in one that is started on this machine and
-    ends with the block.
-    """
-    own = not ray.is_initialized()
-    if own:
-        connect(scale)
-    if scale.replica_gpus is None:
-        resources: Any = ray.cluster_resources  # untyped
-        scale = replace(scale, replica_gpus=1.0 if resources().get("GPU", 0) else 0.0)
-    name = f"invariant-rag-{uuid.uuid4().hex[:8]}"
-    serve.start(proxy_location="Disabled")
-    try:
-        handle = serve.run(deployment_of(config, settings, scale, reranker), name=name, route_prefix=None)
-        yield engine_of(handle, config.together * scale.most_replicas, reranker)
-    finally:
-        serve.delete(name)
-        if own:
-            ray.shutdown()
-
-
-def connect(scale: Scale) -> None:
-    """Connect to the cluster of `RAY_ADDRESS`, or start one on this machine that listens on loopback alone."""
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(**quiet)
-        return
-    # Logical CPUs: a cluster of one program's own has room for what it asks for, and one for Serve's controller.
-    cpus = max(os.cpu_count() or 1, int(scale.most_replicas * scale.replica_cpus) + 2)
-    ray.init("local", num_cpus=cpus, include_dashboard=False, **quiet)

@@ -130,8 +130,6 @@ class InvariantOptions(RequestBody):
     method: str | None = None
     ordering: str | None = None
     overflow: Literal["error", "drop_last", "trim_segments"] | None = None
-    check_order: Annotated[int, Field(ge=0, le=16)] = 0
-    """Orders in which the plain model is asked as well, to see what order would have done."""
 
 
 class StreamOptions(RequestBody):
@@ -265,6 +263,22 @@ class RerankRequest(RequestBody):
     return_documents: bool = False
 
 
+class JudgeOptions(InvariantOptions):
+    """How answers are read by a judge: whole, and by their text."""
+
+    overflow: Literal["error"] | None = None
+
+    @field_validator("ordering")
+    @classmethod
+    def _by_text(cls, ordering: str | None) -> str | None:
+        if ordering in ("given", "score"):
+            raise ValueError(
+                f"expected an ordering by text, got {ordering!r}: a verdict is that of every order, and answers have "
+                "no scores"
+            )
+        return ordering
+
+
 class JudgeRequest(RequestBody):
     """`POST /v1/judge`: which answer is the best, or which option is right."""
 
@@ -277,7 +291,14 @@ class JudgeRequest(RequestBody):
     by: Literal["letters", "texts"] = "letters"
     explain: bool = False
     max_tokens: Count | None = None
-    invariant: InvariantOptions = Field(default_factory=InvariantOptions)
+    invariant: JudgeOptions = Field(default_factory=JudgeOptions)
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _with_explain(cls, count: int | None, info: ValidationInfo) -> int | None:
+        if count is not None and not info.data.get("explain"):
+            raise ValueError("expected max_tokens only with explain")
+        return count
 
     @model_validator(mode="after")
     def _has_one(self) -> Self:

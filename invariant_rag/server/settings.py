@@ -156,13 +156,6 @@ class Settings:
         option="--allow-ordering",
         shown="those without a model",
     )
-    check_order: float = _option(
-        0.0,
-        "Ask this share of requests again in another order; /metrics tells how often the plain model's answer flips.",
-        min=0,
-        max=1,
-        metavar="SHARE",
-    )
     log_contents: bool = _option(False, "Log requests with their texts.")
 
     def __post_init__(self) -> None:
@@ -172,8 +165,6 @@ class Settings:
                 raise InvalidChoice(f"{each.name}: expected at least 1, got {value}")
             if each.name.endswith("timeout") and check_real(each.name, value) <= 0:
                 raise InvalidChoice(f"{each.name}: expected more than 0 seconds, got {value}")
-        if not 0 <= self.check_order <= 1:
-            raise InvalidChoice(f"check_order: expected a share from 0 to 1, got {self.check_order}")
         for address in self.trusted_proxies:
             try:
                 ip_address(address)
@@ -203,33 +194,24 @@ class Settings:
 
 @dataclass(frozen=True)
 class Scale:
-    """How many replicas on Ray there are, and what each needs; what is no option of `invariant-rag serve` besides.
+    """How many replicas on Ray there are, and what each needs.
 
     Attributes:
+        replicas: Replicas of the model.
+        max_replicas: The most, between which Ray Serve chooses by load. None: as many as `replicas`.
+        replica_gpus: GPUs of each, or a part of one. None: none, and only without a model.
         replica_cpus: CPU cores of each, which are also its threads.
-        ingresses: Processes that take requests, where Ray Serve runs them (`serve run`).
+        ingresses: Processes that take requests.
 
     Raises:
         InvalidChoice: A number is too small.
     """
 
-    replicas: int = _option(1, "With --ray: replicas.", min=1)
-    max_replicas: int | None = _option(
-        None, "With --ray: the most replicas, between which Ray Serve chooses by load.", min=1, shown="--replicas"
-    )
-    replica_gpus: float | None = _option(
-        None,
-        "With --ray: GPUs of each replica, or a part of one.",
-        min=0,
-        shown="1 where there are any",
-    )
+    replicas: int = 1
+    max_replicas: int | None = None
+    replica_gpus: float | None = None
     replica_cpus: float = 1.0
     ingresses: int = 1
-
-    @property
-    def most_replicas(self) -> int:
-        """How many there may be at most."""
-        return self.max_replicas or self.replicas
 
     def __post_init__(self) -> None:
         least = {"replicas": 1, "ingresses": 1, "max_replicas": self.replicas, "replica_gpus": 0, "replica_cpus": 0}

@@ -71,7 +71,7 @@ REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
             "logprobs": True,
             "stream": False,
             "stream_options": {"include_usage": True},
-            "invariant": {"method": "rotor", "ordering": "lexical", "overflow": "error", "check_order": 0},
+            "invariant": {"method": "rotor", "ordering": "lexical", "overflow": "error"},
             "chat_template_kwargs": {},
         },
     ),

@@ -1,41 +1,27 @@
-"""Rerank, judge, and what order would have done."""
+"""Rerank and judge."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from itertools import permutations
-from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from invariant_rag import InvariantModel, Judge, KeyValueCache
 from invariant_rag.errors import ContextOverflow
 from invariant_rag.orderings import Candidate, CrossEncoder, MonoT5
 from invariant_rag.segments import Segment
-from invariant_rag.server import InProcess, Settings
-from tests.server.conftest import CHAT, FLAGS, QUESTION, ask, client_of, metric, wait_until
-
-FERRY = "When does the ferry to Ostra leave?"  # the plain model answers it differently in another order
-
-
-@pytest.fixture(scope="module")
-def sampled(embedded: InvariantModel, monot5: MonoT5) -> Iterator[httpx.Client]:
-    """A server that asks every request again in another order."""
-    settings = Settings(check_order=1.0, max_requests=16)
-    with client_of(InProcess(embedded, "small"), settings, monot5) as http:
-        yield http
+from tests.server.conftest import FLAGS, QUESTION
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
-def test_documents_are_ranked_as_the_ordering_ranks_them(path: str, sampled: httpx.Client, monot5: MonoT5) -> None:
+def test_documents_are_ranked_as_the_ordering_ranks_them(path: str, http: httpx.Client, monot5: MonoT5) -> None:
     expected = monot5.rank([Candidate(Segment(text), (), text) for text in FLAGS], QUESTION)
     scores = set()
     for order in permutations(range(len(FLAGS))):
         documents = [FLAGS[index] for index in order]
-        results = sampled.post(path, json={"query": QUESTION, "documents": documents}).json()["results"]
+        results = http.post(path, json={"query": QUESTION, "documents": documents}).json()["results"]
         assert [order[each["index"]] for each in results] == expected
         scores.add(tuple(each["relevance_score"] for each in results))
     (found,) = scores
@@ -54,11 +40,9 @@ def test_no_more_of_a_text_is_tokenized_than_the_reranker_reads(monot5: MonoT5) 
         monot5.sort_keys(candidates, QUESTION * 100_000)
 
 
-def test_only_the_best_documents_come_back_with_their_texts_if_wanted(sampled: httpx.Client) -> None:
+def test_only_the_best_documents_come_back_with_their_texts_if_wanted(http: httpx.Client) -> None:
     body = {"model": "monot5", "query": QUESTION, "documents": [{"text": text} for text in FLAGS], "top_n": 2}
-    plain, with_texts = (
-        sampled.post("/v1/rerank", json=body | more).json() for more in ({}, {"return_documents": True})
-    )
+    plain, with_texts = (http.post("/v1/rerank", json=body | more).json() for more in ({}, {"return_documents": True}))
     assert len(plain["results"]) == 2
     assert [each["document"]["text"] for each in with_texts["results"]] == [
         FLAGS[each["index"]] for each in plain["results"]
@@ -96,35 +80,3 @@ def test_criteria_and_a_right_answer_are_those_of_the_library(http: httpx.Client
         assert http.post("/v1/judge", json=sent).json()["probabilities"] == list(expected.probabilities)
         probabilities.add(tuple(expected.probabilities))
     assert len(probabilities) == 4
-
-
-def test_a_request_may_ask_what_order_would_have_done(client: openai.OpenAI) -> None:
-    checks = [
-        ask(client, list(documents), FERRY, extra_body={"invariant": {"check_order": 5}}).invariant["check_order"]
-        for documents in (FLAGS, FLAGS[::-1])
-    ]
-    for check in checks:
-        assert check["orders"] == 5
-        assert sum(each["count"] for each in check["plain"]) == 6
-        assert check["flipped"]
-
-
-def test_traffic_tells_how_often_order_would_have_changed_the_answer(sampled: httpx.Client) -> None:
-    def found(name: str, model: str) -> float:
-        return metric(sampled, f"order_{name}", model=model)
-
-    def asked(**body: Any) -> None:
-        messages = [{"role": "user", "content": FERRY}]
-        assert sampled.post(CHAT, json={"messages": messages, **body}).status_code == 200
-
-    asked(documents=FLAGS[:1])  # no order
-    asked(documents=FLAGS, temperature=1.0)  # no answer to compare with
-    rounds = 0
-    while rounds < 60 and not (rounds >= 8 and found("flipped_total", "plain")):  # one order in four flips the answer
-        rounds += 1
-        asked(documents=FLAGS)
-        wait_until(lambda: found("checked_total", "served") >= rounds)  # noqa: B023 - called in this round
-    assert found("checked_total", "plain") == rounds
-    assert found("flipped_total", "served") == 0
-    assert 0 < found("flipped_total", "plain") <= rounds
-    assert found("flip_rate", "plain") == found("flipped_total", "plain") / rounds

@@ -161,8 +161,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
         for number, prompt in enumerate(([], "", [[1], ["a"]], [-1], [10**9], {}, None))
     },
     "judge and given": (JUDGE, judged(ordering="given"), 400, "invariant.ordering", "'given'"),
-    "judge and overflow": (JUDGE, judged(overflow="drop_last"), 400, "invariant.overflow", "whole"),
-    "judge and check_order": (JUDGE, {"answers": ["a"], "invariant": {"check_order": 2}}, 400, None, "every order"),
+    "judge and overflow": (JUDGE, judged(overflow="drop_last"), 400, "invariant.overflow", "'error'"),
     "criteria": (JUDGE, {"answers": ["a"], "criteria": {}}, 400, "criteria", "criteria"),
     "no criteria of options": (JUDGE, {"question": "?", "options": ["a"], "criteria": {}}, 400, None, "neither"),
     "answers": (JUDGE, {"answers": [str(n) for n in range(27)]}, 400, "answers", "1 to 26"),
@@ -331,7 +330,6 @@ def test_what_is_wrong_at_the_start_is_refused_before_a_model_is_loaded(
             *((["--max-body-mb", each], "max-body-mb") for each in ("nan", "inf")),
             (["--upstream", "http://127.0.0.1:9/v1", "--deterministic"], "expected no deterministic with upstream"),
             (["--allow-method", "rotr"], "expected allowed methods of"),
-            (["--replicas", "2"], "expected --replicas with --ray"),
             (["--keys", str(tmp_path / "none")], "cannot read"),
             (["--reranker", str(tmp_path)], "expected monot5, cross-encoder or a checkpoint of MonoT5"),
             (["--reranker", str(EMBEDDED["generator"])], "of the family llama"),

@@ -7,7 +7,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from invariant_rag import InvariantModel, MicroBatcher, Segment
+from invariant_rag import InvariantModel, KeyValueCache, MicroBatcher, Segment
 from invariant_rag.audit import Question, audit
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.digest import model_digest
@@ -95,8 +95,9 @@ def test_choices_that_make_no_sense_are_refused(llm: Any, lm: InvariantModel, on
         on_vllm.with_routing()
     with pytest.raises(UnsupportedCombination):
         on_vllm.with_method("sequential", intervention="ms-poe")
-    for needs_weights in (on_vllm.logits,):
-        with pytest.raises(UnsupportedCombination, match="in this process"):
-            needs_weights(lm.chat_prompt("What is told?", documents(2, 405)))
     with pytest.raises(UnsupportedCombination, match="in this process"):
-        on_vllm.arranged([])
+        on_vllm.logits(lm.chat_prompt("What is told?", documents(2, 405)))
+    with pytest.raises(UnsupportedCombination, match="in this process"), on_vllm.arranged([]):
+        pass
+    with pytest.raises(UnsupportedCombination, match="no cache of our own"):
+        VLLMBackend(llm=llm, cache=KeyValueCache(1 << 20))

@@ -243,9 +243,9 @@ def test_requests_of_all_methods_in_one_step_do_not_meet(llm: Any, lm: Invariant
         sampling = {"max_tokens": 16, "min_tokens": 16, "n": 1, "temperature": 0.0, "logprobs": 0, "ignore_eos": True}
         request = backend._request(backend.prepare_to_generate(prompt, 16), sampling)
         cases.append((request, chosen.generate(prompt, **LENGTH)))
-    engine = on_vllm._connection.engine
+    engine = on_vllm._engine
     for _ in range(2):
-        answers = engine.complete_all([request for request, _ in cases])
+        answers = engine.complete([request for request, _ in cases])
         for (completion,), (_, expected) in zip(answers, cases, strict=True):
             assert tuple(completion.token_ids) == expected.token_ids
             assert completion.logprobs == pytest.approx(expected.logprobs, abs=ROUNDING)

@@ -16,8 +16,7 @@ from tests.documents import documents, question
 from tests.servers import Server
 from tests.test_in_process import ROUNDING, SUPPORTED, assert_same
 from vllm_invariant_rag import UnsupportedServer, VLLMBackend, VLLMError
-from vllm_invariant_rag.facts import FACTS_PATH
-from vllm_invariant_rag.http_engine import HTTPEngine
+from vllm_invariant_rag.engines import FACTS_PATH, HTTPEngine
 
 LENGTH: dict[str, Any] = {"max_new_tokens": 16, "min_new_tokens": 16}
 CHAT = "/v1/chat/completions"
@@ -181,11 +180,11 @@ def test_a_vllm_without_our_middleware_is_never_asked(
     server: Server, lm: InvariantModel, on_server: VLLMBackend
 ) -> None:
     """It would read documents causally: its API knows no such path."""
-    engine = HTTPEngine(server.url + "/v2", api_key=server.KEY)
+    engine = HTTPEngine(server.url, api_key=server.KEY)
+    engine._client.base_url = server.url + "/v2"  # as if another vLLM had taken its place
     request = on_server._request(on_server.prepare_to_generate(prompt_of(lm, 306), 2), {"max_tokens": 2, "n": 1})
-    vars(engine)["_served_name"] = "embedded"
     with pytest.raises(UnsupportedServer, match="404"):
-        engine.complete(request)
+        engine.complete([request])
 
 
 def test_wrong_addresses_are_typed_errors(server: Server) -> None:

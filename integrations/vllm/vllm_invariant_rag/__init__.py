@@ -29,16 +29,5 @@ __all__ = [
     "VLLMUnreachable",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "Documents": "middleware",
-        "InvariantRAGConnector": "connector",
-        "RequestRefused": "errors",
-        "UnsupportedServer": "errors",
-        "VLLMBackend": "backend",
-        "VLLMError": "errors",
-        "VLLMTimeout": "errors",
-        "VLLMUnreachable": "errors",
-    },
-)
+_HOMES = {"Documents": "middleware", "InvariantRAGConnector": "connector", "VLLMBackend": "backend"}
+__getattr__, __dir__ = lazy_exports(__name__, dict.fromkeys(__all__, "errors") | _HOMES)

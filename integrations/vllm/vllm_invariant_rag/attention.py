@@ -2,21 +2,83 @@
 
 All others, and tokens that see what they would see in a plain causal model, are the parent's, untouched. This file and
 `connector.py` are all that touches vLLM's internals.
+
+vLLM hands a backend batches without names. A row of the batch is found by the first block of its request: requests
+that share it have the same sets, since the connector salts vLLM's prefix cache for each set.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
+from invariant_rag.arrangement import Arrangement
 from invariant_rag.attention import resolve_backend
 from invariant_rag.attention.call import AttentionCall, BatchBackend
+from invariant_rag.attention.rope import Rotation
+from invariant_rag.attention.varlen.passes import shifts_of
 
 from vllm_invariant_rag.errors import UnsupportedServer
-from vllm_invariant_rag.step import STEP, ArrangedPrompt
+from vllm_invariant_rag.reading import Reading
 
 _DIGIT = 7  # bits of a number that bfloat16 holds exactly
+_FOUND = "_invariant_rag_prompts"
+
+
+@dataclass
+class Step:
+    """What the connector tells the layers of a worker's process."""
+
+    readings: Mapping[int, Reading] = field(default_factory=dict)  # by first block; of what is arranged in this step
+    block_size: int = 0
+    rotation: Rotation | None = None  # the position encoding of all layers
+
+
+STEP = Step()
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """One row of a batch whose tokens are arranged in this step."""
+
+    queries: slice  # its tokens, among those of the batch
+    computed: int  # how many of its tokens were computed before
+    row: int  # in the block table
+    arrangement: Arrangement
+    query_shifts: torch.Tensor | None  # `[Q, 1]` from vLLM's positions, which are indices, to those of the method
+    key_shifts: torch.Tensor | None  # `[S, 1]` of all of its keys
+    plans: dict[Any, Any] = field(default_factory=dict)  # what the layers of the step share
+
+
+def _arranged_prompts(metadata: Any, kernel_block: int, device: torch.device) -> list[_Prompt]:
+    """Return the arranged prompts of a batch, found once for all layers of a step.
+
+    A block of vLLM may be several of the kernel's. UnsupportedServer: a request to arrange is not in the batch.
+    """
+    if not STEP.readings or metadata is None:
+        return []
+    known: list[_Prompt] | None = getattr(metadata, _FOUND, None)
+    if known is not None:
+        return known
+    found, missing = [], set(STEP.readings)
+    starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
+    firsts = (metadata.block_table[:, 0] * kernel_block // STEP.block_size).tolist()
+    for row, (start, stop, length, first) in enumerate(zip(starts, starts[1:], lengths, firsts, strict=False)):
+        reading, computed = STEP.readings.get(first), length - (stop - start)
+        if stop == start or reading is None:
+            continue
+        missing.discard(first)
+        if reading.is_arranged(computed):
+            later = [position - index for index, position in enumerate(reading.arrangement.positions[:length])]
+            later += later[-1:] * (length - len(later))
+            shifts = shifts_of(later[computed:], device), shifts_of(later, device)
+            found.append(_Prompt(slice(start, stop), computed, row, reading.arrangement, *shifts))
+    if missing:
+        raise UnsupportedServer(f"expected {len(missing)} more requests with documents in a batch of vLLM, got none")
+    setattr(metadata, _FOUND, found)
+    return found
 
 
 class ArrangedAttention:
@@ -37,22 +99,21 @@ class ArrangedAttention:
         **kwargs: Any,
     ) -> torch.Tensor:
         """Attend for a batch, as vLLM's backends do: queries `[T, H, D]`, keys and values of the same tokens."""
-        prompts = STEP.arranged(attn_metadata, kv_cache.shape[2], query.device) if STEP.readings else []
-        if sum(len(each.queries) for each in prompts) < (attn_metadata.num_actual_tokens if attn_metadata else 1):
+        prompts = _arranged_prompts(attn_metadata, kv_cache.shape[2], query.device)
+        arranged = sum(each.queries.stop - each.queries.start for each in prompts)
+        if arranged < (attn_metadata.num_actual_tokens if attn_metadata else 1):
             super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)  # type: ignore[misc]
         for each in prompts:
-            rows = slice(each.queries.start, each.queries.stop)
-            keys, values = key[rows], value[rows]
+            keys, values = key[each.queries], value[each.queries]
             if each.computed:
                 blocks = attn_metadata.block_table[each.row]
                 before = self._read(layer, kv_cache, blocks, each.computed)
                 keys, values = (torch.cat(pair) for pair in zip(before, (keys, values), strict=True))
-            output[rows] = self._arranged(each, query[rows], keys, values).view_as(output[rows])
+            rows = output[each.queries]
+            rows[:] = self._attend(each, query[each.queries], keys, values).view_as(rows)
         return output
 
-    def _arranged(
-        self, prompt: ArrangedPrompt, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
+    def _attend(self, prompt: _Prompt, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Return the attention `[Q, H, D]` of a prompt's last Q tokens to all of its tokens."""
         rotation = STEP.rotation
         if rotation is None:

@@ -1,9 +1,6 @@
 """`InvariantRAGConnector`: tells vLLM's attention layers which requests have documents, and keeps their blocks apart.
 
 It transfers nothing: vLLM gives a KV connector each new request, and carries its metadata to all workers of a step.
-
-`--kv-transfer-config '{"kv_connector": "InvariantRAGConnector", "kv_connector_module_path":
-"vllm_invariant_rag.connector", "kv_role": "kv_both"}'`
 """
 
 from __future__ import annotations
@@ -17,14 +14,13 @@ import torch
 from invariant_rag.generation.digest import digest_of
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 
+from vllm_invariant_rag.attention import STEP
 from vllm_invariant_rag.errors import RequestRefused
 from vllm_invariant_rag.reading import Reading
 from vllm_invariant_rag.requirements import check_engine, check_request, check_worker, exceeds_window, rotation_of_model
-from vllm_invariant_rag.step import STEP
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -35,23 +31,10 @@ _logger = logging.getLogger(__name__)
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM has an environment of its own
-    """What the workers need for a step.
-
-    Attributes:
-        readings: By the first block of a request: how it reads its documents, where this step computes some of it.
-        refused: Blocks of requests that fail.
-    """
+    """What the workers need for a step: its readings (see `attention.Step`), and the blocks of requests that fail."""
 
     readings: dict[int, Reading] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
-
-
-@dataclass
-class _Known:
-    """A request with documents, or one that is refused: it has no reading."""
-
-    reading: Reading | None
-    first_block: int = 0
 
 
 class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
@@ -68,7 +51,8 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         check_engine(vllm_config, kv_cache_config)
         self._config = vllm_config
-        self._known: dict[str, _Known] = {}
+        self._readings: dict[str, Reading | None] = {}  # by request; None: it is refused
+        self._first_blocks: dict[str, int] = {}
         self._refused_blocks: set[int] = set()
         self._secret = secrets.token_hex()
         self._block_size = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
@@ -84,13 +68,12 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
             check_request(request, reading, self._config)
         except RequestRefused as error:
             _logger.error("refused request %s: %s", request.request_id, error)
-            self._known[request.request_id] = _Known(None)
+            self._readings[request.request_id] = None
             _salt(request, f"{self._secret}:{request.request_id}")
-            request.skip_reading_prefix_cache = (
-                False  # with it, vLLM would ignore what `get_num_new_matched_tokens` says
-            )
+            # With it, vLLM would ignore what `get_num_new_matched_tokens` says.
+            request.skip_reading_prefix_cache = False
             return
-        self._known[request.request_id] = _Known(reading)
+        self._readings[request.request_id] = reading
         # A key depends on segments behind it too, so blocks are shared by requests about the same sets only.
         sets = tuple(request.prompt_token_ids[: reading.sets_end]), reading.layout.texts[:-1], reading.layout.sets
         _salt(request, digest_of(self._secret, request.cache_salt or "", reading.method, *sets))
@@ -99,15 +82,15 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         """Return 0, but for a refused request."""
-        known = self._known.get(request.request_id)
-        is_refused = known is not None and known.reading is None
-        return (max(0, request.num_tokens - 1 - num_computed_tokens) if is_refused else 0), False
+        return (max(0, request.num_tokens - 1 - num_computed_tokens) if self._is_refused(request) else 0), False
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """Note the blocks of a refused request."""
-        known = self._known.get(request.request_id)
-        if known is not None and known.reading is None:
+        if self._is_refused(request):
             self._refused_blocks.update(blocks.get_block_ids()[0])
+
+    def _is_refused(self, request: Request) -> bool:
+        return self._readings.get(request.request_id, ...) is None
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Return the readings of the requests that this step arranges."""
@@ -116,21 +99,24 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
         new = [(each.req_id, each.num_computed_tokens, each.block_ids) for each in scheduler_output.scheduled_new_reqs]
         old = zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True)
         for request_id, computed, blocks in (*new, *old):
-            known = self._known.get(request_id)
-            if known is None or known.reading is None:
+            reading, firsts = self._readings.get(request_id), self._first_blocks
+            if reading is None:
                 continue
-            if blocks is not None and (computed == 0 or not known.first_block or request_id in cached.resumed_req_ids):
-                known.first_block = blocks[0][0]
-            if known.reading.is_arranged(computed):
+            if blocks is not None and (
+                computed == 0 or request_id not in firsts or request_id in cached.resumed_req_ids
+            ):
+                firsts[request_id] = blocks[0][0]
+            if reading.is_arranged(computed):
                 stop = computed + scheduler_output.num_scheduled_tokens[request_id]
-                if computed < known.reading.sets_end and stop < known.reading.sets_end:
-                    raise RequestRefused(f"expected a step with all {known.reading.sets_end} tokens, got {stop}")
-                metadata.readings[known.first_block] = known.reading
+                if computed < reading.sets_end and stop < reading.sets_end:
+                    raise RequestRefused(f"expected a step with all {reading.sets_end} tokens, got {stop}")
+                metadata.readings[firsts[request_id]] = reading
         return metadata
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Forget a request."""
-        self._known.pop(request.request_id, None)
+        self._readings.pop(request.request_id, None)
+        self._first_blocks.pop(request.request_id, None)
         return False, None
 
     # The worker's side.
@@ -156,17 +142,9 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
         refused, self._refused_blocks = self._refused_blocks, set()
         return refused
 
-    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        """Load nothing."""
+    def _transfer_nothing(self, *args: Any, **kwargs: Any) -> None: ...
 
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Return at once."""
-
-    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Save nothing."""
-
-    def wait_for_save(self) -> None:
-        """Return at once."""
+    start_load_kv = wait_for_layer_load = save_kv_layer = wait_for_save = _transfer_nothing
 
 
 def _salt(request: Request, salt: str) -> None:

@@ -1,92 +1,224 @@
-"""vLLM behind one interface: a server over HTTP, an `LLM` in this process, or the server that this process is."""
+"""vLLM behind one interface. Here: a server over HTTP. In `llm_engine`: what runs in this process."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vllm_invariant_rag.facts import ServerFacts
+import openai
+from invariant_rag.checks import check_text
+from invariant_rag.errors import InvalidChoice
+from invariant_rag.shown import shown
 
-OnTokens = Callable[[int, Sequence[int]], None]
-"""Called with the number of a sequence and its next tokens."""
+from vllm_invariant_rag.errors import RequestRefused, UnsupportedServer, VLLMError, VLLMTimeout, VLLMUnreachable
+
+FACTS_PATH = "/v1/invariant_rag"
+"""Answers what the server serves, to whom it also answers /v1/models."""
+
+COMPLETIONS_PATH = FACTS_PATH + "/completions"
+"""Takes what /v1/completions takes. A vLLM without our middleware has no such path, and would read causally."""
+
+OnTokens = Callable[[Sequence[int]], None]
+"""Called with the next tokens of a sequence."""
+
+Stopped = Callable[[], bool]
+"""Whether nobody waits any more."""
+
+_CONNECTOR = "InvariantRAGConnector"
+_MOST_AT_ONCE = 64  # requests of one call; vLLM queues what is more than it can run
+_CHECK_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a vLLM serves."""
+
+    source: str  # folder or hub id of the model, where its tokenizer is too
+    served_name: str  # what requests call it
+    max_tokens: int  # that prompt and answer may have together
+    sliding_window: int | None  # tokens that a layer sees back
+    arranges_decoding: bool  # whether answers may have an attention of their own: CUDA graphs replay vLLM's
+
+    @classmethod
+    def of(cls, vllm_config: Any) -> ServerFacts:
+        """Return what a vLLM with this configuration serves.
+
+        Raises:
+            UnsupportedServer: It has another connector, or none, so that it would read documents causally.
+        """
+        transfer, model = vllm_config.kv_transfer_config, vllm_config.model_config
+        if transfer is None or transfer.kv_connector != _CONNECTOR:
+            raise UnsupportedServer(
+                f"expected a vLLM with {_CONNECTOR}, got {getattr(transfer, 'kv_connector', None)}",
+                hint="Pass kv_transfer_config, as the README shows.",
+            )
+        name = model.served_model_name if isinstance(model.served_model_name, str) else model.served_model_name[0]
+        window, graphs = model.get_sliding_window(), vllm_config.compilation_config.cudagraph_mode
+        arranges = graphs is None or not graphs.has_full_cudagraphs()
+        return cls(str(model.model), str(name), int(model.max_model_len), window, arranges)
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One request to vLLM.
-
-    Attributes:
-        token_ids: The prompt.
-        tenant: Whose documents these are. Tenants share no keys and values.
-        kv_transfer_params: How it reads its documents; None for a plain prompt.
-        fields: Sampling parameters.
-        headers: Names of the caller's request and of its trace, for a server.
-    """
+    """One request to vLLM."""
 
     token_ids: tuple[int, ...]
-    tenant: str
-    kv_transfer_params: Mapping[str, Any] | None
-    fields: Mapping[str, Any]
-    headers: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, Any]  # sampling parameters
+    kv_transfer_params: Mapping[str, Any] | None = None  # how it reads its documents; None: there are none
+    tenant: str = ""  # whose documents these are: tenants share no keys and values
+    headers: Mapping[str, str] = field(default_factory=dict)  # names of the caller's request and of its trace
 
 
 @dataclass
 class Completion:
-    """What vLLM wrote: one sequence of a request.
-
-    Attributes:
-        token_ids: Its tokens.
-        logprobs: Their log-probabilities.
-        top_logprobs: At each place, the most likely tokens with theirs; as many as were asked for.
-        finish_reason: `stop` or `length`.
-        cached_tokens: Tokens of the prompt that vLLM had in its prefix cache.
-    """
+    """What vLLM wrote: one sequence of a request."""
 
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    found: list[Mapping[int, float]] = field(default_factory=list)  # at each place: the token and the likeliest ones
     finish_reason: Literal["stop", "length"] = "length"
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # tokens of the prompt that vLLM had in its prefix cache
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """Log-probabilities of the tokens."""
+        return tuple([found[token] for token, found in zip(self.token_ids, self.found, strict=True)])
+
+    def likeliest(self, count: int) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """Return so many of the likeliest tokens at each place, with their log-probabilities."""
+        ranked = [sorted(found.items(), key=lambda each: (-each[1], each[0])) for found in self.found if count]
+        return tuple([tuple(each[:count]) for each in ranked])
+
+    def extend(self, tokens: Sequence[int], found: Iterable[Mapping[int, float]], finish_reason: str | None) -> None:
+        """Append what a step wrote."""
+        self.token_ids += tokens
+        self.found += found
+        if finish_reason is not None:
+            self.finish_reason = "length" if finish_reason == "length" else "stop"
 
 
 class Engine(ABC):
     """A vLLM. Safe for threads."""
 
-    @abstractmethod
-    def facts(self) -> ServerFacts:
-        """Return what it serves.
+    facts: ServerFacts
+    """What it serves."""
 
-        Raises:
-            UnsupportedServer: It runs without our connector.
-            VLLMError: It cannot be reached.
-        """
-
-    @abstractmethod
-    def check_ready(self) -> None:
-        """Check that it takes requests.
-
-        Raises:
-            VLLMError: It does not, or cannot be reached.
-        """
+    def check_ready(self) -> None:  # noqa: B027 - one in this process is ready
+        """Check that it takes requests; VLLMError if it does not, or cannot be reached."""
 
     @abstractmethod
     def complete(
-        self, request: EngineRequest, on_tokens: OnTokens | None = None, stopped: Callable[[], bool] | None = None
-    ) -> list[Completion]:
-        """Run one request; return its sequences. Once `stopped`, it ends, and what was written until then is returned.
+        self, requests: Sequence[EngineRequest], on_tokens: OnTokens | None = None, stopped: Stopped | None = None
+    ) -> list[list[Completion]]:
+        """Run requests at the same time; return the sequences of each.
+
+        Args:
+            requests: The requests.
+            on_tokens: Receives the tokens, of one sequence.
+            stopped: Once it is true, they end, and what was written until then is returned.
 
         Raises:
-            RequestRefused: The connector refused the request.
+            RequestRefused: The connector refused a request.
             VLLMError: vLLM answered another error, or cannot be reached.
         """
 
-    @abstractmethod
-    def complete_all(self, requests: Sequence[EngineRequest]) -> list[list[Completion]]:
-        """Run requests at the same time; return the sequences of each. It raises what `complete` raises."""
 
+class HTTPEngine(Engine):
+    """A server, over its completions API.
 
-def likeliest(found: Mapping[int, float], count: int) -> tuple[tuple[int, float], ...]:
-    """Return so many tokens of the highest log-probabilities; vLLM adds the chosen one."""
-    return tuple(sorted(found.items(), key=lambda each: (-each[1], each[0]))[:count])
+    Args:
+        url: Its address, such as `http://127.0.0.1:8000`.
+        api_key: Its key, if it asks for one.
+        timeout: Seconds until a request without an answer fails.
+
+    Raises:
+        UnsupportedServer: It runs without our middleware or connector.
+        VLLMError: It cannot be reached.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 600.0) -> None:
+        self.url = check_text("url", url).rstrip("/").removesuffix("/v1")
+        if not self.url.startswith(("http://", "https://")):
+            raise InvalidChoice(f"url: expected an address such as http://127.0.0.1:8000, got {url!r}")
+        base = self.url + FACTS_PATH
+        # One retry: a connection that was kept has been closed by a server that restarted.
+        self._client = openai.OpenAI(base_url=base, api_key=api_key or "none", timeout=timeout, max_retries=1)
+        with self._errors():
+            found = self._client.get(base, cast_to=object)
+        try:
+            self.facts = ServerFacts(**found)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise UnsupportedServer(
+                f"expected a vLLM at {self.url} that tells what it serves, got {shown(found)}",
+                hint="Is it the address of a vLLM with this version's middleware?",
+            ) from error
+
+    def check_ready(self) -> None:
+        """Ask whether it is up; see `Engine`."""
+        with self._errors():
+            self._client.with_options(timeout=_CHECK_SECONDS).get(self.url + "/health", cast_to=object)
+
+    def complete(
+        self, requests: Sequence[EngineRequest], on_tokens: OnTokens | None = None, stopped: Stopped | None = None
+    ) -> list[list[Completion]]:
+        """Run requests at the same time; see `Engine`."""
+        with ThreadPoolExecutor(min(len(requests), _MOST_AT_ONCE) or 1) as pool:
+            return list(pool.map(lambda each: self._complete(each, on_tokens, stopped), requests))
+
+    def _complete(
+        self, request: EngineRequest, on_tokens: OnTokens | None, stopped: Stopped | None
+    ) -> list[Completion]:
+        completions = [Completion() for _ in range(request.fields["n"])]
+        body: dict[str, Any] = {
+            **request.fields,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,  # where tokens are named: among the likeliest
+            **({"cache_salt": request.tenant} if request.tenant else {}),
+            **({"kv_transfer_params": dict(request.kv_transfer_params)} if request.kv_transfer_params else {}),
+        }
+        with self._errors():
+            events: Any = self._client.completions.create(
+                model=self.facts.served_name,
+                prompt=list(request.token_ids),
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body=body,
+                extra_headers=request.headers,
+            )
+            with events:  # closing the connection ends the request
+                for event in events:
+                    for choice in event.choices:
+                        named = (choice.logprobs and choice.logprobs.top_logprobs) or ()
+                        found = [{int(k.removeprefix("token_id:")): v for k, v in each.items()} for each in named]
+                        completions[choice.index].extend(choice.token_ids or (), found, choice.finish_reason)
+                        if on_tokens is not None and choice.token_ids:
+                            on_tokens(choice.token_ids)
+                    if event.usage is not None and event.usage.prompt_tokens_details is not None:
+                        for completion in completions:
+                            completion.cached_tokens = event.usage.prompt_tokens_details.cached_tokens or 0
+                    if stopped is not None and stopped():
+                        break
+        return completions
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise what the server answers as errors of ours."""
+        try:
+            yield
+        except openai.APIConnectionError as error:
+            lost = VLLMTimeout if isinstance(error, openai.APITimeoutError) else VLLMUnreachable
+            raise lost(f"expected an answer of vLLM at {self.url}, got {type(error).__name__}: {error}") from error
+        except openai.NotFoundError as error:
+            raise UnsupportedServer(
+                f"expected a vLLM at {self.url} that reads documents, got 404: {error.message}",
+                hint="Start it with --middleware vllm_invariant_rag.middleware.Documents.",
+            ) from error
+        except openai.APIError as error:
+            told = error.body if isinstance(error.body, dict) else {}
+            kinds = {each.__name__: each for each in (RequestRefused, UnsupportedServer, VLLMError)}
+            raise kinds.get(str(told.get("type")), VLLMError)(
+                str(told.get("message") or f"vLLM answered {error.message}")
+            ) from error

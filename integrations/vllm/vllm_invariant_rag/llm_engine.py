@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import wait
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -12,9 +13,8 @@ from vllm import SamplingParams
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, OnTokens, likeliest
+from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, OnTokens, ServerFacts, Stopped
 from vllm_invariant_rag.errors import RequestRefused
-from vllm_invariant_rag.facts import ServerFacts, facts_of
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -23,147 +23,94 @@ _POLL_SECONDS = 0.1
 
 
 class LLMEngine(Engine):
-    """An `LLM`. Calls of several threads run one after the other.
-
-    Args:
-        llm: The LLM, with `InvariantRAGConnector` in its `kv_transfer_config`.
-    """
+    """An `LLM` with `InvariantRAGConnector` in its `kv_transfer_config`. Calls of threads run one after the other."""
 
     def __init__(self, llm: LLM) -> None:
         self._engine: Any = llm.llm_engine
+        self.facts = ServerFacts.of(self._engine.vllm_config)
         self._lock = Lock()
 
-    def facts(self) -> ServerFacts:
-        """Return what it serves; see `Engine`."""
-        return facts_of(self._engine.vllm_config)
-
-    def check_ready(self) -> None:
-        """Do nothing: it is in this process."""
-
     def complete(
-        self, request: EngineRequest, on_tokens: OnTokens | None = None, stopped: Callable[[], bool] | None = None
-    ) -> list[Completion]:
-        """Run one request; see `Engine`."""
-        return self._run([request], on_tokens, stopped)[0]
-
-    def complete_all(self, requests: Sequence[EngineRequest]) -> list[list[Completion]]:
-        """Run requests at the same time; see `Engine`."""
-        return self._run(requests, None, None)
-
-    def _run(
-        self, requests: Sequence[EngineRequest], on_tokens: OnTokens | None, stopped: Callable[[], bool] | None
+        self, requests: Sequence[EngineRequest], on_tokens: OnTokens | None = None, stopped: Stopped | None = None
     ) -> list[list[Completion]]:
-        names = {_name(): index for index, _ in enumerate(requests)}
-        results = [[Completion() for _ in range(request.fields["n"])] for request in requests]
+        """Run requests at the same time; see `Engine`."""
+        results = [_Result(each, on_tokens) for each in requests]
+        running = {each.name: each for each in results}
         with self._lock:
             try:
-                for name, request in zip(names, requests, strict=True):
-                    self._engine.add_request(name, _prompt(request), _sampling_params(request))
-                running = set(names)
+                for each in results:
+                    self._engine.add_request(each.name, each.prompt, each.params)
                 while running and not (stopped is not None and stopped()):
                     for output in self._engine.step():
-                        if output.request_id not in names:
-                            continue
-                        index = names[output.request_id]
-                        _extend(results[index], output, requests[index].fields["logprobs"], on_tokens)
-                        if output.finished:
-                            running.discard(output.request_id)
+                        if (result := running.get(output.request_id)) is not None:
+                            result.extend(output)
+                            if output.finished:
+                                del running[result.name]
             finally:
-                self._engine.abort_request(list(names))  # those that ended are not known any more
-        return results
+                self._engine.abort_request(list(running))
+        return [each.completions for each in results]
 
 
 class ServingEngine(Engine):
-    """The engine of vLLM's API server, for threads of the same process.
+    """The `EngineClient` of vLLM's API server, for threads of its process. It is made in the server's event loop."""
 
-    Args:
-        client: vLLM's `EngineClient`.
-        loop: The event loop that it runs in.
-    """
-
-    def __init__(self, client: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._client, self._loop = client, loop
-
-    def facts(self) -> ServerFacts:
-        """Return what it serves; see `Engine`."""
-        return facts_of(self._client.vllm_config)
-
-    def check_ready(self) -> None:
-        """Do nothing: it is in this process."""
+    def __init__(self, client: Any) -> None:
+        self._client, self._loop, self.facts = client, asyncio.get_running_loop(), ServerFacts.of(client.vllm_config)
 
     def complete(
-        self, request: EngineRequest, on_tokens: OnTokens | None = None, stopped: Callable[[], bool] | None = None
-    ) -> list[Completion]:
-        """Run one request; see `Engine`."""
-        completions = [Completion() for _ in range(request.fields["n"])]
-
-        async def run() -> None:
-            async for output in self._client.generate(_prompt(request), _sampling_params(request), _name()):
-                _extend(completions, output, request.fields["logprobs"], on_tokens)
-
-        running = asyncio.run_coroutine_threadsafe(run(), self._loop)
-        while True:
-            try:
-                running.result(_POLL_SECONDS)
-            except TimeoutError:
-                if stopped is None or not stopped():
-                    continue
-                running.cancel()
-            return completions
-
-    def complete_all(self, requests: Sequence[EngineRequest]) -> list[list[Completion]]:
+        self, requests: Sequence[EngineRequest], on_tokens: OnTokens | None = None, stopped: Stopped | None = None
+    ) -> list[list[Completion]]:
         """Run requests at the same time; see `Engine`."""
+        results = [_Result(each, on_tokens) for each in requests]
 
-        async def run(request: EngineRequest) -> list[Completion]:
-            completions = [Completion() for _ in range(request.fields["n"])]
-            async for output in self._client.generate(_prompt(request), _sampling_params(request), _name()):
-                _extend(completions, output, request.fields["logprobs"], None)
-            return completions
+        async def run(result: _Result) -> None:
+            async for output in self._client.generate(result.prompt, result.params, result.name):
+                result.extend(output)
 
-        async def run_all() -> list[list[Completion]]:
-            return await asyncio.gather(*map(run, requests))
+        async def run_all() -> None:
+            await asyncio.gather(*map(run, results))
 
-        return asyncio.run_coroutine_threadsafe(run_all(), self._loop).result()
-
-
-def _name() -> str:
-    return f"invariant-rag-{uuid4().hex}"
-
-
-def _prompt(request: EngineRequest) -> Any:
-    return tokens_input(list(request.token_ids), cache_salt=request.tenant or None)
+        running = asyncio.run_coroutine_threadsafe(run_all(), self._loop)
+        while not wait([running], _POLL_SECONDS).done:
+            if stopped is not None and stopped():
+                running.cancel()
+                break
+        else:
+            running.result()
+        return [each.completions for each in results]
 
 
-def _sampling_params(request: EngineRequest) -> SamplingParams:
-    parameters = request.kv_transfer_params
-    extra = None if parameters is None else {"kv_transfer_params": dict(parameters)}
-    fields = dict(request.fields)
-    if "structured_outputs" in fields:
-        fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
-    if "logit_bias" in fields:
-        fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"].items()}
-    return SamplingParams(**fields, extra_args=extra, output_kind=RequestOutputKind.DELTA)
+class _Result:
+    """A request as vLLM takes it, and what it has written."""
 
+    def __init__(self, request: EngineRequest, on_tokens: OnTokens | None) -> None:
+        self._request, self._on_tokens = request, on_tokens
+        self.name = f"invariant-rag-{uuid4().hex}"
+        self.prompt: Any = tokens_input(list(request.token_ids), cache_salt=request.tenant or None)
+        self.completions = [Completion() for _ in range(request.fields["n"])]
 
-def _extend(completions: list[Completion], output: Any, top: int, on_tokens: OnTokens | None) -> None:
-    """Append what a step wrote to the sequences of a request.
+    @property
+    def params(self) -> SamplingParams:
+        fields, reading = dict(self._request.fields), self._request.kv_transfer_params
+        if "structured_outputs" in fields:
+            fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
+        if "logit_bias" in fields:
+            fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"].items()}
+        extra = None if reading is None else {"kv_transfer_params": dict(reading)}
+        return SamplingParams(**fields, extra_args=extra, output_kind=RequestOutputKind.DELTA)
 
-    Raises:
-        RequestRefused: vLLM failed the request.
-    """
-    for each in output.outputs:
-        if each.finish_reason == "error":
-            raise RequestRefused("vLLM refused the request; its log says why")
-        completion = completions[each.index]
-        completion.token_ids += each.token_ids
-        completion.logprobs += [
-            entry[token].logprob for entry, token in zip(each.logprobs or (), each.token_ids, strict=False)
-        ]
-        for entry in each.logprobs or () if top else ():
-            found = {token: known.logprob for token, known in entry.items()}
-            completion.top_logprobs.append(likeliest(found, top))
-        completion.cached_tokens = output.num_cached_tokens or completion.cached_tokens
-        if each.finish_reason is not None:
-            completion.finish_reason = "length" if each.finish_reason == "length" else "stop"
-        if on_tokens is not None and each.token_ids:
-            on_tokens(each.index, each.token_ids)
+    def extend(self, output: Any) -> None:
+        """Append what a step wrote.
+
+        Raises:
+            RequestRefused: vLLM failed the request.
+        """
+        for each in output.outputs:
+            if each.finish_reason == "error":
+                raise RequestRefused("vLLM refused the request; its log says why")
+            found = [{token: known.logprob for token, known in entry.items()} for entry in each.logprobs or ()]
+            completion = self.completions[each.index]
+            completion.extend(each.token_ids, found, each.finish_reason)
+            completion.cached_tokens = output.num_cached_tokens or completion.cached_tokens
+            if self._on_tokens is not None and each.token_ids:
+                self._on_tokens(each.token_ids)

@@ -23,8 +23,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm_invariant_rag.backend import VLLMBackend
+from vllm_invariant_rag.engines import COMPLETIONS_PATH, FACTS_PATH, ServerFacts
 from vllm_invariant_rag.errors import RequestRefused, UnsupportedServer
-from vllm_invariant_rag.facts import COMPLETIONS_PATH, FACTS_PATH, facts_of
 from vllm_invariant_rag.llm_engine import ServingEngine
 from vllm_invariant_rag.reading import FIELD, Reading
 
@@ -36,11 +36,7 @@ _MOST_REQUESTS = 256  # with documents, at the same time; each has a thread whil
 
 
 class Documents:
-    """ASGI middleware.
-
-    Args:
-        app: vLLM's application.
-    """
+    """ASGI middleware around vLLM's application."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -69,76 +65,67 @@ class Documents:
 
     async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer what the server serves, to whom vLLM answers which models it has."""
-        status = 0
+        statuses: list[int] = []
 
-        async def replaced(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            if status != 200:
+        async def pass_refusal(message: Message) -> None:
+            statuses.append(message.get("status", 0))
+            if statuses[0] != 200:
                 await send(message)
 
-        await self._app({**scope, "path": "/v1/models", "raw_path": b"/v1/models"}, receive, replaced)
-        if status == 200:
-            await JSONResponse(asdict(facts_of(scope["app"].state.vllm_config)))(scope, receive, send)
+        await self._app({**scope, "path": "/v1/models", "raw_path": b"/v1/models"}, receive, pass_refusal)
+        if statuses[:1] == [200]:
+            await JSONResponse(asdict(ServerFacts.of(scope["app"].state.vllm_config)))(scope, receive, send)
 
     async def _post(self, scope: Scope, body: bytes, replayed: Receive, send: Send) -> None:
         request = _parsed(body) if any(mark in body for mark in _MARKS) else {}
         if scope["path"] == _CHAT_PATH and _has_documents(request):
             await (await self._answering(scope))(scope, replayed, send)
             return
-        if isinstance(params := request.get("kv_transfer_params"), dict) and FIELD in params:
-            facts_of(scope["app"].state.vllm_config)
+        params = request.get("kv_transfer_params")
+        params = params if isinstance(params, dict) and FIELD in params else {}
+        if params or scope["path"] == COMPLETIONS_PATH:
+            ServerFacts.of(scope["app"].state.vllm_config)
+        if params:
             ids = params.get("prompt_token_ids", request.get("prompt"))
             if not isinstance(ids, list) or not all(type(each) is int for each in ids):
                 raise RequestRefused(f"expected the token ids of one prompt beside {FIELD}, got another form")
             Reading.parse(params, ids)
         if scope["path"] == COMPLETIONS_PATH:
-            facts_of(scope["app"].state.vllm_config)
             scope = {**scope, "path": _PLAIN_PATH, "raw_path": _PLAIN_PATH.encode()}
         await self._app(scope, replayed, send)
 
     async def _answering(self, scope: Scope) -> ASGIApp:
-        """Return the application that answers requests with documents; its first request makes it."""
+        """Return the application that answers requests with documents; the first of them makes it, with vLLM's keys."""
         async with self._starting:
             if self._answers is None:
-                state, loop = scope["app"].state, asyncio.get_running_loop()
-                self._answers = await asyncio.to_thread(_application, state, loop)
+                import vllm.envs
+
+                state, engine = scope["app"].state, ServingEngine(scope["app"].state.engine_client)
+                keys = [key for key in (state.args.api_key or [vllm.envs.VLLM_API_KEY]) if key]
+                # What one key asks is in no cache that answers another.
+                tenants = {key: hashlib.sha256(key.encode()).hexdigest() for key in keys}
+                settings = Settings(keys=tenants, max_requests=_MOST_REQUESTS)
+                backend = await asyncio.to_thread(VLLMBackend, engine=engine)
+                served = OnVLLM(backend, engine.facts.served_name, together=_MOST_REQUESTS)
+                self._answers = create_app(served, settings)
             return self._answers
-
-
-def _application(state: Any, loop: asyncio.AbstractEventLoop) -> ASGIApp:
-    """Return our application, with vLLM's keys. What one key asks is in no cache that answers another."""
-    import vllm.envs
-
-    keys = [key for key in (state.args.api_key or [vllm.envs.VLLM_API_KEY]) if key]
-    tenants = {key: hashlib.sha256(key.encode()).hexdigest() for key in keys}
-    settings = Settings(keys=tenants, max_requests=_MOST_REQUESTS)
-    backend = VLLMBackend(engine=ServingEngine(state.engine_client, loop))
-    name = facts_of(state.vllm_config).served_name
-    return create_app(OnVLLM(backend, name, together=_MOST_REQUESTS), settings)
 
 
 def _has_documents(request: dict[str, Any]) -> bool:
     """Return whether a chat has documents: beside its messages, or in one of them."""
     messages = request["messages"] if isinstance(request.get("messages"), list) else []
     contents = [each.get("content") for each in messages if isinstance(each, dict)]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return bool(request.get("documents")) or any(
-        isinstance(part, dict) and part.get("type") == "documents" for part in parts
-    )
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    return bool(request.get("documents")) or any(part.get("type") == "documents" for part in parts)
 
 
 def _parsed(body: bytes) -> dict[str, Any]:
-    """Return a request; an empty one if it is no JSON object, of which vLLM says what is wrong.
-
-    Raises:
-        RequestRefused: It is nested more deeply than vLLM's engine, in another process, can read.
-    """
+    """Return a request; an empty one if it is no JSON object, of which vLLM says what is wrong."""
     try:
         parsed = parse_json(body)
     except (json.JSONDecodeError, UnicodeDecodeError):
         return {}
-    except ValueError as error:
+    except ValueError as error:  # nested more deeply than vLLM's engine, in another process, can read
         raise RequestRefused(str(error), hint=f"Send at most {MAX_DEPTH} levels.") from error
     return parsed if isinstance(parsed, dict) else {}
 

@@ -31,16 +31,6 @@ class Reading:
     method: str
     layout: Layout
 
-    @classmethod
-    def of(cls, method: Method, layout: Layout) -> Self:
-        """Return the reading of a prompt.
-
-        Raises:
-            UnsupportedCombination: vLLM cannot look the method up by its name.
-        """
-        check_method(method)
-        return cls(method.name, layout)
-
     @cached_property
     def arrangement(self) -> Arrangement:
         """Which keys every token sees."""
@@ -113,17 +103,8 @@ def check_method(method: Method) -> None:
         )
 
 
-def decodes_plainly(method: Method) -> bool:
-    """Return whether answers see everything before them as in a plain causal model, whatever the prompt."""
-    return Reading(method.name, Layout((2, 1), ((1, 2),))).is_plain_behind
-
-
 def _tuples(name: str, value: object, depth: int) -> Any:
-    """Return nested lists of numbers as tuples.
-
-    Raises:
-        RequestRefused: They are something else.
-    """
+    """Return nested lists of numbers as tuples; RequestRefused if they are something else."""
     if depth and isinstance(value, list | tuple):
         return tuple(_tuples(name, each, depth - 1) for each in value)
     if depth or type(value) is not int or value < 0:

@@ -25,73 +25,53 @@ MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-    """Check the configuration of a vLLM.
-
-    Raises:
-        UnsupportedServer: It cannot be served; the message says why.
-    """
+    """Raise UnsupportedServer for a configuration that cannot be served; the message says why."""
     transfer, model, parallel = vllm_config.kv_transfer_config, vllm_config.model_config, vllm_config.parallel_config
     scheduler, kind = vllm_config.scheduler_config, model.hf_text_config.model_type
-    groups = len(kv_cache_config.kv_cache_groups)
+    groups, dtype = len(kv_cache_config.kv_cache_groups), vllm_config.cache_config.cache_dtype
+    cut = scheduler.enable_chunked_prefill or scheduler.long_prefill_token_threshold > 0
+    contexts = max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size)
     reasons = {
         "expected no chunked prefill, which would cut a set in two; pass --no-enable-chunked-prefill and "
-        "--max-num-batched-tokens of at least --max-model-len": scheduler.enable_chunked_prefill
-        or scheduler.long_prefill_token_threshold > 0,
+        "--max-num-batched-tokens of at least --max-model-len": cut,
         f"kv_role: expected 'kv_both', got {transfer.kv_role!r}": transfer.kv_role != "kv_both",
-        f"kv_load_failure_policy: expected 'fail', got {transfer.kv_load_failure_policy!r}, with which vLLM computes "
-        "refused requests causally": transfer.kv_load_failure_policy != "fail",
+        f"kv_load_failure_policy: expected 'fail', got {transfer.kv_load_failure_policy!r}, with which vLLM "
+        "computes refused requests causally": transfer.kv_load_failure_policy != "fail",
         f"expected a model of {', '.join(MODEL_TYPES)}, with which this was compared, got {kind!r}": kind
         not in MODEL_TYPES,
         "expected keys and values of each head, got a model with latent attention (MLA)": model.use_mla,
         f"expected one group of layers in the KV cache, got {groups}; use --disable-hybrid-kv-cache-manager": groups
         != 1,
-        f"expected keys and values as they are computed, got {vllm_config.cache_config.cache_dtype}; leave "
-        "--kv-cache-dtype away": is_quantized_kv_cache(vllm_config.cache_config.cache_dtype),
+        f"expected keys and values as they are computed, got {dtype}; leave --kv-cache-dtype away": (
+            is_quantized_kv_cache(dtype)
+        ),
         "expected no speculative decoding, which was not tested": vllm_config.speculative_config is not None,
         "expected no dual batch overlap, which cuts batches in two": parallel.enable_dbo,
-        "expected no context parallelism, which spreads the tokens of a block over workers": max(
-            parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size
-        )
-        > 1,
+        "expected no context parallelism, which spreads the tokens of a block over workers": contexts > 1,
     }
-    _raise_first(reasons)
+    _raise_first(reasons, UnsupportedServer)
 
 
 def check_worker(vllm_config: VllmConfig, kv_caches: dict[str, torch.Tensor]) -> None:
-    """Check the attention layers of a worker.
-
-    Raises:
-        UnsupportedServer: One of them cannot be arranged; the message says why.
-    """
+    """Raise UnsupportedServer for attention layers of a worker that cannot be arranged; the message says why."""
     modules = vllm_config.compilation_config.static_forward_context
     layers = {extract_layer_index(name): modules[name] for name in kv_caches}
     expected = vllm_config.model_config.get_num_layers(vllm_config.parallel_config)
     implementations = [layer.impl for layer in layers.values()]
     others = {type(each).__name__ for each in implementations if not isinstance(each, ArrangedAttention)}
+    has_alibi = any(getattr(each, "alibi_slopes", None) is not None for each in implementations)
     reasons = {
-        f"expected one cache for each of {expected} layers, got {len(kv_caches)}: models that share keys and values "
-        "between layers are not supported": len(kv_caches) != expected or len(layers) != expected,
+        f"expected one cache for each of {expected} layers, got {len(kv_caches)}: models that share keys and "
+        "values between layers are not supported": len(kv_caches) != expected or len(layers) != expected,
         f"expected one of vLLM's attention backends {', '.join(BACKENDS)}, with the plug-in invariant_rag in "
         f"VLLM_PLUGINS if that is set, got {', '.join(sorted(others))}": bool(others),
-        "expected rotary positions, got a model with ALiBi": any(
-            getattr(each, "alibi_slopes", None) is not None for each in implementations
-        ),
+        "expected rotary positions, got a model with ALiBi": has_alibi,
     }
-    _raise_first(reasons)
-
-
-def _raise_first(reasons: dict[str, bool]) -> None:
-    for reason, applies in reasons.items():
-        if applies:
-            raise UnsupportedServer(reason)
+    _raise_first(reasons, UnsupportedServer)
 
 
 def rotation_of_model() -> Rotation:
-    """Return the position encoding that all layers of the model in this process share.
-
-    Raises:
-        UnsupportedServer: It has none, or several.
-    """
+    """Return the position encoding that all layers of the model in this process share, or raise UnsupportedServer."""
     if len(_ROPE_DICT) != 1:
         raise UnsupportedServer(f"expected one rotary embedding for all layers, got {len(_ROPE_DICT)}")
     (rope,) = _ROPE_DICT.values()
@@ -100,32 +80,33 @@ def rotation_of_model() -> Rotation:
 
 
 def check_request(request: Request, reading: Reading, vllm_config: VllmConfig) -> None:
-    """Check that a request can be arranged.
-
-    Raises:
-        RequestRefused: It cannot; the message says why.
-    """
+    """Raise RequestRefused for a request that cannot be arranged; the message says why."""
     graphs = vllm_config.compilation_config.cudagraph_mode
-    sampling = request.sampling_params
+    is_elsewhere = exceeds_window(request, vllm_config) and not reading.is_plain_behind
+    has_graphs = graphs is not None and graphs.has_full_cudagraphs()
+    is_text = not request.mm_features and request.prompt_embeds is None
     reasons = {
-        "expected a request that generates, got one that pools": sampling is None,
+        "expected a request that generates, got one that pools": request.sampling_params is None,
         "expected no LoRA adapter, which was not tested": request.lora_request is not None,
-        "expected a prompt of tokens, got images, audio or embeddings": bool(request.mm_features)
-        or request.prompt_embeds is not None,
+        "expected a prompt of tokens, got images, audio or embeddings": not is_text,
         "expected a whole prompt, got one that is still being sent": request.resumable,
-        f"expected prompt and answer within the sliding window of the model for {reading.method!r}, whose answers read "
-        "documents elsewhere than they lie": exceeds_window(request, vllm_config) and not reading.is_plain_behind,
-        f"expected a method that decodes as a plain model does, got {reading.method!r}: CUDA graphs replay vLLM's own "
-        'attention; start vLLM with --compilation-config \'{"cudagraph_mode": "PIECEWISE"}\'': not (
-            reading.is_plain_behind or graphs is None or not graphs.has_full_cudagraphs()
+        f"expected prompt and answer within the sliding window of the model for {reading.method!r}, whose answers "
+        "read documents elsewhere than they lie": is_elsewhere,
+        f"expected a method that decodes as a plain model does, got {reading.method!r}: CUDA graphs replay vLLM's "
+        'own attention; start vLLM with --compilation-config \'{"cudagraph_mode": "PIECEWISE"}\'': (
+            has_graphs and not reading.is_plain_behind
         ),
     }
-    for reason, applies in reasons.items():
-        if applies:
-            raise RequestRefused(reason)
+    _raise_first(reasons, RequestRefused)
 
 
 def exceeds_window(request: Request, vllm_config: VllmConfig) -> bool:
     """Return whether prompt and answer are longer than a sliding window, behind which vLLM gives blocks back."""
     window = vllm_config.model_config.get_sliding_window()
     return window is not None and request.num_tokens + request.max_tokens > window
+
+
+def _raise_first(reasons: dict[str, bool], error: type[UnsupportedServer | RequestRefused]) -> None:
+    for reason, applies in reasons.items():
+        if applies:
+            raise error(reason)

@@ -1,18 +1,25 @@
-"""Keywords of `InvariantModel.generate`, which are those of transformers, as sampling parameters of vLLM."""
+"""Keywords of `InvariantModel.generate`, which are those of transformers, as sampling parameters of vLLM.
+
+`constrain` and `ToolCalling.constrain` hold a text by logits processors, which cannot run in vLLM. The same grammars
+run there as structural tags, with xgrammar. One thing differs: log-probabilities are those among the allowed tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from invariant_rag.checks import check_stops
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.options import as_ids, resolve_option
 from invariant_rag.generation.sampling import TokenPenalties
 from invariant_rag.generation.streaming import StopOnEvent
+from invariant_rag.generation.structured import GrammarProcessor
+from invariant_rag.prompts import control_tokens
 
-from vllm_invariant_rag.structured import Structure, structure_of
+from vllm_invariant_rag.engines import Stopped
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -37,27 +44,17 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """Options that a generation_config may set and vLLM cannot follow, with the values that change nothing."""
 
+_UNLIKELY = -100.0  # the least bias that vLLM takes
+_NOTHING = torch.empty((1, 0))
+
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a call decodes.
+    """How a call decodes."""
 
-    Attributes:
-        fields: Sampling parameters, by the names that vLLM's `SamplingParams` and its completions API share.
-        streamer: Receives the tokens; None for none.
-        stopped: Whether the caller has left.
-        structure: What holds the text to a grammar; None for free text.
-    """
-
-    fields: dict[str, Any]
-    streamer: BaseStreamer | None
-    stopped: Callable[[], bool] | None
-    structure: Structure | None
-
-    @property
-    def sequences(self) -> int:
-        """Sequences of each prompt."""
-        return int(self.fields["n"])
+    fields: dict[str, Any]  # parameters, by the names that vLLM's `SamplingParams` and its completions API share
+    streamer: BaseStreamer | None  # receives the tokens
+    stopped: Stopped | None
 
     def with_seed(self, seed: int | None) -> Sampling:
         """Return how a prompt with a seed of its own decodes."""
@@ -76,18 +73,18 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, An
     sampled = bool(resolve_option(options, "do_sample"))
     chosen = {name: resolve_option(options, name, defaults) for name in _DEFAULTS}
     chosen = {name: _DEFAULTS[name] if value is None else value for name, value in chosen.items()}
-    stops = resolve_option(options, "stop_strings", defaults)
+    stops = check_stops(resolve_option(options, "stop_strings", defaults))
     sequences = resolve_option(options, "num_return_sequences", defaults) or 1
     if sequences > 1 and not sampled:
         raise UnsupportedCombination(f"expected do_sample=True for {sequences} sequences, which are equal without it")
     minimum = resolve_option(options, "min_new_tokens", defaults) or 0
     if minimum and stops:
         raise UnsupportedCombination("expected min_new_tokens or stop_strings, got both: vLLM stops at none before it")
-    criteria = options.get("stopping_criteria") or ()
     given: Sequence[Any] = options.get("logits_processor") or ()
     penalties = [each for each in given if isinstance(each, TokenPenalties)]
-    structure = structure_of(lm, [each for each in given if each not in penalties])
+    processor = _grammar([each for each in given if each not in penalties])
     ends = set(as_ids(resolve_option(options, "eos_token_id", defaults)))
+    bias = _logit_bias(resolve_option(options, "sequence_bias", defaults) or ())
     fields: dict[str, Any] = {
         "max_tokens": max_new_tokens,
         "min_tokens": minimum,
@@ -97,7 +94,7 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, An
         "top_k": chosen["top_k"] if sampled else 0,
         "min_p": (chosen["min_p"] or 0.0) if sampled else 0.0,
         "repetition_penalty": chosen["repetition_penalty"],
-        "stop": [stops] if isinstance(stops, str) else list(stops or ()),
+        "stop": stops,
         "include_stop_str_in_output": True,
         # The end of a text is decided here: vLLM's own default comes from its files.
         "stop_token_ids": sorted(ends),
@@ -106,24 +103,34 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, An
     }
     for each in penalties[:1]:
         fields |= {"presence_penalty": each.presence, "frequency_penalty": each.frequency}
-    if bias := _logit_bias(resolve_option(options, "sequence_bias", defaults) or ()):
+    if processor is not None:
+        if lm.tokenizer is not None and not processor.trigger:
+            # xgrammar would take control tokens for their names inside strings.
+            names = control_tokens(lm.tokenizer).items()
+            banned = {token for token, name in names if name not in processor.literals} - processor.stops
+            bias |= {str(token): _UNLIKELY for token in sorted(banned)}
+        fields["structured_outputs"] = {"structural_tag": processor.tag}
+    if bias:
         fields["logit_bias"] = bias
-    if structure is not None:
-        fields["stop_token_ids"] = sorted(ends | structure.stops)
-        banned = structure.fields.get("logit_bias", {})
-        fields |= structure.fields | ({"logit_bias": bias | banned} if bias or banned else {})
-    return Sampling(fields, options.get("streamer"), _stopped(criteria), structure)
+    return Sampling(fields, options.get("streamer"), _stopped(options.get("stopping_criteria") or ()))
 
 
-def _logit_bias(sequences: Sequence[Any]) -> dict[str, float]:
-    """Return transformers' biases of single tokens as those of vLLM.
+def _grammar(processors: Sequence[Any]) -> GrammarProcessor | None:
+    """Return what `constrain` wants of vLLM. Other processors would have to run there: refused."""
+    if len(processors) == 1 and isinstance(processors[0], GrammarProcessor):
+        return processors[0]
+    if processors:
+        raise UnsupportedCombination(
+            f"expected no logits processors, got {', '.join(type(each).__name__ for each in processors)}: they change "
+            "scores while tokens are made, and vLLM makes them elsewhere",
+            hint="Leave logits_processor away, or run this call without vLLM. Schemas and tools work.",
+        )
+    return None
 
-    Raises:
-        UnsupportedCombination: There is one of a sequence of tokens.
-    """
-    pairs = [
-        (tuple(tokens), bias) for tokens, bias in (sequences.items() if isinstance(sequences, dict) else sequences)
-    ]
+
+def _logit_bias(sequences: Any) -> dict[str, float]:
+    """Return transformers' biases of single tokens as those of vLLM."""
+    pairs = list(sequences.items() if isinstance(sequences, dict) else sequences)
     if any(len(tokens) != 1 for tokens, _ in pairs):
         raise UnsupportedCombination("expected a sequence_bias of single tokens on vLLM, got one of several")
     return {str(tokens[0]): bias for tokens, bias in pairs}
@@ -141,12 +148,11 @@ def _refuse_unknown(options: Mapping[str, Any], defaults: object) -> None:
         raise UnsupportedCombination("expected decoding with a cache, got use_cache=False")
 
 
-def _stopped(criteria: Sequence[Any]) -> Callable[[], bool] | None:
+def _stopped(criteria: Sequence[Any]) -> Stopped | None:
     """Return the test whether the caller has left. Other criteria look at tokens while they are made: refused."""
     if others := [type(each).__name__ for each in criteria if not isinstance(each, StopOnEvent)]:
         raise UnsupportedCombination(
             f"expected no stopping criteria but StopOnEvent, got {', '.join(others)}: they look at tokens while "
             "these are made, and vLLM makes them elsewhere"
         )
-    nothing = torch.empty((1, 0))
-    return (lambda: any(bool(each(nothing, nothing)) for each in criteria)) if criteria else None
+    return (lambda: any(bool(each(_NOTHING, _NOTHING)) for each in criteria)) if criteria else None

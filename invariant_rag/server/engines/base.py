@@ -5,25 +5,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import Event
-from time import monotonic
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Usage
-from invariant_rag.prompts import Turn
-from invariant_rag.segments import Segment, SegmentSet
+from invariant_rag.segments import SegmentSet
+from invariant_rag.server.schemas import JudgeRequest
 
 if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
-    from invariant_rag.judge import By, Verdict
+    from invariant_rag.judge import Verdict
     from invariant_rag.orderings import Candidate
 
 T = TypeVar("T")
 Emit: TypeAlias = Callable[[int, AnswerDelta], None]
 """Takes a piece of the answer of that index, in any thread."""
-_POLL_SECONDS = 0.05
+POLL_SECONDS = 0.05
 """How often a waiting thread looks whether somebody still waits for the result."""
 
 
@@ -35,12 +34,6 @@ class Choices:
     method: str | None = None
     ordering: str | None = None
     overflow: str | None = None
-    keep: bool = True
-    """Whether a cache may keep the documents for later requests."""
-
-    def plain(self) -> Choices:
-        """Return the choices with which the plain model reads the documents in the order given."""
-        return replace(self, method="sequential", ordering="given", keep=False)
 
 
 @dataclass(frozen=True)
@@ -48,40 +41,48 @@ class Call:
     """One request, for an engine.
 
     Attributes:
-        turns: The conversation, in which every document is in a set; for a completion, one turn, or token ids.
-        request: What the answers are to be. It has neither messages nor a prompt: these are `turns`.
+        request: Messages or a prompt, in which every document is in a set, and what the answers are to be. Its options
+            are `repetition_penalty` as transformers has it, and `frequency_penalty`, `presence_penalty` and
+            `logit_bias` as OpenAI does.
         choices: How the documents are read.
-        chat: Whether the turns go through a chat template.
-        extra: Fields of messages beside role and content, by turn: calls of tools, and ids of results.
-        penalties: `frequency_penalty`, `presence_penalty` and `logit_bias`, as OpenAI has them.
-        strict: Whether an answer that breaks the schema is an error, also in what no grammar expresses.
-        response_format: The field of the request that the schema is from, for an engine that passes it on.
         stream: Whether somebody takes the pieces.
+        response_format: The field of the request that the schema is from.
         warnings: Why the order of the documents may matter all the same.
         headers: What an engine elsewhere gets of the head of the request: names of the request and of its trace.
     """
 
-    turns: tuple[Turn, ...]
     request: AnswerRequest
     choices: Choices
-    chat: bool = True
-    extra: tuple[Mapping[str, Any], ...] = ()
-    penalties: Mapping[str, Any] = field(default_factory=dict)
-    strict: bool = True
-    response_format: Mapping[str, Any] | None = None
     stream: bool = False
+    response_format: Mapping[str, Any] | None = None
     warnings: tuple[str, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def field(self) -> str:
         """The field of the request that the prompt is from."""
-        return "messages" if self.chat else "prompt"
+        return "prompt" if self.request.messages is None else "messages"
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether an answer that breaks the schema is an error, also in what no grammar expresses."""
+        return ((self.response_format or {}).get("json_schema") or {}).get("strict") is not False
 
     @property
     def sets(self) -> list[SegmentSet]:
-        """The sets of documents of all turns."""
-        return [each for turn in self.turns for each in turn.sets]
+        """The sets of documents."""
+        if (prompt := self.request.prompt) is not None:
+            return list(prompt.sets)
+        parts = (part for each in self.request.messages or () for part in each["content"])
+        return [part for part in parts if isinstance(part, SegmentSet)]
+
+
+@dataclass(frozen=True)
+class JudgeCall:
+    """A request to a judge, and how its answers are read."""
+
+    request: JudgeRequest
+    choices: Choices
 
 
 @dataclass(frozen=True)
@@ -108,41 +109,6 @@ class EngineReply:
     choices: list[Choice]
     usage: Usage
     report: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class JudgeCall:
-    """A request to a judge; the attributes are those of `Judge` and its `rank` and `choose`.
-
-    Attributes:
-        choices: How the answers are read.
-        answers: What is compared.
-        question: What they answer.
-        reference: A right answer.
-        criteria: What makes an answer good. None: what the judge looks at where nobody says.
-        is_choice: Whether the answers are the options of a question, of which one is right.
-        by: What is scored.
-        explain_tokens: Length of an explanation; 0: none.
-    """
-
-    choices: Choices
-    answers: tuple[str, ...]
-    question: str | None
-    reference: str | None
-    criteria: str | Mapping[str, str] | None
-    is_choice: bool
-    by: By
-    explain_tokens: int
-
-
-@dataclass(frozen=True)
-class RerankCall:
-    """A request to a reranker: its best `top_n` documents (None: all), with their texts if wanted."""
-
-    query: str
-    documents: tuple[Segment, ...]
-    top_n: int | None = None
-    return_documents: bool = False
 
 
 class Reranker(Protocol):
@@ -225,11 +191,7 @@ class Engine(ABC):
         """
 
     def check_ready(self) -> None:  # noqa: B027 - a model in this process is ready
-        """Check that requests would be answered.
-
-        Raises:
-            InvariantRAGError: What answers them cannot be reached.
-        """
+        """Check that requests would be answered, or raise why not."""
 
     def close(self) -> None:  # noqa: B027 - and there is nothing to end
         """End: no request comes any more."""
@@ -243,18 +205,10 @@ def in_threads(work: Callable[[int], T], count: int) -> list[T]:
         return list(threads.map(work, range(count)))
 
 
-def wait_for(result: Future[T], abandoned: Event, seconds: float | None = None) -> T:
-    """Return a result, unless nobody waits for it any more.
-
-    Raises:
-        CancelledError: It was abandoned. The future is cancelled.
-        TimeoutError: It takes longer than so many seconds.
-    """
-    deadline = None if seconds is None else monotonic() + seconds
-    while not wait([result], _POLL_SECONDS).done:
+def wait_for(result: Future[T], abandoned: Event) -> T:
+    """Return a result; or cancel it and raise CancelledError, once nobody waits for it any more."""
+    while not wait([result], POLL_SECONDS).done:
         if abandoned.is_set():
             result.cancel()
             raise CancelledError
-        if deadline is not None and monotonic() > deadline:
-            raise TimeoutError
     return result.result()

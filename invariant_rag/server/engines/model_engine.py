@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from threading import Event, Lock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,17 +27,17 @@ from invariant_rag.errors import (
     UnsupportedCombination,
 )
 from invariant_rag.generation.answering import Answering, reply_all
-from invariant_rag.generation.answers import Answer, AnswerDelta, ModelAnswer, Reply, TokenLogprob
+from invariant_rag.generation.answers import AnswerDelta, ModelAnswer, Reply, TokenLogprob
 from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.generation.json_schema import check_complete
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.sampling import TokenPenalties
 from invariant_rag.generation.structured import CACHE_BYTES, compile_elsewhere
-from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, Verdict
+from invariant_rag.judge import DEFAULT_CRITERIA, Judge, Verdict
 from invariant_rag.methods import METHODS
 from invariant_rag.models.embedded import is_toy
 from invariant_rag.orderings import ORDERINGS
-from invariant_rag.segments import Prompt, SegmentSet, document_rendering
+from invariant_rag.segments import Prompt
 from invariant_rag.server.compiling import SchemaCompiler, validate
 from invariant_rag.server.documents import citations_of, report_of
 from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, Engine, EngineReply, JudgeCall, in_threads
@@ -80,22 +81,18 @@ class ModelEngine(Engine):
         self._schemas = SchemaCompiler(CACHE_BYTES)
 
     @abstractmethod
-    def for_tenant(self, lm: InvariantModel, choices: Choices) -> InvariantModel:
-        """Return a model that stores nothing where another tenant than that of the choices finds it."""
+    def for_tenant(self, lm: InvariantModel, tenant: str) -> InvariantModel:
+        """Return a model that stores nothing where another tenant finds it."""
 
-    def model_for(self, choices: Choices) -> InvariantModel:
-        """Return the model as somebody wants it, for their tenant."""
+    def model_for(self, choices: Choices, headers: Mapping[str, str] = MappingProxyType({})) -> InvariantModel:
+        """Return the model as somebody wants it, for their tenant; one elsewhere gets the headers."""
         with self._lock:
             lm = self._chosen.get(choices)
             if lm is None:
                 with about("invariant.method"):
                     wanted: Any = {name: getattr(choices, name) for name in ("method", "ordering", "overflow")}
-                    lm = self._chosen[choices] = self.for_tenant(self.lm.with_method(**wanted), choices)
+                    lm = self._chosen[choices] = self.for_tenant(self.lm.with_method(**wanted), choices.tenant)
             return lm
-
-    def model_of(self, call: Call) -> InvariantModel:
-        """Return the model as a call wants it."""
-        return self.model_for(call.choices)
 
     def answer(self, call: Call, emit: Emit, abandoned: Event) -> EngineReply:
         """Answer a request; see `Engine.answer`."""
@@ -107,7 +104,7 @@ class ModelEngine(Engine):
         Raises:
             TooLarge: A prompt is longer than the server allows.
         """
-        lm = self.model_of(calls[0])
+        lm = self.model_for(calls[0].choices, calls[0].headers)
         answerings = [self._prepared(lm, call, abandoned) for call in calls]
         with _about_parts(calls[0]):
             hook = compile_elsewhere.set(partial(self._schemas.compile, abandoned))
@@ -171,20 +168,22 @@ class ModelEngine(Engine):
         Raises:
             TooLarge: A prompt of the judge is longer than the server allows.
         """
-        lm, field = self.model_for(call.choices), "options" if call.is_choice else "answers"
-        criteria = DEFAULT_CRITERIA if call.criteria is None else call.criteria
+        asked, lm = call.request, self.model_for(call.choices)
+        field, answers = ("answers", asked.answers) if asked.options is None else ("options", asked.options)
+        criteria = DEFAULT_CRITERIA if asked.criteria is None else asked.criteria
         described = [*criteria, *criteria.values()] if isinstance(criteria, Mapping) else [criteria]
-        texts = (*call.answers, *described, call.question or "", call.reference or "")
+        texts = (*(answers or ()), *described, asked.question or "", asked.reference or "")
         self._check_characters(sum(map(len, texts)), field)
-        explain = bool(call.explain_tokens)
-        stopping = {"max_new_tokens": call.explain_tokens, "stopping_criteria": [_StopWhenCancelled()]}
-        options: dict[str, Any] = stopping if explain else {}
+        options: dict[str, Any] = {"explain": asked.explain}
+        if asked.explain:
+            options |= {"max_new_tokens": asked.max_tokens, "stopping_criteria": [_StopWhenCancelled()]}
         with about("criteria"):
-            judge = _LimitedJudge(lm, criteria, call.by, self._max_prompt_tokens)
+            judge = _LimitedJudge(lm, criteria=criteria, by=asked.by)
+            judge.most = self._max_prompt_tokens
         with about(field):
-            if call.is_choice:
-                return judge.choose(call.question or "", call.answers, explain=explain, **options)
-            return judge.rank(call.question, call.answers, reference=call.reference, explain=explain, **options)
+            if asked.options is not None:
+                return judge.choose(asked.question or "", asked.options, **options)
+            return judge.rank(asked.question, asked.answers or (), reference=asked.reference, **options)
 
 
 class InProcess(ModelEngine):
@@ -213,25 +212,23 @@ class InProcess(ModelEngine):
         super().__init__(lm, name, together=together, max_prompt_tokens=max_prompt_tokens)
         self.caches = dict(caches or {})
         for tenant in [*self.caches][:1]:
-            self.for_tenant(lm, Choices(tenant))
+            self.for_tenant(lm, tenant)
 
-    def for_tenant(self, lm: InvariantModel, choices: Choices) -> InvariantModel:
+    def for_tenant(self, lm: InvariantModel, tenant: str) -> InvariantModel:
         """Return a model with the cache of the tenant."""
-        return lm.with_cache(self.caches.get(choices.tenant) if choices.keep else None)
+        return lm.with_cache(self.caches.get(tenant))
 
 
 def _characters_of(call: Call) -> int:
-    """Return the length of the texts of a conversation; of calls of tools, as JSON."""
-    found = 0
-    for turn in call.turns:
-        for part in turn.parts:
-            if isinstance(part, SegmentSet):
-                found += sum([len(segment.text) for segment in part])
-            elif isinstance(part, str):
-                found += len(part)
-    return found + sum(
-        [len(json.dumps(each)) for each in (*call.extra, *call.request.tools, call.request.template_kwargs)]
-    )
+    """Return the length of the texts of a request; of calls of tools, as JSON."""
+    asked, prompt = call.request, call.request.prompt
+    parts: list[Any] = list(prompt.texts) if prompt else [each["content"] for each in asked.messages or ()]
+    found = sum([len(segment.text) for each in call.sets for segment in each])
+    if prompt is None:
+        parts = [part for content in parts for part in content]
+        found += sum([len(json.dumps({**each, "content": None})) for each in asked.messages or () if len(each) > 2])
+        found += sum([len(json.dumps(each)) for each in (*asked.tools, asked.template_kwargs)])
+    return found + sum([len(part) for part in parts if isinstance(part, str)])
 
 
 class _StopWhenCancelled(StoppingCriteria):
@@ -246,14 +243,12 @@ class _StopWhenCancelled(StoppingCriteria):
 class _LimitedJudge(Judge):
     """A judge whose prompts have at most so many tokens; None: as many as the context window takes."""
 
-    def __init__(self, lm: InvariantModel, criteria: Criteria, by: By, most: int | None) -> None:
-        super().__init__(lm, criteria=criteria, by=by)
-        self._most = most
+    most: int | None = None
 
     def _prompt(self, *parts: Any) -> Prompt:
         prompt = super()._prompt(*parts)
-        if self._most is not None:
-            _check_length(self.lm.prepare(prompt), self._most)
+        if self.most is not None:
+            _check_length(self.lm.prepare(prompt), self.most)
         return prompt
 
 
@@ -271,31 +266,22 @@ def _answering(lm: InvariantModel, call: Call) -> Answering:
             "expected response_format without stop and tools: the schema alone says where the answer ends",
             hint="Leave stop and tools away, or set tool_choice to none.",
         )
-    if call.penalties:
-        request = replace(request, options={**request.options, **_penalty_options(lm, call.penalties)})
-    if call.chat:
-        extra = call.extra or ({},) * len(call.turns)
-        pairs = zip(call.turns, extra, strict=True)
-        messages = [{**more, "role": turn.role, "content": list(turn.parts)} for turn, more in pairs]
-        return Answering(lm, replace(request, messages=messages))
-    (turn,) = call.turns
-    prompt = Prompt.of(*turn.parts, query=request.question, rendering=document_rendering).to_complete()
-    return Answering(lm, replace(request, prompt=prompt))
+    return Answering(lm, replace(request, options=_options(lm, request.options)) if request.options else request)
 
 
-def _penalty_options(lm: InvariantModel, penalties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return penalties and biases as keywords of `InvariantModel.generate`.
+def _options(lm: InvariantModel, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a call, whose penalties and biases are OpenAI's, as keywords of `InvariantModel.generate`.
 
     Raises:
         InvalidOption: A biased token does not exist.
     """
-    options: dict[str, Any] = {}
-    if bias := penalties.get("logit_bias"):
+    options = dict(given)
+    presence, frequency = (options.pop(f"{name}_penalty", 0.0) for name in ("presence", "frequency"))
+    if bias := options.pop("logit_bias", None):
         size = lm.model.config.get_text_config(decoder=True).vocab_size
         if wrong := [token for token in bias if not (token.isascii() and token.isdecimal()) or int(token) >= size]:
             raise InvalidOption(f"logit_bias: expected token ids from 0 to {size - 1}, got {shown(wrong[0])}")
         options["sequence_bias"] = [[[int(token)], value] for token, value in bias.items()]
-    presence, frequency = (penalties.get(f"{name}_penalty", 0.0) for name in ("presence", "frequency"))
     if presence or frequency:
         options["logits_processor"] = [TokenPenalties(presence, frequency)]
     return options
@@ -324,7 +310,7 @@ def _validate(answer: ModelAnswer, call: Call, abandoned: Event) -> None:
     Raises:
         InvalidObject: It does not follow a schema.
     """
-    if call.request.schema is not None and call.strict and answer.finish_reason != "length":
+    if call.request.schema is not None and call.is_strict and answer.finish_reason != "length":
         validate(check_complete(answer.content), call.request.schema, abandoned)
     functions: Any = {each["function"]["name"]: each["function"] for each in call.request.tools}  # type: ignore[index]
     for each in answer.tool_calls:
@@ -340,7 +326,7 @@ def _engine_reply(call: Call, prompt: Prompt, reply: Reply, ordering: str) -> En
         raise CancelledError
     choices = [
         Choice(
-            answer=Answer(each.content, each.reasoning, each.tool_calls, each.cut_call),
+            answer=replace(each, generation=None, logprobs=None, citations=None),
             finish_reason=each.finish_reason,
             logprobs=None if each.logprobs is None else list(map(_token, each.logprobs)),
             citations=citations_of(each.content, each.citations or (), prompt),

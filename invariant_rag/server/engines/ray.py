@@ -1,12 +1,13 @@
-"""An engine whose model is in replicas: Ray Serve sends equal sets to the replica that has read them."""
+"""An engine whose model is in replicas on Ray Serve, and the replica. Equal sets meet the one that has read them."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,13 +15,17 @@ from ray import serve
 from ray.exceptions import ObjectLostError, RayActorError
 from ray.serve.exceptions import RayServeException
 
-from invariant_rag.cancellation import cancelled_event
+from invariant_rag.cancellation import cancellable, cancelled_event
+from invariant_rag.errors import InvariantRAGError
+from invariant_rag.generation.answers import AnswerDelta
 from invariant_rag.orderings import Candidate
 from invariant_rag.segments import SegmentSet
 from invariant_rag.server.documents import set_key
 from invariant_rag.server.engines.base import Call, Emit, Engine, EngineReply, JudgeCall, Reranker, wait_for
-from invariant_rag.server.errors import ReplicaLost
-from invariant_rag.server.replica import Done
+from invariant_rag.server.engines.building import build_engine, build_reranker
+from invariant_rag.server.errors import ClientLeft, ReplicaFailed, ReplicaLost
+from invariant_rag.server.logs import configure_logging
+from invariant_rag.server.settings import EngineConfig, Settings
 
 if TYPE_CHECKING:
     from invariant_rag.judge import Verdict
@@ -29,10 +34,12 @@ T = TypeVar("T")
 _logger = logging.getLogger("invariant_rag.server")
 
 _LOST = (RayActorError, ObjectLostError, RayServeException)
+_DESCRIBED = ("name", "toy", "context_window", "method", "methods", "orderings")
+"""Attributes of an engine that others have to know."""
 
 
 class RayEngine(Engine):
-    """The replicas of a Ray Serve deployment as an engine.
+    """The replicas of a Ray Serve deployment as an engine, and as a reranker.
 
     A request whose replica dies is asked again of another one, once, unless a piece of its answer has been given away.
 
@@ -83,8 +90,10 @@ class RayEngine(Engine):
 
     def judge(self, call: JudgeCall) -> Verdict:
         """Compare answers; see `Judge`."""
-        session = _session(call.choices.tenant, [SegmentSet(call.answers)])
-        found: Verdict = self._wait_for(cancelled_event(), "judge", call, session=session)
+        answers = SegmentSet(call.request.options or call.request.answers or ())
+        found: Verdict = self._wait_for(
+            cancelled_event(), "judge", call, session=_session(call.choices.tenant, [answers])
+        )
         return found
 
     def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
@@ -144,11 +153,7 @@ def _session(tenant: str, sets: Sequence[SegmentSet]) -> str:
 
 
 async def _retried(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of an attempt; if its replica is lost, that of a second one.
-
-    Raises:
-        ReplicaLost: The second one is lost, too.
-    """
+    """Return the result of an attempt; if its replica is lost, that of a second one, or raise ReplicaLost."""
     try:
         return await attempt()
     except _LOST as error:
@@ -157,3 +162,72 @@ async def _retried(attempt: Callable[[], Awaitable[T]]) -> T:
         return await attempt()
     except _LOST as error:
         raise ReplicaLost("two replicas were lost, one after the other", retry_after=1) from error
+
+
+@dataclass(frozen=True)
+class Done:
+    """The end of a call: what it returned, or its error: Ray logs exceptions with messages, which may hold texts."""
+
+    value: Any = None
+    error: InvariantRAGError | None = None
+
+
+class Replica:
+    """Holds an engine and a reranker, in a process of its own: what goes in and out is picklable.
+
+    Args:
+        config: What the engine is made from.
+        settings: Its tenants and limits. The keys are none: they stay where requests come in.
+        reranker: As for `build_reranker`.
+        places: How many calls run or wait here.
+    """
+
+    def __init__(self, config: EngineConfig, settings: Settings, reranker: str | None, places: int) -> None:
+        configure_logging()
+        self._engine = build_engine(config, settings)
+        self._reranker = build_reranker(reranker)
+        self._threads = ThreadPoolExecutor(places, "invariant-rag-call")
+
+    async def call(self, method: str, *arguments: Any) -> AsyncIterator[tuple[int, AnswerDelta] | Done]:
+        """Call `answer`, `tokens`, `judge` or `sort_keys`: yield the pieces of its answers, and then its end.
+
+        Whoever stops listening abandons the call.
+        """
+        loop, abandoned = asyncio.get_running_loop(), Event()
+        pieces: asyncio.Queue[tuple[int, AnswerDelta] | Done] = asyncio.Queue()
+
+        def put(piece: tuple[int, AnswerDelta] | Done) -> None:
+            loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        def work() -> Any:
+            if method == "answer":
+                (call,) = arguments
+                return self._engine.answer(call, lambda index, delta: put((index, delta)), abandoned)
+            with cancellable(abandoned):
+                return getattr(self._reranker if method == "sort_keys" else self._engine, method)(*arguments)
+
+        self._threads.submit(lambda: put(_done(work)))
+        try:
+            while True:
+                piece = await pieces.get()
+                yield piece
+                if isinstance(piece, Done):
+                    return
+        finally:
+            abandoned.set()
+
+    async def describe(self) -> dict[str, Any]:
+        """Return what others have to know of the engine."""
+        return {name: getattr(self._engine, name) for name in _DESCRIBED}
+
+
+def _done(work: Callable[[], Any]) -> Done:
+    try:
+        return Done(work())
+    except InvariantRAGError as error:
+        return Done(error=error)
+    except CancelledError:
+        return Done(error=ClientLeft("nobody waits for the answer"))
+    except Exception as error:
+        _logger.error("fault", exc_info=error)
+        return Done(error=ReplicaFailed(f"{type(error).__name__} in a replica, whose log says where"))

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible API as an engine. Its attention is its own, so only the prompt can be arranged.
+"""A model behind an OpenAI-compatible API as an engine. Its attention is its own: only the prompt can be arranged.
 
 `canonical` writes documents in an order that depends on their contents alone: equal sets make equal requests, and that
 is all. The model still reads the documents one after another. `vote` asks about several orders, and returns the answer
@@ -8,14 +8,15 @@ that most of them give. Nothing here imports torch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from threading import Event
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
+import httpx
 from anyio.from_thread import start_blocking_portal
 
 from invariant_rag.api_models import (
@@ -27,20 +28,21 @@ from invariant_rag.api_models import (
     elect,
     request_as_given,
 )
-from invariant_rag.errors import InvalidChoice, UnsupportedCombination
-from invariant_rag.generation.answers import AnswerDelta, Usage
+from invariant_rag.errors import ContextOverflow, InvalidChoice, UnsupportedCombination
+from invariant_rag.generation.answers import Answer, AnswerDelta, CallDelta, Usage
 from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.json_schema import check_complete
+from invariant_rag.generation.openai_format import parse_deltas
 from invariant_rag.orderings import ORDERINGS, resolve_ordering
+from invariant_rag.prompts import Turn
 from invariant_rag.prompts.labels import Labels
 from invariant_rag.segments import Prompt
 from invariant_rag.server.compiling import validate
 from invariant_rag.server.documents import citations_of, report_of_request
 from invariant_rag.server.engines.base import Call, Choice, Emit, Engine, EngineReply, JudgeCall, wait_for
-from invariant_rag.server.engines.openai_api import OpenAIAPI, WrittenAnswer
-from invariant_rag.server.errors import Busy, UpstreamFailed, UpstreamRefused, about
+from invariant_rag.server.errors import Busy, DeadlineExceeded, UpstreamFailed, UpstreamRefused, about, encode
 
-T = TypeVar("T")
+_logger = logging.getLogger("invariant_rag.server")
 
 METHODS = STRATEGIES | {"sequential"}
 _DEFAULT_ORDERING = {"canonical": "lexical", "sequential": "given", "vote": "lexical"}
@@ -52,15 +54,10 @@ _NOTES = {
     "sequential": "The model read the documents one after another, as it reads any text.",
 }
 _NOT_COUNTED = "The upstream did not say how many tokens there were."
-_FIRST_PAUSE = 0.25  # before an API that is busy is asked again
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What came back for one request: its answers, and the usage, if that was counted."""
-
-    written: Sequence[WrittenAnswer]
-    usage: Mapping[str, Any] | None
+_CONNECT_SECONDS, _CHECK_SECONDS = 10.0, 5.0
+_REFUSED = frozenset({400, 413, 422})
+"""Statuses that say what is wrong with a request. Others are about the gateway, whose key may be wrong."""
+_LONGEST_MESSAGE = 500
 
 
 class Upstream(Engine):
@@ -98,19 +95,29 @@ class Upstream(Engine):
         together: int = 64,
         timeout: float = 300.0,
     ) -> None:
+        if not re.match(r"https?://[^/]", url):
+            raise InvalidChoice(
+                f"upstream: expected an address with http:// or https://, got {url!r}",
+                hint="Such as http://127.0.0.1:8001/v1.",
+            )
         if method not in METHODS:
             raise InvalidChoice(f"method: expected {', '.join(sorted(METHODS))} for an upstream, got {method!r}")
         if votes < 2:
             raise InvalidChoice(f"votes: expected at least 2, got {votes}")
-        self.together, self._timeout = together, timeout
-        self.method, self._votes = method, votes
+        self.together, self.method, self._votes = together, method, votes
         by_content = frozenset(name for name, each in ORDERINGS.items() if each.invariant)
         self.orderings = dict.fromkeys(STRATEGIES, by_content) | {"sequential": frozenset(ORDERINGS)}
         self._ordering = _DEFAULT_ORDERING[method] if ordering is None else resolve_ordering(ordering).name
         if method in STRATEGIES:
             content_ordering(self._ordering)
         self._limit = "max_tokens"
-        self._api = OpenAIAPI(url, key, timeout)
+        headers = {"content-type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
+        self._client = httpx.AsyncClient(
+            base_url=url.rstrip("/"),
+            headers=headers,
+            timeout=httpx.Timeout(timeout, connect=min(_CONNECT_SECONDS, timeout)),
+            limits=httpx.Limits(max_connections=None),
+        )
         self._exit = ExitStack()
         self._portal = self._exit.enter_context(start_blocking_portal(name="invariant-rag-upstream"))
         try:
@@ -130,7 +137,7 @@ class Upstream(Engine):
             IncompleteObject: It ended an answer that should follow a schema too early.
             InvalidObject: Its answer does not follow the schema.
             UnsupportedCombination: The request asks for what an API cannot do.
-            UpstreamFailed: It cannot be reached, or failed.
+            UpstreamFailed: It cannot be reached, failed, or answered what is no reply.
             UpstreamRefused: It takes the request for a wrong one.
         """
         method = call.choices.method or self.method  # another method than the server's brings its own ordering
@@ -140,27 +147,26 @@ class Upstream(Engine):
                 content_ordering(ordering)
         _check_supported(call, method)
         if method == "sequential" and ordering == "given":
-            requests = [request_as_given(call.turns)]
+            requests = [request_as_given(_turns_of(call))]
         else:
             writing = PlainRequests(ordering, votes=self._votes if method == "vote" else 1)
-            requests = writing.of_turns(call.turns, call.request.question or "")
-        tally, winner = None, 0
-        if method == "vote":
-            asked = self._wait(partial(self._ask_all, call, requests), abandoned)
-            tally = elect([_key(each) for each in asked])
-            winner = tally.winner
-            for delta in asked[winner].written[0].deltas if call.stream else ():
+            requests = writing.of_turns(_turns_of(call), call.request.question or "")
+        taken = emit if call.stream and method != "vote" else None
+        asked = wait_for(self._portal.start_task_soon(self._ask_all, call, requests, taken), abandoned)
+        tally = elect([_key(each) for each, _ in asked]) if method == "vote" else None
+        winner = 0 if tally is None else tally.winner
+        written, request = asked[winner][0], requests[winner]
+        if tally is not None and call.stream:
+            for delta in written[0].deltas:
                 emit(0, delta)
-        else:
-            asked = [self._wait(partial(self._ask, call, requests[0], emit), abandoned)]
-        request = requests[winner]
+        counted = [usage for _, usage in asked if usage is not None]
         notes = [_NOTES[method]] if request.sets else []
-        notes += [_NOT_COUNTED] if any(each.usage is None for each in asked) else []
+        notes += [_NOT_COUNTED] if len(counted) < len(asked) else []
         report = report_of_request(request, method, ordering, call.warnings)
         report["warnings"] += notes
         return EngineReply(
-            choices=[_choice(call, each, request.labels, abandoned) for each in asked[winner].written],
-            usage=_usage([each.usage or {} for each in asked]),
+            choices=[_choice(call, each, request.labels, abandoned) for each in written],
+            usage=_usage(counted),
             report=report if tally is None else {**report, "vote": tally.as_dict()},
         )
 
@@ -180,116 +186,174 @@ class Upstream(Engine):
 
     def check_ready(self) -> None:
         """Check that the API answers, and takes the key; see `Engine`."""
-        self._portal.call(self._api.check_ready)
+
+        async def check() -> None:
+            with _failures():
+                response = await self._client.get("/models", timeout=_CHECK_SECONDS)
+            if response.status_code in (401, 403) or response.status_code >= 500:
+                _refuse(response)
+
+        self._portal.call(check)
 
     def close(self) -> None:
         """End, with what is still asked for."""
-        self._portal.call(self._api.close)
+        self._portal.call(self._client.aclose)
         self._exit.close()
 
     def _only_model(self) -> str:
-        names = self._portal.call(self._api.models)
+        async def models() -> Any:
+            with _failures():
+                response = await self._client.get("/models")
+            if not response.is_success:
+                _refuse(response)
+            return _parsed(response.content).get("data")
+
+        cards = self._portal.call(models)
+        if not isinstance(cards, list):
+            raise UpstreamFailed("expected a list of models of the upstream, got something else")
+        names = [str(card["id"]) for card in cards if isinstance(card, Mapping) and "id" in card]
         if len(names) != 1:
-            listed = ", ".join(names[:10]) or "none"
             raise InvalidChoice(
                 f"model: expected the name of one, since the upstream has {len(names)}, got none",
-                hint=f"It lists {listed}.",
+                hint=f"It lists {', '.join(names[:10]) or 'none'}.",
             )
         return names[0]
 
-    def _wait(self, work: Callable[[], Coroutine[Any, Any, T]], abandoned: Event) -> T:
-        """Run work in the event loop until it is done, or nobody waits for it: then its connections are closed."""
-        task: Future[T] = self._portal.start_task_soon(work)
-        return wait_for(task, abandoned)
+    async def _ask_all(
+        self, call: Call, requests: Sequence[PlainRequest], emit: Emit | None
+    ) -> list[tuple[list[WrittenAnswer], Mapping[str, Any] | None]]:
+        """Ask about all orders at the same time: return the answers and the usage of each.
 
-    async def _ask_all(self, call: Call, requests: Sequence[PlainRequest]) -> list[_Asked]:
-        """Ask about several orders: all at the same time, and what the API has no room for again, fewer at a time.
-
-        Any other error ends all of them.
-
-        Raises:
-            Busy: The API has no room for as long as an answer may take.
+        An error ends all of them, and so does who cancels this: their connections are closed.
         """
-        loop = asyncio.get_running_loop()
-        end, pause, together = loop.time() + self._timeout, _FIRST_PAUSE, len(requests)
-        found: dict[int, _Asked] = {}
-        while waiting := [index for index in range(len(requests)) if index not in found][:together]:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._ask_unless_busy(call, requests[index])) for index in waiting]
-            except BaseExceptionGroup as failed:
-                raise failed.exceptions[0] from None
-            results = {index: task.result() for index, task in zip(waiting, tasks, strict=True)}
-            answered = {index: each for index, each in results.items() if isinstance(each, _Asked)}
-            found |= answered
-            busy = [each for each in results.values() if isinstance(each, Busy)]
-            if busy:
-                seconds = max(each.retry_after or 0 for each in busy) or pause
-                if loop.time() + seconds > end:
-                    raise busy[0]
-                await asyncio.sleep(seconds)
-                pause, together = 2 * pause, max(len(answered), 1)
-        return [found[index] for index in range(len(requests))]
-
-    async def _ask_unless_busy(self, call: Call, request: PlainRequest) -> _Asked | Busy:
         try:
-            return await self._ask(call, request, None)
-        except Busy as error:
-            return error
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._ask(call, each, emit)) for each in requests]
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [task.result() for task in tasks]
 
-    async def _ask(self, call: Call, request: PlainRequest, emit: Emit | None) -> _Asked:
+    async def _ask(
+        self, call: Call, request: PlainRequest, emit: Emit | None
+    ) -> tuple[list[WrittenAnswer], Mapping[str, Any] | None]:
         """Ask about one order. Without `emit`, nobody takes the pieces.
 
         Some models take `max_completion_tokens` only, and say so: then they get that.
         """
-        count, emitting = call.request.n, emit if call.stream else None
-        written = [WrittenAnswer() for _ in range(count)]
+        written = [WrittenAnswer(index) for index in range(call.request.n)]
 
-        def pass_on(index: int, deltas: Iterable[AnswerDelta]) -> None:
-            for delta in deltas:
-                if emitting is not None:
-                    emitting(index, delta)
+        def pass_on(deltas: Iterable[AnswerDelta]) -> None:
+            if emit is not None:
+                for delta in deltas:
+                    emit(delta.index, delta)
 
         def take(choice: Mapping[str, Any]) -> None:
             index = choice.get("index") or 0
-            if index not in range(count):
-                raise UpstreamFailed(f"expected {count} answers of the upstream, got one with the index {index}")
-            pass_on(index, written[index].feed(choice))
+            if index not in range(len(written)):
+                raise UpstreamFailed(f"expected {len(written)} answers of the upstream, got one with the index {index}")
+            pass_on(written[index].feed(choice))
 
-        path = "/chat/completions" if call.chat else "/completions"
-        body = _body_of(call, request, self._model, stream=emitting is not None)
-        limit = call.request.max_new_tokens
+        body = _body_of(call, request, self._model, stream=emit is not None)
         try:
-            usage = await self._api.ask(path, {**body, self._limit: limit}, take, call.headers)
+            usage = await self._post(call, {**body, self._limit: call.request.max_new_tokens}, take)
         except UpstreamRefused as error:
             if error.param != self._limit or "max_completion_tokens" not in str(error):
                 raise
             self._limit = "max_completion_tokens"
-            usage = await self._api.ask(path, {**body, self._limit: limit}, take, call.headers)
-        for index, each in enumerate(written):
-            pass_on(index, each.finish())
-        return _Asked(written, usage)
+            usage = await self._post(call, {**body, self._limit: call.request.max_new_tokens}, take)
+        for each in written:
+            pass_on(each.finish())
+        return written, usage
+
+    async def _post(
+        self, call: Call, body: Mapping[str, Any], take: Callable[[Mapping[str, Any]], None]
+    ) -> Mapping[str, Any] | None:
+        """Send a request, and give its choices away as they come. Returns the usage, if the API counts."""
+        path, usage = "/completions" if call.request.messages is None else "/chat/completions", None
+        content, headers = encode(body).encode(), dict(call.headers)
+        with _failures():
+            async with self._client.stream("POST", path, content=content, headers=headers) as response:
+                if not response.is_success:
+                    await response.aread()
+                    _refuse(response)
+                if not body.get("stream"):
+                    return _take_all(_parsed(await response.aread()), take)
+                async for line in response.aiter_lines():
+                    data = line.removeprefix("data:").strip()
+                    if line.startswith("data:") and data != "[DONE]":
+                        usage = _take_all(_parsed(data), take) or usage
+        return usage
+
+
+class WrittenAnswer:
+    """One answer, while it is written. A whole one is a stream of a single piece."""
+
+    def __init__(self, index: int) -> None:
+        self.index, self.finish_reason = index, ""
+        self.logprobs: list[dict[str, Any]] | None = None
+        self.deltas: list[AnswerDelta] = []
+
+    def feed(self, choice: Mapping[str, Any]) -> list[AnswerDelta]:
+        """Return what another piece is, or raise UpstreamFailed."""
+        try:
+            said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+            found = list(parse_deltas(said, self.index))
+            if logprobs := choice.get("logprobs"):
+                self.logprobs = [*(self.logprobs or []), *_tokens(logprobs)]
+            self.finish_reason = str(choice.get("finish_reason") or self.finish_reason)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UpstreamFailed("expected a choice of OpenAI's API of the upstream, got something else") from error
+        self.deltas += found
+        return found
+
+    def finish(self) -> list[AnswerDelta]:
+        """Return what is known at the end: a call without arguments has empty ones.
+
+        Raises:
+            UpstreamFailed: The answer has not ended, or holds a call that is none although there was room.
+        """
+        if not self.finish_reason:
+            raise UpstreamFailed("expected an answer of the upstream to its end, got a part of one")
+        if self.finish_reason == "length":
+            return []
+        arguments: dict[int, str] = {}
+        for call in (each.call for each in self.deltas if each.call):
+            arguments[call.index] = arguments.get(call.index, "") + call.arguments
+        empty = [CallDelta(place, arguments="{}") for place, said in arguments.items() if not said]
+        found = [AnswerDelta(call=each, index=self.index) for each in empty]
+        self.deltas += found
+        if Answer.join(self.deltas).cut_call is not None:
+            raise UpstreamFailed("expected calls of tools of the upstream, got one whose arguments are no JSON")
+        return found
+
+
+def _turns_of(call: Call) -> list[Turn]:
+    asked, prompt = call.request, call.request.prompt
+    if prompt is None:
+        return [Turn(each["role"], tuple(each["content"])) for each in asked.messages or ()]
+    parts = [part for pair in zip(prompt.texts, (*prompt.sets, ""), strict=True) for part in pair]
+    return [Turn("user", tuple(part for part in parts if len(part)))]
 
 
 def _body_of(call: Call, request: PlainRequest, model: str, *, stream: bool) -> dict[str, Any]:
     """Return the body of a request, but for the limit of its answer: what was asked, with its documents as text."""
     asked = call.request
-    body: dict[str, Any] = {"model": model, "temperature": asked.temperature, **asked.options, **call.penalties}
+    body: dict[str, Any] = {"model": model, "temperature": asked.temperature, **asked.options}
     drawn = {name: getattr(asked, name) for name in ("top_p", "top_k", "min_p", "seed")}
     body |= {name: value for name, value in drawn.items() if value is not None}
     body |= {"stop": list(asked.stop)} if asked.stop else {}
     body |= {"n": asked.n} if asked.n > 1 else {}
     body |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-    if not call.chat:
+    if asked.messages is None:
         (turn,) = request.turns
         token_ids = next((list(part) for part in turn.parts if isinstance(part, tuple)), None)
         body["prompt"] = turn.text if token_ids is None else token_ids
         return body | ({"logprobs": asked.top_logprobs} if asked.logprobs else {})
     messages = body["messages"] = []
-    for turn, more in zip(request.turns, call.extra or ({},) * len(request.turns), strict=True):
-        kept = {name: value for name, value in more.items() if name != "reasoning_content"}  # few APIs take it back
+    for turn, message in zip(request.turns, asked.messages, strict=True):
+        kept = {name: value for name, value in message.items() if name != "reasoning_content"}  # few APIs take it back
         content = None if kept.get("tool_calls") and not turn.text else turn.text
-        messages.append({**kept, "role": turn.role, "content": content})
+        messages.append({**kept, "content": content})
     if asked.tools:
         is_name = asked.tool_choice not in {"auto", "none", "required"}
         named = {"type": "function", "function": {"name": asked.tool_choice}}
@@ -323,9 +387,9 @@ def _choice(call: Call, written: WrittenAnswer, labels: Labels, abandoned: Event
         InvalidObject: It does not follow the schema.
         UnsupportedCombination: Log-probabilities were asked for, and did not come.
     """
-    answer, asked = written.answer, call.request
+    answer, asked = Answer.join(written.deltas), call.request
     is_cut = written.finish_reason == "length"
-    if asked.schema is not None and call.strict and not answer.tool_calls and not is_cut:
+    if asked.schema is not None and call.is_strict and not answer.tool_calls and not is_cut:
         with about("response_format"):
             validate(check_complete(answer.content), asked.schema, abandoned)
     if asked.logprobs and written.logprobs is None:
@@ -344,8 +408,8 @@ def _choice(call: Call, written: WrittenAnswer, labels: Labels, abandoned: Event
     )
 
 
-def _key(asked: _Asked) -> Any:
-    answer = asked.written[0].answer
+def _key(written: Sequence[WrittenAnswer]) -> Any:
+    answer = Answer.join(written[0].deltas)
     return answer_key(answer.content, [(each.name, each.arguments) for each in answer.tool_calls])
 
 
@@ -357,3 +421,81 @@ def _usage(counted: Sequence[Mapping[str, Any]]) -> Usage:
         completion_tokens=sum(each.get("completion_tokens") or 0 for each in counted),
         cached_tokens=sum(each.get("cached_tokens") or 0 for each in details),
     )
+
+
+def _tokens(logprobs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return log-probabilities in the shape of chats: completions have one list of tokens and one of numbers."""
+    if logprobs.get("content") is not None:
+        return list(logprobs["content"])
+    tokens, numbers = logprobs["tokens"], logprobs["token_logprobs"]
+    tops = logprobs.get("top_logprobs") or [{}] * len(tokens)
+
+    def token(text: str, number: float) -> dict[str, Any]:
+        return {"token": text, "logprob": number, "bytes": None}
+
+    return [
+        {**token(text, number), "top_logprobs": [token(*each) for each in (top or {}).items()]}
+        for text, number, top in zip(tokens, numbers, tops, strict=True)
+    ]
+
+
+def _take_all(reply: Mapping[str, Any], take: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any] | None:
+    """Give the choices of a reply, or of a chunk of a stream, away; return its usage."""
+    if "error" in reply:  # within a stream, whose status was sent before
+        raise UpstreamFailed("the upstream failed in the middle of its answer")
+    choices, usage = reply.get("choices"), reply.get("usage")
+    if not isinstance(choices, list) or not all(isinstance(each, Mapping) for each in choices):
+        raise UpstreamFailed("expected a reply with choices of the upstream, got something else")
+    for choice in choices:
+        take(choice)
+    return usage if isinstance(usage, Mapping) else None
+
+
+def _parsed(content: str | bytes) -> Mapping[str, Any]:
+    try:
+        reply = json.loads(content)
+    except ValueError as error:
+        raise UpstreamFailed("expected JSON of the upstream, got something else") from error
+    if not isinstance(reply, Mapping):
+        raise UpstreamFailed("expected an object of the upstream, got something else")
+    return reply
+
+
+def _refuse(response: httpx.Response) -> NoReturn:
+    """Raise what a response says. Only what is about the request is repeated: other messages may name an account."""
+    status = response.status_code
+    try:
+        described = _parsed(response.content)
+    except UpstreamFailed:
+        described = {}
+    error = described.get("error", described)
+    fields: Mapping[str, Any] = error if isinstance(error, Mapping) else {"message": error}
+    message = str(fields.get("message") or "no reason")[:_LONGEST_MESSAGE]
+    if fields.get("code") == "context_length_exceeded":
+        raise ContextOverflow(message)
+    if status in _REFUSED:
+        param = fields.get("param")
+        raise UpstreamRefused(f"the upstream says: {message}", param=None if param is None else str(param))
+    _logger.warning("the upstream failed", extra={"fields": {"status": status, "code": fields.get("code")}})
+    wait = response.headers.get("retry-after", "")
+    retry_after = int(wait) if re.fullmatch(r"\d{1,6}", wait) else None
+    if status == 429:
+        raise Busy("the upstream takes no more requests now", retry_after=retry_after)
+    if status in (408, 504):
+        raise DeadlineExceeded(f"the upstream answered {status}: it took too long", retry_after=retry_after)
+    raise UpstreamFailed(f"the upstream answered {status}", retry_after=retry_after)
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Raise what is no answer as what it is for clients; only the log says more."""
+    try:
+        yield
+    except httpx.HTTPError as error:
+        is_slow = isinstance(error, httpx.TimeoutException)
+        said = "the upstream is too slow" if is_slow else "the upstream cannot be reached"
+        _logger.warning(said, extra={"fields": {"error": type(error).__name__, "reason": repr(error)}})
+        if is_slow:
+            raise DeadlineExceeded("expected an answer of the upstream in time") from error
+        told = "expected an answer of the upstream, which cannot be reached"
+        raise UpstreamFailed(told, hint="Try again later.") from error

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from vllm_invariant_rag import (
@@ -53,14 +54,14 @@ class OnVLLM(ModelEngine):
         with _refusals():
             self._backend.check_ready()
 
-    def for_tenant(self, lm: InvariantModel, choices: Choices) -> InvariantModel:
+    def for_tenant(self, lm: InvariantModel, tenant: str) -> InvariantModel:
         """Return a backend for the tenant."""
-        tenant: InvariantModel = cast("VLLMBackend", lm).with_tenant(choices.tenant)
-        return tenant
+        backend: InvariantModel = cast("VLLMBackend", lm).with_tenant(tenant)
+        return backend
 
-    def model_of(self, call: Call) -> InvariantModel:
-        """Return a backend that passes on the names of the request and of its trace."""
-        backend: InvariantModel = cast("VLLMBackend", super().model_of(call)).with_headers(call.headers)
+    def model_for(self, choices: Choices, headers: Mapping[str, str] = MappingProxyType({})) -> InvariantModel:
+        """Return a backend that passes on the names of a request and of its trace."""
+        backend: InvariantModel = cast("VLLMBackend", super().model_for(choices)).with_headers(headers)
         return backend
 
     def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
