@@ -171,7 +171,7 @@ class GrammarProcessor(LogitsProcessor):
     def __post_init__(self) -> None:
         self.compiled = self.words.compile(self.tag)
         controls = {token for token, name in self.words.controls.items() if name not in self.literals}
-        self._banned = {byte: sorted({*each, *controls} - self.stops) for byte, each in self.words.broken.items()}
+        self.banned = {byte: sorted({*each, *controls} - self.stops) for byte, each in self.words.broken.items()}
         self._seen: torch.Tensor | None = None
         self._matchers: list[Any] = []
         self._ends: list[bytes] = []  # of each text, as far as the trigger
@@ -197,7 +197,7 @@ class GrammarProcessor(LogitsProcessor):
                 matcher.fill_next_token_bitmask(bits, row)
                 if self.trigger in self._ends[row]:
                     last = self.words.words[int(input_ids[row, -1])][-1:]
-                    found[row, self._banned.get(last, self._banned[b""])] = -torch.inf
+                    found[row, self.banned.get(last, self.banned[b""])] = -torch.inf
         apply_token_bitmask_inplace(found, bits.to(scores.device))
         if (found.amax(-1) == -torch.inf).any():
             raise UnsupportedCombination(

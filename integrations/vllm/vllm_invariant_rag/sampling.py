@@ -17,7 +17,6 @@ from invariant_rag.generation.options import as_ids, resolve_option
 from invariant_rag.generation.sampling import TokenPenalties
 from invariant_rag.generation.streaming import StopOnEvent
 from invariant_rag.generation.structured import GrammarProcessor
-from invariant_rag.prompts import control_tokens
 
 from vllm_invariant_rag.engines import Stopped
 
@@ -104,11 +103,8 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, An
     for each in penalties[:1]:
         fields |= {"presence_penalty": each.presence, "frequency_penalty": each.frequency}
     if processor is not None:
-        if lm.tokenizer is not None and not processor.trigger:
-            # xgrammar would take control tokens for their names inside strings.
-            names = control_tokens(lm.tokenizer).items()
-            banned = {token for token, name in names if name not in processor.literals} - processor.stops
-            bias |= {str(token): _UNLIKELY for token in sorted(banned)}
+        if not processor.trigger:  # what xgrammar would let into strings
+            bias |= {str(token): _UNLIKELY for token in processor.banned[b""]}
         fields["structured_outputs"] = {"structural_tag": processor.tag}
     if bias:
         fields["logit_bias"] = bias
