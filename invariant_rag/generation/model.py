@@ -33,7 +33,7 @@ from invariant_rag.generation.decode import decode
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.options import check_options, check_seed, generation_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.prefill import Prefiller, batch_caches, left_pad, shared_state, to_static
+from invariant_rag.generation.prefill import Prefiller, batch_caches, left_pad, shared_state
 from invariant_rag.generation.prepare import Overflow, PreparedPrompt, prepare
 from invariant_rag.generation.sampling import sample_rows, samples_rows
 from invariant_rag.generation.streaming import TextStream, stream_text
@@ -350,7 +350,6 @@ class InvariantModel:
             **kwargs: Keyword arguments of transformers' `generate`: `do_sample`, `num_beams`, `stop_strings`,
                 `logits_processor`... Decoding is greedy unless `do_sample` or `generation_config` enables sampling.
                 With `top_logprobs=k`, the k most likely tokens of each step are recorded, too; not with beams.
-                With `compile=True`, transformers compiles decoding, from a static cache, where it can (on CUDA).
 
         Returns:
             One generation for one prompt, and a list for several. With `num_return_sequences`, a list in which the
@@ -513,18 +512,15 @@ class InvariantModel:
         if batch.positions is not None and takes_position_ids(prefiller.model):
             options["position_ids"] = batch.positions
         copies = max(options["num_beams"], options["num_return_sequences"])
-        is_static, options["cache_implementation"] = options["cache_implementation"] == "static", None
         # Prompts are prefilled here, or by the first forward pass of `generate`: one prompt after what its cache has of
         # it, several where there is no cache.
         is_one = len(prepared) == 1 or (
             prefiller.choices.cache is None and prefiller.shares_prefill([len(each.input_ids) for each in prepared])
         )
-        prefills = copies == 1 and not is_static and is_one
+        prefills = copies == 1 and is_one
         prefilled = prefiller.load_cached_prefixes(prepared) if prefills else prefiller.prefill(prepared)
         cache: Cache = batch_caches([each.cache for each in prefilled], batch.padding, copies)
         is_whole = prefills and not cache.get_seq_length()
-        if is_static:
-            cache = to_static(cache, self.model.config, batch.ids.shape[1] + max_new_tokens)
         states = [replace(each.state, padding=by) for each, by in zip(prefilled, batch.padding, strict=True)]
         with (prefiller.generation_attention if is_whole else prefiller.decoding_attention)(states):
             cached = [each.cached_tokens for each in prefilled]

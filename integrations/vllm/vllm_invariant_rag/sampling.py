@@ -43,7 +43,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """Options that a generation_config may set and vLLM cannot follow, with the values that change nothing."""
 
-_UNLIKELY = -100.0  # the least bias that vLLM takes
+_UNLIKELY, _MOST_BIASES = -100.0, 1024  # the least bias that vLLM takes, and how many
 _NOTHING = torch.empty((1, 0))
 
 
@@ -103,8 +103,8 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, An
     for each in penalties[:1]:
         fields |= {"presence_penalty": each.presence, "frequency_penalty": each.frequency}
     if processor is not None:
-        if not processor.trigger:  # what xgrammar would let into strings
-            bias |= {str(token): _UNLIKELY for token in processor.banned[b""]}
+        if not processor.trigger:  # what xgrammar would let into strings; control tokens are the last ones
+            bias |= {str(token): _UNLIKELY for token in processor.banned[b""][-_MOST_BIASES:]}
         fields["structured_outputs"] = {"structural_tag": processor.tag}
     if bias:
         fields["logit_bias"] = bias
