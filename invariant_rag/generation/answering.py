@@ -119,10 +119,8 @@ class Answering:
 
         Raises:
             CancelledError: It was abandoned.
-            ContextOverflow: The prompt is too long.
             IncompleteObject: The model ended its answer within a call, though there was room for more.
-            InvalidOption: As for `InvariantModel.generate`.
-            InvalidSchema: The schema, or that of a tool, uses what xgrammar does not know.
+            InvariantRAGError: As for `InvariantModel.generate` and `constrain`.
         """
         return reply_all([self], batcher, batch_size=batch_size, abandoned=abandoned)[0]
 

@@ -47,13 +47,6 @@ def decode(
         max_new_tokens: Maximum number of tokens to generate.
         options: From `generation_options`.
         cached_tokens: How many tokens of each prompt came from a `KeyValueCache`. None: none.
-
-    Returns:
-        Generations, one per prompt and returned sequence.
-
-    Raises:
-        InvalidOption: transformers refuses an option.
-        UnsupportedCombination: The model dropped the cache while decoding.
     """
     top = options.pop("top_logprobs", 0)
     recorder = _LogprobRecorder(options["num_beams"], top)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ class KeyValueCache:
         settings: dict[str, Any] = {"max_bytes": self._max_bytes, "device": self._device, "namespace": self._namespace}
         if self._store is not None:
             settings |= {"folder": self._store.folder, "max_disk_bytes": self._store.max_bytes}
-        return _restore, (settings,)
+        return partial(KeyValueCache, **settings), ()
 
     def get(self, key: str, layout: EntryLayout | None = None) -> Entry | None:
         """Return an entry, or None. Its tensors are shared and must not be modified.
@@ -202,10 +203,6 @@ def _is_entry(value: Any) -> bool:
 
 def _size(entry: Entry) -> int:
     return sum([tensor.nbytes for pair in entry for tensor in pair])
-
-
-def _restore(settings: dict[str, Any]) -> KeyValueCache:
-    return KeyValueCache(**settings)
 
 
 def layout_of(entry: Entry) -> EntryLayout:

@@ -207,9 +207,10 @@ class Loved(LogitsProcessor):
 
 def test_control_tokens_and_ends_are_not_part_of_an_object(model: InvariantModel) -> None:
     controls = control_tokens(model.tokenizer)
-    loved = [Loved(*controls)]
+    loved = [Loved(*controls, *model.tokenizer.encode("\t", add_special_tokens=False))]
     generation = model.generate(PROMPT, **constrain(model, Short, max_new_tokens=120, logits_processor=loved))
     assert controls.keys().isdisjoint(generation.token_ids[:-1])
+    assert "\t" not in generation.text  # which would be no JSON within a string
     assert isinstance(parse_object(generation.text, Short), Short)
 
 
@@ -354,6 +355,12 @@ def test_values_that_break_a_schema_are_errors(value: Any, schema: dict[str, Any
         validate_value(value, schema)
     validate_value({"x-a": "1", "b": 2}, NAMES)
     validate_value({"$schema": 1}, {"$schema": "http://json-schema.org/draft-07/schema#", "required": ["$schema"]})
+
+
+def test_half_of_a_surrogate_pair_is_no_character() -> None:
+    with pytest.raises(IncompleteObject, match="surrogates"):
+        parse_object('{"a": "\\ud83d"}', {})
+    assert parse_object('"\\ud83d\\ude00"', {}) == "\U0001f600"
 
 
 def test_nothing_is_fetched() -> None:
