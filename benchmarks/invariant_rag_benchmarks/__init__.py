@@ -7,32 +7,25 @@ from typing import Any
 from invariant_rag.errors import UnknownName
 
 from invariant_rag_benchmarks.base import Benchmark, Case, Record, Scored, Selection
-from invariant_rag_benchmarks.tasks.commonsense_qa import CommonsenseQA
-from invariant_rag_benchmarks.tasks.judging import LLMBar, RewardBench
-from invariant_rag_benchmarks.tasks.key_value import KeyValue
-from invariant_rag_benchmarks.tasks.longbench import LongBench, TwoWiki
-from invariant_rag_benchmarks.tasks.lost_in_the_middle import LostInTheMiddle
-from invariant_rag_benchmarks.tasks.mintaka import Mintaka
-from invariant_rag_benchmarks.tasks.mmlu import MMLU
-from invariant_rag_benchmarks.tasks.r_gsm import RGSM
-from invariant_rag_benchmarks.tasks.timeline import Timeline
-from invariant_rag_benchmarks.tasks.xquad import XQuAD
+from invariant_rag_benchmarks.tasks import choices, chunks, documents, judging, statements
 
-_ALL: tuple[Benchmark[Any], ...] = (
-    LostInTheMiddle(),
-    KeyValue(),
-    MMLU(),
-    CommonsenseQA(),
-    Mintaka(),
-    RewardBench(),
-    LLMBar(),
-    TwoWiki(),
-    XQuAD(),
-    RGSM(),
-    Timeline(),
-    LongBench(),
-)
-BENCHMARKS: dict[str, Benchmark[Any]] = {each.name: each for each in _ALL}
+BENCHMARKS: dict[str, Benchmark[Any]] = {
+    each.name: each
+    for each in (
+        documents.LostInTheMiddle(),
+        documents.KeyValue(),
+        choices.MMLU(),
+        choices.CommonsenseQA(),
+        statements.Mintaka(),
+        judging.RewardBench(),
+        judging.LLMBar(),
+        chunks.TwoWiki(),
+        documents.XQuAD(),
+        statements.RGSM(),
+        chunks.Timeline(),
+        chunks.LongBench(),
+    )
+}
 """Every benchmark by its name."""
 
 __all__ = ["BENCHMARKS", "Benchmark", "Case", "Record", "Scored", "Selection", "resolve_benchmark"]

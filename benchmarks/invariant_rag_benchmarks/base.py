@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from invariant_rag.errors import InvalidChoice, InvalidDataset, UnknownName
+from invariant_rag.errors import InvalidChoice, UnknownName
 from invariant_rag.segments import Prompt, SegmentSet
 from invariant_rag.shown import shown
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
+
+from invariant_rag_benchmarks.errors import InvalidDataset
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -22,6 +25,32 @@ if TYPE_CHECKING:
 
 Record: TypeAlias = dict[str, Any]
 """The result of one case as plain data: a line of `records.jsonl`."""
+
+
+class Settings(BaseModel):
+    """Settings of a benchmark: texts, whole numbers and flags, each with a default and a description."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Example(BaseModel):
+    """A record of a benchmark's file, as far as the benchmark reads it."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected a text")
+    return value
+
+
+Text: TypeAlias = Annotated[str, PlainValidator(_text)]
+"""A text of a record as it is: pydantic's own texts have no half of a surrogate pair, which JSON can hold."""
+
+S = TypeVar("S", bound=Settings)
+E = TypeVar("E", bound=Example)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,7 +65,7 @@ class Case:
         suffix: Text after the segments.
         gold: Accepted answers, or whatever the benchmark's `score` compares with.
         query: Query for orderings by relevance.
-        system: System message of a chat prompt; empty for none.
+        system: System message of a chat prompt, if any.
         chat: Whether the prompt goes through the model's chat template.
         candidates: Continuations of which the likeliest is the output. Empty: the output is generated.
         group: Subset of the benchmark that the question belongs to.
@@ -88,52 +117,31 @@ class Selection:
     Attributes:
         limit: Largest number of questions; None for all.
         seed: Seed of the sample, and of everything else that a benchmark draws.
-        load_tokenizer: Returns the model's tokenizer, for benchmarks whose chunks are counted in tokens.
+        load_tokenizer: Returns the model's tokenizer, or None, for benchmarks whose chunks are counted in tokens.
     """
 
     limit: int | None = None
     seed: int = 0
-    load_tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None
+    load_tokenizer: Callable[[], PreTrainedTokenizerBase | None] = lambda: None
 
-    def sample(self, examples: Sequence[Any]) -> list[tuple[int, Any]]:
+    def sample(self, examples: Sequence[T]) -> list[tuple[int, T]]:
         """Return the chosen examples with their index in the file. A sample contains every smaller one."""
         numbered = list(enumerate(examples))
         if self.limit is None or self.limit >= len(numbered):
             return numbered
         return random.Random(self.seed).sample(numbered, len(numbered))[: self.limit]
 
-
-class Settings(BaseModel):
-    """Settings of a benchmark: texts, whole numbers and flags, each with a default and a description."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Example(BaseModel):
-    """A record of a benchmark's file, as far as the benchmark reads it."""
-
-    model_config = ConfigDict(frozen=True)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("expected a text")
-    return value
-
-
-Text: TypeAlias = Annotated[str, PlainValidator(_text)]
-"""A text of a record as it is: pydantic's own texts have no half of a surrogate pair, which JSON can hold."""
-
-S = TypeVar("S", bound=Settings)
-E = TypeVar("E", bound=Example)
+    def parse(self, kind: type[E], records: Sequence[Any], of: str = "") -> Iterator[tuple[int, E]]:
+        """Yield the chosen records with their index, as `parse_example` reads them."""
+        for index, record in self.sample(records):
+            yield index, parse_example(kind, record, f"example {index}{of}")
 
 
 class Benchmark(ABC, Generic[S]):
-    """A benchmark: one module in `tasks/`, with a page of the same name.
+    """A benchmark: a class in `tasks/`, whose docstring is the task in one line, with a page NAME.md beside it.
 
     Attributes:
         name: Name on the command line.
-        about: The task in one line.
         paper: Source of the benchmark.
         variants: What differs between the variants of a question.
         settings: Class of its settings.
@@ -142,12 +150,16 @@ class Benchmark(ABC, Generic[S]):
     """
 
     name: ClassVar[str]
-    about: ClassVar[str]
     paper: ClassVar[str]
     variants: ClassVar[str]
     settings: type[S]
     metric: ClassVar[str] = "accuracy"
     max_new_tokens: ClassVar[int] = 100
+
+    @property
+    def about(self) -> str:
+        """The task in one line."""
+        return inspect.cleandoc(type(self).__doc__ or "").partition("\n")[0]
 
     @abstractmethod
     def read(self, source: DataSource, settings: S, selection: Selection) -> Iterator[Case]:
@@ -173,19 +185,17 @@ class Benchmark(ABC, Generic[S]):
         try:
             cases = list(self.read(source, settings, selection))
             for case in cases:
-                self._check_gold(case)
+                try:
+                    self.score(case, case.candidates[0] if case.candidates else "Answer: 1")
+                except (LookupError, ValueError) as error:
+                    raise InvalidDataset(
+                        f"question {shown(case.question)}: {shown(case.gold)} is none that {self.name} compares with: "
+                        f"{error}"
+                    ) from error
         except InvalidDataset as error:
             files = ", ".join(source.digests)
             raise InvalidDataset(str(error) if files in str(error) else f"{files}: {error}", hint=error.hint) from error
         return cases
-
-    def _check_gold(self, case: Case) -> None:
-        try:
-            self.score(case, case.candidates[0] if case.candidates else "Answer: 1")
-        except (LookupError, ValueError) as error:
-            raise InvalidDataset(
-                f"question {shown(case.question)}: {shown(case.gold)} is none that {self.name} compares with: {error}"
-            ) from error
 
     def parse_settings(self, given: Mapping[str, Any]) -> S:
         """Return the settings with these values, which may be strings of a command line.
@@ -204,10 +214,6 @@ class Benchmark(ABC, Generic[S]):
             return self.settings(**given)
         except ValidationError as error:
             raise InvalidChoice(_first(error)) from None
-
-    def default_settings(self) -> dict[str, Any]:
-        """Return the names of the settings with their defaults."""
-        return {name: field.default for name, field in self.settings.model_fields.items()}
 
 
 def parse_example(kind: type[E], record: Any, where: str) -> E:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from invariant_rag.checks import MOST_CALLS, check_number, check_real, check_text
+from invariant_rag.checks import MOST_CALLS, check_name, check_number, check_real, check_text
 from invariant_rag.errors import UnknownName, UnsupportedCombination
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class BenchmarkConfig(RunConfig):
         InvalidChoice: A number is none, or too small.
         UnknownName: There is no such method, ordering, intervention, ensemble, backend, dtype or overflow.
         ExtraRequired: A package that the ordering needs is not installed.
-        UnsupportedCombination: Tensor parallelism without `torchrun`, or an ensemble of a routed model.
+        UnsupportedCombination: An ensemble of a routed model.
     """
 
     benchmark: str
@@ -85,34 +84,26 @@ class BenchmarkConfig(RunConfig):
     alpha: float | None = option(
         None, "Margin of selective routing between the plain model and the method.", shown="no routing"
     )
-    tensor_parallel: bool = option(
-        False, "Tensor parallelism: split every layer over the processes started by torchrun.", option="--tp"
-    )
 
     def __post_init__(self) -> None:
         from invariant_rag.generation.choices import check_before_loading
 
-        for name, smallest in (("limit", 1), ("batch_size", 1), ("max_new_tokens", 1), ("seed", 0)):
-            if getattr(self, name) is not None or name in {"batch_size", "seed"}:
-                check_number(name, getattr(self, name), smallest)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if "min" in each.metadata and (value is not None or each.default is not None):
+                check_number(each.name, value, each.metadata["min"])
         if self.alpha is not None:
             check_real("alpha", self.alpha)
-        for name in ("intervention", "ensemble"):
-            if getattr(self, name) is not None:
-                check_text(name, getattr(self, name))
+        if self.intervention is not None:
+            check_text("intervention", self.intervention)
         check_before_loading(self.model, **self.choices)
-        if self.ensemble is not None and self.ensemble not in ENSEMBLES:
-            raise UnknownName("ensemble", self.ensemble, ENSEMBLES)
-        if self.ensemble is not None and self.alpha is not None:
-            raise UnsupportedCombination(
-                f"expected routing or an ensemble, got alpha={self.alpha} with {self.ensemble!r}",
-                hint="Leave one of them out.",
-            )
-        if self.tensor_parallel and "RANK" not in os.environ:
-            raise UnsupportedCombination(
-                "expected several processes for tensor parallelism, got one that torchrun did not start",
-                hint="Run `torchrun --nproc-per-node 2 --no-python invariant-rag bench ... --tp`.",
-            )
+        if self.ensemble is not None:
+            check_name("ensemble", self.ensemble, ENSEMBLES)
+            if self.alpha is not None:
+                raise UnsupportedCombination(
+                    f"expected routing or an ensemble, got alpha={self.alpha} with {self.ensemble!r}",
+                    hint="Leave one of them out.",
+                )
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -121,21 +112,11 @@ class BenchmarkConfig(RunConfig):
         intervention = resolve_intervention(self.intervention)
         return {**{name: getattr(self, name) for name in names}, "intervention": intervention}
 
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this process writes and reports the run."""
-        return not self.tensor_parallel or os.environ["RANK"] == "0"
-
     def load_model(self) -> InvariantModel:
         """Load the model with its choices; `answering` adds routing or an ensemble."""
         from invariant_rag.generation.model import InvariantModel
 
-        placement: dict[str, Any] = {}
-        if self.tensor_parallel:
-            from transformers.distributed.configuration_utils import DistributedConfig
-
-            placement = {"device_map": None, "distributed_config": DistributedConfig(tp_plan="auto")}
-        return InvariantModel.from_pretrained(self.model, **{**self.choices, **placement})
+        return InvariantModel.from_pretrained(self.model, **self.choices)
 
     def configure(self, lm: InvariantModel) -> InvariantModel:
         """Return a loaded model with the choices of this config; its dtype and devices are those it was loaded with."""
@@ -151,12 +132,6 @@ class BenchmarkConfig(RunConfig):
             return getattr(ensembles, name)(lm, **arguments)
         return lm if self.alpha is None else lm.with_routing(self.alpha)
 
-    def load_tokenizer(self) -> Any:
-        """Load the tokenizer without the model; a `ModelNotFound` says that there is none."""
-        from invariant_rag.models.loading import load_tokenizer
-
-        return load_tokenizer(self.model)
-
 
 @dataclass(frozen=True)
 class SpeedConfig:
@@ -167,7 +142,6 @@ class SpeedConfig:
     tokens: int = 2500
     segments: int = 20
     new_tokens: int = option(16, "Tokens to decode.", min=1)
-    batch: int = option(8, "Prompts of a batch.", min=1, max=MOST_CALLS)
     dtype: str = option("float32", "float32, bfloat16 or float16.")
     device: str = option("cpu", "cpu, cuda...")
     backend: str = option("auto", "auto, sdpa, varlen or reference.")
@@ -215,21 +189,15 @@ def resolve_config(
 
     intervention = resolve_intervention(config.intervention)
     is_embedded = lm is None or lm.name == str(EMBEDDED["generator"])
+    same = ("method", "alpha", "ensemble", "backend", "dtype", "overflow", "batch_size", "seed")
     resolved = {
+        **{name: getattr(config, name) for name in same},
         "benchmark": benchmark.name,
         "settings": settings.model_dump(),
         "model": config.model or (EMBEDDED_NAME if is_embedded or lm is None else lm.name),
-        "method": config.method,
         "ordering": config.ordering or resolve_method(config.method).default_ordering,
-        "alpha": config.alpha,
         "intervention": intervention.as_dict() if hasattr(intervention, "as_dict") else intervention,
-        "ensemble": config.ensemble,
-        "backend": config.backend,
-        "dtype": config.dtype,
-        "overflow": config.overflow,
         "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,
-        "batch_size": config.batch_size,
-        "seed": config.seed,
         "data": dict(sorted(source.digests.items())),
     }
     return {**resolved, "key": hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()[:12]}

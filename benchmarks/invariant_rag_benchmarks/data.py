@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from invariant_rag.errors import DatasetUnavailable, ExtraRequired, InvalidDataset, InvariantRAGError
+from invariant_rag.checks import require_extra
+from invariant_rag.errors import InvariantRAGError
 from invariant_rag.files import check_regular, parse_json, read_bytes
+
+from invariant_rag_benchmarks.errors import DatasetUnavailable, InvalidDataset
 
 HUB = "hub://"
 """`hub://owner/name/path` is a file of a dataset on the Hugging Face Hub."""
@@ -43,22 +46,15 @@ class DataSource:
             InvalidDataset: The path is a file of another split, as its name says.
         """
         try:
-            found = self._find(name)
-            if found is None and self.path is not None:
-                hint = f"The file is public: {public}" if public else "Its format is in the benchmark's page."
-                raise DatasetUnavailable(
-                    f"expected a file, or a folder with {name!r}, at {str(self.path)!r}", hint=hint
-                )
-            if found is None and public is None:
-                raise DatasetUnavailable(
-                    f"expected --data: {name!r} has no public address that is known to us",
-                    hint="The benchmark's page shows the format.",
-                )
-            return self.read(found or download(str(public)), found.name if found else name)
-        except InvariantRAGError:
-            raise
+            if (found := self._find(name)) is not None:
+                return self.read(found, found.name)
         except OSError as error:
             raise DatasetUnavailable(f"{str(self.path or name)[:200]!r} cannot be read: {error}") from error
+        if self.path is None and public is not None:
+            return self.read(download(public), name)
+        where = f"at {str(self.path)!r}" if self.path else "by --data: it has no public address that is known to us"
+        hint = f"The file is public: {public}" if public else "Its format is in the benchmark's page."
+        raise DatasetUnavailable(f"expected a file, or a folder with {name!r}, {where}", hint=hint)
 
     def read(self, path: Path, name: str) -> Path:
         """Record the digest of a file under a name, and return the file."""
@@ -81,15 +77,10 @@ class DataSource:
         return next((path for each in patterns for path in sorted(Path(str(folder)).glob(each))), None)
 
 
-def cache_folder() -> Path:
-    """Return the folder of downloaded files: INVARIANT_RAG_CACHE, or `invariant-rag` in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    default = (Path(base) if base else Path.home() / ".cache") / "invariant-rag"
-    return Path(os.environ.get("INVARIANT_RAG_CACHE") or default) / "benchmarks"
-
-
 def download(url: str) -> Path:
     """Return a local copy of a public file, which is downloaded once.
+
+    It is in the folder INVARIANT_RAG_CACHE, or `invariant-rag` in the user's cache folder.
 
     Raises:
         DatasetUnavailable: The download failed.
@@ -100,7 +91,9 @@ def download(url: str) -> Path:
 
             owner, name, inner = url.removeprefix(HUB).split("/", 2)
             return Path(hf_hub_download(f"{owner}/{name}", inner, repo_type="dataset"))
-        target = cache_folder() / hashlib.sha256(url.encode()).hexdigest()[:16] / url.rsplit("/", 1)[-1]
+        default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "invariant-rag"
+        folder = Path(os.environ.get("INVARIANT_RAG_CACHE") or default) / "benchmarks"
+        target = folder / hashlib.sha256(url.encode()).hexdigest()[:16] / url.rsplit("/", 1)[-1]
         if target.is_file():
             return target
         if os.environ.get("HF_HUB_OFFLINE", "0").lower() not in {"", "0", "false", "no"}:
@@ -129,7 +122,11 @@ def read_examples(path: Path, member: str = ".jsonl") -> list[Any]:
     """
     try:
         if path.suffix == ".parquet":
-            return _parquet(path)
+            require_extra("pyarrow", "evaluation")
+            from pyarrow import parquet
+
+            rows: list[Any] = parquet.read_table(path).to_pylist()
+            return rows
         content = read_bytes(path)
         if path.suffix == ".gz":
             content = gzip.decompress(content)
@@ -155,12 +152,3 @@ def _lines(text: str) -> Iterator[Any]:
                 yield parse_json(line)
             except ValueError as error:  # which counts lines within this one
                 raise ValueError(f"line {number}: {str(error).partition(': line 1 ')[0]}") from error
-
-
-def _parquet(path: Path) -> list[Any]:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise ExtraRequired("pyarrow", "evaluation") from None
-    rows: list[Any] = parquet.read_table(path).to_pylist()
-    return rows

@@ -1,22 +1,27 @@
-"""The tables of the papers, one file each in `published/`."""
+"""The tables of the papers, one file each in `published/`, and their cells, read from the records of a run."""
 
 from __future__ import annotations
 
+import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+from invariant_rag.audit.statistics import Estimate, mean_interval
 from invariant_rag.errors import UnknownName
 
+from invariant_rag_benchmarks import BENCHMARKS
 from invariant_rag_benchmarks.base import Record
+from invariant_rag_benchmarks.tasks.documents import ORACLE
 
-_FOLDER = Path(__file__).with_name("published")
 _FILES = ("rotor", "pine", "hidden_scaling")
 
 Unit: TypeAlias = Literal["%", "s", "min", ""]
+_SCALES: dict[Unit, float] = {"%": 100.0, "s": 1.0, "min": 1 / 60, "": 1.0}
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class PublishedColumn:
     Attributes:
         label: Name in the table.
         benchmark: Name of the benchmark. Empty if a run cannot measure the column.
-        metric: What is read of the records; see `comparisons.read_cell`. Empty if a run cannot measure the column.
+        metric: What is read of the records; see `read`. Empty if a run cannot measure the column.
         settings: Settings that the run must have.
         variants: Variants whose records count. Empty: all.
         exclude_variants: Variants whose records do not count.
@@ -66,6 +71,44 @@ class PublishedColumn:
             and (not self.groups or record["group"] in self.groups)
         ]
 
+    def matches(self, config: Mapping[str, Any]) -> bool:
+        """Whether a run has the benchmark and the settings that this is about, and it can be measured."""
+        settings = config["settings"]
+        same = all(settings.get(name) == value for name, value in self.settings.items())
+        # Distractors that were drawn from the oracle file are much easier than those of the papers.
+        easier = bool(settings.get("documents")) and ORACLE in config.get("data", {})
+        return bool(self.metric) and self.benchmark == config["benchmark"] and same and not easier
+
+    def read(self, records: Sequence[Record], seconds: float | None = None, *, oracle: bool = False) -> Estimate | None:
+        """Return what this is about, with an interval where there is one (else NaN); None if it was not measured.
+
+        The metric is one of:
+
+        - the name of a score, or `routed` (whether the invariant answer was kept): the mean over the questions;
+        - `deviation: SCORE`: the standard deviation of its means over the variants (of these, not of a population);
+        - `figure: NAME`: one of the benchmark's own figures;
+        - `perplexity` or `collisions`: the mean over the records of what they have under that name;
+        - `seconds`: the mean time per record, times the number of prompts that the published time is about.
+
+        With `oracle`, the better branch of every routed answer is scored.
+        """
+        if self.metric == "seconds":
+            return None if seconds is None else _alone(seconds * self.questions)
+        kind, _, name = self.metric.partition(": ") if ": " in self.metric else ("", "", self.metric)
+        if kind == "figure":
+            figure = BENCHMARKS[self.benchmark].figures(records).get(name)
+            return None if figure is None else _alone(figure)
+        chosen = self.select(records)
+        if not chosen or not name:
+            return None
+        if name in {"perplexity", "collisions"}:
+            values = [record[name] for record in chosen if name in record]
+            return mean_interval(values) if values else None
+        score = oracle_score if oracle else record_score
+        if kind == "deviation":
+            return _alone(float(np.std(means_by("variant", chosen, name, score))))
+        return mean_interval(means_by("question", chosen, name, score))
+
 
 @dataclass(frozen=True)
 class PublishedRow:
@@ -88,17 +131,7 @@ class PublishedRow:
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A table of a paper.
-
-    Attributes:
-        id: Name on the command line.
-        paper: The paper.
-        number: Number of the table in the paper.
-        title: What the table shows.
-        note: What is not measured, and what the paper leaves open. Empty for nothing.
-        columns: The columns.
-        rows: The rows.
-    """
+    """A table of a paper: `id` is its name on the command line, and `note` says what is not measured, and why."""
 
     id: str
     paper: str
@@ -116,7 +149,8 @@ class PublishedTable:
 @cache
 def published_tables() -> dict[str, PublishedTable]:
     """Return every table by its id."""
-    documents = [tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8")) for name in _FILES]
+    files = (Path(__file__).with_name("published") / f"{name}.toml" for name in _FILES)
+    documents = [tomllib.loads(file.read_text(encoding="utf-8")) for file in files]
     return {each["id"]: _table(each) for document in documents for each in document["tables"]}
 
 
@@ -138,12 +172,12 @@ def is_same_model(one: str, other: str) -> bool:
 
 
 def _table(data: Mapping[str, Any]) -> PublishedTable:
-    shared = {name: data[name] for name in ("benchmark", "metric") if name in data}
+    shared = {name: data.get(name, "") for name in ("benchmark", "metric")}
     columns = []
     for each in data["columns"]:
         given = {name: tuple(value) if isinstance(value, list) else value for name, value in each.items()}
         settings = {**data.get("settings", {}), **each.get("settings", {})}
-        columns.append(PublishedColumn(**{"benchmark": "", "metric": "", **shared, **given, "settings": settings}))
+        columns.append(PublishedColumn(**{**shared, **given, "settings": settings}))
     setups = {name: dict(each) for name, each in data.get("setups", {}).items()}
     oracles = {name for name, each in setups.items() if each.pop("oracle", False)}
     rows = []
@@ -154,5 +188,99 @@ def _table(data: Mapping[str, Any]) -> PublishedTable:
             raise ValueError(f"{data['id']}, {each['model']}, {name}: {len(values)} values, {len(columns)} columns")
         setup = Setup(**setups[name]) if name in setups else None
         rows.append(PublishedRow(each["model"], name, setup, name in oracles, values))
-    note = data.get("note", "").strip()
-    return PublishedTable(data["id"], data["paper"], data["number"], data["title"], note, tuple(columns), tuple(rows))
+    texts = {name: data.get(name, "").strip() for name in ("id", "paper", "number", "title", "note")}
+    return PublishedTable(**texts, columns=tuple(columns), rows=tuple(rows))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A published number, and ours with its interval, in the unit; None if not published or not measured."""
+
+    source: str
+    row: str
+    column: str
+    published: float | None
+    ours: float | None
+    low: float | None
+    high: float | None
+    unit: Unit = "%"
+    digits: int = 1
+
+    @property
+    def cells(self) -> list[str]:
+        """Source, row, column, published number, ours with its interval, and the difference, as texts."""
+        ours, difference = "not measured", ""
+        if self.ours is not None:
+            interval = "" if self.low is None else f" ({self.low:.{self.digits}f} to {self.high:.{self.digits}f})"
+            ours = f"{self.show(self.ours)}{interval}"
+            if self.published is not None:
+                difference = f"{self.ours - self.published:+.{self.digits}f}"
+        return [self.source, self.row, self.column, self.show(self.published), ours, difference]
+
+    def show(self, value: float | None) -> str:
+        """Return a number with its unit, as text; empty for None."""
+        unit = f" {self.unit}" if self.unit in {"s", "min"} else ""
+        return "" if value is None else f"{value:.{self.digits}f}{unit}"
+
+
+def comparisons(config: Mapping[str, Any], records: Sequence[Record], seconds: float | None = None) -> list[Comparison]:
+    """Compare a run with every published number about its model, setup and settings.
+
+    Args:
+        config: The run's config, as of `resolve_config`.
+        records: Its records.
+        seconds: Mean time per record; None if it is not known.
+    """
+    optional = {name: config.get(name) for name in ("alpha", "intervention", "ensemble")}
+    setup = Setup(config["method"], config["ordering"], **optional)
+    return [
+        compare(table, row, column, value, records, seconds)
+        for table in published_tables().values()
+        for row in table.rows_of(config["model"])
+        if row.setup == setup
+        for column, value in zip(table.columns, row.values, strict=True)
+        if value is not None and column.matches(config)
+    ]
+
+
+def compare(
+    table: PublishedTable,
+    row: PublishedRow,
+    column: PublishedColumn,
+    published: float | None,
+    records: Sequence[Record],
+    seconds: float | None = None,
+) -> Comparison:
+    """Compare the records of a run with one cell of a published table; `seconds` as for `comparisons`."""
+    found, ours, low, high = column.read(records, seconds, oracle=row.oracle), None, None, None
+    if found is not None:
+        ours, low, high = (_SCALES[column.unit] * each for each in (found.value, found.low, found.high))
+        low, high = (None, None) if math.isnan(low) else (low, high)
+    digits = 2 if column.unit == "" or column.metric.startswith("deviation: ") else 1
+    source = f"{table.paper}, {table.number}"
+    return Comparison(source, row.name, column.label, published, ours, low, high, column.unit, digits)
+
+
+def record_score(record: Record, metric: str) -> float:
+    """Return a score of a record; `routed` is 1 where the invariant answer was kept."""
+    return float(record["branch"] == "invariant" if metric == "routed" else record["scores"][metric])
+
+
+def oracle_score(record: Record, metric: str) -> float:
+    """Return the score of the better branch: that of a router which always knows it (RoToR, Table 3)."""
+    return float(max(record["scores"][metric], record["rejected"]["scores"][metric]))
+
+
+def means_by(
+    field: str, records: Iterable[Record], metric: str, score: Callable[[Record, str], float] = record_score
+) -> list[float]:
+    """Return the mean score of each `question`, whose variants are not independent observations; or `variant`."""
+    scores: dict[str, list[float]] = {}
+    for record in records:
+        scores.setdefault(record[field], []).append(score(record, metric))
+    return [sum(each) / len(each) for each in scores.values()]
+
+
+def _alone(value: float) -> Estimate:
+    """Return a number without an interval."""
+    return Estimate(value, math.nan, math.nan)

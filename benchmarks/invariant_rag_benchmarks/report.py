@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from invariant_rag.audit.metrics import agreement
-from invariant_rag.audit.statistics import mean_interval, paired_t_test, variations
-from invariant_rag.errors import InvalidRun
+from invariant_rag.audit.statistics import mean_interval, variations
 
 from invariant_rag_benchmarks.base import Benchmark, Record
-from invariant_rag_benchmarks.comparisons import Comparison, comparisons, means_by, oracle_score
+from invariant_rag_benchmarks.errors import InvalidRun
+from invariant_rag_benchmarks.published_tables import Comparison, comparisons, means_by, oracle_score
+
+_FIGURES = ("mean", "worst", "best", "spread", "deviation", "flips")
 
 
 def summarise(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
@@ -21,11 +22,9 @@ def summarise(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 
     Of the benchmark's main score: `mean`, `worst` (each question's worst variant), `best`, `spread` (best variant minus
     worst) and `deviation` (standard deviation over variants), both over the questions that were asked in every variant,
     with the `chance` that noise alone stays below 19 times out of 20; None if there are no such questions. `flips` is
-    the share of questions whose answers differ between variants, `agreement` that of the others (see
-    `metrics.agreement`). `first_order` is the paired t-test of the first variant against the mean of the others, over
-    questions (RoToR's appendix I pairs whole tasks); None for fewer than two pairs. The `figures` of a routed run say
-    how often the invariant answer was kept, and what the better branch scores. Intervals are over questions,
-    of which the variants are no independent observations.
+    the share of questions whose answers differ between variants. The `figures` of a routed run say how often the
+    invariant answer was kept, and what the better branch scores. Intervals are over questions, of which the variants
+    are no independent observations.
 
     Raises:
         InvalidRun: There are no records.
@@ -33,30 +32,31 @@ def summarise(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 
     listed = list(records)
     if not listed:
         raise InvalidRun("expected at least one record, got none")
-    parts: dict[str, dict[str, list[Record]]] = {"variant": defaultdict(list), "group": defaultdict(list)}
-    for record in listed:
-        for field, part in parts.items():
-            part[record[field]].append(record)
-    figures = benchmark.figures(listed)
+    metric, figures = benchmark.metric, benchmark.figures(listed)
     if routed := [record for record in listed if "rejected" in record]:
         figures["invariant answers kept"] = sum(record["branch"] == "invariant" for record in routed) / len(routed)
-        best = means_by("question", routed, benchmark.metric, oracle_score)
+        best = means_by("question", routed, metric, oracle_score)
         figures["oracle of the two branches"] = sum(best) / len(best)
     return {
         "benchmark": benchmark.name,
-        "metric": benchmark.metric,
+        "metric": metric,
         "questions": len({record["question"] for record in listed}),
         "records": len(listed),
         "scores": _scores(listed, seed),
-        **_estimates(listed, benchmark.metric, seed),
-        "first_order": _first_order_test(parts["variant"], benchmark.metric),
-        "variants": {name: {"records": len(each), **_scores(each, seed)} for name, each in parts["variant"].items()},
-        "groups": {
-            name: {"records": len(each), **_scores(each, seed)} for name, each in sorted(parts["group"].items()) if name
-        },
+        **_estimates(listed, metric, seed),
+        "variants": _parts(listed, "variant", seed),
+        "groups": dict(sorted(_parts(listed, "group", seed).items())),
         "figures": {name: round(value, 6) for name, value in figures.items()},
         "shortened": sum(bool(record["dropped"] or record["trimmed"]) for record in listed),
     }
+
+
+def _parts(records: Sequence[Record], field: str, seed: int) -> dict[str, dict[str, Any]]:
+    """Return the scores of the records with each value of a field, but not of those without one."""
+    parts: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        parts[record[field]].append(record)
+    return {name: {"records": len(each), **_scores(each, seed)} for name, each in parts.items() if name}
 
 
 def _scores(records: Sequence[Record], seed: int) -> dict[str, dict[str, float]]:
@@ -66,35 +66,20 @@ def _scores(records: Sequence[Record], seed: int) -> dict[str, dict[str, float]]
     }
 
 
-def _first_order_test(by_variant: Mapping[str, Sequence[Record]], metric: str) -> dict[str, float | None] | None:
-    """Return the paired t-test of the first variant against the mean of the others, over the questions with both."""
-    first, *rest = by_variant
-    scores = {record["question"]: record["scores"][metric] for record in by_variant[first]}
-    others: dict[str, list[float]] = defaultdict(list)
-    for name in rest:
-        for record in by_variant[name]:
-            others[record["question"]].append(record["scores"][metric])
-    both = [name for name in scores if name in others]
-    if len(both) < 2:
-        return None
-    return paired_t_test([scores[name] for name in both], [float(np.mean(others[name])) for name in both]).as_dict()
-
-
 def _estimates(records: Sequence[Record], metric: str, seed: int) -> dict[str, dict[str, float] | None]:
     """Return the figures of a score over questions and their variants."""
     questions = {name: row for row, name in enumerate(dict.fromkeys(record["question"] for record in records))}
     variants = {name: column for column, name in enumerate(dict.fromkeys(record["variant"] for record in records))}
     scores = np.full((len(questions), len(variants)), np.nan)  # NaN: the question has no such variant
-    answers: dict[str, list[str]] = defaultdict(list)
+    answers: dict[str, set[str]] = defaultdict(set)
     for record in records:
         scores[questions[record["question"]], variants[record["variant"]]] = record["scores"][metric]
-        answers[record["question"]].append(record["answer"])
+        answers[record["question"]].add(record["answer"])
     per_question = {
         "mean": np.nanmean(scores, axis=1),
         "worst": np.nanmin(scores, axis=1),
         "best": np.nanmax(scores, axis=1),
-        "agreement": (agreed := np.array([agreement(answers[name]) for name in questions])),
-        "flips": 1 - agreed,
+        "flips": np.array([float(len(answers[name]) > 1) for name in questions]),
     }
     found = variations(scores, seed)
     return {
@@ -131,10 +116,7 @@ def markdown(
     ]
     if summary["shortened"]:
         lines.append(f"{summary['shortened']} prompts did not fit and were shortened ({config['overflow']}).")
-    common = ["mean", "worst", "best", "spread", "deviation", "flips", "agreement"]
-    lines += ["", *table(["figure", metric], [[name, _figure(summary[name])] for name in common])]
-    if test := summary["first_order"]:
-        lines += ["", _describe_test(next(iter(summary["variants"])), test)]
+    lines += ["", *table(["figure", metric], [[name, _figure(summary[name])] for name in _FIGURES])]
     for title in ("variants", "groups"):
         rows = [
             [name, str(each["records"]), *(percent(each[score]) for score in summary["scores"])]
@@ -147,8 +129,7 @@ def markdown(
         lines += ["", *table(["figure", "per cent"], rows)]
     if seconds is not None:
         lines += ["", f"{seconds:.3g} s per record on this machine."]
-    found = comparisons(config, list(records), seconds)
-    if found:
+    if found := comparisons(config, list(records), seconds):
         lines += ["", "Published numbers are over the papers' own data.", "", *comparison_table(found)]
     return "\n".join(lines) + "\n"
 
@@ -163,22 +144,9 @@ def _figure(estimate: Mapping[str, float] | None) -> str:
     return f"{percent(estimate)}, {more} than chance (chance alone: up to {100 * estimate['chance']:.1f})"
 
 
-def _describe_test(first: str, test: Mapping[str, float | None]) -> str:
-    """Return a paired t-test as a sentence."""
-    difference = f"Variant {first} minus the mean of the others: {100 * (test['difference'] or 0.0):+.1f} points"
-    if test["t"] is None:
-        return f"{difference} for every question."
-    tested = f"t({test['degrees_of_freedom']}) = {test['t']:.2f}, p = {test['p']:.3f}"
-    return f"{difference}, {tested} (paired two-tailed t-test over questions)."
-
-
 def comparison_table(found: Sequence[Comparison]) -> list[str]:
     """Return comparisons with published numbers as a Markdown table."""
-    rows = [
-        [each.source, each.row, each.column, each.show(each.published), each.ours_shown, each.difference_shown]
-        for each in found
-    ]
-    return table(["source", "row", "column", "published", "ours", "difference"], rows)
+    return table(["source", "row", "column", "published", "ours", "difference"], [each.cells for each in found])
 
 
 def paper_table(found: Sequence[Comparison]) -> list[str]:

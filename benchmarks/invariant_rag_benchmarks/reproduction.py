@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from invariant_rag.audit.progress import Progress, no_progress
 from invariant_rag.errors import InvalidChoice
 
-from invariant_rag_benchmarks.comparisons import Comparison, compare
 from invariant_rag_benchmarks.config import BenchmarkConfig, resolve_intervention
 from invariant_rag_benchmarks.published_tables import (
+    Comparison,
     PublishedColumn,
     PublishedRow,
     PublishedTable,
     Setup,
+    compare,
 )
 from invariant_rag_benchmarks.runner import run_several
 
@@ -51,33 +52,30 @@ def rows_to_measure(
         InvalidChoice: The table has no row of that name, or none with the intervention.
     """
     rows = table.rows_of(model) if model else []
+    blank = (None,) * len(table.columns)
     if not rows:
         setups = {(row.setup, row.oracle): row for row in reversed(table.rows) if row.setup is not None}
-        blank = (None,) * len(table.columns)
         rows = [replace(row, model=model or "", values=blank) for row in reversed(setups.values())]
     rows += [row for row in table.rows if not row.model]
     if ensemble is not None and not any(row.setup and row.setup.ensemble == ensemble for row in rows):
         alone = Setup("sequential", "given", ensemble=ensemble)
-        rows.append(PublishedRow(model or "", ensemble, alone, False, (None,) * len(table.columns)))
+        rows.append(PublishedRow(model or "", ensemble, alone, False, blank))
     known = [row.name for row in rows]
     if unknown := [name for name in names if name not in known]:
         raise InvalidChoice(f"rows: expected names among {', '.join(known)}, got {', '.join(unknown)}")
     kept = [row for row in rows if not names or row.name in names]
     for attribute, wanted in (("intervention", _intervention_name(intervention)), ("ensemble", ensemble)):
-        if wanted is None:
-            continue
-        kept = [row for row in kept if row.setup and getattr(row.setup, attribute) == wanted]
-        if not kept:
-            raise InvalidChoice(f"{attribute}: expected one of a row of {table.id}, got {wanted!r}")
+        if wanted is not None:
+            kept = [row for row in kept if row.setup and getattr(row.setup, attribute) == wanted]
+            if not kept:
+                raise InvalidChoice(f"{attribute}: expected one of a row of {table.id}, got {wanted!r}")
     return kept
 
 
 def _intervention_name(described: str | None) -> str | None:
     """Return the name of an intervention; that of `hidden-scaling` for a file of its parameters."""
-    if described is None:
-        return None
     resolved = resolve_intervention(described)
-    return resolved if isinstance(resolved, str) else resolved.name
+    return resolved if resolved is None or isinstance(resolved, str) else resolved.name
 
 
 def configs_to_run(
@@ -95,9 +93,8 @@ def configs_to_run(
                 setup = asdict(row.setup)
                 if row.setup.intervention == _intervention_name(base.intervention):
                     setup["intervention"] = base.intervention
-                configs[_key(row, column)] = replace(
-                    base, benchmark=column.benchmark, settings=column.settings, **setup
-                )
+                about: dict[str, Any] = {"benchmark": column.benchmark, "settings": column.settings, **setup}
+                configs[_key(row, column)] = replace(base, **about)
     return configs
 
 

@@ -22,7 +22,8 @@ import torch
 import transformers
 from invariant_rag.attention import backend_label
 from invariant_rag.audit.progress import Progress, no_progress
-from invariant_rag.errors import InvalidChoice, UnknownName
+from invariant_rag.checks import check_name
+from invariant_rag.errors import InvalidChoice
 from invariant_rag.models.loading import resolve_dtype
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.generation.streamers import BaseStreamer
@@ -37,21 +38,13 @@ if TYPE_CHECKING:
 PLAIN = "plain"
 STEPS = ("prefill", "decode", "whole")
 """Time to the first token, the median time of a further one, and the time of the whole generation."""
+_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
 SHAPES: dict[str, dict[str, int]] = {
-    name: dict(
-        zip(
-            ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers"),
-            sizes,
-            strict=True,
-        )
-    )
-    for name, sizes in {
-        "tiny": (64, 128, 4, 2, 2),
-        "0.5b": (896, 4864, 14, 2, 24),
-        "1b": (2048, 8192, 32, 8, 16),
-        "8b-layer": (4096, 14336, 32, 8, 1),
-        "8b": (4096, 14336, 32, 8, 32),
-    }.items()
+    "tiny": dict(zip(_SIZES, (64, 128, 4, 2, 2), strict=True)),
+    "0.5b": dict(zip(_SIZES, (896, 4864, 14, 2, 24), strict=True)),
+    "1b": dict(zip(_SIZES, (2048, 8192, 32, 8, 16), strict=True)),
+    "8b-layer": dict(zip(_SIZES, (4096, 14336, 32, 8, 1), strict=True)),
+    "8b": dict(zip(_SIZES, (4096, 14336, 32, 8, 32), strict=True)),
 }
 """Sizes of Qwen2.5-0.5B, Llama-3.2-1B, Llama-3.1-8B and one layer of it, and a tiny model for tests."""
 VOCABULARY = 4096
@@ -89,8 +82,7 @@ class TimingStreamer(BaseStreamer):
     """Records when the tokens of a generation arrive: `generate` passes the prompt, and then every token."""
 
     def __init__(self) -> None:
-        self._start = perf_counter()
-        self._arrivals: list[float] = []
+        self._start, self._arrivals = perf_counter(), list[float]()
 
     def put(self, value: torch.Tensor) -> None:
         """Record the time."""
@@ -99,15 +91,11 @@ class TimingStreamer(BaseStreamer):
     def end(self) -> None:
         """Do nothing."""
 
-    @property
-    def prefill(self) -> float:
-        """Seconds to the first token."""
-        return self._arrivals[1] - self._start
-
-    @property
-    def intervals(self) -> list[float]:
-        """Seconds between consecutive tokens."""
-        return [later - sooner for sooner, later in pairwise(self._arrivals[1:])]
+    def times(self) -> tuple[float, float, float]:
+        """Return the seconds of the `STEPS`."""
+        first, *_, last = self._arrivals[1:]
+        intervals = [later - sooner for sooner, later in pairwise(self._arrivals[1:])]
+        return first - self._start, median(intervals), last - self._start
 
 
 GenerateFunction: TypeAlias = Callable[[int, TimingStreamer], object]
@@ -133,8 +121,6 @@ def measure(config: SpeedConfig, methods: Sequence[str], progress: Progress = no
         warm = lm.with_method("rotor").with_cache(KeyValueCache(_CACHE_BYTES))
         warm.generate(prompt, max_new_tokens=1)
         functions["rotor, warm set"] = _generate_with(warm, prompt.shuffled(random.Random(1)))
-    if "ape" in methods:
-        functions["ape, one new segment"] = _generate_with_new_segment(lm.with_method("ape"), prompt)
     results = {name: SpeedResult() for name in functions}
     _keep_freed_memory(True)
     for generate in functions.values():  # warm up: kernels, page tables, rotary tables
@@ -145,11 +131,9 @@ def measure(config: SpeedConfig, methods: Sequence[str], progress: Progress = no
             for name, generate in functions.items():
                 timer = TimingStreamer()
                 generate(1 + config.new_tokens, timer)
-                times = timer.prefill, median(timer.intervals), timer.prefill + sum(timer.intervals)
-                for step, seconds in zip(STEPS, times, strict=True):
+                for step, seconds in zip(STEPS, timer.times(), strict=True):
                     results[name].seconds[step].append(seconds)
                 advance()
-    gains = {name: _batch_gains(lm.with_method(name), config) for name in methods}
     _keep_freed_memory(False)
     for name, generate in functions.items():
         results[name].peak = _peak_memory(generate, config.device)
@@ -170,8 +154,6 @@ def measure(config: SpeedConfig, methods: Sequence[str], progress: Progress = no
         "environment": {**environment(config.device), "backend": backend_label(lm.backend, model)},
         "floor": bidirectional_floor(config),
         "rows": rows,
-        "batched": {name: gain["decode"] for name, gain in gains.items()},
-        "batched_prefill": {name: gain["prefill"] for name, gain in gains.items()},
     }
 
 
@@ -197,14 +179,12 @@ def build_model(config: SpeedConfig) -> PreTrainedModel:
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    if config.shape not in SHAPES:
-        raise UnknownName("shape", config.shape, SHAPES)
+    sizes: dict[str, Any] = dict(SHAPES[check_name("shape", config.shape, SHAPES)])
     dtype = resolve_dtype(config.dtype)
     try:
         torch.empty(1, device=config.device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InvalidChoice(f"device: {config.device!r} cannot be used here: {error}") from error
-    sizes: dict[str, Any] = dict(SHAPES[config.shape])
     model_config = LlamaConfig(
         **{**sizes, "num_hidden_layers": config.layers or sizes["num_hidden_layers"]},
         vocab_size=VOCABULARY,
@@ -217,11 +197,11 @@ def build_model(config: SpeedConfig) -> PreTrainedModel:
     return built
 
 
-def random_prompt(config: SpeedConfig, seed: int = 0) -> Prompt:
+def random_prompt(config: SpeedConfig) -> Prompt:
     """Return a prompt of random token ids."""
     from invariant_rag.segments import Prompt
 
-    source = random.Random(seed)
+    source = random.Random(0)
     room = config.tokens - 2 * _TEXT_TOKENS
     shares = [source.uniform(0.7, 1.3) for _ in range(config.segments)]
     lengths = [max(1, round(room * share / sum(shares))) for share in shares]
@@ -272,47 +252,12 @@ def _attention_flops(queries: Any, keys: Any, values: Any, *args: Any, **kwargs:
 
 def _generate_plain(model: PreTrainedModel, ids: torch.Tensor) -> GenerateFunction:
     generate: Any = model.generate
-    return lambda count, timer: generate(
-        input_ids=ids, max_new_tokens=count, do_sample=False, pad_token_id=0, streamer=timer
-    )
+    given = {"input_ids": ids, "do_sample": False, "pad_token_id": 0}
+    return lambda count, timer: generate(**given, max_new_tokens=count, streamer=timer)
 
 
 def _generate_with(lm: InvariantModel, prompt: Prompt) -> GenerateFunction:
     return lambda count, timer: lm.generate(prompt, max_new_tokens=count, streamer=timer)
-
-
-def _generate_with_new_segment(lm: InvariantModel, prompt: Prompt) -> GenerateFunction:
-    """Generate from a cache of all segments but one, which is new in every call."""
-    from invariant_rag.generation.kv_cache import KeyValueCache
-    from invariant_rag.segments import Prompt
-
-    warm, source = lm.with_cache(KeyValueCache(_CACHE_BYTES)), random.Random(2)
-    segments = list(prompt.segments)
-    warm.generate(prompt, max_new_tokens=1)
-
-    def generate(count: int, timer: TimingStreamer) -> object:
-        new = [source.randrange(3, VOCABULARY) for _ in segments[-1].token_ids or ()]
-        changed = Prompt(prompt.prefix, [*segments[:-1], new], prompt.suffix)
-        return warm.generate(changed, max_new_tokens=count, streamer=timer)
-
-    return generate
-
-
-def _batch_gains(lm: InvariantModel, config: SpeedConfig) -> dict[str, float]:
-    """Return the time of first and of further tokens of single calls, over that of the same prompts as one batch."""
-    short = SpeedConfig(shape=config.shape, tokens=min(config.tokens, 1024), segments=min(config.segments, 8))
-    prompts = [random_prompt(short, seed) for seed in range(config.batch)]
-    generate = partial(lm.generate, max_new_tokens=1 + config.new_tokens)
-    generate(prompts)  # warm up
-    together, single = TimingStreamer(), []
-    generate(prompts, streamer=together)
-    for prompt in prompts:
-        single.append(TimingStreamer())
-        generate(prompt, streamer=single[-1])
-    return {
-        "prefill": sum(timer.prefill for timer in single) / together.prefill,
-        "decode": sum(sum(timer.intervals) for timer in single) / sum(together.intervals),
-    }
 
 
 def _keep_freed_memory(keep: bool) -> None:
@@ -334,16 +279,15 @@ def _peak_memory(generate: GenerateFunction, device: str) -> int | None:
         before = torch.cuda.memory_allocated()
         generate(1, TimingStreamer())
         return torch.cuda.max_memory_allocated() - before
-    clear_refs, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+    clear_refs = Path("/proc/self/clear_refs")
     if sys.platform != "linux" or not clear_refs.exists():
         return None
     clear_refs.write_text("5", encoding="ascii")  # resets VmHWM, the peak resident set size
-    before = _read_kilobytes(status.read_text(encoding="ascii"), "VmRSS")
+    before = _read_kilobytes("VmRSS")
     generate(1, TimingStreamer())
-    peak = _read_kilobytes(status.read_text(encoding="ascii"), "VmHWM")
-    return 1024 * max(0, peak - before)  # memory that was released in between counts as nothing
+    return 1024 * max(0, _read_kilobytes("VmHWM") - before)  # memory that was released in between counts as nothing
 
 
-def _read_kilobytes(status: str, name: str) -> int:
-    line = next(line for line in status.splitlines() if line.startswith(f"{name}:"))
-    return int(line.split()[1])
+def _read_kilobytes(name: str) -> int:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(next(line for line in status.splitlines() if line.startswith(f"{name}:")).split()[1])

@@ -10,9 +10,10 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import product
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -25,79 +26,56 @@ from invariant_rag_benchmarks.config import ServingConfig
 
 Connect: TypeAlias = Callable[[str], InvariantModel]
 """Returns a model on the server, for a tenant."""
+Row: TypeAlias = tuple[int, int, str, str]
+"""Clients at the same time, questions about each set, system, and state."""
 
 PLAIN, ARRANGED = "plain", "arranged"
+STATES = ("cold", "warm")
 MEASURES = ("throughput", "first token", "between tokens")
-_STATES = ("cold", "warm")
+"""Requests per second, and medians of seconds."""
 _WORDS = "river mill ferry bridge tower field harbour market forest guild castle valley road lake hill stone".split()
 
 
-@dataclass
-class ServingRow:
-    """One system in one state, asked by so many clients so many questions about each set.
-
-    Attributes:
-        clients: Clients that ask at the same time.
-        questions: Questions about each set.
-        system: `PLAIN` or `ARRANGED`.
-        state: `cold` or `warm`.
-        measured: Of each round, by `MEASURES`: requests per second, and medians of seconds.
-    """
-
-    clients: int
-    questions: int
-    system: str
-    state: str
-    measured: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in MEASURES})
-
-
-def measure_serving(connect: Connect, config: ServingConfig, progress: Progress = no_progress) -> list[ServingRow]:
+def measure_serving(connect: Connect, config: ServingConfig, progress: Progress = no_progress) -> dict[str, Any]:
     """Ask both systems, with every number of clients and questions, in every round.
 
     Args:
         connect: Returns the arranged model on the server.
         config: What is measured.
         progress: Reports rounds.
+
+    Returns:
+        The settings, the ratios, and what was measured: plain data.
     """
-    rows: dict[tuple[int, int, str, str], ServingRow] = {}
+    rows: dict[Row, list[Sequence[float]]] = defaultdict(list)
     cases = list(product(config.clients, config.questions))
     with progress("rounds", len(cases) * config.rounds + 1) as advance:
         _round(connect, config, *cases[-1], 0)  # kernels are compiled, and pages are touched
         advance()
-        for number, (clients, questions) in product(range(config.rounds), cases):
-            for (system, state), found in _round(connect, config, clients, questions, 1 + number).items():
-                key = clients, questions, system, state
-                row = rows.setdefault(key, ServingRow(*key))
-                for name, value in zip(MEASURES, found, strict=True):
-                    row.measured[name].append(value)
+        for number, case in product(range(config.rounds), cases):
+            for (system, state), found in _round(connect, config, *case, 1 + number).items():
+                rows[*case, system, state].append(found)
             advance()
-    return list(rows.values())
+    names = ("clients", "questions", "system", "state")
+    measured = [
+        {**dict(zip(names, row, strict=True)), "measured": dict(zip(MEASURES, zip(*rounds, strict=True), strict=True))}
+        for row, rounds in rows.items()
+    ]
+    return {"setting": asdict(config), "ratios": ratios(rows), "rows": measured}
 
 
-def ratios(rows: Sequence[ServingRow]) -> list[dict[str, Any]]:
+def ratios(rows: dict[Row, list[Sequence[float]]]) -> list[dict[str, Any]]:
     """Return each arranged row against the plain one: median, lowest and highest ratio of rounds, by measure."""
-    plain = {(row.clients, row.questions, row.state): row for row in rows if row.system == PLAIN}
-    found: list[dict[str, Any]] = []
-    for row in rows:
-        if row.system == PLAIN:
-            continue
-        base = plain[row.clients, row.questions, row.state]
-        line: dict[str, Any] = {"clients": row.clients, "questions": row.questions, "state": row.state}
-        for name in MEASURES:
-            each = [mine / other for mine, other in zip(row.measured[name], base.measured[name], strict=True)]
-            line[name] = [statistics.median(each), min(each), max(each)]
-        found.append(line)
+    found = []
+    for (clients, questions, system, state), rounds in rows.items():
+        if system == ARRANGED:
+            line: dict[str, Any] = {"clients": clients, "questions": questions, "state": state}
+            pairs = list(zip(rounds, rows[clients, questions, PLAIN, state], strict=True))
+            for index, name in enumerate(MEASURES):
+                each = [mine[index] / other[index] for mine, other in pairs]
+                line[name] = [statistics.median(each), min(each), max(each)]
+            found.append(line)
     return found
-
-
-def as_data(config: ServingConfig, rows: Sequence[ServingRow], machine: dict[str, Any]) -> dict[str, Any]:
-    """Return settings, machine, ratios and times of a run."""
-    return {
-        "setting": asdict(config),
-        "environment": machine,
-        "ratios": ratios(rows),
-        "rows": [asdict(row) for row in rows],
-    }
 
 
 def prompts(lm: InvariantModel, config: ServingConfig, questions: int, seed: int) -> list[Prompt]:
@@ -120,18 +98,16 @@ def _segments(count: int, seed: int) -> list[str]:
 
 def _round(
     connect: Connect, config: ServingConfig, clients: int, questions: int, seed: int
-) -> dict[tuple[str, str], tuple[float, float, float]]:
+) -> dict[tuple[str, str], Sequence[float]]:
     arranged = connect(uuid4().hex)
     asked = prompts(arranged, config, questions, seed)
     systems = {PLAIN: arranged.with_method("sequential", ordering="given"), ARRANGED: arranged}
     order = sorted(systems, reverse=bool(seed % 2))
-    return {(name, state): _timed(systems[name], asked, config, clients) for name in order for state in _STATES}
+    return {(name, state): _timed(systems[name], asked, config, clients) for name in order for state in STATES}
 
 
-def _timed(
-    lm: InvariantModel, asked: Sequence[Prompt], config: ServingConfig, clients: int
-) -> tuple[float, float, float]:
-    """Return requests per second, and medians of seconds to the first token and between tokens."""
+def _timed(lm: InvariantModel, asked: Sequence[Prompt], config: ServingConfig, clients: int) -> Sequence[float]:
+    """Return the `MEASURES`."""
 
     def ask(prompt: Prompt) -> tuple[float, float]:
         began = time.perf_counter()

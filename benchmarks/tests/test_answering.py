@@ -17,9 +17,9 @@ from invariant_rag.interventions import HiddenScaling
 from invariant_rag.testing.rounding import rounding
 
 from invariant_rag_benchmarks import BENCHMARKS, Selection
-from invariant_rag_benchmarks.answering import Answerer, collisions, perplexity
 from invariant_rag_benchmarks.config import ENSEMBLES, BenchmarkConfig
 from invariant_rag_benchmarks.data import DataSource
+from invariant_rag_benchmarks.runner import Answerer, collisions, perplexity
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.audit.statistics import paired_t_test
 from invariant_rag.errors import InvalidChoice, UnknownName
 from invariant_rag.interventions import INTERVENTIONS, HiddenScaling
 from invariant_rag.methods import METHODS
 from invariant_rag.orderings import ORDERINGS
+from scipy.stats import t as student
+from scipy.stats import ttest_rel
 
 from invariant_rag_benchmarks import BENCHMARKS, Case
-from invariant_rag_benchmarks.comparisons import read_cell
 from invariant_rag_benchmarks.config import ENSEMBLES, BenchmarkConfig
 from invariant_rag_benchmarks.published_tables import (
     PublishedColumn,
@@ -81,13 +81,14 @@ def test_the_t_tests_of_rotor_follow_from_its_table_of_scores():
     for name, row in zip(("Original Model", "RoToR-lexical"), published.rows, strict=True):
         values = [row.values for row in scores.rows if row.name.removesuffix(" + S.R.") == name]
         pairs = [pair for each in values for pair in zip(each[::2], each[1::2], strict=True) if None not in pair]
-        test = paired_t_test([before for before, _ in pairs], [after for _, after in pairs])
+        before, after = zip(*pairs, strict=True)
+        test = ttest_rel(before, after)
         freedom, difference, t, critical = row.values
-        assert (test.degrees_of_freedom, len(pairs)) == (freedom, 9)
-        assert test.difference == pytest.approx(difference, abs=0.005)
-        assert test.critical == pytest.approx(critical, abs=0.0005)
-        assert test.t * (9 / 8) ** 0.5 == pytest.approx(t, abs=0.005)
-        assert test.significant == (t > critical) == (name == "Original Model")
+        assert (test.df, len(pairs)) == (freedom, 9)
+        assert sum(before) / 9 - sum(after) / 9 == pytest.approx(difference, abs=0.005)
+        assert student.ppf(0.975, test.df) == pytest.approx(critical, abs=0.0005)
+        assert test.statistic * (9 / 8) ** 0.5 == pytest.approx(t, abs=0.005)
+        assert (test.pvalue < 0.05) == (t > critical) == (name == "Original Model")
 
 
 def test_the_scores_of_rotor_before_and_after_shuffling_are_those_of_its_main_tables():
@@ -153,7 +154,7 @@ def column(metric: str, **more) -> PublishedColumn:
 
 def test_a_standard_deviation_is_that_of_the_means_of_the_variants():
     asked = records({"0123": [1, 1], "a": [1, 1], "b": [1, 0], "c": [0, 0]})
-    found = read_cell(column("deviation: accuracy", exclude_variants=("0123",)), asked)
+    found = column("deviation: accuracy", exclude_variants=("0123",)).read(asked)
     assert found.value == pytest.approx(((0.5**2 + 0 + 0.5**2) / 3) ** 0.5)
 
 
@@ -162,22 +163,22 @@ def test_the_oracle_takes_the_better_of_two_branches():
         *records({"a": [0, 0]}, branch="plain", rejected={"scores": {"accuracy": 1.0}}),
         *records({"b": [1, 0]}, branch="invariant", rejected={"scores": {"accuracy": 0.0}}),
     ]
-    assert read_cell(column("accuracy"), asked).value == 0.25
-    assert read_cell(column("accuracy"), asked, oracle=True).value == 0.75
-    assert read_cell(column("routed"), asked).value == 0.5
+    assert column("accuracy").read(asked).value == 0.25
+    assert column("accuracy").read(asked, oracle=True).value == 0.75
+    assert column("routed").read(asked).value == 0.5
 
 
 def test_a_time_is_that_of_as_many_prompts_as_the_paper_asked():
     table = resolve_table("hidden-scaling-table-6")
     times = table.columns[0]
-    assert read_cell(times, [], 2.4).value == 1200
-    assert read_cell(times, [], None) is None
+    assert times.read([], 2.4).value == 1200
+    assert times.read([], None) is None
 
 
 def test_what_was_not_recorded_is_not_measured():
-    assert read_cell(column("perplexity"), records({"a": [1]})) is None
-    assert read_cell(column("perplexity"), records({"a": [1]}, perplexity=3.5)).value == 3.5
-    assert read_cell(column("accuracy", variants=("z",)), records({"a": [1]})) is None
+    assert column("perplexity").read(records({"a": [1]})) is None
+    assert column("perplexity").read(records({"a": [1]}, perplexity=3.5)).value == 3.5
+    assert column("accuracy", variants=("z",)).read(records({"a": [1]})) is None
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------

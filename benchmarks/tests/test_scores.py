@@ -9,8 +9,8 @@ import pytest
 from invariant_rag.audit.metrics import best_subspan_em
 
 from invariant_rag_benchmarks import BENCHMARKS, Case
+from invariant_rag_benchmarks.tasks.chunks import edit_similarity, rouge_l, tasks
 from invariant_rag_benchmarks.tasks.judging import SECTIONS
-from invariant_rag_benchmarks.tasks.longbench import edit_similarity, rouge_l, tasks
 
 
 def case(*gold: str, variant: str = "0", candidates: tuple[str, ...] = ()) -> Case:

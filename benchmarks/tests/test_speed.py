@@ -60,7 +60,7 @@ def _script_for_gpus() -> Any:
 
 
 def test_the_command_writes_a_table_and_json(tmp_path: Path) -> None:
-    words = "bench speed --shape tiny --tokens 120 --segments 3 --segments 5 --new-tokens 2 --repeats 2 --batch 2"
+    words = "bench speed --shape tiny --tokens 120 --segments 3 --segments 5 --new-tokens 2 --repeats 2"
     methods = ["--method", "rotor", "--method", "pine", "--method", "ape"]
     result = CliRunner().invoke(app, [*words.split(), *methods, "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
@@ -72,12 +72,11 @@ def test_the_command_writes_a_table_and_json(tmp_path: Path) -> None:
     for each in measured:
         plain, *others = each["rows"]
         assert plain["ratios"]["prefill"] == plain["ratios"]["decode"] == 1.0
-        assert len(others) == 5
+        assert len(others) == 4
         flops = {row["name"]: row["ratios"]["flops"] for row in each["rows"]}
         assert flops["rotor, warm set"] < flops["rotor"] < flops["pine"]
         assert flops["plain"] == 1.0
         assert all(len(row["prefill"]["seconds"]) == 2 and row["ratios"]["prefill"] > 0 for row in others)
-        assert set(each["batched"]) == set(each["batched_prefill"]) == {"rotor", "pine", "ape"}
         assert each["environment"]["backend"] == "sdpa"
         rows = _script_for_gpus().rows_of(each)
         assert [row[3] for row in rows] == [row["name"] for row in others]
@@ -130,7 +129,7 @@ def test_unknown_shapes_and_methods_are_refused() -> None:
 
 
 def test_every_method_is_measured_unless_some_are_named() -> None:
-    words = "bench speed --shape tiny --tokens 120 --segments 3 --new-tokens 1 --repeats 1 --batch 1 --json"
+    words = "bench speed --shape tiny --tokens 120 --segments 3 --new-tokens 1 --repeats 1 --json"
     result = CliRunner().invoke(app, words.split())
     assert result.exit_code == 0, result.output
     (measured,) = json.loads(result.stdout)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from invariant_rag import InvariantModel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag_benchmarks.config import ServingConfig
-from invariant_rag_benchmarks.vllm import (
-    ARRANGED,
-    PLAIN,
-    ServingRow,
-    measure_serving,
-    prompts,
-    ratios,
-)
+from invariant_rag_benchmarks.vllm import ARRANGED, MEASURES, PLAIN, STATES, measure_serving, prompts, ratios
 
 
 def test_every_system_is_asked_in_every_round_and_tenants_are_new(
@@ -26,16 +21,14 @@ def test_every_system_is_asked_in_every_round_and_tenants_are_new(
         return InvariantModel(chat_llama, tokenizer, method="rotor")
 
     config = ServingConfig(clients=(1, 2), questions=(1, 2), requests=2, segments=2, new_tokens=2, rounds=2)
-    rows = measure_serving(connect, config)
-    assert {(row.clients, row.questions, row.system, row.state) for row in rows} == {
-        (clients, questions, system, state)
-        for clients in (1, 2)
-        for questions in (1, 2)
-        for system in (PLAIN, ARRANGED)
-        for state in ("cold", "warm")
-    }
-    assert all(len(times) == 2 and min(times) > 0 for row in rows for times in row.measured.values())
+    measured = measure_serving(connect, config)
+    names = ("clients", "questions", "system", "state")
+    asked = {tuple(row[name] for name in names): row["measured"] for row in measured["rows"]}
+    assert asked.keys() == {*product((1, 2), (1, 2), (PLAIN, ARRANGED), STATES)}
+    assert all(tuple(times) == MEASURES for times in asked.values())
+    assert all(len(times) == 2 and min(times) > 0 for each in asked.values() for times in each.values())
     assert len(set(tenants)) == len(tenants) == 9
+    assert (measured["setting"]["rounds"], len(measured["ratios"])) == (2, 8)
 
 
 def test_requests_of_a_round_ask_about_each_set_in_other_orders() -> None:
@@ -48,16 +41,12 @@ def test_requests_of_a_round_ask_about_each_set_in_other_orders() -> None:
 
 
 def test_ratios_are_medians_over_rounds_against_the_plain_requests_in_the_same_state() -> None:
-    def row(system: str, state: str, throughput: list[float], first: list[float]) -> ServingRow:
-        measured = {"throughput": throughput, "first token": first, "between tokens": [1.0, 1.0, 1.0]}
-        return ServingRow(1, 4, system, state, measured)
-
-    rows = [
-        row(PLAIN, "cold", [1.0, 2.0, 4.0], [1.0, 1.0, 1.0]),
-        row(ARRANGED, "cold", [2.0, 2.0, 2.0], [0.5, 0.5, 0.25]),
-        row(PLAIN, "warm", [8.0, 8.0, 8.0], [1.0, 1.0, 1.0]),
-        row(ARRANGED, "warm", [8.0, 8.0, 4.0], [1.0, 1.0, 2.0]),
-    ]
+    rows = {
+        (1, 4, PLAIN, "cold"): [(1.0, 1.0, 1.0), (2.0, 1.0, 1.0), (4.0, 1.0, 1.0)],
+        (1, 4, ARRANGED, "cold"): [(2.0, 0.5, 1.0), (2.0, 0.5, 1.0), (2.0, 0.25, 1.0)],
+        (1, 4, PLAIN, "warm"): [(8.0, 1.0, 1.0)] * 3,
+        (1, 4, ARRANGED, "warm"): [(8.0, 1.0, 1.0), (8.0, 1.0, 1.0), (4.0, 2.0, 1.0)],
+    }
     cold, warm = ratios(rows)
     assert (cold["state"], cold["throughput"], cold["first token"]) == ("cold", [1, 0.5, 2], [0.5, 0.25, 0.5])
     assert (warm["state"], warm["throughput"], warm["first token"]) == ("warm", [1, 0.5, 1], [1, 1, 2])

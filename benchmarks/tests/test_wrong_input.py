@@ -34,7 +34,7 @@ def options() -> Iterator[tuple[tuple[str, ...], TyperOption]]:
     """Every option of every command; benchmarks share theirs, so one of them stands for all."""
     group = typer.main.get_command(bench.app)
     assert isinstance(group, TyperGroup)
-    names = ("xquad", "list", "speed", "serve", "vllm")
+    names = ("xquad", "list", "speed", "vllm")
     commands: dict[tuple[str, ...], Any] = {("bench", name): group.commands[name] for name in names}
     commands["reproduce",] = typer.main.get_command(reproduce.app)
     for path, command in commands.items():
@@ -54,11 +54,11 @@ def test_a_shared_option_says_the_same_in_every_command() -> None:
 def test_what_is_no_whole_number_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     numbers = [(path, each.opts[0]) for path, each in options() if "int" in str(each.type_descriptor.annotation)]
-    assert len(numbers) > 25
+    assert len(numbers) == 19
     for path, flag in numbers:
         for value in WRONG_NUMBERS:
             refused(*path, f"{flag}={value}")
-    for flag in ("--layers", "--repeats", "--batch"):
+    for flag in ("--layers", "--repeats"):
         assert str(MOST_CALLS) in refused("bench", "speed", f"{flag}={1 << 70}")
 
 

@@ -23,13 +23,12 @@ HEAD_SIZES = (64, 128)  # of these shapes
 TOKENS = (2500, 8192, 32_768, 131_072)
 SEGMENTS = (5, 20, 100)
 HEAD = ["shape", "tokens", "segments", "method", "first token", "floor", "further tokens", "peak memory"]
-HEAD += ["batch of 8: first tokens", "batch of 8: further tokens"]
 
 
 def measure(shape: str, tokens: int, segments: int, folder: Path) -> list[list[str]]:
     """Return the rows of one setting."""
     settings = {"shape": shape, "tokens": tokens, "segments": segments, "device": "cuda", "dtype": "bfloat16"}
-    words = [f"--{name}={value}" for name, value in {**settings, "batch": 8 if tokens <= 8192 else 1}.items()]
+    words = [f"--{name}={value}" for name, value in settings.items()]
     program = Path(sys.executable).with_name("invariant-rag")
     command = [str(program), "bench", "speed", *words, "--method=rotor", "--method=pine"]
     done = subprocess.run(  # noqa: S603 - our own program
@@ -46,11 +45,10 @@ def rows_of(found: dict[str, Any]) -> list[list[str]]:
     """Return the rows of what `bench speed` found for one setting."""
     setting, rows = found["setting"], []
     for row in found["rows"][1:]:
-        ratios, name = row["ratios"], row["name"]
+        ratios = row["ratios"]
         peak = "?" if ratios["peak"] is None else f"{ratios['peak']:.2f}"
         cells = [f"{ratios['prefill']:.2f}", f"{found['floor']:.2f}", f"{ratios['decode']:.2f}", peak]
-        gains = [f"{found[key][name]:.1f}" if name in found[key] else "" for key in ("batched_prefill", "batched")]
-        rows.append([setting["shape"], f"{setting['tokens']:,}", str(setting["segments"]), name, *cells, *gains])
+        rows.append([setting["shape"], f"{setting['tokens']:,}", str(setting["segments"]), row["name"], *cells])
     return rows
 
 

@@ -31,10 +31,7 @@ def table(measured: dict[str, Any]) -> str:
         cells = [row["name"], f"{ratios['prefill']:.2f}", first, f"{fastest:.2f}"]
         cells += [f"{ratios['decode']:.2f}", further, f"{ratios['whole']:.2f}", peak]
         lines.append(f"| {' | '.join(cells)} |")
-    gains = ", ".join(f"{name} {gain:.1f}" for name, gain in measured["batched"].items())
-    count = setting["batch"]
-    batched = f"\n\nDecoding {count} prompts as one batch, times the throughput of {count} single calls: {gains}."
-    return f"{title}\n" + "\n".join(lines) + (batched if count > 1 else "") + "\n"
+    return f"{title}\n" + "\n".join(lines) + "\n"
 
 
 def spread(seconds: list[float], plain: list[float]) -> str:

@@ -18,8 +18,8 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "embedded"))
 
-from invariant_rag_benchmarks.comparisons import means_by  # noqa: E402
 from invariant_rag_benchmarks.config import BenchmarkConfig  # noqa: E402
+from invariant_rag_benchmarks.published_tables import means_by  # noqa: E402
 from invariant_rag_benchmarks.runner import BenchmarkRun, run_benchmark  # noqa: E402
 from names import Names  # noqa: E402
 from page import write_page  # noqa: E402

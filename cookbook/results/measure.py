@@ -19,8 +19,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "embedded"))
 
 from invariant_rag_benchmarks import resolve_benchmark  # noqa: E402
-from invariant_rag_benchmarks.comparisons import means_by  # noqa: E402
 from invariant_rag_benchmarks.config import BenchmarkConfig  # noqa: E402
+from invariant_rag_benchmarks.published_tables import means_by  # noqa: E402
 from invariant_rag_benchmarks.report import percent  # noqa: E402
 from invariant_rag_benchmarks.runner import BenchmarkRun, run_benchmark  # noqa: E402
 from names import Names  # noqa: E402

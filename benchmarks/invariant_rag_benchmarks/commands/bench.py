@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from invariant_rag.audit.progress import no_progress
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 
 from invariant_rag_benchmarks import BENCHMARKS, Benchmark
-from invariant_rag_benchmarks.commands.load import load
-from invariant_rag_benchmarks.commands.speed import speed
-from invariant_rag_benchmarks.commands.vllm import vllm
+from invariant_rag_benchmarks.commands.measure import speed, vllm
 from invariant_rag_benchmarks.config import BenchmarkConfig
 
 Resume = Annotated[bool, typer.Option("--resume", help="Continue a run of the same settings.")]
@@ -30,7 +27,7 @@ def list_benchmarks(as_json: options.Json = False) -> None:
     """List the benchmarks with their settings."""
     rows = []
     for name, each in BENCHMARKS.items():
-        settings = each.default_settings()
+        settings = {key: field.default for key, field in each.settings.model_fields.items()}
         shown = settings if as_json else ", ".join(f"{key}={value}" for key, value in settings.items())
         rows.append({"benchmark": name, "about": each.about, "settings": shown, "metric": each.metric})
     print_table(rows, as_json)
@@ -59,10 +56,7 @@ def _add_command(benchmark: Benchmark[Any]) -> None:
             settings = {name.strip(): value for name, _, value in (word.partition("=") for word in words or ())}
             config = BenchmarkConfig(benchmark.name, settings=settings, **choices)
             disable_transformers_bars()
-            progress = progress_bar if config.is_main_process else no_progress
-            finished = run_benchmark(config, out, resume=resume, progress=progress)
-            if not config.is_main_process:
-                return
+            finished = run_benchmark(config, out, resume=resume, progress=progress_bar)
             if as_json:
                 print_json({"folder": str(finished.folder), "config": finished.config, "summary": finished.summary})
             else:
@@ -79,5 +73,4 @@ def _add_command(benchmark: Benchmark[Any]) -> None:
 for _benchmark in BENCHMARKS.values():
     _add_command(_benchmark)
 app.command("speed")(speed)
-app.command("serve")(load)
 app.command("vllm")(vllm)

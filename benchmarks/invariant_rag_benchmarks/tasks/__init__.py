@@ -1,1 +1,1 @@
-"""The benchmarks, one module each, with a page of the same name: source, data, score."""
+"""The benchmarks, by the shape of their cases, with a page of each: source, data, score."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from statistics import mean
 from typing import Literal, TypeVar
 
-from invariant_rag.errors import InvalidChoice, InvalidDataset
+from invariant_rag.errors import InvalidChoice
 from pydantic import Field
 
 from invariant_rag_benchmarks.base import (
@@ -23,6 +23,7 @@ from invariant_rag_benchmarks.base import (
     parse_example,
 )
 from invariant_rag_benchmarks.data import DataSource, read_examples
+from invariant_rag_benchmarks.errors import InvalidDataset
 
 REWARD_BENCH = "filtered-00000-of-00001.parquet"
 LLMBAR = "https://raw.githubusercontent.com/princeton-nlp/LLMBar/main/Dataset/LLMBar/"
@@ -87,15 +88,11 @@ SECTIONS: dict[str, dict[str, int]] = {
 }
 
 
-class RewardBenchSettings(Settings):
-    """Settings of the benchmark."""
-
+class _RewardBenchSettings(Settings):
     explain: bool = Field(True, description="whether the judge explains itself first, or says the likelier verdict")
 
 
-class LLMBarSettings(Settings):
-    """Settings of the benchmark."""
-
+class _LLMBarSettings(Settings):
     subsets: str = Field("all", description=f"names with commas: {', '.join(LLMBAR_FOLDERS)}")
     explain: bool = Field(False, description="whether the judge explains itself first, or says the likelier verdict")
 
@@ -157,20 +154,18 @@ class _Judging(Benchmark[J]):
         }
 
 
-class RewardBench(_Judging[RewardBenchSettings]):
-    """Pairs of responses, the chosen one first and second."""
+class RewardBench(_Judging[_RewardBenchSettings]):
+    """Which of two responses is better, asked in both orders: 23 subsets in four sections."""
 
     name = "reward-bench"
-    about = "Which of two responses is better, asked in both orders: 23 subsets in four sections."
     paper = "Lambert et al. 2024, arXiv 2403.13787; set-up of PINE, arXiv 2407.01100"
     variants = "position of the chosen response"
-    settings = RewardBenchSettings
+    settings = _RewardBenchSettings
 
-    def read(self, source: DataSource, settings: RewardBenchSettings, selection: Selection) -> Iterator[Case]:
+    def read(self, source: DataSource, settings: _RewardBenchSettings, selection: Selection) -> Iterator[Case]:
         """Read the filtered split."""
         path = source.file(REWARD_BENCH, f"hub://allenai/reward-bench/data/{REWARD_BENCH}")
-        for index, record in selection.sample(read_examples(path)):
-            pair = parse_example(_RewardBenchPair, record, f"example {index}")
+        for index, pair in selection.parse(_RewardBenchPair, read_examples(path)):
             yield from _cases(
                 str(index), pair.prompt, (pair.chosen, pair.rejected), pair.subset, explain=settings.explain
             )
@@ -207,16 +202,15 @@ class RewardBench(_Judging[RewardBenchSettings]):
         return found
 
 
-class LLMBar(_Judging[LLMBarSettings]):
-    """Pairs of outputs, the better one first and second."""
+class LLMBar(_Judging[_LLMBarSettings]):
+    """Which of two outputs follows the instruction, asked in both orders: 419 pairs."""
 
     name = "llmbar"
-    about = "Which of two outputs follows the instruction, asked in both orders: 419 pairs."
     paper = "Zeng et al. 2024, arXiv 2310.07641"
     variants = "position of the better output"
-    settings = LLMBarSettings
+    settings = _LLMBarSettings
 
-    def read(self, source: DataSource, settings: LLMBarSettings, selection: Selection) -> Iterator[Case]:
+    def read(self, source: DataSource, settings: _LLMBarSettings, selection: Selection) -> Iterator[Case]:
         """Read one file per subset, `<subset>.json`, or the one file at the path, which is named after its subset."""
         names = list(LLMBAR_FOLDERS) if settings.subsets == "all" else settings.subsets.split(",")
         if source.path is not None and source.path.is_file():

@@ -1,0 +1,342 @@
+"""One gold segment at any slot among others: Lost in the Middle, XQuAD and key-value retrieval."""
+
+from __future__ import annotations
+
+import random
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from invariant_rag.audit.metrics import best_subspan_em, exact_match, normalise_answer
+from invariant_rag.errors import InvalidChoice
+from invariant_rag.prompts import DEFAULT_SYSTEM
+from pydantic import Field
+
+from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text, parse_example
+from invariant_rag_benchmarks.data import DataSource, read_examples
+from invariant_rag_benchmarks.errors import DatasetUnavailable, InvalidDataset
+from invariant_rag_benchmarks.variants import insert_gold, parse_option_orders, parse_slots
+
+_LOST = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/qa_data/"
+_PAIRS = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/kv_retrieval_data/"
+_XQUAD = "https://raw.githubusercontent.com/google-deepmind/xquad/master/xquad.en.json"
+ORACLE = "nq-open-oracle.jsonl.gz"
+_INSTRUCTION = (
+    "Write a high-quality answer for the given question using only the provided search results "
+    "(some of which might be irrelevant).\n"
+)
+# The system message that the repository's Llama-2 script uses, and RoToR with it.
+_SYSTEM = (
+    "You are a helpful, respectful and honest assistant. Always answer as helpfully as possible, while being safe. "
+    "Please ensure that your responses are socially unbiased and positive in nature. If a question does not make any "
+    "sense, or is not factually coherent, explain why instead of answering something not correct. If you don't know "
+    "the answer to a question, please don't share false information."
+)
+_KEY_VALUE = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{"
+_FILES = (10, 20, 30)
+"""Numbers of documents in the published files. Fewer are the gold one and the first of the others."""
+_MOST_ORDERED = 6  # documents, which have 720 orders
+_PRINTED = re.compile(r"^Document \[\d+\]\(Title: (.*?)\) ", re.MULTILINE)
+
+_Document: TypeAlias = tuple[str, str]
+"""Title and text."""
+
+
+class _LostInTheMiddleSettings(Settings):
+    documents: int = Field(20, ge=0, description="documents in a prompt; 10, 20 and 30 in the paper; 0: closed book")
+    slots: str = Field("", description="gold slots: all, or numbers with commas; empty: those of the paper")
+    orders: str = Field(
+        "", description="instead of slots, for at most six documents: all, ends, rotations, or numbers of orders"
+    )
+    index: bool = Field(False, description='whether documents are numbered ("index bias" in the paper of RoToR)')
+    template: Literal["paper", "one-sentence", "plain"] = Field(
+        "paper", description="one-sentence: PINE's prompt (Appendix E.3); plain: this library's own prompt"
+    )
+
+
+class _Context(Example):
+    title: Text
+    text: Text
+    isgold: bool = False
+
+
+class _Documents(Example):
+    question: Text
+    answers: list[Text]
+    ctxs: list[_Context]
+
+    def documents(self, where: str) -> tuple[_Document, list[_Document]]:
+        """Return the gold document, and the others in their order."""
+        gold = [each for each in self.ctxs if each.isgold]
+        if len(gold) != 1:
+            raise InvalidDataset(f"{where}: expected one document with isgold, got {len(gold)}")
+        return (gold[0].title, gold[0].text), [(each.title, each.text) for each in self.ctxs if each is not gold[0]]
+
+
+class _Printed(Example):
+    input: Text
+
+
+class LostInTheMiddle(Benchmark[_LostInTheMiddleSettings]):
+    """Questions over 10, 20 or 30 documents, the gold one at any slot."""
+
+    name = "lost-in-the-middle"
+    paper = "Liu et al. 2023, arXiv 2307.03172"
+    variants = "gold slot from 0, or order of the documents"
+    settings = _LostInTheMiddleSettings
+    metric = "best_subspan_em"
+
+    def read(self, source: DataSource, settings: _LostInTheMiddleSettings, selection: Selection) -> Iterator[Case]:
+        """Read the official files, the oracle file (its distractors are drawn from it), or printed prompts."""
+        count = settings.documents
+        if settings.orders and settings.slots:
+            raise InvalidChoice(f"expected slots or orders, got {settings.slots!r} and {settings.orders!r}")
+        if settings.orders and not 1 <= count <= _MOST_ORDERED:
+            raise InvalidChoice(f"orders: expected 1 to {_MOST_ORDERED} documents, got {count}")
+        questions, orders = _questions(source, count), _orders(settings)
+        pool = sorted({each.documents(f"example {index}")[0] for index, each in enumerate(questions)})
+        for index, question in selection.sample(questions):
+            gold, others = question.documents(f"example {index}")
+            if not others and count > 1:  # the oracle file: gold documents of other questions are distractors
+                different = [each for each in pool if each != gold]
+                drawn = random.Random(f"{selection.seed} {index}")
+                others = drawn.sample(different, min(count - 1, len(different)))
+            if len(others) < count - 1:
+                raise InvalidDataset(f"example {index}: expected at least {count} documents, got {len(others) + 1}")
+            documents = [gold, *others]
+            for variant, order in orders.items():
+                yield _case(str(index), variant, [documents[place] for place in order], question, settings)
+
+    def score(self, case: Case, output: str) -> Scored:
+        """Score the first line by `best_subspan_em`, the paper's metric, and by exact match."""
+        return _score_first_line(case, output)
+
+
+def _score_first_line(case: Case, output: str) -> Scored:
+    line = output.strip().split("\n")[0].strip()
+    return Scored(
+        normalise_answer(line),
+        {"best_subspan_em": best_subspan_em(line, case.gold), "exact_match": exact_match(line, case.gold)},
+    )
+
+
+def _questions(source: DataSource, count: int) -> list[_Documents]:
+    """Return the questions of the smallest published file with enough documents, or of the file at the path."""
+    total = next((size for size in _FILES if size >= count), count)
+    name = f"nq-open-{total}_total_documents_gold_at_0.jsonl.gz"
+    path = source.file(*((name, f"{_LOST}{total}_total_documents/{name}") if count else (ORACLE, f"{_LOST}{ORACLE}")))
+    records = read_examples(path)
+    if any(isinstance(each, dict) and "input" in each for each in records):
+        records = _parse_prompts(records, path.with_name(ORACLE), source)
+    return [parse_example(_Documents, each, f"example {index}") for index, each in enumerate(records)]
+
+
+def _orders(settings: _LostInTheMiddleSettings) -> dict[str, list[int]]:
+    """Return the order of the documents in every variant: indices into the gold one followed by the others."""
+    count = settings.documents
+    if not count:
+        return {"closed book": []}
+    if settings.orders:
+        return {"".join(map(str, order)): [*order] for order in parse_option_orders(settings.orders, count)}
+    slots = parse_slots(settings.slots, count, [0, *range(4, count, 5)])
+    return {str(slot): insert_gold(slot, 0, range(1, count)) for slot in slots}
+
+
+def _parse_prompts(records: Sequence[Any], oracle: Path, source: DataSource) -> list[Any]:
+    """Parse printed prompts. Gold passage and accepted answers come from the oracle file in the same folder."""
+    if not oracle.is_file():
+        raise DatasetUnavailable(f"expected {ORACLE} beside the printed prompts: it holds the accepted answers")
+    answered = [parse_example(_Documents, each, ORACLE) for each in read_examples(source.read(oracle, ORACLE))]
+    known = {each.question: each for each in answered if each.ctxs}
+    found = []
+    for index, record in enumerate(records):
+        head, mark, question = parse_example(_Printed, record, f"example {index}").input.rpartition("\n\nQuestion: ")
+        pieces = _PRINTED.split(head)[1:]
+        if not mark or not pieces:
+            continue  # a prompt of another benchmark
+        question = question.removesuffix("\nAnswer:")
+        if question not in known:
+            raise InvalidDataset(f"example {index}: {question!r} is not in {ORACLE}")
+        gold = known[question].ctxs[0].text
+        documents = [
+            {"title": title, "text": body.rstrip("\n"), "isgold": body.strip() == gold.strip()}
+            for title, body in zip(pieces[::2], pieces[1::2], strict=True)
+        ]
+        found.append({"question": question, "answers": known[question].answers, "ctxs": documents})
+    return found
+
+
+def _case(
+    name: str, variant: str, documents: list[_Document], asked: _Documents, settings: _LostInTheMiddleSettings
+) -> Case:
+    system, prefix, suffix = _SYSTEM, _INSTRUCTION, f"\n\nQuestion: {asked.question}\nAnswer:"
+    segments = [
+        f"\nDocument [{number}](Title: {title}) {text}" if settings.index else f"\n[Document Title: {title}] {text}"
+        for number, (title, text) in enumerate(documents, start=1)
+    ]
+    if settings.template == "one-sentence":
+        # PINE's user prompt, without a system message of its own; documents as printed in its Appendix F.2.
+        system, prefix = "", _INSTRUCTION.replace("answer", "one-sentence answer")
+        suffix = f"\n\nQuestion: {asked.question}"
+        segments = [f"\nDocument (Title: {title}) {text}" for title, text in documents]
+    elif settings.template == "plain":
+        system, prefix, suffix = DEFAULT_SYSTEM, "", f"\nQuestion: {asked.question}"
+        titles = [f"Document (Title: {title})" if title else "Document" for title, _ in documents]
+        segments = [f"{title}: {text}\n" for title, (_, text) in zip(titles, documents, strict=True)]
+    if not documents:  # closed book
+        prefix, suffix = "", f"Question: {asked.question}\nAnswer:"
+        system = _SYSTEM if settings.template == "paper" else ""
+    return Case(
+        question=name,
+        variant=variant,
+        prefix=prefix,
+        segments=tuple(segments),
+        suffix=suffix,
+        gold=tuple(asked.answers),
+        query=asked.question,
+        system=system,
+    )
+
+
+class _XQuADSettings(Settings):
+    slots: str = Field("", description="slots with commas; empty: all")
+
+
+class _Answer(Example):
+    text: Text
+
+
+class _Question(Example):
+    id: Text
+    question: Text
+    answers: list[_Answer]
+
+
+class _Paragraph(Example):
+    context: Text
+    qas: list[_Question]
+
+
+class _Article(Example):
+    title: Text
+    paragraphs: list[_Paragraph]
+
+
+class _File(Example):
+    data: list[_Article]
+
+
+class XQuAD(Benchmark[_XQuADSettings]):
+    """Questions over the five paragraphs of one article, the gold one at any slot."""
+
+    name = "xquad"
+    paper = "Artetxe et al. 2020, arXiv 1910.11856"
+    variants = "gold slot, from 0"
+    settings = _XQuADSettings
+    metric = "best_subspan_em"
+
+    def read(self, source: DataSource, settings: _XQuADSettings, selection: Selection) -> Iterator[Case]:
+        """Read the file: the other paragraphs of the same article are the distractors."""
+        read = read_examples(source.file("xquad.en.json", _XQUAD))
+        articles = parse_example(_File, read[0] if read else None, "the file").data
+        questions = [
+            (article, gold, asked)
+            for article in articles
+            for gold, paragraph in enumerate(article.paragraphs)
+            for asked in paragraph.qas
+        ]
+        for _, (article, gold, asked) in selection.sample(questions):
+            contexts = [each.context for each in article.paragraphs]
+            title, others = article.title.replace("_", " "), [*contexts[:gold], *contexts[gold + 1 :]]
+            for slot in parse_slots(settings.slots, len(contexts), range(len(contexts))):
+                listed = insert_gold(slot, contexts[gold], others)
+                yield Case(
+                    question=asked.id,
+                    variant=str(slot),
+                    prefix=_INSTRUCTION,
+                    segments=tuple(f"\n[Document Title: {title}] {text}" for text in listed),
+                    suffix=f"\n\nQuestion: {asked.question}\nAnswer:",
+                    gold=tuple(each.text for each in asked.answers),
+                    query=asked.question,
+                    system=_SYSTEM,
+                )
+
+    def score(self, case: Case, output: str) -> Scored:
+        """Score the first line as Lost in the Middle does."""
+        return _score_first_line(case, output)
+
+
+class _KeyValueSettings(Settings):
+    """Settings of the benchmark.
+
+    The code of arXiv 2406.02536 reads the file of 300, moves the asked pair to its slot among them, and keeps the first
+    140: `file_keys` and `keys`.
+    """
+
+    keys: int = Field(75, ge=1, description="pairs in a prompt; 75, 140 and 300 in the paper")
+    slots: str = Field("", description="`all`, or slots with commas; empty: 0, 25, 50, 75 and 100%, rounded down")
+    file_keys: int = Field(0, ge=0, description="pairs in the file, of which the first `keys` are kept; 0: as many")
+    make: int = Field(0, ge=0, description="make that many questions from the seed, instead of reading a file")
+
+
+class _Pairs(Example):
+    ordered_kv_records: list[tuple[Text, Text]]
+    key: Text
+    value: Text
+
+
+class KeyValue(Benchmark[_KeyValueSettings]):
+    """Find the value of a key among 75, 140 or 300 random pairs."""
+
+    name = "key-value"
+    paper = "Liu et al. 2023, arXiv 2307.03172"
+    variants = "slot of the asked pair, from 0"
+    settings = _KeyValueSettings
+
+    def read(self, source: DataSource, settings: _KeyValueSettings, selection: Selection) -> Iterator[Case]:
+        """Read the official file, or generate random pairs."""
+        count = settings.keys
+        in_file = count if settings.make else settings.file_keys or count
+        if in_file < count:
+            raise InvalidChoice(f"file_keys: expected at least the {count} keys of a prompt, got {in_file}")
+        if settings.make:
+            examples = _random_pairs(settings.make, count, selection.seed)
+        else:
+            name = f"kv-retrieval-{in_file}_keys.jsonl.gz"
+            examples = read_examples(source.file(name, _PAIRS + name))
+        slots = parse_slots(settings.slots, count, sorted({quarter * (count - 1) // 4 for quarter in range(5)}))
+        for index, asked in selection.parse(_Pairs, examples):
+            pair, pairs = (asked.key, asked.value), asked.ordered_kv_records
+            if len(pairs) != in_file or pair not in pairs:
+                raise InvalidDataset(f"example {index}: expected {in_file} pairs with the asked one, got {len(pairs)}")
+            others = [each for each in pairs if each != pair]
+            for slot in slots:
+                yield Case(
+                    question=str(index),
+                    variant=str(slot),
+                    prefix=_KEY_VALUE,
+                    segments=tuple(f'"{key}": "{value}",\n ' for key, value in insert_gold(slot, pair, others)[:count]),
+                    suffix=f'}}\n\nKey: "{asked.key}"\nCorresponding value:',
+                    gold=(asked.value,),
+                    query=asked.key,
+                )
+
+    def score(self, case: Case, output: str) -> Scored:
+        """Return accuracy as in Lost in the Middle: the value is a substring of the output, ignoring case."""
+        said = output.strip().lower()
+        right = case.gold[0].lower() in said
+        return Scored(case.gold[0].lower() if right else said, {"accuracy": float(right)})
+
+
+def _random_pairs(questions: int, keys: int, seed: int) -> list[dict[str, Any]]:
+    """Return random UUID pairs in the format of the official files."""
+    source = random.Random(f"key-value {keys} {seed}")
+    examples = []
+    for _ in range(questions):
+        made = [str(uuid.UUID(int=source.getrandbits(128), version=4)) for _ in range(2 * keys)]
+        pairs = list(zip(made[::2], made[1::2], strict=True))
+        key, value = source.choice(pairs)
+        examples.append({"ordered_kv_records": pairs, "key": key, "value": value})
+    return examples

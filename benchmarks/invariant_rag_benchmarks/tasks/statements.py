@@ -1,0 +1,191 @@
+"""Mintaka and R-GSM: questions over short statements, triples or conditions, in several orders."""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import re
+from collections.abc import Iterator
+from math import factorial
+from typing import Any, Literal
+
+from invariant_rag.audit.metrics import best_subspan_em, exact_match, normalise_answer, token_f1
+from pydantic import Field, StrictFloat, StrictInt
+
+from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text
+from invariant_rag_benchmarks.data import DataSource, read_examples
+from invariant_rag_benchmarks.errors import InvalidDataset
+
+_MINTAKA = "https://raw.githubusercontent.com/soyoung97/RoToR/main/src/data_wrapper/kgqa_data/"
+_OPENINGS = {
+    "original": "Below are the facts in the form of the triple meaningful to answer the question. ",
+    "swapped": "Below are knowledge statements expressed as triples meaningful to answer the question. ",
+}
+_JSON_ONLY = (
+    'Answer the given question in a JSON format, such as {"Answer": "xxx"}. '
+    "Only output the JSON, do NOT say any word or explain."
+)
+
+
+class _MintakaSettings(Settings):
+    triples: int = Field(30, ge=1, description="triples in a prompt; 30 and 50 in the paper")
+    template: Literal["original", "swapped"] = Field("original", description="swapped: the wording of Appendix K")
+    shuffles: int = Field(3, ge=0, description="shuffled orders after the initial one; their seeds are 0, 1, 2...")
+
+
+class _Question(Example):
+    question: Text
+    answers: list[Any]
+    knowledges: list[list[list[Any]]]
+
+
+class Mintaka(Benchmark[_MintakaSettings]):
+    """Questions over 30 or 50 retrieved triples, as retrieved and shuffled."""
+
+    name = "mintaka"
+    paper = "Sen et al. 2022; set-up of RoToR, arXiv 2502.08662, Appendix C.2"
+    variants = "initial order, and shuffles by seed"
+    settings = _MintakaSettings
+
+    def read(self, source: DataSource, settings: _MintakaSettings, selection: Selection) -> Iterator[Case]:
+        """Read the triples that the paper retrieved with MPNet, best first."""
+        name = f"mintaka_noshuffle_top{settings.triples}.json"
+        path = source.file(name, _MINTAKA + name)
+        if (kept := re.search(r"top(\d+)", path.name)) and int(kept[1]) < settings.triples:
+            raise InvalidDataset(f"expected a file such as {name!r}, got {path.name!r}")
+        for index, asked in selection.parse(_Question, read_examples(path)):
+            listed = asked.knowledges[0][: settings.triples] if asked.knowledges else []
+            triples = [f"({', '.join(map(str, triple))})\n" for triple in listed] or ["(No information)"]
+            shuffled = {
+                f"shuffle {seed}": random.Random(f"{seed} {index}").sample(triples, len(triples))
+                for seed in range(settings.shuffles)
+            }
+            for variant, segments in {"initial": triples, **shuffled}.items():
+                yield Case(
+                    question=str(index),
+                    variant=variant,
+                    prefix="",
+                    segments=tuple(segments),
+                    suffix=f"\n\nQuestion: {asked.question}, Answer: ",
+                    gold=tuple(map(str, asked.answers)),
+                    query=asked.question,
+                    system=_OPENINGS[settings.template] + _JSON_ONLY,
+                )
+
+    def score(self, case: Case, output: str) -> Scored:
+        """Score as RoToR does, after Baek et al. (arXiv 2306.04136): containment, exact match and F1."""
+        answer = stated_answer(output)
+        scores = {
+            "accuracy": best_subspan_em(answer, case.gold),
+            "exact_match": exact_match(answer, case.gold),
+            "f1": token_f1(answer, case.gold),
+        }
+        return Scored(normalise_answer(answer), scores)
+
+
+def stated_answer(output: str) -> str:
+    """Return the value of "Answer" in the first JSON object, or the first line if there is none.
+
+    >>> stated_answer('{"Answer": ["Rome", "Oslo"]} I hope this helps')
+    'Rome, Oslo'
+    """
+    text = output.strip()
+    if "Answer" in text and "{" in text:
+        first = text[text.index("{") :].replace("\n", "").split("}")[0] + "}"
+        for parse in (json.loads, ast.literal_eval):
+            try:
+                found = parse(first)["Answer"]
+            except (ValueError, SyntaxError, KeyError, TypeError):
+                continue
+            return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
+    return text.split("\n")[0]
+
+
+# The prompt for word problems of openai/simple-evals, which PINE uses for this benchmark (Appendix E.3).
+_SOLVE = (
+    "Solve this math problem. Give the reasoning steps before giving the final answer on the last line by itself in "
+    'the format of "Answer:". Do not add anything other than the integer answer after "Answer:".\n\n'
+)
+_NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
+
+
+class _RGSMSettings(Settings):
+    orders: int = Field(6, ge=1, description="most orders of a problem: initial, reversed, then random ones")
+
+
+class _Problem(Example):
+    question: Text
+    interchangeable: list[Text]
+    answer: Text | StrictFloat | StrictInt
+
+
+class RGSM(Benchmark[_RGSMSettings]):
+    """Word problems whose conditions change places."""
+
+    name = "r-gsm"
+    paper = "Chen et al. 2024, arXiv 2402.08939; set-up of PINE, arXiv 2407.01100, Appendix E.2"
+    variants = "order of the conditions"
+    settings = _RGSMSettings
+    max_new_tokens = 500
+
+    def read(self, source: DataSource, settings: _RGSMSettings, selection: Selection) -> Iterator[Case]:
+        """Read problems with their interchangeable conditions."""
+        for index, problem in selection.parse(_Problem, read_examples(source.file("r_gsm.jsonl", None))):
+            premises = problem.interchangeable
+            prefix, suffix = _text_around(problem.question, premises, f"example {index}")
+            orders = _orders(len(premises), settings.orders, f"{selection.seed} {index}")
+            for variant, order in orders.items():
+                yield Case(
+                    question=str(index),
+                    variant=variant,
+                    prefix=_SOLVE + prefix,
+                    segments=tuple(f"{premises[each]} " for each in order),
+                    suffix=suffix,
+                    gold=(str(problem.answer),),
+                    query=problem.question,
+                )
+
+    def score(self, case: Case, output: str) -> Scored:
+        """Compare the number after the last "Answer:" by value."""
+        answer = stated_number(output)
+        right = bool(answer) and float(answer) == float(case.gold[0].replace(",", ""))
+        return Scored(answer, {"accuracy": float(right)})
+
+
+def stated_number(output: str) -> str:
+    """Return the last number after the last `Answer:`, without commas and trailing zeros; empty if there is none.
+
+    >>> stated_number("3 + 4 = 7. Answer: $1,200.50")
+    '1200.5'
+    """
+    _, mark, tail = output.rpartition("Answer:")
+    found = _NUMBER.findall(tail if mark else "")
+    if not found:
+        return ""
+    number: str = found[-1].replace(",", "").rstrip(".")
+    return number.rstrip("0").rstrip(".") if "." in number else number
+
+
+def _text_around(problem: str, premises: list[str], where: str) -> tuple[str, str]:
+    """Return the text before and after the premises, which must be consecutive."""
+    if not premises:
+        raise InvalidDataset(f"{where}: expected interchangeable conditions, got none")
+    together = re.search(r"\s*".join(map(re.escape, premises)), problem)
+    if together is None:
+        raise InvalidDataset(f"{where}: expected the interchangeable conditions to follow each other in the question")
+    return problem[: together.start()], problem[together.end() :].lstrip()
+
+
+def _orders(count: int, most: int, seed: str) -> dict[str, tuple[int, ...]]:
+    """Return the initial order, the reversed one, then random ones, all different.
+
+    They are named by what they are, not by their places: `201` is an order of problems with three conditions alone, so
+    that its mean would be compared with that of orders of other problems.
+    """
+    drawn = random.Random(seed)
+    chosen = dict.fromkeys([tuple(range(count)), tuple(reversed(range(count)))])
+    while len(chosen) < min(most, factorial(count)):
+        chosen[tuple(drawn.sample(range(count), count))] = None
+    names = ["initial", "reversed", *(f"random {number}" for number in range(1, most))]
+    return dict(zip(names, list(chosen)[:most], strict=False))
