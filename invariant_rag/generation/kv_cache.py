@@ -74,7 +74,6 @@ class KeyValueCache:
             can find out, by asking, what somebody else has asked.
 
     Raises:
-        InvalidChoice: A capacity is no whole number of at least 0, or another argument has a wrong type.
         UnusableFile: The folder cannot be created.
     """
 
@@ -140,11 +139,7 @@ class KeyValueCache:
         return entry
 
     def put(self, key: str, entry: Entry) -> None:
-        """Store an entry.
-
-        Raises:
-            InvalidChoice: It has no layer, or a layer is no pair of tensors.
-        """
+        """Store an entry: keys and values of at least one layer."""
         stem = digest_of(check_text("key", key), self._namespace)
         if not _is_entry(entry):
             raise InvalidChoice(f"expected keys and values of at least one layer, got {shown(entry)}")
@@ -156,11 +151,7 @@ class KeyValueCache:
                 self._count(disk_errors=1)
 
     def clear(self) -> None:
-        """Remove all entries of the namespace, also from disk. Nothing else there is removed.
-
-        Raises:
-            UnusableFile: Those on disk cannot be removed.
-        """
+        """Remove all entries of the namespace, also from disk. Nothing else there is removed."""
         with self._lock:
             self._entries.clear()
             self._stats = replace(self._stats, entries=0, bytes=0)

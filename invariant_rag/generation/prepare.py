@@ -99,15 +99,10 @@ def prepare(
     Law: for an ordering by content, permuting the segments of a set changes `order`, `dropped` and `trimmed` (indices
     into the input), and nothing else.
 
-    Args:
-        prompt: The prompt.
-        tokenizer: The model's tokenizer. None: the prompt consists of token ids.
-        choices: Method, ordering, and token limits.
-        new_tokens: Tokens to reserve for the answer.
-
     Raises:
         InvalidPrompt: The prompt has no token.
-        ContextOverflow: The prompt is too long and the overflow strategy cannot shorten it.
+        ContextOverflow: The prompt, with `new_tokens` for the answer, is too long, and the overflow strategy cannot
+            shorten it.
     """
     tokens = tokenize_prompt(prompt, tokenizer)
     if prompt.query is not None:
