@@ -16,7 +16,7 @@ from invariant_rag_benchmarks.published_tables import Comparison, comparisons, m
 _FIGURES = ("mean", "worst", "best", "spread", "deviation", "flips")
 
 
-def summarise(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
+def summarize(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
     """Return the figures of a run as plain data.
 
     Of the benchmark's main score: `mean`, `worst` (each question's worst variant), `best`, `spread` (best variant minus
@@ -98,7 +98,7 @@ def markdown(
 
     Args:
         config: The run's config, as of `resolve_config`.
-        summary: Its figures, as of `summarise`.
+        summary: Its figures, as of `summarize`.
         records: Its records.
         seconds: Mean time per record; None if it is not known.
     """
