@@ -99,7 +99,7 @@ def _add_post(path: str, route: str, handler: Handler) -> None:
     async def post(request: Request) -> Response:
         return await respond(request, route, handler)
 
-    told = {"description": getattr(handler, "func", handler).__doc__, "openapi_extra": _body(route)}
+    told: dict[str, Any] = {"description": getattr(handler, "func", handler).__doc__, "openapi_extra": _body(route)}
     router.add_api_route(path, post, methods=["POST"], name=path, **told)
 
 

@@ -97,8 +97,8 @@ class Job:
         self.begun, self.abandoned = time.monotonic(), Event()
         self._chunks: asyncio.Queue[str | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        seconds = self.state.settings.timeout
-        self._deadline, self._late = self._loop.time() + seconds, f"expected an answer within {seconds:g} seconds"
+        self._deadline: float = self._loop.time() + self.state.settings.timeout
+        self._late = f"expected an answer within {self.state.settings.timeout:g} seconds"
         self.result = self._loop.run_in_executor(self.state.executor, self._run)
 
     def put(self, chunk: Any) -> None:

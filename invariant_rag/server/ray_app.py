@@ -119,7 +119,7 @@ class Ingress:
         engine = RayEngine(handle, together)
         own = replace(settings, keys=given, operator_key=key_of_environment(OPERATOR_KEY_VARIABLE))
         relevance = build_reranker(reranker)
-        relevance.sort_keys = engine.sort_keys  # type: ignore[method-assign]  # no model is loaded here
+        vars(relevance).update(sort_keys=engine.sort_keys)  # that of the replicas: no model is loaded here
         self._app = create_app(engine, own, relevance)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -285,7 +285,7 @@ class Replica:
 
         def work() -> Any:
             if method == "answer_all":
-                return self._engine.answer_all(*arguments, lambda index, delta: put((index, delta)), abandoned)
+                return self._engine.answer_all(arguments[0], lambda index, delta: put((index, delta)), abandoned)
             with cancellable(abandoned):
                 return getattr(self._reranker if method == "sort_keys" else self._engine, method)(*arguments)
 

@@ -84,6 +84,7 @@ def calls_with(count: int) -> list[dict[str, object]]:
 TWICE = required(a={"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2, "uniqueItems": True})
 BOUNDARY = required(a={"type": "string", "pattern": r"\bb"})
 SLOTS = {"type": "documents", "documents": [{"text": "a"}], "slots": [{"before": "[1] ", "colour": 1}]}
+LONG_SLOT = {"type": "documents", "documents": [{"text": "a"}], "slots": [{"before": "word " * 60_000}]}
 SAME_ID = [{"id": "1", "text": "a"}, {"id": "1", "text": "b"}]
 NAMED = {"type": "function", "function": {"name": "g"}}
 ELSEWHERE = {"type": "object", "properties": {"a": {"$ref": "b.json#/a"}}}
@@ -145,6 +146,8 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     "length": (CHAT, chat(documents=["word " * 1500], max_tokens=2999), 400, None, "context"),
     "window": (CHAT, chat(documents=["word " * 9000]), 400, "messages", "context window"),
     "window of a text": (TEXT, {"prompt": "word " * 9000}, 400, "prompt", "context window"),
+    "a long title": (CHAT, chat(documents=[{"text": "a", "title": "word " * 60_000}]), 413, "messages", "characters"),
+    "a long slot": (CHAT, said(LONG_SLOT), 413, "messages", "characters"),
     "many documents": (CHAT, chat(documents=["a"] * 1001), 400, "documents", "at most 1000 items"),
     "many values": (CHAT, chat(chat_template_kwargs={"a": [""] * 100_001}), 413, None, "100,000 values"),
     "many arguments": (CHAT, chat(messages=[*chat()["messages"], *calls_with(9_999)]), 413, None, "10,000 values"),

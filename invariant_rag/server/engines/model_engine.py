@@ -194,7 +194,8 @@ def _characters_of(call: Call) -> int:
     """Return the length of the texts of a request; of calls of tools, as JSON."""
     asked, prompt = call.request, call.request.prompt
     parts: list[Any] = list(prompt.texts) if prompt else [each["content"] for each in asked.messages or ()]
-    found = sum([len(segment.text) for each in call.sets for segment in each])
+    found = sum([len(segment.text) + len(segment.title or "") for each in call.sets for segment in each])
+    found += sum([len(slot.before) + len(slot.after) for each in call.sets for slot in each.slots or ()])
     if prompt is None:
         parts = [part for content in parts for part in content]
         found += sum([len(json.dumps({**each, "content": None})) for each in asked.messages or () if len(each) > 2])
@@ -215,8 +216,7 @@ class _LimitedJudge(Judge):
 
 
 def _check_length(prepared: PreparedPrompt, most: int | None) -> None:
-    size = len(prepared.input_ids)
-    if most is not None and size > most:
+    if most is not None and (size := len(prepared.input_ids)) > most:
         raise TooLarge(f"expected a prompt of at most {most} tokens, got {size}")
 
 
