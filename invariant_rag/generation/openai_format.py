@@ -30,12 +30,7 @@ _LEDGER = ("sets", "order", "dropped", "trimmed", "method", "invariant")
 def request_fields(request: AnswerRequest, choices: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a request besides its messages or its prompt; None for those to leave away.
 
-    Args:
-        request: The request.
-        choices: Method, ordering and overflow to ask for.
-
-    Raises:
-        UnsupportedCombination: It has options that a server does not take.
+    `choices` are method, ordering and overflow to ask for. Options that a server does not take are refused.
     """
     if refused := sorted(request.options.keys() - set(_OPTIONS)):
         raise UnsupportedCombination(
@@ -117,12 +112,13 @@ def _answer(answer: Answer, said: Mapping[str, Any], choice: Mapping[str, Any], 
     return ModelAnswer(
         **vars(answer),
         finish_reason=choice["finish_reason"],
-        logprobs=_logprobs(choice.get("logprobs")) if request.logprobs else None,
+        logprobs=parse_logprobs(choice.get("logprobs")) if request.logprobs else None,
         citations=_citations(said.get("citations") or (), request) if cites else None,
     )
 
 
-def _logprobs(said: Mapping[str, Any] | None) -> list[TokenLogprob]:
+def parse_logprobs(said: Mapping[str, Any] | None) -> list[TokenLogprob]:
+    """Return the log-probabilities of a chat or of a completion."""
     if not said:
         return []
     if "content" in said:

@@ -14,7 +14,7 @@ from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import app
 
 WRONG = ("nan", "-1", "1e400", "9" * 5000)
-NO_NUMBERS = [("ask",), ("audit", "run"), ("search-dimension",)]
+NO_NUMBERS = [("ask",), ("audit",), ("search-dimension",)]
 
 
 def whole_numbers() -> Iterator[tuple[tuple[str, ...], str]]:
@@ -37,7 +37,7 @@ OPTIONS = sorted({*whole_numbers()})
 
 def test_every_command_with_numbers_is_found() -> None:
     assert {path for path, _ in OPTIONS} >= set(NO_NUMBERS)
-    assert len(OPTIONS) > 20
+    assert len(OPTIONS) >= 20
 
 
 @pytest.mark.parametrize("value", WRONG, ids=lambda value: ascii(value)[:8])
