@@ -209,6 +209,18 @@ def test_a_question_that_is_nothing_but_the_nodes_in_one_order_does_not_change_t
     assert warned == {name == "context"}, "one name says that it holds documents; the other may hold the question"
 
 
+@pytest.mark.parametrize("place", ["value", "template"])
+def test_a_document_that_is_shown_once_more_beside_its_set_is_warned_of(place: str) -> None:
+    @dispatcher.span
+    def ask(order: Any) -> str:
+        texts = [each.text for each in ListRetriever(nodes_of(order)).retrieve(QUERY)]
+        template = PromptTemplate("{context}\nBest: " + {"value": "{top}", "template": texts[0]}[place])
+        return str(canonical(Recorder()).predict(template, context="\n\n".join(texts), top=texts[0]))
+
+    for order in ORDERS:
+        assert len(caught(lambda order=order: ask(order))[1]) == 1
+
+
 def queried(llm: Any, found: list[NodeWithScore], **options: Any) -> tuple[str, Any]:
     response = engine_of(found, llm=llm, **options).query(QUERY)
     return str(response), response.metadata["invariant_rag"]["invariant"]
