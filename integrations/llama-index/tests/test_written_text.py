@@ -195,7 +195,7 @@ ASKED = [
     for j, question in enumerate(QUESTIONS)
     if (entry == "compact" or (i + j) % 3 == 0) and not (entry == "a chat's history" and "{context_str}" in question)
 ]
-"""One entry with each question, the others with a third of them. LlamaIndex takes one engine's history for templates."""
+"""One entry with each question, others with a third. LlamaIndex takes the history of one engine for templates."""
 
 
 def verdict_of(result: Any, none: bool | None) -> bool | None:
