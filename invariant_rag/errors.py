@@ -211,9 +211,8 @@ class ContextOverflow(InvariantRAGError):
     """A prompt that does not fit into the context window; the message gives its tokens and the limit."""
 
     hint = (
-        'Retrieve fewer or shorter chunks (--k 5), lower max_new_tokens, or choose overflow="drop_last" '
-        '(--overflow drop_last: drops the last segments of the ordering) or overflow="trim_segments" '
-        "(shortens every long segment alike)."
+        'Retrieve fewer or shorter chunks (--k 5), lower max_new_tokens, or choose overflow="drop_last" (--overflow '
+        'drop_last: drops the last segments of the ordering) or "trim_segments" (shortens every long segment alike).'
     )
 
 

@@ -40,21 +40,13 @@ SYSTEM = "You compare what you are given. The order in which it is listed means 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a judgement. Indices point into the options in the order given.
+    """The result of a judgement. Indices point into the options in the order given."""
 
-    Attributes:
-        probabilities: For each option, the probability that it is the best; they sum to one.
-        ranking: Indices of all options, best first; ties are sorted by text, and equal options keep the order given.
-        best: Indices of the options that share the first place.
-        labels: For each option, its letter in the judge's prompt; an empty string with `by="texts"`.
-        explanation: The judge's reasons, which name options by their labels; None unless asked for.
-    """
-
-    probabilities: tuple[float, ...]
-    ranking: tuple[int, ...]
-    best: tuple[int, ...]
-    labels: tuple[str, ...]
-    explanation: str | None = None
+    probabilities: tuple[float, ...]  # of each option, that it is the best; they sum to one
+    ranking: tuple[int, ...]  # indices, best first; ties are sorted by text, equal options as given
+    best: tuple[int, ...]  # indices of those that share the first place
+    labels: tuple[str, ...]  # letter of each option in the judge's prompt; "" with `by="texts"`
+    explanation: str | None = None  # the judge's reasons, which name options by their labels
 
     @property
     def winner(self) -> int | None:

@@ -60,9 +60,6 @@ class RemoteModel:
         api_key: Key for the server. None: none.
         timeout: Seconds for an answer, or for the next piece of a stream.
         max_retries: How often a request is sent again where the server was busy or could not be reached.
-
-    Raises:
-        InvalidChoice: An argument is of another type, or too small.
     """
 
     _settings: dict[str, Any]
@@ -126,8 +123,7 @@ class RemoteModel:
             **fields: Other fields of the request: `max_tokens`, `tools`, `invariant`... None: left away.
 
         Raises:
-            RemoteError: The server cannot be reached, or refuses the request.
-            InvariantRAGError: As in a model of this process: `ContextOverflow`, `InvalidTool`...
+            RemoteError: The server cannot be reached, or refuses the request. Else as in a model of this process.
         """
         return self._post("/chat/completions", {"messages": chat_messages(messages), **fields})
 

@@ -79,7 +79,7 @@ def candidate_confidence(logprobs: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class RoutingRecord:
-    """The results of both branches for one labelled question: confidences, and scores; higher ones are better."""
+    """Confidences and scores of both branches for one labelled question; higher ones are better."""
 
     plain_confidence: float
     invariant_confidence: float
@@ -164,7 +164,7 @@ class RoutedModel(InvariantModel):
         return routed
 
     def with_routing(self, alpha: float | None = None, *, plain_order: PlainOrder | None = None) -> RoutedModel:
-        """Return a model with another margin or order of the plain branch. What is not given stays as it is."""
+        """Return a model with another margin or order of the plain branch; None: as it is."""
         alpha = self.alpha if alpha is None else alpha
         return self.over(self.invariant_branch, alpha=alpha, plain_order=plain_order or self.plain_order)
 

@@ -28,7 +28,7 @@ from recording import Recorder, caught
 
 from llama_index.llms.invariant_rag import InvariantLLM, canonical
 from llama_index.llms.invariant_rag.handler import RunHandler
-from llama_index.llms.invariant_rag.nodes import current_scope
+from llama_index.llms.invariant_rag.runs import current_scope
 from llama_index.llms.invariant_rag.slots import _KEPT
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 

@@ -31,8 +31,7 @@ from invariant_rag.errors import OrderWarning
 from invariant_rag.prompts import Finding, Turn, find_set, forget_outside, outside_retrievals, recognize, report
 from invariant_rag.prompts.turns import merge_texts
 from invariant_rag.segments import SegmentSet
-from llama_index.llms.invariant_rag.nodes import Scope, current_scope, refuse_media
-from llama_index.llms.invariant_rag.reports import Reports
+from llama_index.llms.invariant_rag.runs import Reports, Scope, current_scope, refuse_media
 
 _WORDS = frozenset({"query_str", "query", "question", "existing_answer", "chat_history"})
 """Variables of LlamaIndex's templates that hold what the user or a model wrote."""
@@ -247,10 +246,10 @@ class SegmentReader(SlotReader):
     def _read(
         self, turns: Sequence[Turn], *, promises: bool = True, routed: bool = False, text_only: bool = False
     ) -> Reading:
-        """Find the sets in a conversation, and say what is none.
+        """Find the sets in a conversation, and say what is none. Strings among its parts are no slots.
 
         Args:
-            turns: The conversation. Texts are `Part`s; strings among the parts are no slots.
+            turns: The conversation.
             promises: Whether the order of segments is meant to be without effect. If not, there is nothing to warn of.
             routed: Whether a router may answer with a plain model that attends to the order given.
             text_only: Whether to refuse nodes with images and other media.
