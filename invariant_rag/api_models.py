@@ -196,22 +196,14 @@ class Vote:
 
 
 def elect(answers: Sequence[Hashable]) -> Vote:
-    """Count answers, at least one; equal values agree.
-
-    >>> elect(["noon", "six", "six", "noon"])
-    Vote(winner=0, calls=4, agreed=2)
-    """
+    """Count answers, at least one; equal values agree."""
     counts = Counter(answers)
     winner = max(range(len(answers)), key=lambda index: (counts[answers[index]], -index))
     return Vote(winner, len(answers), counts[answers[winner]])
 
 
 def answer_key(text: str, tool_calls: Iterable[tuple[str, Mapping[str, Any]]] = ()) -> Hashable:
-    """Return what answers share if they agree: the text but for case and white space, names and arguments of calls.
-
-    >>> answer_key(" At  Noon ") == answer_key("at noon")
-    True
-    """
+    """Return what answers share if they agree: the text but for case and white space, names and arguments of calls."""
     calls = [[name, dict(arguments)] for name, arguments in tool_calls]
     return " ".join(text.split()).casefold(), json.dumps(calls, sort_keys=True, default=repr)
 

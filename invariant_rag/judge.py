@@ -5,9 +5,7 @@ assignment of labels (which follow the sorted texts) matters. Two sources of bia
 
 - `by="letters"`, the default, scores the label of each answer: a model may prefer a letter as such.
 - `by="texts"` scores the text of each answer after the prompt, divided by its number of tokens. It prefers texts that
-  are easy to predict, so it suits short options rather than long responses.
-
-Neither is right for every model: measure both on verdicts that you know.
+  are easy to predict, so it suits short options rather than long responses. Measure both on verdicts that you know.
 """
 
 from __future__ import annotations
@@ -86,13 +84,7 @@ class Judge:
         TokenizerRequired: The model has no tokenizer.
     """
 
-    def __init__(
-        self,
-        lm: InvariantModel,
-        *,
-        criteria: Criteria = DEFAULT_CRITERIA,
-        by: By = "letters",
-    ) -> None:
+    def __init__(self, lm: InvariantModel, *, criteria: Criteria = DEFAULT_CRITERIA, by: By = "letters") -> None:
         check_judge_options(criteria, by)
         if not isinstance(lm, InvariantModel):
             raise InvalidChoice(f"lm: expected an InvariantModel, got {type(lm).__name__}")

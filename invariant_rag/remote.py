@@ -1,10 +1,4 @@
-"""A model behind `invariant-rag serve`, for applications without torch: conversations with segments over HTTP.
-
->>> remote = RemoteModel("http://localhost:8000/v1")  # doctest: +SKIP
->>> content = [SegmentSet(["The ferry leaves at noon.", "The mill grinds barley."]), "When does the ferry leave?"]
->>> remote.chat([{"role": "user", "content": content}])["choices"][0]["message"]["content"]  # doctest: +SKIP
-'At noon.'
-"""
+"""A model behind `invariant-rag serve`, for applications without torch: conversations with segments over HTTP."""
 
 from __future__ import annotations
 
@@ -53,6 +47,9 @@ _TYPED = {
 
 class RemoteModel:
     """A model that a server runs. Its methods block, and may be called from several threads.
+
+    >>> content = [SegmentSet(["The ferry leaves at noon.", "The mill grinds barley."]), "When does the ferry leave?"]
+    >>> RemoteModel("http://localhost:8000/v1").chat([{"role": "user", "content": content}])  # doctest: +SKIP
 
     Args:
         base_url: Address of the API, such as `http://localhost:8000/v1`.
@@ -218,11 +215,7 @@ def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def content_parts(content: Any) -> list[dict[str, Any]]:
-    """Return texts and segments as parts of a content.
-
-    >>> content_parts(["Read: ", Segment("a", title="A")])[1]["document"]["title"]
-    'A'
-    """
+    """Return texts and segments as parts of a content."""
     items = [content] if isinstance(content, str | Segment | SegmentSet) else content
     if not isinstance(items, Iterable) or isinstance(items, bytes | Mapping):
         raise InvalidPrompt(f"expected texts and segments, got {type(content).__name__}")

@@ -1,8 +1,7 @@
 """Selective Routing: run the plain and the invariant model, and return one answer (arXiv 2502.08662, section 3.3).
 
 The router returns the invariant answer only if that model is more confident than the plain one by a margin. It costs
-two generations, and inherits the order dependence of the plain model: with `plain_order="given"`, as published, the
-answer may change with the order of the segments; with `plain_order="canonical"` it does not, but order tells nothing.
+two generations. With `plain_order="given"`, as published, the answer may change with the order of the segments.
 
 Confidences are those of the published code, which its margin of 0.2 was chosen for: the largest probability in a
 softmax over the candidates alone, and for a text the mean of its token probabilities. But a candidate of several tokens

@@ -353,11 +353,7 @@ class Prompt:
         return type(self).__new__(type(self))._fill(self.texts, listed, self.query, self.rendering)
 
     def to_complete(self) -> Prompt:
-        r"""Return the prompt, with a line break behind segments that it ends with: a model continues text, not a set.
-
-        >>> Prompt("Summarise:", ["one", "two"]).to_complete().suffix
-        '\n'
-        """
+        """Return the prompt, with a line break behind segments that it ends with: a model continues text, not a set."""
         if not self.segments or self.suffix:
             return self
         return type(self).__new__(type(self))._fill((*self.texts[:-1], "\n"), self.sets, self.query, self.rendering)

@@ -92,9 +92,7 @@ def test_a_variable_that_is_nothing_but_one_retrieval_is_a_set(write: Callable[[
 
 
 @pytest.mark.parametrize("write", TEXT.values(), ids=TEXT)
-def test_a_variable_that_is_anything_else_stays_text_with_a_warning_in_every_order(
-    write: Callable[[Any], str],
-) -> None:
+def test_a_variable_that_is_anything_else_stays_text_with_a_warning_in_every_order(write: Callable[[Any], str]) -> None:
     for order in ORDERS:
         recorder = Recorder()
         _, messages = caught(lambda order=order, llm=recorder: asked(canonical(llm), with_years(order), write))
