@@ -95,7 +95,6 @@ class UnknownName(InvariantRAGError, ValueError):
     """A name that is not in a registry."""
 
     hint = "Names are matched as they are written."
-
     _COMMANDS: ClassVar[dict[str, str]] = {
         "method": "invariant-rag methods",
         "ordering": "invariant-rag orderings",
