@@ -7,16 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from invariant_rag.audit.statistics import mean_interval, variations
+from invariant_rag.audit.statistics import mean_interval
 
 from invariant_rag_benchmarks.base import Benchmark, Record
 from invariant_rag_benchmarks.errors import InvalidRun
 from invariant_rag_benchmarks.published_tables import Comparison, comparisons, means_by, oracle_score
+from invariant_rag_benchmarks.scores import variations
 
 _FIGURES = ("mean", "worst", "best", "spread", "deviation", "flips")
 
 
-def summarise(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
+def summarize(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
     """Return the figures of a run as plain data.
 
     Of the benchmark's main score: `mean`, `worst` (each question's worst variant), `best`, `spread` (best variant minus
@@ -98,7 +99,7 @@ def markdown(
 
     Args:
         config: The run's config, as of `resolve_config`.
-        summary: Its figures, as of `summarise`.
+        summary: Its figures, as of `summarize`.
         records: Its records.
         seconds: Mean time per record; None if it is not known.
     """

@@ -16,8 +16,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.line_file import LineFile
-from invariant_rag.audit.progress import Progress, no_progress
+from invariant_rag.audit.calling import Progress, no_progress
+from invariant_rag.audit.folder import LineFile
 from invariant_rag.checks import check_real, require_extra
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
@@ -30,7 +30,7 @@ from invariant_rag_benchmarks.base import Benchmark, Case, Example, Record, Sele
 from invariant_rag_benchmarks.config import BenchmarkConfig, package_versions, resolve_config, run_folder_name
 from invariant_rag_benchmarks.data import DataSource
 from invariant_rag_benchmarks.errors import InvalidDataset, InvalidRun, RunExists
-from invariant_rag_benchmarks.report import markdown, summarise
+from invariant_rag_benchmarks.report import markdown, summarize
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -167,7 +167,7 @@ def _run(plan: _Plan, model: InvariantModel, progress: Progress) -> BenchmarkRun
                     advance()
         elapsed = perf_counter() - start
     found = [known[case.id] for case in cases]
-    summary = summarise(plan.benchmark, found, config.seed)
+    summary = summarize(plan.benchmark, found, config.seed)
     _write_json(folder / "summary.json", {**summary, "limit": config.limit, "config": plan.resolved, **computed_with})
     return BenchmarkRun(folder, plan.resolved, found, summary, _add_timing(folder / "timing.json", answered, elapsed))
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from invariant_rag.audit.metrics import best_subspan_em, exact_match, normalise_answer
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.prompts import DEFAULT_SYSTEM
 from pydantic import Field
@@ -17,6 +16,7 @@ from pydantic import Field
 from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text, parse_example
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.errors import DatasetUnavailable, InvalidDataset
+from invariant_rag_benchmarks.scores import best_subspan_em, exact_match, normalize_answer
 from invariant_rag_benchmarks.variants import insert_gold, parse_option_orders, parse_slots
 
 _LOST = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/qa_data/"
@@ -117,7 +117,7 @@ class LostInTheMiddle(Benchmark[_LostInTheMiddleSettings]):
 def _score_first_line(case: Case, output: str) -> Scored:
     line = output.strip().split("\n")[0].strip()
     return Scored(
-        normalise_answer(line),
+        normalize_answer(line),
         {"best_subspan_em": best_subspan_em(line, case.gold), "exact_match": exact_match(line, case.gold)},
     )
 
