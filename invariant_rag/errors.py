@@ -49,10 +49,7 @@ class OrderWarning(InvariantRAGError, UserWarning):
 class TokenWarning(InvariantRAGError, UserWarning):
     """Names of a tokenizer look like those of roles, and text from outside can make these tokens."""
 
-    hint = (
-        "Set tokenizer.chat_template to the template that writes them, or flag them as special. "
-        "`invariant-rag models --check-tokens MODEL` tells what text can do."
-    )
+    hint = "Set tokenizer.chat_template, or flag them as special: see `invariant-rag models --check-tokens MODEL`."
 
 
 class NoiseWarning(InvariantRAGError, UserWarning):
