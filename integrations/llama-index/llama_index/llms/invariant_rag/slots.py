@@ -30,7 +30,7 @@ from llama_index.core.response_synthesizers import BaseSynthesizer, Generation
 from invariant_rag.errors import OrderWarning
 from invariant_rag.prompts import Finding, Turn, find_set, forget_outside, outside_retrievals, recognize, report
 from invariant_rag.prompts.turns import merge_texts
-from invariant_rag.segments import SegmentSet
+from invariant_rag.segments import Segment, SegmentSet
 from llama_index.llms.invariant_rag.runs import Reports, Scope, current_scope, refuse_media
 
 _WORDS = frozenset({"query_str", "query", "question", "existing_answer", "chat_history"})
@@ -258,7 +258,11 @@ class SegmentReader(SlotReader):
         if text_only and scope.given:
             refuse_media(scope.given.nodes)
         read = [Turn(turn.role, tuple(_resolved(turn, scope if finds else None))) for turn in turns]
-        retrieved = [replace(each, query="") if _is_set(scope, each.query) else each for each in scope.known()]
+        in_sets = [each.text for turn in read for part in turn.parts for each in _segments_of(part)]
+        retrieved = []
+        for each in scope.known():
+            is_whole = all(any(segment.text in text for text in in_sets) for segment in each.segments)
+            retrieved.append(each if is_whole or not _is_set(scope, each.query) else replace(each, query=""))
         found = recognize(read, [*retrieved, *outside_retrievals()] if finds else ())
         forget_outside(found.texts)
         known = [Turn(turn.role, tuple(merge_texts(map(_plain, turn.parts)))) for turn in found.turns]
@@ -292,6 +296,10 @@ def _resolved(turn: Turn, scope: Scope | None) -> Iterator[Any]:
             yield part.segments
         else:
             yield (_find_in_block(scope, part) if scope and part.kind == "finished" else None) or part.text
+
+
+def _segments_of(part: Any) -> Sequence[Segment]:
+    return [part] if isinstance(part, Segment) else part if isinstance(part, SegmentSet) else ()
 
 
 def _plain(part: Any) -> Any:
