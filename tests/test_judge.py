@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import CapCal, InvariantModel, Judge, Prompt, Segment, SegmentSet
-from invariant_rag.ensembles.cost import count_cost
+from invariant_rag.ensembles.base import count_cost
 from invariant_rag.errors import (
     ContextOverflow,
     InvalidChoice,

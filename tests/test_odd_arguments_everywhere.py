@@ -214,13 +214,13 @@ def table(model: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> Ta
             scaling,
             {"dimensions": 1, "factor": 0.5, "layers": [0], "last_tokens": 1, "skip_first": 0, "scale_values": False},
         ),
-        "HiddenScaling.published": (HiddenScaling.published, {"model": "x", "source": "paper"}),
+        "HiddenScaling.published": (HiddenScaling.published, {"model": "x"}),
         "HiddenScaling.load": (HiddenScaling.load, {"path": folder / "none"}),
         "HiddenScaling.save": (HiddenScaling(1, 0.5, [0]).save, {"path": folder / "scaling.json"}),
         "MsPoE": (ms_poe, {"smallest": 1.2, "largest": 1.8, "threshold": 3.0}),
         "search_dimension": (
             search_dimension,
-            {"model": model.model, "procedure": "averaged", "examples": [], "texts": [], "keep": 1, "factors": [0.5]},
+            {"model": model.model, "examples": [], "texts": [], "keep": 1, "factors": [0.5]},
         ),
         "RingAverage": (ensemble(RingAverage), {"lm": model, "cuts": 1}),
         "PermutationAverage": (

@@ -9,9 +9,16 @@ import torch
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, unpad_row
 from invariant_rag.attention.kernels import apply_softcap, causal_mask
 from invariant_rag.attention.layer_inputs import LayerInputs
-from invariant_rag.ensembles.base import Candidates, Ensemble, check_positive, refuse_options
-from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, count_cost
-from invariant_rag.ensembles.permuted_prompt import PermutedPrompt, in_canonical_order
+from invariant_rag.ensembles.base import (
+    Candidates,
+    Ensemble,
+    EnsembleGeneration,
+    Scores,
+    check_positive,
+    count_cost,
+    refuse_options,
+)
+from invariant_rag.ensembles.permutations import PermutedPrompt, in_canonical_order
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.prepare import PreparedPrompt

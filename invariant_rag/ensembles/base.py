@@ -1,21 +1,96 @@
-"""The base class of ensembles, and checks of their arguments."""
+"""The base class of ensembles, what they cost, and checks of their arguments."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from invariant_rag.checks import MOST_CALLS, check_items, check_kind, check_number
-from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, count_cost
 from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import is_set, resolve_max_new_tokens, resolve_option
+from invariant_rag.generation.outputs import Generation
 from invariant_rag.segments import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Forward passes of a model. Every row of a batch counts.
+
+    Attributes:
+        prefills: Prompts that were prefilled from their first token.
+        passes: Forward passes: prefills, decoding steps (one per generated token, except the first where the prefill
+            returned it) and one per scored candidate.
+        tokens: Tokens of all passes, padding included.
+        calls: Calls of the model. A batch of any size is one call.
+    """
+
+    prefills: int = 0
+    passes: int = 0
+    tokens: int = 0
+    calls: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.prefills} prefills, {self.passes} forward passes, {self.tokens} tokens, {self.calls} calls"
+
+
+class CostCounter:
+    """A forward pre-hook that counts the calls made by one thread."""
+
+    def __init__(self) -> None:
+        self._thread, self.cost = get_ident(), Cost()
+
+    def __call__(self, _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count a call of the model."""
+        if get_ident() == self._thread:
+            rows, tokens = (args[0] if args else kwargs["input_ids"]).shape
+            cache, so_far = kwargs.get("past_key_values"), self.cost
+            prefills = rows if cache is None or not cache.get_seq_length() else 0
+            self.cost = Cost(
+                so_far.prefills + prefills, so_far.passes + rows, so_far.tokens + rows * tokens, so_far.calls + 1
+            )
+
+
+@contextmanager
+def count_cost(model: PreTrainedModel) -> Iterator[CostCounter]:
+    """Count the calls of a model by the current thread, until the block ends."""
+    counter = CostCounter()
+    hook = model.register_forward_pre_hook(counter, with_kwargs=True)
+    try:
+        yield counter
+    finally:
+        hook.remove()
+
+
+@dataclass(frozen=True)
+class EnsembleGeneration(Generation):
+    """The answer of an ensemble.
+
+    Attributes:
+        cost: Cost of all its forward passes. `usage` counts one prompt and the answer only.
+    """
+
+    cost: Cost = Cost()
+
+
+class Scores(list[float]):
+    """Log-probabilities of candidates, with their cost.
+
+    Attributes:
+        cost: Cost of all forward passes.
+    """
+
+    def __init__(self, values: Iterable[float], cost: Cost) -> None:
+        super().__init__(values)
+        self.cost = cost
+
 
 G = TypeVar("G", bound=EnsembleGeneration)
 Candidates = Sequence[str | Sequence[int]]

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from invariant_rag.checks import check_function, check_kind
-from invariant_rag.ensembles.base import Ensemble
-from invariant_rag.ensembles.cost import Scores, count_cost
+from invariant_rag.ensembles.base import Ensemble, Scores, count_cost
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.segments import Prompt, Segment, SegmentSet

@@ -11,10 +11,16 @@ import torch
 from transformers import LogitsProcessor
 
 from invariant_rag.checks import check_kind, check_real
-from invariant_rag.ensembles.base import Candidates, Ensemble, require_unrouted
-from invariant_rag.ensembles.cost import Cost, EnsembleGeneration, Scores, count_cost
-from invariant_rag.ensembles.permutations import averaging_options
-from invariant_rag.ensembles.permuted_prompt import in_slots
+from invariant_rag.ensembles.base import (
+    Candidates,
+    Cost,
+    Ensemble,
+    EnsembleGeneration,
+    Scores,
+    count_cost,
+    require_unrouted,
+)
+from invariant_rag.ensembles.permutations import averaging_options, in_slots
 from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidSegment, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Usage

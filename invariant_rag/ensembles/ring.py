@@ -12,8 +12,15 @@ from transformers import DynamicCache, PreTrainedModel
 from invariant_rag.arrangement import Layout
 from invariant_rag.attention.dynamic_rope import has_dynamic_rope
 from invariant_rag.checks import check_kind
-from invariant_rag.ensembles.base import Candidates, Ensemble, check_positive, require_unrouted
-from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, count_cost
+from invariant_rag.ensembles.base import (
+    Candidates,
+    Ensemble,
+    EnsembleGeneration,
+    Scores,
+    check_positive,
+    count_cost,
+    require_unrouted,
+)
 from invariant_rag.ensembles.permutations import averaging_options, mean_logprobs
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.decode import decode

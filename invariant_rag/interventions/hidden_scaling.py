@@ -19,16 +19,31 @@ from invariant_rag.attention.kernels import attend
 from invariant_rag.attention.layer_inputs import LayerInputs
 from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.probe import input_device
-from invariant_rag.checks import check_flag, check_items, check_name, check_number, check_path, check_real, check_text
+from invariant_rag.checks import check_flag, check_items, check_number, check_path, check_real, check_text
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnusableFile
 from invariant_rag.files import read_bytes, write_file
 from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch, plain_attention, stack_rows
-from invariant_rag.interventions.published_scalings import PUBLISHED, Source
 from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from invariant_rag.attention.call import AttentionCall
 
+PUBLISHED: dict[str, tuple[int, float, range]] = {
+    "meta-llama/Llama-2-7b-chat-hf": (2393, -1.0, range(10, 26)),
+    "meta-llama/Llama-2-13b-chat-hf": (4283, -1.0, range(10, 35)),
+    "lmsys/vicuna-7b-v1.5-16k": (2393, 0.0, range(10, 26)),
+    "lmsys/vicuna-13b-v1.5-16k": (4923, 0.0, range(10, 35)),
+    "mistralai/Mistral-7B-Instruct-v0.2": (213, 0.0, range(10, 26)),
+    "google/gemma-1.1-7b-it": (1665, 0.0, range(10, 23)),
+    "Qwen/Qwen1.5-7B-Chat": (1081, 0.2, range(10, 26)),
+    "mosaicml/mpt-30b-chat": (6926, 0.0, range(10, 43)),
+}
+"""Dimension, factor and layers by hub id, as in arXiv 2406.02536, table 5.
+
+The files `configs` of its code (PositionalHidden/PositionalHidden at f3bcd55) have other factors for Llama-2-13b (0),
+Qwen (0) and MPT (-1), and the layers 10 to 25 for Gemma. MPT has ALiBi instead of rotary positions; its row does not
+depend on how positions are encoded, so it applies wherever the probe accepts the model.
+"""
 _MOST_TOKENS = 1 << 31
 """More than any prompt has."""
 
@@ -92,26 +107,22 @@ class HiddenScaling(Intervention):
             object.__setattr__(self, attribute.name, value)
 
     @classmethod
-    def published(cls, model: str, source: Source = "paper") -> Self:
+    def published(cls, model: str) -> Self:
         """Return the published parameters for a model, given its hub id or the last part of it.
 
         >>> HiddenScaling.published("mistralai/Mistral-7B-Instruct-v0.2").dimensions
         (213,)
-        >>> [HiddenScaling.published("Qwen1.5-7B-Chat", source).factor for source in ("paper", "code")]
-        [0.2, 0.0]
 
         Raises:
-            UnknownName: No such source, or it has no parameters for the model; `invariant-rag search-dimension` finds
-                them.
+            UnknownName: There are none for the model; `invariant-rag search-dimension` finds some.
         """
-        check_name("source of published parameters", source, PUBLISHED)
         check_text("model", model)
-        published = {_short_name(name): parameters for name, parameters in PUBLISHED[source].items()}
+        published = {_short_name(name): parameters for name, parameters in PUBLISHED.items()}
         if _short_name(model) not in published:
             raise UnknownName(
                 "model in the published table",
                 model,
-                PUBLISHED[source],
+                PUBLISHED,
                 hint="`invariant-rag search-dimension` finds parameters for a model; HiddenScaling.load loads them.",
             )
         return cls(*published[_short_name(model)])

@@ -100,7 +100,7 @@ def test_long_fields_of_csv_and_half_surrogates_are_read(in_ascii: tuple[Path, b
 
 
 @pytest.mark.parametrize("out", ["file", "file/below", "x" * 5000])
-@pytest.mark.parametrize("command", [["search-dimension"], None])
+@pytest.mark.parametrize("command", [["search-dimension", "no-such/model"], None])
 def test_an_out_that_is_no_folder_is_refused_before_the_work(
     command: list[str] | None, out: str, questions: Path, tmp_path: Path
 ) -> None:

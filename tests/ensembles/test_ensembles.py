@@ -22,7 +22,7 @@ from invariant_rag.ensembles import (
     SelfConsistency,
     segment_attention,
 )
-from invariant_rag.ensembles.cost import count_cost
+from invariant_rag.ensembles.base import count_cost
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.testing import tiny_model
 from invariant_rag.testing.rounding import assert_rounded_alike, rounding
