@@ -26,8 +26,7 @@ class Cost:
 
     Attributes:
         prefills: Prompts that were prefilled from their first token.
-        passes: Forward passes: prefills, decoding steps (one per generated token, except the first where the prefill
-            returned it) and one per scored candidate.
+        passes: Prefills, decoding steps (but for a first token of the prefill), and one per scored candidate.
         tokens: Tokens of all passes, padding included.
         calls: Calls of the model. A batch of any size is one call.
     """
@@ -71,21 +70,13 @@ def count_cost(model: PreTrainedModel) -> Iterator[CostCounter]:
 
 @dataclass(frozen=True)
 class EnsembleGeneration(Generation):
-    """The answer of an ensemble.
-
-    Attributes:
-        cost: Cost of all its forward passes. `usage` counts one prompt and the answer only.
-    """
+    """The answer of an ensemble, with the cost of all its forward passes; `usage` counts one prompt and the answer."""
 
     cost: Cost = Cost()
 
 
 class Scores(list[float]):
-    """Log-probabilities of candidates, with their cost.
-
-    Attributes:
-        cost: Cost of all forward passes.
-    """
+    """Log-probabilities of candidates, with the cost of all forward passes."""
 
     def __init__(self, values: Iterable[float], cost: Cost) -> None:
         super().__init__(values)
@@ -171,10 +162,8 @@ class Ensemble(ABC, Generic[G]):
     def _one_batch_lm(self) -> InvariantModel:
         """The model with the ordering `given`, for prompts that have to be one batch, since their scores are combined.
 
-        Nothing else is in that batch, so an answer is as deterministic as that of one prompt.
-
-        Raises:
-            UnsupportedCombination: The model computes prompts one by one whatever is chosen.
+        Nothing else is in that batch, so an answer is as deterministic as that of one prompt. A model that computes
+        prompts one by one whatever is chosen is refused.
         """
         lm = self._given_order_lm.with_method(deterministic=False)
         if lm.prefiller.one_by_one:
@@ -191,11 +180,7 @@ class Ensemble(ABC, Generic[G]):
 
 
 def require_unrouted(lm: InvariantModel) -> InvariantModel:
-    """Return the model if it has no selective routing.
-
-    Raises:
-        UnsupportedCombination: It is a `RoutedModel`, which may choose another branch for every row of a batch.
-    """
+    """Return the model; refuse a `RoutedModel`, which may choose another branch for every row of a batch."""
     if hasattr(lm, "invariant_branch"):
         raise UnsupportedCombination(
             "expected a model without routing: log-probabilities of two different branches cannot be averaged",
@@ -205,20 +190,12 @@ def require_unrouted(lm: InvariantModel) -> InvariantModel:
 
 
 def check_positive(name: str, count: int | None) -> int | None:
-    """Return an optional count.
-
-    Raises:
-        InvalidChoice: It is no whole number of at least 1, or absurdly large.
-    """
+    """Return an optional count; refuse what is no whole number of at least 1, or absurdly large."""
     return None if count is None else check_number(name, count, 1, MOST_CALLS)
 
 
 def refuse_options(options: Mapping[str, Any], *names: str) -> None:
-    """Check that keyword arguments of `generate` are absent or at a value that disables them (None, False or 1).
-
-    Raises:
-        UnsupportedCombination: One of them is set; the message names it.
-    """
+    """Refuse keyword arguments of `generate` that are not absent or at a value that disables them (None, False, 1)."""
     values = {name: resolve_option(options, name) for name in names}
     refused = [name for name, value in values.items() if is_set(value)]
     if refused:

@@ -45,13 +45,10 @@ Orders = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class PermutedPrompt:
-    """A prompt whose segments were permuted.
+    """A prompt whose segments were permuted: `source`, which its model prepares as `base`.
 
-    Attributes:
-        source: The input prompt.
-        orders: For each set, its segments, farthest from the suffix first: indices into the segments of the input
-            prompt. Segments that do not fit the context window are missing.
-        base: The input prompt as its model prepares it.
+    `orders` has for each set its segments, farthest from the suffix first: indices into the segments of the source.
+    Segments that do not fit the context window are missing.
     """
 
     source: Prompt
@@ -81,14 +78,9 @@ class PermutedPrompt:
 
 
 def in_canonical_order(lm: InvariantModel, prompt: Prompt, new_tokens: int) -> PermutedPrompt:
-    """Sort the segments by the model's ordering, without those that do not fit the context window.
+    """Sort the segments by the model's ordering, without those that do not fit beside `new_tokens`.
 
     With an ordering by content, the result is the same for every input order.
-
-    Args:
-        lm: The model, with its ordering and token limits.
-        prompt: The input prompt.
-        new_tokens: Tokens to reserve for the answer.
     """
     base = lm.prepare(prompt, new_tokens=new_tokens)
     stops = list(accumulate(map(len, prompt.sets), initial=0))
@@ -179,12 +171,8 @@ class PermutationAverage(_PermutationEnsemble[EnsembleGeneration]):
 def averaging_options(options: dict[str, Any], combine: LogitsProcessor | None = None) -> dict[str, Any]:
     """Return keyword arguments of `generate` with which all rows of a batch greedily decode one text.
 
-    Args:
-        options: Keyword arguments of `generate`.
-        combine: Gives every row the same scores. None: their mean.
-
-    Raises:
-        UnsupportedCombination: Sampling, beams or a streamer were requested.
+    `combine` gives every row the same scores; None: their mean. An `UnsupportedCombination` refuses sampling, beams and
+    streamers.
     """
     refuse_options(options, *_REFUSED)
     allowed = {name: value for name, value in options.items() if name not in _REFUSED}
@@ -210,11 +198,7 @@ def mean_logprobs(rows: list[Generation]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class VotedGeneration(EnsembleGeneration):
-    """The answer that most permutations gave.
-
-    Attributes:
-        votes: Every answer with its number of votes, most votes first; ties sorted by text.
-    """
+    """The answer that most permutations gave. `votes`: each answer with its votes, most first; ties sorted by text."""
 
     votes: tuple[tuple[str, int], ...] = ()
 
@@ -266,16 +250,11 @@ class SelfConsistency(_PermutationEnsemble[VotedGeneration]):
         return VotedGeneration.extend(generation, votes=tuple(votes))
 
     def score(self, prompt: Prompt, candidates: Candidates) -> NoReturn:
-        """Refuse: votes are for generated answers, and have no log-probabilities.
-
-        Raises:
-            UnsupportedCombination: Always.
-        """
+        """Raise `UnsupportedCombination`: votes are for generated answers, and have no log-probabilities."""
         raise UnsupportedCombination(
             "expected an ensemble that averages log-probabilities, got SelfConsistency, which counts votes",
             hint="Use PermutationAverage, which scores candidates over the same permutations; or `votes` of generate.",
         )
 
     def _answer(self, row: Generation) -> str:
-        """Return the answer that a generation votes for."""
         return " ".join(map(str, row.token_ids)) if self.tokenizer is None else self._extract_answer(row.text)

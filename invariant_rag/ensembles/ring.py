@@ -36,10 +36,9 @@ from invariant_rag.segments import Prompt
 class RingAverage(Ensemble[EnsembleGeneration]):
     """Prefill the segments once with RoToR, and average the suffix's log-probabilities over several cuts of the ring.
 
-    In RoToR only the suffix depends on where the ring is cut; for a segment's own tokens the ring is always cut after
-    that segment. So one prefill serves all cuts: the keys of each segment are rotated to its position in the cut. The
-    result equals `PermutationAverage` over the same rotations, which needs one prefill per rotation. Decoding is
-    greedy.
+    In RoToR only the suffix depends on where the ring is cut. So one prefill serves all cuts: the keys of each segment
+    are rotated to its position in the cut. The result equals `PermutationAverage` over the same rotations, which needs
+    one prefill per rotation. Decoding is greedy.
 
     Args:
         lm: A model with the method `rotor`.
@@ -127,7 +126,6 @@ class RingAverage(Ensemble[EnsembleGeneration]):
 
 
 def _has_sliding_window(model: PreTrainedModel) -> bool:
-    """Return whether any layer has a sliding window."""
     config = model.config.get_text_config(decoder=True)
     layer_types = getattr(config, "layer_types", None) or ["sliding_attention"]
     return getattr(config, "sliding_window", None) is not None and "sliding_attention" in layer_types

@@ -129,21 +129,12 @@ class HiddenScaling(Intervention):
 
     @classmethod
     def for_model(cls, model: PreTrainedModel) -> Self:
-        """Return the paper's parameters for a model, by its name.
-
-        Raises:
-            UnknownName: The paper has no parameters for it.
-        """
+        """Return the paper's parameters for a model, by its name."""
         return cls.published(str(model.config._name_or_path or model.config.model_type))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Load parameters from a file of `save` or of `invariant-rag search-dimension`.
-
-        Raises:
-            UnusableFile: The file cannot be read.
-            InvalidChoice: The file does not contain parameters.
-        """
+        """Load parameters from a file of `save` or of `invariant-rag search-dimension`; refuse any other file."""
         try:
             content = read_bytes(check_path("path", path))
         except OSError as error:
@@ -157,11 +148,7 @@ class HiddenScaling(Intervention):
             raise InvalidChoice(message, hint=f"It says: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        """Write the parameters as JSON.
-
-        Raises:
-            UnusableFile: The file cannot be written.
-        """
+        """Write the parameters as JSON; an `UnusableFile` says why it cannot be written."""
         write_file(check_path("path", path), json.dumps(self.as_dict(), indent=2).encode() + b"\n")
 
     def as_dict(self) -> dict[str, Any]:
@@ -197,11 +184,6 @@ class HiddenScaling(Intervention):
 
 
 def _indices(name: str, values: Any) -> tuple[int, ...]:
-    """Return indices of dimensions or layers.
-
-    Raises:
-        InvalidChoice: There is none, or one is negative.
-    """
     listed = check_items(name, values, Integral)
     if not listed or any(each < 0 for each in listed):
         raise InvalidChoice(f"{name}: expected one or more indices of at least 0, got {shown(listed)}")
@@ -215,27 +197,16 @@ def _short_name(model: str) -> str:
 
 @dataclass(eq=False)
 class _ScaledAttention:
-    """An attention function, and a forward pre-hook that projects the scaled input.
-
-    Attributes:
-        scaling: Its parameters.
-        batch: The prompts.
-        cache: The cache of the layer that is called, whose keys are replaced.
-        scaled: Queries, keys and values of that layer's scaled input, as the layer passes them on.
-        capturing: Whether the layer is called with its scaled input.
-    """
+    """An attention function, and a forward pre-hook that projects the scaled input."""
 
     scaling: HiddenScaling
     batch: PromptBatch
-    cache: Cache | None = None
-    scaled: LayerInputs | None = None
-    capturing: bool = False
+    cache: Cache | None = None  # of the layer that is called, whose keys are replaced
+    scaled: LayerInputs | None = None  # queries, keys and values of that layer's scaled input, as it passes them on
+    capturing: bool = False  # whether the layer is called with its scaled input
 
     def project_scaled(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run the attention module on a scaled input, without a cache, and capture its projections.
-
-        The module applies its own norms, biases and rotary embedding, so this works for every model family.
-        """
+        """Run the module, with its own norms, biases and rotary embedding, on a scaled input, and keep projections."""
         if active_attention() is not self:  # a forward pass of the plain model in another thread
             return
         caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]

@@ -77,16 +77,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of `search_dimension`.
+    """The result of `search_dimension`: the scaling with the smallest validation loss.
 
     Attributes:
         model: Name of the model.
-        found: The scaling with the smallest validation loss.
+        found: The scaling.
         loss: Its validation loss.
         plain_loss: Validation loss of the plain model. If it is smaller, the scaling does not help.
         trials: All candidates, smoothest dimension first.
         positions: Positions of the curves' points.
-        curves: For each hidden state between two layers, the mean value of the found dimension at these positions.
+        curves: For each layer's output, the mean value of the found dimension at these positions.
     """
 
     model: str
@@ -305,12 +305,7 @@ def uuid_examples(
 
     The published sets have 50 pairs in a prompt, and ask for those at 25, 50 and 75 per cent.
 
-    Args:
-        tokenizer: The model's tokenizer, with a chat template.
-        count: Number of prompts.
-        pairs: Key-value pairs in each prompt; reduced to fit the context window.
-        window: Maximum number of tokens of prompt and answer together. None: no limit.
-        seed: Seed of the random keys and values.
+    Fewer `pairs` are in them where prompt and answer together would have more than `window` tokens.
 
     Raises:
         TokenizerRequired: The tokenizer has no chat template.
@@ -351,13 +346,7 @@ def random_texts(
 ) -> list[list[int]]:
     """Return the token ids of texts, without special tokens, in which a hidden value can only follow the position.
 
-    They are cut as in `get_avg_hidden_state.py`.
-
-    Args:
-        tokenizer: The model's tokenizer.
-        length: Most tokens in a text; each is cut from ten times as many characters.
-        count: Number of texts.
-        seed: Seed of the characters.
+    As in `get_avg_hidden_state.py`, each has at most `length` tokens, of ten times as many characters.
     """
     source = random.Random(seed)
     texts = ("".join(source.choices(CHARACTERS, k=length * _CHARACTERS_PER_TOKEN)) for _ in range(count))

@@ -84,12 +84,7 @@ class Relevance(Ordering):
         return 1 / (1 + math.exp(-score)) if score > -700 else 0.0
 
     def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
-        """Return the negated scores.
-
-        Raises:
-            TokenizerRequired: A candidate has no text.
-            UnsupportedModel: A score is nan.
-        """
+        """Return the negated scores; refuse candidates without text, and scores that are nan."""
         texts = [candidate.text for candidate in candidates]
         if any(text is None for text in texts):
             raise TokenizerRequired(
