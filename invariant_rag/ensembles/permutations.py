@@ -242,7 +242,8 @@ class SelfConsistency(_PermutationEnsemble[VotedGeneration]):
         prompts = [each.prompt for each in permuted]
         rows = self._given_order_lm.generate(prompts, max_new_tokens=max_new_tokens, **options)
         copies = len(rows) // len(permuted)
-        answers = [self._answer(row) for row in rows]
+        as_ids = self.tokenizer is None
+        answers = [" ".join(map(str, row.token_ids)) if as_ids else self._extract_answer(row.text) for row in rows]
         votes = sorted(Counter(answers).items(), key=lambda item: (-item[1], item[0]))
         winners = [index for index, answer in enumerate(answers) if answer == votes[0][0]]
         best = min(winners, key=lambda index: (rows[index].text, rows[index].token_ids))
@@ -255,6 +256,3 @@ class SelfConsistency(_PermutationEnsemble[VotedGeneration]):
             "expected an ensemble that averages log-probabilities, got SelfConsistency, which counts votes",
             hint="Use PermutationAverage, which scores candidates over the same permutations; or `votes` of generate.",
         )
-
-    def _answer(self, row: Generation) -> str:
-        return " ".join(map(str, row.token_ids)) if self.tokenizer is None else self._extract_answer(row.text)

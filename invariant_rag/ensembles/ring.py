@@ -56,23 +56,18 @@ class RingAverage(Ensemble[EnsembleGeneration]):
             raise UnsupportedCombination(
                 f"expected the method 'rotor', whose segments form a ring, got {lm.method.name!r}"
             )
-        if _has_sliding_window(lm.model):
-            raise UnsupportedCombination(
-                "expected a model that attends to its whole context, got one with a sliding window, which would cover "
-                "other tokens for every cut",
-                hint="Use PermutationAverage.",
-            )
-        if has_dynamic_rope(lm.model):
-            raise UnsupportedCombination(
-                "expected rotary frequencies that do not depend on the prompt length; this model's grow with it",
-                hint="Use PermutationAverage.",
-            )
-        if lm.prefiller.shared.has_alibi:
-            raise UnsupportedCombination(
-                "expected a model with rotary positions, whose cached keys can be moved, got one with ALiBi, whose own "
-                "attention takes the index of a key for its position",
-                hint="Use PermutationAverage.",
-            )
+        unfit = {
+            "a model that attends to its whole context, got one with a sliding window, which would cover other tokens "
+            "for every cut": _has_sliding_window(lm.model),
+            "rotary frequencies that do not depend on the prompt length; this model's grow with it": has_dynamic_rope(
+                lm.model
+            ),
+            "a model with rotary positions, whose cached keys can be moved, got one with ALiBi, whose own attention "
+            "takes the index of a key for its position": lm.prefiller.shared.has_alibi,
+        }
+        for expected, is_unfit in unfit.items():
+            if is_unfit:
+                raise UnsupportedCombination(f"expected {expected}", hint="Use PermutationAverage.")
         super().__init__(require_unrouted(lm))
         self.cuts = check_positive("cuts", cuts)
 

@@ -108,24 +108,17 @@ class HiddenScaling(Intervention):
 
     @classmethod
     def published(cls, model: str) -> Self:
-        """Return the published parameters for a model, given its hub id or the last part of it.
+        """Return the published parameters for a model, given its hub id or the last part of it; refuse any other.
 
         >>> HiddenScaling.published("mistralai/Mistral-7B-Instruct-v0.2").dimensions
         (213,)
-
-        Raises:
-            UnknownName: There are none for the model; `invariant-rag search-dimension` finds some.
         """
         check_text("model", model)
         published = {_short_name(name): parameters for name, parameters in PUBLISHED.items()}
-        if _short_name(model) not in published:
-            raise UnknownName(
-                "model in the published table",
-                model,
-                PUBLISHED,
-                hint="`invariant-rag search-dimension` finds parameters for a model; HiddenScaling.load loads them.",
-            )
-        return cls(*published[_short_name(model)])
+        if (name := _short_name(model)) not in published:
+            hint = "`invariant-rag search-dimension` finds parameters for a model; HiddenScaling.load loads them."
+            raise UnknownName("model in the published table", model, PUBLISHED, hint=hint)
+        return cls(*published[name])
 
     @classmethod
     def for_model(cls, model: PreTrainedModel) -> Self:
