@@ -53,35 +53,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Case:
-    """One prompt of a benchmark. The cases of one question differ only in their variant.
+    """One prompt of a benchmark. The cases of one question differ only in their variant."""
 
-    Attributes:
-        question: Id of the question.
-        variant: What differs: the gold slot, the order of the options...
-        prefix: Text before the segments.
-        segments: Texts of the segments, in the order of the variant.
-        suffix: Text after the segments.
-        gold: Accepted answers, or whatever the benchmark's `score` compares with.
-        query: Query for orderings by relevance.
-        system: System message of a chat prompt, if any.
-        chat: Whether the prompt goes through the model's chat template.
-        candidates: Continuations of which the likeliest is the output. Empty: the output is generated.
-        group: Subset of the benchmark that the question belongs to.
-        max_new_tokens: Longest output, in tokens, where it is shorter than that of the run.
-    """
-
-    question: str
-    variant: str
+    question: str  # its id
+    variant: str  # what differs: the gold slot, the order of the options...
     prefix: str
-    segments: tuple[str, ...]
+    segments: tuple[str, ...]  # in the order of the variant
     suffix: str
-    gold: tuple[str, ...]
-    query: str = ""
-    system: str = ""
-    chat: bool = True
-    candidates: tuple[str, ...] = ()
-    group: str = ""
-    max_new_tokens: int | None = None
+    gold: tuple[str, ...]  # accepted answers, or whatever the benchmark's `score` compares with
+    query: str = ""  # for orderings by relevance
+    system: str = ""  # message of a chat prompt, if any
+    chat: bool = True  # whether the prompt goes through the model's chat template
+    candidates: tuple[str, ...] = ()  # of which the likeliest is the output; empty: the output is generated
+    group: str = ""  # subset of the benchmark that the question belongs to
+    max_new_tokens: int | None = None  # where it is less than that of the run
 
     @property
     def id(self) -> str:

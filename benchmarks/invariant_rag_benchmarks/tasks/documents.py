@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-import re
 import uuid
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
 from invariant_rag.audit.metrics import best_subspan_em, exact_match, normalise_answer
-from invariant_rag.errors import DatasetUnavailable, InvalidChoice, InvalidDataset
+from invariant_rag.errors import InvalidChoice, InvalidDataset
 from invariant_rag.prompts import DEFAULT_SYSTEM
 from pydantic import Field
 
@@ -37,7 +35,6 @@ _KEY_VALUE = "Extract the value corresponding to the specified key in the JSON o
 _FILES = (10, 20, 30)
 """Numbers of documents in the published files. Fewer are the gold one and the first of the others."""
 _MOST_ORDERED = 6  # documents, which have 720 orders
-_PRINTED = re.compile(r"^Document \[\d+\]\(Title: (.*?)\) ", re.MULTILINE)
 
 _Document: TypeAlias = tuple[str, str]
 """Title and text."""
@@ -74,10 +71,6 @@ class _Documents(Example):
         return (gold[0].title, gold[0].text), [(each.title, each.text) for each in self.ctxs if each is not gold[0]]
 
 
-class _Printed(Example):
-    input: Text
-
-
 class LostInTheMiddle(Benchmark[_LostInTheMiddleSettings]):
     """Questions over 10, 20 or 30 documents, the gold one at any slot."""
 
@@ -88,7 +81,7 @@ class LostInTheMiddle(Benchmark[_LostInTheMiddleSettings]):
     metric = "best_subspan_em"
 
     def read(self, source: DataSource, settings: _LostInTheMiddleSettings, selection: Selection) -> Iterator[Case]:
-        """Read the official files, the oracle file (its distractors are drawn from it), or printed prompts."""
+        """Read the official files, or the oracle file, from which distractors are drawn."""
         count = settings.documents
         if settings.orders and settings.slots:
             raise InvalidChoice(f"expected slots or orders, got {settings.slots!r} and {settings.orders!r}")
@@ -126,10 +119,7 @@ def _questions(source: DataSource, count: int) -> list[_Documents]:
     total = next((size for size in _FILES if size >= count), count)
     name = f"nq-open-{total}_total_documents_gold_at_0.jsonl.gz"
     path = source.file(*((name, f"{_LOST}{total}_total_documents/{name}") if count else (ORACLE, f"{_LOST}{ORACLE}")))
-    records = read_examples(path)
-    if any(isinstance(each, dict) and "input" in each for each in records):
-        records = _parse_prompts(records, path.with_name(ORACLE), source)
-    return [parse_example(_Documents, each, f"example {index}") for index, each in enumerate(records)]
+    return [parse_example(_Documents, each, f"example {index}") for index, each in enumerate(read_examples(path))]
 
 
 def _orders(settings: _LostInTheMiddleSettings) -> dict[str, list[int]]:
@@ -141,30 +131,6 @@ def _orders(settings: _LostInTheMiddleSettings) -> dict[str, list[int]]:
         return {"".join(map(str, order)): [*order] for order in parse_option_orders(settings.orders, count)}
     slots = parse_slots(settings.slots, count, [0, *range(4, count, 5)])
     return {str(slot): insert_gold(slot, 0, range(1, count)) for slot in slots}
-
-
-def _parse_prompts(records: Sequence[Any], oracle: Path, source: DataSource) -> list[Any]:
-    """Parse printed prompts. Gold passage and accepted answers come from the oracle file in the same folder."""
-    if not oracle.is_file():
-        raise DatasetUnavailable(f"expected {ORACLE} beside the printed prompts: it holds the accepted answers")
-    answered = [parse_example(_Documents, each, ORACLE) for each in read_examples(source.read(oracle, ORACLE))]
-    known = {each.question: each for each in answered if each.ctxs}
-    found = []
-    for index, record in enumerate(records):
-        head, mark, question = parse_example(_Printed, record, f"example {index}").input.rpartition("\n\nQuestion: ")
-        pieces = _PRINTED.split(head)[1:]
-        if not mark or not pieces:
-            continue  # a prompt of another benchmark
-        question = question.removesuffix("\nAnswer:")
-        if question not in known:
-            raise InvalidDataset(f"example {index}: {question!r} is not in {ORACLE}")
-        gold = known[question].ctxs[0].text
-        documents = [
-            {"title": title, "text": body.rstrip("\n"), "isgold": body.strip() == gold.strip()}
-            for title, body in zip(pieces[::2], pieces[1::2], strict=True)
-        ]
-        found.append({"question": question, "answers": known[question].answers, "ctxs": documents})
-    return found
 
 
 def _case(
