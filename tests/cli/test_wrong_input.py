@@ -174,7 +174,6 @@ def test_a_misspelt_name_is_refused_before_anything_is_indexed_or_loaded(
         ("serve --port 99999", "--port: expected at most 65535, got 99999"),
         ("serve --method rotr", "did you mean 'rotor'?"),
         ("search-dimension {docs}/none --out {empty}", "no such folder"),
-        ("search-dimension --out {empty} --procedure x", "expected one of published, averaged, got x"),
         ("models --check-tokens {docs}/none", "no such folder"),
     ],
 )
