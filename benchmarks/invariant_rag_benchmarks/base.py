@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import random
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from invariant_rag.errors import InvalidChoice, InvalidDataset, UnknownName
@@ -197,6 +199,11 @@ class Benchmark(ABC, Generic[S]):
             return self.settings(**given)
         except ValidationError as error:
             raise InvalidChoice(_first(error)) from None
+
+
+def declared(name: str) -> dict[str, Any]:
+    """Return what the file NAME.toml in `tasks/` declares."""
+    return tomllib.loads((Path(__file__).parent / "tasks" / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def parse_example(kind: type[E], record: Any, where: str) -> E:

@@ -147,12 +147,6 @@ def test_options_without_letters_are_those_of_set_based_prompting(load):
         load("commonsense-qa", format="bare")
 
 
-def test_made_pairs_follow_from_the_seed(load):
-    first = load("key-value", keys=5, make=3)
-    assert first == load("key-value", keys=5, make=3)
-    assert len({case.query for case in first}) == 3
-
-
 @pytest.mark.parametrize(("name", "right"), [("mmlu", "wxyzwx"), ("commonsense-qa", "xe")])
 def test_the_letter_of_the_right_option_alone_scores_in_every_order(name, right, load):
     """The files are in `conftest.py`."""

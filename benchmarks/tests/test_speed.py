@@ -102,20 +102,6 @@ def test_flops_are_those_of_the_arithmetic() -> None:
     assert flops("set-based") < flops("rotor") < flops("pine")
 
 
-def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "taken").write_text("a file")
-    measured: list[SpeedConfig] = []
-    monkeypatch.setattr("invariant_rag_benchmarks.speed.measure", lambda setting, *_: measured.append(setting))
-    words = "bench speed --shape tiny --tokens 120 --segments 3 --method rotor --out"
-    result = CliRunner().invoke(app, [*words.split(), str(tmp_path / "taken")])
-    assert result.exit_code == 2, result.output
-    assert "error: cannot make the folder" in result.stderr
-    assert "--out" in result.stderr
-    assert measured == []
-
-
 def test_unknown_shapes_and_methods_are_refused() -> None:
     for words, said in (
         ("--shape huge", "choose from"),

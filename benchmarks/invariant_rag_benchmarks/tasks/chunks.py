@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -28,6 +27,7 @@ from invariant_rag_benchmarks.base import (
     Selection,
     Settings,
     Text,
+    declared,
     parse_example,
 )
 from invariant_rag_benchmarks.data import DataSource, read_examples
@@ -129,8 +129,7 @@ class Task:
 @cache
 def tasks() -> dict[str, Task]:
     """Return every task by its name."""
-    with Path(__file__).with_name("longbench.toml").open("rb") as file:
-        return {name: Task(**fields) for name, fields in tomllib.load(file).items()}
+    return {name: Task(**fields) for name, fields in declared("longbench").items()}
 
 
 def groups() -> dict[str, list[str]]:

@@ -12,7 +12,17 @@ from invariant_rag.errors import InvalidChoice, InvalidDataset
 from invariant_rag.prompts import DEFAULT_SYSTEM
 from pydantic import Field
 
-from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text, parse_example
+from invariant_rag_benchmarks.base import (
+    Benchmark,
+    Case,
+    Example,
+    Scored,
+    Selection,
+    Settings,
+    Text,
+    declared,
+    parse_example,
+)
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.variants import insert_gold, parse_option_orders, parse_slots
 
@@ -20,18 +30,8 @@ _LOST = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/qa
 _PAIRS = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/kv_retrieval_data/"
 _XQUAD = "https://raw.githubusercontent.com/google-deepmind/xquad/master/xquad.en.json"
 ORACLE = "nq-open-oracle.jsonl.gz"
-_INSTRUCTION = (
-    "Write a high-quality answer for the given question using only the provided search results "
-    "(some of which might be irrelevant).\n"
-)
-# The system message that the repository's Llama-2 script uses, and RoToR with it.
-_SYSTEM = (
-    "You are a helpful, respectful and honest assistant. Always answer as helpfully as possible, while being safe. "
-    "Please ensure that your responses are socially unbiased and positive in nature. If a question does not make any "
-    "sense, or is not factually coherent, explain why instead of answering something not correct. If you don't know "
-    "the answer to a question, please don't share false information."
-)
-_KEY_VALUE = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{"
+_PROMPTS = declared("prompts")
+_INSTRUCTION, _SYSTEM = _PROMPTS["search_results"], _PROMPTS["llama_2"]
 _FILES = (10, 20, 30)
 """Numbers of documents in the published files. Fewer are the gold one and the first of the others."""
 _MOST_ORDERED = 6  # documents, which have 720 orders
@@ -281,7 +281,7 @@ class KeyValue(Benchmark[_KeyValueSettings]):
                 yield Case(
                     question=str(index),
                     variant=str(slot),
-                    prefix=_KEY_VALUE,
+                    prefix=_PROMPTS["key_value"],
                     segments=tuple(f'"{key}": "{value}",\n ' for key, value in insert_gold(slot, pair, others)[:count]),
                     suffix=f'}}\n\nKey: "{asked.key}"\nCorresponding value:',
                     gold=(asked.value,),
