@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.generation.outputs import Generation
-    from invariant_rag.judge import CapCal, Judge, Verdict
+    from invariant_rag.judge import Judge, Verdict
     from invariant_rag.prompts.literal_text import Trusted
     from invariant_rag.rag.pipeline import RAG, Answer
     from invariant_rag.remote import RemoteModel
@@ -39,7 +39,7 @@ _HOMES = {
     "generation.kv_cache": "KeyValueCache",
     "generation.model": "InvariantModel",
     "generation.outputs": "Generation",
-    "judge": "CapCal Judge Verdict",
+    "judge": "Judge Verdict",
     "prompts.literal_text": "Trusted",
     "rag.pipeline": "RAG Answer",
     "remote": "RemoteModel",
@@ -51,7 +51,6 @@ __all__ = [
     "RAG",
     "Answer",
     "AttentionSorting",
-    "CapCal",
     "ContextExperts",
     "ContextualCalibration",
     "Generation",

@@ -2,11 +2,8 @@
 
 Two strategies, on which the integrations build. *Canonical*: every set of segments is listed in the order of a content
 ordering, so the request does not depend on the order of the segments, and neither does the answer of a deterministic
-model. It may still depend on which segment stands where. *Vote* (permutation self-consistency, arXiv 2310.07712): ask
-about several orders of the same sets, and keep the answer that most of them give.
-
-A conversation is a list of `Turn`s. An integration converts its messages to turns, recognises the sets in them
-(`invariant_rag.prompts.recognize`), and converts the turns of a request back.
+model. *Vote* (permutation self-consistency, arXiv 2310.07712): ask about several orders of the same sets, and keep the
+answer that most of them give. An integration converts its messages to `Turn`s, and the turns of a request back.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ class PlainRequest:
 
     Attributes:
         turns: The turns, in which strings and other parts are left.
-        sets: The sets that were written, each in the order in which its segments stand.
+        sets: The sets that were written, each in the order in which its segments are listed.
         labels: Label of a document in the request -> index of its segment among those of all sets, as given.
     """
 
@@ -55,7 +52,7 @@ class PlainRequest:
         return self.turns[0].text
 
     def ledger(self, method: str, *, recognized: bool = True) -> dict[str, Any]:
-        """Return what was sent, in the words of `generation.outputs.ledger`.
+        """Return what was sent by a strategy, in the words of `generation.outputs.ledger`.
 
         Args:
             method: Name of the strategy.
@@ -78,7 +75,7 @@ class PlainRequests:
 
     Attributes:
         ordering: The content ordering of every set: a name or an instance. Rank 0 stands last, nearest to what follows.
-        votes: How many requests to write, each with the segments in another order. The first is the canonical one.
+        votes: How many requests to write, each in another order; the first is the canonical one. None: that alone.
         seed: Seed of the other orders.
 
     Raises:
@@ -88,12 +85,13 @@ class PlainRequests:
     """
 
     ordering: str | Ordering = "lexical"
-    votes: int = 1
+    votes: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         content_ordering(self.ordering)
-        check_number("votes", self.votes, 1)
+        if self.votes is not None:
+            check_number("votes", self.votes, 1)
         check_number("seed", self.seed)
 
     def of_turns(self, turns: Sequence[Turn], query: str | None = None) -> list[PlainRequest]:
@@ -106,18 +104,14 @@ class PlainRequests:
             query: What relevance orderings compare segments with. None: the text of the last `user` turn.
 
         Returns:
-            `votes` requests, or fewer where the sets have no more orders. Each has one turn for each of `turns`, in
-            which neighbouring strings are one string.
-
-        Raises:
-            InvalidSegment: A segment is given as token ids.
+            `votes` requests, or fewer where the sets have no more orders, each with a turn for each of `turns`.
         """
         turns = recognize(turns).turns
         sets = [part for turn in turns for part in turn.parts if isinstance(part, SegmentSet)]
         asked = _last_question(turns) if query is None else query
         ordering = content_ordering(self.ordering)
         canonical = [canonical_order(each, ordering, asked) for each in sets]
-        return [_written(turns, sets, orders) for orders in drawn_orders(sets, canonical, self.votes, self.seed)]
+        return [_written(turns, sets, orders) for orders in drawn_orders(sets, canonical, self.votes or 1, self.seed)]
 
     def of_text(self, parts: Iterable[str | Segment | SegmentSet], query: str | None = None) -> list[PlainRequest]:
         """Return requests for a single text with segments; see `of_turns`."""
@@ -146,13 +140,7 @@ def _last_question(turns: Sequence[Turn]) -> str:
 
 
 def content_ordering(name_or_instance: str | Ordering) -> Ordering:
-    """Return an ordering that depends on contents alone.
-
-    Raises:
-        UnknownName: There is no such ordering.
-        UnsupportedCombination: It keeps the order given.
-        ExtraRequired: A package that it needs is not installed.
-    """
+    """Return an ordering that depends on contents alone; raise UnsupportedCombination for one that does not."""
     ordering = resolve_ordering(name_or_instance)
     if not ordering.invariant:
         raise UnsupportedCombination(
@@ -166,18 +154,11 @@ def content_ordering(name_or_instance: str | Ordering) -> Ordering:
 def canonical_order(segments: SegmentSet, ordering: Ordering, query: str = "") -> list[int]:
     """Return the indices of segments in the order of an ordering, rank 0 last: nearest to what follows.
 
-    Law: listing the segments in another order gives the same sequence of contents.
+    Law: listing the segments in another order gives the same sequence of contents. There is no tokenizer: the bytes of
+    a text stand for its token ids. A segment of token ids is an `InvalidSegment`.
 
     >>> canonical_order(SegmentSet(["a", "b"]), content_ordering("lexical"))
     [1, 0]
-
-    Args:
-        segments: The set.
-        ordering: The ordering. There is no tokenizer: the bytes of a text stand for its token ids.
-        query: What relevance orderings compare segments with.
-
-    Raises:
-        InvalidSegment: A segment is given as token ids.
     """
     rendering = document_rendering if segments.slots is None else plain_rendering
     candidates = [_candidate(segment, rendering(segment)) for segment in segments]
@@ -187,18 +168,9 @@ def canonical_order(segments: SegmentSet, ordering: Ordering, query: str = "") -
 def drawn_orders(
     sets: Sequence[SegmentSet], canonical: Sequence[Sequence[int]], votes: int, seed: int
 ) -> list[list[list[int]]]:
-    """Return several different orders of sets: first the canonical one, then random ones.
+    """Return different orders of sets, as indices into each: the canonical one, then random ones, if there are so many.
 
     Law: the contents in these orders are a function of the contents of the sets.
-
-    Args:
-        sets: The sets.
-        canonical: For each set, its indices in canonical order.
-        votes: How many orders. Fewer are returned where the sets have no more: one for a single segment.
-        seed: Seed of the random orders.
-
-    Returns:
-        Orders of all sets: for each set, indices into it.
     """
     possible = math.prod(_arrangements(segments) for segments in sets)
     state = random.Random(seed)
@@ -222,15 +194,9 @@ def set_text(segments: SegmentSet) -> str:
 
 @dataclass(frozen=True)
 class Vote:
-    """The outcome of a vote.
+    """The outcome of a vote: how many calls were made, and how many agreed with the winner."""
 
-    Attributes:
-        winner: Index of the answer that most answers equal; of several such, of the first.
-        calls: How many answers there are.
-        agreed: How many equal the winner.
-    """
-
-    winner: int
+    winner: int  # index of the answer that most answers equal; of several such, of the first
     calls: int
     agreed: int
 
@@ -240,13 +206,10 @@ class Vote:
 
 
 def elect(answers: Sequence[Hashable]) -> Vote:
-    """Count answers.
+    """Count answers, at least one; equal values agree.
 
     >>> elect(["noon", "six", "six", "noon"])
     Vote(winner=0, calls=4, agreed=2)
-
-    Args:
-        answers: At least one. Equal values agree.
     """
     counts = Counter(answers)
     winner = max(range(len(answers)), key=lambda index: (counts[answers[index]], -index))
@@ -254,14 +217,10 @@ def elect(answers: Sequence[Hashable]) -> Vote:
 
 
 def answer_key(text: str, tool_calls: Iterable[tuple[str, Mapping[str, Any]]] = ()) -> Hashable:
-    """Return what two answers share if they agree: the text without regard to case and white space, and tool calls.
+    """Return what answers share if they agree: the text but for case and white space, names and arguments of calls.
 
     >>> answer_key(" At  Noon ") == answer_key("at noon")
     True
-
-    Args:
-        text: The text of the answer.
-        tool_calls: Name and arguments of every tool call.
     """
     calls = [[name, dict(arguments)] for name, arguments in tool_calls]
     return " ".join(text.split()).casefold(), json.dumps(calls, sort_keys=True, default=repr)

@@ -2,8 +2,7 @@
 
 Rotary scores depend on position differences only. So a token keeps its own position, nearly always its index in memory,
 and keys that it attends to elsewhere are rotated by a constant shift per segment. An arrangement is a list of *rows*:
-a row has neighbouring queries, runs of keys with one shift each, and sets whose shifts follow from queries and keys.
-Backends compute rows and know no methods.
+neighbouring queries, runs of keys with one shift each, and sets whose shifts follow from queries and keys.
 """
 
 from __future__ import annotations
@@ -32,15 +31,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the texts and the segments of a prompt lie in memory.
+    """Where the texts and the segments of a prompt lie in memory."""
 
-    Attributes:
-        texts: Lengths, in tokens, of the `len(sets) + 1` texts.
-        sets: For each set, the lengths of its segments in physical order (farthest from the suffix first).
-    """
-
-    texts: tuple[int, ...]
-    sets: tuple[tuple[int, ...], ...]
+    texts: tuple[int, ...]  # lengths, in tokens, of the `len(sets) + 1` texts
+    sets: tuple[tuple[int, ...], ...]  # of each set, those of its segments in physical order, farthest first
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -138,16 +132,11 @@ class Row:
 
     The last run ends with the span itself, and attention within the span is causal. The last key of a row is at the
     position of the last token of the span. Sliding windows count keys along the row.
-
-    Attributes:
-        queries: The span.
-        runs: The keys at shifts that are known. Of a row with ranked sets, the rest is stacked.
-        ranked: The keys at shifts that follow from queries and keys.
     """
 
     queries: Span
-    runs: tuple[Run, ...]
-    ranked: tuple[RankedSet, ...] = ()
+    runs: tuple[Run, ...]  # keys at shifts that are known; of a row with ranked sets, the rest is stacked
+    ranked: tuple[RankedSet, ...] = ()  # keys at shifts that follow from queries and keys
 
     @cached_property
     def length(self) -> int:
@@ -176,18 +165,15 @@ Weighted: TypeAlias = Sequence[tuple[Span, Weighting]]
 
 @dataclass(frozen=True)
 class Arrangement:
-    """What every token of a prompt attends to. A backend computes it.
+    """What every token of a prompt attends to. A backend computes it, and knows no methods.
 
-    Attributes:
-        layout: Where the texts and segments of the prompt lie in memory.
-        rows: Rows that cover the prompt, in memory order. Generated tokens continue the last one, which alone may be
-            without queries.
-        positions: Rotary position of every token; generated tokens count on from the last one.
+    Rows cover the prompt, in memory order. Generated tokens continue the last one, which alone may be without queries,
+    and count on from the last position.
     """
 
     layout: Layout
     rows: tuple[Row, ...]
-    positions: tuple[int, ...]
+    positions: tuple[int, ...]  # rotary position of every token
 
     @classmethod
     def of(cls, layout: Layout, rows: Iterable[Row], positions: tuple[int, ...] | None = None) -> Arrangement:
@@ -230,8 +216,8 @@ class Arrangement:
         """Return the arrangement with weights for some of the keys.
 
         Args:
-            weighted: Disjoint stretches of keys, each with its weighting, for tokens that have no whole set before
-                them, for tokens that have one, and so on: `len(sets) + 1` entries.
+            weighted: For tokens that have 0, 1, ... `len(sets)` whole sets before them, disjoint stretches of keys with
+                their weightings.
         """
         texts = self.layout.text_spans[1:]
         rows = []
@@ -282,9 +268,6 @@ def arrange_rows(layout: Layout, orders: Sequence[Sequence[Sequence[int]]], *, s
             attend to everything before them at its natural position.
         slots: Where the segments of a row are. `stacked`: one after the other. `natural`: at their natural positions.
             `shared`: likewise, but all segments of a set have the same positions.
-
-    Raises:
-        InvalidChoice: A row does not end with its own segment.
     """
     rows: list[Row] = []
     for text, spans, order in zip(layout.text_spans, (*layout.set_spans, ()), (*orders, ()), strict=True):

@@ -9,14 +9,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
 
-from invariant_rag.errors import (
-    ExtraRequired,
-    InvalidChoice,
-    InvalidOption,
-    InvalidTool,
-    InvariantRAGError,
-    UnknownName,
-)
+from invariant_rag import errors
+from invariant_rag.errors import InvalidChoice, InvariantRAGError, UnknownName
 from invariant_rag.shown import shown
 
 T = TypeVar("T")
@@ -77,17 +71,14 @@ def check_items(name: str, values: Any, kind: type, *, error: type[InvariantRAGE
 
 
 def check_stops(stops: Any) -> list[str]:
-    """Return stop strings as a list: a str is one of them, and not as many as it has letters; None is none.
+    """Return stop strings as a list: a str is one of them, and None is none.
 
     >>> check_stops("and"), check_stops(("a", "b")), check_stops(None)
     (['and'], ['a', 'b'], [])
-
-    Raises:
-        InvalidOption: They are no collection of texts.
     """
     if stops is None:
         return []
-    return [stops] if isinstance(stops, str) else check_items("stop", stops, str, error=InvalidOption)
+    return [stops] if isinstance(stops, str) else check_items("stop", stops, str, error=errors.InvalidOption)
 
 
 def check_tools(tools: Any) -> list[Any]:
@@ -95,7 +86,7 @@ def check_tools(tools: Any) -> list[Any]:
     if tools is None:
         return []
     if not is_iterable(tools) or isinstance(tools, str | bytes):
-        raise InvalidTool(f"tools: expected a list of tools, got {shown(tools)}")
+        raise errors.InvalidTool(f"tools: expected a list of tools, got {shown(tools)}")
     return list(tools)
 
 
@@ -129,11 +120,7 @@ def check_function(name: str, value: Any, *, error: type[InvariantRAGError] = In
 
 
 def check_name(kind: str, value: Any, choices: Iterable[str], *, hint: str | None = None) -> str:
-    """Return one of some names.
-
-    Raises:
-        UnknownName: It is none of them; the message calls it `kind`.
-    """
+    """Return one of some names; raise `UnknownName` for another one, which the message calls a `kind`."""
     listed = list(choices)
     if not isinstance(value, str) or value not in listed:
         raise UnknownName(kind, value, listed, hint=hint)
@@ -165,10 +152,6 @@ def is_iterable(value: Any) -> bool:
 
 
 def require_extra(module: str, extra: str, *, hint: str | None = None) -> None:
-    """Check that a module is installed, before the work that needs it.
-
-    Raises:
-        ExtraRequired: It is not; the message names the extra that installs it.
-    """
+    """Raise `ExtraRequired` if a module is not installed, before the work that needs it."""
     if find_spec(module) is None:
-        raise ExtraRequired(module, extra, hint=hint)
+        raise errors.ExtraRequired(module, extra, hint=hint)

@@ -1,9 +1,7 @@
 """Exceptions of the library. A message says what was expected and what was given; the hint says what to do.
 
-Errors of a call (its prompt, segments, context window and answer) are no `ValueError` and no `TypeError`: frameworks
-that parse answers catch those and go on, so that LlamaIndex would return "Empty Response" for a prompt that is too
-long.
-Errors of arguments and files keep the built-in class that Python users expect.
+Errors of arguments and files keep the built-in class that Python users expect. Errors of a call (its prompt, segments,
+context window and answer) are no `ValueError` and no `TypeError`: frameworks catch those, and answer "Empty Response".
 """
 
 from __future__ import annotations
@@ -20,9 +18,8 @@ class InvariantRAGError(Exception):
     """Base class of every error that the library raises.
 
     Args:
-        message: What was expected and what was given. A message that quotes a long text is cut in its middle, and
-            control characters of texts and file names are replaced.
-        hint: What to do about it; default: the `hint` of the class. Added to the traceback as a note (PEP 678).
+        message: What was expected and what was given. Long ones are cut, and control characters replaced.
+        hint: What to do; default: the `hint` of the class. Added to the traceback as a note (PEP 678).
     """
 
     hint: str = ""
@@ -115,24 +112,13 @@ class UnknownName(InvariantRAGError, ValueError):
 
 
 class UnknownParameter(InvariantRAGError):
-    """Keywords that a model of an integration, or a call of one, does not have; the message names similar ones.
-
-    It is no `TypeError`: frameworks take that for an answer that cannot be parsed.
+    """Keywords that a model of an integration does not have; the message names similar ones among those `known`.
 
     >>> print(UnknownParameter("ChatInvariant", ["model_id"], ["model", "model_name", "seed"]))
     ChatInvariant has no parameter 'model_id'; did you mean 'model' or 'model_name'?
-
-    Args:
-        owner: Who does not have them.
-        unknown: The keywords.
-        known: The names of those that it has.
-        hint: What to do; default: where keywords of transformers belong.
     """
 
-    hint = (
-        "Keywords of transformers' `generate` belong into `generation_kwargs`, those of `from_pretrained` into "
-        "`model_kwargs`."
-    )
+    hint = "Keywords of transformers' `generate` go into `generation_kwargs`, of `from_pretrained` into `model_kwargs`."
 
     def __init__(self, owner: str, unknown: Iterable[str], known: Iterable[str], *, hint: str | None = None) -> None:
         names = sorted(known)
@@ -170,26 +156,13 @@ class UnsupportedCombination(InvariantRAGError):
 class ImmutableModel(InvariantRAGError, AttributeError):
     """An attribute of an `InvariantModel` was assigned or deleted."""
 
-    hint = "Make another wrapper, with with_method or with_cache."
-
-    _CALLS: ClassVar[dict[str, str]] = {
-        "cache": "lm.with_cache(cache)",
-        "alpha": "lm.with_routing(alpha=...)",
-        "plain_order": "lm.with_routing(plain_order=...)",
-        "model": "InvariantModel(model, tokenizer)",
-        "tokenizer": "InvariantModel(model, tokenizer)",
-        **{
-            name: f"lm.with_method({name}=...)"
-            for name in ("method", "ordering", "backend", "max_segment_tokens", "overflow", "intervention")
-        },
-    }
+    hint = (
+        "Make another one: lm.with_method(...), lm.with_cache(cache), lm.with_routing(alpha=..., plain_order=...) or "
+        "InvariantModel(model, tokenizer)."
+    )
 
     def __init__(self, attribute: str) -> None:
-        call = self._CALLS.get(attribute)
-        super().__init__(
-            f"expected {attribute!r} to be neither assigned nor deleted: a wrapper never changes",
-            hint=f"Make another one: {call}." if call else None,
-        )
+        super().__init__(f"expected {attribute!r} to be neither assigned nor deleted: a wrapper never changes")
 
 
 class ImmutableObject(InvariantRAGError, AttributeError):
@@ -274,30 +247,6 @@ class AuditFailed(InvariantRAGError):
     hint = "What was answered is kept where the audit has a folder: continue it with resume (--resume FOLDER)."
 
 
-class DatasetUnavailable(InvariantRAGError, OSError):
-    """A benchmark's data file that is neither on this machine nor downloadable."""
-
-    hint = "Download it on a machine with a network, and give the file, or the folder that holds it, with --data."
-
-
-class InvalidDataset(InvariantRAGError, ValueError):
-    """A benchmark's data file that is not in the format of the benchmark's page."""
-
-    hint = "The benchmark's page (tasks/NAME.md) shows a record; compare it with the one that the message names."
-
-
-class RunExists(InvariantRAGError, FileExistsError):
-    """A run with the same settings exists in the output folder; runs are never overwritten."""
-
-    hint = "Continue it with --resume, or write elsewhere with --out."
-
-
-class InvalidRun(InvariantRAGError, ValueError):
-    """A run folder whose records cannot be parsed."""
-
-    hint = "Only the last line of records.jsonl may be torn. Repair the line that the message names, or run elsewhere."
-
-
 class UnusableFile(InvariantRAGError, OSError):
     """A file or folder of output that cannot be created, read, written or locked."""
 
@@ -341,18 +290,10 @@ class InvalidObject(InvariantRAGError):
 
 
 class ExtraRequired(InvariantRAGError, ImportError):
-    """A package that an optional feature needs is not installed.
+    """A package that an optional feature needs is not installed; an extra of a distribution installs it.
 
-    >>> print(ExtraRequired("xgrammar", "structured"))
-    xgrammar is not installed; run `pip install "invariant-rag[structured]"`
     >>> print(ExtraRequired("langchain", "agents", distribution="langchain-invariant-rag"))
     langchain is not installed; run `pip install "langchain-invariant-rag[agents]"`
-
-    Args:
-        package: The package that is missing.
-        extra: The extra that installs it.
-        distribution: The distribution that defines the extra.
-        hint: What else can be done; default: to install the extra.
     """
 
     hint = "Install the extra that the message names."

@@ -35,14 +35,11 @@ def check_regular(path: Path) -> None:
 
 
 def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
-    """Parse JSON.
+    """Parse JSON; raise ValueError for what is none, is nested too deeply, or holds a number with thousands of digits.
 
     Args:
         text: The JSON.
         finite: Whether NaN and Infinity, which Python writes and JSON does not know, are refused.
-
-    Raises:
-        ValueError: It is none, is nested more than `MAX_DEPTH` deep, or holds a number with thousands of digits.
     """
     try:
         document = json.loads(text, parse_constant=_refuse_constant if finite else None)
@@ -102,11 +99,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file as a whole: a process that is killed, or a full disk, leaves the one that was there.
-
-    Raises:
-        UnusableFile: It cannot be written.
-    """
+    """Write a file as a whole, or raise `UnusableFile`: a killed process, or a full disk, leaves the one before it."""
     partial = path.parent / f"{path.name}.{os.getpid()}.part"
     try:
         partial.write_bytes(content)

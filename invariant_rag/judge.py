@@ -4,7 +4,6 @@ All answers are segments of one set, and the model scores each as the best: neit
 assignment of labels (which follow the sorted texts) matters. Two sources of bias remain, the same for every order:
 
 - `by="letters"`, the default, scores the label of each answer: a model may prefer a letter as such.
-  `calibration=CapCal()` measures that preference on options without content, and subtracts it, for a second pass.
 - `by="texts"` scores the text of each answer after the prompt, divided by its number of tokens. It prefers texts that
   are easy to predict, so it suits short options rather than long responses.
 
@@ -14,10 +13,8 @@ Neither is right for every model: measure both on verdicts that you know.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from string import ascii_uppercase
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -39,75 +36,6 @@ Criteria: TypeAlias = str | Mapping[str, str]
 
 DEFAULT_CRITERIA = "helpfulness, relevance, correctness and depth"
 SYSTEM = "You compare what you are given. The order in which it is listed means nothing."
-
-
-@dataclass(frozen=True)
-class CapCal:
-    """Content-agnostic probability calibration of a judge that scores letters (arXiv 2604.10150).
-
-    The judge is asked a second time, with every option replaced by the same text. Of n options, i gets
-
-        S_i = P_i - strength (E_i - 1 / n)
-
-    with its probability P_i, and E_i of its label where all options are equal. The paper ranks by S; here, P and E are
-    normalised over the labels first, a negative S counts as 0, and they are divided by their sum. The published code
-    calibrates the remaining options again after every choice.
-
-    Args:
-        strength: How much of the preference is subtracted: a number, 1 in the published code, or `adaptive`, as there:
-            5 H(P) / log n, at most 2, with the entropy H.
-        placeholder: The text of every option when the judge is asked again.
-
-    Raises:
-        InvalidChoice: `strength` is neither `adaptive` nor a finite number from 0 on.
-    """
-
-    strength: float | Literal["adaptive"] = 1.0
-    placeholder: str = "This is a placeholder passage for bias testing"  # `main.py` in USTC-StarTeam/CapCal
-
-    def __post_init__(self) -> None:
-        number: Any = self.strength
-        if isinstance(number, str) and number == "adaptive":
-            return
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= sys.float_info.max:
-            raise InvalidChoice(f'strength: expected "adaptive" or a finite number from 0 on, got {shown(number)}')
-
-    def calibrate(self, logprobs: Sequence[float], empty: Sequence[float]) -> list[float]:
-        """Return the calibrated probability of each option; they sum to one.
-
-        Args:
-            logprobs: Log-probability of the label of each option, two options or more.
-            empty: The same where every option is the placeholder.
-
-        >>> [
-        ...     round(each, 9)
-        ...     for each in CapCal().calibrate([math.log(0.3), math.log(0.7)], [math.log(0.2), math.log(0.8)])
-        ... ]
-        [0.6, 0.4]
-        """
-        logprobs, empty = check_items("logprobs", logprobs, Real), check_items("empty", empty, Real)
-        for name, values in (("logprobs", logprobs), ("empty", empty)):
-            if not 2 <= len(values) == len(logprobs):
-                raise InvalidChoice(f"{name}: expected a number for each of two options or more, got {len(values)}")
-        given, preferred, count = _normalised(logprobs), _normalised(empty), len(logprobs)
-        strength = _adaptive_strength(given) if self.strength == "adaptive" else self.strength
-        scores = [max(p - strength * (e - 1 / count), 0.0) for p, e in zip(given, preferred, strict=True)]
-        total = math.fsum(scores)
-        return [score / total for score in scores]
-
-
-def _normalised(logprobs: Sequence[float]) -> list[float]:
-    """Return probabilities that sum to one."""
-    largest = max(logprobs)
-    weights = [math.exp(each - largest) for each in logprobs]
-    total = math.fsum(weights)
-    return [each / total for each in weights]
-
-
-def _adaptive_strength(probabilities: Sequence[float]) -> float:
-    """Return the strength for this certainty, from 0 to 2 (`get_dynamic_rate` in the published code)."""
-    entropy = -math.fsum(p * math.log(p) for p in probabilities if p)
-    return min(5 * entropy / math.log(len(probabilities)), 2.0)
 
 
 @dataclass(frozen=True)
@@ -134,10 +62,7 @@ class Verdict:
         return self.best[0] if len(self.best) == 1 else None
 
     def describe(self, names: Sequence[str]) -> str:
-        """Write the probabilities in full precision and, if there is one, the explanation with its labels.
-
-        Args:
-            names: What to call each option, in the order given.
+        """Write the probabilities in full precision and, if there is one, the explanation; names are of the options.
 
         >>> Verdict((0.25, 0.75), (1, 0), (1,), ("B", "A"), "A is shorter.").describe(["first", "second"])
         'Probability of being the best: first 0.25, second 0.75. With first as B, second as A: A is shorter.'
@@ -156,21 +81,16 @@ class Verdict:
 class Judge:
     """A judge of answers: one scoring pass of a causal LM, and the same verdict, bit for bit, for every listing order.
 
-    The prompt is prefilled once, and all labels (or texts) are scored after it in one batch, for every method and
-    ordering: options are sorted by text and deduplicated first. A prompt that is too long is refused, never trimmed.
+    Options are sorted by text and deduplicated, and all labels (or texts) are scored in one batch after one prefill.
+    A prompt that is too long is refused, never trimmed.
 
     Args:
         lm: The model that judges. It needs a tokenizer.
         criteria: What makes an answer good, for `compare` and `rank`: a text such as `"brevity"`, or a mapping of names
             to descriptions, such as `{"brevity": "Is it short?"}`, in any order.
         by: What is scored: `letters` or `texts`; see the module.
-        calibration: Subtracts the model's preference for some letters, for a second scoring pass. None: it stays.
 
     Raises:
-        InvalidPrompt: The criteria are empty, or neither a text nor a mapping of texts.
-        UnknownName: There is no such way of judging.
-        UnsupportedCombination: Calibration with `by="texts"`, which uses no letters.
-        InvalidChoice: `lm` is no model, or the calibration is no `CapCal`.
         TokenizerRequired: The model has no tokenizer.
     """
 
@@ -180,9 +100,8 @@ class Judge:
         *,
         criteria: Criteria = DEFAULT_CRITERIA,
         by: By = "letters",
-        calibration: CapCal | None = None,
     ) -> None:
-        check_judge_options(criteria, by, calibration)
+        check_judge_options(criteria, by)
         if not isinstance(lm, InvariantModel):
             raise InvalidChoice(f"lm: expected an InvariantModel, got {type(lm).__name__}")
         if lm.tokenizer is None:
@@ -191,7 +110,6 @@ class Judge:
         self._tokenizer = lm.tokenizer
         self.criteria = criteria
         self.by = by
-        self.calibration = calibration
 
     def compare(
         self,
@@ -216,7 +134,6 @@ class Judge:
         Raises:
             InvalidPrompt: An answer is no text, or it is empty and judged by its text.
             ContextOverflow: The answers do not fit into the context window.
-            UnsupportedCombination: There are keywords for an explanation, but `explain` is False.
         """
         return self.rank(question, [a, b], reference=reference, explain=explain, **kwargs)
 
@@ -229,11 +146,7 @@ class Judge:
         explain: bool = False,
         **kwargs: Any,
     ) -> Verdict:
-        """Rank answers by the probability of being the best. The other arguments, and errors, are as for `compare`.
-
-        Raises:
-            InvalidPrompt: There is no answer, or there are more than 26 different ones to label with letters.
-        """
+        """Rank up to 26 different answers (any number, by texts) by their probability to be best; see `compare`."""
         if question is not None:
             check_text("question", question, error=InvalidPrompt)
         if reference is not None:
@@ -250,7 +163,7 @@ class Judge:
     def choose(self, question: str, options: Sequence[str], *, explain: bool = False, **kwargs: Any) -> Verdict:
         """Choose the option that answers a question; see `rank`. The criteria are not used.
 
-        The options have no order, so one that refers to a position, such as "none of the above", refers to nothing.
+        Options have no order: one that refers to a position, such as "none of the above", refers to nothing.
         """
         check_text("question", question, error=InvalidPrompt)
         task = _Task(
@@ -282,9 +195,7 @@ class Judge:
         label_of = dict(zip(distinct, labels, strict=True))
         return Verdict(
             probabilities=tuple(likelihoods[text] / total for text in options),
-            ranking=tuple(
-                sorted(range(len(options)), key=lambda index: (-likelihoods[options[index]], options[index]))
-            ),
+            ranking=tuple(sorted(range(len(options)), key=lambda each: (-likelihoods[options[each]], options[each]))),
             best=tuple(index for index, text in enumerate(options) if likelihoods[text] == 1),
             labels=tuple(label_of[text] for text in options),
             explanation=explanation,
@@ -309,11 +220,8 @@ class Judge:
         if len(segments) == 1:
             return [1.0]
         if self.by == "letters":
-            logprobs = self._letter_logprobs(task, segments)
-            if self.calibration is not None:
-                blank = [Segment(self.calibration.placeholder, title=segment.title) for segment in segments]
-                calibrated = self.calibration.calibrate(logprobs, self._letter_logprobs(task, blank))
-                return [each / max(calibrated) for each in calibrated]
+            prompt = self._prompt(task, segments, f"\n{task.instruction} Answer with its letter only.")
+            logprobs = self.lm.score(prompt, [str(segment.title) for segment in segments])
         else:
             prompt = self._prompt(task, segments, f"\n{task.instruction} Repeat it word for word.")
             ids = [tokenize_literal(segment.text, self._tokenizer) for segment in segments]
@@ -321,15 +229,10 @@ class Judge:
             logprobs = [logprob / len(tokens) for logprob, tokens in zip(sums, ids, strict=True)]
         return [math.exp(logprob - max(logprobs)) for logprob in logprobs]
 
-    def _letter_logprobs(self, task: _Task, segments: Sequence[Segment]) -> list[float]:
-        """Return the log-probability of each option's label."""
-        prompt = self._prompt(task, segments, f"\n{task.instruction} Answer with its letter only.")
-        return self.lm.score(prompt, [str(segment.title) for segment in segments])
-
     def _explanation(
         self, task: _Task, segments: Sequence[Segment], best: Sequence[Segment], generation: dict[str, Any]
     ) -> str:
-        """Generate why these options are the best. They are a second set of segments, so their text stays literal."""
+        """Generate why these are the best: a second set of segments, so their text stays literal."""
         result = "\nThe best:\n" if len(best) == 1 else "\nThese are equally good:\n"
         prompt = self._prompt(task, segments, result, SegmentSet(best), "\nExplain why in one or two sentences.")
         return self.lm.generate(prompt, **generation).text
@@ -346,32 +249,20 @@ class Judge:
 
 @dataclass(frozen=True)
 class _Task:
-    """The parts of a judge's prompt that do not depend on the options."""
-
     context: str  # before the options: question, reference answer, criteria
     instruction: str  # the question to the judge, after the options
     rendering: Callable[[Segment], str]
     query: str | None  # what relevance orderings compare the options with
 
 
-def check_judge_options(criteria: Criteria, by: By, calibration: CapCal | None) -> None:
-    """Raise the errors of a `Judge` for these options without a model: adapters do so before weights are loaded."""
-    if not isinstance(calibration, CapCal | None):
-        raise InvalidChoice(
-            f"calibration: expected a CapCal or None, got {shown(calibration)}",
-            hint="Give CapCal(), from invariant_rag.",
-        )
+def check_judge_options(criteria: Criteria, by: By) -> None:
+    """Raise the errors of a `Judge` for these options, before a model is loaded."""
     check_name("way of judging", by, get_args(By))
     texts = [*criteria.keys(), *criteria.values()] if isinstance(criteria, Mapping) else [criteria]
     if not all(isinstance(text, str) for text in texts) or not criteria:
         raise InvalidPrompt(
             f"expected criteria as a text or a mapping of names to descriptions, got {shown(criteria)}",
             hint='For example "brevity", or {"brevity": "Is it short?", "depth": ""}.',
-        )
-    if calibration is not None and by != "letters":
-        raise UnsupportedCombination(
-            f"expected by='letters' with a calibration, which is of the letters, got by={by!r}",
-            hint="Remove the calibration, or judge by letters.",
         )
 
 
@@ -387,12 +278,12 @@ def _descriptions(criteria: Criteria) -> str | None:
 
 
 def response_rendering(segment: Segment) -> str:
-    """Render a response: its label, if it has one, and its text."""
+    """Render a response with its label."""
     return f"Response{_label(segment)}: {segment.text}\n"
 
 
 def option_rendering(segment: Segment) -> str:
-    """Render an option: its label, if it has one, and its text."""
+    """Render an option with its label."""
     return f"Option{_label(segment)}: {segment.text}\n"
 
 

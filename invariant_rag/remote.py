@@ -65,6 +65,8 @@ class RemoteModel:
         InvalidChoice: An argument is of another type, or too small.
     """
 
+    _settings: dict[str, Any]
+
     def __init__(
         self,
         base_url: str,
@@ -95,15 +97,11 @@ class RemoteModel:
         return partial(RemoteModel, **self._settings), (str(self._client.base_url).rstrip("/"),)
 
     def reply(self, request: AnswerRequest, *, choices: Mapping[str, Any] = MappingProxyType({})) -> Reply:
-        """Answer a request as `invariant_rag.generation.answering` does for a model of this process.
+        """Answer a request as `generation.answering` does for a model of this process; errors are those of `chat`.
 
         Args:
-            request: The request.
+            request: The request. Options that a server does not take are an `UnsupportedCombination`.
             choices: Method, ordering and overflow to ask for.
-
-        Raises:
-            UnsupportedCombination: The request has options that a server does not take.
-            RemoteError: As for `chat`.
         """
         fields = request_fields(request, choices)
         if request.messages is not None:
@@ -146,11 +144,7 @@ class RemoteModel:
         return self._stream("/completions", {"prompt": content_parts(parts), **fields})
 
     def context_window(self) -> int | None:
-        """Return the tokens that prompt and answer may have together; None if the server does not say.
-
-        Raises:
-            RemoteError: The server cannot be reached, or refuses the request.
-        """
+        """Return the tokens that prompt and answer may have together; None if the server does not say."""
         response = self._send("GET", "/models", None)
         try:
             window = response.json()["data"][0].get("max_model_len")
@@ -209,11 +203,6 @@ class RemoteModel:
 
 
 def _parts(request: AnswerRequest) -> list[str | Segment | SegmentSet]:
-    """Return a prompt to continue as texts and sets.
-
-    Raises:
-        InvalidPrompt: There is none, or it has token ids.
-    """
     prompt = request.prompt
     if prompt is None or not all(isinstance(text, str) for text in prompt.texts):
         raise InvalidPrompt("expected messages, or a prompt of text: a server takes no token ids beside segments")
@@ -222,12 +211,7 @@ def _parts(request: AnswerRequest) -> list[str | Segment | SegmentSet]:
 
 
 def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages as the server takes them: segments are parts of their contents.
-
-    Raises:
-        InvalidPrompt: A content is none.
-        InvalidSegment: A segment has token ids.
-    """
+    """Return messages as the server takes them: segments, which have no token ids, are parts of their contents."""
     found = []
     for message in messages:
         content = message.get("content")

@@ -1,14 +1,13 @@
 """Selective Routing: run the plain and the invariant model, and return one answer (arXiv 2502.08662, section 3.3).
 
-In some prompts the order of the segments carries meaning ("none of the above" as the last option). The router returns
-the invariant answer only if that model is more confident than the plain one by a margin. It costs two generations, and
-inherits the order dependence of the plain model: with `plain_order="given"`, as published, the answer may change with
-the order of the segments; with `plain_order="canonical"` it does not, but the plain model cannot use the order either.
+The router returns the invariant answer only if that model is more confident than the plain one by a margin. It costs
+two generations, and inherits the order dependence of the plain model: with `plain_order="given"`, as published, the
+answer may change with the order of the segments; with `plain_order="canonical"` it does not, but order tells nothing.
 
 Confidences are those of the published code, which its margin of 0.2 was chosen for: the largest probability in a
-softmax over the candidates alone, and for a text the mean of its token probabilities. Two differences: a candidate of
-several tokens is scored whole, where that code reads its first token only; and the probability of a token is that of
-the chosen token under the model, where it takes the largest one after logits processors.
+softmax over the candidates alone, and for a text the mean of its token probabilities. But a candidate of several tokens
+is scored whole, not by its first token, and a token counts with its probability under the model, not with the largest
+one after logits processors.
 """
 
 from __future__ import annotations
@@ -50,10 +49,8 @@ def route(plain_confidence: float, invariant_confidence: float, alpha: float = A
     >>> route(0.5, 0.8), route(0.5, 0.625, alpha=0.125), route(0.9, 0.95)
     ('invariant', 'invariant', 'plain')
     """
-    plain, invariant = (
-        check_real("plain_confidence", plain_confidence),
-        check_real("invariant_confidence", invariant_confidence),
-    )
+    plain = check_real("plain_confidence", plain_confidence)
+    invariant = check_real("invariant_confidence", invariant_confidence)
     return "plain" if plain + check_real("alpha", alpha) > invariant else "invariant"
 
 
@@ -125,13 +122,7 @@ def tune_alpha(records: Iterable[RoutingRecord], alphas: Sequence[float] = ALPHA
 
 @dataclass(frozen=True)
 class RoutedGeneration(Generation):
-    """The answer of the selected branch.
-
-    Attributes:
-        branch: The selected branch.
-        plain_confidence: Mean of the token probabilities of the plain answer; `invariant_confidence` of the other one.
-        rejected: The answer of the other branch.
-    """
+    """The answer of the selected branch, the means of the token probabilities of both, and the other one's answer."""
 
     branch: Branch = "plain"
     plain_confidence: float = 0.0
@@ -146,13 +137,7 @@ class RoutedGeneration(Generation):
 
 
 class RoutedScores(list[float]):
-    """Log-probabilities of candidates, from the selected branch.
-
-    Attributes:
-        branch: The selected branch.
-        plain_confidence: Largest probability of the plain model; `invariant_confidence` of the other one.
-        rejected: The log-probabilities of the other branch.
-    """
+    """Log-probabilities of candidates from the selected branch; largest shares of both, and those of the other one."""
 
     def __init__(self, plain: list[float], invariant: list[float], alpha: float) -> None:
         self.plain_confidence = candidate_confidence(plain)
@@ -170,12 +155,7 @@ class RoutedModel(InvariantModel):
 
     @classmethod
     def over(cls, lm: InvariantModel, *, alpha: float = ALPHA, plain_order: PlainOrder = "given") -> Self:
-        """Return a model that routes between `lm` and the plain model, with shared weights.
-
-        Raises:
-            InvalidChoice: `alpha` is not finite.
-            UnknownName: Unknown `plain_order`.
-        """
+        """Return a model that routes between `lm` and the plain model, with shared weights."""
         check_kind("lm", lm, InvariantModel)
         alpha = check_real("alpha", alpha)
         check_name("plain_order", plain_order, get_args(PlainOrder))
@@ -197,8 +177,7 @@ class RoutedModel(InvariantModel):
     @property
     def alpha(self) -> float:
         """Margin by which the invariant branch must be more confident."""
-        alpha: float = vars(self)["_routing"][0]
-        return alpha
+        return float(vars(self)["_routing"][0])
 
     @property
     def plain_order(self) -> PlainOrder:
@@ -236,27 +215,20 @@ class RoutedModel(InvariantModel):
     def generate(self, prompt: Sequence[Prompt], **kwargs: Any) -> list[Generation]: ...
 
     def generate(self, prompt: Prompt | Sequence[Prompt], **kwargs: Any) -> Generation | list[Generation]:
-        """Generate with both branches, and return one answer per prompt.
+        """Generate with both branches, and return one answer for one prompt, and a list for several.
 
         Args:
             prompt: One prompt, or several.
-            **kwargs: As for `InvariantModel.generate`: `max_new_tokens`, a `seed`, the same for both branches... A
-                streamer receives the tokens after both branches have finished. With `num_return_sequences`, the i-th
-                sequences of both branches are compared.
-
-        Returns:
-            One `RoutedGeneration` for one prompt, and a list for several.
+            **kwargs: As for `InvariantModel.generate`. A streamer receives the tokens after both branches have
+                finished. With `num_return_sequences`, the i-th sequences of both branches are compared.
 
         Raises:
-            InvalidOption: As for `InvariantModel.generate`.
             UnsupportedCombination: A streamer with several answers, or a logits processor or stopping criterion that
                 cannot be copied.
         """
         check_options(kwargs, self.model)
         streamer = kwargs.pop("streamer", None)
-        stateful: dict[str, Any] = {
-            name: kwargs[name] for name in ("logits_processor", "stopping_criteria") if name in kwargs
-        }
+        stateful = {each: value for each, value in kwargs.items() if each in ("logits_processor", "stopping_criteria")}
         plain = self.plain_branch.generate(prompt, **kwargs | _copy_stateful(stateful))
         invariant = self.invariant_branch.generate(prompt, **kwargs)
         single = isinstance(plain, Generation) and isinstance(invariant, Generation)

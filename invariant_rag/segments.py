@@ -29,11 +29,7 @@ _LARGEST_ID = 2**31 - 1  # tokenizers hold ids in 32 bits
 
 
 def as_token_ids(values: Any, error: type[InvariantRAGError]) -> TokenIds:
-    """Validate token ids and return them as a tuple.
-
-    Raises:
-        InvariantRAGError: `values` is no iterable of integers >= 0; raised as the given `error` class.
-    """
+    """Return token ids as a tuple; raise `error` for what is no iterable of integers >= 0."""
     if not is_iterable(values) or isinstance(values, str | bytes | Mapping):
         raise error(f"expected token ids (integers >= 0), got {type(values).__name__}")
     ids = []
@@ -164,16 +160,11 @@ class Slot:
     """Text around one place of a set, such as `[1] ` before it.
 
     Slots stay where they are when the segments of their set change places, so running numbers count in any order.
-
-    Attributes:
-        before: Text before the segment.
-        after: Text after it.
-        number: The running number or letter in these texts; None if there is none.
     """
 
     before: str = ""
     after: str = ""
-    number: str | None = None
+    number: str | None = None  # the running number or letter in these texts
 
     def render(self, segment: Segment) -> str:
         """Return the text of a segment in this place.
@@ -215,11 +206,7 @@ class SegmentSet(Sequence[Segment]):
                 raise InvalidSegment("expected segments with text, which slots put in a place; got one with token ids")
 
     def permuted(self, order: Sequence[int]) -> SegmentSet:
-        """Return the same set with its segments listed in another order.
-
-        Args:
-            order: A permutation of the indices `0..len(self) - 1`.
-        """
+        """Return the same set with its segments listed in the order of these indices."""
         listed = check_items("order", order, Integral, error=InvalidSegment)
         if sorted(listed) != list(range(len(self))):
             raise InvalidSegment(f"expected a permutation of 0..{len(self) - 1}, got {shown(listed)}")
@@ -253,12 +240,13 @@ class SegmentSet(Sequence[Segment]):
 def verdict(sizes: Iterable[int], *, sorts: bool = True, recognized: bool = True) -> bool | None:
     """Return whether the order in which documents were listed cannot change what a model gets; None: no documents.
 
+    Several sets of one segment each may be one set that was not understood: they keep the order given.
+
     >>> verdict([3]), verdict([1, 3]), verdict([1, 1, 2]), verdict([])
     (True, True, False, None)
 
     Args:
-        sizes: Number of segments of each set as given. Sets keep the order given among themselves: several of a single
-            segment each may be one set that was not understood.
+        sizes: Number of segments of each set.
         sorts: Whether the segments of a set are put in an order by content.
         recognized: Whether every document is known to be in a set.
     """
@@ -375,11 +363,7 @@ class Prompt:
         return self.texts[-1]
 
     def with_sets(self, sets: Iterable[SegmentSet]) -> Prompt:
-        """Return a copy of the prompt with other sets.
-
-        Raises:
-            InvalidPrompt: Their number differs.
-        """
+        """Return a copy of the prompt with as many other sets."""
         listed = check_items("sets", sets, SegmentSet, error=InvalidPrompt)
         if len(listed) != len(self.sets):
             raise InvalidPrompt(f"expected {len(self.sets)} sets, got {len(listed)}")
@@ -396,11 +380,7 @@ class Prompt:
         return type(self).__new__(type(self))._fill((*self.texts[:-1], "\n"), self.sets, self.query, self.rendering)
 
     def shuffled(self, random_state: random.Random) -> Prompt:
-        """Return a copy of the prompt with the segments of every set in a random order.
-
-        Raises:
-            InvalidChoice: `random_state` is no `random.Random`.
-        """
+        """Return a copy of the prompt with the segments of every set in a random order."""
         check_kind("random_state", random_state, random.Random)
         return self.with_sets(each.permuted(random_state.sample(range(len(each)), len(each))) for each in self.sets)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import pytest
@@ -11,18 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from invariant_rag import CapCal, InvariantModel, Judge, Prompt, Segment, SegmentSet
+from invariant_rag import InvariantModel, Judge
 from invariant_rag.ensembles.base import count_cost
-from invariant_rag.errors import (
-    ContextOverflow,
-    InvalidChoice,
-    InvalidPrompt,
-    TokenizerRequired,
-    UnknownName,
-    UnsupportedCombination,
-)
-from invariant_rag.judge import SYSTEM, response_rendering
-from invariant_rag.testing.rounding import assert_rounded_alike, rounding
+from invariant_rag.errors import ContextOverflow, InvalidPrompt, TokenizerRequired, UnknownName, UnsupportedCombination
+from invariant_rag.testing.rounding import assert_rounded_alike
 
 BY = ("letters", "texts")
 quick = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -80,23 +71,15 @@ def test_shuffled_answers_are_ranked_alike(lm: InvariantModel, by: Any, listed: 
 
 
 @pytest.mark.parametrize("by", BY)
-def test_the_embedded_model_says_the_same_of_every_pair_in_both_orders(embedded: InvariantModel, by: Any) -> None:
-    judge = Judge(embedded, by=by)
-    pairs = itertools.combinations(["Blue glass.", "It exports blue glass to Honford.", "I do not know", "no"], 2)
-    for a, b in pairs:
-        one, two = (
-            judge.compare("What does Kellstead export?", a, b),
-            judge.compare("What does Kellstead export?", b, a),
-        )
-        assert (one.probabilities, one.winner) == (two.probabilities[::-1], {0: 1, 1: 0, None: None}[two.winner])
-
-
-@pytest.mark.parametrize("by", BY)
-def test_the_embedded_model_ranks_and_chooses_alike_in_every_order(embedded: InvariantModel, by: Any) -> None:
+def test_the_embedded_model_compares_ranks_and_chooses_alike_in_every_order(embedded: InvariantModel, by: Any) -> None:
     listed, judge = ["Blue glass.", "It exports blue glass to Honford.", "no"], Judge(embedded, by=by)
+    question = "What does Kellstead export?"
+    for a, b in itertools.combinations(listed, 2):
+        one, two = judge.compare(question, a, b), judge.compare(question, b, a)
+        assert (one.probabilities, one.winner) == (two.probabilities[::-1], {0: 1, 1: 0, None: None}[two.winner])
     for ask in (judge.rank, judge.choose):
         verdicts = {
-            tuple(sorted(zip(order, ask("What does Kellstead export?", order).probabilities, strict=True)))
+            tuple(sorted(zip(order, ask(question, order).probabilities, strict=True)))
             for order in itertools.permutations(listed)
         }
         assert len(verdicts) == 1
@@ -185,75 +168,6 @@ def test_a_verdict_is_described_with_the_names_of_its_options(lm: InvariantModel
     assert Judge(lm).compare("Why?", "because", "a cause").describe(["one", "two"]) == numbers
     unlabelled = Judge(lm, by="texts").compare("Why?", "x", "y", explain=True, max_new_tokens=4)
     assert unlabelled.describe(["x", "y"]).endswith(f". {unlabelled.explanation}")
-
-
-# --- calibration ----------------------------------------------------------------------------------------------------
-
-
-def label_probabilities(lm: InvariantModel, texts: list[str]) -> list[float]:
-    """The probabilities of the labels, from a judge that is not calibrated, in the order of the sorted texts."""
-    labelled = [("ABC"[place], text) for place, text in enumerate(texts)]
-    segments = SegmentSet([Segment(text, title=label) for label, text in labelled])
-    instruction = "\nWhich response is the best in brevity? Answer with its letter only."
-    messages: list[dict[str, Any]] = [
-        {"role": "system", "content": SYSTEM},
-        {"role": "user", "content": ["Question: Why?\n\n", segments, instruction]},
-    ]
-    rendered = lm.chat_prompt(messages=messages)
-    prompt = Prompt.of(*(rendered.texts[0], *rendered.sets, rendered.texts[1]), rendering=response_rendering)
-    weights = [math.exp(each) for each in lm.score(prompt, [label for label, _ in labelled])]
-    return [each / sum(weights) for each in weights]
-
-
-@pytest.mark.parametrize("strength", [0.0, 0.5, 1.0, "adaptive"])
-def test_calibration_subtracts_what_is_preferred_when_all_options_are_equal(lm: InvariantModel, strength: Any) -> None:
-    """The published equation, S_i = P_i - alpha (E_i - 1 / n), and the published adaptive alpha, by hand."""
-    texts = ["a cause", "because", "chance"]
-    given_, empty = label_probabilities(lm, texts), label_probabilities(lm, ["(nothing)"] * 3)
-    entropy = -sum(p * math.log(p) for p in given_)
-    alpha = min(5 * entropy / math.log(3), 2.0) if strength == "adaptive" else strength
-    scores = [max(p - alpha * (e - 1 / 3), 0) for p, e in zip(given_, empty, strict=True)]
-    judge = Judge(lm, criteria="brevity", calibration=CapCal(strength, placeholder="(nothing)"))
-    verdict = judge.rank("Why?", texts)
-    bound = 8 * rounding(label_probabilities, lm, texts)  # sums and quotients of six of them
-    assert verdict.probabilities == pytest.approx([each / sum(scores) for each in scores], abs=bound)
-    if strength == 0:
-        assert_rounded_alike(verdict.probabilities, Judge(lm, criteria="brevity").rank("Why?", texts).probabilities)
-
-
-def test_options_without_content_leave_a_calibrated_judge_without_a_preference() -> None:
-    logprobs = [-3.0, -0.1, -1.0]
-    assert_rounded_alike(CapCal().calibrate(logprobs, logprobs), [1 / 3] * 3)
-    assert CapCal("adaptive").calibrate([math.log(0.5)] * 2, [math.log(0.9), math.log(0.1)]) == [0.0, 1.0]
-    doubt = 1e-12
-    sure = CapCal("adaptive").calibrate([math.log1p(-doubt), math.log(doubt)], [math.log(0.9), math.log(0.1)])
-    alpha = 5 * doubt * (1 - math.log(doubt)) / math.log(2)  # no more, with the entropy of so little doubt
-    assert sure == pytest.approx([1, 0], abs=alpha), "a judge that is sure is not corrected"
-
-
-@pytest.mark.parametrize("strength", [1.0, "adaptive"])
-def test_a_calibrated_verdict_is_the_same_in_every_order(lm: InvariantModel, strength: Any) -> None:
-    judge, listed = Judge(lm, calibration=CapCal(strength)), ["rain", "snow", "hail", "rain"]
-    outcomes = {
-        tuple(sorted(zip(order, judge.rank("Why?", order).probabilities, strict=True)))
-        for order in itertools.permutations(listed)
-    }
-    assert len(outcomes) == 1
-    assert judge.compare("Why?", "rain", "rain").winner is None
-
-
-def test_calibration_takes_a_second_prefill(lm: InvariantModel) -> None:
-    with count_cost(lm.model) as counter:
-        Judge(lm, calibration=CapCal()).compare("Why?", "rain", "snow")
-    assert (counter.cost.prefills, counter.cost.calls) == (2, 4)
-
-
-def test_calibration_is_of_letters_and_needs_a_strength(lm: InvariantModel) -> None:
-    with pytest.raises(UnsupportedCombination, match="by='letters'"):
-        Judge(lm, by="texts", calibration=CapCal())
-    for wrong in (-1, math.inf, math.nan, "much", None):
-        with pytest.raises(InvalidChoice, match="strength"):
-            CapCal(wrong)  # type: ignore[arg-type]
 
 
 # --- ties, duplicates, edges ----------------------------------------------------------------------------------------

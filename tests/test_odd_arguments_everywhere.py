@@ -16,7 +16,6 @@ import torch
 from invariant_rag import (
     RAG,
     AttentionSorting,
-    CapCal,
     ContextExperts,
     ContextualCalibration,
     InvariantModel,
@@ -194,12 +193,10 @@ def table(model: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> Ta
             MicroBatcher().generate,
             {"lm": model, "prompt": prompt, "options": {"max_new_tokens": 1}, "batch_size": 2},
         ),
-        "Judge": (Judge, {"lm": model, "criteria": "x", "by": "letters", "calibration": None}),
+        "Judge": (Judge, {"lm": model, "criteria": "x", "by": "letters"}),
         "compare": (judge.compare, {"question": "q", "a": "a", "b": "a", "reference": None, "explain": False}),
         "choose": (judge.choose, {"question": "q", "options": ["a"], "explain": False}),
         "describe": (judge.compare("q", "a", "a").describe, {"names": ["a", "b"]}),
-        "CapCal": (CapCal, {"strength": 1.0}),
-        "calibrate": (CapCal().calibrate, {"logprobs": [-1.0, -2.0], "empty": [-1.0, -2.0]}),
         "resolve_ordering": (resolve_ordering, {"name_or_instance": "lexical", "default": None}),
         "resolve_method": (resolve_method, {"method": "rotor"}),
         "resolve_intervention": (

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from invariant_rag.errors import InvalidChoice, InvalidDataset, UnknownName
+from invariant_rag.errors import InvalidChoice, UnknownName
 from invariant_rag.segments import Prompt, SegmentSet
 from invariant_rag.shown import shown
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
+
+from invariant_rag_benchmarks.errors import InvalidDataset
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel

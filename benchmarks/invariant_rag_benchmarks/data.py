@@ -14,8 +14,10 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from invariant_rag.checks import require_extra
-from invariant_rag.errors import DatasetUnavailable, InvalidDataset, InvariantRAGError
+from invariant_rag.errors import InvariantRAGError
 from invariant_rag.files import check_regular, parse_json, read_bytes
+
+from invariant_rag_benchmarks.errors import DatasetUnavailable, InvalidDataset
 
 HUB = "hub://"
 """`hub://owner/name/path` is a file of a dataset on the Hugging Face Hub."""

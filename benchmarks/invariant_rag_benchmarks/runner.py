@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from invariant_rag.audit.line_file import LineFile
 from invariant_rag.audit.progress import Progress, no_progress
 from invariant_rag.checks import check_real, require_extra
-from invariant_rag.errors import InvalidChoice, InvalidDataset, InvalidRun, RunExists, UnsupportedCombination
+from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
 from invariant_rag.orderings import Relevance
 from invariant_rag.prompts import tokenize_prompt
@@ -29,6 +29,7 @@ from invariant_rag_benchmarks import resolve_benchmark
 from invariant_rag_benchmarks.base import Benchmark, Case, Example, Record, Selection, Text, parse_example
 from invariant_rag_benchmarks.config import BenchmarkConfig, package_versions, resolve_config, run_folder_name
 from invariant_rag_benchmarks.data import DataSource
+from invariant_rag_benchmarks.errors import InvalidDataset, InvalidRun, RunExists
 from invariant_rag_benchmarks.report import markdown, summarise
 
 if TYPE_CHECKING:

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.errors import InvalidDataset, InvariantRAGError
+from invariant_rag.errors import InvariantRAGError
 
 from invariant_rag_benchmarks import BENCHMARKS, Selection
 from invariant_rag_benchmarks.data import DataSource, read_examples
+from invariant_rag_benchmarks.errors import InvalidDataset
 
 from .conftest import SMALL
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from invariant_rag import InvariantModel
-from invariant_rag.errors import DatasetUnavailable, InvalidChoice, InvalidDataset, TokenizerRequired, UnknownName
+from invariant_rag.errors import InvalidChoice, TokenizerRequired, UnknownName
 
 from invariant_rag_benchmarks import BENCHMARKS, Case, Selection
 from invariant_rag_benchmarks.data import DataSource
+from invariant_rag_benchmarks.errors import DatasetUnavailable, InvalidDataset
 from invariant_rag_benchmarks.published_tables import resolve_table
 
 # Their segments are lettered or numbered by place.

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from invariant_rag.audit.statistics import wilson_interval
-from invariant_rag.errors import InvalidRun
 
 from invariant_rag_benchmarks import BENCHMARKS, Selection
 from invariant_rag_benchmarks.data import DataSource
+from invariant_rag_benchmarks.errors import InvalidRun
 from invariant_rag_benchmarks.published_tables import comparisons
 from invariant_rag_benchmarks.report import markdown, summarise
 

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from invariant_rag import InvariantModel
-from invariant_rag.errors import ContextOverflow, InvalidRun, RunExists
+from invariant_rag.errors import ContextOverflow
 
 from invariant_rag_benchmarks import BENCHMARKS
 from invariant_rag_benchmarks.config import BenchmarkConfig
+from invariant_rag_benchmarks.errors import InvalidRun, RunExists
 from invariant_rag_benchmarks.runner import Answerer, BenchmarkRun, open_records, run_benchmark
 
 from .conftest import SMALL, calling

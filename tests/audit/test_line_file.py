@@ -14,13 +14,13 @@ import pytest
 
 from invariant_rag.audit.folder import AnswerFile
 from invariant_rag.audit.line_file import LineFile
-from invariant_rag.errors import AuditFailed, FileInUse, InvalidRun, UnusableFile
+from invariant_rag.errors import AuditFailed, FileInUse, InvalidQuestion, UnusableFile
 
 ANSWER = {"key": "k", "text": "t", "tokens": None, "seconds": 0.5, "errors": []}
 
 
 def lines(path: Path) -> LineFile[object]:
-    return LineFile(path, lambda line, _: line, InvalidRun)
+    return LineFile(path, lambda line, _: line, InvalidQuestion)
 
 
 def test_a_second_process_is_refused_and_writes_nothing(tmp_path: Path) -> None:
@@ -40,7 +40,9 @@ except FileInUse as error:
         assert done.stdout == "refused\n"
         with pytest.raises(FileInUse, match="is being written by another process"):
             lines(path)
-        assert LineFile(path, lambda line, _: line, InvalidRun, writes=False).lines == [ANSWER]  # who only reads may
+        assert LineFile(path, lambda line, _: line, InvalidQuestion, writes=False).lines == [
+            ANSWER
+        ]  # who only reads may
     with lines(path) as file:
         assert file.lines == [ANSWER]
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from invariant_rag.audit.line_file import LineFile
-from invariant_rag.errors import FileInUse, InvalidRun, UnusableFile
+from invariant_rag.errors import FileInUse, InvalidQuestion, UnusableFile
 
 ROOT = Path(__file__).parents[2]
 Rounds = Callable[[], Iterator[random.Random]]
@@ -55,7 +55,7 @@ def test_a_run_that_is_killed_at_any_call_loses_and_doubles_nothing(rounds: Roun
         child.wait()
         path = folder / "answers.jsonl"
         if path.exists():
-            with LineFile(path, lambda line, _: line["key"], InvalidRun) as file:
+            with LineFile(path, lambda line, _: line["key"], InvalidQuestion) as file:
                 assert len(file.lines) == len(set(file.lines))
 
 
@@ -71,7 +71,7 @@ class OneFile(RuleBasedStateMachine):
         self.file = self.opened()
 
     def opened(self) -> LineFile[object]:
-        return LineFile(self.path, lambda line, _: line, InvalidRun)
+        return LineFile(self.path, lambda line, _: line, InvalidQuestion)
 
     @rule(lines=st.lists(st.text(max_size=50), max_size=3))
     def append(self, lines: list[str]) -> None:

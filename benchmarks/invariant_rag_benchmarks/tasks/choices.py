@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from invariant_rag.errors import InvalidDataset
 from pydantic import Field, StrictInt
 
 from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text
 from invariant_rag_benchmarks.data import DataSource, read_examples
+from invariant_rag_benchmarks.errors import InvalidDataset
 from invariant_rag_benchmarks.variants import parse_option_orders
 
 _COMMON_SENSE = "validation-00000-of-00001.parquet"

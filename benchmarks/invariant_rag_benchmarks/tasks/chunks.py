@@ -15,7 +15,7 @@ from statistics import mean
 from typing import Any
 
 from invariant_rag.audit.metrics import normalise_answer, token_f1
-from invariant_rag.errors import InvalidDataset, TokenizerRequired, UnknownName
+from invariant_rag.errors import TokenizerRequired, UnknownName
 from pydantic import Field, field_validator, model_validator
 
 from invariant_rag_benchmarks.base import (
@@ -31,6 +31,7 @@ from invariant_rag_benchmarks.base import (
     parse_example,
 )
 from invariant_rag_benchmarks.data import DataSource, read_examples
+from invariant_rag_benchmarks.errors import InvalidDataset
 
 _LONGBENCH = "hub://THUDM/LongBench/data.zip"
 _TWO_WIKI = "2wikimqa_e.jsonl"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from statistics import mean
 from typing import Literal, TypeVar
 
-from invariant_rag.errors import InvalidChoice, InvalidDataset
+from invariant_rag.errors import InvalidChoice
 from pydantic import Field
 
 from invariant_rag_benchmarks.base import (
@@ -24,6 +24,7 @@ from invariant_rag_benchmarks.base import (
     parse_example,
 )
 from invariant_rag_benchmarks.data import DataSource, read_examples
+from invariant_rag_benchmarks.errors import InvalidDataset
 
 REWARD_BENCH = "filtered-00000-of-00001.parquet"
 LLMBAR = "https://raw.githubusercontent.com/princeton-nlp/LLMBar/main/Dataset/LLMBar/"

@@ -11,11 +11,11 @@ from math import factorial
 from typing import Any, Literal
 
 from invariant_rag.audit.metrics import best_subspan_em, exact_match, normalise_answer, token_f1
-from invariant_rag.errors import InvalidDataset
 from pydantic import Field, StrictFloat, StrictInt
 
 from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text, declared
 from invariant_rag_benchmarks.data import DataSource, read_examples
+from invariant_rag_benchmarks.errors import InvalidDataset
 
 _MINTAKA = "https://raw.githubusercontent.com/soyoung97/RoToR/main/src/data_wrapper/kgqa_data/"
 _PROMPTS = declared("prompts")

@@ -6,16 +6,13 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-import entries_by_hand
-import entries_chat
 import entries_engines
-import entries_judges
-import entries_query
-import entries_retrieval
+import entries_prompts
 from entry import Entry
 
-_MODULES = (entries_query, entries_engines, entries_retrieval, entries_chat, entries_by_hand, entries_judges)
-_OWN: dict[str, Entry] = {entry.title: entry for module in _MODULES for entry in module.ENTRIES}
+_ALL = [*entries_engines.ENTRIES, *entries_prompts.ENTRIES]
+_OWN: dict[str, Entry] = {entry.title: entry for entry in _ALL}
+assert len(_OWN) == len(_ALL), "two entries have one title"
 
 _WRAPPED = (
     "`index.as_query_engine(...)`: as it is",
@@ -32,7 +29,7 @@ _WRAPPED = (
     "nodes in `llm.complete(...)`: numbered `[1] ...`",
     "nodes in `llm.complete(...)`, marked: as bullets",
     "`llm.chat`: `SegmentBlock`s",
-    "evaluators with nodes as `contexts`: `FaithfulnessEvaluator`",
+    "evaluators: `FaithfulnessEvaluator` with nodes as `contexts`",
 )
 """Entries of which an LLM behind an API is asked, too."""
 
@@ -44,7 +41,6 @@ ENTRIES = {
         for entry in (_OWN[name].around(wrapper) for name in _WRAPPED)
     },
 }
-assert len(_OWN) == sum(len(module.ENTRIES) for module in _MODULES), "two entries have one title"
 
 README = Path(__file__).parent.parent / "README.md"
 PLACE = re.compile(r"(<!-- entries: .*? -->\n).*?(<!-- end of entries -->)", re.DOTALL)

@@ -10,7 +10,7 @@ from itertools import permutations
 
 import pytest
 from entries import ENTRIES, PLACE, README, filled
-from entries_query import NO_NODES, ONE_BY_ONE, WHOLE
+from entries_engines import NO_NODES, ONE_BY_ONE, WHOLE
 from entry import CONTROLS, WRAPPERS, Entry
 from invariant_rag import InvariantModel
 from llama_index.core.llms import LLM

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cases import EIGHT, QUERY, ListRetriever, engine_of, nodes_of
 from invariant_rag import InvariantModel, errors
-from invariant_rag.errors import ContextOverflow, InvalidPrompt, InvalidSegment
+from invariant_rag.errors import ContextOverflow, InvalidOption, InvalidPrompt, InvalidSegment
 from llama_index.core import get_response_synthesizer
 from llama_index.core.base.llms.types import AudioBlock, CitableBlock, DocumentBlock, ImageBlock, TextBlock
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
@@ -58,7 +58,7 @@ async def test_what_is_wrong_is_no_empty_response(
     options |= {"response_mode": mode, "prompt_helper": PromptHelper(context_window=100_000)}  # it thinks that all fits
     wrong = [
         (InvariantLLM(model, max_tokens=4095), ContextOverflow, "4096"),
-        (InvariantLLM(model, generation_kwargs={"max_token": 3}), UnknownParameter, "did you mean 'max_tokens'"),
+        (InvariantLLM(model, generation_kwargs={"max_token": 3}), InvalidOption, "max_token"),
     ]
     for llm, error, said in [*wrong, *([(refusing, AnswerFailed, "concatenate str")] if way != "object" else [])]:
         engine = engine_of(nodes_of(), response_synthesizer=get_response_synthesizer(llm=llm, **options))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from cases import QUERY
 from invariant_rag import InvariantModel
-from invariant_rag.errors import InvalidChoice, InvalidPrompt, UnknownName, UnsupportedCombination
-from invariant_rag.judge import CapCal, Judge
+from invariant_rag.errors import InvalidPrompt, UnknownName, UnsupportedCombination
+from invariant_rag.judge import Judge
 from llama_index.core import Settings
 from llama_index.core.evaluation import PairwiseComparisonEvaluator
 from llama_index.core.evaluation.pairwise import DEFAULT_EVAL_TEMPLATE, EvaluationSource
@@ -20,7 +20,7 @@ from llama_index.llms.invariant_rag import InvariantLLM
 ONE, OTHER = "It leaves at noon.", "It leaves at six."
 NAMES = ["response", "second_response"]
 OPTIONS: list[dict[str, Any]] = [
-    {}, {"by": "texts"}, {"criteria": {"brevity": "few words"}}, {"calibration": CapCal()}, {"explain": True},
+    {}, {"by": "texts"}, {"criteria": {"brevity": "few words"}}, {"explain": True},
 ]  # fmt: skip
 
 
@@ -62,8 +62,6 @@ def test_another_prompt_another_llm_and_wrong_options_are_refused_before_a_model
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"by": "numbers"}, UnknownName, "'letters', 'texts'"),
         ({"criteria": ["brevity"]}, InvalidPrompt, "criteria"),
-        ({"by": "texts", "calibration": CapCal()}, UnsupportedCombination, "letters"),
-        ({"calibration": 1.0}, InvalidChoice, "CapCal"),
     ]
     for options, error, said in wrong:
         with pytest.raises(error, match=said):

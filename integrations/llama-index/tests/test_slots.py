@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from recording import Recorder, caught
 
 from llama_index.llms.invariant_rag import InvariantLLM, canonical
 from llama_index.llms.invariant_rag.handler import RunHandler
+from llama_index.llms.invariant_rag.nodes import current_scope
 from llama_index.llms.invariant_rag.slots import _KEPT
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
@@ -101,6 +103,20 @@ def test_a_variable_that_is_anything_else_stays_text_with_a_warning_in_every_ord
         assert "SegmentMarkerPostprocessor" in messages[0]
         with pytest.raises(OrderWarning):
             asked(canonical(recorder, strict=True), with_years(order), write)
+
+
+@dispatcher.span
+def begun() -> tuple[list[Any], Any]:
+    """Retrieve, and return what the run knows, and a span in it that outlives it."""
+    ListRetriever(nodes_of()).retrieve(QUERY)
+    scope = current_scope()
+    assert len(scope.retrievals) == 1
+    return scope.retrievals, replace(scope, ended=False)
+
+
+def test_what_a_run_retrieved_is_gone_with_it() -> None:
+    retrievals, outliving = begun()
+    assert retrievals == outliving.known() == []
 
 
 @dispatcher.span
@@ -226,6 +242,8 @@ def test_another_tenants_retrieval_is_unknown(model: InvariantModel) -> None:
     tenant.join()
     engine_of(nodes_of(), llm=strict).query(QUERY)
     assert strict.complete(quoting).raw["invariant"] is None
+    with pytest.raises(OrderWarning, match="without any"):
+        strict.model_copy(update={"require_segments": True}).complete(quoting)
     (handler,) = (each for each in root_dispatcher.span_handlers if isinstance(each, RunHandler))
     assert handler._scopes == {}, "a run is gone when it has ended"
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, engine_of, nodes_of
 from invariant_rag import InvariantModel, Segment
-from invariant_rag.errors import IncompleteObject, InvalidPrompt, InvalidTool, UnsupportedCombination
+from invariant_rag.errors import IncompleteObject, InvalidOption, InvalidPrompt, InvalidTool, UnsupportedCombination
 from invariant_rag.generation.answering import Answering
 from llama_index.core.agent.workflow import AgentStream, AgentWorkflow, FunctionAgent, ReActAgent, ToolCallResult
 from llama_index.core.base.llms.types import ChatResponse, CitationBlock, TextBlock, ThinkingBlock, ToolCallBlock
@@ -24,7 +24,7 @@ from llama_index.core.tools import BaseTool, FunctionTool, RetrieverTool, ToolMe
 from pydantic import BaseModel, Field
 from tool_models import Reasoning, Writing, written
 
-from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, UnknownParameter
+from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock
 from llama_index.llms.invariant_rag.function_calling import NoToolCall
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
@@ -353,7 +353,7 @@ def test_variables_of_the_chat_template_are_those_of_the_llm_and_of_the_call(spo
     assert prompt_of(llm, [ChatMessage(QUERY)], template_kwargs={"enable_thinking": False}).endswith("assistant\n")
     with pytest.raises(InvalidPrompt, match="got deeply, which do not occur in it"):
         llm.chat([ChatMessage(QUERY)], template_kwargs={"deeply": True})
-    with pytest.raises(UnknownParameter, match="template_kwargs"):
+    with pytest.raises(InvalidOption, match="template_kwargs"):
         llm.complete(QUERY, template_kwargs={"enable_thinking": True})
 
 

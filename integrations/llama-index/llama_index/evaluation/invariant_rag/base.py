@@ -12,7 +12,7 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.settings import Settings
 
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.judge import DEFAULT_CRITERIA, By, CapCal, Criteria, Judge, check_judge_options
+from invariant_rag.judge import DEFAULT_CRITERIA, By, Criteria, Judge, check_judge_options
 from llama_index.llms.invariant_rag import InvariantLLM
 
 
@@ -26,11 +26,10 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
     Args:
         llm: The model that judges; None for `Settings.llm`. Its weights are loaded by the first evaluation.
         enforce_consensus: Without effect.
-        criteria: As for `Judge`, as are the next two.
+        criteria: As for `Judge`.
         by: Score the `letters` of the answers, or their `texts`.
-        calibration: `CapCal()` subtracts the model's preference for some letters, for a second pass.
         explain: Whether to generate an explanation too, greedily, with at most the LLM's `max_tokens`.
-        **refused: LlamaIndex's `eval_template` and `parser_function`: with them, the order could change the verdict.
+        **refused: LlamaIndex's `eval_template` and `parser_function`: the judge writes its prompt, and scores.
 
     Raises:
         UnsupportedCombination: The LLM is no `InvariantLLM`, or there is another option. Else as for `Judge`.
@@ -45,7 +44,6 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
         enforce_consensus: bool = True,
         criteria: Criteria = DEFAULT_CRITERIA,
         by: By = "letters",
-        calibration: CapCal | None = None,
         explain: bool = False,
         **refused: Any,
     ) -> None:
@@ -56,9 +54,9 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
                 hint="Use llm=InvariantLLM(...), or LlamaIndex's PairwiseComparisonEvaluator, which asks twice.",
             )
         self._update_prompts(refused)
-        check_judge_options(criteria, by, calibration)
+        check_judge_options(criteria, by)
         super().__init__(llm, enforce_consensus=False)
-        self._options: dict[str, Any] = {"criteria": criteria, "by": by, "calibration": calibration}
+        self._options: dict[str, Any] = {"criteria": criteria, "by": by}
         self._explain = explain
 
     @property
@@ -67,7 +65,6 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
         return Judge(self._llm.lm, **self._options)
 
     def _get_prompts(self) -> PromptDictType:
-        """Return no prompts: the judge writes its own."""
         return {}
 
     def _update_prompts(self, prompts: PromptDictType) -> None:
@@ -80,9 +77,8 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
     async def _get_eval_result(
         self, query: str, response: str, second_response: str, reference: str | None
     ) -> EvaluationResult:
-        """Ask the judge, in a thread. LlamaIndex's evaluator comes here for every verdict."""
-        options: dict[str, Any] = {"max_new_tokens": self._llm.max_tokens} if self._explain else {}
-        options |= {"reference": reference, "explain": self._explain}
+        options: dict[str, Any] = {"reference": reference, "explain": self._explain}
+        options |= {"max_new_tokens": self._llm.max_tokens} if self._explain else {}
         verdict = await asyncio.to_thread(lambda: self.judge.compare(query, response, second_response, **options))
         passing, score = {0: (True, 1.0), 1: (False, 0.0), None: (None, 0.5)}[verdict.winner]
         feedback = verdict.describe(["response", "second_response"])

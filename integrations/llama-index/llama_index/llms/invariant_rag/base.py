@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -31,28 +30,22 @@ from invariant_rag.orderings import Ordering, resolve_ordering
 from invariant_rag.prompts import Turn
 from invariant_rag.remote import RemoteModel
 from invariant_rag.segments import Prompt, document_rendering
-from llama_index.llms.invariant_rag.function_calling import CHAT_KEYWORDS, chat_options
+from llama_index.llms.invariant_rag.function_calling import CHAT_KEYWORDS, ToolCaller, chat_options
 from llama_index.llms.invariant_rag.messages import chat_messages, to_turns
-from llama_index.llms.invariant_rag.objects import ObjectWriter
 from llama_index.llms.invariant_rag.responses import Call, as_chat, as_completion, astream
 from llama_index.llms.invariant_rag.slots import Part, Reading
 
 if TYPE_CHECKING:
     from invariant_rag import InvariantModel, KeyValueCache
 
-# Models of a server need no torch, so what imports it is imported where it is used.
-
-_NO_LIMIT = 2**31 - 1
 _CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
 _LOADING = (*_CHOICES, "dtype", "device_map", "model_kwargs")
 _OF_LOCAL_MODELS = ("backend", "max_segment_tokens", "dtype", "device_map", "model_kwargs")
 _DECODING = ("temperature", "top_p", "top_k", "seed")
 _PER_CALL = (*_DECODING, "logprobs", "top_logprobs", "citations", "max_tokens", "stop", "json_mode")
-_FOR_DOCUMENTS = frozenset({"docs", "documents", "nodes", "segments"})
-"""Keywords that mean documents elsewhere."""
 
 
-class InvariantLLM(ObjectWriter):
+class InvariantLLM(ToolCaller):
     """A causal LM for which segments are a set: their order does not change the answer, bit for bit.
 
     Segments are what `InvariantSynthesizer` passes, citable blocks of a message, and what `SegmentMarkerPostprocessor`
@@ -65,14 +58,14 @@ class InvariantLLM(ObjectWriter):
 
     Args:
         model: A hub id, a folder, or an `InvariantModel`. None: the embedded model, which needs no network.
-        api_key: Key for the server at `base_url`; no part of `to_dict` and pickles.
         key_value_cache: Keeps keys and values of segments for calls with the same ones, in any order; LLMs may share
-            one. None: that of the model in memory. It is no part of `to_dict` and pickles.
+            one. None: that of the model in memory. Like `api_key`, it is no part of `to_dict` and pickles.
+        api_key: Key for the server at `base_url`.
         **kwargs: The fields of this class.
 
     Raises:
         UnknownName: No such method, ordering or backend.
-        UnknownParameter: There is no such field. Calls raise it for keywords that they do not know.
+        UnknownParameter: There is no such field. (A call raises `InvalidOption` for an unknown keyword.)
         UnsupportedCombination: Loading options for a model in memory, or a `messages_to_prompt`.
         UnsupportedModel: The model is neither a name nor an `InvariantModel`.
     """
@@ -98,28 +91,16 @@ class InvariantLLM(ObjectWriter):
     json_mode: bool = Field(False, description="Whether every answer is a JSON object.")
     logprobs: bool = Field(False, description="Whether responses hold the log-probabilities of their tokens.")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="How many of the likeliest tokens to report, too.")
-    citations: bool = Field(
-        False, description="Whether to report sentences that a node contains word for word, as CitationBlocks too."
-    )
+    citations: bool = Field(False, description="Whether to cite the nodes that contain a sentence word for word.")
 
     context_window: int | None = Field(None, gt=0, description="Tokens for LlamaIndex; None: those of the model.")
-    is_function_calling_model: bool = Field(
-        True, description="Whether LlamaIndex offers tools in the chat template, and not as text (ReAct)."
-    )
-    micro_batching: bool = Field(
-        False,
-        description="Whether to decode concurrent calls (achat, acomplete, aquery; or threads) together. It is faster "
-        "under load. But rounding depends on what else is in a batch, and then so may a low-precision model's answer; "
-        "and a cancelled call runs on. Streams, sampled answers and objects are decoded alone.",
-    )
-    batch_size: int = Field(8, ge=1, description="With micro_batching: the most calls to decode together.")
+    is_function_calling_model: bool = Field(True, description="Whether tools are offered in the chat template.")
 
     base_url: str | None = Field(None, frozen=True, description="Address of `invariant-rag serve`: no torch here.")
     timeout: float = Field(300.0, gt=0, description="Seconds for an answer of that server.")
     max_retries: int = Field(2, ge=0, description="How often to ask that server again if it is busy.")
 
     _lazy: Any = PrivateAttr(default=None)  # a LazyModel
-    _batcher: Any = PrivateAttr(default=None)  # a MicroBatcher
     _remote: RemoteModel | None = PrivateAttr(default=None)
 
     def __init__(
@@ -131,12 +112,12 @@ class InvariantLLM(ObjectWriter):
     ) -> None:
         _check_parameters(kwargs, type(self).model_fields)
         loaded = None if isinstance(model, str | Path | None) else model
+        name = str(model) if isinstance(model, str | Path) else None
         if loaded is not None and not hasattr(loaded, "with_method"):
             raise UnsupportedModel(
                 f"expected a hub id, a folder or an InvariantModel, got {type(loaded).__name__}",
                 hint="Wrap a model of transformers: InvariantModel(model, tokenizer).",
             )
-        name = str(model) if isinstance(model, str | Path) else None
         if kwargs.get("messages_to_prompt") not in (None, generic_messages_to_prompt):
             raise UnsupportedCombination(
                 "expected no messages_to_prompt: the chat template of the tokenizer writes conversations",
@@ -164,14 +145,12 @@ class InvariantLLM(ObjectWriter):
             kwargs |= {"dtype": str(loaded.model.dtype).removeprefix("torch."), "device_map": None}
         super().__init__(**{"model": loaded.name if loaded else name, **kwargs})
         self.max_tokens = self.generation_kwargs.pop("max_new_tokens", self.max_tokens)
+        # Models of a server need no torch, so what imports it is imported where it is used.
         from invariant_rag.attention import resolve_backend
-        from invariant_rag.generation.batching import MicroBatcher
         from invariant_rag.generation.lazy import LazyModel
 
-        self._batcher = MicroBatcher()
         loading = {"dtype": self.dtype, "device_map": self.device_map, **self.model_kwargs}
-        source = name if loaded is None else loaded
-        self._lazy = LazyModel(source, loading if loaded is None else None, cache=key_value_cache)
+        self._lazy = LazyModel(loaded or name, None if loaded else loading, cache=key_value_cache)
         if loaded is None:
             resolve_backend(self.backend)
             _ = self._ordering
@@ -186,7 +165,7 @@ class InvariantLLM(ObjectWriter):
         """Context window and name of the model; needs its configuration, and no weights."""
         window = self.context_window or (self._remote or self._lazy).context_window()
         return LLMMetadata(
-            context_window=window or _NO_LIMIT,
+            context_window=window or 2**31 - 1,
             num_output=self.max_tokens,
             is_chat_model=True,
             is_function_calling_model=self.is_function_calling_model,
@@ -223,8 +202,6 @@ class InvariantLLM(ObjectWriter):
         if self._loaded is not None:
             return self._loaded.ordering
         return resolve_ordering(self.ordering, resolve_method(self.method).default_ordering)
-
-    # --- the eight methods ---
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -270,8 +247,6 @@ class InvariantLLM(ObjectWriter):
         """Stream the answer to a conversation; closing the stream ends the generation."""
         return astream(self._chat_call(messages, kwargs), as_chat)
 
-    # --- calls ---
-
     def _reading(self, turns: Sequence[Turn]) -> Reading:
         loaded = self._loaded
         routed = loaded is not None and hasattr(loaded, "plain_order") and not loaded.invariant
@@ -293,8 +268,6 @@ class InvariantLLM(ObjectWriter):
 
     def _call(self, reading: Reading, kwargs: Mapping[str, Any], **asked: Any) -> Call:
         given = {**{name: getattr(self, name) for name in _PER_CALL}, **self.generation_kwargs, **kwargs}
-        if self._remote is None:
-            _check_call_keywords(given, (*_PER_CALL, "query", "output_cls"))
         top = given.pop("top_logprobs") or 0
         json_mode, output_cls = given.pop("json_mode"), given.pop("output_cls", None)
         request = AnswerRequest(
@@ -313,10 +286,7 @@ class InvariantLLM(ObjectWriter):
             choices = {name: getattr(self, name) for name in ("method", "ordering", "overflow")}
             chosen = {name: value for name, value in choices.items() if name in self.model_fields_set}
             return Call(request, reading.sinks, self._remote, chosen)
-        batcher = self._batcher if self.micro_batching else None
-        return Call(request, reading.sinks, lambda: self.lm, batcher=batcher, batch_size=self.batch_size)
-
-    # --- copies ---
+        return Call(request, reading.sinks, lambda: self.lm)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy that shares the weights; refuse unknown fields and loading options."""
@@ -330,35 +300,19 @@ class InvariantLLM(ObjectWriter):
 
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
         """Return the fields, from which `from_dict` builds an equal LLM; no field describes a model in memory."""
-        self._check_described()
+        self.__getstate__()
         return super().to_dict(**kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._check_described()
-        return super().__getstate__()
-
-    def _check_described(self) -> None:
         if self._loaded is not None:
             raise UnsupportedCombination(
                 f"expected a model that can be loaded again by its name, got {self.model!r} as an object in memory",
                 hint="Save it with save_pretrained, and give InvariantLLM the folder.",
             )
+        return super().__getstate__()
 
 
 def _check_parameters(given: Iterable[str], known: Iterable[str]) -> None:
     if unknown := sorted(set(given).difference(known)):
         hint = f"`max_new_tokens` is `max_tokens` here. {UnknownParameter.hint}"
         raise UnknownParameter("InvariantLLM", unknown, known, hint=hint)
-
-
-def _check_call_keywords(given: Iterable[str], parameters: Iterable[str]) -> None:
-    """Raise UnknownParameter if a keyword of a call is no parameter, and none of transformers' `generate` either."""
-    from transformers import GenerationConfig, GenerationMixin
-
-    named = set(inspect.signature(GenerationMixin.generate).parameters) - {"self", "kwargs"}
-    known = named.union(parameters, (name for name in vars(GenerationConfig()) if not name.startswith("_")))
-    if unknown := sorted(set(given) - known):
-        hint = f"A call takes {', '.join(sorted(parameters))}, and the keywords of transformers' `generate`."
-        if _FOR_DOCUMENTS.intersection(unknown):
-            hint = "Documents are part of what is asked: SegmentBlocks of a ChatMessage, or nodes of a query engine."
-        raise UnknownParameter("a call", unknown, known, hint=hint)

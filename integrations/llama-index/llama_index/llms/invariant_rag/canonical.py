@@ -30,8 +30,7 @@ from llama_index.core.types import Model
 from invariant_rag.api_models import PlainRequest, PlainRequests, answer_key, ask_all, elect, object_key
 from invariant_rag.errors import UnsupportedCombination, UnsupportedModel
 from invariant_rag.prompts import Turn
-from llama_index.llms.invariant_rag.function_calling import ASSISTANT
-from llama_index.llms.invariant_rag.messages import to_turns
+from llama_index.llms.invariant_rag.messages import ASSISTANT, to_turns
 from llama_index.llms.invariant_rag.slots import Part, Reading, SegmentReader, SlotText
 
 R = TypeVar("R", ChatResponse, CompletionResponse)
@@ -54,17 +53,14 @@ class _Ballots:
     def calls(self, ask: Callable[..., T], **kwargs: Any) -> list[Callable[[], T]]:
         return [partial(ask, each, **kwargs) for each in self.inputs]
 
-    def report(self, method: str, winner: int = 0) -> dict[str, Any]:
-        ledger = self.requests[winner].ledger(method, recognized=self.reading.recognized)
-        for sink in self.reading.sinks:
-            sink.note(ledger)
-        return ledger
+    async def acalls(self, ask: Callable[..., Awaitable[T]], **kwargs: Any) -> list[T]:
+        return await asyncio.gather(*(call() for call in self.calls(ask, **kwargs)))
 
 
 class CanonicalLLM(SegmentReader, FunctionCallingLLM):
     """An LLM that gets segments in canonical order, or in several; made by `canonical` and `vote`.
 
-    The wrapped LLM emits callbacks and events.
+    The wrapped LLM emits callbacks and events, offers tools and parses calls.
     """
 
     llm: SerializeAsAny[LLM] = Field(description="The wrapped LLM.")
@@ -74,6 +70,7 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
     answer_of: Callable[[Any], Hashable] | None = Field(default=None, exclude=True, description="Value that counts.")
 
     def __init__(self, llm: LLM, **kwargs: Any) -> None:
+        PlainRequests(**{name: kwargs[name] for name in ("ordering", "votes", "seed") if name in kwargs})  # checks them
         if not isinstance(llm, LLM):
             raise UnsupportedModel(
                 f"expected an LLM of LlamaIndex, got {type(llm).__name__}",
@@ -98,8 +95,6 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
         """Metadata of the wrapped LLM."""
         return self.llm.metadata
 
-    # --- tools: the wrapped LLM offers them, and parses calls ---
-
     @property
     def _caller(self) -> FunctionCallingLLM:
         if not isinstance(self.llm, FunctionCallingLLM):
@@ -112,8 +107,7 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
     def _prepare_chat_with_tools_compat(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return self._caller._prepare_chat_with_tools_compat(*args, **kwargs)
 
-    def _prepare_chat_with_tools(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return self._prepare_chat_with_tools_compat(*args, **kwargs)
+    _prepare_chat_with_tools = _prepare_chat_with_tools_compat
 
     def _validate_chat_with_tools_response(self, *args: Any, **kwargs: Any) -> ChatResponse:
         return self._caller._validate_chat_with_tools_response(*args, **kwargs)
@@ -122,14 +116,12 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
         """Return the tool calls in a response, as the wrapped LLM parses them."""
         return self._caller.get_tool_calls_from_response(*args, **kwargs)
 
-    # --- requests ---
-
     def _ballots(
         self, turns: Sequence[Turn], keywords: dict[str, Any], messages: Sequence[ChatMessage] | None = None
     ) -> _Ballots:
         reading = self._read(turns)
         query = keywords.pop("query", None) or reading.query
-        requests = PlainRequests(self.ordering, self.votes or 1, self.seed).of_turns(reading.turns, query)
+        requests = PlainRequests(self.ordering, self.votes, self.seed).of_turns(reading.turns, query)
         if messages is None:
             return _Ballots([each.text for each in requests], requests, reading)
         return _Ballots([_written(messages, reading.turns, each.turns) for each in requests], requests, reading)
@@ -141,21 +133,27 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
     def _messages(self, messages: Sequence[ChatMessage], keywords: dict[str, Any]) -> _Ballots:
         return self._ballots(to_turns(messages), keywords, messages)
 
-    # --- answers ---
+    def _of_template(self, prompt: BasePromptTemplate, values: Mapping[str, Any]) -> _Ballots:
+        ballots = self._messages(self._get_messages(prompt, **values), {})
+        return replace(ballots, inputs=list(map(ChatPromptTemplate, ballots.inputs)))
 
-    @property
-    def _strategy(self) -> str:
-        return "canonical" if self.votes is None else "vote"
+    def _ledger(self, ballots: _Ballots, winner: int = 0) -> dict[str, Any]:
+        """Return what was read for an answer, and report it to the engines around."""
+        method = "canonical" if self.votes is None else "vote"
+        ledger = ballots.requests[winner].ledger(method, recognized=ballots.reading.recognized)
+        for sink in ballots.reading.sinks:
+            sink.note(ledger)
+        return ledger
 
     def _answered(self, responses: Sequence[R], ballots: _Ballots) -> R:
         """Return the response, with the ledger in `additional_kwargs`, and in `raw` unless that is an object."""
-        vote = elect([self._key(each) for each in responses] if self.votes else [None])
-        response, ledger = responses[vote.winner], ballots.report(self._strategy, vote.winner)
-        if not self.votes:
-            return _with_ledger(response, ledger)
+        if self.votes is None:
+            return _with_ledger(responses[0], self._ledger(ballots))
+        vote = elect(list(map(self._key, responses)))
         read, written = (sum(each) for each in zip(*map(get_tokens_from_response, responses), strict=True))
         tokens = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-        return _with_ledger(response, ledger, {**(tokens if read + written else {}), "vote": vote.as_dict()})
+        more = {**(tokens if read + written else {}), "vote": vote.as_dict()}
+        return _with_ledger(responses[vote.winner], self._ledger(ballots, vote.winner), more)
 
     def _key(self, response: Any) -> Hashable:
         """Return what responses share if they agree: the text, and tool calls."""
@@ -168,39 +166,39 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
             calls = self.llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
         return answer_key(response.message.content or "", [(call.tool_name, call.tool_kwargs) for call in calls])
 
-    def _ask(self, ask: Callable[..., R], ballots: _Ballots, **kwargs: Any) -> R:
-        return self._answered(ask_all(ballots.calls(ask, **kwargs)), ballots)
+    def _ask(self, method: str, ballots: _Ballots, **kwargs: Any) -> Any:
+        return self._answered(ask_all(ballots.calls(getattr(self.llm, method), **kwargs)), ballots)
 
-    async def _aask(self, ask: Callable[..., Awaitable[R]], ballots: _Ballots, **kwargs: Any) -> R:
-        return self._answered(await _all(ballots.calls(ask, **kwargs)), ballots)
+    async def _aask(self, method: str, ballots: _Ballots, **kwargs: Any) -> Any:
+        return self._answered(await ballots.acalls(getattr(self.llm, f"a{method}"), **kwargs), ballots)
 
     def _stream(self, method: str, ballots: _Ballots, **kwargs: Any) -> Generator[Any, None, None]:
         if len(ballots.inputs) > 1:
-            return (piece for piece in [_whole(self._ask(getattr(self.llm, method), ballots, **kwargs))])
-        ledger, stream = ballots.report(self._strategy), getattr(self.llm, f"stream_{method}")
+            return (piece for piece in [_whole(self._ask(method, ballots, **kwargs))])
+        ledger, stream = self._ledger(ballots), getattr(self.llm, f"stream_{method}")
         return (_with_ledger(piece, ledger) for piece in stream(ballots.inputs[0], **kwargs))
 
     async def _astream(self, method: str, ballots: _Ballots, **kwargs: Any) -> AsyncGenerator[Any, None]:
         if len(ballots.inputs) > 1:
-            return _one_piece(_whole(await self._aask(getattr(self.llm, f"a{method}"), ballots, **kwargs)))
-        ledger, stream = ballots.report(self._strategy), getattr(self.llm, f"astream_{method}")
+            return _one_piece(_whole(await self._aask(method, ballots, **kwargs)))
+        ledger, stream = self._ledger(ballots), getattr(self.llm, f"astream_{method}")
         return (_with_ledger(piece, ledger) async for piece in await stream(ballots.inputs[0], **kwargs))
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text, with its segments in canonical order."""
-        return self._ask(self.llm.complete, self._text(prompt, kwargs), formatted=formatted, **kwargs)
+        return self._ask("complete", self._text(prompt, kwargs), formatted=formatted, **kwargs)
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation, with the segments of every turn in canonical order."""
-        return self._ask(self.llm.chat, self._messages(messages, kwargs), **kwargs)
+        return self._ask("chat", self._messages(messages, kwargs), **kwargs)
 
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text."""
-        return await self._aask(self.llm.acomplete, self._text(prompt, kwargs), formatted=formatted, **kwargs)
+        return await self._aask("complete", self._text(prompt, kwargs), formatted=formatted, **kwargs)
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        return await self._aask(self.llm.achat, self._messages(messages, kwargs), **kwargs)
+        return await self._aask("chat", self._messages(messages, kwargs), **kwargs)
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Stream the completion of a text; in one piece, once all votes are in, if there are several."""
@@ -218,32 +216,25 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
         """Stream the answer to a conversation."""
         return await self._astream("chat", self._messages(messages, kwargs), **kwargs)
 
-    # --- objects ---
-
     def structured_predict(self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any) -> Model:
         """Answer with an object, as the wrapped LLM does."""
         ballots = self._of_template(prompt, values)
-        ask = partial(self.llm.structured_predict, output_cls, llm_kwargs=llm_kwargs)
-        made: list[Model] = ask_all(ballots.calls(ask))
-        return self._object(made, ballots)
+        return self._object(ask_all(ballots.calls(self._predicting("", output_cls, llm_kwargs))), ballots)
 
     async def astructured_predict(
         self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any
     ) -> Model:
         """Answer with an object, as the wrapped LLM does."""
         ballots = self._of_template(prompt, values)
-        ask = partial(self.llm.astructured_predict, output_cls, llm_kwargs=llm_kwargs)
-        made: list[Model] = await _all(ballots.calls(ask))
-        return self._object(made, ballots)
+        return self._object(await ballots.acalls(self._predicting("a", output_cls, llm_kwargs)), ballots)
 
-    def _of_template(self, prompt: BasePromptTemplate, values: Mapping[str, Any]) -> _Ballots:
-        ballots = self._messages(self._get_messages(prompt, **values), {})
-        return replace(ballots, inputs=list(map(ChatPromptTemplate, ballots.inputs)))
+    def _predicting(self, prefix: str, output_cls: type[Model], llm_kwargs: Any) -> Callable[..., Any]:
+        return partial(getattr(self.llm, f"{prefix}structured_predict"), output_cls, llm_kwargs=llm_kwargs)
 
     def _object(self, found: Sequence[Model], ballots: _Ballots) -> Model:
-        vote = elect(list(map(object_key, found)))
-        ballots.report(self._strategy, vote.winner)
-        return found[vote.winner]
+        winner = elect(list(map(object_key, found))).winner
+        self._ledger(ballots, winner)
+        return found[winner]
 
 
 def canonical(
@@ -273,7 +264,6 @@ def canonical(
         UnsupportedCombination: The ordering keeps the order given.
         UnsupportedModel: It is no LLM.
     """
-    PlainRequests(ordering)  # checks it
     switches = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
     return CanonicalLLM(llm, ordering=ordering, **switches)
 
@@ -291,17 +281,17 @@ def vote(
 ) -> CanonicalLLM:
     """Wrap an LLM, so that it is asked about several orders of the segments, and the most frequent answer is returned.
 
-    This is permutation self-consistency (arXiv 2310.07712). The first order is the canonical one; the others are drawn
-    from it. Of equally frequent answers, the one whose order was drawn first wins. What `canonical` guarantees holds.
-    The cost is `votes` concurrent calls, or as many as there are different orders. Ask for short answers: free text
-    hardly ever agrees word for word. A stream is one piece, once all votes are in. `additional_kwargs` of a response
-    report the tokens of all calls, and in `vote` the `calls` made and how many `agreed`.
+    This is permutation self-consistency (arXiv 2310.07712). The first order is the canonical one; of equally frequent
+    answers, the one whose order was drawn first wins. What `canonical` guarantees holds. The cost is `votes` concurrent
+    calls, or as many as there are different orders. Ask for short answers: free text hardly ever agrees word for word.
+    A stream is one piece. `additional_kwargs` of a response report the tokens of all calls, and in `vote` the `calls`
+    made and how many `agreed`.
 
     Args:
         llm: Any LLM.
         votes: How many orders to ask about.
         seed: Seed of the orders.
-        ordering: As for `canonical`, as are the other switches.
+        ordering: As for `canonical`, as are the switches below.
         answer_of: Maps a response to the value that is counted; equal values agree. None: the text without regard to
             case and white space, and the tool calls.
         find_documents: As for `canonical`.
@@ -311,26 +301,21 @@ def vote(
     Raises:
         InvalidChoice: Fewer than one vote. Else as for `canonical`.
     """
-    PlainRequests(ordering, votes, seed)  # checks them
     switches = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
     return CanonicalLLM(llm, votes=votes, seed=seed, ordering=ordering, answer_of=answer_of, **switches)
 
 
 def _written(messages: Sequence[ChatMessage], turns: Sequence[Turn], written: Sequence[Turn]) -> list[ChatMessage]:
     """Return messages with the content of a request. Those without segments stay as they are."""
-    return [
-        _message(message, turn, request)
-        for message, turn, request in zip(messages, turns, written, strict=True)
-        if request.parts or not message.blocks  # else its segments went to the set of its neighbour
-    ]
-
-
-def _message(message: ChatMessage, turn: Turn, request: Turn) -> ChatMessage:
-    text = "\n".join(block.text for block in message.blocks if isinstance(block, TextBlock))
-    if message.role in ASSISTANT or not (turn.has_segments or turn.text.strip() != text.strip()):
-        return message
-    blocks = [TextBlock(text=part) if isinstance(part, str) else part for part in request.parts]
-    return ChatMessage(role=message.role, blocks=blocks, additional_kwargs=message.additional_kwargs)
+    found = []
+    for message, turn, request in zip(messages, turns, written, strict=True):
+        text = "\n".join(block.text for block in message.blocks if isinstance(block, TextBlock))
+        if message.role not in ASSISTANT and (turn.has_segments or turn.text.strip() != text.strip()):
+            blocks = [TextBlock(text=part) if isinstance(part, str) else part for part in request.parts]
+            message = message.model_copy(update={"blocks": blocks})  # noqa: PLW2901
+        if request.parts or not message.blocks:  # else its segments went to the set of its neighbour
+            found.append(message)
+    return found
 
 
 def _with_ledger(response: R, ledger: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> R:
@@ -339,10 +324,6 @@ def _with_ledger(response: R, ledger: Mapping[str, Any], more: Mapping[str, Any]
     if response.raw is None or isinstance(response.raw, Mapping):
         changed["raw"] = {**(response.raw or {}), **ledger}
     return response.model_copy(update=changed)
-
-
-async def _all(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    return await asyncio.gather(*(call() for call in calls))
 
 
 async def _one_piece(response: R) -> AsyncGenerator[R, None]:

@@ -1,15 +1,15 @@
 """The handler of LlamaIndex's spans: what is retrieved in a run is kept with the run, and what LLMs report is shown.
 
-A run is an outermost span, such as a query, a chat or a workflow; it ends with that span. What it retrieved for no LLM,
-as `retriever.retrieve(...)` does, is then only a reason to warn of texts that hold it: see `outside_retrievals`.
+A run is an outermost span, such as a query, a chat or a workflow, and ends with it. What it retrieved for no LLM, as
+`retriever.retrieve(...)` does, is then only a reason to warn of texts that hold it: see `outside_retrievals`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
-from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field, replace
+from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,47 +26,11 @@ from llama_index_instrumentation import root_dispatcher
 from llama_index_instrumentation.span import BaseSpan
 from llama_index_instrumentation.span_handlers import BaseSpanHandler
 
-from invariant_rag.prompts import Outside, begin_outside
-from llama_index.llms.invariant_rag.nodes import Retrieved
+from invariant_rag.prompts import begin_outside
+from llama_index.llms.invariant_rag.nodes import SCOPE, Retrieved, Scope, current_scope
 from llama_index.llms.invariant_rag.reports import Reports, check_marks, knows_segments
 
-_ANSWERING = (BaseSynthesizer, BaseQueryEngine, BaseChatEngine)
 _RETURNS_NODES = ("retrieve", "aretrieve", "_postprocess_nodes", "_apostprocess_nodes")
-
-
-@dataclass
-class Scope:
-    """One span, in the run to which it belongs."""
-
-    instance: object = None  # whose method it is
-    around: Scope | None = None
-    retrievals: list[Retrieved] = field(default_factory=list)  # of the whole run, the last ones last
-    given: Retrieved | None = None  # what a synthesizer was given; else that of the span around
-    reports: Reports | None = None  # of LLMs below an engine
-    outside: Outside | None = None  # of a run: where to note, when it ends, what it retrieved for no LLM
-    is_asked: bool = False  # whether an LLM was asked in a run
-    ended: bool = False
-
-    def path(self) -> Iterator[Scope]:
-        """Yield this span and those around it, innermost first."""
-        scope: Scope | None = self
-        while scope is not None:
-            yield scope
-            scope = scope.around
-
-    def innermost(self, *kinds: type) -> Any:
-        """Return the innermost object of these classes around; None if there is none."""
-        return next((each.instance for each in self.path() if isinstance(each.instance, kinds)), None)
-
-
-_scope: ContextVar[Scope | None] = ContextVar("invariant_rag_scope", default=None)
-
-
-def current_scope() -> Scope:
-    """Return the innermost span of now that has not ended; outside of any, an empty one."""
-    inner = _scope.get()
-    spans = inner.path() if inner is not None else ()
-    return next((each for each in spans if not each.ended), Scope(ended=True))
 
 
 class RunHandler(BaseSpanHandler[BaseSpan]):
@@ -74,21 +38,15 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
 
     _scopes: dict[str, Scope] = PrivateAttr(default_factory=dict)
 
-    @classmethod
-    def class_name(cls) -> str:
-        """Return the name of this handler."""
-        return "InvariantRAGRunHandler"
-
     def new_span(self, id_: str, bound_args: Any, instance: Any = None, *args: Any, **kwargs: Any) -> None:
         """Enter a span in the run of now, or begin a run; note the nodes or texts that a synthesizer is given."""
         around, given = current_scope(), bound_args.arguments
+        scope = Scope(instance, around, around.retrievals, around.given)
         if around.ended:
             scope = Scope(instance, outside=begin_outside())
-        else:
-            scope = Scope(instance, around, around.retrievals, around.given)
         self._scopes[id_] = scope
-        _scope.set(scope)
-        if isinstance(instance, _ANSWERING):
+        SCOPE.set(scope)
+        if isinstance(instance, BaseSynthesizer | BaseQueryEngine | BaseChatEngine):
             scope.reports = Reports()
         if isinstance(instance, BaseSynthesizer):
             outer = around.innermost(BaseSynthesizer)
@@ -104,16 +62,15 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
                 check_marks(instance, given)
 
     def prepare_to_exit_span(
-        self, id_: str, bound_args: Any, instance: Any = None, result: Any = None, **kwargs: Any
+        self, id_: str, bound_args: Any, instance: Any = None, result: Any = None, **_: Any
     ) -> None:
         """Note the nodes that a span returns, show what LLMs report in a response, and leave the span."""
         scope = self._scopes[id_]
         method = id_.partition("-")[0].rpartition(".")[2]
         if method in _RETURNS_NODES and isinstance(instance, BaseRetriever | BaseNodePostprocessor):
             scope.retrievals.append(Retrieved.of_call(bound_args.arguments, result))
-        if scope.reports is not None and (
-            hasattr(result, "metadata") or isinstance(result, StreamingAgentChatResponse)
-        ):
+        is_response = hasattr(result, "metadata") or isinstance(result, StreamingAgentChatResponse)
+        if scope.reports is not None and is_response:
             is_read = isinstance(instance, BaseSynthesizer) and knows_segments(instance._llm)
             scope.reports.show_in(result, is_read=is_read)
             if is_read:
@@ -126,41 +83,39 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
         scope.ended = True
         if scope.outside is not None:
             if scope.retrievals and not failed:
-                scope.outside.retrievals = [
-                    form for each in scope.retrievals for form in each.forms if not scope.is_asked
-                ]
+                unread = [] if scope.is_asked else scope.retrievals
+                scope.outside.retrievals = [form for each in unread for form in each.forms]
             scope.retrievals.clear()
 
 
 def _carry(response: Any, scope: Scope) -> None:
     """Let an LLM that is asked when a response is consumed, after its span has ended, know the run."""
     pieces = getattr(response, "response_gen", None)
-    kept = replace(scope, retrievals=list(scope.retrievals), ended=False)
+    context = copy_context()
+    context.run(SCOPE.set, replace(scope, retrievals=list(scope.retrievals), ended=False))
     if isinstance(pieces, Generator):
-        context = copy_context()
-        context.run(_scope.set, kept)
         response.response_gen = (piece for piece in iter(partial(context.run, next, pieces, None), None))
     elif isinstance(pieces, AsyncGenerator):
-        response.response_gen = _carried(pieces, kept)
+        response.response_gen = _carried(pieces, context[SCOPE])
 
 
-async def _carried(pieces: AsyncGenerator[str, None], kept: Scope) -> AsyncGenerator[str, None]:
+async def _carried(pieces: AsyncGenerator[str, None], scope: Scope | None) -> AsyncGenerator[str, None]:
     async with aclosing(pieces):
         while True:
-            token = _scope.set(kept)
+            token = SCOPE.set(scope)
             try:
                 piece = await anext(pieces, None)
             finally:
-                _scope.reset(token)
+                SCOPE.reset(token)
             if piece is None:
                 return
             yield piece
 
 
 def attach_handler() -> None:
-    """Add the handler to LlamaIndex's root dispatcher, unless it is there.
+    """Add the handler to the root dispatcher, unless it is there, and trace comparisons of two answers.
 
-    Comparisons of two answers become spans as well: LlamaIndex traces no evaluator, and one may ask in one order alone.
+    LlamaIndex traces no evaluator, and its call of an LLM does not tell whether the other order will be asked for too.
     """
     if not any(isinstance(each, RunHandler) for each in root_dispatcher.span_handlers):
         root_dispatcher.add_span_handler(RunHandler())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -20,9 +20,9 @@ from llama_index.core.base.llms.types import (
 from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts import Message, Turn, without_marks
 from invariant_rag.segments import Segment, SegmentSet
-from llama_index.llms.invariant_rag.function_calling import ASSISTANT, tool_fields
 from llama_index.llms.invariant_rag.slots import Part, SlotBlock
 
+ASSISTANT = (MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL)
 _ROLES = {
     MessageRole.DEVELOPER: "system",
     MessageRole.CHATBOT: "assistant",
@@ -32,13 +32,10 @@ _ROLES = {
 
 
 class SegmentBlock(CitableBlock):
-    """A content block with one segment. For LLMs other than `InvariantLLM` it is an ordinary `CitableBlock`.
-
-    Attributes:
-        score: The retriever's score, used by the `score` ordering.
-    """
+    """A content block with one segment. For LLMs other than `InvariantLLM` it is an ordinary `CitableBlock`."""
 
     score: float | None = None
+    """The retriever's score, used by the `score` ordering."""
 
     @classmethod
     def of(cls, segment: Segment | str) -> SegmentBlock:
@@ -54,10 +51,9 @@ def to_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
     Citable blocks and plain-text document blocks are segments. Only a tool's message and the last message of the user
     may hold a set as text: system prompts and histories are somebody's words.
     """
-    last = len(messages) - 1
     return [
-        Turn(_ROLES.get(each.role, each.role.value), tuple(_parts(each, is_last=place == last)))
-        for place, each in enumerate(messages)
+        Turn(_ROLES.get(each.role, each.role.value), tuple(_parts(each, is_last=place == len(messages))))
+        for place, each in enumerate(messages, start=1)
     ]
 
 
@@ -98,18 +94,14 @@ def _citable_segment(block: CitableBlock) -> Segment:
 def chat_messages(turns: Sequence[Turn], messages: Sequence[ChatMessage]) -> list[Message]:
     """Convert turns for `render_chat`; adjacent turns of one role are merged, except results of tools.
 
-    Cache points, thinking and citation blocks are left out.
-
-    Args:
-        turns: The turns.
-        messages: For each turn its message, which says what was called or which call the result belongs to.
+    Messages say what was called, and which call a result belongs to. Cache points, thinking and citations are left out.
 
     Raises:
         InvalidPrompt: A part is neither text nor segments.
     """
     converted: list[dict[str, Any]] = []
     for turn, message in zip(turns, messages, strict=True):
-        content, fields = list(_read(turn.parts)), tool_fields(message)
+        content, fields = list(_read(turn.parts)), _tool_fields(message)
         if converted and converted[-1]["role"] == turn.role != "tool":
             last = converted[-1]
             last["content"] += ["\n\n", *content] if content and last["content"] else content
@@ -129,3 +121,22 @@ def _read(parts: Sequence[Any]) -> Iterator[str | Segment | SegmentSet]:
                 f"expected text, citable or plain-text document blocks, got a block of type {part.block_type!r}",
                 hint="The model takes text only. Remove the block, or describe its content in a TextBlock.",
             )
+
+
+def _tool_fields(message: ChatMessage) -> dict[str, Any]:
+    """Return what a message says of tools, as `render_chat` takes it: in blocks, or else in `additional_kwargs`."""
+    said = message.additional_kwargs
+    if message.role.value in ("tool", "function"):
+        return {name: said[name] for name in ("tool_call_id", "name") if said.get(name) is not None}
+    blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
+    if message.role not in ASSISTANT:
+        if blocks:
+            raise InvalidPrompt(
+                f"expected calls of tools in the assistant's messages, got one in a message of {message.role.value!r}",
+                hint="Set the role of the message to assistant.",
+            )
+        return {}
+    calls: list[Mapping[str, Any]] = [
+        {"id": block.tool_call_id, "name": block.tool_name, "arguments": block.tool_kwargs} for block in blocks
+    ] or [each if isinstance(each, Mapping) else each.model_dump() for each in said.get("tool_calls") or ()]
+    return {"tool_calls": calls} if calls else {}

@@ -1,19 +1,22 @@
-"""Nodes of LlamaIndex as segments."""
+"""Nodes of LlamaIndex as segments, and what was retrieved in a run."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import BaseNode, ImageNode, MetadataMode, Node, NodeWithScore, QueryBundle, TextNode
 
 from invariant_rag.errors import InvalidPrompt
-from invariant_rag.prompts import Retrieval, without_marks
+from invariant_rag.prompts import Outside, Retrieval, without_marks
 from invariant_rag.segments import Segment
+from llama_index.llms.invariant_rag.reports import Reports
 
 _LABEL = re.compile(r"^Source (\d+):\n", re.MULTILINE)
 _QUERIES = ("str_or_query_bundle", "query", "query_bundle", "query_str")
@@ -52,6 +55,45 @@ class Retrieved:
         return list(found.values())
 
 
+@dataclass
+class Scope:
+    """One span, in the run to which it belongs."""
+
+    instance: object = None  # whose method it is
+    around: Scope | None = None
+    retrievals: list[Retrieved] = field(default_factory=list)  # of the whole run, the last ones last
+    given: Retrieved | None = None  # what a synthesizer was given; else that of the span around
+    reports: Reports | None = None  # of LLMs below an engine
+    outside: Outside | None = None  # of a run: where to note, when it ends, what it retrieved for no LLM
+    is_asked: bool = False  # whether an LLM was asked in a run
+    ended: bool = False
+
+    def path(self) -> Iterator[Scope]:
+        """Yield this span and those around it, innermost first."""
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.around
+
+    def innermost(self, *kinds: type) -> Any:
+        """Return the innermost object of these classes around, or None."""
+        return next((each.instance for each in self.path() if isinstance(each.instance, kinds)), None)
+
+    def known(self) -> list[Retrieval]:
+        """Return what was retrieved in the run, the last one first, in every form in which LLMs are shown it."""
+        inside = self.innermost(BaseRetriever) is not None
+        return [replace(form, one_by_one=inside) for each in reversed(self.retrievals) for form in each.forms]
+
+
+SCOPE: ContextVar[Scope | None] = ContextVar("invariant_rag_scope", default=None)
+
+
+def current_scope() -> Scope:
+    """Return the innermost span of now that has not ended; outside of any, an empty one."""
+    inner = SCOPE.get() or Scope(ended=True)
+    return next((each for each in inner.path() if not each.ended), Scope(ended=True))
+
+
 def refuse_media(nodes: Sequence[NodeWithScore]) -> None:
     """Raise InvalidPrompt if a node holds other media than text."""
     if media := [each.node.node_id for each in nodes if _has_media(each.node)]:
@@ -70,12 +112,9 @@ def _has_media(node: BaseNode) -> bool:
 def segment_of(found: NodeWithScore, text: str, *, with_id: bool = True) -> Segment:
     """Return a segment with this text, and with metadata and score of a node; its id is metadata, too."""
     score = None if found.score is None or math.isnan(found.score) else found.score
-    own = {"node_id": found.node.node_id} if with_id else {}
-    return Segment(text, metadata={**own, **_metadata(found)}, score=score)
-
-
-def _metadata(found: NodeWithScore) -> dict[str, Any]:
-    return {str(key): value for key, value in found.node.metadata.items()}
+    metadata: dict[str, Any] = {"node_id": found.node.node_id} if with_id else {}
+    metadata |= {str(key): value for key, value in found.node.metadata.items()}
+    return Segment(text, metadata=metadata, score=score)
 
 
 def with_text(node: BaseNode, text: str, kind: type[TextNode] = TextNode, **fields: Any) -> TextNode:
@@ -94,7 +133,7 @@ def relabelled(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
     if any(label is None or label[1] != str(place) for place, label in enumerate(labels, start=1)):
         return list(nodes)
     bare = [text[label.end() :] for text, label in zip(texts, labels, strict=True) if label]
-    places = sorted(range(len(nodes)), key=lambda i: Segment(bare[i], metadata=_metadata(nodes[i])).canonical_key)
+    places = sorted(range(len(nodes)), key=lambda i: segment_of(nodes[i], bare[i], with_id=False).canonical_key)
     return [
         NodeWithScore(node=with_text(nodes[i].node, f"Source {number}:\n{bare[i]}"), score=nodes[i].score)
         for number, i in enumerate(places, start=1)

@@ -32,10 +32,10 @@ def check_marks(llm: LLM, arguments: Mapping[str, Any]) -> None:
 
 
 class Reports:
-    """What all LLMs that are asked below one engine report, in the metadata of its response.
+    """What all LLMs below one engine report, in the metadata of its response.
 
-    A response that an engine below returned says what was read by the calls that wrote it. But it is invariant only if
-    all calls are, such as those of a reranker.
+    A response that an engine below returned says what the calls read that wrote it. But it is invariant only if all
+    calls are, such as those of a reranker.
     """
 
     def __init__(self) -> None:
@@ -51,12 +51,7 @@ class Reports:
             self._show()
 
     def show_in(self, response: Any, *, is_read: bool) -> None:
-        """Write what is reported, now or later, into the metadata of a response.
-
-        Args:
-            response: The response.
-            is_read: Whether an LLM of this package writes it, if one is asked at all.
-        """
+        """Write what is reported, now or later, into a response; `is_read` if an LLM of this package writes it."""
         with self._lock:
             response.metadata = getattr(response, "metadata", None) or {}
             self._is_own = METADATA_KEY not in response.metadata

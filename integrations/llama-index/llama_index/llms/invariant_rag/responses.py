@@ -28,23 +28,18 @@ from llama_index.core.base.llms.types import (
 
 from invariant_rag.errors import InvariantRAGError
 from invariant_rag.generation.answers import AnswerDelta, AnswerRequest, ModelAnswer, Reply
-from invariant_rag.generation.citations import CitedSpan
 from invariant_rag.remote import RemoteModel
 from llama_index.llms.invariant_rag.reports import Reports
 
 if TYPE_CHECKING:
     from invariant_rag import InvariantModel
-    from invariant_rag.generation.batching import MicroBatcher
 
 T = TypeVar("T")
 R = TypeVar("R", ChatResponse, CompletionResponse)
 
 
 class AnswerFailed(InvariantRAGError, RuntimeError):
-    """A call failed with a `ValueError` or `TypeError`, the `__cause__`.
-
-    LlamaIndex's response modes and its sub-question engine catch those, and answer "Empty Response" or nothing.
-    """
+    """A call failed with a `ValueError` or `TypeError`, the `__cause__`: LlamaIndex would answer "Empty Response"."""
 
     hint = "The message and `__cause__` say what was wrong with the call; it has no answer."
 
@@ -67,8 +62,6 @@ class Call:
     sinks: Sequence[Reports]  # of the engines around
     model: Callable[[], InvariantModel] | RemoteModel  # the former loads it
     choices: Mapping[str, Any] = field(default_factory=dict)  # of a server: method, ordering and overflow
-    batcher: MicroBatcher | None = None  # where to wait for concurrent calls
-    batch_size: int = 8
 
     def reply(self, abandoned: Event | None = None) -> Reply:
         """Ask, and return the reply."""
@@ -77,8 +70,7 @@ class Call:
                 return self.model.reply(self.request, choices=self.choices)
             from invariant_rag.generation.answering import Answering  # models of a server need no torch
 
-            answering = Answering(self.model(), self.request)
-            return answering.reply(self.batcher, batch_size=self.batch_size, abandoned=abandoned)
+            return Answering(self.model(), self.request).reply(abandoned=abandoned)
 
     async def reply_in_thread(self) -> Reply:
         """Return what `reply` does; the event loop goes on, and cancelling the task ends the generation."""
@@ -93,15 +85,14 @@ class Call:
         growing = _Growing()
         grow: Callable[..., Any] = growing.chat if whole is as_chat else growing.completion
         with no_swallowed_errors():
-            for piece in self._pieces():
+            if isinstance(self.model, RemoteModel):
+                pieces = self.model.stream_reply(self.request, choices=self.choices)
+            else:
+                from invariant_rag.generation.answering import Answering
+
+                pieces = Answering(self.model(), self.request).stream()
+            for piece in pieces:
                 yield grow(piece) if isinstance(piece, AnswerDelta) else whole(piece, self, "")
-
-    def _pieces(self) -> Iterator[AnswerDelta | Reply]:
-        if isinstance(self.model, RemoteModel):
-            return self.model.stream_reply(self.request, choices=self.choices)
-        from invariant_rag.generation.answering import Answering
-
-        return Answering(self.model(), self.request).stream()
 
 
 async def iterate_in_thread(pieces: Generator[T, None, None]) -> AsyncGenerator[T, None]:
@@ -133,7 +124,11 @@ def as_chat(reply: Reply, call: Call, delta: str | None = None) -> ChatResponse:
     answer = reply.first
     calls = [(each.id, each.name, dict(each.arguments)) for each in answer.tool_calls]
     message = _message(answer.content, answer.reasoning, calls)  # a call that was cut is none: the reason is `length`
-    message.blocks += [_citation(each) for each in answer.citations or ()]
+    for span in answer.citations or ():
+        location = {"start": span.start, "end": span.end}
+        source = {"title": span.segment.title or "", "source": span.segment.content_hash}
+        content = TextBlock(text=span.segment.text)
+        message.blocks.append(CitationBlock(cited_content=content, **source, additional_location_info=location))
     return ChatResponse(message=message, delta=delta, **_said(reply, call))
 
 
@@ -147,30 +142,19 @@ def _said(reply: Reply, call: Call) -> dict[str, Any]:
     usage = {name: getattr(reply.usage, name) for name in counts}
     report = {"usage": usage, "finish_reason": answer.finish_reason, **reply.ledger}
     if answer.citations is not None:
-        report["citations"] = [_cited(each, answer.content) for each in answer.citations]
+        report["citations"] = [
+            {"start": span.start, "end": span.end, "text": answer.content[span.start : span.end]}
+            | {"source": span.segment.content_hash}
+            | {name: value for name, value in span.segment.metadata.items() if name == "node_id"}
+            for span in answer.citations
+        ]
     for sink in call.sinks:
         sink.note(report)
     return {"raw": report, "logprobs": _logprobs(answer), "additional_kwargs": dict(usage)}
 
 
-def _cited(span: CitedSpan, text: str) -> dict[str, Any]:
-    node_id = span.segment.metadata.get("node_id")
-    found = {"start": span.start, "end": span.end, "text": text[span.start : span.end]}
-    return {**found, "source": span.segment.content_hash} | ({} if node_id is None else {"node_id": node_id})
-
-
-def _citation(span: CitedSpan) -> CitationBlock:
-    segment = span.segment
-    return CitationBlock(
-        cited_content=TextBlock(text=segment.text),
-        source=segment.content_hash,
-        title=segment.title or "",
-        additional_location_info={"start": span.start, "end": span.end},
-    )
-
-
 def _logprobs(answer: ModelAnswer) -> list[list[LogProb]] | None:
-    """Return the log-probabilities, if they were asked for: at each place that of the token, then those of others."""
+    """Return at each place the log-probability of the token, then those of others; None if nobody asked."""
     if answer.logprobs is None:
         return None
     places = []

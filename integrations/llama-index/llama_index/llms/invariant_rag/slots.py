@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import finalize
 
+from llama_index.core import prompts
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr
@@ -21,33 +22,16 @@ from llama_index.core.evaluation import PairwiseComparisonEvaluator
 from llama_index.core.llms import LLM
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.prompts import (
-    BasePromptTemplate,
-    ChatPromptTemplate,
-    PromptTemplate,
-    RichPromptTemplate,
-    SelectorPromptTemplate,
-)
 from llama_index.core.prompts.default_prompts import DEFAULT_CHOICE_SELECT_PROMPT
 from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.query_engine.citation_query_engine import CITATION_QA_TEMPLATE, CITATION_REFINE_TEMPLATE
 from llama_index.core.response_synthesizers import BaseSynthesizer, Generation
 
 from invariant_rag.errors import OrderWarning
-from invariant_rag.prompts import (
-    Finding,
-    Retrieval,
-    Turn,
-    find_set,
-    forget_outside,
-    outside_retrievals,
-    recognize,
-    report,
-)
+from invariant_rag.prompts import Finding, Turn, find_set, forget_outside, outside_retrievals, recognize, report
 from invariant_rag.prompts.turns import merge_texts
 from invariant_rag.segments import Segment, SegmentSet
-from llama_index.llms.invariant_rag.handler import Scope, current_scope
-from llama_index.llms.invariant_rag.nodes import refuse_media
+from llama_index.llms.invariant_rag.nodes import Scope, current_scope, refuse_media
 from llama_index.llms.invariant_rag.reports import Reports
 
 _WORDS = frozenset({"query_str", "query", "question", "existing_answer", "chat_history"})
@@ -77,15 +61,11 @@ _FIXES: tuple[tuple[tuple[type, ...], str], ...] = (
 """What to do, by what asks: the first of these that is around the call."""
 
 
-# --- texts of templates ---
-
-
 @dataclass(frozen=True)
 class Part:
-    """A piece of text, as far as it is known what it is.
+    """A piece of text: the `value` of a template's variable, `words` of a user or model, or text of a `template`.
 
-    It is the `value` of a template's variable; `words` of a user or model; text of a `template`; or text that came
-    `finished`, of which nothing is known.
+    Or it came `finished`, and nothing is known of it.
     """
 
     text: str
@@ -117,14 +97,20 @@ class SlotBlock(TextBlock):
 class SlotReader(LLM):
     """The part of an LLM that is given templates and the values of their variables, by `predict` and its like."""
 
-    def _get_messages(self, prompt: BasePromptTemplate, **prompt_args: Any) -> list[ChatMessage]:
+    def _get_messages(self, prompt: prompts.BasePromptTemplate, **prompt_args: Any) -> list[ChatMessage]:
         """Return the messages of a template; what stands in which variable is told by their blocks."""
         filled = _Filled.of(self, prompt, prompt_args)
         if filled is None:
             return super()._get_messages(prompt, **prompt_args)
-        return filled.messages(super()._get_messages(filled.plain), super()._get_messages(filled.placed))
+        plain, placed = super()._get_messages(filled.plain), super()._get_messages(filled.placed)
+        if [len(each.blocks) for each in plain] != [len(each.blocks) for each in placed]:
+            return list(plain)
+        return [
+            message.model_copy(update={"blocks": list(map(filled.block, message.blocks, other.blocks))})
+            for message, other in zip(plain, placed, strict=True)
+        ]
 
-    def _get_prompt(self, prompt: BasePromptTemplate, **prompt_args: Any) -> str:
+    def _get_prompt(self, prompt: prompts.BasePromptTemplate, **prompt_args: Any) -> str:
         """Return the text of a template; what stands in which variable is told by its parts."""
         filled = _Filled.of(self, prompt, prompt_args)
         if filled is None:
@@ -138,15 +124,15 @@ class SlotReader(LLM):
 class _Filled:
     """A template with its values, once as they are, once with a place for each."""
 
-    plain: BasePromptTemplate
-    placed: BasePromptTemplate
+    plain: prompts.BasePromptTemplate
+    placed: prompts.BasePromptTemplate
     values: Sequence[Part]
 
     @classmethod
-    def of(cls, llm: LLM, prompt: BasePromptTemplate, given: Mapping[str, Any]) -> _Filled | None:
+    def of(cls, llm: LLM, prompt: prompts.BasePromptTemplate, given: Mapping[str, Any]) -> _Filled | None:
         """Return None for a kind of template that formats in its own way."""
-        template = prompt.select(llm) if isinstance(prompt, SelectorPromptTemplate) else prompt
-        if not isinstance(template, PromptTemplate | ChatPromptTemplate | RichPromptTemplate):
+        template = prompt.select(llm) if isinstance(prompt, prompts.SelectorPromptTemplate) else prompt
+        if not isinstance(template, prompts.PromptTemplate | prompts.ChatPromptTemplate | prompts.RichPromptTemplate):
             return None
         asked = llm.llm if isinstance(llm, StructuredLLM) else llm
         scope = current_scope() if getattr(asked, "find_documents", True) else None
@@ -162,23 +148,18 @@ class _Filled:
                 continue
             plain[name], placed[name] = text, f"<{_NONCE}:{len(parts)}>"
             parts.append(part)
-        return cls(_formatted(template, plain), _formatted(template, placed), parts)
+        # The copies need no more values, whatever they are called.
+        no_names: dict[str, Any] = {"function_mappings": {}, "template_var_mappings": {}}
+        one, other = (template.model_copy(update={**no_names, "kwargs": each}) for each in (plain, placed))
+        return cls(one, other, parts)
 
-    def messages(self, plain: Sequence[ChatMessage], placed: Sequence[ChatMessage]) -> list[ChatMessage]:
-        """Return plain messages, whose text blocks tell their parts."""
-        if [len(each.blocks) for each in plain] != [len(each.blocks) for each in placed]:
-            return list(plain)
-        return [
-            message.model_copy(update={"blocks": list(map(self._block, message.blocks, other.blocks))})
-            for message, other in zip(plain, placed, strict=True)
-        ]
-
-    def _block(self, plain: Any, placed: Any) -> Any:
-        if type(plain) is not TextBlock or not isinstance(placed, TextBlock):
+    def block(self, plain: Any, placed: Any) -> Any:
+        """Return a block that tells its parts; as it is, if no value is in it: somebody has finished the message."""
+        if type(plain) is not TextBlock or not isinstance(placed, TextBlock) or not _PLACE.search(placed.text):
             return plain
-        parts = self.parts(plain.text, placed.text) if _PLACE.search(placed.text) else None
+        parts = self.parts(plain.text, placed.text)
         if parts is None:
-            return plain  # no value is in it: a message that somebody has finished
+            return plain
         block = SlotBlock(text=plain.text)
         block._parts = parts
         return block
@@ -202,36 +183,18 @@ def _part(name: str, text: str, scope: Scope | None) -> Part:
     return Part(text, "words" if asked and not _is_set(scope, text) else "value", segments)
 
 
-def _formatted(template: BasePromptTemplate, values: Mapping[str, Any]) -> BasePromptTemplate:
-    """Return a template that needs no more values, whatever they are called."""
-    mappings: dict[str, Any] = {"function_mappings": {}, "template_var_mappings": {}}
-    return template.model_copy(update={"kwargs": dict(values), **mappings})
-
-
 # --- what was retrieved in a run ---
-
-
-def _known(scope: Scope) -> list[Retrieval]:
-    """Return what was retrieved in the run, the last one first, in every form in which LLMs are shown it."""
-    inside = scope.innermost(BaseRetriever) is not None
-    return [replace(form, one_by_one=inside) for each in reversed(scope.retrievals) for form in each.forms]
 
 
 def _find(scope: Scope, slot: str, *, is_context: bool = False) -> SegmentSet | None:
     """Return the set that a slot is; None if it is none, or, unless it is known to be context, the question."""
-    known = _known(scope)
+    known = scope.known()
     return find_set(slot, [replace(each, query="") for each in known] if is_context else known)
 
 
 def _is_set(scope: Scope, query: str) -> bool:
     """Return whether a question is nothing but nodes, so that it cannot be told from them in every order."""
     return _find(scope, query, is_context=True) is not None
-
-
-def _missing(scope: Scope, in_sets: Sequence[str]) -> list[Retrieval]:
-    """Return what is not whole in these texts of segments."""
-    found = [each for each in _known(scope) if not all(any(s.text in t for t in in_sets) for s in each.segments)]
-    return [replace(each, query="") if _is_set(scope, each.query) else each for each in found]
 
 
 _KEPT: dict[int, tuple[str, SegmentSet]] = {}
@@ -254,9 +217,6 @@ def _find_in_block(scope: Scope, part: Part) -> SegmentSet | None:
         finalize(part.block, _KEPT.pop, key, None).atexit = False
     _KEPT[key] = part.text, found
     return found
-
-
-# --- what an LLM is asked ---
 
 
 @dataclass(frozen=True)
@@ -299,9 +259,10 @@ class SegmentReader(SlotReader):
         if text_only and scope.given:
             refuse_media(scope.given.nodes)
         read = [Turn(turn.role, tuple(_resolved(turn, scope if finds else None))) for turn in turns]
-        declared = [part for turn in read for part in turn.parts if isinstance(part, Segment | SegmentSet)]
-        in_sets = [each.text for part in declared for each in SegmentSet([part] if isinstance(part, Segment) else part)]
-        found = recognize(read, [*_missing(scope, in_sets), *outside_retrievals()] if finds else ())
+        in_sets = [each.text for turn in read for part in turn.parts for each in _segments_of(part)]
+        lost = [one for one in scope.known() if not all(any(s.text in t for t in in_sets) for s in one.segments)]
+        lost = [replace(each, query="") if _is_set(scope, each.query) else each for each in lost]
+        found = recognize(read, [*lost, *outside_retrievals()] if finds else ())
         forget_outside(found.texts)
         known = [Turn(turn.role, tuple(merge_texts(map(_plain, turn.parts)))) for turn in found.turns]
         sizes = [len(each) for turn in known for each in turn.sets]
@@ -334,6 +295,10 @@ def _resolved(turn: Turn, scope: Scope | None) -> Iterator[Any]:
             yield part.segments
         else:
             yield (_find_in_block(scope, part) if scope and part.kind == "finished" else None) or part.text
+
+
+def _segments_of(part: Any) -> Sequence[Segment]:
+    return [part] if isinstance(part, Segment) else part if isinstance(part, SegmentSet) else ()
 
 
 def _plain(part: Any) -> Any:

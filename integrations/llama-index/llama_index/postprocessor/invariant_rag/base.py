@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from llama_index.core.base.llms.types import BaseContentBlock, TextBlock
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
 
 from invariant_rag.errors import RetrievalError
 from invariant_rag.prompts import mark
@@ -23,7 +24,7 @@ class MarkedNode(TextNode):
     retrieval_score: float | None = Field(default=None, description="The retriever's score.", exclude=True)
 
     def get_content(self, metadata_mode: MetadataMode = MetadataMode.NONE) -> str:
-        """Return the text with the metadata of that mode; for `MetadataMode.LLM` as a marked segment."""
+        """Return the content of that mode; for `MetadataMode.LLM` as a marked segment."""
         content = super().get_content(metadata_mode)
         if metadata_mode != MetadataMode.LLM:
             return content
@@ -39,8 +40,7 @@ class MarkedNode(TextNode):
 class SegmentMarkerPostprocessor(BaseNodePostprocessor):
     """Marks nodes so that `InvariantLLM` finds them in prompts of `compact`, `tree_summarize` and `ContextChatEngine`.
 
-    Put it last among the postprocessors. The input nodes are not changed. If a response mode splits nodes, or spreads
-    them over several calls, the LLM issues an `OrderWarning`.
+    Put it last. If a response mode splits nodes, or spreads them over several calls, the LLM issues an `OrderWarning`.
     """
 
     @classmethod
@@ -61,9 +61,8 @@ class SegmentMarkerPostprocessor(BaseNodePostprocessor):
 class SourceJoiner(BaseNodePostprocessor):
     """Joins the chunks of one source into one node, in source order, without repeating text in which they overlap.
 
-    Which chunk comes first in a source is information, and which source was retrieved first is not: so a source is one
-    segment, and sources are a set. Put it behind rerankers, and in front of `SegmentMarkerPostprocessor`. A joined node
-    has id and metadata of its first chunk, and the best score of its chunks.
+    So a source is one segment, and sources are a set. Put it behind rerankers, and before `SegmentMarkerPostprocessor`.
+    A joined node has id and metadata of its first chunk, and the best score of its chunks.
 
     Raises:
         RetrievalError: Chunks of one source have no `start_char_idx`.
@@ -90,19 +89,16 @@ class SourceJoiner(BaseNodePostprocessor):
 
 
 def _joined(chunks: Sequence[NodeWithScore]) -> NodeWithScore:
-    placed = sorted(((_start_of(each.node), each.node.get_content(), each) for each in chunks), key=lambda it: it[:2])
-    start, _, first = placed[0]
-    text = join_chunks((start, content) for start, content, _ in placed)
-    end = max(start + len(content) for start, content, _ in placed)
-    node = with_text(first.node, text, start_char_idx=start, end_char_idx=end)
-    return NodeWithScore(node=node, score=max((each.score for each in chunks if each.score is not None), default=None))
-
-
-def _start_of(node: BaseNode) -> int:
-    start = getattr(node, "start_char_idx", None)
-    if start is None:
-        raise RetrievalError(
-            f"expected chunks with start_char_idx, got node {node.node_id} without",
-            hint="Split documents with a node parser of LlamaIndex, or set start_char_idx of your nodes.",
-        )
-    return int(start)
+    for each in chunks:
+        if getattr(each.node, "start_char_idx", None) is None:
+            raise RetrievalError(
+                f"expected chunks with start_char_idx, got node {each.node_id} without",
+                hint="Split documents with a node parser of LlamaIndex, or set start_char_idx of your nodes.",
+            )
+    nodes: list[Any] = sorted(
+        (each.node for each in chunks), key=lambda node: (node.start_char_idx, node.get_content())
+    )
+    text = join_chunks((node.start_char_idx, node.get_content()) for node in nodes)
+    end = max(node.start_char_idx + len(node.get_content()) for node in nodes)
+    joined = with_text(nodes[0], text, end_char_idx=end)
+    return NodeWithScore(node=joined, score=max((s.score for s in chunks if s.score is not None), default=None))

@@ -24,8 +24,7 @@ from llama_index_instrumentation import get_dispatcher
 from invariant_rag.errors import InvalidPrompt, OrderWarning, UnsupportedCombination
 from invariant_rag.prompts import without_marks
 from invariant_rag.segments import Segment, SegmentSet
-from llama_index.llms.invariant_rag.handler import current_scope
-from llama_index.llms.invariant_rag.nodes import refuse_media, relabelled, segment_of
+from llama_index.llms.invariant_rag.nodes import current_scope, refuse_media, relabelled, segment_of
 from llama_index.llms.invariant_rag.reports import knows_segments
 from llama_index.llms.invariant_rag.slots import SetText
 
@@ -63,9 +62,8 @@ class InvariantSynthesizer(BaseSynthesizer):
         output_cls: type[BaseModel] | None = None,
         empty_response: str | None = None,
     ) -> None:
-        super().__init__(
-            llm, callback_manager, streaming=streaming, output_cls=output_cls, empty_response=empty_response
-        )
+        options: dict[str, Any] = {"streaming": streaming, "output_cls": output_cls, "empty_response": empty_response}
+        super().__init__(llm, callback_manager, **options)
         self._text_qa_template = text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL
         self._check_streaming()
         if not knows_segments(self._llm):
@@ -92,13 +90,12 @@ class InvariantSynthesizer(BaseSynthesizer):
     def synthesize(self, query: QueryType, nodes: list[NodeWithScore], *args: Any, **kwargs: Any) -> RESPONSE_TYPE:
         """Answer a query from nodes; the keywords are further variables of the prompt template.
 
-        The response's `metadata` holds, besides the metadata of each node, what the LLM reports, as
-        `metadata["invariant_rag"]`: the ledger (see `generation.outputs.ledger`), and `usage` and `finish_reason`
-        of an `InvariantLLM`; of a streaming response, once the stream is consumed.
+        `metadata["invariant_rag"]` of the response is what the LLM reports: the ledger (`generation.outputs.ledger`),
+        and `usage` and `finish_reason` of an `InvariantLLM`; of a streaming response, once the stream is consumed.
 
         Raises:
-            InvalidPrompt: A keyword has the name of something that the synthesizer sets; the template has no
-                `{context_str}`; or a node holds an image or another medium.
+            InvalidPrompt: The synthesizer sets a variable of that name; the template has no `{context_str}`; or a node
+                holds an image or another medium.
         """
         return super().synthesize(query, _numbered(nodes, kwargs), *args, **kwargs)
 
@@ -144,8 +141,9 @@ class InvariantSynthesizer(BaseSynthesizer):
             segments = list(map(segment_of, given.nodes, plain))
         context = SetText("\n\n".join(plain))
         context.segments = SegmentSet(segments)
-        values = {**variables, "query_str": without_marks(query_str), "context_str": context}
-        return self._text_qa_template.partial_format(**values)
+        return self._text_qa_template.partial_format(
+            **variables, query_str=without_marks(query_str), context_str=context
+        )
 
 
 def _numbered(nodes: list[NodeWithScore], variables: Mapping[str, Any]) -> list[NodeWithScore]:
