@@ -99,12 +99,9 @@ class Scored:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which questions are loaded.
+    """Which questions are loaded: at most `limit`; `seed` is that of the sample, and of all else that is drawn.
 
-    Attributes:
-        limit: Largest number of questions; None for all.
-        seed: Seed of the sample, and of everything else that a benchmark draws.
-        load_tokenizer: Returns the model's tokenizer, or None, for benchmarks whose chunks are counted in tokens.
+    `load_tokenizer` returns the model's tokenizer, or None, for benchmarks whose chunks are counted in tokens.
     """
 
     limit: int | None = None
@@ -125,23 +122,14 @@ class Selection:
 
 
 class Benchmark(ABC, Generic[S]):
-    """A benchmark: a class in `tasks/`, whose docstring is the task in one line, with a page NAME.md beside it.
+    """A benchmark: a class in `tasks/`, whose docstring is the task in one line, with a page NAME.md beside it."""
 
-    Attributes:
-        name: Name on the command line.
-        paper: Source of the benchmark.
-        variants: What differs between the variants of a question.
-        settings: Class of its settings.
-        metric: The main score, which summaries are about.
-        max_new_tokens: Longest output, in tokens.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # on the command line
     paper: ClassVar[str]
-    variants: ClassVar[str]
+    variants: ClassVar[str]  # what differs between the variants of a question
     settings: type[S]
-    metric: ClassVar[str] = "accuracy"
-    max_new_tokens: ClassVar[int] = 100
+    metric: ClassVar[str] = "accuracy"  # the main score, which summaries are about
+    max_new_tokens: ClassVar[int] = 100  # longest output
 
     @property
     def about(self) -> str:
