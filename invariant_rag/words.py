@@ -7,6 +7,7 @@ import unicodedata
 
 # Scripts without spaces between words (kana, ideographs): each character counts as a word.
 _UNSPACED = "\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
+_LONG = 100_000
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 
 
@@ -16,4 +17,7 @@ def split_words(text: str) -> list[str]:
     >>> split_words("The o\ufb03ce: 三つ")
     ['the', 'office', '三', 'つ']
     """
-    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    if len(plain) < _LONG:
+        return _WORD.findall(plain)
+    return [found[0] for found in _WORD.finditer(plain)]  # so that other threads run meanwhile

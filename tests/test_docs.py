@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +175,41 @@ def test_every_figure_of_the_documentation_is_drawn_by_a_script() -> None:
 def test_the_changelog_does_not_stand_before_the_guides_in_the_search() -> None:
     _, front, _ = (DOCS / "changelog.md").read_text(encoding="utf-8").split("---", 2)
     assert yaml.safe_load(front) == {"search": {"exclude": True}}
+
+
+def described() -> str:
+    """The description on the package index, as the build makes it of README.md."""
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["metadata"]["hooks"]
+    text = ""
+    for each in hook["fancy-pypi-readme"]["fragments"]:
+        part = each.get("text") or (ROOT / each["path"]).read_text(encoding="utf-8")
+        part = part[part.index(each["start-at"]) :] if "start-at" in each else part
+        text += part[: part.index(each["end-before"])] if "end-before" in each else part
+    for each in hook["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(each["pattern"], each["replacement"], text)
+    return text
+
+
+def test_the_description_on_the_package_index_has_no_link_within_the_repository() -> None:
+    text = described()
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "code", text, flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)\s]+)\)", prose)
+    assert len(links) >= 4
+    assert all(each.startswith("https://arxiv.org/") for each in links)
+    assert "<img" not in text
+    assert not re.search(r"\(\s*\)|\s[.,;:](\s|$)|\([^)]*$", prose)  # what the removed links would leave behind
+
+
+def test_the_readme_is_one_screen() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.partition("\n## More")[0].split()) <= 600
+    for each in (
+        "two_orders.svg",
+        "lab.png",
+        "whl/cpu",
+        "vllm serve",
+        "langchain_invariant_rag",
+        "@software",
+        "reproduce",
+    ):
+        assert each in text

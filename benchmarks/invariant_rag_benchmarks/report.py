@@ -16,7 +16,7 @@ from invariant_rag_benchmarks.published_tables import Comparison, comparisons, m
 _FIGURES = ("mean", "worst", "best", "spread", "deviation", "flips")
 
 
-def summarise(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
+def summarize(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
     """Return the figures of a run as plain data.
 
     Of the benchmark's main score: `mean`, `worst` (each question's worst variant), `best`, `spread` (best variant minus

@@ -30,7 +30,7 @@ from invariant_rag_benchmarks.base import Benchmark, Case, Example, Record, Sele
 from invariant_rag_benchmarks.config import BenchmarkConfig, package_versions, resolve_config, run_folder_name
 from invariant_rag_benchmarks.data import DataSource
 from invariant_rag_benchmarks.errors import InvalidDataset, InvalidRun, RunExists
-from invariant_rag_benchmarks.report import markdown, summarise
+from invariant_rag_benchmarks.report import markdown, summarize
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -159,7 +159,7 @@ def _run(plan: _Plan, model: InvariantModel, progress: Progress) -> BenchmarkRun
                     advance()
         elapsed = perf_counter() - start
     found = [known[case.id] for case in cases]
-    summary = summarise(plan.benchmark, found, config.seed)
+    summary = summarize(plan.benchmark, found, config.seed)
     _write_json(folder / "summary.json", {**summary, "limit": config.limit, "config": plan.resolved, **computed_with})
     return BenchmarkRun(folder, plan.resolved, found, summary, _add_timing(folder / "timing.json", answered, elapsed))
 

@@ -13,7 +13,7 @@ from invariant_rag_benchmarks import BENCHMARKS, Selection
 from invariant_rag_benchmarks.data import DataSource
 from invariant_rag_benchmarks.errors import InvalidRun
 from invariant_rag_benchmarks.published_tables import comparisons
-from invariant_rag_benchmarks.report import markdown, summarise
+from invariant_rag_benchmarks.report import markdown, summarize
 
 XQUAD = BENCHMARKS["xquad"]
 
@@ -37,7 +37,7 @@ def records(right: list[list[bool]]) -> list[dict]:
 
 
 def test_a_reader_of_the_first_slot_only_has_the_figures_of_one():
-    summary = summarise(XQUAD, records([[True, False, False, False]] * 50))
+    summary = summarize(XQUAD, records([[True, False, False, False]] * 50))
     values = {name: summary[name]["value"] for name in ("mean", "worst", "best", "spread", "deviation", "flips")}
     assert values == {
         "mean": 0.25,
@@ -51,7 +51,7 @@ def test_a_reader_of_the_first_slot_only_has_the_figures_of_one():
 
 
 def test_a_reader_who_is_fair_has_no_spread_and_no_flips():
-    summary = summarise(XQUAD, records([[True] * 3] * 6 + [[False] * 3] * 4))
+    summary = summarize(XQUAD, records([[True] * 3] * 6 + [[False] * 3] * 4))
     assert [summary[name]["value"] for name in ("mean", "worst", "spread", "flips")] == [0.6, 0.6, 0, 0]
     share = wilson_interval(6, 10).as_dict()
     assert (
@@ -62,7 +62,7 @@ def test_a_reader_who_is_fair_has_no_spread_and_no_flips():
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=8))
 def test_figures_agree_with_each_other(right):
-    summary = summarise(XQUAD, records(right))
+    summary = summarize(XQUAD, records(right))
     assert summary["worst"]["value"] <= summary["mean"]["value"] <= summary["best"]["value"]
     assert summary["best"]["value"] - summary["worst"]["value"] == pytest.approx(summary["flips"]["value"], abs=1e-5)
     for name in ("mean", "worst", "best", "flips", "spread", "deviation"):
@@ -75,7 +75,7 @@ def test_flips_are_the_share_of_questions_without_one_answer_in_every_order():
         {**each, "answer": answer}
         for each, answer in zip(records([[True] * 120] * 4), ["a"] * 360 + ["a"] * 119 + ["b"], strict=True)
     ]
-    summary = summarise(XQUAD, asked)
+    summary = summarize(XQUAD, asked)
     assert summary["flips"] == wilson_interval(1, 4).as_dict()
 
 
@@ -96,20 +96,20 @@ def test_an_order_blind_solver_of_problems_of_many_sizes_has_no_spread(tmp_path)
         scores = {"answer": scored.answer, "scores": dict(scored.scores), "dropped": 0, "trimmed": 0}
         asked.append({"id": case.id, "question": case.question, "variant": case.variant, "group": "", **scores})
     assert {each["variant"] for each in asked} == {"initial", "reversed", *(f"random {k}" for k in (1, 2, 3, 4))}
-    summary = summarise(benchmark, asked)
+    summary = summarize(benchmark, asked)
     assert (summary["mean"]["value"], summary["spread"]["value"], summary["flips"]["value"]) == (0.5, 0, 0)
 
 
 def test_questions_that_were_asked_in_one_variant_alone_have_no_spread():
-    summary = summarise(XQUAD, records([[True], [False]]))
+    summary = summarize(XQUAD, records([[True], [False]]))
     assert summary["spread"] is summary["deviation"] is None
     apart = [each for number, each in enumerate(records([[True, False]] * 2)) if number in {0, 3}]
-    assert summarise(XQUAD, apart)["spread"] is None
+    assert summarize(XQUAD, apart)["spread"] is None
 
 
 def test_a_run_without_records_has_no_figures():
     with pytest.raises(InvalidRun):
-        summarise(XQUAD, [])
+        summarize(XQUAD, [])
 
 
 # --- published numbers ----------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_a_report_prints_the_published_column_and_the_difference():
         "overflow": "error",
     }
     asked = records([[True], [False]])
-    text = markdown(config, summarise(BENCHMARKS["lost-in-the-middle"], asked), asked)
+    text = markdown(config, summarize(BENCHMARKS["lost-in-the-middle"], asked), asked)
     assert "unknown: no question was asked in all of at least two variants" in text
     assert "| Original | 20 documents, gold at 0 | 59.5 | 50.0 (9.5 to 90.5) | -9.5 |" in text
 
@@ -189,7 +189,7 @@ def test_a_routed_run_is_set_beside_the_routed_rows_alone(alpha, published):
     ]
     initial = {each.row: each.published for each in found if each.column in {"initial order", "test"}}
     assert initial == published
-    summary = summarise(BENCHMARKS["mmlu"], asked)
+    summary = summarize(BENCHMARKS["mmlu"], asked)
     assert summary["figures"] == {"invariant answers kept": 0.25, "oracle of the two branches": 1}
     title = markdown({**config, "settings": {"split": "test"}}, summary, asked).splitlines()[0]
     assert ("0.2" in title) == (alpha is not None)

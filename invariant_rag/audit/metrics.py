@@ -11,13 +11,13 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalise_answer(text: str) -> str:
+def normalize_answer(text: str) -> str:
     """Lower-case ``text``, drop ASCII punctuation and the words a, an, the, and join the rest by single spaces.
 
     The steps and their order are those of SQuAD (arXiv 1606.05250), which Lost in the Middle (arXiv 2307.03172) uses:
     punctuation goes before the articles, so "a-b" is "ab", and only ASCII punctuation goes.
 
-    >>> normalise_answer("  The  U.S. Senate!")
+    >>> normalize_answer("  The  U.S. Senate!")
     'us senate'
     """
     check_text("answer", text)
@@ -26,8 +26,8 @@ def normalise_answer(text: str) -> str:
 
 def exact_match(prediction: str, golds: Sequence[str]) -> float:
     """Return 1.0 if the normalised prediction equals a normalised gold answer, else 0.0 (SQuAD's EM)."""
-    answer = normalise_answer(prediction)
-    return float(any(answer == normalise_answer(gold) for gold in check_items("golds", golds, str)))
+    answer = normalize_answer(prediction)
+    return float(any(answer == normalize_answer(gold) for gold in check_items("golds", golds, str)))
 
 
 def best_subspan_em(prediction: str, golds: Sequence[str]) -> float:
@@ -36,8 +36,8 @@ def best_subspan_em(prediction: str, golds: Sequence[str]) -> float:
     The metric of Lost in the Middle: characters are matched, not words. The paper scores the first line of an output
     only, which is up to the caller. A gold answer that is empty after normalisation matches every prediction.
     """
-    answer = normalise_answer(prediction)
-    return float(any(normalise_answer(gold) in answer for gold in check_items("golds", golds, str)))
+    answer = normalize_answer(prediction)
+    return float(any(normalize_answer(gold) in answer for gold in check_items("golds", golds, str)))
 
 
 def token_f1(prediction: str, golds: Sequence[str]) -> float:
@@ -45,8 +45,8 @@ def token_f1(prediction: str, golds: Sequence[str]) -> float:
 
     If either side has no words after normalisation, the score is 1.0 if both have none, else 0.0 (SQuAD 2.0).
     """
-    words = normalise_answer(prediction).split()
-    scores = (_pair_f1(words, normalise_answer(gold).split()) for gold in check_items("golds", golds, str))
+    words = normalize_answer(prediction).split()
+    scores = (_pair_f1(words, normalize_answer(gold).split()) for gold in check_items("golds", golds, str))
     return max(scores, default=0.0)
 
 

@@ -24,7 +24,8 @@ from invariant_rag.server.settings import (
 )
 
 if TYPE_CHECKING:
-    from invariant_rag.server.engines.base import Engine, Reranker
+    from invariant_rag.orderings import Relevance
+    from invariant_rag.server.engines.base import Engine
 
 _PACKAGES = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client")
 
@@ -92,10 +93,10 @@ def check_packages() -> None:
             raise ExtraRequired(name.replace("_", "-"), "serve")
 
 
-def _run(engine: Engine, settings: Settings, reranker: Reranker, reserved: socket.socket) -> None:
+def _run(engine: Engine, settings: Settings, reranker: Relevance, reserved: socket.socket) -> None:
     from invariant_rag.orderings.monot5 import EMBEDDED_NAME
     from invariant_rag.server.application import create_app
-    from invariant_rag.server.handlers import TOY
+    from invariant_rag.server.job import TOY
     from invariant_rag.server.serving import server_of
 
     host, port = reserved.getsockname()[:2]

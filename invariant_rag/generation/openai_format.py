@@ -117,12 +117,13 @@ def _answer(answer: Answer, said: Mapping[str, Any], choice: Mapping[str, Any], 
     return ModelAnswer(
         **vars(answer),
         finish_reason=choice["finish_reason"],
-        logprobs=_logprobs(choice.get("logprobs")) if request.logprobs else None,
+        logprobs=parse_logprobs(choice.get("logprobs")) if request.logprobs else None,
         citations=_citations(said.get("citations") or (), request) if cites else None,
     )
 
 
-def _logprobs(said: Mapping[str, Any] | None) -> list[TokenLogprob]:
+def parse_logprobs(said: Mapping[str, Any] | None) -> list[TokenLogprob]:
+    """Return the log-probabilities of a chat or of a completion."""
     if not said:
         return []
     if "content" in said:

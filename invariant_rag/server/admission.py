@@ -15,14 +15,12 @@ from dataclasses import dataclass, field
 from threading import Event, Lock
 
 from invariant_rag.server.errors import Busy
-from invariant_rag.server.metrics import Metrics
+from invariant_rag.server.logs import Metrics
 from invariant_rag.server.settings import Settings
+from invariant_rag.server.worker import POLL_SECONDS
 
-_WEIGHT = 0.2
-"""Of the latest request, in the mean of how long requests take."""
+_WEIGHT = 0.2  # of the latest request, in the mean of how long requests take
 _LONGEST_WAIT = 60
-_POLL_SECONDS = 0.05
-"""How often a waiting thread looks whether somebody still waits for its answer."""
 
 
 class Shares:
@@ -57,11 +55,8 @@ class Shares:
 class _Waiting:
     """A request that waits for its turn.
 
-    Attributes:
-        tenant: Whose it is.
-        due: When it came, and as many seconds later as it is estimated to take: so a short request overtakes long ones
-            that came shortly before it, and no long one waits for ever.
-        turn: Set when it is its turn.
+    `due` is when it came, and as many seconds later as it is estimated to take: so a short request overtakes long ones
+    that came shortly before it, and no long one waits for ever.
     """
 
     tenant: str
@@ -70,12 +65,7 @@ class _Waiting:
 
 
 class FairQueue:
-    """Turns for some requests at a time. The next one is of the tenant who has the fewest, and waits the longest.
-
-    Args:
-        together: How many have their turn at a time.
-        tenants: How many tenants there are.
-    """
+    """Turns for so many requests together. The next is of the tenant who has the fewest, and waits the longest."""
 
     def __init__(self, together: int, tenants: int) -> None:
         self._shares = Shares(together, tenants)
@@ -90,17 +80,13 @@ class FairQueue:
 
     @contextmanager
     def turn(self, tenant: str, seconds: float, abandoned: Event) -> Iterator[None]:
-        """Wait for a turn of a request that takes about so many seconds, and have it during the block.
-
-        Raises:
-            CancelledError: It was abandoned.
-        """
+        """Wait for a turn of a request that takes about so many seconds, and have it during the block."""
         mine = _Waiting(tenant, time.monotonic() + seconds)
         with self._lock:
             self._waiting.append(mine)
             self._call_next()
         try:
-            while not mine.turn.wait(_POLL_SECONDS):
+            while not mine.turn.wait(POLL_SECONDS):
                 if abandoned.is_set():
                     raise CancelledError
             yield
@@ -128,11 +114,7 @@ class FairQueue:
 class Admission:
     """Places for requests. One that finds none is refused, so that no queue grows beyond what is answered.
 
-    Args:
-        settings: How many requests run or wait, and how many tenants there are.
-        together: How many are answered at a time.
-        workers: How many bodies are parsed at a time.
-        metrics: Counts what is admitted and refused.
+    So many are answered together, and as many bodies parsed as there are workers.
     """
 
     def __init__(self, settings: Settings, together: int, workers: int, metrics: Metrics) -> None:
@@ -148,11 +130,7 @@ class Admission:
         return self._shares.used
 
     def enter(self, tenant: str) -> None:
-        """Take a place for a tenant.
-
-        Raises:
-            Busy: There is none.
-        """
+        """Take a place for a tenant."""
         with self._lock:
             if not self._shares.has_room(tenant):
                 wait = min(max(math.ceil(self._seconds * self._shares.used / self._together), 1), _LONGEST_WAIT)

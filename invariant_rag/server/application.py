@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -20,26 +20,21 @@ from starlette.types import Scope
 
 from invariant_rag import __version__
 from invariant_rag.errors import InvariantRAGError
-from invariant_rag.server.engines.base import Engine, Reranker
-from invariant_rag.server.errors import JsonReply, error_response, http_error
-from invariant_rag.server.handlers import chat, complete, judge, rank, tokenize
-from invariant_rag.server.job import State, respond, state_of
+from invariant_rag.orderings import Relevance
+from invariant_rag.server.engines.base import Engine
+from invariant_rag.server.errors import error_response, http_error, json_reply
+from invariant_rag.server.job import Handler, State, answer, judge, rank, respond, tokenize
 from invariant_rag.server.middleware import Guard, log_fault
 from invariant_rag.server.parsing import ROUTES
+from invariant_rag.server.replies import TextReplies
 from invariant_rag.server.settings import Settings
 
 router = APIRouter()
 _REFERENCE = "#/components/schemas/{model}"
 
 
-def create_app(engine: Engine, settings: Settings | None = None, reranker: Reranker | None = None) -> FastAPI:
-    """Return an ASGI application that serves an engine.
-
-    Args:
-        engine: What answers.
-        settings: Limits, keys and what requests may choose.
-        reranker: What scores documents for a query. None: that of `build_reranker`.
-    """
+def create_app(engine: Engine, settings: Settings | None = None, reranker: Relevance | None = None) -> FastAPI:
+    """Return an ASGI application that serves an engine; without a reranker, with that of `build_reranker`."""
     settings = (settings or Settings()).within(engine.methods)
     state = State(engine, settings, reranker)
 
@@ -71,7 +66,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 def _body(route: str) -> dict[str, Any]:
-    """Return what OpenAPI says of a body; it is parsed elsewhere, and not by FastAPI."""
+    """Return what OpenAPI says of a body, which FastAPI does not parse."""
     schema = {"$ref": _REFERENCE.format(model=ROUTES[route][0].__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -90,40 +85,26 @@ def _add_bodies(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI says
 
 
-@router.post("/v1/chat/completions", openapi_extra=_body("chat"))
-async def chat_completions(request: Request) -> Response:
-    """Answer a conversation. Listing its documents in another order changes no bit of the answer."""
-    return await respond(request, "chat", chat)
+_POSTS: Mapping[str, tuple[str, Handler]] = {
+    "/v1/chat/completions": ("chat", answer),
+    "/v1/completions": ("completions", partial(answer, kind=TextReplies)),
+    "/tokenize": ("tokenize", tokenize),
+    "/v1/rerank": ("rerank", partial(rank, version="1")),
+    "/v2/rerank": ("rerank", partial(rank, version="2")),
+    "/v1/judge": ("judge", judge),
+}
 
 
-@router.post("/v1/completions", openapi_extra=_body("completions"))
-async def completions(request: Request) -> Response:
-    """Continue a text, or several."""
-    return await respond(request, "completions", complete)
+def _add_post(path: str, route: str, handler: Handler) -> None:
+    async def post(request: Request) -> Response:
+        return await respond(request, route, handler)
+
+    told: dict[str, Any] = {"description": getattr(handler, "func", handler).__doc__, "openapi_extra": _body(route)}
+    router.add_api_route(path, post, methods=["POST"], name=path, **told)
 
 
-@router.post("/tokenize", openapi_extra=_body("tokenize"))
-async def tokenize_text(request: Request) -> Response:
-    """Return the token ids of a text, or of a conversation as the model gets it."""
-    return await respond(request, "tokenize", tokenize)
-
-
-@router.post("/v1/rerank", openapi_extra=_body("rerank"))
-async def rerank_v1(request: Request) -> Response:
-    """Rank documents by their relevance to a query, as Cohere v1 and Jina do."""
-    return await respond(request, "rerank", partial(rank, version="1"))
-
-
-@router.post("/v2/rerank", openapi_extra=_body("rerank"))
-async def rerank_v2(request: Request) -> Response:
-    """Rank documents by their relevance to a query, as Cohere v2 does."""
-    return await respond(request, "rerank", partial(rank, version="2"))
-
-
-@router.post("/v1/judge", openapi_extra=_body("judge"))
-async def judge_answers(request: Request) -> Response:
-    """Say which answer is the best, or which option is right: the same for every order in which they are listed."""
-    return await respond(request, "judge", judge)
+for _path, _posted in _POSTS.items():
+    _add_post(_path, *_posted)
 
 
 @router.get("/health")
@@ -135,14 +116,14 @@ async def health() -> dict[str, str]:
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     """Say whether the model can answer: 503 while it is out of reach, and not while many requests wait for it."""
-    state = state_of(request)
+    state: State = request.app.state.serving
     found = {"status": "ready", "active": state.admission.active, "places": state.settings.max_requests}
     try:
         await run_in_threadpool(state.engine.check_ready)
     except InvariantRAGError as error:
         request.scope["state"]["noted"]["error"] = type(error).__name__
-        return JsonReply({**found, "status": "unreachable"}, 503)
-    return JsonReply(found)
+        return json_reply({**found, "status": "unreachable"}, 503)
+    return json_reply(found)
 
 
 @router.get("/version")
@@ -154,7 +135,7 @@ async def version() -> dict[str, str]:
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Return what Prometheus reads."""
-    return Response(generate_latest(state_of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(request.app.state.serving.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/v1/models")
@@ -166,12 +147,12 @@ async def models(request: Request) -> dict[str, Any]:
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> dict[str, Any]:
     """Describe the model."""
-    state_of(request).check_model(name)
+    request.app.state.serving.check_model(name)
     return _card(request)
 
 
 def _card(request: Request) -> dict[str, Any]:
-    state = state_of(request)
+    state: State = request.app.state.serving
     engine, allowed = state.engine, state.settings.orderings
     choices = {name: sorted(engine.orderings[name] & allowed) for name in sorted(state.settings.methods)}
     return {

@@ -12,24 +12,20 @@ from contextlib import contextmanager
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from invariant_rag import errors
 from invariant_rag.errors import InvariantRAGError
 
 
 class Refusal(InvariantRAGError):
-    """A request that the server refuses.
-
-    Args:
-        message: What was expected and what was given.
-        param: The field that is wrong.
-        hint: What to do about it.
-        retry_after: Seconds after which another try may succeed.
-    """
+    """A request that the server refuses: with the field that is wrong, and seconds after which a try may succeed."""
 
     status = 400
     hint = "Change the request as the message says."
+
+    def __init_subclass__(cls, status: int = 400, hint: str = hint) -> None:
+        cls.status, cls.hint = status, hint
 
     def __init__(
         self, message: str, *, param: str | None = None, hint: str | None = None, retry_after: int | None = None
@@ -39,113 +35,75 @@ class Refusal(InvariantRAGError):
         self.retry_after = retry_after
 
 
-class InvalidRequest(Refusal):
+class InvalidRequest(Refusal, hint="The fields are OpenAI's, with documents and invariant; see /openapi.json."):
     """A request with unknown fields, missing ones, or values that are none."""
 
-    hint = "The fields are those of OpenAI's API, with documents and invariant; see /openapi.json."
 
-
-class Ambiguous(Refusal):
+class Ambiguous(Refusal, hint="Send one of them."):
     """A request whose end two headers tell in two ways, which may hide another one behind it (RFC 9112 6.1)."""
 
-    hint = "Send one of them."
 
-
-class Unauthorized(Refusal):
+class Unauthorized(Refusal, status=401, hint="Send `Authorization: Bearer KEY`."):
     """No key, or a wrong one."""
 
-    status = 401
-    hint = "Send `Authorization: Bearer KEY`."
 
-
-class UnknownModel(Refusal):
+class UnknownModel(Refusal, status=404, hint="GET /v1/models lists those that it does."):
     """A model that the server does not serve."""
 
-    status = 404
-    hint = "GET /v1/models lists those that it does."
 
-
-class SlowRequest(Refusal):
+class SlowRequest(Refusal, status=408, hint="Send the whole body at once."):
     """A client that does not send its request in time."""
 
-    status = 408
-    hint = "Send the whole body at once."
 
-
-class TooLarge(Refusal):
+class TooLarge(Refusal, status=413, hint="Send fewer or shorter documents."):
     """A body or a prompt beyond the limits."""
 
-    status = 413
-    hint = "Send fewer or shorter documents."
 
-
-class Busy(Refusal):
+class Busy(Refusal, status=429, hint="Try again after the seconds of Retry-After."):
     """As many requests run and wait as the server takes, or the model behind it."""
 
-    status = 429
-    hint = "Try again after the seconds of Retry-After."
 
-
-class ClientLeft(Refusal):
+class ClientLeft(Refusal, status=499, hint=""):
     """Nobody waits for the answer any more."""
 
-    status = 499
-    hint = ""
+
+class UpstreamRefused(Refusal, hint="Change the request: the model behind this server does not take it."):
+    """A request that the engine behind this server refuses; the message is its own."""
 
 
-class UpstreamRefused(Refusal):
-    """A request that the engine behind this server takes for a wrong one; the message is its own."""
-
-    hint = "Change the request as the message says: the model behind this server does not take it."
-
-
-class UpstreamFailed(Refusal):
+class UpstreamFailed(Refusal, status=502, hint="Try again; if that does not help, its logs say more than it answered."):
     """The engine behind this server refused a request, or cannot be reached."""
 
-    status = 502
-    hint = "Try again; if that does not help, its logs say more than it answered."
 
-
-class ReplicaLost(Refusal):
+class ReplicaLost(Refusal, status=503, hint="Ask again: another replica answers."):
     """The replica that was answering is gone, or there is none."""
 
-    status = 503
-    hint = "Ask again: another replica answers."
 
-
-class DeadlineExceeded(Refusal):
+class DeadlineExceeded(Refusal, status=504, hint="Ask for fewer tokens, or try again when the server is less busy."):
     """An answer that was not finished in time."""
 
-    status = 504
-    hint = "Ask for fewer tokens, or try again when the server is less busy."
 
-
-class ReplicaFailed(Refusal):
+class ReplicaFailed(Refusal, status=500, hint="The logs of Ray Serve say where it was."):
     """A fault of a replica."""
 
-    status = 500
-    hint = "The logs of Ray Serve say where it was."
 
-
-_STATUS: Mapping[type[InvariantRAGError], int] = {
+_OF_REQUESTS = (
+    errors.ContextOverflow,
+    errors.InvalidChoice,
+    errors.InvalidOption,
+    errors.InvalidPrompt,
+    errors.InvalidSchema,
+    errors.InvalidSegment,
+    errors.InvalidTool,
+    errors.UnknownName,
+    errors.UnsupportedCombination,
+    errors.UnsupportedModel,
+)
+_STATUS = {
     errors.IncompleteObject: 422,
     errors.InvalidObject: 422,
     errors.ExtraRequired: 501,
-    **dict.fromkeys(
-        (
-            errors.ContextOverflow,
-            errors.InvalidChoice,
-            errors.InvalidOption,
-            errors.InvalidPrompt,
-            errors.InvalidSchema,
-            errors.InvalidSegment,
-            errors.InvalidTool,
-            errors.UnknownName,
-            errors.UnsupportedCombination,
-            errors.UnsupportedModel,
-        ),
-        400,
-    ),
+    **dict.fromkeys(_OF_REQUESTS, 400),
 }
 """Status of every error of the library that a request can cause. Any other one is a fault of the server: 500."""
 
@@ -191,8 +149,7 @@ _KINDS = ("bool", "dict", "float", "int", "list", "str")
 _VARIANT = re.compile("|".join((*_KINDS, "Document", "NamedTool", r".*\W.*")))
 """What pydantic adds to the place of an error where a field may be of several kinds: `str`, `Document`, `list[...]`."""
 _OBJECT = re.compile(r"a valid dictionary(?: or (?:instance of \w+|object to extract fields from))?")
-_TAGS = ("text", "document", "documents")
-"""What it adds behind the number of a part of a message."""
+_TAGS = ("text", "document", "documents")  # what it adds behind the number of a part of a message
 
 
 def encode(content: Any) -> str:
@@ -201,12 +158,9 @@ def encode(content: Any) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-class JsonReply(JSONResponse):
-    """A response of JSON in UTF-8, whatever texts it repeats."""
-
-    def render(self, content: Any) -> bytes:
-        """Return the body."""
-        return encode(content).encode()
+def json_reply(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a response of JSON in UTF-8, whatever texts it repeats."""
+    return Response(encode(content), status, headers, "application/json")
 
 
 @contextmanager
@@ -248,18 +202,15 @@ def error_response(error: BaseException) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, Ambiguous | TooLarge | SlowRequest):
         headers["Connection"] = "close"  # the rest of the body is not read
-    return JsonReply(error_body(error), status_of(error), headers)
+    return json_reply(error_body(error), status_of(error), headers)
 
 
 def http_error(error: HTTPException) -> Response:
     """Return what Starlette refuses (an unknown path or method) in the same shape."""
-    codes = {404: "not_found", 405: "method_not_allowed"}
-    message = str(error.detail) if error.status_code != 500 else _FAULT
-    hint = (
-        "GET /openapi.json lists the routes and their methods." if error.status_code in codes else InvalidRequest.hint
-    )
-    body = _body(error.status_code, message, codes.get(error.status_code, "invalid_request"), hint=hint)
-    return JsonReply(body, error.status_code, error.headers)
+    status, message = error.status_code, _FAULT if error.status_code == 500 else str(error.detail)
+    code, hint = {404: "not_found", 405: "method_not_allowed"}.get(status), InvalidRequest.hint
+    hint = "GET /openapi.json lists the routes and their methods." if code else hint
+    return json_reply(_body(status, message, code or "invalid_request", hint=hint), status, error.headers)
 
 
 def invalid_request(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:
@@ -269,12 +220,8 @@ def invalid_request(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     found: dict[str, str] = {}
     for each in of_fields or problems[:1]:
         said = "unknown field" if each["type"] == "extra_forbidden" else str(each["msg"])
-        said = (
-            said.removeprefix("Value error, ")
-            .replace("Input should be", "expected")
-            .replace("a valid list", "a JSON array")
-        )
-        said = _OBJECT.sub("a JSON object", said)
+        said = said.removeprefix("Value error, ").replace("Input should be", "expected")
+        said = _OBJECT.sub("a JSON object", said.replace("a valid list", "a JSON array"))
         found.setdefault(_path(each["loc"]), said)
     for each in problems:
         path = _path(each["loc"])

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Event
 from typing import Any, TypeAlias
 
@@ -17,43 +18,39 @@ from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
+from invariant_rag.cancellation import cancellable
+from invariant_rag.generation.answers import AnswerDelta
+from invariant_rag.orderings import Candidate, Relevance
+from invariant_rag.orderings.monot5 import EMBEDDED_NAME, PUBLISHED
+from invariant_rag.segments import plain_rendering
+from invariant_rag.server import errors
 from invariant_rag.server.admission import Admission
-from invariant_rag.server.engines.base import Engine, Reranker
+from invariant_rag.server.engines.base import Engine
 from invariant_rag.server.engines.building import build_reranker
-from invariant_rag.server.errors import (
-    ClientLeft,
-    DeadlineExceeded,
-    InvalidRequest,
-    TooLarge,
-    UnknownModel,
-    encode,
-    error_body,
-    status_of,
-)
-from invariant_rag.server.logs import Tracing
-from invariant_rag.server.metrics import Metrics
+from invariant_rag.server.logs import Metrics, StreamClock, Tracing
 from invariant_rag.server.middleware import log_fault
-from invariant_rag.server.parsing import Parsed, parse
+from invariant_rag.server.parsing import Parsed, parse, segment_of
+from invariant_rag.server.replies import ChatReplies
+from invariant_rag.server.schemas import RerankRequest
 from invariant_rag.server.settings import Settings
 from invariant_rag.server.worker import PARSERS
 from invariant_rag.shown import shown
 
 _JSON = ("application/json", "+json")
 _PARSING_SECONDS = 5.0
-_BYTES_PER_SECOND = 1e6
-"""About how fast bodies are parsed: a short one is parsed before long ones."""
+_BYTES_PER_SECOND = 1e6  # about how fast bodies are parsed: a short one is parsed before long ones
+_SECONDS_PER_TOKEN = _SECONDS_PER_DOCUMENT = 0.05
+TOY = (
+    "The embedded MonoT5 ranks these documents: a toy that was trained on synthetic ones. "
+    f"Start the server with `--reranker {PUBLISHED}`, or another checkpoint."
+)
+"""What clients and the console are told of the embedded reranker."""
 
 
 class State:
-    """What the routes of one application share.
+    """What the routes of one application share."""
 
-    Args:
-        engine: What answers.
-        settings: What is allowed.
-        reranker: Scores documents for a query. None: that of `build_reranker`.
-    """
-
-    def __init__(self, engine: Engine, settings: Settings, reranker: Reranker | None) -> None:
+    def __init__(self, engine: Engine, settings: Settings, reranker: Relevance | None) -> None:
         self.engine, self.settings = engine, settings
         self.reranker = reranker or build_reranker(None)
         self.without_keys = settings.without_keys()  # for other processes
@@ -64,14 +61,10 @@ class State:
         self.started = int(time.time())
 
     def check_model(self, name: str | None, *allowed: str) -> None:
-        """Check the model of a request; None is the one that there is.
-
-        Raises:
-            UnknownModel: There is no such model.
-        """
+        """Raise UnknownModel for the name of a model that there is not; None is the one that there is."""
         known = allowed or (self.engine.name,)
         if name is not None and name not in known:
-            raise UnknownModel(f"expected the model {known[0]!r}, got {shown(name)}", param="model")
+            raise errors.UnknownModel(f"expected the model {known[0]!r}, got {shown(name)}", param="model")
 
     def close(self) -> None:
         """Wait for what runs, and end."""
@@ -79,34 +72,21 @@ class State:
         self.engine.close()
 
 
-def state_of(request: Request) -> State:
-    """Return the state of the application that got a request."""
-    found: State = request.app.state.serving
-    return found
-
-
 class Job:
     """A request while it runs. Its place is given back when the thread ends, and not when its client leaves.
 
     Attributes:
-        state: What the routes share.
-        id: Its name.
-        tenant: Whose it is; "" where no keys are needed.
         headers: What an engine behind this server gets of its head.
         noted: What the log says of it.
         begun: When it came, in seconds of `time.monotonic`.
         abandoned: Once set, nobody waits for the answer any more.
-        parsed: The request, once it is parsed.
         result: The body of the answer; empty after a stream.
-
-    Raises:
-        Busy: There is no place for it.
     """
 
     parsed: Parsed
 
     def __init__(self, request: Request, route: str, handler: Handler) -> None:
-        self.state = state_of(request)
+        self.state: State = request.app.state.serving
         self._request, self._route, self._handler = request, route, handler
         own = request.scope["state"]
         self.noted, self.tenant, self._body = own["noted"], own["tenant"], own["body"]
@@ -117,20 +97,17 @@ class Job:
         self.begun, self.abandoned = time.monotonic(), Event()
         self._chunks: asyncio.Queue[str | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + self.state.settings.timeout
+        self._deadline: float = self._loop.time() + self.state.settings.timeout
+        self._late = f"expected an answer within {self.state.settings.timeout:g} seconds"
         self.result = self._loop.run_in_executor(self.state.executor, self._run)
 
     def put(self, chunk: Any) -> None:
         """Take a chunk of a stream, from any thread. A request is answered with a stream if there is one."""
-        self._loop.call_soon_threadsafe(self._chunks.put_nowait, None if chunk is None else encode(chunk))
+        self._loop.call_soon_threadsafe(self._chunks.put_nowait, None if chunk is None else errors.encode(chunk))
 
     @contextmanager
     def turn(self, seconds: float) -> Iterator[None]:
-        """Wait for the turn of a request that takes about so many seconds, and have it during the block.
-
-        Raises:
-            CancelledError: It was abandoned.
-        """
+        """Wait for the turn of a request that takes about so many seconds, and have it; see `FairQueue.turn`."""
         start = time.monotonic()
         with self.state.admission.answering.turn(self.tenant, seconds, self.abandoned):
             self.state.metrics.queue_seconds.observe(time.monotonic() - start)
@@ -147,11 +124,11 @@ class Job:
             if self.parsed.contents is not None:
                 self.noted["contents"] = self.parsed.contents
             found = self._handler(self)
-            return b"" if found is None else encode(found).encode()
+            return b"" if found is None else errors.encode(found).encode()
         except CancelledError:
-            raise ClientLeft("nobody waits for the answer") from None
+            raise errors.ClientLeft("nobody waits for the answer") from None
         except MemoryError:
-            raise TooLarge("expected a request that fits into memory") from None
+            raise errors.TooLarge("expected a request that fits into memory") from None
         finally:
             self.state.admission.leave(self.tenant, time.monotonic() - self.begun)
             self.put(None)
@@ -163,15 +140,10 @@ class Job:
             try:
                 return PARSERS.call(_PARSING_SECONDS, self.abandoned, parse, *work)
             except TimeoutError:
-                raise TooLarge(f"expected a body that is parsed within {_PARSING_SECONDS:g} seconds") from None
+                raise errors.TooLarge(f"expected a body that is parsed within {_PARSING_SECONDS:g} seconds") from None
 
     async def first(self) -> str | None:
-        """Wait for the first chunk: errors before it are answered with their status. None: the answer is no stream.
-
-        Raises:
-            ClientLeft: The client has closed the connection.
-            DeadlineExceeded: It takes too long.
-        """
+        """Wait for the first chunk: errors before it are answered with their status. None: the answer is no stream."""
         getting = asyncio.ensure_future(self._chunks.get())
         gone = asyncio.ensure_future(_disconnected(self._request))
         try:
@@ -188,14 +160,11 @@ class Job:
         getting.cancel()
         self._abandon()
         if gone in done:
-            raise ClientLeft("the client has closed the connection")
-        raise self._exceeded
+            raise errors.ClientLeft("the client has closed the connection")
+        raise errors.DeadlineExceeded(self._late)
 
     async def events(self, first: str) -> AsyncIterator[dict[str, str]]:
-        """Yield chunks as server-sent events, as OpenAI does: an error is the last chunk, else `[DONE]` is.
-
-        Whoever stops listening abandons the work.
-        """
+        """Yield server-sent events; the last is an error or `[DONE]`. Who stops listening abandons the work."""
         chunk: str | None = first
         try:
             while chunk is not None:
@@ -203,14 +172,14 @@ class Job:
                 try:
                     chunk = await asyncio.wait_for(self._chunks.get(), self._seconds_left)
                 except TimeoutError:
-                    raise self._exceeded from None
+                    raise errors.DeadlineExceeded(self._late) from None
             await self.result
             yield {"data": "[DONE]"}
         except Exception as error:  # noqa: BLE001 - the status is sent already: the client is told in the stream
             self.noted["error"] = type(error).__name__
-            if status_of(error) == 500:
+            if errors.status_of(error) == 500:
                 log_fault(error, self.noted)
-            yield {"data": encode(error_body(error))}
+            yield {"data": errors.encode(errors.error_body(error))}
         finally:
             self._abandon()
 
@@ -223,25 +192,16 @@ class Job:
     def _seconds_left(self) -> float:
         return max(self._deadline - self._loop.time(), 0)
 
-    @property
-    def _exceeded(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"expected an answer within {self.state.settings.timeout:g} seconds")
-
 
 Handler: TypeAlias = Callable[[Job], Any]
 """Answers a request in a thread: puts the chunks of a stream, or returns a body."""
 
 
 async def respond(request: Request, route: str, handler: Handler) -> Response:
-    """Answer a request to a route of `parsing.ROUTES`.
-
-    Raises:
-        InvalidRequest: Its content is not said to be JSON. (A page elsewhere could send a browser with another type.)
-        InvariantRAGError: There is no place or no time for it, its client leaves, or as the handler raises it.
-    """
+    """Answer a request to a route of `parsing.ROUTES`. A page elsewhere could send a browser with another type."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not kind.endswith(_JSON):
-        raise InvalidRequest("expected the header `content-type: application/json`")
+        raise errors.InvalidRequest("expected the header `content-type: application/json`")
     job = Job(request, route, handler)
     first = await job.first()
     if first is None:
@@ -252,3 +212,85 @@ async def respond(request: Request, route: str, handler: Handler) -> Response:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def tokenize(job: Job) -> Any:
+    """Return the token ids of a text, or of a conversation as the model gets it."""
+    (call,), engine = job.parsed.work, job.state.engine
+    job.state.check_model(job.parsed.model)
+    with job.turn(0.0), cancellable(job.abandoned):
+        tokens = engine.tokens(call)
+    return {"count": len(tokens), "max_model_len": engine.context_window, "tokens": tokens}
+
+
+def rank(job: Job, version: str) -> Any:
+    """Rank documents by their relevance to a query, best first, for a version of Cohere's API.
+
+    Scores are bit-equal for every order; of equal ones, the content decides.
+    """
+    reranker = job.state.reranker
+    asked: RerankRequest = job.parsed.work
+    job.state.check_model(job.parsed.model, reranker.model_name, reranker.name)
+    candidates = [Candidate(each, (), plain_rendering(each)) for each in map(segment_of, asked.documents)]
+    with job.turn(len(candidates) * _SECONDS_PER_DOCUMENT), cancellable(job.abandoned):
+        keys = reranker.sort_keys(candidates, asked.query)
+    ranking = sorted(range(len(keys)), key=lambda index: (keys[index], candidates[index].tie_breaker))
+    results: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": reranker.probability(-keys[index])} for index in ranking[: asked.top_n]
+    ]
+    for each in results if asked.return_documents else ():
+        each["document"] = {"text": candidates[each["index"]].segment.text}
+    meta: dict[str, Any] = {"api_version": {"version": version}}
+    meta |= {"warnings": [TOY]} if reranker.model_name == EMBEDDED_NAME else {}
+    return {"id": job.id, "object": "list", "model": reranker.model_name, "results": results, "meta": meta}
+
+
+def judge(job: Job) -> Any:
+    """Say which answer is the best, or which option is right."""
+    job.state.check_model(job.parsed.model)
+    with job.turn((job.parsed.work.request.max_tokens or 0) * _SECONDS_PER_TOKEN), cancellable(job.abandoned):
+        verdict = job.state.engine.judge(job.parsed.work)
+    told = ("winner", "best", "ranking", "probabilities", "labels", "explanation")
+    said = {name: getattr(verdict, name) for name in told}
+    return {"id": job.id, "object": "judgement", "model": job.state.engine.name, **said}
+
+
+def answer(job: Job, kind: type[ChatReplies] = ChatReplies) -> Any:
+    """Answer a conversation, or continue texts: return a whole reply, or put the chunks of a stream.
+
+    Listing the documents in another order changes no bit of the answer.
+    """
+    job.state.check_model(job.parsed.model)
+    replies = kind(job.id, job.state.engine.name)
+    calls = [replace(each, headers=job.headers) for each in job.parsed.work]
+    request = calls[0].request  # but for the question, that of all
+    waiting = list(range(len(calls) * request.n))  # answers whose first chunk is not sent
+    clock = StreamClock(job.state.metrics, job.begun)
+
+    def begin() -> None:
+        for index in waiting:
+            for chunk in replies.begin(index):
+                job.put(chunk)
+        waiting.clear()
+
+    def emit(index: int, delta: AnswerDelta) -> None:
+        clock.tick(index)
+        begin()
+        job.put(replies.piece(index, delta))
+
+    with job.turn(len(waiting) * (request.max_new_tokens or 1) * _SECONDS_PER_TOKEN):
+        found = job.state.engine.answer_all(calls, emit, job.abandoned)
+    for reply in found:
+        job.state.metrics.count_tokens(reply.usage)
+        for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
+            job.noted[name] = job.noted.get(name, 0) + getattr(reply.usage, name)
+    job.noted["set_key"] = found[0].report.get("set_key")
+    if not calls[0].stream:
+        return replies.whole(found)
+    begin()
+    ends = [(choice, reply) for reply in found for choice in reply.choices]
+    for index, (choice, reply) in enumerate(ends):
+        job.put(replies.end(index, choice, reply))
+    if job.parsed.include_usage:
+        job.put(replies.usage(found))
+    return None

@@ -15,16 +15,8 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from invariant_rag.server.errors import (
-    Ambiguous,
-    ClientLeft,
-    Refusal,
-    SlowRequest,
-    TooLarge,
-    Unauthorized,
-    error_response,
-)
-from invariant_rag.server.metrics import Metrics
+from invariant_rag.server import errors
+from invariant_rag.server.logs import Metrics
 from invariant_rag.server.settings import OPERATOR_KEY_VARIABLE, Settings
 
 logger = logging.getLogger("invariant_rag.server")
@@ -32,20 +24,14 @@ logger = logging.getLogger("invariant_rag.server")
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 OPEN = frozenset({"/", "/health", "/ready", "/version"})
 """Routes that need no key: the page, which asks for one, and what load balancers ask."""
-_OPEN_FOLDER = "/lab/"
-"""What the page is made of."""
-_METRICS = "/metrics"
-"""The route of the operator."""
-_LEFT = 499
-"""Status of a request whose client has left before it was answered."""
+_METRICS = "/metrics"  # the route of the operator
 
 
 class Guard:
     """Names every request, finds the tenant of its key, receives its body, and logs a line without contents at its end.
 
-    The state of its scope has `noted`, what the log says of it; `tenant`, "" without keys; and `body`. Bodies
-    that are too long or come too slowly are refused before they are held in memory. A fault of the server is a line of
-    its own, with its place, and an answer that has the name of the request.
+    The state of its scope has `noted`, what the log says of it; `tenant`, "" without keys; and `body`. A fault of the
+    server is a line of its own, with its place, and an answer that has the name of the request.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
@@ -75,19 +61,21 @@ class Guard:
 
         try:
             state["tenant"] = self._tenant(scope["path"], headers)
-            state["body"] = (
-                None if scope["method"] in {"GET", "HEAD", "OPTIONS"} else await self._body(headers, receive)
-            )
+            if "transfer-encoding" in headers and "content-length" in headers:
+                self._metrics.rejected.labels("body").inc()
+                raise errors.Ambiguous("expected Transfer-Encoding or Content-Length, got both")
+            has_body = scope["method"] not in {"GET", "HEAD", "OPTIONS"}
+            state["body"] = await self._body(headers, receive) if has_body else None
             await self._app(scope, receive, send_with_id)
         except Exception as error:  # noqa: BLE001 - whoever is around would log it again, and not name the request
-            if not isinstance(error, Refusal):
+            if not isinstance(error, errors.Refusal):
                 log_fault(error, noted)
-            if status is None and not isinstance(error, ClientLeft):  # else the connection is closed in mid-answer
-                await error_response(error)(scope, receive, send_with_id)
+            if status is None and not isinstance(error, errors.ClientLeft):  # else it is closed in mid-answer
+                await errors.error_response(error)(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             seconds = time.monotonic() - start
-            status = _LEFT if status is None else status
+            status = status or errors.ClientLeft.status
             self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.seconds.labels(route).observe(seconds)
             fields = {**noted, "method": scope["method"], "route": route, "status": status}
@@ -96,7 +84,7 @@ class Guard:
     def _tenant(self, path: str, headers: Headers) -> str:
         """Return whose key it is, without telling by the time how much of a wrong key is right; "": none is needed."""
         known = self._operator if path == _METRICS else self._tenants
-        if path in OPEN or path.startswith(_OPEN_FOLDER) or not (known or self._tenants):
+        if path in OPEN or path.startswith("/lab/") or not (known or self._tenants):
             return ""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = _digest(key.strip() if scheme.lower() == "bearer" else "")
@@ -108,31 +96,28 @@ class Guard:
             self._metrics.rejected.labels("key").inc()
             if path == _METRICS:
                 hint = f"Start the server with a key in the variable {OPERATOR_KEY_VARIABLE}, and send it."
-                raise Unauthorized("expected the key of the operator", hint=hint)
-            raise Unauthorized("expected a valid key")
+                raise errors.Unauthorized("expected the key of the operator", hint=hint)
+            raise errors.Unauthorized("expected a valid key")
         return found
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
         most, seconds = self._settings.max_body_bytes, self._settings.body_timeout
         try:
-            if "transfer-encoding" in headers and "content-length" in headers:
-                raise Ambiguous("expected Transfer-Encoding or Content-Length, got both")
             length = headers.get("content-length", "")
             body, expected = bytearray(), int(length) if length.isascii() and length.isdigit() else 0
             async with asyncio.timeout(seconds):
                 while max(expected, len(body)) <= most:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise ClientLeft("the client has closed the connection")
+                        raise errors.ClientLeft("the client has closed the connection")
                     body += message.get("body", b"")
                     if not message.get("more_body") and len(body) <= most:
                         return bytes(body)
-            raise TooLarge(f"expected a body of at most {most} bytes")
-        except (TimeoutError, Ambiguous, TooLarge) as error:
+            raise errors.TooLarge(f"expected a body of at most {most} bytes")
+        except (TimeoutError, errors.TooLarge) as error:
             self._metrics.rejected.labels("body").inc()
-            raise (
-                error if isinstance(error, Refusal) else SlowRequest(f"expected a body within {seconds:g} s")
-            ) from None
+            slow = errors.SlowRequest(f"expected a body within {seconds:g} s")
+            raise (error if isinstance(error, errors.Refusal) else slow) from None
 
 
 def log_fault(error: BaseException, noted: MutableMapping[str, Any]) -> None:

@@ -20,38 +20,19 @@ from invariant_rag.files import parse_json
 from invariant_rag.generation.answers import AnswerRequest
 from invariant_rag.generation.json_schema import check_json_schema
 from invariant_rag.prompts import DEFAULT_SYSTEM, FIXES, Turn, recognize
-from invariant_rag.segments import Prompt, Segment, SegmentSet, document_rendering
-from invariant_rag.server.documents import check_ids, segment_of, set_of
+from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_rendering
+from invariant_rag.server import schemas
 from invariant_rag.server.engines.base import Call, Choices, JudgeCall
 from invariant_rag.server.errors import InvalidRequest, TooLarge, about, invalid_request
-from invariant_rag.server.schemas import (
-    ChatRequest,
-    CompletionRequest,
-    Decoding,
-    Document,
-    DocumentPart,
-    FunctionTool,
-    InvariantOptions,
-    JudgeRequest,
-    Message,
-    NamedTool,
-    RequestBody,
-    RerankRequest,
-    SetPart,
-    TextPart,
-    TokenizeRequest,
-)
+from invariant_rag.server.replies import ID, document_id
 from invariant_rag.server.settings import Settings
 from invariant_rag.shown import shown
 
-Work: TypeAlias = Sequence[Call] | JudgeCall | RerankRequest
+Work: TypeAlias = Sequence[Call] | JudgeCall | schemas.RerankRequest
 
-_MOST_VALUES = 100_000
-"""Of a body, not counting numbers: texts, names, lists and objects."""
-_MOST_ARGUMENTS = 10_000
-"""Values of the arguments of all calls: the chat template writes them one by one."""
-_MOST_BYTES = 65_536
-"""Of a schema, and of all tools together."""
+_MOST_VALUES = 100_000  # of a body, not counting numbers: texts, names, lists and objects
+_MOST_ARGUMENTS = 10_000  # values of the arguments of all calls: the chat template writes them one by one
+_MOST_BYTES = 65_536  # of a schema, and of all tools together
 _MOST_TOOLS = 128
 _EXPLANATION_TOKENS = 128
 _ELSEWHERE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)": "([^#"][^"]*)"')
@@ -62,14 +43,7 @@ _FIELDS = {"name", "tool_calls", "tool_call_id", "reasoning_content"}
 
 @dataclass(frozen=True)
 class Parsed:
-    """A request that was parsed.
-
-    Attributes:
-        work: What the engine is called with.
-        model: The model that it names.
-        include_usage: Whether a stream ends with a chunk of usage.
-        contents: The request for the log, if it is to hold contents.
-    """
+    """A request that was parsed: work for an engine, and the request for the log, if it is to hold contents."""
 
     work: Any
     model: str | None
@@ -78,21 +52,7 @@ class Parsed:
 
 
 def parse(route: str, body: bytes, settings: Settings, tenant: str) -> Parsed:
-    """Return a body as a call.
-
-    Args:
-        route: A key of `ROUTES`.
-        body: The body.
-        settings: What requests may choose.
-        tenant: Whose request it is.
-
-    Raises:
-        InvalidRequest: It is no JSON, has fields that do not exist, values that they do not take, or asks for what is
-            not allowed.
-        InvalidSchema: A schema is none, is too large, or refers to what is elsewhere.
-        InvalidTool: There are too many tools, or they are too long together.
-        TooLarge: It has too many values.
-    """
+    """Return the body of a request to a route of `ROUTES` as work for an engine."""
     schema, to_work = ROUTES[route]
     request: Any
     try:
@@ -114,7 +74,7 @@ def parse(route: str, body: bytes, settings: Settings, tenant: str) -> Parsed:
     )
 
 
-def _chat(request: ChatRequest, settings: Settings, tenant: str) -> list[Call]:
+def _chat(request: schemas.ChatRequest, settings: Settings, tenant: str) -> list[Call]:
     """Return the call of a chat."""
     if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
         raise InvalidRequest("expected max_tokens or max_completion_tokens, got both", param="max_tokens")
@@ -132,7 +92,7 @@ def _chat(request: ChatRequest, settings: Settings, tenant: str) -> list[Call]:
     answers = AnswerRequest(
         messages=messages,
         tools=_tools(request.tools),
-        tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice or "auto",
+        tool_choice=choice.function["name"] if isinstance(choice, schemas.NamedTool) else choice or "auto",
         parallel=request.parallel_tool_calls is not False,
         template_kwargs=request.chat_template_kwargs,
         schema=schema,
@@ -147,7 +107,7 @@ def _chat(request: ChatRequest, settings: Settings, tenant: str) -> list[Call]:
     return [Call(answers, choices, stream=request.stream, response_format=told, **more)]
 
 
-def _completions(request: CompletionRequest, settings: Settings, tenant: str) -> list[Call]:
+def _completions(request: schemas.CompletionRequest, settings: Settings, tenant: str) -> list[Call]:
     """Return the calls of a completion: one for each prompt."""
     prompts = _prompts(request.prompt)
     if len(prompts) * request.n > settings.max_choices:
@@ -168,7 +128,7 @@ def _completions(request: CompletionRequest, settings: Settings, tenant: str) ->
     return calls
 
 
-def _tokenize(request: TokenizeRequest, _settings: Settings, tenant: str) -> list[Call]:
+def _tokenize(request: schemas.TokenizeRequest, _settings: Settings, tenant: str) -> list[Call]:
     if request.messages is None:
         return [Call(AnswerRequest(prompt=Prompt(request.prompt or ""), max_new_tokens=1), Choices(tenant))]
     messages, more = _conversation(request.messages, request.documents)
@@ -177,35 +137,28 @@ def _tokenize(request: TokenizeRequest, _settings: Settings, tenant: str) -> lis
     return [Call(answers, Choices(tenant), **more)]
 
 
-def _rerank(request: RerankRequest, _settings: Settings, _tenant: str) -> RerankRequest:
-    return request
-
-
-def _judge(request: JudgeRequest, settings: Settings, tenant: str) -> JudgeCall:
+def _judge(request: schemas.JudgeRequest, settings: Settings, tenant: str) -> JudgeCall:
     most = min(request.max_tokens or _EXPLANATION_TOKENS, settings.max_new_tokens)
     limited = request.model_copy(update={"max_tokens": most if request.explain else 0})
     return JudgeCall(limited, _choices(request.invariant, settings, tenant))
 
 
-ROUTES: Mapping[str, tuple[type[RequestBody], Callable[[Any, Settings, str], Work]]] = {
-    "chat": (ChatRequest, _chat),
-    "completions": (CompletionRequest, _completions),
-    "tokenize": (TokenizeRequest, _tokenize),
-    "rerank": (RerankRequest, _rerank),
-    "judge": (JudgeRequest, _judge),
+ROUTES: Mapping[str, tuple[type[schemas.RequestBody], Callable[[Any, Settings, str], Work]]] = {
+    "chat": (schemas.ChatRequest, _chat),
+    "completions": (schemas.CompletionRequest, _completions),
+    "tokenize": (schemas.TokenizeRequest, _tokenize),
+    "rerank": (schemas.RerankRequest, lambda request, _settings, _tenant: request),
+    "judge": (schemas.JudgeRequest, _judge),
 }
 
 
 def _conversation(
-    messages: Sequence[Message], documents: Sequence[Document | str]
+    messages: Sequence[schemas.Message], documents: Sequence[schemas.Document | str]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return messages in which every segment is in a set, and the question and the warnings of a call.
 
     The documents of the request stand before the text of the last user message, where `lm.chat_prompt(question,
     documents)` puts them; so equal requests have equal answers, over HTTP and in Python.
-
-    Raises:
-        InvalidRequest: There are documents, and no user message; or two of a set have one id.
     """
     arguments = [call.function.arguments for each in messages for call in each.tool_calls or ()]
     with suppress(ValueError, RecursionError):  # what is no JSON is refused where a call is made of it
@@ -242,12 +195,8 @@ def _in_sets(given: Sequence[Turn]) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
     )
 
 
-def _choices(wanted: InvariantOptions, settings: Settings, tenant: str) -> Choices:
-    """Return how the documents are to be read.
-
-    Raises:
-        InvalidRequest: A choice is not allowed.
-    """
+def _choices(wanted: schemas.InvariantOptions, settings: Settings, tenant: str) -> Choices:
+    """Return how the documents are to be read."""
     for name, allowed in (("method", settings.methods), ("ordering", settings.orderings)):
         if (value := getattr(wanted, name)) is not None and value not in allowed:
             listed = ", ".join(sorted(allowed))
@@ -255,12 +204,8 @@ def _choices(wanted: InvariantOptions, settings: Settings, tenant: str) -> Choic
     return Choices(tenant, wanted.method, wanted.ordering, wanted.overflow)
 
 
-def _decoding(request: Decoding, settings: Settings, max_tokens: int | None) -> dict[str, Any]:
-    """Return how tokens are to be chosen, as fields of an `AnswerRequest`.
-
-    Raises:
-        InvalidRequest: The answer would be too long, or there would be too many.
-    """
+def _decoding(request: schemas.Decoding, settings: Settings, max_tokens: int | None) -> dict[str, Any]:
+    """Return how tokens are to be chosen, as fields of an `AnswerRequest`."""
     wanted = min(settings.default_new_tokens, settings.max_new_tokens) if max_tokens is None else max_tokens
     last_seed = SEEDS[1] - request.n + 1
     for name, value, most, why in (
@@ -285,7 +230,7 @@ def _decoding(request: Decoding, settings: Settings, max_tokens: int | None) -> 
     }
 
 
-def _tools(given: Sequence[FunctionTool]) -> list[dict[str, Any]]:
+def _tools(given: Sequence[schemas.FunctionTool]) -> list[dict[str, Any]]:
     """Return tools as they were given, with schemas that can be followed."""
     tools = [each.model_dump(exclude_unset=True) for each in given]
     with about("tools"):
@@ -299,12 +244,15 @@ def _tools(given: Sequence[FunctionTool]) -> list[dict[str, Any]]:
     return tools
 
 
-def _parts(content: str | Iterable[TextPart | DocumentPart | SetPart] | None) -> Iterator[str | Segment | SegmentSet]:
+def _parts(content: str | Iterable[schemas.Part] | None) -> Iterator[str | Segment | SegmentSet]:
     for part in [content or ""] if content is None or isinstance(content, str) else content:
-        if isinstance(part, str | TextPart):
+        if isinstance(part, str | schemas.TextPart):
             yield part if isinstance(part, str) else part.text
+        elif isinstance(part, schemas.DocumentPart):
+            yield segment_of(part.document)
         else:
-            yield segment_of(part.document) if isinstance(part, DocumentPart) else set_of(part)
+            slots = None if part.slots is None else [Slot(each.before, each.after, each.number) for each in part.slots]
+            yield SegmentSet(map(segment_of, part.documents), slots=slots)
 
 
 def _prompts(prompt: Any) -> list[list[Any]]:
@@ -334,11 +282,7 @@ def _check_schema(schema: Mapping[str, Any]) -> None:
 
 
 def _check_values(document: Any, most: int, what: str) -> None:
-    """Check that a document is no heap of small values, which take far more memory and time than their text.
-
-    Raises:
-        TooLarge: It has more texts, names, lists and objects than it may have.
-    """
+    """Check that a document is no heap of small values, which take far more memory and time than their text."""
     level, found = [document], 0
     while level:
         inner: list[Any] = []
@@ -350,3 +294,37 @@ def _check_values(document: Any, most: int, what: str) -> None:
         if found > most:
             raise TooLarge(f"expected {what} of at most {most:,} values, got more")
         level = inner
+
+
+def segment_of(document: schemas.Document | str) -> Segment:
+    """Return a document as a segment: of several fields, all but the title by name.
+
+    >>> segment_of(schemas.Document(id="a", data={"title": "Ferries", "snippet": "At noon."})).text
+    'At noon.'
+    """
+    if isinstance(document, str):
+        return Segment(document)
+    text, title = document.text or "", document.title
+    if isinstance(document.data, dict):
+        fields = {name: str(value) for name, value in document.data.items() if value is not None}
+        title = title or fields.pop("title", None)
+        fields.pop("title", None)
+        one = len(fields) == 1
+        text = "\n".join(fields[name] if one else f"{name}: {fields[name]}" for name in sorted(fields))
+    elif document.data is not None:
+        text = document.data
+    metadata = {**document.metadata, **({} if document.id is None else {ID: document.id})}
+    return Segment(text, title=title, metadata=metadata, score=document.score)
+
+
+def check_ids(segments: SegmentSet) -> None:
+    """Check that an id names one document of a set. Other sets may number theirs anew, as turns do."""
+    found: dict[str, Segment] = {}
+    for segment in segments:
+        identifier = document_id(segment)
+        if found.setdefault(identifier, segment).content_hash != segment.content_hash:
+            raise InvalidRequest(
+                f"documents: expected an id for each document of a set, got two that are called {shown(identifier)}",
+                param="documents",
+                hint="Leave the ids away, or give each document its own.",
+            )

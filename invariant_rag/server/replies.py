@@ -1,27 +1,30 @@
-"""Replies in OpenAI's shapes: whole objects, and the chunks of a stream."""
+"""Replies in OpenAI's shapes, whole and as chunks of a stream; what was read for them, and what they cite."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from invariant_rag.generation.answers import AnswerDelta
+from invariant_rag.api_models import PlainRequest
+from invariant_rag.generation.answers import AnswerDelta, TokenLogprob
+from invariant_rag.generation.citations import CitedSpan
+from invariant_rag.segments import Prompt, Segment, SegmentSet
 from invariant_rag.server.engines.base import Choice, EngineReply
+
+if TYPE_CHECKING:
+    from invariant_rag.generation.outputs import Generation
+
+ID = "id"  # key of a segment's metadata under which the id of its document is
 
 
 @dataclass(frozen=True)
 class ChatReplies:
-    """Writes answers of a chat.
-
-    Attributes:
-        id: Id of the request.
-        model: Name of the model.
-        created: Seconds since 1970.
-    """
+    """Writes answers of a chat."""
 
     id: str
     model: str
@@ -142,3 +145,84 @@ def _message(choice: Choice) -> dict[str, Any]:
     more = {"tool_calls": calls, "reasoning_content": answer.reasoning, "citations": choice.citations}
     message = {"role": "assistant", "content": answer.content or (None if calls else ""), "refusal": None}
     return message | {name: value for name, value in more.items() if value}
+
+
+def document_id(segment: Segment) -> str:
+    """Return the id of a document: its own, or one that follows from its contents."""
+    return str(segment.metadata.get(ID, f"doc:{segment.content_hash[:12]}"))
+
+
+def set_key(sets: Iterable[SegmentSet]) -> str:
+    """Return a name of sets that does not depend on the order of their documents, equal on every machine.
+
+    >>> set_key([SegmentSet(["a", "b"])]) == set_key([SegmentSet(["b", "a"])]) != set_key([SegmentSet(["a"])])
+    True
+    """
+    hashes = [sorted([segment.content_hash for segment in each]) for each in sets]
+    return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()[:32]
+
+
+def report_of(generation: Generation, prompt: Prompt, ordering: str, warnings: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what was read for an answer, the same for every order in which the documents were listed.
+
+    Returns:
+        `method` and `ordering`; `sets`: their sizes; `set_key`; `order`: ids of all documents in physical order,
+        farthest from the question first; `dropped` and `trimmed`: ids of those that did not fit; `invariant`: whether
+        the order given could not change the answer; `warnings`: why it could all the same.
+    """
+    ids = [document_id(each) for each in prompt.segments]
+    return {
+        "method": generation.method,
+        "ordering": ordering,
+        "sets": list(generation.sets),
+        "set_key": set_key(prompt.sets) if ids else None,
+        "order": [ids[index] for index in generation.order],
+        "dropped": sorted([ids[index] for index in generation.dropped]),
+        "trimmed": sorted([ids[index] for index in generation.trimmed]),
+        "invariant": generation.invariant and not warnings,
+        "warnings": list(warnings),
+    }
+
+
+def report_of_request(request: PlainRequest, method: str, ordering: str, warnings: Sequence[str]) -> dict[str, Any]:
+    """Return what was written for a model behind an API, in the words of `report_of`."""
+    ledger = request.ledger(method, recognized=ordering != "given" and not warnings)
+    order = [document_id(segment) for each in request.sets for segment in each]
+    kept = {name: ledger[name] for name in ("method", "sets", "dropped", "trimmed", "invariant")}
+    named = {"ordering": ordering, "order": order, "set_key": set_key(request.sets) if order else None}
+    return {**kept, **named, "warnings": list(warnings)}
+
+
+def citations_of(text: str, spans: Iterable[CitedSpan], prompt: Prompt) -> list[dict[str, Any]]:
+    """Return the parts of an answer that have a source, in Cohere v2's shape, with the number of its set from 0."""
+    found: dict[tuple[int, int], list[CitedSpan]] = {}
+    for span in spans:
+        found.setdefault((span.start, span.end), []).append(span)
+    set_of_segment = [number for number, each in enumerate(prompt.sets) for _ in each] if found else []
+    return [
+        {
+            "start": start,
+            "end": end,
+            "text": text[start:end],
+            "sources": [_source(each.segment, set_of_segment[each.index]) for each in spans],
+            "type": "TEXT_CONTENT",
+        }
+        for (start, end), spans in found.items()
+    ]
+
+
+def _source(segment: Segment, number: int) -> dict[str, Any]:
+    identifier = document_id(segment)
+    document = {**segment.metadata, "id": identifier, "text": segment.text}
+    if segment.title is not None:
+        document["title"] = segment.title
+    return {"type": "document", "id": identifier, "set": number, "document": document}
+
+
+def token_of(token: TokenLogprob) -> dict[str, Any]:
+    """Return a token in OpenAI's shape."""
+    named, *tops = (
+        {"token": name, "logprob": value, "bytes": list(name.encode("utf-8", "replace"))}
+        for name, value in ((token.token, token.logprob), *token.top)
+    )
+    return {**named, "top_logprobs": tops}

@@ -8,8 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from invariant_rag.checks import SEEDS
 
-MOST_DOCUMENTS = 1000
-"""Of a request, a message or a part of one."""
+MOST_DOCUMENTS = 1000  # of a request, a message or a part of one
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 Real = Annotated[float, Field(allow_inf_nan=False)]
@@ -39,8 +38,7 @@ class Document(RequestBody):
     text: str | None = None
     data: str | dict[str, Scalar] | None = None
     """A text, or fields; `title` is the title, and the others are shown by name, unless there is one."""
-    score: Real | None = None
-    """What a retriever gave it, for the ordering `score`."""
+    score: Real | None = None  # what a retriever gave it, for the ordering `score`
     metadata: dict[str, Scalar] = Field(default_factory=dict)
     """Other fields, which the model never sees; `id` among them is the id of a document that has no other."""
 
@@ -102,8 +100,7 @@ class Called(RequestBody):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = Field(default=None, exclude=True)
-    """What chunks of a stream have beside it."""
+    index: int | None = Field(default=None, exclude=True)  # what chunks of a stream have beside it
 
 
 class Message(RequestBody):
@@ -120,8 +117,7 @@ class Message(RequestBody):
     function_call: None = None
     annotations: list[Any] | None = None
     citations: list[Any] | None = None
-    parsed: Any = None
-    """What `parse()` of the openai package makes of the content."""
+    parsed: Any = None  # what `parse()` of the openai package makes of the content
 
 
 class InvariantOptions(RequestBody):
@@ -145,8 +141,7 @@ class JsonSchema(RequestBody):
     name: str
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema", default_factory=dict)
-    strict: bool | None = None
-    """False: the caller checks the answer, also what no grammar expresses of the schema."""
+    strict: bool | None = None  # false: the caller checks the answer, also what no grammar expresses of the schema
 
 
 class ResponseFormat(RequestBody):
@@ -168,8 +163,7 @@ class Function(RequestBody):
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    """False: the caller checks arguments, also what no grammar expresses of their schema."""
+    strict: bool | None = None  # false: the caller checks arguments, also what no grammar expresses of their schema
 
 
 class FunctionTool(RequestBody):
@@ -179,17 +173,11 @@ class FunctionTool(RequestBody):
     function: Function
 
 
-class ToolName(RequestBody):
-    """A function by name."""
-
-    name: str
-
-
 class NamedTool(RequestBody):
     """The one tool to call."""
 
     type: Literal["function"]
-    function: ToolName
+    function: Annotated[dict[Literal["name"], str], Field(min_length=1)]
 
 
 class Decoding(RequestBody):
@@ -201,8 +189,7 @@ class Decoding(RequestBody):
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
-    temperature: Annotated[Real, Field(ge=0, le=2)] | None = None
-    """None and 0: greedy."""
+    temperature: Annotated[Real, Field(ge=0, le=2)] | None = None  # None and 0: greedy
     top_p: Annotated[Real, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
     min_p: Annotated[Real, Field(ge=0, le=1)] | None = None

@@ -21,8 +21,7 @@ from invariant_rag.errors import InvalidChoice, UnusableFile
 from invariant_rag.server.errors import http_error
 from invariant_rag.server.settings import Settings
 
-_CONNECTIONS = 8
-"""Connections of all addresses together, in those that one may have."""
+_CONNECTIONS = 8  # connections of all addresses together, in those that one may have
 _MOST_READ = 16_384
 """Bytes that are read at a time: a body in chunks of a byte each takes that much longer to take apart."""
 _SWITCH_SECONDS = 0.0005
@@ -65,11 +64,7 @@ def _close_oldest(connections: Mapping[DeadlineProtocol, None]) -> None:
 
 
 class DeadlineProtocol(H11Protocol):
-    """HTTP/1.1 in which a client has to send the head of its request in time: else its connection is closed.
-
-    uvicorn has a timeout between requests, but none within a head: a client that sends a byte a minute would keep its
-    connection for ever.
-    """
+    """HTTP/1.1 in which a client has to send the head of its request in time: uvicorn has no timeout within a head."""
 
     head_seconds = 20.0
     open_connections: Connections
@@ -142,9 +137,6 @@ def reserve(host: str, port: int) -> socket.socket:
     """Return a socket at an address, before the time that loading a model takes. The port 0 is any that is free.
 
     Clients are told that nobody is there until a server listens at it.
-
-    Raises:
-        InvalidChoice: Nobody can listen there.
     """
     reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:

@@ -33,10 +33,7 @@ def _option(default: Any, about: str, **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What an engine is made from. It can be pickled, so that another process can make the engine.
-
-    It holds no secrets: the key of a server behind it is in the environment variable `INVARIANT_RAG_UPSTREAM_KEY`.
-    The attributes are what `invariant-rag serve --help` says of the options of these names.
+    """What an engine is made from, as `invariant-rag serve --help` says. Picklable, and without secrets.
 
     Raises:
         InvalidChoice: There are two engines, or a choice that says nothing of the engine.
@@ -44,8 +41,8 @@ class EngineConfig:
 
     model: str | None = _option(
         None,
-        "Model id or folder; with --upstream, the name of its model.",
-        shown="the embedded model; or the one behind this server",
+        "Model id or folder; with --upstream, its name there.",
+        shown="the embedded model, or vLLM's",
         argument=True,
     )
     name: str | None = _option(
@@ -80,8 +77,7 @@ class EngineConfig:
     )
     upstream: str | None = _option(
         None,
-        "Let an OpenAI-compatible API answer, with the documents in an order by content. "
-        f"{UPSTREAM_KEY_VARIABLE} is its key.",
+        f"Let an OpenAI-compatible API answer, with sorted documents. {UPSTREAM_KEY_VARIABLE} is its key.",
         metavar="URL",
     )
     votes: int = _option(5, "Orders that the method vote asks about, with --upstream.", min=2)
@@ -97,11 +93,6 @@ class EngineConfig:
                     f"expected no {each.name} with {engine or 'a model in this process'}, got {shown(value)}",
                     hint="It would change nothing. Leave it away.",
                 )
-
-    @property
-    def served_name(self) -> str:
-        """What requests call the model, as far as the configuration says."""
-        return self.name or self.model or "invariant-rag"
 
 
 @dataclass(frozen=True)
@@ -179,11 +170,7 @@ class Settings:
         return max(len(set(self.keys.values())), 1)
 
     def within(self, methods: frozenset[str]) -> Self:
-        """Return the settings of a server whose engine has these methods.
-
-        Raises:
-            InvalidChoice: One is allowed that the engine does not have.
-        """
+        """Return the settings of a server whose engine has these methods."""
         _check_allowed("method", self.methods, methods)
         return replace(self, methods=self.methods or methods)
 
@@ -202,9 +189,6 @@ class Scale:
         replica_gpus: GPUs of each, or a part of one. None: none, and only without a model.
         replica_cpus: CPU cores of each, which are also its threads.
         ingresses: Processes that take requests.
-
-    Raises:
-        InvalidChoice: A number is too small.
     """
 
     replicas: int = 1
@@ -232,11 +216,7 @@ def key_of_environment(variable: str) -> str | None:
 
 
 def read_keys(path: Path | None) -> dict[str, str]:
-    """Return the tenant of each key: from a file, and from the environment.
-
-    Raises:
-        InvalidChoice: The file cannot be read, a line is no tenant and key, or a key has two tenants.
-    """
+    """Return the tenant of each key: from a file, and from the environment."""
     keys = {key: "default"} if (key := key_of_environment(KEY_VARIABLE)) else {}
     try:
         lines = path.read_text("utf-8").splitlines() if path else []

@@ -7,24 +7,31 @@ event loop waits for it. Nor would `multiprocessing.Process` or anyio's processe
 from __future__ import annotations
 
 import atexit
+import hashlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
-from importlib import import_module
+from contextlib import suppress
+from functools import lru_cache
 from multiprocessing.connection import Connection, Pipe
 from queue import Empty, LifoQueue
 from threading import Event
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from invariant_rag.errors import InvariantRAGError
+from invariant_rag.errors import InvalidSchema, InvariantRAGError
+from invariant_rag.generation.json_schema import compile_tag, validate_value
+
+if TYPE_CHECKING:
+    from invariant_rag.generation.structured import Vocabulary
+    from invariant_rag.server.admission import FairQueue
 
 T = TypeVar("T")
 
-_POLL_SECONDS = 0.05
-_START_SECONDS = 120.0
-"""For a process to start and to import what it needs."""
+POLL_SECONDS = 0.05  # how often a waiting thread looks whether somebody still waits for the result
+_START_SECONDS = 120.0  # for a process to start and to import what it needs
 _MAIN = "import sys; sys.path[:] = {path!r}; from invariant_rag.server.worker import serve; serve({pipe})"
 
 
@@ -41,16 +48,10 @@ class Worker:
     def call(self, seconds: float, abandoned: Event, function: Callable[..., T], *arguments: object) -> T:
         """Return what a function of a module returns for arguments, all of them picklable.
 
-        Args:
-            seconds: How long it may take, once the process is up; then the process is stopped.
-            abandoned: Once set, nobody waits for the result any more: the process is stopped.
-            function: The function.
-            *arguments: Its arguments.
-
         Raises:
-            CancelledError: It was abandoned.
+            CancelledError: It was abandoned. The process is stopped.
             InvariantRAGError: As the function raised it.
-            TimeoutError: It takes too long.
+            TimeoutError: It takes more seconds, once the process is up, which is stopped then.
             WorkerFailed: The process ended, or the function failed otherwise.
         """
         if self._process is None or self._process.poll() is not None:
@@ -60,7 +61,7 @@ class Worker:
             # In a session of its own: Ctrl-C is for the server, which finishes what runs. It ends when its pipe does.
             self._process = subprocess.Popen(command, pass_fds=[pipe.fileno()], start_new_session=True)  # noqa: S603
             pipe.close()
-            self._exchange(_START_SECONDS, abandoned, _import, function.__module__)
+            self._exchange(_START_SECONDS, abandoned, callable, function)  # imports what it needs
         found: T = self._exchange(seconds, abandoned, function, *arguments)
         return found
 
@@ -76,7 +77,7 @@ class Worker:
         end = time.monotonic() + seconds
         try:
             self._pipe.send(call)
-            while not self._pipe.poll(_POLL_SECONDS):
+            while not self._pipe.poll(POLL_SECONDS):
                 if abandoned.is_set():
                     raise CancelledError
                 if time.monotonic() > end:
@@ -95,11 +96,7 @@ class Worker:
 
 
 class Workers:
-    """Some workers, each of which a call has for itself.
-
-    Args:
-        count: How many there are at most. One that is idle is taken before another one is started.
-    """
+    """So many workers at most, each of which a call has for itself. An idle one is taken before another is started."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -113,7 +110,7 @@ class Workers:
         """Call a function in the next worker that is idle; see `Worker.call`."""
         while not abandoned.is_set():
             try:
-                worker = self._idle.get(timeout=_POLL_SECONDS)
+                worker = self._idle.get(timeout=POLL_SECONDS)
             except Empty:
                 continue
             try:
@@ -126,15 +123,6 @@ class Workers:
         """End all of them; the next call starts one again."""
         for each in self._all:
             each.stop()
-
-
-PARSERS = Workers(2)
-"""Parse bodies, for all applications of this process. They keep nothing of a request."""
-
-
-def _import(module: str) -> None:
-    """Import what a later call needs, so that its time is not counted."""
-    import_module(module)
 
 
 def serve(number: int) -> None:
@@ -156,3 +144,91 @@ def serve(number: int) -> None:
             where = "" if place is None else f" at {place.tb_frame.f_code.co_filename}:{place.tb_lineno}"
             answer = (True, f"{type(error).__name__}{where}")
         pipe.send(answer)
+
+
+COMPILING_SECONDS = 20.0
+"""A schema may take. One with `maxLength: 200` takes half of that with 150,000 tokens."""
+_MOST = 1000
+
+PARSERS = Workers(2)
+"""Parse bodies, for all applications of this process. They keep nothing of a request."""
+COMPILERS = Workers(1)  # compiles schemas, for all models of this process
+VALIDATORS = Workers(2)  # validate answers: patterns may backtrack, and references fan out
+VALIDATION_SECONDS = 5.0
+
+
+def validate(value: Any, schema: Mapping[str, Any], abandoned: Event) -> None:
+    """Validate what an answer says, in a worker; see `validate_value`. What takes too long is an InvalidSchema."""
+    try:
+        VALIDATORS.call(VALIDATION_SECONDS, abandoned, validate_value, value, dict(schema))
+    except TimeoutError:
+        raise InvalidSchema(
+            f"expected a schema that validates an answer in {VALIDATION_SECONDS:g} seconds, got one that does not",
+            hint="Leave away references in circles, and nested repetitions in patterns.",
+        ) from None
+
+
+class SchemaCompiler:
+    """Compiles every schema once, however many requests have it, and keeps grammars of so many bytes.
+
+    One is compiled at a time, in turns: a tenant with many slow schemas does not keep those of others waiting.
+    """
+
+    def __init__(self, most_bytes: int, turns: FairQueue) -> None:
+        self._most_bytes, self._turns = most_bytes, turns
+        self._kept: OrderedDict[tuple[Vocabulary, str], Any] = OrderedDict()  # the latest used last
+
+    def compile(self, tenant: str, abandoned: Event, vocabulary: Vocabulary, tag: str) -> Any:
+        """Return the `CompiledGrammar` of a structural tag of a tenant."""
+        key = vocabulary, hashlib.sha256(tag.encode("utf-8", "surrogatepass")).hexdigest()
+        found = self._kept.get(key)
+        if found is None:
+            with self._turns.turn(tenant, 0.0, abandoned):
+                found = self._kept.get(key) or self._keep(key, _compiled(abandoned, vocabulary, tag))
+        with suppress(KeyError):
+            self._kept.move_to_end(key)
+        if isinstance(found, InvalidSchema):
+            raise InvalidSchema(str(found), hint=found.hint)
+        return found
+
+    def _keep(self, key: tuple[Vocabulary, str], grammar: Any) -> Any:
+        self._kept[key] = grammar
+        sizes = [getattr(each, "memory_size_bytes", 0) for each in self._kept.values()]
+        while len(sizes) > 1 and (sum(sizes) > self._most_bytes or len(sizes) > _MOST):
+            self._kept.popitem(last=False)
+            del sizes[0]
+        return grammar
+
+
+def _compiled(abandoned: Event, vocabulary: Vocabulary, tag: str) -> Any:
+    """Return a `CompiledGrammar`, or the error that the schema causes, which is kept, too."""
+    from xgrammar import CompiledGrammar
+
+    COMPILERS.call(_START_SECONDS, abandoned, prepare, vocabulary.serialized)
+    try:
+        grammar = COMPILERS.call(COMPILING_SECONDS, abandoned, compile_serialized, vocabulary.serialized, tag)
+    except InvalidSchema as error:
+        return error
+    except TimeoutError:
+        return InvalidSchema(
+            f"expected a schema that compiles within {COMPILING_SECONDS:g} seconds for this model",
+            hint="Ask for less, or say it in the prompt: shorter patterns, lower counts, fewer properties.",
+        )
+    return CompiledGrammar.deserialize_json(grammar, vocabulary.info)
+
+
+def prepare(vocabulary: str) -> None:
+    """Import the compiler, and make that of a vocabulary, in a worker, before the time of a schema is taken."""
+    _compiler(vocabulary)
+
+
+def compile_serialized(vocabulary: str, tag: str) -> str:
+    """Return the serialized `CompiledGrammar` of a structural tag for a serialized `TokenizerInfo`, in a worker."""
+    return str(compile_tag(_compiler(vocabulary), tag).serialize_json())
+
+
+@lru_cache(maxsize=2)
+def _compiler(vocabulary: str) -> Any:
+    from xgrammar import GrammarCompiler, TokenizerInfo
+
+    return GrammarCompiler(TokenizerInfo.deserialize_json(vocabulary), cache_enabled=False)

@@ -29,8 +29,7 @@ from ray.util import list_named_actors
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.server import Settings
 from invariant_rag.server.engines.building import build_engine, build_reranker
-from invariant_rag.server.engines.ray import RayEngine
-from invariant_rag.server.ray_app import deployment_of
+from invariant_rag.server.ray_app import RayEngine, deployment_of
 from invariant_rag.server.settings import EngineConfig, Scale
 from tests.server.conftest import CHAT, FLAGS, QUESTION, bearer, serving, wait_until
 

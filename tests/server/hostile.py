@@ -27,19 +27,7 @@ VALUES: tuple[Any, ...] = (
         {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
     ),
 )
-FIELDS = (
-    "",
-    "__class__",
-    "model",
-    "messages",
-    "documents",
-    "stream",
-    "n",
-    "logit_bias",
-    "tools",
-    "invariant",
-    "x" * 5000,
-)
+FIELDS = ("", "__class__", *"model messages documents stream n logit_bias tools invariant".split(), "x" * 5000)
 SCHEMAS: tuple[Any, ...] = (
     *({}, {"type": "object"}, {"type": "nothing"}, {"$ref": "#"}, {"enum": []}, {"const": "\ud800"}, {"anyOf": []}),
     {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},

@@ -15,8 +15,7 @@ import openai
 import pytest
 
 import invariant_rag
-from invariant_rag import InvariantModel, KeyValueCache, Segment
-from invariant_rag.segments import SegmentSet
+from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.server import InProcess
 from invariant_rag.testing.rounding import rounding
 from tests.server.conftest import CHAT, FLAGS, QUESTION, ask, body, client_of, content_of
@@ -48,11 +47,7 @@ def test_every_order_gives_the_reply_of_the_library(client: openai.OpenAI, embed
     assert replies[0]["choices"][0]["message"]["content"] == expected.text == "white"
     assert replies[0]["invariant"]["invariant"]
     assert replies[0]["invariant"]["sets"] == [3]
-
-
-def test_equal_documents_are_counted_and_in_any_place(client: openai.OpenAI) -> None:
-    twice, swapped, once = (ask(client, documents) for documents in ([*FLAGS, FLAGS[0]], [FLAGS[0], *FLAGS], FLAGS))
-    assert content_of(twice) == content_of(swapped)
+    twice, once = ask(client, [*FLAGS, FLAGS[0]]), ask(client, FLAGS)
     assert twice.invariant["sets"] == [5]
     assert twice.invariant["set_key"] != once.invariant["set_key"]
 
@@ -64,19 +59,6 @@ def test_documents_of_every_shape_are_read_alike(client: openai.OpenAI) -> None:
     assert content_of(plain) == content_of(cohere)
     assert plain.invariant["order"] == cohere.invariant["order"]
     assert sorted(plain.invariant["order"]) == list("0123")
-
-
-def test_documents_in_a_message_form_a_set(client: openai.OpenAI, embedded: InvariantModel) -> None:
-    def parts(texts: Any) -> list[dict[str, Any]]:
-        documents = [{"type": "document", "document": {"text": text}} for text in texts]
-        return [{"role": "user", "content": [*documents, {"type": "text", "text": f"\n{QUESTION}"}]}]
-
-    replies = [ask(client, [], messages=parts(order)) for order in ORDERS]
-    assert all(content_of(reply) == content_of(replies[0]) for reply in replies)
-    prompt = embedded.chat_prompt(
-        messages=[{"role": "user", "content": [SegmentSet(map(Segment, FLAGS[:3])), f"\n{QUESTION}"]}]
-    )
-    assert replies[0].choices[0].message.content == embedded.generate(prompt, max_new_tokens=256).text
 
 
 def test_the_answer_cites_the_documents_that_hold_it(client: openai.OpenAI) -> None:
@@ -147,28 +129,6 @@ def test_a_stop_string_ends_the_answer_and_is_not_in_it(stream: bool, client: op
     else:
         text, reason = reply.choices[0].message.content, reply.choices[0].finish_reason
     assert (text, reason) == ("The documents do ", "stop")
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"not": {"type": "boolean"}, "enum": [True, False]},
-        {"allOf": [{"type": "object"}, {"type": "string"}]},
-        {"type": "object", "properties": {}, "required": ["a"], "additionalProperties": False},
-        {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 3, "maxItems": 4},
-        {"type": "array", "items": {"enum": ["a"]}, "contains": {"enum": ["b"]}, "maxItems": 3},
-        {"type": "string", "pattern": "^a$", "minLength": 3},
-    ],
-    ids=["not", "allOf", "required", "uniqueItems", "contains", "minLength"],
-)
-def test_a_keyword_that_decoding_cannot_follow_is_named(
-    schema: dict[str, Any], http: httpx.Client, request: pytest.FixtureRequest
-) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "odd", "schema": schema}}
-    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 48, "response_format": form}
-    whole = http.post("/v1/chat/completions", json=body)
-    assert (whole.status_code, whole.json()["error"]["code"]) == (400, "invalid_schema")
-    assert repr(request.node.callspec.id) in whole.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "search"}}])

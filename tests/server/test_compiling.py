@@ -17,11 +17,12 @@ from invariant_rag import InvariantModel
 from invariant_rag.errors import InvalidObject, InvalidSchema
 from invariant_rag.generation.json_schema import json_format, tag_of
 from invariant_rag.generation.structured import vocabulary
-from invariant_rag.server import InProcess, Settings, compiling
-from invariant_rag.server.compiling import SchemaCompiler
+from invariant_rag.server import InProcess, Settings
+from invariant_rag.server import worker as workers
+from invariant_rag.server.admission import FairQueue
 from invariant_rag.server.errors import InvalidRequest
 from invariant_rag.server.parsing import parse
-from invariant_rag.server.worker import Worker, WorkerFailed, Workers
+from invariant_rag.server.worker import SchemaCompiler, Worker, WorkerFailed, Workers
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.toy_inputs import toy_tokenizer
 from tests.server.conftest import serving
@@ -53,7 +54,7 @@ def test_a_schema_that_compiles_too_long_is_refused_and_remembered(
 ) -> None:
     http.post("/v1/chat/completions", json=body(field, QUICK))
     for seconds in (0.3, 0.001):  # were it compiled again, the error would be about the second
-        monkeypatch.setattr(compiling, "SECONDS", seconds)
+        monkeypatch.setattr(workers, "COMPILING_SECONDS", seconds)
         response = http.post("/v1/chat/completions", json=body(field, SLOW))
         error = response.json()["error"]
         assert (response.status_code, error["code"], error["param"]) == (400, "invalid_schema", field)
@@ -61,23 +62,34 @@ def test_a_schema_that_compiles_too_long_is_refused_and_remembered(
 
 
 def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leaves(model: InvariantModel) -> None:
-    words, compiler = vocabulary(model.tokenizer, 288), SchemaCompiler(1)
+    words, compiler = vocabulary(model.tokenizer, 288), SchemaCompiler(1, FairQueue(1, 1))
     tag, left = tag_of(json_format(LENGTHY)), Event()
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(compiler.compile, left, words, tag)
-        others = [pool.submit(compiler.compile, Event(), words, tag) for _ in range(3)]
+        first = pool.submit(compiler.compile, "", left, words, tag)
+        others = [pool.submit(compiler.compile, "", Event(), words, tag) for _ in range(3)]
         Timer(0.02, left.set).start()
         with pytest.raises(CancelledError):
             first.result()
         found = [each.result() for each in others]
     assert all(each is found[0] for each in found)
-    assert compiler.compile(Event(), words, tag) is found[0]
-    compiler.compile(Event(), words, tag_of(json_format(QUICK)))  # there is room for one
-    assert compiler.compile(Event(), words, tag) is not found[0]
+    assert compiler.compile("", Event(), words, tag) is found[0]
+    compiler.compile("", Event(), words, tag_of(json_format(QUICK)))  # there is room for one
+    assert compiler.compile("", Event(), words, tag) is not found[0]
     mine, theirs = (allocate_token_bitmask(1, 288) for _ in range(2))
     GrammarMatcher(words.compile(tag_of(json_format(LENGTHY)))).fill_next_token_bitmask(mine)
     GrammarMatcher(found[0]).fill_next_token_bitmask(theirs)
     assert torch.equal(mine, theirs)
+
+
+def test_slow_schemas_of_one_tenant_do_not_keep_those_of_another_waiting(model: InvariantModel) -> None:
+    words, compiler = vocabulary(model.tokenizer, 288), SchemaCompiler(1 << 30, FairQueue(1, 1))
+    slow = [{"type": "object", "properties": {"a": {"type": "string", "maxLength": 20_000 + n}}} for n in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        asked = [pool.submit(compiler.compile, "greedy", Event(), words, tag_of(json_format(each))) for each in slow]
+        while compiler._turns.waiting < 5:
+            time.sleep(0.001)
+        compiler.compile("modest", Event(), words, tag_of(json_format(QUICK)))
+        assert sum(each.done() for each in asked) <= 2
 
 
 FAN = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
@@ -95,11 +107,11 @@ FAN = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60
 def test_a_validation_that_never_ends_is_stopped(
     value: Any, schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "VALIDATION_SECONDS", 0.3)
+    monkeypatch.setattr(workers, "VALIDATION_SECONDS", 0.3)
     with pytest.raises(InvalidSchema, match=r"0\.3 seconds"):
-        compiling.validate(value, schema, Event())
+        workers.validate(value, schema, Event())
     with pytest.raises(InvalidObject):
-        compiling.validate(value, {"type": "null"}, Event())
+        workers.validate(value, {"type": "null"}, Event())
 
 
 @pytest.fixture

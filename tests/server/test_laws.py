@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +18,7 @@ from invariant_rag.orderings import MonoT5
 from invariant_rag.prompts.literal_text import literals_of
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.application import router
+from invariant_rag.words import split_words
 from tests.server.conftest import client_of, leaving, metric, wait_until
 
 HEALTH_SECONDS = 0.2
@@ -67,6 +68,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a long query": {"query": "ferry " * 600_000},
     "a long question": {"question": "ferry " * 600_000, "messages": [{"role": "user", "content": "ferry " * 30_000}]},
     "a long text": {"documents": ["The ferry leaves at noon. " * 140_000]},
+    "a long title": {"documents": [{"text": "a", "title": "The ferry leaves at noon. " * 140_000}]},
     "long texts": {"documents": ["The ferry leaves at noon. " * 1000] * 140},
     "arguments of calls": {
         "messages": [*CHAT["messages"], call(json.dumps({str(each): each for each in range(200_000)}))]
@@ -135,18 +137,26 @@ def slowest_health(http: httpx.Client, path: str, body: bytes) -> float:
     return slowest
 
 
-def test_other_threads_run_while_a_long_text_is_tokenized(embedded: InvariantModel) -> None:
-    literals, text = literals_of(embedded.tokenizer), "The ferry leaves at noon. " * 100_000
+def check_others_run_during(work: Callable[[], Any]) -> None:
     longest = 0.0
     with ThreadPoolExecutor(1) as pool:
-        encoding = pool.submit(literals.encode_literal, [text])
+        working = pool.submit(work)
         begun = last = time.perf_counter()
-        while not encoding.done():
+        while not working.done():
             time.sleep(0.005)
             now = time.perf_counter()
             longest, last = max(longest, now - last), now
-    assert encoding.result()
+    assert working.result()
     assert longest < (last - begun) / 3
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(embedded: InvariantModel) -> None:
+    literals, text = literals_of(embedded.tokenizer), "The ferry leaves at noon. " * 100_000
+    check_others_run_during(lambda: literals.encode_literal([text]))
+
+
+def test_other_threads_run_while_a_long_text_is_split_for_citations() -> None:
+    check_others_run_during(lambda: split_words("The ferry leaves at noon. " * 600_000))
 
 
 LONG = "The ferry to Ostra leaves at noon, and the mill of Brenn grinds barley. "

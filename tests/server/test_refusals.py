@@ -84,6 +84,7 @@ def calls_with(count: int) -> list[dict[str, object]]:
 TWICE = required(a={"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2, "uniqueItems": True})
 BOUNDARY = required(a={"type": "string", "pattern": r"\bb"})
 SLOTS = {"type": "documents", "documents": [{"text": "a"}], "slots": [{"before": "[1] ", "colour": 1}]}
+LONG_SLOT = {"type": "documents", "documents": [{"text": "a"}], "slots": [{"before": "word " * 60_000}]}
 SAME_ID = [{"id": "1", "text": "a"}, {"id": "1", "text": "b"}]
 NAMED = {"type": "function", "function": {"name": "g"}}
 ELSEWHERE = {"type": "object", "properties": {"a": {"$ref": "b.json#/a"}}}
@@ -145,6 +146,8 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     "length": (CHAT, chat(documents=["word " * 1500], max_tokens=2999), 400, None, "context"),
     "window": (CHAT, chat(documents=["word " * 9000]), 400, "messages", "context window"),
     "window of a text": (TEXT, {"prompt": "word " * 9000}, 400, "prompt", "context window"),
+    "a long title": (CHAT, chat(documents=[{"text": "a", "title": "word " * 60_000}]), 413, "messages", "characters"),
+    "a long slot": (CHAT, said(LONG_SLOT), 413, "messages", "characters"),
     "many documents": (CHAT, chat(documents=["a"] * 1001), 400, "documents", "at most 1000 items"),
     "many values": (CHAT, chat(chat_template_kwargs={"a": [""] * 100_001}), 413, None, "100,000 values"),
     "many arguments": (CHAT, chat(messages=[*chat()["messages"], *calls_with(9_999)]), 413, None, "10,000 values"),
@@ -284,8 +287,9 @@ def test_what_is_hardly_http_is_refused_in_the_shape_of_all_errors(
     assert http.get("/health").status_code == 200
 
 
-def test_two_lengths_of_one_body_end_the_connection(http: httpx.Client) -> None:
-    head = b"POST /v1/rerank HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+@pytest.mark.parametrize("start", [b"POST /v1/rerank", b"GET /health", b"OPTIONS /v1/models"])
+def test_two_lengths_of_one_body_end_the_connection(start: bytes, http: httpx.Client) -> None:
+    head = start + b" HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
     answer = exchanged(http, head + b"0\r\n\r\nGET /version HTTP/1.1\r\nHost: a\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1 ") == 1
@@ -336,7 +340,7 @@ def test_what_is_wrong_at_the_start_is_refused_before_a_model_is_loaded(
             (["--cache-folder", __file__], "folder"),
             (["--trusted-proxy", "proxy.example"], "expected addresses such as 10.0.0.2"),
         ):
-            done = CliRunner().invoke(app, ["serve", "no-such-model", "--port", "0", *options])
+            done = CliRunner().invoke(app, ["serve", "--port", "0", *options])
             assert (done.exit_code, told in " ".join(done.stderr.split())) == (2, True), (options, done.stderr)
     monkeypatch.setenv("INVARIANT_RAG_API_KEY", "key-0")
     file = tmp_path / "keys"

@@ -23,7 +23,6 @@ from invariant_rag.segments import SegmentSet
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.engines.building import build_engine
 from invariant_rag.server.engines.upstream import Upstream
-from invariant_rag.server.errors import UpstreamFailed
 from invariant_rag.server.settings import EngineConfig
 from tests.server.conftest import CHAT, FLAGS, QUESTION, ask, body, client_of, content_of, serving, wait_until
 from tests.server.scripted import USAGE, Answer, ScriptedAPI, completion, events, refusal, scripted_api
@@ -42,7 +41,7 @@ def plain_url(embedded: InvariantModel) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def gateway_url(plain_url: str) -> Iterator[str]:
-    with serving(Upstream(plain_url, name="small", votes=4)) as url:
+    with serving(Upstream(plain_url, "plain", name="small", votes=4)) as url:
         yield url
 
 
@@ -256,7 +255,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error(stream: list[Any], api: Scr
 
 def test_models_that_want_another_name_for_the_limit_get_it(api: ScriptedAPI) -> None:
     message = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
-    with serving(Upstream(api.url)) as url:
+    with serving(Upstream(api.url, "far")) as url:
         api.plan(Answer(400, refusal(message, param="max_tokens")), Answer(body=completion()))
         for _ in range(2):
             assert httpx.post(f"{url}{CHAT}", json=body(max_tokens=9)).status_code == 200
@@ -351,10 +350,10 @@ def test_the_api_is_left_when_the_client_leaves(method: str, connections: int, a
 
 def test_ready_tells_whether_the_api_answers() -> None:
     with scripted_api() as running:
-        engine = Upstream(running.url, key="key-1")
+        engine = Upstream(running.url, "far", key="key-1")
         with serving(engine) as url:
             assert httpx.get(f"{url}/ready").json()["status"] == "ready"
-            assert running.keys == ["Bearer key-1"] * 2
+            assert running.keys == ["Bearer key-1"]
             down = running.url.rsplit(":", 1)[0] + ":9/v1"
     with serving(Upstream(down, "far")) as url:
         response = httpx.get(f"{url}/ready")
@@ -365,26 +364,27 @@ def test_ready_tells_whether_the_api_answers() -> None:
 
 def test_wrong_choices_are_refused_at_the_start(api: ScriptedAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidChoice, match="http://"):
-        Upstream("localhost:8000")
+        Upstream("localhost:8000", "far")
     with pytest.raises(InvalidChoice, match="canonical, sequential, vote"):
-        Upstream(api.url, method="rotor")
+        Upstream(api.url, "far", method="rotor")
     with pytest.raises(InvalidChoice, match="at least 2"):
-        Upstream(api.url, votes=1)
+        Upstream(api.url, "far", votes=1)
     with pytest.raises(UnsupportedCombination, match="by content"):
-        Upstream(api.url, ordering="given")
-    with pytest.raises(UpstreamFailed, match="cannot be reached"):
-        Upstream("http://127.0.0.1:9/v1")
+        Upstream(api.url, "far", ordering="given")
+    with pytest.raises(InvalidChoice, match="the name of one"):
+        build_engine(EngineConfig(upstream=api.url), Settings())
     for wrong in ({"dtype": "float32"}, {"deterministic": True}, {"cache_gb": 2.0}, {"vllm": "http://127.0.0.1:9"}):
         with pytest.raises(InvalidChoice):
             EngineConfig(upstream=api.url, **wrong)
     with pytest.raises(InvalidChoice, match="votes"):
         EngineConfig(votes=3)
     with pytest.raises(InvalidChoice, match="max_prompt_tokens"):
-        build_engine(EngineConfig(upstream=api.url), Settings(max_prompt_tokens=10))
+        build_engine(EngineConfig("far", upstream=api.url), Settings(max_prompt_tokens=10))
     with pytest.raises(InvalidChoice, match="allowed methods of canonical"):
         Settings(methods=frozenset({"rotor"})).within(Upstream.methods)
     monkeypatch.setenv("INVARIANT_RAG_UPSTREAM_KEY", "key-2")
-    engine = build_engine(EngineConfig(upstream=api.url, method="vote", name="mine"), Settings())
+    engine = build_engine(EngineConfig("far", upstream=api.url, method="vote", name="mine"), Settings())
+    engine.check_ready()
     engine.close()
     assert engine.name == "mine"
     assert api.keys[-1] == "Bearer key-2"
@@ -407,7 +407,7 @@ def ask(engine, settings, reranker, reserved):
 
 command._run = ask
 from invariant_rag.cli import app
-app(["serve", "--upstream", {api.url!r}, "--port", "0", "--method", "vote"])
+app(["serve", "far", "--upstream", {api.url!r}, "--port", "0", "--method", "vote"])
 """
     api.plan(Answer(body=completion()))
     done = subprocess.run(

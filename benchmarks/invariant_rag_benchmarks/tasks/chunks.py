@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from invariant_rag.audit.metrics import normalise_answer, token_f1
+from invariant_rag.audit.metrics import normalize_answer, token_f1
 from invariant_rag.errors import TokenizerRequired, UnknownName
 from pydantic import Field, field_validator, model_validator
 
@@ -180,7 +180,7 @@ class LongBench(Benchmark[_LongBenchSettings]):
         if task.metric == "class":
             return Scored(said, {"score": class_share(said, case.gold[0], case.gold[1:])})
         if task.metric == "f1":
-            return Scored(normalise_answer(said), {"score": token_f1(said, case.gold)})
+            return Scored(normalize_answer(said), {"score": token_f1(said, case.gold)})
         return Scored(said, {"score": max(METRICS[task.metric](said, gold) for gold in case.gold)})
 
     def figures(self, records: Iterable[Record]) -> dict[str, float]:
@@ -307,7 +307,7 @@ class TwoWiki(Benchmark[_TwoWikiSettings]):
 
     def score(self, case: Case, output: str) -> Scored:
         """Return the F1 of the whole output (LongBench's `qa_f1_score`)."""
-        return Scored(normalise_answer(output), {"f1": token_f1(output, case.gold)})
+        return Scored(normalize_answer(output), {"f1": token_f1(output, case.gold)})
 
 
 class _TimelineSettings(Settings):

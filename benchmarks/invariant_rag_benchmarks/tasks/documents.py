@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
-from invariant_rag.audit.metrics import best_subspan_em, exact_match, normalise_answer
+from invariant_rag.audit.metrics import best_subspan_em, exact_match, normalize_answer
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.prompts import DEFAULT_SYSTEM
 from pydantic import Field
@@ -110,7 +110,7 @@ class LostInTheMiddle(Benchmark[_LostInTheMiddleSettings]):
 def _score_first_line(case: Case, output: str) -> Scored:
     line = output.strip().split("\n")[0].strip()
     return Scored(
-        normalise_answer(line),
+        normalize_answer(line),
         {"best_subspan_em": best_subspan_em(line, case.gold), "exact_match": exact_match(line, case.gold)},
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from math import factorial
 from typing import Any, Literal
 
-from invariant_rag.audit.metrics import best_subspan_em, exact_match, normalise_answer, token_f1
+from invariant_rag.audit.metrics import best_subspan_em, exact_match, normalize_answer, token_f1
 from pydantic import Field, StrictFloat, StrictInt
 
 from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text, declared
@@ -74,7 +74,7 @@ class Mintaka(Benchmark[_MintakaSettings]):
             "exact_match": exact_match(answer, case.gold),
             "f1": token_f1(answer, case.gold),
         }
-        return Scored(normalise_answer(answer), scores)
+        return Scored(normalize_answer(answer), scores)
 
 
 def stated_answer(output: str) -> str:

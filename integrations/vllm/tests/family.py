@@ -25,6 +25,7 @@ def main(folder: Path, family: str, settings: dict[str, Any]) -> None:
     from vllm_invariant_rag import VLLMBackend
 
     torch.set_num_threads(1)
+    engine = {"distributed_executor_backend": "uni", **settings.pop("engine", {})}
     sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
     model = tiny_model(family, num_hidden_layers=2, vocab_size=261, max_position_embeddings=2048, eos_token_id=None,
                        **{**sizes, **settings})  # fmt: skip
@@ -35,8 +36,7 @@ def main(folder: Path, family: str, settings: dict[str, Any]) -> None:
     llm = LLM(
         model=str(folder), dtype="float32", max_model_len=512, max_num_batched_tokens=512, max_num_seqs=4,
         enable_chunked_prefill=False, block_size=32, num_gpu_blocks_override=96, skip_tokenizer_init=True,
-        enforce_eager=True, disable_log_stats=True, distributed_executor_backend="uni",
-        kv_transfer_config=KVTransferConfig(**TRANSFER),
+        enforce_eager=True, disable_log_stats=True, kv_transfer_config=KVTransferConfig(**TRANSFER), **engine,
     )  # fmt: skip
     lm, rng = InvariantModel(model), random.Random(1)
     backend = VLLMBackend(lm, llm=llm)

@@ -1,4 +1,4 @@
-"""Start and stop vLLM servers over the embedded model, and Redis."""
+"""Start and stop vLLM servers over the embedded model."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ Log-probabilities tell: rounding moves them by 1e-5, and keys of another arrange
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from invariant_rag.errors import InvalidChoice
 
 from tests.documents import documents, question
 from tests.test_in_process import LENGTH, ROUNDING, assert_same
-from vllm_invariant_rag import VLLMBackend
+from vllm_invariant_rag import RequestRefused, VLLMBackend
 
 Ask = Callable[..., list[Any]]
 
@@ -158,6 +159,16 @@ def test_a_forged_reading_fails_its_request_and_harms_nobody(
         assert (failed.finish_reason, list(failed.token_ids)) == ("error", [])
         assert distance(first, expected[0]) < ROUNDING
         assert distance(second, expected[1]) < ROUNDING
+
+
+def test_a_refused_request_is_a_typed_error_and_the_next_one_runs(lm: InvariantModel, on_vllm: VLLMBackend) -> None:
+    prompt = prompt_of(lm, 255)
+    fields = {"max_tokens": 4, "n": 1, "logprobs": 0}
+    request = on_vllm._request(on_vllm.prepare_to_generate(prompt, 4), fields)
+    forged = replace(request, kv_transfer_params={"invariant_rag": {**_GOOD, "texts": [4, 0]}})
+    with pytest.raises(RequestRefused):
+        on_vllm._engine.complete([request, forged])
+    assert_same(on_vllm.generate(prompt, **LENGTH), lm.generate(prompt, **LENGTH))
 
 
 def test_log_probabilities_of_the_prompt_are_those_of_the_arranged_one(

@@ -1,4 +1,4 @@
-"""Models of other families answer on vLLM as they do here: grouped heads, norms of queries, sliding windows."""
+"""Other models answer on vLLM as here: grouped heads, norms of queries, sliding windows, heads of two workers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,17 @@ def answers(folder: Path, family: str, **settings: Any) -> list[dict[str, Any]]:
     return [json.loads(line[7:]) for line in run.stdout.splitlines() if line.startswith("ANSWER ")]
 
 
-@pytest.mark.parametrize(("family", "width"), [("qwen2", 256), ("qwen3", 128)])
-def test_a_family_gives_the_tokens_of_generate(family: str, width: int, tmp_path: Path) -> None:
-    found = answers(tmp_path, family, hidden_size=width)  # in Qwen2, the size of a head follows from the width
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", {"hidden_size": 256}),  # the size of a head follows from the width
+    "qwen3": ("qwen3", {}),
+    "two workers": ("llama", {"engine": {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_family_gives_the_tokens_of_generate(case: str, tmp_path: Path) -> None:
+    family, settings = CASES[case]
+    found = answers(tmp_path, family, **settings)
     assert [each["method"] for each in found[::2]] == list(METHODS)
     assert all(each["same"] for each in found), found
     assert all((each["cached"] > 0) == (each["method"] != "pine") for each in found[1::2]), found
@@ -36,8 +44,3 @@ def test_behind_a_sliding_window_nothing_is_reused_and_methods_that_look_back_ar
         else:
             assert each["same"], each
             assert each["method"] == "sequential" or each["cached"] == 0
-
-
-def test_a_family_that_was_not_compared_is_refused_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="expected a model of llama, mistral, qwen2, qwen3"):
-        answers(tmp_path, "olmo2")

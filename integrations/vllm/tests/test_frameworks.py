@@ -100,4 +100,4 @@ def test_choices_that_make_no_sense_are_refused(llm: Any, lm: InvariantModel, on
     with pytest.raises(UnsupportedCombination, match="in this process"), on_vllm.arranged([]):
         pass
     with pytest.raises(UnsupportedCombination, match="no cache of our own"):
-        VLLMBackend(llm=llm, cache=KeyValueCache(1 << 20))
+        VLLMBackend(lm, llm=llm, cache=KeyValueCache(1 << 20))

@@ -1,19 +1,22 @@
-"""A vLLM that would compute documents causally does not start."""
+"""A vLLM that would compute documents causally does not start, and a request that it would compute so fails."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from copy import copy
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.servers import free_port, launch_arguments
+from vllm_invariant_rag import InvariantRAGConnector, UnsupportedServer
 
 CASES = {
     "chunked prefill": (["--enable-chunked-prefill"], {}, "expected no chunked prefill"),
     "no plug-in": ([], {"VLLM_PLUGINS": "another"}, "with the plug-in invariant_rag in VLLM_PLUGINS"),
-    "fp8 keys": (["--kv-cache-dtype", "fp8"], {}, "expected keys and values as they are computed"),
 }
 
 
@@ -31,3 +34,53 @@ def test_it_says_why(case: str) -> None:
     )
     assert run.returncode != 0
     assert words in run.stdout + run.stderr
+
+
+def with_change(config: Any, path: str, value: Any) -> Any:
+    """A copy of vLLM's configuration in which one field differs."""
+    changed, (first, _, rest) = copy(config), path.partition(".")
+    vars(changed)[first] = with_change(getattr(config, first), rest, value) if rest else value
+    return changed
+
+
+SILENT = {
+    "vllm.scheduler_config.enable_chunked_prefill": (True, "--no-enable-chunked-prefill"),
+    "vllm.scheduler_config.long_prefill_token_threshold": (64, "--no-enable-chunked-prefill"),
+    "vllm.kv_transfer_config.kv_role": ("kv_consumer", "kv_role"),
+    "vllm.kv_transfer_config.kv_load_failure_policy": ("recompute", "computes refused requests causally"),
+    "vllm.model_config.hf_text_config.model_type": ("gpt_oss", "expected a model of llama, mistral, qwen2, qwen3"),
+    "vllm.cache_config.cache_dtype": ("fp8", "--kv-cache-dtype"),
+    "vllm.speculative_config": ({"method": "ngram"}, "speculative decoding"),
+    "vllm.parallel_config.enable_dbo": (True, "dual batch overlap"),
+    "vllm.parallel_config.decode_context_parallel_size": (2, "context parallelism"),
+    "caches.kv_cache_groups": ([None, None], "--disable-hybrid-kv-cache-manager"),
+}
+
+
+@pytest.mark.parametrize("field", SILENT)
+def test_a_configuration_that_is_not_exact_is_refused(field: str, llm: Any) -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+    (value, words), core = SILENT[field], llm.llm_engine.engine_core.engine_core
+    configs = SimpleNamespace(vllm=core.vllm_config, caches=core.scheduler.kv_cache_config)
+    changed = with_change(configs, field, value)
+    with pytest.raises(UnsupportedServer, match=words):
+        InvariantRAGConnector(changed.vllm, KVConnectorRole.SCHEDULER, changed.caches)
+
+
+SPECIAL = {"lora_request": "adapter", "mm_features": ["image"], "prompt_embeds": [[0.0]] * 53, "resumable": True}
+
+
+@pytest.mark.parametrize("field", SPECIAL)
+def test_a_request_that_was_not_compared_fails_with_all_of_its_tokens(field: str, llm: Any) -> None:
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    connector = llm.llm_engine.engine_core.engine_core.scheduler.connector
+    reading = {"invariant_rag": {"method": "rotor", "texts": [4, 9], "sets": [[20, 20]]}}
+    params = SamplingParams(max_tokens=4, extra_args={"kv_transfer_params": reading})
+    for more, failing in (({}, 0), ({field: SPECIAL[field]}, 52)):
+        request: Any = Request("name", list(range(53)), params, None, **more)  # type: ignore[arg-type]
+        connector.on_new_request(request)
+        assert connector.get_num_new_matched_tokens(request, 0) == (failing, False)
+        connector.request_finished(request, [])

@@ -154,18 +154,13 @@ class ArrangedAttention:
         if self._places is None:
             self._places = self._learn_places(layer, kv_cache)
         used = kv_cache[blocks[: -(-count // kv_cache.shape[2])].long()].flatten(2)
-        keys, values = (
-            used[:, :, places].transpose(1, 2).flatten(0, 1)[:count] for places in self._places
-        )  # [N, H, B, D] each
+        keys, values = (used[:, :, places].transpose(1, 2).flatten(0, 1)[:count] for places in self._places)
         return keys, values
 
     def _learn_places(self, layer: Any, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return where a head of a block keeps its keys and its values, `[B, D]` each.
 
         Kernels pack blocks by instruction set. So known numbers are written, digit by digit, and looked for.
-
-        Raises:
-            UnsupportedServer: A number is not found again, or not in all heads at the same place.
         """
         scratch = torch.zeros_like(kv_cache[:2])
         _, heads, size, width = scratch.shape

@@ -52,7 +52,7 @@ class VLLMBackend(InvariantModel):
     Args:
         model: Hub id or folder of the tokenizer and the configuration. None: the place that vLLM loaded its model from.
             Or an `InvariantModel`, for its tokenizer and its choices.
-        url: Address of a vLLM server.
+        url: Address of a vLLM server, such as `http://127.0.0.1:8000`.
         llm: Or a `vllm.LLM` in this process.
         engine: Or another `Engine`.
         tenant: Whose documents these are. Tenants share no keys and values.

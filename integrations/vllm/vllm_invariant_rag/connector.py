@@ -42,9 +42,6 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     A request that cannot be arranged as it asks fails, by the way on which failed loads do: its tokens but the last
     count as loaded, and the worker reports their blocks as failures.
-
-    Raises:
-        UnsupportedServer: The configuration cannot be served; the message says why.
     """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:

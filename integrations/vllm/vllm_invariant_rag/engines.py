@@ -45,11 +45,7 @@ class ServerFacts:
 
     @classmethod
     def of(cls, vllm_config: Any) -> ServerFacts:
-        """Return what a vLLM with this configuration serves.
-
-        Raises:
-            UnsupportedServer: It has another connector, or none, so that it would read documents causally.
-        """
+        """Return what a vLLM with this configuration serves; refuse one that would read documents causally."""
         transfer, model = vllm_config.kv_transfer_config, vllm_config.model_config
         if transfer is None or transfer.kv_connector != _CONNECTOR:
             raise UnsupportedServer(
@@ -117,12 +113,9 @@ class Engine(ABC):
     def complete(
         self, requests: Sequence[EngineRequest], on_tokens: OnTokens | None = None, stopped: Stopped | None = None
     ) -> list[list[Completion]]:
-        """Run requests at the same time; return the sequences of each.
+        """Run requests at the same time; return the sequences of each. `on_tokens` is for one sequence.
 
-        Args:
-            requests: The requests.
-            on_tokens: Receives the tokens, of one sequence.
-            stopped: Once it is true, they end, and what was written until then is returned.
+        Once `stopped`, they end, and what was written until then is returned.
 
         Raises:
             RequestRefused: The connector refused a request.
@@ -131,17 +124,7 @@ class Engine(ABC):
 
 
 class HTTPEngine(Engine):
-    """A server, over its completions API.
-
-    Args:
-        url: Its address, such as `http://127.0.0.1:8000`.
-        api_key: Its key, if it asks for one.
-        timeout: Seconds until a request without an answer fails.
-
-    Raises:
-        UnsupportedServer: It runs without our middleware or connector.
-        VLLMError: It cannot be reached.
-    """
+    """A server, over its completions API; see `VLLMBackend` for the arguments."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 600.0) -> None:
         self.url = check_text("url", url).rstrip("/").removesuffix("/v1")

@@ -100,11 +100,7 @@ class _Result:
         return SamplingParams(**fields, extra_args=extra, output_kind=RequestOutputKind.DELTA)
 
     def extend(self, output: Any) -> None:
-        """Append what a step wrote.
-
-        Raises:
-            RequestRefused: vLLM failed the request.
-        """
+        """Append what a step wrote, or raise RequestRefused."""
         for each in output.outputs:
             if each.finish_reason == "error":
                 raise RequestRefused("vLLM refused the request; its log says why")

@@ -2,8 +2,6 @@
 
 `documents` of `/v1/chat/completions` go through the same application as in `invariant-rag serve`, and from there to the
 engine of this process. All other requests are vLLM's, unchanged.
-
-`--middleware vllm_invariant_rag.middleware.Documents`
 """
 
 from __future__ import annotations

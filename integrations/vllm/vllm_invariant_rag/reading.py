@@ -66,11 +66,7 @@ class Reading:
 
     @classmethod
     def parse(cls, params: object, token_ids: Sequence[int]) -> Self | None:
-        """Parse the `kv_transfer_params` of a request; None where it is a plain one.
-
-        Raises:
-            RequestRefused: They are malformed, or do not fit the tokens.
-        """
+        """Parse the `kv_transfer_params` of a request; None where it is a plain one. Refuse what is malformed."""
         value = params.get(FIELD) if isinstance(params, Mapping) else None
         if value is None:
             return None

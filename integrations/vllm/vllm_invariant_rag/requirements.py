@@ -29,22 +29,19 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
     transfer, model, parallel = vllm_config.kv_transfer_config, vllm_config.model_config, vllm_config.parallel_config
     scheduler, kind = vllm_config.scheduler_config, model.hf_text_config.model_type
     groups, dtype = len(kv_cache_config.kv_cache_groups), vllm_config.cache_config.cache_dtype
-    cut = scheduler.enable_chunked_prefill or scheduler.long_prefill_token_threshold > 0
+    is_cut = scheduler.enable_chunked_prefill or scheduler.long_prefill_token_threshold > 0
+    is_known, is_quantized = kind in MODEL_TYPES, is_quantized_kv_cache(dtype)
     contexts = max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size)
     reasons = {
         "expected no chunked prefill, which would cut a set in two; pass --no-enable-chunked-prefill and "
-        "--max-num-batched-tokens of at least --max-model-len": cut,
+        "--max-num-batched-tokens of at least --max-model-len": is_cut,
         f"kv_role: expected 'kv_both', got {transfer.kv_role!r}": transfer.kv_role != "kv_both",
         f"kv_load_failure_policy: expected 'fail', got {transfer.kv_load_failure_policy!r}, with which vLLM "
         "computes refused requests causally": transfer.kv_load_failure_policy != "fail",
-        f"expected a model of {', '.join(MODEL_TYPES)}, with which this was compared, got {kind!r}": kind
-        not in MODEL_TYPES,
+        f"expected a model of {', '.join(MODEL_TYPES)}, with which this was compared, got {kind!r}": not is_known,
         "expected keys and values of each head, got a model with latent attention (MLA)": model.use_mla,
-        f"expected one group of layers in the KV cache, got {groups}; use --disable-hybrid-kv-cache-manager": groups
-        != 1,
-        f"expected keys and values as they are computed, got {dtype}; leave --kv-cache-dtype away": (
-            is_quantized_kv_cache(dtype)
-        ),
+        f"expected one group of layers, got {groups}; pass --disable-hybrid-kv-cache-manager": groups != 1,
+        f"expected keys and values as they are computed, got {dtype}; leave --kv-cache-dtype away": is_quantized,
         "expected no speculative decoding, which was not tested": vllm_config.speculative_config is not None,
         "expected no dual batch overlap, which cuts batches in two": parallel.enable_dbo,
         "expected no context parallelism, which spreads the tokens of a block over workers": contexts > 1,
@@ -83,19 +80,16 @@ def check_request(request: Request, reading: Reading, vllm_config: VllmConfig) -
     """Raise RequestRefused for a request that cannot be arranged; the message says why."""
     graphs = vllm_config.compilation_config.cudagraph_mode
     is_elsewhere = exceeds_window(request, vllm_config) and not reading.is_plain_behind
-    has_graphs = graphs is not None and graphs.has_full_cudagraphs()
+    is_replayed = graphs is not None and graphs.has_full_cudagraphs() and not reading.is_plain_behind
     is_text = not request.mm_features and request.prompt_embeds is None
     reasons = {
-        "expected a request that generates, got one that pools": request.sampling_params is None,
         "expected no LoRA adapter, which was not tested": request.lora_request is not None,
         "expected a prompt of tokens, got images, audio or embeddings": not is_text,
         "expected a whole prompt, got one that is still being sent": request.resumable,
         f"expected prompt and answer within the sliding window of the model for {reading.method!r}, whose answers "
         "read documents elsewhere than they lie": is_elsewhere,
         f"expected a method that decodes as a plain model does, got {reading.method!r}: CUDA graphs replay vLLM's "
-        'own attention; start vLLM with --compilation-config \'{"cudagraph_mode": "PIECEWISE"}\'': (
-            has_graphs and not reading.is_plain_behind
-        ),
+        'own attention; start vLLM with --compilation-config \'{"cudagraph_mode": "PIECEWISE"}\'': is_replayed,
     }
     _raise_first(reasons, RequestRefused)
 

@@ -78,32 +78,46 @@ class Sampling:
 
 
 def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, Any]) -> Sampling:
-    """Translate the keywords of a call. What it leaves open is as in `lm.generate`.
-
-    Raises:
-        UnsupportedCombination: vLLM cannot do what a keyword, or the model's generation_config, asks for.
-    """
+    """Translate the keywords of a call, or refuse what vLLM cannot do. What it leaves open is as in `lm.generate`."""
     options = {name: value for name, value in kwargs.items() if value is not None}
     defaults = lm.model.generation_config
-    _refuse_unknown(options, defaults)
-    sampled = bool(resolve_option(options, "do_sample"))
-    chosen = {name: resolve_option(options, name, defaults) for name in _DEFAULTS}
-    chosen = {name: _DEFAULTS[name] if value is None else value for name, value in chosen.items()}
-    stops = check_stops(resolve_option(options, "stop_strings", defaults))
-    sequences = resolve_option(options, "num_return_sequences", defaults) or 1
-    if sequences > 1 and not sampled:
-        raise UnsupportedCombination(f"expected do_sample=True for {sequences} sequences, which are equal without it")
-    minimum = resolve_option(options, "min_new_tokens", defaults) or 0
-    if minimum and stops:
-        raise UnsupportedCombination("expected min_new_tokens or stop_strings, got both: vLLM stops at none before it")
-    given: Sequence[Any] = options.get("logits_processor") or ()
-    penalties = [each for each in given if isinstance(each, TokenPenalties)]
-    criteria: Sequence[Any] = options.get("stopping_criteria") or ()
-    complete = _grammar([each for each in given if each not in penalties], criteria)
-    ends = set(as_ids(resolve_option(options, "eos_token_id", defaults)))
-    bias = _logit_bias(resolve_option(options, "sequence_bias", defaults) or ())
+
+    def option(name: str) -> Any:
+        return resolve_option(options, name, defaults)
+
+    chosen = {name: default if option(name) is None else option(name) for name, default in _DEFAULTS.items()}
+    sampled, sequences = bool(resolve_option(options, "do_sample")), option("num_return_sequences") or 1
+    stops, minimum = check_stops(option("stop_strings")), option("min_new_tokens") or 0
+    ends, bias = as_ids(option("eos_token_id")), option("sequence_bias") or {}
+    biases = list(bias.items() if isinstance(bias, dict) else bias)
+    given: dict[type, list[Any]] = {TokenPenalties: [], GrammarProcessor: [], GrammarComplete: [], StopOnEvent: []}
+    hooks = [*(options.get("logits_processor") or ()), *(options.get("stopping_criteria") or ())]
+    others = ", ".join(type(each).__name__ for each in hooks if type(each) not in given)
+    for each in hooks:
+        given.setdefault(type(each), []).append(each)
+    grammars = given[GrammarComplete]
+    is_torn = len(grammars) > 1 or [each.processor for each in grammars] != given[GrammarProcessor]
+    unknown = {name for name in options if name not in _KNOWN and options[name] not in _NEUTRAL.get(name, ())}
+    unknown |= {name for name in _NEUTRAL if option(name) not in (None, *_NEUTRAL[name])}
+    reasons = {
+        f"options of decoding that vLLM knows, got {', '.join(sorted(unknown))}": bool(unknown),
+        "decoding with a cache, got use_cache=False": options.get("use_cache") is False,
+        f"do_sample=True for {sequences} sequences, which are equal without it": sequences > 1 and not sampled,
+        "min_new_tokens or stop_strings, got both: vLLM stops at none before it": bool(minimum and stops),
+        "a sequence_bias of single tokens, got one of several": any(len(tokens) != 1 for tokens, _ in biases),
+        f"no logits processors and stopping criteria of other packages, got {others}: they run while tokens are made, "
+        "and vLLM makes them elsewhere": bool(others),
+        "the logits processors of one schema with its stopping criterion, got others": is_torn,
+        "a model with an end token, by which vLLM ends a schema, got none": any(
+            not (ends or each.processor.stops) for each in grammars
+        ),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise UnsupportedCombination(f"expected {reason}", hint=f"vLLM knows {', '.join(sorted(_KNOWN))}.")
+    bias = {str(tokens[0]): value for tokens, value in biases}
     fields: dict[str, Any] = {
-        "max_tokens": max_new_tokens,
+        "max_tokens": max_new_tokens + len(grammars),  # vLLM ends a grammar by an end token, after the text's last one
         "min_tokens": minimum,
         "n": sequences,
         "temperature": chosen["temperature"] if sampled else 0.0,
@@ -111,72 +125,24 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, An
         "top_k": chosen["top_k"] if sampled else 0,
         "min_p": (chosen["min_p"] or 0.0) if sampled else 0.0,
         "repetition_penalty": chosen["repetition_penalty"],
+        "presence_penalty": sum(each.presence for each in given[TokenPenalties]),
+        "frequency_penalty": sum(each.frequency for each in given[TokenPenalties]),
         "stop": stops,
         "include_stop_str_in_output": True,
         # The end of a text is decided here: vLLM's own default comes from its files.
-        "stop_token_ids": sorted(ends),
+        "stop_token_ids": sorted({*ends, *(token for each in grammars for token in each.processor.stops)}),
         "ignore_eos": True,
         "logprobs": options.get("top_logprobs") or 0,
     }
-    for each in penalties[:1]:
-        fields |= {"presence_penalty": each.presence, "frequency_penalty": each.frequency}
-    if complete is not None:
-        processor = complete.processor
-        if not ends | processor.stops:
-            raise UnsupportedCombination("expected a model with an end token, by which vLLM ends a schema, got none")
+    for processor in given[GrammarProcessor]:
+        fields["structured_outputs"] = {"structural_tag": processor.tag}
         if lm.tokenizer is not None and not processor.trigger:
             # xgrammar would take control tokens for their names inside strings.
             names = control_tokens(lm.tokenizer).items()
             banned = {token for token, name in names if name not in processor.literals} - processor.stops
             bias |= {str(token): _UNLIKELY for token in sorted(banned)}
-        # vLLM ends a grammar by an end token, after the last token of the text.
-        fields |= {"max_tokens": max_new_tokens + 1, "stop_token_ids": sorted(ends | processor.stops)}
-        fields["structured_outputs"] = {"structural_tag": processor.tag}
-        criteria = [each for each in criteria if each is not complete]
     if bias:
         fields["logit_bias"] = bias
-    return Sampling(fields, options.get("streamer"), _stopped(criteria), complete)
-
-
-def _grammar(processors: Sequence[Any], criteria: Sequence[Any]) -> GrammarComplete | None:
-    """Return what `constrain` wants of vLLM. Other processors would have to run there: refused."""
-    complete = [each for each in criteria if isinstance(each, GrammarComplete)]
-    if len(processors) == len(complete) == 1 and isinstance(processors[0], GrammarProcessor):
-        return complete[0]
-    if processors:
-        raise UnsupportedCombination(
-            f"expected no logits processors, got {', '.join(type(each).__name__ for each in processors)}: they change "
-            "scores while tokens are made, and vLLM makes them elsewhere",
-            hint="Leave logits_processor away, or run this call without vLLM. Schemas and tools work.",
-        )
-    return None
-
-
-def _logit_bias(sequences: Any) -> dict[str, float]:
-    """Return transformers' biases of single tokens as those of vLLM."""
-    pairs = list(sequences.items() if isinstance(sequences, dict) else sequences)
-    if any(len(tokens) != 1 for tokens, _ in pairs):
-        raise UnsupportedCombination("expected a sequence_bias of single tokens on vLLM, got one of several")
-    return {str(tokens[0]): bias for tokens, bias in pairs}
-
-
-def _refuse_unknown(options: Mapping[str, Any], defaults: object) -> None:
-    own = {name for name in options if name not in _KNOWN and options[name] not in _NEUTRAL.get(name, ())}
-    configured = {name for name in _NEUTRAL if resolve_option(options, name, defaults) not in (None, *_NEUTRAL[name])}
-    if refused := sorted(own | configured):
-        raise UnsupportedCombination(
-            f"expected options of decoding that vLLM knows, got {', '.join(refused)}",
-            hint=f"Known are {', '.join(sorted(_KNOWN))}. Others run without vLLM.",
-        )
-    if options.get("use_cache") is False:
-        raise UnsupportedCombination("expected decoding with a cache, got use_cache=False")
-
-
-def _stopped(criteria: Sequence[Any]) -> Stopped | None:
-    """Return the test whether the caller has left. Other criteria look at tokens while they are made: refused."""
-    if others := [type(each).__name__ for each in criteria if not isinstance(each, StopOnEvent)]:
-        raise UnsupportedCombination(
-            f"expected no stopping criteria but StopOnEvent, got {', '.join(others)}: they look at tokens while "
-            "these are made, and vLLM makes them elsewhere"
-        )
-    return (lambda: any(bool(each(_NOTHING, _NOTHING)) for each in criteria)) if criteria else None
+    events = given[StopOnEvent]
+    stopped = (lambda: any(bool(each(_NOTHING, _NOTHING)) for each in events)) if events else None
+    return Sampling(fields, options.get("streamer"), stopped, next(iter(grammars), None))

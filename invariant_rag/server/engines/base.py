@@ -8,22 +8,20 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from threading import Event
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Usage
 from invariant_rag.segments import SegmentSet
 from invariant_rag.server.schemas import JudgeRequest
+from invariant_rag.server.worker import POLL_SECONDS
 
 if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.judge import Verdict
-    from invariant_rag.orderings import Candidate
 
 T = TypeVar("T")
 Emit: TypeAlias = Callable[[int, AnswerDelta], None]
 """Takes a piece of the answer of that index, in any thread."""
-POLL_SECONDS = 0.05
-"""How often a waiting thread looks whether somebody still waits for the result."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,7 @@ class Call:
 
     Attributes:
         request: Messages or a prompt, in which every document is in a set, and what the answers are to be. Its options
-            are `repetition_penalty` as transformers has it, and `frequency_penalty`, `presence_penalty` and
-            `logit_bias` as OpenAI does.
+            are those of transformers and OpenAI: penalties, and `logit_bias`.
         choices: How the documents are read.
         stream: Whether somebody takes the pieces.
         response_format: The field of the request that the schema is from.
@@ -87,14 +84,7 @@ class JudgeCall:
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer.
-
-    Attributes:
-        answer: Text, reasoning and calls.
-        finish_reason: `stop`, `length` or `tool_calls`.
-        logprobs: Tokens with their log-probabilities, in OpenAI's shape; None if they were not asked for.
-        citations: Parts of the text that documents hold, in Cohere's shape.
-    """
+    """One answer: its log-probabilities in OpenAI's shape (None: not asked for), its citations in Cohere's."""
 
     answer: Answer
     finish_reason: str
@@ -104,29 +94,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class EngineReply:
-    """All answers to a call: the usage counts its prompt once, and the report is that of `documents.report_of`."""
+    """All answers to a call: the usage counts its prompt once, and the report is that of `replies.report_of`."""
 
     choices: list[Choice]
     usage: Usage
     report: dict[str, Any]
-
-
-class Reranker(Protocol):
-    """What scores documents for a query, as `Relevance` does."""
-
-    @property
-    def name(self) -> str:
-        """Name of the ordering."""
-
-    @property
-    def model_name(self) -> str:
-        """Name of the model."""
-
-    def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
-        """Return the negated scores, the same bits for every order of the documents."""
-
-    def probability(self, score: float) -> float:
-        """Return a score as a number from 0 to 1, higher for higher scores."""
 
 
 class Engine(ABC):
@@ -153,42 +125,19 @@ class Engine(ABC):
     caches: Mapping[str, KeyValueCache] = MappingProxyType({})
 
     @abstractmethod
-    def answer(self, call: Call, emit: Emit, abandoned: Event) -> EngineReply:
-        """Answer a request.
-
-        Args:
-            call: The request.
-            emit: Takes the pieces of the answers, if `call.stream`.
-            abandoned: Once set, nobody waits for the answer any more.
-
-        Raises:
-            CancelledError: It was abandoned.
-        """
-
     def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
-        """Answer the prompts of one request, whose choices are the same, at one time; answers are numbered through."""
+        """Answer the prompts of one request, whose choices are the same, at one time; answers are numbered through.
 
-        def one(number: int) -> EngineReply:
-            first = number * calls[number].request.n
-            return self.answer(calls[number], lambda index, delta: emit(first + index, delta), abandoned)
-
-        return in_threads(one, len(calls))
+        `emit` takes the pieces of streams. Once `abandoned` is set, nobody waits any more: raise CancelledError.
+        """
 
     @abstractmethod
     def tokens(self, call: Call) -> list[int]:
-        """Return the token ids of what the model reads.
-
-        Raises:
-            UnsupportedCombination: The model is elsewhere, and so is its tokenizer.
-        """
+        """Return the token ids of what the model reads."""
 
     @abstractmethod
     def judge(self, call: JudgeCall) -> Verdict:
-        """Compare answers.
-
-        Raises:
-            UnsupportedCombination: The engine has no log-probabilities of candidates.
-        """
+        """Compare answers."""
 
     def check_ready(self) -> None:  # noqa: B027 - a model in this process is ready
         """Check that requests would be answered, or raise why not."""

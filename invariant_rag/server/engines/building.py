@@ -16,19 +16,9 @@ if TYPE_CHECKING:
 
 
 def build_engine(config: EngineConfig, settings: Settings) -> Engine:
-    """Return an engine, which takes the time of loading the model, if one is loaded.
-
-    Args:
-        config: What it is made from.
-        settings: Its tenants, each of which gets a share of the cache, and its limits.
-
-    Raises:
-        ExtraRequired: The package for vLLM is not installed.
-        InvalidChoice: A choice is none, or says nothing of the engine.
-        InvariantRAGError: The model cannot be loaded, or the server behind it not be reached.
-    """
+    """Return an engine for the tenants of the settings, which takes the time of loading its model."""
     if config.upstream is not None:
-        return _upstream(config, settings)
+        return _upstream(config, config.upstream, settings)
     return _in_process(config, settings) if config.vllm is None else _on_vllm(config, settings)
 
 
@@ -42,9 +32,9 @@ def _in_process(config: EngineConfig, settings: Settings) -> Engine:
     size = int(config.cache_gb * (1 << 30) / len(tenants))
     kept = size or config.cache_folder is not None
     caches = {each: KeyValueCache(size, folder=config.cache_folder, namespace=each) for each in tenants} if kept else {}
-    most = settings.max_prompt_tokens
+    most, name = settings.max_prompt_tokens, config.name or config.model or "invariant-rag"
     lm = InvariantModel.from_pretrained(config.model, method=config.method or "rotor", **choices)
-    return InProcess(lm, config.served_name, caches=caches, together=config.together, max_prompt_tokens=most)
+    return InProcess(lm, name, caches=caches, together=config.together, max_prompt_tokens=most)
 
 
 def _on_vllm(config: EngineConfig, settings: Settings) -> Engine:
@@ -67,7 +57,7 @@ def _on_vllm(config: EngineConfig, settings: Settings) -> Engine:
     return OnVLLM(backend, name, together=settings.max_requests, max_prompt_tokens=most)
 
 
-def _upstream(config: EngineConfig, settings: Settings) -> Engine:
+def _upstream(config: EngineConfig, url: str, settings: Settings) -> Engine:
     from invariant_rag.server.engines.upstream import Upstream
 
     if settings.max_prompt_tokens is not None:
@@ -75,8 +65,10 @@ def _upstream(config: EngineConfig, settings: Settings) -> Engine:
             "expected no max_prompt_tokens with upstream, whose tokenizer is elsewhere",
             hint="max_body_bytes limits prompts, too.",
         )
+    if config.model is None:
+        raise InvalidChoice("model: expected the name of one with upstream", hint="GET /models of the API lists them.")
     return Upstream(
-        str(config.upstream),
+        url,
         config.model,
         name=config.name,
         key=key_of_environment(UPSTREAM_KEY_VARIABLE),
@@ -89,10 +81,9 @@ def _upstream(config: EngineConfig, settings: Settings) -> Engine:
 
 
 def build_reranker(name: str | None) -> Relevance:
-    """Return what scores documents for a query: `monot5`, `cross-encoder`, or a MonoT5 checkpoint. None: `monot5`.
+    """Return what scores documents for a query: `monot5` (None), `cross-encoder`, or a MonoT5 checkpoint.
 
-    Its model is loaded at the first request. `monot5` is the published checkpoint, or the embedded one where the hub
-    cannot be reached.
+    Its model is loaded at the first request; that of `monot5` is the embedded one where the hub cannot be reached.
     """
     if name == "cross-encoder":
         return CrossEncoder()
@@ -100,11 +91,7 @@ def build_reranker(name: str | None) -> Relevance:
 
 
 def check_reranker(name: str | None) -> None:
-    """Check that there is such a reranker, whose model is loaded later.
-
-    Raises:
-        InvalidChoice: There is no model of that name or in that folder, or one that cannot be a MonoT5.
-    """
+    """Check that there is such a reranker, whose model is loaded later."""
     if name in (None, "monot5", "cross-encoder"):
         return
     from invariant_rag.models.hub import check_model

@@ -13,55 +13,38 @@ from threading import Event, Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import StoppingCriteria
-
-from invariant_rag.cancellation import cancellable, check_cancelled
-from invariant_rag.errors import (
-    IncompleteObject,
-    InvalidObject,
-    InvalidOption,
-    InvalidSchema,
-    InvalidTool,
-    InvariantRAGError,
-    UnsupportedCombination,
-)
+from invariant_rag import errors
+from invariant_rag.cancellation import cancellable, cancelled_event
 from invariant_rag.generation.answering import Answering, reply_all
-from invariant_rag.generation.answers import AnswerDelta, ModelAnswer, Reply, TokenLogprob
+from invariant_rag.generation.answers import AnswerDelta, ModelAnswer, Reply
 from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.sampling import TokenPenalties
+from invariant_rag.generation.streaming import StopOnEvent
 from invariant_rag.generation.structured import CACHE_BYTES, check_complete, compile_elsewhere
 from invariant_rag.judge import DEFAULT_CRITERIA, Judge, Verdict
 from invariant_rag.methods import METHODS
 from invariant_rag.models.embedded import is_toy
 from invariant_rag.orderings import ORDERINGS
 from invariant_rag.segments import Prompt
-from invariant_rag.server.compiling import SchemaCompiler, validate
-from invariant_rag.server.documents import citations_of, report_of
+from invariant_rag.server.admission import FairQueue
 from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, Engine, EngineReply, JudgeCall, in_threads
 from invariant_rag.server.errors import TooLarge, about
+from invariant_rag.server.replies import citations_of, report_of, token_of
+from invariant_rag.server.worker import SchemaCompiler, validate
 from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.prepare import PreparedPrompt
 
-_CHARACTERS_PER_TOKEN = 64
-"""Of the context window; more are refused before they are tokenized."""
+_CHARACTERS_PER_TOKEN = 64  # of the context window; more are refused before they are tokenized
 _LONG = 10_000
 """Characters of a prompt that is tokenized by its own thread, which can leave, before it waits for a batch."""
 
 
 class ModelEngine(Engine):
-    """An engine around an `InvariantModel`; a subclass says where its keys and values are kept.
-
-    Args:
-        lm: The model. It needs a tokenizer.
-        name: What requests call it. None: its own name.
-        together: How many requests are decoded at a time.
-        max_prompt_tokens: A longer prompt is refused.
-    """
+    """An engine around an `InvariantModel`; a subclass says where its keys and values are kept."""
 
     def __init__(
         self, lm: InvariantModel, name: str | None, *, together: int, max_prompt_tokens: int | None = None
@@ -77,7 +60,7 @@ class ModelEngine(Engine):
         self._max_prompt_tokens = max_prompt_tokens
         self._chosen: dict[Choices, InvariantModel] = {}
         self._lock = Lock()
-        self._schemas = SchemaCompiler(CACHE_BYTES)
+        self._schemas = SchemaCompiler(CACHE_BYTES, FairQueue(1, 1))
 
     @abstractmethod
     def for_tenant(self, lm: InvariantModel, tenant: str) -> InvariantModel:
@@ -93,20 +76,12 @@ class ModelEngine(Engine):
                     lm = self._chosen[choices] = self.for_tenant(self.lm.with_method(**wanted), choices.tenant)
             return lm
 
-    def answer(self, call: Call, emit: Emit, abandoned: Event) -> EngineReply:
-        """Answer a request; see `Engine.answer`."""
-        return self.answer_all([call], emit, abandoned)[0]
-
     def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
-        """Answer the prompts of a request as one batch; see `Engine.answer_all`.
-
-        Raises:
-            TooLarge: A prompt is longer than the server allows.
-        """
+        """Answer the prompts of a request as one batch; see `Engine.answer_all`."""
         lm = self.model_for(calls[0].choices, calls[0].headers)
         answerings = [self._prepared(lm, call, abandoned) for call in calls]
         with _about_parts(calls[0]):
-            hook = compile_elsewhere.set(partial(self._schemas.compile, abandoned))
+            hook = compile_elsewhere.set(partial(self._schemas.compile, calls[0].choices.tenant, abandoned))
             try:
                 replies = self._replies(answerings, calls[0], emit, abandoned)
             finally:
@@ -162,11 +137,7 @@ class ModelEngine(Engine):
         return found
 
     def judge(self, call: JudgeCall) -> Verdict:
-        """Compare answers; see `Judge`.
-
-        Raises:
-            TooLarge: A prompt of the judge is longer than the server allows.
-        """
+        """Compare answers; see `Judge`."""
         asked, lm = call.request, self.model_for(call.choices)
         field, answers = ("answers", asked.answers) if asked.options is None else ("options", asked.options)
         criteria = DEFAULT_CRITERIA if asked.criteria is None else asked.criteria
@@ -175,7 +146,7 @@ class ModelEngine(Engine):
         self._check_characters(sum(map(len, texts)), field)
         options: dict[str, Any] = {"explain": asked.explain}
         if asked.explain:
-            options |= {"max_new_tokens": asked.max_tokens, "stopping_criteria": [_StopWhenCancelled()]}
+            options |= {"max_new_tokens": asked.max_tokens, "stopping_criteria": [StopOnEvent(cancelled_event())]}
         with about("criteria"):
             judge = _LimitedJudge(lm, criteria=criteria, by=asked.by)
             judge.most = self._max_prompt_tokens
@@ -222,21 +193,13 @@ def _characters_of(call: Call) -> int:
     """Return the length of the texts of a request; of calls of tools, as JSON."""
     asked, prompt = call.request, call.request.prompt
     parts: list[Any] = list(prompt.texts) if prompt else [each["content"] for each in asked.messages or ()]
-    found = sum([len(segment.text) for each in call.sets for segment in each])
+    found = sum([len(segment.text) + len(segment.title or "") for each in call.sets for segment in each])
+    found += sum([len(slot.before) + len(slot.after) for each in call.sets for slot in each.slots or ()])
     if prompt is None:
         parts = [part for content in parts for part in content]
         found += sum([len(json.dumps({**each, "content": None})) for each in asked.messages or () if len(each) > 2])
         found += sum([len(json.dumps(each)) for each in (*asked.tools, asked.template_kwargs)])
     return found + sum([len(part) for part in parts if isinstance(part, str)])
-
-
-class _StopWhenCancelled(StoppingCriteria):
-    """Ends the explanation of a judge whose client has left."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Return that no row stops `[B]`, or raise CancelledError."""
-        check_cancelled()
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
 class _LimitedJudge(Judge):
@@ -252,8 +215,7 @@ class _LimitedJudge(Judge):
 
 
 def _check_length(prepared: PreparedPrompt, most: int | None) -> None:
-    size = len(prepared.input_ids)
-    if most is not None and size > most:
+    if most is not None and (size := len(prepared.input_ids)) > most:
         raise TooLarge(f"expected a prompt of at most {most} tokens, got {size}")
 
 
@@ -261,7 +223,7 @@ def _answering(lm: InvariantModel, call: Call) -> Answering:
     """Return a call as a request to a model."""
     request = call.request
     if request.schema is not None and (request.stop or (request.tools and request.tool_choice != "none")):
-        raise UnsupportedCombination(
+        raise errors.UnsupportedCombination(
             "expected response_format without stop and tools: the schema alone says where the answer ends",
             hint="Leave stop and tools away, or set tool_choice to none.",
         )
@@ -269,34 +231,33 @@ def _answering(lm: InvariantModel, call: Call) -> Answering:
 
 
 def _options(lm: InvariantModel, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of a call, whose penalties and biases are OpenAI's, as keywords of `InvariantModel.generate`.
-
-    Raises:
-        InvalidOption: A biased token does not exist.
-    """
+    """Return options of a call, whose penalties and biases are OpenAI's, as keywords of `InvariantModel.generate`."""
     options = dict(given)
     presence, frequency = (options.pop(f"{name}_penalty", 0.0) for name in ("presence", "frequency"))
     if bias := options.pop("logit_bias", None):
         size = lm.model.config.get_text_config(decoder=True).vocab_size
         if wrong := [token for token in bias if not (token.isascii() and token.isdecimal()) or int(token) >= size]:
-            raise InvalidOption(f"logit_bias: expected token ids from 0 to {size - 1}, got {shown(wrong[0])}")
+            raise errors.InvalidOption(f"logit_bias: expected token ids from 0 to {size - 1}, got {shown(wrong[0])}")
         options["sequence_bias"] = [[[int(token)], value] for token, value in bias.items()]
     if presence or frequency:
         options["logits_processor"] = [TokenPenalties(presence, frequency)]
     return options
 
 
+_OF_PARTS = (errors.IncompleteObject, errors.InvalidObject, errors.InvalidSchema, errors.UnsupportedCombination)
+
+
 @contextmanager
 def _about_parts(call: Call) -> Iterator[None]:
     """Note what part of a request an error is about: its tools, its schema or its prompt."""
+    field, request = call.field, call.request
     try:
         yield
-    except InvariantRAGError as error:
-        field, request = call.field, call.request
-        of_parts = (IncompleteObject, InvalidObject, InvalidSchema, InvalidTool, UnsupportedCombination)
-        if isinstance(error, of_parts):
-            of_schema = request.schema is not None and not isinstance(error, InvalidTool)
-            field = "response_format" if of_schema else "tools" if request.tools else field
+    except (*_OF_PARTS, errors.InvalidTool) as error:
+        is_schema = request.schema is not None and not isinstance(error, errors.InvalidTool)
+        with about("response_format" if is_schema else "tools" if request.tools else field):
+            raise
+    except errors.InvariantRAGError:
         with about(field):
             raise
 
@@ -305,9 +266,6 @@ def _validate(answer: ModelAnswer, call: Call, abandoned: Event) -> None:
     """Validate a complete answer with what no grammar expresses: its object, and its calls by the schemas of the tools.
 
     Tools with `strict: false` have a caller who does that.
-
-    Raises:
-        InvalidObject: It does not follow a schema.
     """
     if call.request.schema is not None and call.is_strict and answer.finish_reason != "length":
         validate(check_complete(answer.content), call.request.schema, abandoned)
@@ -327,18 +285,9 @@ def _engine_reply(call: Call, prompt: Prompt, reply: Reply, ordering: str) -> En
         Choice(
             answer=replace(each, generation=None, logprobs=None, citations=None),
             finish_reason=each.finish_reason,
-            logprobs=None if each.logprobs is None else list(map(_token, each.logprobs)),
+            logprobs=None if each.logprobs is None else list(map(token_of, each.logprobs)),
             citations=citations_of(each.content, each.citations or (), prompt),
         )
         for each in reply.answers
     ]
     return EngineReply(choices, reply.usage, report_of(generation, prompt, ordering, call.warnings))
-
-
-def _token(token: TokenLogprob) -> dict[str, Any]:
-    """Return a token in OpenAI's shape."""
-    named, *tops = (
-        {"token": name, "logprob": value, "bytes": list(name.encode("utf-8", "replace"))}
-        for name, value in ((token.token, token.logprob), *token.top)
-    )
-    return {**named, "top_logprobs": tops}

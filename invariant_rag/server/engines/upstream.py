@@ -19,32 +19,24 @@ from typing import Any, NoReturn
 import httpx
 from anyio.from_thread import start_blocking_portal
 
-from invariant_rag.api_models import (
-    STRATEGIES,
-    PlainRequest,
-    PlainRequests,
-    answer_key,
-    content_ordering,
-    elect,
-    request_as_given,
-)
+from invariant_rag import api_models
 from invariant_rag.errors import ContextOverflow, InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.answers import Answer, AnswerDelta, CallDelta, Usage
 from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.json_schema import check_complete
-from invariant_rag.generation.openai_format import parse_deltas
+from invariant_rag.generation.openai_format import parse_deltas, parse_logprobs
 from invariant_rag.orderings import ORDERINGS, resolve_ordering
 from invariant_rag.prompts import Turn
 from invariant_rag.prompts.labels import Labels
 from invariant_rag.segments import Prompt
-from invariant_rag.server.compiling import validate
-from invariant_rag.server.documents import citations_of, report_of_request
-from invariant_rag.server.engines.base import Call, Choice, Emit, Engine, EngineReply, JudgeCall, wait_for
+from invariant_rag.server.engines.base import Call, Choice, Emit, Engine, EngineReply, JudgeCall, in_threads, wait_for
 from invariant_rag.server.errors import Busy, DeadlineExceeded, UpstreamFailed, UpstreamRefused, about, encode
+from invariant_rag.server.replies import citations_of, report_of_request, token_of
+from invariant_rag.server.worker import validate
 
 _logger = logging.getLogger("invariant_rag.server")
 
-METHODS = STRATEGIES | {"sequential"}
+METHODS = api_models.STRATEGIES | {"sequential"}
 _DEFAULT_ORDERING = {"canonical": "lexical", "sequential": "given", "vote": "lexical"}
 _NOTES = {
     "canonical": "Equal sets make equal requests. The model reads the documents in this one order, and may overlook "
@@ -53,7 +45,6 @@ _NOTES = {
     "An API may answer equal requests differently.",
     "sequential": "The model read the documents one after another, as it reads any text.",
 }
-_NOT_COUNTED = "The upstream did not say how many tokens there were."
 _CONNECT_SECONDS, _CHECK_SECONDS = 10.0, 5.0
 _REFUSED = frozenset({400, 413, 422})
 """Statuses that say what is wrong with a request. Others are about the gateway, whose key may be wrong."""
@@ -65,19 +56,14 @@ class Upstream(Engine):
 
     Args:
         url: Address of the API, such as `https://api.openai.com/v1`.
-        model: Name of the model there. None: the only one that it lists.
+        model: Name of the model there.
         name: What requests call it. None: as it is called there.
-        key: Key for the API. None: it needs none.
+        key: Key for the API, if it needs one.
         method: How documents are written where a request says nothing: `canonical`, `vote` or `sequential`.
         ordering: Their order where a request says nothing.
         votes: Orders of a vote.
         together: How many requests are sent at a time.
         timeout: Seconds until a request fails if nothing comes.
-
-    Raises:
-        InvalidChoice: A choice is none, or the API lists several models.
-        UnsupportedCombination: The ordering keeps the order given.
-        UpstreamFailed: The API had to be asked for its models, and cannot be reached.
     """
 
     methods = METHODS
@@ -85,7 +71,7 @@ class Upstream(Engine):
     def __init__(
         self,
         url: str,
-        model: str | None = None,
+        model: str,
         *,
         name: str | None = None,
         key: str | None = None,
@@ -106,54 +92,46 @@ class Upstream(Engine):
             raise InvalidChoice(f"votes: expected at least 2, got {votes}")
         self.together, self.method, self._votes = together, method, votes
         by_content = frozenset(name for name, each in ORDERINGS.items() if each.invariant)
-        self.orderings = dict.fromkeys(STRATEGIES, by_content) | {"sequential": frozenset(ORDERINGS)}
+        self.orderings = dict.fromkeys(api_models.STRATEGIES, by_content) | {"sequential": frozenset(ORDERINGS)}
         self._ordering = _DEFAULT_ORDERING[method] if ordering is None else resolve_ordering(ordering).name
-        if method in STRATEGIES:
-            content_ordering(self._ordering)
+        if method in api_models.STRATEGIES:
+            api_models.content_ordering(self._ordering)
         self._limit = "max_tokens"
         headers = {"content-type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
         self._client = httpx.AsyncClient(
             base_url=url.rstrip("/"),
             headers=headers,
             timeout=httpx.Timeout(timeout, connect=min(_CONNECT_SECONDS, timeout)),
-            limits=httpx.Limits(max_connections=None),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=2.0),  # before servers close them: after 5 s
         )
         self._exit = ExitStack()
         self._portal = self._exit.enter_context(start_blocking_portal(name="invariant-rag-upstream"))
-        try:
-            self._model = self._only_model() if model is None else model
-        except BaseException:
-            self.close()
-            raise
-        self.name = self._model if name is None else name
+        self._model, self.name = model, model if name is None else name
 
-    def answer(self, call: Call, emit: Emit, abandoned: Event) -> EngineReply:
-        """Answer a request; see `Engine`.
+    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
+        """Answer the prompts of a request; see `Engine`."""
 
-        Raises:
-            Busy: The upstream has too many requests.
-            ContextOverflow: The prompt is too long for it.
-            DeadlineExceeded: It does not answer in time.
-            IncompleteObject: It ended an answer that should follow a schema too early.
-            InvalidObject: Its answer does not follow the schema.
-            UnsupportedCombination: The request asks for what an API cannot do.
-            UpstreamFailed: It cannot be reached, failed, or answered what is no reply.
-            UpstreamRefused: It takes the request for a wrong one.
-        """
+        def one(number: int) -> EngineReply:
+            first = number * calls[number].request.n
+            return self._answer(calls[number], lambda index, delta: emit(first + index, delta), abandoned)
+
+        return in_threads(one, len(calls))
+
+    def _answer(self, call: Call, emit: Emit, abandoned: Event) -> EngineReply:
         method = call.choices.method or self.method  # another method than the server's brings its own ordering
         ordering = call.choices.ordering or (self._ordering if method == self.method else _DEFAULT_ORDERING[method])
         with about("invariant.ordering"):
-            if method in STRATEGIES:
-                content_ordering(ordering)
+            if method in api_models.STRATEGIES:
+                api_models.content_ordering(ordering)
         _check_supported(call, method)
         if method == "sequential" and ordering == "given":
-            requests = [request_as_given(_turns_of(call))]
+            requests = [api_models.request_as_given(_turns_of(call))]
         else:
-            writing = PlainRequests(ordering, votes=self._votes if method == "vote" else 1)
+            writing = api_models.PlainRequests(ordering, votes=self._votes if method == "vote" else 1)
             requests = writing.of_turns(_turns_of(call), call.request.question or "")
         taken = emit if call.stream and method != "vote" else None
         asked = wait_for(self._portal.start_task_soon(self._ask_all, call, requests, taken), abandoned)
-        tally = elect([_key(each) for each, _ in asked]) if method == "vote" else None
+        tally = api_models.elect([_key(each) for each, _ in asked]) if method == "vote" else None
         winner = 0 if tally is None else tally.winner
         written, request = asked[winner][0], requests[winner]
         if tally is not None and call.stream:
@@ -161,7 +139,8 @@ class Upstream(Engine):
                 emit(0, delta)
         counted = [usage for _, usage in asked if usage is not None]
         notes = [_NOTES[method]] if request.sets else []
-        notes += [_NOT_COUNTED] if len(counted) < len(asked) else []
+        if len(counted) < len(asked):
+            notes.append("The upstream did not say how many tokens there were.")
         report = report_of_request(request, method, ordering, call.warnings)
         report["warnings"] += notes
         return EngineReply(
@@ -200,27 +179,8 @@ class Upstream(Engine):
         self._portal.call(self._client.aclose)
         self._exit.close()
 
-    def _only_model(self) -> str:
-        async def models() -> Any:
-            with _failures():
-                response = await self._client.get("/models")
-            if not response.is_success:
-                _refuse(response)
-            return _parsed(response.content).get("data")
-
-        cards = self._portal.call(models)
-        if not isinstance(cards, list):
-            raise UpstreamFailed("expected a list of models of the upstream, got something else")
-        names = [str(card["id"]) for card in cards if isinstance(card, Mapping) and "id" in card]
-        if len(names) != 1:
-            raise InvalidChoice(
-                f"model: expected the name of one, since the upstream has {len(names)}, got none",
-                hint=f"It lists {', '.join(names[:10]) or 'none'}.",
-            )
-        return names[0]
-
     async def _ask_all(
-        self, call: Call, requests: Sequence[PlainRequest], emit: Emit | None
+        self, call: Call, requests: Sequence[api_models.PlainRequest], emit: Emit | None
     ) -> list[tuple[list[WrittenAnswer], Mapping[str, Any] | None]]:
         """Ask about all orders at the same time: return the answers and the usage of each.
 
@@ -234,7 +194,7 @@ class Upstream(Engine):
         return [task.result() for task in tasks]
 
     async def _ask(
-        self, call: Call, request: PlainRequest, emit: Emit | None
+        self, call: Call, request: api_models.PlainRequest, emit: Emit | None
     ) -> tuple[list[WrittenAnswer], Mapping[str, Any] | None]:
         """Ask about one order. Without `emit`, nobody takes the pieces.
 
@@ -299,7 +259,8 @@ class WrittenAnswer:
             said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
             found = list(parse_deltas(said, self.index))
             if logprobs := choice.get("logprobs"):
-                self.logprobs = [*(self.logprobs or []), *_tokens(logprobs)]
+                tokens = logprobs.get("content") or map(token_of, parse_logprobs(logprobs))
+                self.logprobs = [*(self.logprobs or []), *tokens]
             self.finish_reason = str(choice.get("finish_reason") or self.finish_reason)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UpstreamFailed("expected a choice of OpenAI's API of the upstream, got something else") from error
@@ -307,11 +268,7 @@ class WrittenAnswer:
         return found
 
     def finish(self) -> list[AnswerDelta]:
-        """Return what is known at the end: a call without arguments has empty ones.
-
-        Raises:
-            UpstreamFailed: The answer has not ended, or holds a call that is none although there was room.
-        """
+        """Return what is known at the end: a call without arguments has empty ones."""
         if not self.finish_reason:
             raise UpstreamFailed("expected an answer of the upstream to its end, got a part of one")
         if self.finish_reason == "length":
@@ -335,7 +292,7 @@ def _turns_of(call: Call) -> list[Turn]:
     return [Turn("user", tuple(part for part in parts if len(part)))]
 
 
-def _body_of(call: Call, request: PlainRequest, model: str, *, stream: bool) -> dict[str, Any]:
+def _body_of(call: Call, request: api_models.PlainRequest, model: str, *, stream: bool) -> dict[str, Any]:
     """Return the body of a request, but for the limit of its answer: what was asked, with its documents as text."""
     asked = call.request
     body: dict[str, Any] = {"model": model, "temperature": asked.temperature, **asked.options}
@@ -380,13 +337,7 @@ def _check_supported(call: Call, method: str) -> None:
 
 
 def _choice(call: Call, written: WrittenAnswer, labels: Labels, abandoned: Event) -> Choice:
-    """Return an answer with its citations.
-
-    Raises:
-        IncompleteObject: It is no JSON, should follow a schema, and was not cut off.
-        InvalidObject: It does not follow the schema.
-        UnsupportedCombination: Log-probabilities were asked for, and did not come.
-    """
+    """Return an answer with its citations."""
     answer, asked = Answer.join(written.deltas), call.request
     is_cut = written.finish_reason == "length"
     if asked.schema is not None and call.is_strict and not answer.tool_calls and not is_cut:
@@ -410,33 +361,14 @@ def _choice(call: Call, written: WrittenAnswer, labels: Labels, abandoned: Event
 
 def _key(written: Sequence[WrittenAnswer]) -> Any:
     answer = Answer.join(written[0].deltas)
-    return answer_key(answer.content, [(each.name, each.arguments) for each in answer.tool_calls])
+    return api_models.answer_key(answer.content, [(each.name, each.arguments) for each in answer.tool_calls])
 
 
 def _usage(counted: Sequence[Mapping[str, Any]]) -> Usage:
     """Return the tokens of all requests."""
     details = [each.get("prompt_tokens_details") or {} for each in counted]
-    return Usage(
-        prompt_tokens=sum(each.get("prompt_tokens") or 0 for each in counted),
-        completion_tokens=sum(each.get("completion_tokens") or 0 for each in counted),
-        cached_tokens=sum(each.get("cached_tokens") or 0 for each in details),
-    )
-
-
-def _tokens(logprobs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return log-probabilities in the shape of chats: completions have one list of tokens and one of numbers."""
-    if logprobs.get("content") is not None:
-        return list(logprobs["content"])
-    tokens, numbers = logprobs["tokens"], logprobs["token_logprobs"]
-    tops = logprobs.get("top_logprobs") or [{}] * len(tokens)
-
-    def token(text: str, number: float) -> dict[str, Any]:
-        return {"token": text, "logprob": number, "bytes": None}
-
-    return [
-        {**token(text, number), "top_logprobs": [token(*each) for each in (top or {}).items()]}
-        for text, number, top in zip(tokens, numbers, tops, strict=True)
-    ]
+    prompt, written = (sum(each.get(f"{kind}_tokens") or 0 for each in counted) for kind in ("prompt", "completion"))
+    return Usage(prompt, written, sum(each.get("cached_tokens") or 0 for each in details))
 
 
 def _take_all(reply: Mapping[str, Any], take: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any] | None:

@@ -9,14 +9,7 @@ from threading import Event
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
-from vllm_invariant_rag import (
-    RequestRefused,
-    UnsupportedServer,
-    VLLMBackend,
-    VLLMError,
-    VLLMTimeout,
-    VLLMUnreachable,
-)
+from vllm_invariant_rag import RequestRefused, UnsupportedServer, VLLMBackend, VLLMError, VLLMTimeout, VLLMUnreachable
 
 from invariant_rag.errors import UnsupportedCombination, UnsupportedModel
 from invariant_rag.server.engines.base import Call, Choices, Emit, EngineReply, JudgeCall
@@ -34,12 +27,6 @@ class OnVLLM(ModelEngine):
     """A `VLLMBackend` as an engine. vLLM batches by itself, so requests go to it as they come.
 
     What one tenant has asked is in no cache of vLLM's that answers another.
-
-    Args:
-        backend: The backend.
-        name: What requests call it. None: its own name.
-        together: How many requests are sent to vLLM at a time.
-        max_prompt_tokens: A longer prompt is refused.
     """
 
     def __init__(
@@ -65,12 +52,7 @@ class OnVLLM(ModelEngine):
         return backend
 
     def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
-        """Answer the prompts of a request; see `Engine`.
-
-        Raises:
-            DeadlineExceeded: vLLM does not answer in time.
-            UpstreamFailed: vLLM cannot be reached, or answers an error.
-        """
+        """Answer the prompts of a request; see `Engine`."""
         with _refusals():
             return super().answer_all(calls, emit, abandoned)
 
