@@ -20,6 +20,7 @@ from invariant_rag_benchmarks.speed import (
     STEPS,
     VOCABULARY,
     SpeedResult,
+    TimingStreamer,
     bidirectional_floor,
     build_model,
     count_flops,
@@ -47,6 +48,15 @@ def test_a_ratio_is_the_median_over_rounds_of_this_way_over_the_plain_model_in_t
     for step in STEPS:
         plain.seconds[step], slow.seconds[step] = [1.0, 2.0, 4.0], [4.0, 4.0, 4.0]
     assert slow.ratios_to(plain) == {**dict.fromkeys(STEPS, 2.0), "peak": 0.5, "flops": 3.0}
+
+
+def test_times_are_to_the_first_token_between_tokens_and_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 3.0, 4.0, 6.0])  # the start, the prompt, and three tokens
+    monkeypatch.setattr("invariant_rag_benchmarks.speed.perf_counter", lambda: next(clock))
+    timer = TimingStreamer()
+    for _ in range(4):
+        timer.put(torch.zeros(1))
+    assert timer.times() == (3.0, 1.5, 6.0)
 
 
 def _script_for_gpus() -> Any:
