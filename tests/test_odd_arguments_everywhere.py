@@ -32,10 +32,11 @@ from invariant_rag import (
     Trusted,
     audit,
 )
-from invariant_rag.audit import Question, best_subspan_em, check_order, exact_match, token_f1
+from invariant_rag.audit import Question, check_order
 from invariant_rag.ensembles import blank_segments
 from invariant_rag.errors import InvariantRAGError
-from invariant_rag.generation import LazyModel, ToolCalling, constrain, generate_structured
+from invariant_rag.generation import LazyModel, constrain, generate_structured
+from invariant_rag.generation.tools import ToolCalling
 from invariant_rag.interventions import HiddenScaling, MsPoE, resolve_intervention
 from invariant_rag.interventions.search import search_dimension
 from invariant_rag.methods import APE, METHODS, Sequential, resolve_method
@@ -237,7 +238,6 @@ def table(model: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> Ta
             {"lm": model, "tools": [], "tool_choice": "auto", "parallel": True},
         ),
         "ToolCalling.constrain": (calling.constrain, {"prompt": prompt, "max_new_tokens": 60}),
-        "ToolCalling.answer": (calling.answer, {"generation": "x", "prompt": prompt}),
         "constrain": (constrain, {"lm": model, "schema": SCHEMA, "max_new_tokens": 20}),
         "generate_structured": (generate_structured, {"lm": model, "prompt": prompt, "schema": SCHEMA}),
         "schema": (
@@ -268,14 +268,10 @@ def table(model: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> Ta
         "candidate_confidence": (candidate_confidence, {"logprobs": [-1.0]}),
         "text_confidence": (text_confidence, {"logprobs": [-1.0]}),
         "check_order": (check_order, {"model": model, "prompt": prompt, "orders": 1, "seed": 0, "max_new_tokens": 1}),
-        **{
-            each.__name__: (each, {"prediction": "a", "golds": ["a"]})
-            for each in (exact_match, token_f1, best_subspan_em)
-        },
         "Question": (Question, {"text": "q", "segments": tuple(segments), "answers": ("a",), "gold": (0,), "id": "1"}),
         "audit": (
             lambda **given: audit(lambda _question, _segments: "a", **{**small, **given}),
-            {"questions": [asked], "k": 1, "seed": 0, "workers": 1, "max_calls": 9, "margin": 0.1, **small},
+            {"questions": [asked], "k": 1, "seed": 0, "workers": 1, "margin": 0.1, **small},
         ),
         "audit.question": (
             lambda **given: audit(lambda _question, _segments: "a", [{**asked, **given}], **small),

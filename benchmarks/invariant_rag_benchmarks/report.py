@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from invariant_rag.audit.statistics import mean_interval, variations
+from invariant_rag.audit.statistics import mean_interval
 
 from invariant_rag_benchmarks.base import Benchmark, Record
 from invariant_rag_benchmarks.errors import InvalidRun
 from invariant_rag_benchmarks.published_tables import Comparison, comparisons, means_by, oracle_score
+from invariant_rag_benchmarks.scores import variations
 
 _FIGURES = ("mean", "worst", "best", "spread", "deviation", "flips")
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from invariant_rag.audit.metrics import best_subspan_em
+from invariant_rag.audit.statistics import Estimate, exact_upper_bound
 
 from invariant_rag_benchmarks import BENCHMARKS, Case
+from invariant_rag_benchmarks.scores import Variation, best_subspan_em, variations
 from invariant_rag_benchmarks.tasks.chunks import edit_similarity, rouge_l, tasks
 from invariant_rag_benchmarks.tasks.judging import SECTIONS
+
+
+def is_more_than_chance(found: Variation) -> bool:
+    return found.estimate.value > found.chance
 
 
 def case(*gold: str, variant: str = "0", candidates: tuple[str, ...] = ()) -> Case:
@@ -192,3 +199,47 @@ def test_best_subspan_em_agrees_with_pairs_judged_by_hand():
     pairs = _pairs()
     assert len(pairs) >= 200
     assert [pair for pair in pairs if best_subspan_em(pair[0], pair[1]) != pair[2]] == []
+
+
+@pytest.mark.parametrize("questions", [20, 100])
+def test_variations_of_chance_are_called_so_and_their_intervals_hold_the_true_ones(questions: int) -> None:
+    source = np.random.default_rng(0)
+    rounds, alarms, held, found = 25, 0, 0, 0
+    for seed in range(rounds):
+        hard = source.random((questions, 1))
+        alike = variations((source.random((questions, 5)) < hard).astype(float), seed)
+        alarms += is_more_than_chance(alike["spread"])
+        held += all(each.estimate.low == 0 for each in alike.values())
+        slots = 0.2 + 0.6 * hard + np.array([0.1, 0.0, 0.0, 0.0, -0.1])
+        unlike = variations((source.random((questions, 5)) < slots).astype(float), seed)
+        found += unlike["spread"].estimate.low <= 0.2 <= unlike["spread"].estimate.high
+    assert alarms <= 5  # of a test at 5%, more than 5 come once in 800
+    assert held >= rounds - 5 <= found
+
+
+def test_a_variation_of_which_nothing_was_seen_may_be_there_all_the_same() -> None:
+    found = variations(np.ones((100, 4)))
+    assert found["spread"].estimate == Estimate(0.0, 0.0, exact_upper_bound(0, 100))
+    assert not is_more_than_chance(found["spread"])
+    assert variations(np.ones((3, 1))) == variations(np.array([[1.0, np.nan], [np.nan, 1.0]])) == {}
+
+
+def test_spread_and_deviation_over_slots() -> None:
+    found = variations(np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]))
+    assert found["spread"].estimate.value == 1.0
+    assert found["deviation"].estimate.value == pytest.approx(math.sqrt(1 / 6))
+
+
+def test_a_spread_is_more_than_chance_only_where_slots_differ() -> None:
+    source = np.random.default_rng(1)
+    alike = (source.random((200, 5)) < 0.5).astype(float)
+    assert not is_more_than_chance(variations(alike)["spread"])
+    favouring = alike.copy()
+    favouring[:, 0] = 1.0
+    assert is_more_than_chance(variations(favouring)["spread"])
+
+
+def test_the_chance_of_few_questions_is_counted_exactly() -> None:
+    # Two questions that are right in one of two slots: both in the same slot in half of the shuffles.
+    assert variations(np.array([[1.0, 0.0], [0.0, 1.0]]))["spread"].chance == 1.0
+    assert variations(np.array([[0.25, 1.0]]))["spread"].chance == 0.75  # one question has one spread

@@ -13,29 +13,12 @@ from invariant_rag._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from invariant_rag.audit.choices import AuditChoices
-    from invariant_rag.audit.metrics import best_subspan_em, exact_match, token_f1
     from invariant_rag.audit.order_check import OrderCheck, check_order
     from invariant_rag.audit.questions import Question
     from invariant_rag.audit.result import ABOUT, Audit
     from invariant_rag.audit.run import audit
     from invariant_rag.audit.statistics import Estimate
     from invariant_rag.audit.systems import Endpoint, Reply
-
-_HOMES = {
-    "ABOUT": "result",
-    "Audit": "result",
-    "AuditChoices": "choices",
-    "Endpoint": "systems",
-    "Estimate": "statistics",
-    "OrderCheck": "order_check",
-    "Question": "questions",
-    "Reply": "systems",
-    "audit": "run",
-    "best_subspan_em": "metrics",
-    "check_order": "order_check",
-    "exact_match": "metrics",
-    "token_f1": "metrics",
-}
 
 __all__ = [
     "ABOUT",
@@ -47,13 +30,11 @@ __all__ = [
     "Question",
     "Reply",
     "audit",
-    "best_subspan_em",
     "check_order",
-    "exact_match",
-    "token_f1",
 ]
 
-__getattr__, __dir__ = lazy_exports(__name__, _HOMES)
+_MODULES = "result result choices systems statistics order_check questions systems run order_check".split()
+__getattr__, __dir__ = lazy_exports(__name__, dict(zip(__all__, _MODULES, strict=True)))
 
 
 class _CallablePackage(ModuleType):

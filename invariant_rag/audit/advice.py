@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from invariant_rag.audit.grading import RIGHT, SAME_MEANING, resolve_metric
+from invariant_rag.audit.grading import RIGHT, SAME_MEANING
 from invariant_rag.audit.screen import CALLS
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.shown import counted, shown
@@ -37,10 +37,15 @@ def points(estimate: Estimate) -> str:
     return f"{value} points [{low}, {high}]"
 
 
+def p_value(p: float) -> str:
+    """Return a p-value as people write it."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
 def advise(audit: Audit) -> list[tuple[str, str]]:
     """Return title and text of each paragraph that a report begins with."""
     found = [("Finding", _finding(audit)), ("Today", _today(audit)), ("Recommendation", _recommendation(audit))]
-    notes = " ".join([*_about_grading(audit), *_about_the_judge(audit), *_about_calls(audit)])
+    notes = " ".join([*_about_grading(audit), *_about_calls(audit)])
     return [*found, ("To know", notes)] if notes else found
 
 
@@ -77,13 +82,13 @@ def _today(audit: Audit) -> str:
 
 
 def _recommendation(audit: Audit) -> str:
+    """Return the one thing to do: look at the call, use a remedy, leave it, or ask more questions."""
     said = {answer.text for each in audit.asked for answer in each.answers}
     if len(said) == 1 and len(audit.asked) > 1:
         return f"Look at the call first: every answer was the same, {shown(said.pop())}. Does it read these documents?"
-    compared = [each for each in audit.comparisons if each.gain is not None]
-    best = max(compared, key=lambda each: each.gain.value if each.gain else 0.0, default=None)
-    if best is not None and best.is_better:
-        return f"Use {_named(best)}.{_steady(best)}"
+    compared = sorted(((each.gain, each) for each in audit.comparisons if each.gain), key=lambda pair: -pair[0].value)
+    if compared and compared[0][1].is_better:
+        return f"Use {_named(*compared[0])}."
     if audit.screen.outcome == "order does not matter":
         return "Leave it: change nothing for the sake of the order."
     if audit.screen.outcome == "cannot tell yet":
@@ -91,74 +96,60 @@ def _recommendation(audit: Audit) -> str:
     return _where_it_matters(audit, compared)
 
 
-def _where_it_matters(audit: Audit, compared: list[Comparison]) -> str:
+def _where_it_matters(audit: Audit, compared: list[tuple[Estimate, Comparison]]) -> str:
     """Return what to do where no remedy was shown to be right more often."""
     margin = audit.choices.margin
-    safe = [each for each in compared if each.fixes and each.gain and each.gain.low > -margin]
+    safe = [(gain, each) for gain, each in compared if each.fixes and gain.low > -margin]
     if safe:
-        steady = max(safe, key=lambda each: each.gain.low if each.gain else 0.0)
-        return f"For steadier answers use {_named(steady)}, no loss beyond the margin.{_steady(steady)}"
+        return (
+            f"For steadier answers use {_named(*max(safe, key=lambda pair: pair[0].low))}, no loss beyond the margin."
+        )
     if not compared:
         return (
             "The order matters, and no remedy was compared: "
             + ("name some (--remedy)." if "accuracy_today" in audit.measures else "that takes gold answers.")
             + " `sort` gives every order the same answer, at no cost but perhaps accuracy."
         )
-    if all(each.gain and each.gain.high < margin for each in compared):
-        return f"Leave it: no remedy gains {100 * margin:g} points. {_listed(compared)}"
-    return f"Cannot tell yet which remedy helps: ask more questions. {_listed(compared)}"
+    listed = "; ".join(f"{each.name} {points(gain)}" for gain, each in compared)
+    if all(gain.high < margin for gain, _ in compared):
+        return f"Leave it: no remedy gains {100 * margin:g} points. Against today: {listed}."
+    return f"Cannot tell yet which remedy helps: ask more questions. Against today: {listed}."
 
 
-def _named(each: Comparison) -> str:
+def _named(gain: Estimate, each: Comparison) -> str:
     """Return what a remedy is, and what it gains."""
-    return f"`{each.name}` ({each.about}): {points(each.gain)} of accuracy against today ({p_value(each.p)})"  # type: ignore[arg-type]
-
-
-def p_value(p: float) -> str:
-    """Return a p-value as people write it."""
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-
-
-def _steady(each: Comparison) -> str:
-    return " After it, the order in which documents arrive changes nothing." if each.fixes else ""
-
-
-def _listed(compared: list[Comparison]) -> str:
-    return "Against today: " + "; ".join(f"{each.name} {points(each.gain)}" for each in compared if each.gain) + "."
+    fixes = "; the order in which documents arrive then changes nothing" if each.fixes else ""
+    return f"`{each.name}` ({each.about}{fixes}): {points(gain)} of accuracy against today ({p_value(each.p)})"
 
 
 def _about_grading(audit: Audit) -> list[str]:
-    found = []
+    """Return what a right answer is, and how far that can be trusted."""
+    found, judge, metric = [], audit.judge, audit.choices.metric
     scored = [each.question for each in audit.asked if each.scored]
-    if scored and audit.judge is None:
-        found.append(f"An answer is right if {resolve_metric(audit.choices.metric)[1]}.")
+    if scored and judge is None:
+        by_metric = f"{getattr(metric, '__name__', 'the metric')} gives it at least 0.5"
+        found.append(f"An answer is right if {by_metric if metric else 'it gives a gold answer, as whole tokens'}.")
         long = sum(all(len(gold.split()) >= LONG_GOLD for gold in each.answers) for each in scored)
-        if 2 * long > len(scored) and audit.choices.metric == "match":
+        if 2 * long > len(scored) and metric is None:
             found.append("Most gold answers are whole sentences, which no answer repeats: grade with --judge.")
     if len(scored) < len(audit.asked):
-        how = "by the judge" if audit.judge else "only if their words are the same"
-        how = f"by embeddings, from a similarity of {SAME_MEANING} on" if audit.embeds else how
-        found.append(f"Without gold answers, two answers count as the same {how}.")
+        how = f"by embeddings, from a similarity of {SAME_MEANING} on" if audit.embeds else "only if their words are"
+        found.append(f"Without gold answers, two answers count as the same {'by the judge' if judge else how}.")
     if scored and not any(each == RIGHT for one in audit.asked for each in one.classes):
         found.append(
             "No answer was right: do gold answers say the same as answers do? See answers.csv, or use --judge."
         )
-    return found
-
-
-def _about_the_judge(audit: Audit) -> list[str]:
-    judge = audit.judge
-    if judge is None:
-        unused = sum(bool(each.question.rubrics) for each in audit.asked)
-        said = f"{counted(unused, 'question')} with checks that take a judge: without --judge, they were not made."
-        return [said] if unused else []
-    found = [f"The judge was asked {judge.calls:,} times."]
-    if judge.pairs:
+    if judge is None and (unused := sum(bool(each.question.rubrics) for each in audit.asked)):
         found.append(
-            f"Asked in both orders, it contradicted itself on {judge.divided:,} of {judge.pairs:,} pairs of answers."
+            f"{counted(unused, 'question')} with checks that take a judge: without --judge, they were not made."
         )
-    if judge.errors is not None:
-        found.append(f"It misses {percent(judge.errors)} of the verdicts that are known.")
+    if judge is not None:
+        found.append(f"The judge was asked {judge.calls:,} times.")
+        if judge.pairs:
+            of = f"{judge.divided:,} of {judge.pairs:,} pairs of answers"
+            found.append(f"Asked in both orders, it contradicted itself on {of}.")
+        if judge.errors is not None:
+            found.append(f"It misses {percent(judge.errors)} of the verdicts that are known.")
     return found
 
 

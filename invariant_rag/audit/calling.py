@@ -1,4 +1,4 @@
-"""Call a system: retries with growing pauses, timeouts, awaited answers, threads."""
+"""Call a system: retries with growing pauses, awaited answers, threads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
-from threading import Event, Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,14 @@ HOPELESS = 10
 
 LONGEST_ERROR = 300
 """Characters of an error that are kept: a server may answer with a page."""
+
+Progress = Callable[..., AbstractContextManager[Callable[[], None]]]
+"""Opens a display for a label, a number of steps and the number of those done before; yields what tells of a step."""
+
+
+def no_progress(*_: Any, **__: Any) -> AbstractContextManager[Callable[[], None]]:
+    """Show nothing."""
+    return nullcontext(lambda: None)
 
 
 @dataclass(frozen=True)
@@ -48,16 +55,8 @@ class Answer:
     errors: tuple[str, ...] = ()
 
 
-def call(key: str, function: Callable[[], Reply], retries: int = 3, timeout: float | None = None) -> Answer:
-    """Call a function until it returns, or as often as it may be tried.
-
-    Args:
-        key: Key of the answer.
-        function: The function.
-        retries: Tries after the first one.
-        timeout: Seconds after which a try counts as failed; None: never. A thread cannot be stopped: what it does goes
-            on, and its answer is dropped.
-    """
+def call(key: str, function: Callable[[], Reply], retries: int = 3) -> Answer:
+    """Call a function until it returns, at most `retries` times more. An error is an outcome, but for `AuditFailed`."""
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
     def error_of(state: RetryCallState) -> BaseException | None:
@@ -67,6 +66,13 @@ def call(key: str, function: Callable[[], Reply], retries: int = 3, timeout: flo
         error = error_of(state)
         errors.append(f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
 
+    def once() -> Reply:
+        try:
+            return function()
+        except SystemExit as error:
+            code = "" if error.code is None else repr(error.code)
+            raise RuntimeError(f"the system called sys.exit({code}); expected an answer or an error") from error
+
     errors: list[str] = []
     started, growing = perf_counter(), wait_exponential(FIRST_PAUSE, LONGEST_PAUSE)
     trying = Retrying(
@@ -74,9 +80,9 @@ def call(key: str, function: Callable[[], Reply], retries: int = 3, timeout: flo
         wait=lambda state: max(growing(state), getattr(error_of(state), "retry_after", None) or 0.0),
         retry=retry_if_exception(lambda error: isinstance(error, Exception) and not isinstance(error, AuditFailed)),
         after=failed,
-        retry_error_callback=lambda _: None,  # an error is an outcome
+        retry_error_callback=lambda _: None,
     )
-    reply = trying(_try, function, timeout)
+    reply = trying(once)
     text, tokens = (None, None) if reply is None else (reply.text, reply.tokens)
     return Answer(key, text, tokens, perf_counter() - started, tuple(errors))
 
@@ -86,32 +92,25 @@ def make_calls(
     on_answer: Callable[[Answer], object],
     *,
     retries: int,
-    timeout: float | None,
     workers: int,
-    answers_before: bool = False,
+    answered: bool = False,
 ) -> None:
-    """Make calls in threads, and stop where nothing is ever answered.
+    """Make calls, each with its key, in threads; stop where nothing is ever answered, if nothing was `answered` before.
 
-    Args:
-        calls: Key and function of each call.
-        on_answer: Called with each answer, one at a time.
-        retries: See `call`.
-        timeout: See `call`.
-        workers: Number of threads.
-        answers_before: Whether the system has answered before.
+    `on_answer` is called with one answer at a time.
     """
-    stopped, lock = Event(), Lock()
-    answered, failed = int(answers_before), 0
+    stopped, lock = threading.Event(), threading.Lock()
+    failed = 0
 
     def make(key: str, function: Callable[[], Reply]) -> None:
         nonlocal answered, failed
         if stopped.is_set():
             return
         try:
-            answer = call(key, function, retries, timeout)
+            answer = call(key, function, retries)
             with lock:
                 on_answer(answer)
-                answered, failed = answered + (answer.text is not None), failed + (answer.text is None)
+                answered, failed = answered or answer.text is not None, failed + (answer.text is None)
                 if failed >= min(HOPELESS, len(calls)) and not answered:
                     raise AuditFailed(
                         f"every call failed: {answer.errors[-1]}",
@@ -145,49 +144,15 @@ def settle(value: Any) -> Any:
         except (KeyboardInterrupt, SystemExit) as error:  # raised in the loop, they would end it, and no call return
             return None, error
 
-    result, error = asyncio.run_coroutine_threadsafe(awaited(), _event_loop()).result()
+    with _starting:
+        if not _loops:
+            _loops.append(asyncio.new_event_loop())
+            threading.Thread(target=_loops[0].run_forever, daemon=True, name="audit-event-loop").start()
+    result, error = asyncio.run_coroutine_threadsafe(awaited(), _loops[0]).result()
     if error is not None:
         raise error
     return result
 
 
-_starting = Lock()
-
-
-def _event_loop() -> asyncio.AbstractEventLoop:
-    with _starting:
-        return _started_loop()
-
-
-@cache
-def _started_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True, name="audit-event-loop").start()
-    return loop
-
-
-def _try(function: Callable[[], Reply], timeout: float | None) -> Reply:
-    """Return what a function returns in time; one that would end the process raises instead, and the audit goes on."""
-    done: Future[Reply] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
-            done.set_exception(error)
-
-    try:
-        if timeout is None:
-            return function()
-        threading.Thread(target=run, daemon=True).start()  # a thread of a pool would keep the process from ending
-        return done.result(timeout)
-    except SystemExit as error:
-        code = "" if error.code is None else repr(error.code)
-        raise RuntimeError(f"the system called sys.exit({code}); expected an answer or an error") from error
-    except TimeoutError:
-        if timeout is None or done.done():
-            raise  # the function's own
-        raise TimeoutError(
-            f"no answer within {timeout:g} seconds, the timeout of one try; for slow answers raise timeout (--timeout) "
-            "or lower workers (--workers)"
-        ) from None
+_starting = threading.Lock()
+_loops: list[asyncio.AbstractEventLoop] = []

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from invariant_rag.audit.grading import resolve_metric
 from invariant_rag.audit.plan import check_remedies
-from invariant_rag.checks import MOST_CALLS, check_items, check_kind, check_number, check_real
+from invariant_rag.checks import MOST_CALLS, check_function, check_items, check_kind, check_number, check_real
 from invariant_rag.errors import InvalidChoice
 
 
@@ -25,8 +24,8 @@ class AuditChoices:
     Attributes:
         remedies: What to compare with today: `sort`, `reverse`, `ends-first`, `vote`, and for an `InvariantModel` the
             names of invariant methods. None: those that are worth their calls, if the order matters; (): none.
-        metric: When an answer is right: `match`, `exact_match`, `token_f1`, or a function `(answer, gold answers) ->`
-            number from 0 to 1, right from 0.5 on.
+        metric: A function `(answer, gold answers) -> number from 0 to 1`: an answer is right from 0.5 on. None: if it
+            gives a gold answer as whole tokens; see `invariant_rag.audit.matching.is_right`.
         judge: Grades instead of the metric, and says which answers mean the same: a model, an `Endpoint`, a URL, or a
             function from a prompt to text; see `invariant_rag.audit.grading.AnswerJudge`.
         margin: Net sensitivity below which the order does not matter.
@@ -34,14 +33,12 @@ class AuditChoices:
         seed: Seed of the orders.
         workers: Threads that make calls.
         retries: Tries of a failed call after the first one, with pauses that double.
-        timeout: Seconds after which a try fails. None: never.
-        max_calls: Most calls to make now. None: no bound.
         fields: Names of your fields by ours, such as `{"question": "frage"}`.
         generation: Keywords of `InvariantModel.generate`, for our models.
 
     Raises:
         InvalidChoice: One is no such number or function, or too small.
-        UnknownName: There is no remedy or metric of that name.
+        UnknownName: There is no remedy of that name.
     """
 
     remedies: tuple[str, ...] | None = _choice(
@@ -50,7 +47,7 @@ class AuditChoices:
         option="--remedy",
         shown="if the order matters, a few",
     )
-    metric: Any = _choice("match", "When an answer is right: match, exact_match or token_f1.")  # noqa: RUF009
+    metric: Any = None
     judge: Any = _choice(  # noqa: RUF009 - a field, as dataclasses.field makes one
         None, "Grade by this model or the server at this URL.", shown="none", metavar="MODEL|URL"
     )
@@ -59,8 +56,6 @@ class AuditChoices:
     seed: int = _choice(0, "Seed of the orders.", min=0)
     workers: int = _choice(1, "Threads that make calls.", min=1, max=MOST_CALLS)
     retries: int = _choice(3, "Further tries of a failed call, with growing pauses.", min=0, max=MOST_CALLS)
-    timeout: float | None = _choice(None, "Seconds after which a try fails.", shown="none")
-    max_calls: int | None = _choice(None, "Most calls to make now.", shown="no bound", min=0)
     fields: Mapping[str, str] = field(
         default_factory=dict,
         metadata={"about": "A field of yours: question=frage. Repeatable.", "option": "--field", "shown": "none"},
@@ -69,24 +64,18 @@ class AuditChoices:
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
-            value, least = getattr(self, each.name), each.metadata.get("min")
-            if least is not None and value is not None:
-                check_number(each.name, value, least, each.metadata.get("max"))
+            least = each.metadata.get("min")
+            if least is not None:
+                check_number(each.name, getattr(self, each.name), least, each.metadata.get("max"))
         if self.remedies is not None:
             object.__setattr__(self, "remedies", tuple(check_items("remedies", self.remedies, str)))
             check_remedies(self.remedies)
-        resolve_metric(self.metric)
+        if self.metric is not None:
+            check_function("metric", self.metric)
         if not 0 < check_real("margin", self.margin) < 1:
             raise InvalidChoice(f"margin: expected a share between 0 and 1, got {self.margin}")
-        if self.timeout is not None and check_real("timeout", self.timeout) <= 0:
-            raise InvalidChoice(f"timeout: expected seconds above 0, got {self.timeout}")
         for name in ("fields", "generation"):
             check_kind(name, getattr(self, name), Mapping)  # type: ignore[type-abstract]
-
-    @property
-    def calling(self) -> dict[str, Any]:
-        """Keywords of `make_calls`."""
-        return {name: getattr(self, name) for name in ("retries", "timeout", "workers")}
 
     def changed(self, changes: Mapping[str, Any]) -> AuditChoices:
         """Return these choices with some changed."""

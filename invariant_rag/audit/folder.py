@@ -1,41 +1,118 @@
-"""The folder of an audit: what was asked and of whom, the answers, the result; and two results compared."""
+"""The folder of an audit: what was asked and of whom, and the answers, in a file of lines that a process continues."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import os
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-import numpy as np
+from filelock import FileLock, Timeout
 
 from invariant_rag.audit.calling import Answer
-from invariant_rag.audit.line_file import LineFile
 from invariant_rag.audit.questions import Question, read_questions
-from invariant_rag.audit.result import SCHEMA_VERSION
-from invariant_rag.audit.statistics import Estimate, mean_difference, mean_interval, paired_p_value
 from invariant_rag.checks import check_path
-from invariant_rag.errors import AuditFailed, UnusableFile
+from invariant_rag.errors import AuditFailed, FileInUse, UnusableFile
 from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
 from invariant_rag.shown import reason, shown
 
+T = TypeVar("T")
 RUN, ANSWERS, RESULT = "run.json", "answers.jsonl", "audit.json"
+
+SCHEMA_VERSION = 1
+"""Of `run.json` and `audit.json`. It changes with the meaning of a field."""
+
+
+class LineFile(AbstractContextManager["LineFile[T]"], Generic[T]):
+    """An append-only file of JSON objects, one line each: one writer at a time, and no line is lost, doubled or torn.
+
+    A process that is killed can tear the last line only. Opening the file removes a torn line, so that what it held is
+    made again. A full disk leaves the file as it was before the lines that it had no room for.
+
+    Args:
+        path: The file; created when it is opened for writing.
+        parse: Turns a parsed line and its place, such as `records.jsonl, line 3`, into what `lines` holds.
+        invalid: Makes the error for a line that is no JSON, from a message.
+        writes: Whether to append, holding the lock `PATH.lock`; else the file is only read.
+
+    Attributes:
+        lines: What was in the file.
+    """
+
+    def __init__(
+        self, path: Path, parse: Callable[[Any, str], T], invalid: Callable[[str], Exception], *, writes: bool = True
+    ) -> None:
+        self.lines: list[T] = []
+        self._path = path
+        self._file: FileIO | None = None
+        self._lock = _lock(path) if writes else None
+        try:
+            content = read_bytes(path) if path.exists() else b""
+            self._size = content.rfind(b"\n") + 1
+            for number, line in enumerate(content[: self._size].split(b"\n")[:-1], start=1):
+                where = f"{path}, line {number}"
+                try:
+                    document = parse_json(line)
+                except ValueError as error:
+                    raise invalid(f"{where}: expected JSON, got {line[:60]!r}: {error}") from error
+                self.lines.append(parse(document, where))
+            if writes:
+                self._file = path.open("ab", buffering=0)
+                self._file.truncate(self._size)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise UnusableFile(f"{str(path)!r} cannot be opened: {error}") from error
+            raise
+
+    def append(self, documents: Iterable[Any]) -> None:
+        """Append lines, all or none of them."""
+        if self._file is None:
+            return
+        content = memoryview(b"".join(encode_json(each) + b"\n" for each in documents))
+        size = self._size + len(content)
+        try:
+            while content:
+                content = content[self._file.write(content) :]
+        except OSError as error:
+            self._file.truncate(self._size)
+            hint = "What was written before is kept: continue it."
+            raise UnusableFile(f"{str(self._path)!r} cannot be written: {error}", hint=hint) from error
+        self._size = size
+
+    def close(self) -> None:
+        """Close the file, and let other processes write it."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+        if self._lock is not None:
+            self._lock.release()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _lock(path: Path) -> FileLock:
+    lock = FileLock(f"{path}.lock", thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise FileInUse(f"{str(path)!r} is being written by another process") from None
+    except (OSError, NotImplementedError) as error:
+        raise UnusableFile(f"{str(path)!r} cannot be locked: {error}") from error
+    return lock
 
 
 class AnswerFile:
-    """The answers of a run, in memory and in `answers.jsonl`. A call that failed is not in the file: it is made again.
-
-    Args:
-        folder: The folder; None: memory only.
-
-    Attributes:
-        answers: What is known, by key.
-    """
+    """The answers of a run by key, in memory and, in a folder, in `answers.jsonl`, but for calls that failed."""
 
     def __init__(self, folder: Path | None) -> None:
         self._file = None if folder is None else LineFile(folder / ANSWERS, _parse_answer, AuditFailed)
-        known = [] if self._file is None else self._file.lines
-        self.answers: dict[str, Answer] = {each.key: each for each in known}
+        self.answers: dict[str, Answer] = {each.key: each for each in (self._file.lines if self._file else ())}
 
     def add(self, answer: Answer) -> None:
         """Keep an answer."""
@@ -55,10 +132,10 @@ def _parse_answer(line: Any, where: str) -> Answer:
     if not isinstance(line, dict) or line.keys() != kinds.keys():
         raise AuditFailed(f"{where}: expected an answer with {', '.join(kinds)}, got {shown(line)}")
     for name, kind in kinds.items():
-        if not isinstance(line[name], kind) or isinstance(line[name], bool):
+        texts = line[name] if name == "errors" and isinstance(line[name], list) else []
+        fits = isinstance(line[name], kind) and all(isinstance(each, str) for each in texts)
+        if not fits or isinstance(line[name], bool):
             raise AuditFailed(f"{where}: {name}: got {shown(line[name])}")
-    if not all(isinstance(each, str) for each in line["errors"]):
-        raise AuditFailed(f"{where}: errors: expected texts, got {shown(line['errors'])}")
     return Answer(**{**line, "errors": tuple(line["errors"])})
 
 
@@ -76,8 +153,7 @@ def make_new_folder(out: Any) -> Path:
 def start_run(out: Any, run: dict[str, Any], questions: list[Question]) -> Path:
     """Make the folder of a new run, and write down what is asked and of whom."""
     folder = make_new_folder(out)
-    records = [each.as_dict() for each in questions]
-    document = {"schema_version": SCHEMA_VERSION, **run, "questions": records}
+    document = {"schema_version": SCHEMA_VERSION, **run, "questions": [each.as_dict() for each in questions]}
     write_file(folder / RUN, encode_json(document, indent=1, default=str) + b"\n")
     return folder
 
@@ -85,78 +161,12 @@ def start_run(out: Any, run: dict[str, Any], questions: list[Question]) -> Path:
 def read_run(folder: Any) -> tuple[Path, dict[str, Any], list[Question]]:
     """Return the folder of a run that was begun, what it says, and its questions."""
     path = check_path("resume", folder)
-    run = _read(path / RUN, {"system": str, "seed": int, "margin": float, "questions": list})
-    return path, run, read_questions(run["questions"], None)
-
-
-def _read(path: Path, shape: dict[str, type]) -> dict[str, Any]:
     try:
-        found = parse_json(read_bytes(path))
-    except (OSError, ValueError, UnusableFile) as error:
-        raise AuditFailed(f"{path}: no audit: {reason(error)}", hint="Name the folder of an audit.") from error
-    fits = isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in shape.items())
-    if not fits or found.get("schema_version") != SCHEMA_VERSION:
-        raise AuditFailed(f"{path}: no audit of this version", hint="Audit once more, into another folder.")
-    return dict(found)
-
-
-@dataclass(frozen=True)
-class AuditDiff:
-    """Two audits compared on the questions of both.
-
-    Attributes:
-        before: Name of the first system.
-        after: Name of the second.
-        common: Questions that both asked, with gold answers.
-        accuracy: Accuracy today of both, on these questions.
-        gain: That of the second minus that of the first.
-        p: Two-tailed p-value of the gain.
-        fixed: Questions that are right now in every call of today, and wrong before.
-        broken: Questions that are wrong now, and right before.
-    """
-
-    before: str
-    after: str
-    common: int
-    accuracy: tuple[Estimate, Estimate]
-    gain: Estimate
-    p: float
-    fixed: list[str]
-    broken: list[str]
-
-
-def diff_audits(before: Path, after: Path) -> AuditDiff:
-    """Compare two audits, by their folders: accuracy today, over distinct draws of it."""
-    results = [
-        _read(each / RESULT if each.is_dir() else each, {"system": str, "screen": dict, "questions": list})
-        for each in (before, after)
-    ]
-    shares = [
-        {(str(one.get("id")), str(one.get("question"))): share for one in found["questions"] if (share := _share(one))}
-        for found in results
-    ]
-    names = [name for name in shares[0] if name in shares[1]]
-    if not names:
-        raise AuditFailed("the audits share no question with gold answers", hint="Audit the same questions.")
-    old, new = (np.array([each[name][0] for name in names]) for each in shares)
-
-    def changed(was: float) -> list[str]:
-        return [text for (_, text), one, other in zip(names, old, new, strict=True) if (one, other) == (was, 1 - was)]
-
-    return AuditDiff(
-        str(results[0]["system"]),
-        str(results[1]["system"]),
-        len(names),
-        (mean_interval(old), mean_interval(new)),
-        mean_difference(new, old),
-        min(1.0, 2 * min(paired_p_value(new - old), paired_p_value(old - new))),
-        fixed=changed(0.0),
-        broken=changed(1.0),
-    )
-
-
-def _share(record: Mapping[str, Any]) -> tuple[float] | None:
-    """Return the share of right answers of today in a tuple; None if they are neither right nor wrong."""
-    said = [call["outcome"] for call in record["calls"] if call["call"] in {"today", "placebo"}]
-    known = [each for each in said if each in {"right", "wrong", "failed"}]
-    return (known.count("right") / len(known),) if known and record.get("answers") else None
+        run = parse_json(read_bytes(path / RUN))
+    except (OSError, ValueError) as error:
+        raise AuditFailed(f"{path / RUN}: no audit: {reason(error)}", hint="Name the folder of an audit.") from error
+    shape = {"system": str, "seed": int, "margin": float, "questions": list}
+    fits = isinstance(run, dict) and all(isinstance(run.get(name), kind) for name, kind in shape.items())
+    if not fits or run.get("schema_version") != SCHEMA_VERSION:
+        raise AuditFailed(f"{path / RUN}: no audit of this version", hint="Audit once more, into another folder.")
+    return path, run, read_questions(run["questions"], None)

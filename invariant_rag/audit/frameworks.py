@@ -49,37 +49,47 @@ def from_langchain(system: Any, to_input: ToInput | None) -> System | None:
     """Wrap a Runnable: a chain, an agent, a language model. None for anything else."""
     if not isinstance(system, loaded("langchain_core.runnables", "Runnable")):
         return None
-    takes_text = is_language_model(system) or _takes_marks(system)
-    if to_input is not None:
-        makes = [_given(to_input)]
-    else:
-        makes = [partial(_as_text, marked=_takes_marks(system))] if takes_text else _for_runnable(system)
+    makes, takes_text = [_text_maker(system, to_input)], is_language_model(system) or _takes_marks(system)
+    if to_input is None and not takes_text:
+        makes = _for_runnable(system)
     return System(system.get_name(), _ask(system.invoke, makes), may_retrieve=to_input is None and not takes_text)
 
 
 def from_llama_index(system: Any, to_input: ToInput | None) -> System | None:
-    """Wrap an LLM, a query engine, a chat engine, a synthesizer or an agent of LlamaIndex. None for anything else."""
-    name = type(system).__name__
-    make = _given(to_input) if to_input is not None else partial(_as_text, marked=_takes_marks(system))
+    """Wrap an LLM, a query engine, a chat engine, a synthesizer or an agent of LlamaIndex. None for anything else.
+
+    A query engine synthesizes from nodes or, where it cannot, is asked with the documents in the query. A chat engine
+    remembers, so it is asked one call at a time, each as the first of a chat.
+    """
+    name, make, more = type(system).__name__, _text_maker(system, to_input), dict[str, Any]()
+    call: Callable[[Any], Any] | None = None
     if isinstance(system, loaded("llama_index.core.llms", "LLM")):
-        name = f"{name} {system.metadata.model_name}"
-        return System(name, lambda question, segments: as_reply(system.complete(make(question, segments)).text))
-    if isinstance(system, loaded("llama_index.core.base.base_query_engine", "BaseQueryEngine")):
+        name, call = f"{name} {system.metadata.model_name}", lambda text: system.complete(text).text
+    elif isinstance(system, engines := loaded("llama_index.core.base.base_query_engine", "BaseQueryEngine")):
         refuse(to_input, "to_input", "a query engine, which takes nodes")
-        return _query_engine(system)
-    if isinstance(system, loaded("llama_index.core.response_synthesizers", "BaseSynthesizer")):
-        return System(
-            name, lambda question, segments: as_reply(str(system.synthesize(question.text, _nodes(segments))))
-        )
-    if isinstance(system, loaded("llama_index.core.chat_engine.types", "BaseChatEngine")):
-        return System(name, _chat(system, make), may_retrieve=to_input is None)
-    if isinstance(system, loaded("llama_index.core.agent.workflow", "BaseWorkflowAgent", "AgentWorkflow")):
+        schema: Any = sys.modules["llama_index.core.schema"]
+        if type(system).synthesize is engines[0].synthesize:
+            call, more = lambda text: str(system.query(text)), {"may_retrieve": True}
+        else:
+            make, call = _as_nodes, lambda given: str(system.synthesize(schema.QueryBundle(given[0]), given[1]))
+            if type(system).retrieve is not engines[0].retrieve:
+                more = {"retrieve": lambda question: system.retrieve(schema.QueryBundle(question))}
+    elif isinstance(system, loaded("llama_index.core.response_synthesizers", "BaseSynthesizer")):
+        make, call = _as_nodes, lambda given: str(system.synthesize(*given))
+    elif isinstance(system, loaded("llama_index.core.chat_engine.types", "BaseChatEngine")):
+        lock, more = Lock(), {"may_retrieve": to_input is None}
 
-        async def run(text: Any) -> Any:
-            return await system.run(user_msg=text)
+        def call(text: Any) -> str:
+            with lock:
+                system.reset()
+                return str(system.chat(text))
 
-        return System(name, lambda question, segments: as_reply(str(settle(run(make(question, segments))))))
-    return None
+    elif isinstance(system, loaded("llama_index.core.agent.workflow", "BaseWorkflowAgent", "AgentWorkflow")):
+
+        async def call(text: Any) -> str:
+            return str(await system.run(user_msg=text))
+
+    return None if call is None else System(name, _ask(call, [make]), **more)
 
 
 def from_callable(system: Any, to_input: ToInput | None) -> System | None:
@@ -88,7 +98,7 @@ def from_callable(system: Any, to_input: ToInput | None) -> System | None:
         return None
     name = f"{getattr(system, '__module__', '')}.{getattr(system, '__qualname__', type(system).__qualname__)}"
     if to_input is not None:
-        return System(name, _ask(system, [_given(to_input)]))
+        return System(name, _ask(system, [_text_maker(system, to_input)]))
     return System(name.removeprefix("__main__."), _ask(lambda made: system(*made[0], **made[1]), _for_callable(system)))
 
 
@@ -111,55 +121,35 @@ def _ask(call: Callable[[Any], Any], makes: Sequence[MakeInput]) -> Ask:
     return ask
 
 
-def _given(to_input: ToInput) -> MakeInput:
-    return lambda question, segments: to_input(question.text, segments)
-
-
 def _takes_marks(system: Any) -> bool:
     return any(isinstance(system, loaded(*each)) for each in _MARKED_TEXT_MODELS)
 
 
-def _nodes(segments: Sequence[Segment]) -> list[Any]:
-    schema: Any = sys.modules["llama_index.core.schema"]
-    return [
-        schema.NodeWithScore(node=schema.TextNode(text=each.text, metadata=_metadata(each)), score=each.score)
-        for each in segments
-    ]
-
-
-def _query_engine(system: Any) -> System:
-    """Wrap a query engine: it synthesizes from nodes or, where it cannot, is asked with the documents in the query."""
-    schema: Any = sys.modules["llama_index.core.schema"]
-    base: Any = loaded("llama_index.core.base.base_query_engine", "BaseQueryEngine")[0]
-    name = type(system).__name__
-    if type(system).synthesize is base.synthesize:
-        return System(
-            name,
-            lambda question, segments: as_reply(str(system.query(_as_text(question, segments)))),
-            may_retrieve=True,
-        )
-    retrieves = type(system).retrieve is not base.retrieve
-    return System(
-        name,
-        lambda asked, segments: as_reply(str(system.synthesize(schema.QueryBundle(asked.text), _nodes(segments)))),
-        retrieve=(lambda question: system.retrieve(schema.QueryBundle(question))) if retrieves else None,
-    )
-
-
-def _chat(system: Any, make: MakeInput) -> Any:
-    """Return what asks a chat engine, which remembers: one call at a time, each as the first of a chat."""
-    lock = Lock()
-
-    def ask(question: Question, segments: Sequence[Segment]) -> Reply:
-        with lock:
-            system.reset()
-            return as_reply(str(system.chat(make(question, segments))))
-
-    return ask
+def _text_maker(system: Any, to_input: ToInput | None) -> MakeInput:
+    if to_input is not None:
+        return lambda question, segments: to_input(question.text, segments)
+    return partial(_as_text, marked=_takes_marks(system))
 
 
 def _as_text(question: Question, segments: Sequence[Segment], *, marked: bool = False) -> str:
     return prompt_text(question.text, segments, mark if marked else document_rendering)
+
+
+def _as_nodes(question: Question, segments: Sequence[Segment]) -> tuple[str, list[Any]]:
+    schema: Any = sys.modules["llama_index.core.schema"]
+    nodes = [schema.TextNode(text=each.text, metadata=_metadata(each)) for each in segments]
+    scored = zip(nodes, segments, strict=True)
+    return question.text, [schema.NodeWithScore(node=node, score=each.score) for node, each in scored]
+
+
+def _metadata(segment: Segment) -> dict[str, Any]:
+    return {**segment.metadata, **({} if segment.title is None else {"title": segment.title})}
+
+
+def _as_mapping(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
+    document = sys.modules["langchain_core.documents"].Document
+    documents = [document(page_content=each.text, metadata=_metadata(each)) for each in segments]
+    return {"question": question.text, "input": question.text, "context": documents}
 
 
 def _for_runnable(runnable: Any) -> list[MakeInput]:
@@ -174,7 +164,7 @@ def _for_runnable(runnable: Any) -> list[MakeInput]:
     if schema.get("type") == "string" or set(fields) == {"root"}:
         return [_as_text]
     if not fields and schema.get("type") != "object":
-        return [_as_text, _mapping]
+        return [_as_text, _as_mapping]
     unknown = set(schema.get("required", ())) - {*QUESTION_NAMES, *CONTEXT_NAMES, *_EMPTY_NAMES, "messages"}
     if unknown and len(fields) > 1:
         raise UnsupportedCombination(
@@ -187,15 +177,15 @@ def _for_runnable(runnable: Any) -> list[MakeInput]:
     asked = [name for name in fields if name in QUESTION_NAMES or alone]
     # Fields that are found in code, or taken over by an assignment, are not all: there may be one for the documents.
     untyped = any(not {"type", "anyOf", "$ref"} & set(each) for each in fields.values())
-    partial = untyped or any(each in schema.get("title", "") for each in ("Assign", "Sequence"))
+    partly = untyped or any(each in schema.get("title", "") for each in ("Assign", "Sequence"))
 
     def make(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
         if "messages" in fields and not asked:
             return {"messages": [{"role": "user", "content": _as_text(question, segments)}]}
-        made = _mapping(question, segments)
+        made = _as_mapping(question, segments)
         documents = made["context"]
         for name in asked:
-            holds_all = name in _TEXT_NAMES or not (takes_context or partial)
+            holds_all = name in _TEXT_NAMES or not (takes_context or partly)
             made[name] = _as_text(question, segments) if holds_all else question.text
         for name in set(fields) & set(CONTEXT_NAMES):
             is_text = fields[name].get("type") == "string"
@@ -203,10 +193,6 @@ def _for_runnable(runnable: Any) -> list[MakeInput]:
         return made | {name: [] for name in fields if name in _EMPTY_NAMES or name == "messages"}
 
     return [make]
-
-
-def _mapping(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
-    return {"question": question.text, "input": question.text, "context": _documents(segments)}
 
 
 def _for_callable(function: Any) -> list[MakeInput]:
@@ -223,23 +209,28 @@ def _for_callable(function: Any) -> list[MakeInput]:
         return [lambda question, segments: ((question.text, segments), {})]
     named = [each for each in found if each.kind is not each.VAR_KEYWORD]
     wanted = [each for each in named if each.default is each.empty]
-    if len(wanted) == 1:
-        # A second parameter with a default, which is named as documents are, takes them.
+    if len(wanted) == 1:  # a second parameter with a default, which is named as documents are, takes them
         wanted += [each for each in named if each not in wanted and each.name in CONTEXT_NAMES][:1]
     if len(wanted) not in {1, 2}:
         raise UnsupportedCombination(
             f"expected a function of question and segments, got one of {[each.name for each in wanted]}",
             hint="Wrap it in a function (question, segments) -> answer.",
         )
-    if len(wanted) == 1:
-        return [_arguments(wanted, lambda *asked, make=make: [make(*asked)]) for make in _for_one(wanted[0])]
-    backwards = wanted[0].name in CONTEXT_NAMES and wanted[1].name in QUESTION_NAMES
-    asked, listed = reversed(wanted) if backwards else wanted
-    return [_arguments([asked, listed], lambda question, segments: [question.text, _as_annotated(segments, listed)])]
+    if len(wanted) == 2:
+        backwards = wanted[0].name in CONTEXT_NAMES and wanted[1].name in QUESTION_NAMES
+        asked, listed = reversed(wanted) if backwards else wanted
+        return [_arguments([asked, listed], lambda question, segments: [question.text, _annotated(segments, listed)])]
+
+    def mapping(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
+        return {"question": question.text, "input": question.text, "context": list(map(plain_rendering, segments))}
+
+    annotation = str(wanted[0].annotation).lower()
+    makes: list[MakeInput] = [mapping] if "dict" in annotation or "mapping" in annotation else [_as_text]
+    makes += [mapping] if wanted[0].annotation is inspect.Parameter.empty else []
+    return [_arguments(wanted, lambda *asked, make=make: [make(*asked)]) for make in makes]
 
 
 def _arguments(parameters: Sequence[inspect.Parameter], values: Callable[..., Sequence[Any]]) -> MakeInput:
-
     def make(question: Question, segments: Sequence[Segment]) -> tuple[list[Any], dict[str, Any]]:
         pairs = list(zip(parameters, values(question, segments), strict=True))
         named = {each.name: value for each, value in pairs if each.kind is not each.POSITIONAL_ONLY}
@@ -248,31 +239,8 @@ def _arguments(parameters: Sequence[inspect.Parameter], values: Callable[..., Se
     return make
 
 
-def _for_one(parameter: inspect.Parameter) -> list[MakeInput]:
-    def mapping(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
-        texts = [plain_rendering(each) for each in segments]
-        return {"question": question.text, "input": question.text, "context": texts}
-
-    if parameter.annotation is inspect.Parameter.empty:
-        return [_as_text, mapping]
-    annotation = str(parameter.annotation).lower()
-    return [mapping if "dict" in annotation or "mapping" in annotation else _as_text]
-
-
-def _as_annotated(segments: Sequence[Segment], parameter: inspect.Parameter) -> Any:
+def _annotated(segments: Sequence[Segment], parameter: inspect.Parameter) -> Any:
     annotation = parameter.annotation if isinstance(parameter.annotation, str) else str(parameter.annotation)
     if parameter.annotation is str or annotation == "str":
         return "\n\n".join(map(plain_rendering, segments))
-    if "str" in annotation.replace("structure", ""):
-        return [each.text for each in segments]
-    return tuple(segments)
-
-
-def _metadata(segment: Segment) -> dict[str, Any]:
-    """Return the metadata of a segment, with its title."""
-    return {**segment.metadata, **({} if segment.title is None else {"title": segment.title})}
-
-
-def _documents(segments: Sequence[Segment]) -> list[Any]:
-    document = sys.modules["langchain_core.documents"].Document
-    return [document(page_content=each.text, metadata=_metadata(each)) for each in segments]
+    return [each.text for each in segments] if "str" in annotation.replace("structure", "") else tuple(segments)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.audit.calling import call
 from invariant_rag.audit.matching import is_right, normal_tokens
-from invariant_rag.audit.metrics import exact_match, token_f1
 from invariant_rag.audit.statistics import Estimate, wilson_interval
 from invariant_rag.audit.systems import Endpoint, is_url, loaded
-from invariant_rag.checks import check_name
 from invariant_rag.errors import AuditFailed, FieldWarning, InvalidChoice, RetrievalError
 from invariant_rag.shown import clean, counted, shown
 
@@ -25,52 +24,48 @@ Metric = Callable[[str, Sequence[str]], float]
 WRONG, RIGHT, FAILED = 0, 1, 2
 """Outcomes where gold answers are known; otherwise a class is a number from 3 on, or `FAILED`."""
 
-METRICS: dict[str, tuple[Metric, str]] = {
-    "match": (lambda answer, golds: float(is_right(answer, golds)), "it gives a gold answer, as whole tokens"),
-    "exact_match": (exact_match, "it is a gold answer, but for case, punctuation and articles"),
-    "token_f1": (token_f1, "the F1 of its words with a gold answer is at least 0.5"),
-}
-
 SAME_MEANING = 0.9
 """Cosine similarity of embeddings from which two answers count as the same, where there is no judge."""
 
 _TELLING = {"no", "not", "yes", "never", "none", "cannot"}
 
 
-def resolve_metric(metric: Any) -> tuple[Metric, str]:
-    """Return a metric, and when an answer is right by it."""
-    if isinstance(metric, str):
-        check_name("metric", metric, METRICS)
-        return METRICS[metric]
-    if not callable(metric):
-        raise InvalidChoice(f"metric: expected {', '.join(METRICS)} or a function, got {shown(metric)}")
-    return metric, f"{getattr(metric, '__name__', 'the metric')} gives it at least 0.5"
-
-
-@dataclass
 class Grader:
     """Grades answers, and remembers what it graded.
 
+    Before a system is asked, it grades a gold answer, and the judge is asked for verdicts that are known: a metric or a
+    judge that cannot fails now.
+
     Args:
-        metric: Compares an answer with the gold answers, where there is no judge.
-        judge: Says whether answers are right, and whether two mean the same. None: none is asked.
-        embedder: Compares answers without gold answers, where there is no judge. None: equal tokens are the same.
+        questions: The questions.
+        metric: Compares an answer with the gold answers, where there is no judge; right from 0.5 on. None: a match.
+        judge: What `AnswerJudge` takes; says whether answers are right, and whether two mean the same. None: none is
+            asked, and without gold answers embeddings say which answers mean the same.
+
+    Attributes:
+        judge: The judge, with its errors; None without one.
+        embeds: Whether embeddings say which answers mean the same: some have no gold answers, and a model is there.
     """
 
-    metric: Metric
-    judge: AnswerJudge | None = None
-    embedder: AnswerEmbedder | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(self, questions: Sequence[Question], metric: Metric | None = None, judge: Any = None) -> None:
+        self.judge = None if judge is None else AnswerJudge(judge)
+        self.embeds = judge is None and not all(each.answers for each in questions)
+        self.embeds &= find_spec("sentence_transformers") is not None
+        self._metric = metric or is_right
         self._right: dict[tuple[str, str], bool] = {}
         self._meanings: dict[str, list[str]] = {}
-
-    def check(self, questions: Sequence[Question]) -> None:
-        """Grade a gold answer, before a system is asked: a metric or a judge that cannot fails now."""
         if self.judge is not None:
             self.judge.check(questions)
+        elif unjudged := [each for each in questions if each.rubrics]:
+            without = sum(not each.answers for each in unjudged)
+            message = (
+                f"{counted(len(unjudged), 'question')} with checks that take a judge (llm-rubric, similar...), which "
+                f"are not made: {without:,} of them have no gold answers, so their answers are neither right nor wrong"
+            )
+            hint = "Name a judge: judge= in Python, --judge MODEL or --judge URL on the command line."
+            warnings.warn(FieldWarning(message, hint=hint), stacklevel=3)
         for each in [each for each in questions if each.answers][:1]:
-            self._class(each, each.answers[0])
+            self.classes(each, each.answers[:1])
 
     def classes(self, question: Question, answers: Sequence[str | None]) -> list[int]:
         """Return the class of each answer of a question; None is a call that failed."""
@@ -91,7 +86,7 @@ class Grader:
     def _is_right(self, question: Question, answer: str) -> bool:
         if self.judge is not None:
             return self.judge.is_right(question, answer)
-        score = self.metric(answer, question.answers)
+        score = self._metric(answer, question.answers)
         if not isinstance(score, int | float) or not 0 <= score <= 1:
             raise InvalidChoice(f"metric: expected a number from 0 to 1, got {shown(score)}")
         return score >= 0.5
@@ -112,39 +107,28 @@ class Grader:
         if self.judge is not None:
             return self.judge.is_same(question, one, other)
         telling = [{each for each in words if each in _TELLING or any(map(str.isdigit, each))} for words in tokens]
-        if telling[0] != telling[1]:  # to an embedding, 1912 and 1913 are alike, and so are yes and no
+        if (
+            telling[0] != telling[1] or not self.embeds
+        ):  # to an embedding, 1912 and 1913 are alike, and so are yes and no
             return False
-        return self.embedder is not None and self.embedder.similarity(one, other) >= SAME_MEANING
+        try:
+            return float(_embedding(one) @ _embedding(other)) >= SAME_MEANING
+        except RetrievalError:  # no model can be loaded
+            self.embeds = False
+            return False
 
 
-class AnswerEmbedder:
-    """The similarity of two answers by the default embedding model, which is loaded when two answers differ in words.
+@lru_cache(maxsize=10_000)
+def _embedding(text: str) -> Any:
+    (vector,) = _embedder().encode([clean(text)], normalize_embeddings=True, show_progress_bar=False)
+    return vector
 
-    Attributes:
-        works: Whether the model is there; without it, answers in other words are different answers.
-    """
 
-    def __init__(self) -> None:
-        self.works = find_spec("sentence_transformers") is not None
-        self._model: Any = None
-        self._vectors: dict[str, Any] = {}
+@lru_cache(maxsize=1)
+def _embedder() -> Any:
+    from invariant_rag.models.embedders import load_embedder
 
-    def similarity(self, one: str, other: str) -> float:
-        """Return the cosine similarity of two answers; 0 without a model."""
-        if self.works and self._model is None:
-            from invariant_rag.models.embedders import load_embedder
-
-            try:
-                self._model = load_embedder()
-            except RetrievalError:
-                self.works = False
-        return float(self._vector(one) @ self._vector(other)) if self.works else 0.0
-
-    def _vector(self, text: str) -> Any:
-        if text not in self._vectors:
-            texts = [clean(text)]
-            (self._vectors[text],) = self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
-        return self._vectors[text]
+    return load_embedder()
 
 
 PROBES = 20
@@ -171,36 +155,26 @@ Do both answers say the same in substance, whatever their wording? Reply with on
 
 
 @dataclass
-class JudgeRecord:
-    """What a judge was asked, and how often it erred.
+class AnswerJudge:
+    """Grades answers by a model.
 
     Attributes:
+        model: An `InvariantModel` or a `Judge`, which scores yes and no in one pass; an `Endpoint`, or the URL of a
+            server with the chat completions of OpenAI; or a function from a prompt to text.
         calls: How often the model was asked.
         pairs: How often two answers were compared in both orders.
         divided: How often the two verdicts differed.
         errors: Share of the verdicts that are known which it misses; None without gold answers.
     """
 
-    calls: int = 0
-    pairs: int = 0
-    divided: int = 0
-    errors: Estimate | None = None
+    model: Any
+    calls: int = field(default=0, init=False)
+    pairs: int = field(default=0, init=False)
+    divided: int = field(default=0, init=False)
+    errors: Estimate | None = field(default=None, init=False)
 
-
-class AnswerJudge:
-    """Grades answers by a model.
-
-    Args:
-        model: An `InvariantModel` or a `Judge`, which scores yes and no in one pass; an `Endpoint`, or the URL of a
-            server with the chat completions of OpenAI; or a function from a prompt to text.
-
-    Attributes:
-        record: What it was asked, and how often it erred.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._says_yes = _yes_function(model)
-        self.record = JudgeRecord()
+    def __post_init__(self) -> None:
+        self._says_yes = _yes_function(self.model)
 
     def is_right(self, question: Question, answer: str) -> bool:
         """Return whether an answer is right, by the gold answers and rubrics of its question."""
@@ -214,8 +188,8 @@ class AnswerJudge:
             self._ask(_SAME.format(question=question.text, one=first, other=second))
             for first, second in ((one, other), (other, one))
         ]
-        self.record.pairs += 1
-        self.record.divided += verdicts[0] != verdicts[1]
+        self.pairs += 1
+        self.divided += verdicts[0] != verdicts[1]
         return all(verdicts)
 
     def check(self, questions: Sequence[Question]) -> None:
@@ -225,7 +199,7 @@ class AnswerJudge:
         pairs = zip(known, known[1:] + known[:1], strict=True)
         foreign = [(each, other.answers[0]) for each, other in pairs if other.answers[0] not in each.answers]
         missed += [self.is_right(each, answer) for each, answer in foreign]
-        self.record.errors = found = wilson_interval(sum(missed), len(missed)) if missed else None
+        self.errors = found = wilson_interval(sum(missed), len(missed)) if missed else None
         if found is not None and found.value > USELESS:
             raise AuditFailed(
                 f"the judge is wrong on {found.value:.0%} of the verdicts that are known (gold answers, and those of "
@@ -234,40 +208,22 @@ class AnswerJudge:
             )
 
     def _ask(self, prompt: str) -> bool:
-        self.record.calls += 1
+        self.calls += 1
         return self._says_yes(prompt)
-
-
-def build_judge(model: Any, questions: Sequence[Question]) -> AnswerJudge | None:
-    """Return the judge of these questions, if there is one; checks that take one are warned of where there is none."""
-    if model is not None:
-        return AnswerJudge(model)
-    unjudged = [each for each in questions if each.rubrics]
-    if unjudged:
-        without = sum(not each.answers for each in unjudged)
-        message = (
-            f"{counted(len(unjudged), 'question')} with checks that take a judge (llm-rubric, similar...), which are "
-            f"not made: {without:,} of them have no gold answers, so their answers are neither right nor wrong"
-        )
-        hint = "Name a judge: judge= in Python, --judge MODEL or --judge URL on the command line."
-        warnings.warn(FieldWarning(message, hint=hint), stacklevel=3)
-    return None
 
 
 def _yes_function(model: Any) -> Callable[[str], bool]:
     """Return what answers yes or no to a prompt."""
-    if is_url(model):
-        model = Endpoint(model)
-    if isinstance(model, Endpoint):
-        endpoint = model
+    endpoint = Endpoint(model) if is_url(model) else model
+    if isinstance(endpoint, Endpoint):
 
-        def patiently(prompt: str) -> bool:
+        def patiently(prompt: str) -> str:
             answer = call("judge", lambda: endpoint.complete(prompt))
             if answer.text is None:
                 raise AuditFailed(f"the judge does not answer: {answer.errors[-1]}")
-            return _is_yes(answer.text)
+            return answer.text
 
-        return patiently
+        return lambda prompt: _is_yes(patiently(prompt))
     if isinstance(model, loaded("invariant_rag.generation.model", "InvariantModel")):
         from invariant_rag.judge import Judge
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.progress import Progress, no_progress
+from invariant_rag.audit.calling import Progress, no_progress
 from invariant_rag.checks import MOST_CALLS, check_kind, check_number
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
 from invariant_rag.segments import Prompt
@@ -52,16 +51,11 @@ class OrderCheck:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
-        return {
-            "orders": self.orders,
-            "seed": self.seed,
-            "promised": self.promised,
-            "identical": self.identical,
-            "distinct": self.distinct,
-            "answers": [{"text": text, "count": count} for text, count in self.answers],
-            "plain_distinct": self.plain_distinct,
-            "plain_answers": [{"text": text, "count": count} for text, count in self.plain_answers],
+        listed = {
+            name: [{"text": text, "count": count} for text, count in getattr(self, name)]
+            for name in ("answers", "plain_answers")
         }
+        return {**asdict(self), "identical": self.identical, **listed}
 
 
 def check_order(
@@ -89,31 +83,17 @@ def check_order(
     """
     check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
     check_number("orders", orders, 1, MOST_CALLS, error=InvalidPrompt)
-    seed = check_number("seed", seed)
+    source = random.Random(seed := check_number("seed", seed))
     if not callable(getattr(model, "with_method", None)):
         raise InvalidChoice(f"model: expected an InvariantModel, got {shown(model)}")
-    source = random.Random(seed)
     prompts = [prompt, *(prompt.shuffled(source) for _ in range(orders))]
-
-    def outputs(
-        lm: InvariantModel, advance: Callable[[], None]
-    ) -> list[tuple[str, tuple[int, ...], tuple[float, ...]]]:
-        collected = []
-        for each in prompts:
-            result = lm.generate(each, **generation)
-            collected.append((result.text, tuple(result.token_ids), tuple(result.logprobs)))
-            advance()
-        return collected
-
+    found: list[Any] = []
     with progress(f"Asking in {orders} orders", 2 * len(prompts)) as advance:
-        ours = outputs(model, advance)
-        plain = outputs(model.with_method("sequential", ordering="given"), advance)
-    return OrderCheck(
-        orders=orders,
-        seed=seed,
-        promised=model.invariant,
-        distinct=len(set(ours)),
-        answers=tuple(Counter(text for text, _, _ in ours).most_common()),
-        plain_distinct=len(set(plain)),
-        plain_answers=tuple(Counter(text for text, _, _ in plain).most_common()),
-    )
+        for lm in (model, model.with_method("sequential", ordering="given")):
+            outputs = []
+            for each in prompts:
+                result = lm.generate(each, **generation)
+                outputs.append((result.text, tuple(result.token_ids), tuple(result.logprobs)))
+                advance()
+            found += [len(set(outputs)), tuple(Counter(text for text, *_ in outputs).most_common())]
+    return OrderCheck(orders, seed, model.invariant, *found)

@@ -36,20 +36,28 @@ class Call:
     """One call of the system under audit.
 
     Attributes:
-        index: Number of the question in the run.
+        question: The question.
+        index: Its number in the run.
         arm: `today`, or the name of a remedy.
         draw: Column of the screen, or which draw of a remedy.
         order: The order of the documents.
-        segments: The documents as they are given.
+        spaces: Spaces of the placebo.
         vote: Which call of a vote this is.
     """
 
+    question: Question
     index: int
     arm: str
     draw: int
     order: Order
-    segments: tuple[Segment, ...]
+    spaces: int = 0
     vote: int = 0
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The documents as they are given."""
+        segments = _spaced(self.question, self.spaces)
+        return tuple(segments[place] for place in self.order)
 
     @property
     def key(self) -> str:
@@ -79,31 +87,24 @@ def screen_calls(question: Question, index: int, place: int, seed: int) -> list[
     """
     today = _as_given(question)
     one, other = _other_orders(question, f"{seed} {index} {question.text!r}")
-    again = question.segments if place < REPEATED else placebo(question, 2)
-    calls = {FIRST: (today, question.segments), AGAIN: (today, again), PLACEBO: (today, placebo(question, 1))}
-    calls |= {OTHER: (one, listed(question, one)), ANOTHER: (other, listed(question, other))}
-    return [Call(index, TODAY, column, *calls[column]) for column in sorted(calls)]
+    spaces = {AGAIN: 0 if place < REPEATED else 2, PLACEBO: 1}
+    orders = {FIRST: today, AGAIN: today, PLACEBO: today, OTHER: one, ANOTHER: other}
+    return [Call(question, index, TODAY, each, order, spaces.get(each, 0)) for each, order in orders.items()]
 
 
-def listed(question: Question, order: Order) -> tuple[Segment, ...]:
-    """Return the documents of a question in an order."""
-    return tuple(question.segments[place] for place in order)
-
-
-def placebo(question: Question, spaces: int) -> tuple[Segment, ...]:
+def _spaced(question: Question, spaces: int) -> list[Segment]:
     """Return the documents in the order of today, with more spaces in one of them, if possible one without the answer.
 
     This changes the prompt, so that no cache and no seed gives the same draw again, and cannot matter to what it says.
     """
-    places = [place for place in range(len(question.segments)) if place not in question.gold]
-    chosen = places[-1] if places else len(question.segments) - 1
     segments = list(question.segments)
-    segment = segments[chosen]
-    if segment.token_ids is None:
+    places = [place for place in range(len(segments)) if place not in question.gold] or [len(segments) - 1]
+    segment = segments[places[-1]]
+    if spaces and segment.token_ids is None:
         text = segment.text
         wider = text.replace(" ", " " * (1 + spaces), 1) if " " in text.strip() else text + "\n" * spaces
-        segments[chosen] = replace(segment, text=wider)
-    return tuple(segments)
+        segments[places[-1]] = replace(segment, text=wider)
+    return segments
 
 
 def _other_orders(question: Question, seed: str) -> tuple[Order, Order]:
@@ -147,12 +148,6 @@ def _sorted_order(question: Question) -> Order:
     return tuple(sorted(range(len(keys)), key=keys.__getitem__))
 
 
-def _ends_first(question: Question) -> Order:
-    """Return the first documents at both ends, the last in the middle: 0 2 4 3 1."""
-    ranks = _as_given(question)
-    return ranks[::2] + ranks[1::2][::-1]
-
-
 def _rotations(question: Question) -> list[Order]:
     """Return up to `VOTES` evenly spread rotations of the sorted order; that order itself comes first."""
     order = _sorted_order(question)
@@ -183,9 +178,8 @@ class Remedy:
 
     def calls(self, question: Question, index: int) -> list[Call]:
         """Return the calls about a question: one as it is, one with the placebo, like those of today."""
-        shown = [question, replace(question, segments=placebo(question, 1))]
         return [
-            Call(index, self.name, draw, order, listed(shown[draw], order), vote)
+            Call(question, index, self.name, draw, order, spaces=draw, vote=vote)
             for draw in range(DRAWS)
             for vote, order in enumerate(self.orders(question))
         ]
@@ -194,8 +188,8 @@ class Remedy:
 LISTINGS: dict[str, tuple[Callable[[Question], list[Order]], bool, str]] = {
     "sort": (lambda question: [_sorted_order(question)], True, "documents sorted by a hash of their text"),
     "reverse": (lambda question: [_as_given(question)[::-1]], False, "documents in the reverse of the order of today"),
-    "ends-first": (
-        lambda question: [_ends_first(question)],
+    "ends-first": (  # 0 2 4 3 1
+        lambda question: [_as_given(question)[::2] + _as_given(question)[1::2][::-1]],
         False,
         "the first documents of today at both ends, the others in the middle",
     ),

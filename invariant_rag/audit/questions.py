@@ -6,20 +6,17 @@ import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from invariant_rag.audit.matching import contains_gold
-from invariant_rag.audit.question_files import as_record, describe_unknown, read_entries, rows_of
+from invariant_rag.audit.question_files import COLUMNS, FIELDS, as_record, describe_unknown, join_rows, read_entries
 from invariant_rag.checks import check_items, check_name, check_path, check_text, is_iterable
 from invariant_rag.errors import FieldWarning, InvalidQuestion, InvalidSegment, UnsupportedCombination
 from invariant_rag.segments import Segment, plain_rendering
 from invariant_rag.shown import shown
-
-FIELDS = ("id", "question", "segments", "answers", "gold", "rubrics")
-"""Keys of a record; others are kept as they are."""
 
 Retrieve = Callable[[str], Iterable[Any]]
 """Returns the segments for a question, best first, as anything that `as_segment` takes."""
@@ -36,8 +33,6 @@ class Question:
         gold: Indices of the segments that hold the answer.
         id: Name in reports.
         rubrics: What a right answer does, for a judge.
-        extra: Other fields of the record, kept for reports.
-        source: Where it was read, such as `questions.jsonl, line 3`, for messages; "" if it was made by a caller.
     """
 
     text: str
@@ -46,12 +41,10 @@ class Question:
     gold: tuple[int, ...] = ()
     id: str = ""
     rubrics: tuple[str, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    source: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("text", "id", "source"):
-            check_text("question" if name == "text" else name, getattr(self, name), error=InvalidQuestion)
+        check_text("question", self.text, error=InvalidQuestion)
+        check_text("id", self.id, error=InvalidQuestion)
         for name, kind in (("segments", Segment), ("answers", str), ("gold", Integral), ("rubrics", str)):
             listed = check_items(name, getattr(self, name), kind, error=InvalidQuestion)
             object.__setattr__(self, name, tuple(listed))
@@ -76,61 +69,55 @@ def read_questions(
     retrieve: Retrieve | None,
     fields: Mapping[str, str] | None = None,
 ) -> list[Question]:
-    """Read the questions of a file, a folder, or a collection of questions and mappings.
+    """Read the questions of a file or of a collection of questions and mappings.
 
-    A mapping, like a line of a .jsonl file, has `question`, and may have `segments` (strings, or mappings with `text`,
-    `title`, `score`, `metadata` and `gold`: true), `answers` (or `answer`), `gold` (indices), `rubrics` and `id`. A
-    table (.csv, .xlsx, .parquet) has a row per question, or a row per segment with the columns `question`, `segment`,
-    and any of `id`, `title`, `score`, `gold` (1 or 0) and `answer` (several are separated by `|`). Records of ragas,
-    promptfoo, deepeval, inspect and SQuAD and folders of Hugging Face `datasets` are read as well; see
-    `invariant_rag.audit.question_files`. Other fields are kept in `Question.extra`.
+    A mapping, like a line of a .jsonl file or a row of a table (.csv, .xlsx, .parquet), has `question`, and may have
+    `segments` (strings, or mappings with `text`, `title`, `score`, `metadata` and `gold`: true), `answers` (or
+    `answer`), `gold` (indices), `rubrics` and `id`. Or it has one `segment` of a question, with its `title`, `score`
+    and `gold` (1 or 0), and several have the same `id` or `question`; there, answers are separated by `|`. Records of
+    ragas, promptfoo, deepeval and inspect are read as well; see `invariant_rag.audit.question_files`.
 
     If the answers are known and the gold segments are not, the segments that contain an answer as whole tokens are
     gold, unless all of them do.
 
     Args:
-        source: The file, the folder or the collection.
+        source: The file or the collection.
         retrieve: Finds the segments of questions that have none.
         fields: Names of your fields by ours, such as `{"question": "frage"}`.
 
     Raises:
         InvalidQuestion: The source cannot be read, an entry is invalid, or a question has no segments and there is no
             `retrieve`.
-        ExtraRequired: The source is a folder of `datasets`, and pyarrow is not installed.
 
     Warns:
-        FieldWarning: As `parse_questions` does.
+        FieldWarning: Records have fields that mean nothing here.
     """
-    parsed = parse_questions(source, fields)
-    return [_complete(question, retrieve, where) for where, question in parsed]
+    return [_complete(question, retrieve) for question in parse_questions(source, fields)]
 
 
 def parse_questions(
     source: str | Path | Iterable[Question | Mapping[str, Any]], fields: Mapping[str, str] | None = None
-) -> list[tuple[str, Question]]:
-    """Parse questions as `read_questions` does, without retrieval: where each is, and what it asks.
-
-    Warns:
-        FieldWarning: Records have fields that may be misspelt, or those of a file others that mean nothing here.
-    """
-    is_file = isinstance(source, str | Path)
-    entries = _entries_of(source)
+) -> list[Question]:
+    """Parse questions as `read_questions` does, without retrieval."""
+    if is_file := isinstance(source, str | Path):
+        entries = read_entries(check_path("questions", source, error=InvalidQuestion))
+    elif is_iterable(source) and not isinstance(source, bytes | Mapping):
+        entries = [(f"question {index}", each) for index, each in enumerate(source)]
+    else:
+        raise InvalidQuestion(f"expected a file or a list of questions, got {type(source).__name__}")
+    entries = join_rows([(where, _renamed(entry, fields or {}, where)) for where, entry in entries])
     if not entries:
         raise InvalidQuestion(f"{f'{source}: ' if is_file else ''}expected at least one question, got none")
-    parsed = [_parse_question(_renamed(entry, fields or {}, where), where) for where, entry in entries]
-    # Of a `Question`, other fields are what its maker put there.
-    read = [each for each, (_, entry) in zip(parsed, entries, strict=True) if not isinstance(entry, Question)]
-    lacking = {name for each in read for name in ("segments", "answers", "gold") if not getattr(each, name)}
-    extras = [name for each in read for name in each.extra]
-    unknown = describe_unknown(extras, lacking, misspelt_only=not is_file)
-    if unknown:
-        warnings.warn(FieldWarning(f"{source}: {unknown}" if is_file else unknown), stacklevel=2)
+    unknown = set[str]()
+    parsed = [_parse_question(entry, where, unknown) for where, entry in entries]
+    lacking = [name for name in ("segments", "answers", "gold") if not all(getattr(each, name) for each in parsed)]
+    if said := describe_unknown(unknown, lacking):
+        warnings.warn(FieldWarning(f"{source}: {said}" if is_file else said), stacklevel=2)
     taken = Counter(each.id for each in parsed)
-    found = []
-    for number, (question, (where, _)) in enumerate(zip(parsed, entries, strict=True)):
-        name = str(number) if not question.id else question.id + (f"#{number}" if taken[question.id] > 1 else "")
-        found.append((question.source or where, replace(question, id=name)))
-    return found
+    return [
+        replace(each, id=each.id + (f"#{number}" if taken[each.id] > 1 else "") if each.id else str(number))
+        for number, each in enumerate(parsed)
+    ]
 
 
 def _renamed(entry: Any, fields: Mapping[str, str], where: str) -> Any:
@@ -138,30 +125,20 @@ def _renamed(entry: Any, fields: Mapping[str, str], where: str) -> Any:
     if not fields or not isinstance(entry, Mapping):
         return entry
     for ours, theirs in fields.items():
-        check_name("field", ours, FIELDS)
+        check_name("field", ours, dict.fromkeys((*FIELDS, *COLUMNS)))
         if theirs not in entry and ours == "question":
             raise InvalidQuestion(f"{where}: expected {theirs!r} for {ours}, got {sorted(map(str, entry))}")
     names = {theirs: ours for ours, theirs in fields.items()}
-    return {names.get(name, name): each for name, each in entry.items()}
-
-
-def _entries_of(source: Any) -> list[tuple[str, Any]]:
-    """Return where each entry is, and what it says."""
-    if isinstance(source, str | Path):
-        return read_entries(check_path("questions", source, error=InvalidQuestion))
-    if not is_iterable(source) or isinstance(source, bytes):
-        raise InvalidQuestion(f"expected a file or a list of questions, got {type(source).__name__}")
-    listed = rows_of(source, "questions") if isinstance(source, Mapping) else source
-    return [(f"question {index}", each) for index, each in enumerate(listed)]
+    return {names.get(name, name): each for name, each in entry.items() if name in names or name not in fields}
 
 
 def as_segment(value: Any) -> Segment:
     """Return a retrieved chunk as a segment: a `Segment`, string, mapping, LangChain document or LlamaIndex node."""
     if isinstance(value, Segment | str):
         return Segment.of(value)
+    if isinstance(value, Mapping) and "token_ids" in value:
+        return Segment(token_ids=value["token_ids"], score=value.get("score"))
     if isinstance(value, Mapping):
-        if "token_ids" in value:
-            return Segment(token_ids=value["token_ids"], score=value.get("score"))
         text = value.get("text", value.get("page_content", value.get("content")))
         if not isinstance(text, str):
             keys = sorted(map(str, value))
@@ -184,36 +161,29 @@ def as_segment(value: Any) -> Segment:
 def as_retrieve_function(retriever: Any, k: int) -> Retrieve:
     """Return a retriever of this package, LangChain or LlamaIndex, or a function, as a function of the question.
 
-    Args:
-        retriever: The retriever.
-        k: Segments to retrieve, if the retriever takes a number.
+    It retrieves `k` segments, if the retriever takes a number.
     """
-    find = getattr(retriever, "retrieve", None)
-    if callable(find):
-        takes_k = "k" in inspect.signature(find).parameters
-        return lambda question: map(as_segment, find(question, k) if takes_k else find(question))
-    if hasattr(retriever, "invoke"):
-        return lambda question: map(as_segment, retriever.invoke(question))
-    if callable(retriever):
-        return lambda question: map(as_segment, retriever(question))
-    raise UnsupportedCombination(f"expected a retriever, got {type(retriever).__name__}", hint="Pass a function.")
+    find = next(
+        (each for name in ("retrieve", "invoke") if callable(each := getattr(retriever, name, None))), retriever
+    )
+    if not callable(find):
+        raise UnsupportedCombination(f"expected a retriever, got {type(retriever).__name__}", hint="Pass a function.")
+    takes_k = hasattr(retriever, "retrieve") and "k" in inspect.signature(find).parameters
+    return lambda question: map(as_segment, find(question, k) if takes_k else find(question))
 
 
-def _parse_question(entry: Any, where: str) -> Question:
+def _parse_question(entry: Any, where: str, unknown: set[str]) -> Question:
+    """Return a question; the names of its fields that mean nothing are added to `unknown`."""
     if isinstance(entry, Question):
         return entry
     record = as_record(entry) if isinstance(entry, Mapping) else {}
-    if not isinstance(record.get("question"), str):
+    if not isinstance(record.get("question"), str) or not record["question"].strip():
         got = ", ".join(sorted(map(str, entry))) or "no keys" if isinstance(entry, Mapping) else type(entry).__name__
-        guess = describe_unknown({*map(str, record)} - {"question"}, ["question"], misspelt_only=True)
-        if "question" in record:
-            got = f"question {shown(record['question'])}"
-        raise InvalidQuestion(
-            f"{where}: expected a mapping with keys out of {', '.join(FIELDS)}, with question as text, got "
-            f"{got}{guess and f'. {guess}'}"
-        )
-    if not record["question"].strip():
-        raise InvalidQuestion(f"{where}: expected question as text, got an empty one")
+        got = f"question {shown(record['question'])}" if "question" in record else got
+        wanted = f"expected a mapping with keys out of {', '.join(FIELDS)}, with question as text"
+        guess = describe_unknown(record, ["question"])
+        raise InvalidQuestion(f"{where}: {wanted}, got {got}{guess and f'. {guess}'}")
+    unknown |= {str(name) for name in record}
     given = record.get("segments")
     if isinstance(given, str | Mapping) or not (given is None or is_iterable(given)):
         raise InvalidQuestion(
@@ -231,8 +201,6 @@ def _parse_question(entry: Any, where: str) -> Question:
             tuple(sorted({*_as_list(record.get("gold"), "gold", int), *marked})),
             "".join(map(str, _as_list(record.get("id"), "id", str | int | float))),
             tuple(_as_list(record.get("rubrics"), "rubrics", str)),
-            {str(name): value for name, value in record.items() if name not in FIELDS},
-            where,
         )
     except (InvalidQuestion, InvalidSegment) as error:
         raise InvalidQuestion(f"{where}: {error}") from error
@@ -251,12 +219,12 @@ def _as_list(value: Any, name: str, kind: Any) -> Sequence[Any]:
     return listed
 
 
-def _complete(question: Question, retrieve: Retrieve | None, where: str) -> Question:
+def _complete(question: Question, retrieve: Retrieve | None) -> Question:
     """Return a question with its segments and, where the answers are known, the segments that contain one."""
     if not question.segments:
         if retrieve is None:
             raise InvalidQuestion(
-                f"{where}: no segments, and no retriever to find them with",
+                f"{shown(question.text)}: no segments, and no retriever to find them with",
                 hint="Give segments, a retriever, or documents to retrieve from (--docs).",
             )
         question = replace(question, segments=tuple(as_segment(each) for each in retrieve(question.text)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,28 +39,14 @@ def measure_rows(audit: Audit) -> list[tuple[str, str, str]]:
     return [(name.replace("_", " "), special.get(name, percent)(each), ABOUT[name]) for name, each in known.items()]
 
 
-def remedy_rows(audit: Audit) -> list[dict[str, Any]]:
-    """Return the figures of each remedy as text."""
+def remedy_rows(audit: Audit) -> list[tuple[str, str, str, str]]:
+    """Return name, accuracy, gain and p-value of each remedy."""
     return [
-        {
-            "name": each.name,
-            "about": each.about,
-            "accuracy": "" if each.accuracy is None else percent(each.accuracy),
-            "gain": "" if each.gain is None else points(each.gain).replace(" points", ""),
-            "p": "" if each.gain is None else p_value(each.p).removeprefix("p = ").removeprefix("p "),
-            "fixes": each.fixes,
-            "calls": each.calls,
-        }
+        (each.name, percent(each.accuracy), points(each.gain).replace(" points", ""), p_value(each.p))
+        if each.accuracy and each.gain
+        else (each.name, "", "", "")
         for each in audit.comparisons
     ]
-
-
-def described(audit: Audit) -> str:
-    """Return what describes this system alone, and is not to be compared with another."""
-    rate, always = audit.flip_rates()
-    text = f"Of the questions, {percent(rate)} flip in one of the three orders asked"
-    text += "" if always is None else f", and {percent(always)} are right in all three"
-    return f"{text}. Both grow with noise and with the number of orders: compare net sensitivity instead."
 
 
 def _page(audit: Audit, template: str) -> str:
@@ -69,13 +56,13 @@ def _page(audit: Audit, template: str) -> str:
     environment = Environment(
         loader=loader, autoescape=select_autoescape(["html.j2"]), keep_trailing_newline=True, finalize=_cleaned
     )
+    environment.filters["listed"] = _listed
     environment.filters["md"] = lambda text: _SPECIAL.sub(r"\\\1", " ".join(clean(str(text)).split()))
     return environment.get_template(template).render(
         audit=audit,
         most=SHOWN,
         measures=measure_rows(audit),
         remedies=remedy_rows(audit),
-        described=described(audit),
         percent=percent,
     )
 
@@ -85,18 +72,20 @@ def _cleaned(value: Any) -> Any:
     return clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
+def _listed(order: Sequence[int]) -> str:
+    """Return an order of documents as people count them, from 1."""
+    return " ".join(str(place + 1) for place in order)
+
+
 def _csv(audit: Audit) -> str:
     """Return a row for each call of the screen. Cells that a spreadsheet would run as a formula begin with a quote."""
     text = io.StringIO()
     rows = csv.writer(text)
     rows.writerow(["id", "question", "gold", "call", "order", "answer", "outcome", "flips", "tokens", "seconds"])
     for each in audit.asked:
-        question = each.question
+        about = (each.question.id, each.question.text, " | ".join(each.question.answers))
         for (name, order, answer, outcome), said in zip(each.rows, each.answers, strict=True):
-            cells = [question.id, question.text, " | ".join(question.answers), name, order, answer, outcome]
-            rows.writerow([*map(_cell, cells), each.flips, said.tokens, round(said.seconds, 3)])
+            cells = [*about, name, _listed(order), answer, outcome]
+            quoted = [f"'{cell}" if cell[:1] in {"=", "+", "-", "@"} else cell for cell in cells]
+            rows.writerow([*quoted, each.flips, said.tokens, round(said.seconds, 3)])
     return text.getvalue()
-
-
-def _cell(value: str) -> str:
-    return f"'{value}" if value[:1] in {"=", "+", "-", "@"} else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from importlib.metadata import version
 from math import isfinite
@@ -14,19 +14,17 @@ import numpy as np
 from invariant_rag.audit.advice import advise
 from invariant_rag.audit.calling import Answer
 from invariant_rag.audit.choices import AuditChoices
-from invariant_rag.audit.grading import FAILED, RIGHT, WRONG, JudgeRecord
-from invariant_rag.audit.plan import DRAWS, SLOTS, TODAY, Order, Remedy, relative_place, slot_of
+from invariant_rag.audit.folder import SCHEMA_VERSION
+from invariant_rag.audit.grading import FAILED, RIGHT, WRONG, AnswerJudge
+from invariant_rag.audit.plan import SLOTS, Order, relative_place, slot_of
 from invariant_rag.audit.questions import Question
 from invariant_rag.audit.screen import ANOTHER, CALLS, FIRST, OTHER, PLACEBO, Screen
-from invariant_rag.audit.statistics import TAIL, Estimate, holm, mean_difference, mean_interval, paired_p_value
+from invariant_rag.audit.statistics import TAIL, Estimate, mean_interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
-
-SCHEMA_VERSION = 1
-"""Of `run.json` and `audit.json`. It changes with the meaning of a field."""
 
 COLUMNS = ("today", "today again", "placebo", "another order", "a third order")
 """Names of the calls of the screen."""
@@ -51,7 +49,6 @@ class Asked:
     """A question with the answers of the screen, and the outcomes.
 
     Attributes:
-        index: Its number in the run.
         question: The question.
         orders: The order of the documents of each call.
         answers: The answer of each call.
@@ -59,7 +56,6 @@ class Asked:
         scored: Whether outcomes are right or wrong.
     """
 
-    index: int
     question: Question
     orders: list[Order]
     answers: list[Answer]
@@ -72,40 +68,16 @@ class Asked:
         return len({self.classes[column] for column in (FIRST, OTHER, ANOTHER)}) > 1
 
     @property
-    def outcomes(self) -> list[str]:
-        """What the classes mean, in words."""
-        names = {RIGHT: "right", WRONG: "wrong"} if self.scored else {}
-        return [names.get(each, "failed" if each == FAILED else f"meaning {each - 2}") for each in self.classes]
-
-    @property
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """Name, order, answer and outcome of each call, in words. Documents are counted from 1, as listed today."""
-        orders = [" ".join(str(place + 1) for place in order) for order in self.orders]
-        return list(zip(COLUMNS, orders, [each.text or "" for each in self.answers], self.outcomes, strict=True))
+    def rows(self) -> list[tuple[str, Order, str, str]]:
+        """Name, order, answer and outcome of each call."""
+        names = {FAILED: "failed"} | ({RIGHT: "right", WRONG: "wrong"} if self.scored else {})
+        outcomes = [names.get(each, f"meaning {each - 2}") for each in self.classes]
+        return list(zip(COLUMNS, self.orders, [each.text or "" for each in self.answers], outcomes, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
-        calls = zip(COLUMNS, self.orders, self.answers, self.outcomes, strict=True)
-        said = [
-            {"call": name, "order": order, "answer": answer.text, "outcome": outcome}
-            for name, order, answer, outcome in calls
-        ]
-        return {**self.question.as_dict(), "flips": self.flips, "calls": said}
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A question as today and with remedies: as many distinct draws of each.
-
-    Attributes:
-        index: Its number in the run.
-        scored: Whether outcomes are right or wrong.
-        draws: Outcome of each draw, by `today` or the name of a remedy.
-    """
-
-    index: int
-    scored: bool
-    draws: dict[str, list[int]]
+        calls = [dict(zip(("call", "order", "answer", "outcome"), row, strict=True)) for row in self.rows]
+        return {**self.question.as_dict(), "flips": self.flips, "calls": calls}
 
 
 @dataclass(frozen=True)
@@ -116,21 +88,19 @@ class Comparison:
         name: The remedy.
         about: What it does.
         fixes: Whether the order of today changes nothing after it, by construction.
-        questions: Questions that were compared.
-        accuracy: Accuracy with it; None without gold answers.
+        calls: Calls for one answer.
+        accuracy: Accuracy with it; None without gold answers, as is `gain`.
         gain: Accuracy with it minus accuracy today.
         p: One-tailed p-value of the gain, corrected for the number of remedies.
-        calls: Calls for one answer.
     """
 
     name: str
     about: str
     fixes: bool
-    questions: int
-    accuracy: Estimate | None
-    gain: Estimate | None
-    p: float
-    calls: float
+    calls: int
+    accuracy: Estimate | None = None
+    gain: Estimate | None = None
+    p: float = 1.0
 
     @property
     def is_better(self) -> bool:
@@ -148,11 +118,11 @@ class Audit:
         choices: How it was made.
         screen: The first stage.
         asked: The questions that were asked, with all answers.
-        remedies: What was compared with today.
-        drawn: The draws of these comparisons.
+        comparisons: Each remedy against today.
+        calls: Calls of the system.
         planned: Questions that would have been asked if nothing had been decided before.
         unordered: Questions without two different documents, which were not asked.
-        judge: What the judge was asked, and how often it erred; None without one.
+        judge: The judge, with what it was asked and how often it erred; None without one.
         embeds: Whether answers without gold answers were compared by embeddings.
     """
 
@@ -161,44 +131,25 @@ class Audit:
     choices: AuditChoices
     screen: Screen
     asked: tuple[Asked, ...]
-    remedies: tuple[Remedy, ...]
-    drawn: tuple[Drawn, ...]
+    comparisons: tuple[Comparison, ...]
+    calls: int
     planned: int
     unordered: int
-    judge: JudgeRecord | None = None
+    judge: AnswerJudge | None = None
     embeds: bool = False
 
     @cached_property
     def measures(self) -> dict[str, Estimate]:
         """The six measures, as far as they are known: see `invariant_rag.audit.ABOUT`."""
-        scored = [each for each in self.asked if each.scored]
-        found = {"errors": mean_interval([each.classes.count(FAILED) / CALLS for each in self.asked])}
+        found, scored = {}, [each for each in self.asked if each.scored]
         if scored:
-            found["accuracy_today"] = mean_interval(_right(scored, (FIRST, PLACEBO)))  # draws that no cache makes equal
-            found["accuracy_over_orders"] = mean_interval(_right(scored, (OTHER, ANOTHER)))
-            worst = worst_slot(scored)
-            if worst is not None:
-                found["worst_slot"] = worst
-        return found | {"net_sensitivity": self.screen.net, "calls": Estimate(CALLS, CALLS, CALLS)}
-
-    @cached_property
-    def comparisons(self) -> list[Comparison]:
-        """Each remedy against today, on the questions that both were asked."""
-        found, p_values = [], {}
-        for remedy in self.remedies:
-            both = [each for each in self.drawn if each.scored and {TODAY, remedy.name} <= each.draws.keys()]
-            accuracy = gain = None
-            if both:
-                ours, today = (
-                    np.array([np.mean([draw == RIGHT for draw in each.draws[arm]]) for each in both])
-                    for arm in (remedy.name, TODAY)
-                )
-                accuracy, gain = mean_interval(ours), mean_difference(ours, today)
-                p_values[remedy.name] = paired_p_value(ours - today)
-            described = remedy.name, remedy.about, remedy.fixes
-            found.append(Comparison(*described, len(both), accuracy, gain, 1.0, float(remedy.votes)))
-        corrected = holm(p_values)
-        return [replace(each, p=corrected.get(each.name, 1.0)) for each in found]
+            found["accuracy_today"] = _accuracy(scored, (FIRST, PLACEBO))  # draws that no cache makes equal
+            found["accuracy_over_orders"] = _accuracy(scored, (OTHER, ANOTHER))
+        found["net_sensitivity"] = self.screen.net
+        if (worst := worst_slot(scored)) is not None:
+            found["worst_slot"] = worst
+        found["errors"] = mean_interval([each.classes.count(FAILED) / CALLS for each in self.asked])
+        return found | {"calls": Estimate(CALLS, CALLS, CALLS)}
 
     @cached_property
     def advice(self) -> list[tuple[str, str]]:
@@ -212,29 +163,8 @@ class Audit:
 
     @property
     def flips(self) -> list[Asked]:
-        """Questions of which some order changed the outcome."""
+        """Questions of which some order changed the outcome, by chance or not."""
         return [each for each in self.asked if each.flips]
-
-    @property
-    def steady(self) -> list[Asked]:
-        """Questions of which none did."""
-        return [each for each in self.asked if not each.flips]
-
-    def flip_rates(self) -> tuple[Estimate, Estimate | None]:
-        """Return the share of questions of which some order changes the outcome, and of those right in every order.
-
-        Both grow with the number of calls and with noise, so they describe one system and are never compared.
-        """
-        always = [all(each.classes[c] == RIGHT for c in (FIRST, OTHER, ANOTHER)) for each in self.asked if each.scored]
-        return mean_interval([each.flips for each in self.asked]), mean_interval(always) if always else None
-
-    @property
-    def calls(self) -> int:
-        """Calls of the system: those of the screen, and of today and all remedies."""
-        votes = {each.name: each.votes for each in self.remedies}
-        compared = sum(len(draws) * votes.get(name, 0) for each in self.drawn for name, draws in each.draws.items())
-        today = len({each.index for each in self.drawn} - {each.index for each in self.asked})
-        return CALLS * len(self.asked) + compared + DRAWS * today
 
     @property
     def errors(self) -> list[str]:
@@ -243,26 +173,9 @@ class Audit:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data, for JSON."""
-        flip_rate, always = self.flip_rates()
-        scored = [each for each in self.asked if each.scored]
         answers = [answer for each in self.asked for answer in each.answers]
         tokens = [answer.tokens for answer in answers if answer.tokens is not None]
-        described = {
-            "flip_rate": flip_rate,
-            "right_in_every_order": always,
-            "slots": slot_accuracies(scored) if scored else [],
-            "tokens": sum(tokens) if tokens else None,
-            "seconds": sum(answer.seconds for answer in answers),
-            "calls": self.calls,
-            "planned": self.planned,
-            "unordered": self.unordered,
-            "errors": self.errors,
-        }
-        draws = [
-            {"index": each.index, **{arm: [one == RIGHT for one in said] for arm, said in each.draws.items()}}
-            for each in self.drawn
-            if each.scored
-        ]
+        judged = {name: getattr(self.judge, name) for name in ("calls", "pairs", "divided", "errors") if self.judge}
         document: dict[str, Any] = plain(
             {
                 "schema_version": SCHEMA_VERSION,
@@ -272,12 +185,17 @@ class Audit:
                 "advice": [{"title": title, "text": text} for title, text in self.advice],
                 "screen": self.screen,
                 "measures": self.measures,
-                "described": described,
+                "slots": slot_accuracies([each for each in self.asked if each.scored]),
                 "remedies": self.comparisons,
-                "judge": self.judge,
+                "judge": judged or None,
+                "calls": self.calls,
+                "tokens": sum(tokens) if tokens else None,
+                "seconds": sum(answer.seconds for answer in answers),
+                "planned": self.planned,
+                "unordered": self.unordered,
+                "errors": self.errors,
                 "versions": package_versions(),
                 "questions": [each.as_dict() for each in self.asked],
-                "draws": draws,
             }
         )
         return document
@@ -328,8 +246,8 @@ def _by_slot(scored: Sequence[Asked]) -> list[Floats]:
     return [np.array(values, dtype=np.float64) for values in found]
 
 
-def _right(asked: Sequence[Asked], columns: Sequence[int]) -> Floats:
-    return np.array([np.mean([each.classes[column] == RIGHT for column in columns]) for each in asked])
+def _accuracy(asked: Sequence[Asked], columns: Sequence[int]) -> Estimate:
+    return mean_interval([float(np.mean([each.classes[column] == RIGHT for column in columns])) for each in asked])
 
 
 def plain(value: Any) -> Any:

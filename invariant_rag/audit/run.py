@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from invariant_rag.audit.calling import Answer, make_calls
+from invariant_rag.audit.calling import Answer, Progress, make_calls, no_progress
 from invariant_rag.audit.choices import AuditChoices
 from invariant_rag.audit.folder import AnswerFile, read_run, start_run
-from invariant_rag.audit.grading import AnswerEmbedder, Grader, build_judge, resolve_metric
+from invariant_rag.audit.grading import RIGHT, Grader
 from invariant_rag.audit.plan import (
     DRAWS,
     TODAY,
     Call,
-    Remedy,
     asking_order,
     build_remedies,
     check_remedies,
@@ -26,10 +25,10 @@ from invariant_rag.audit.plan import (
     has_orders,
     screen_calls,
 )
-from invariant_rag.audit.progress import Progress, no_progress
 from invariant_rag.audit.questions import Question, as_retrieve_function, read_questions
-from invariant_rag.audit.result import Asked, Audit, Drawn, package_versions, slot_accuracies
+from invariant_rag.audit.result import Asked, Audit, Comparison, package_versions, slot_accuracies
 from invariant_rag.audit.screen import CALLS, FIRST, PLACEBO, Screen, looks, screen
+from invariant_rag.audit.statistics import holm, mean_difference, mean_interval, paired_p_value
 from invariant_rag.audit.systems import Ask, System, ToInput, as_system
 from invariant_rag.checks import require_extra
 from invariant_rag.errors import AuditFailed, InvalidChoice, InvalidQuestion, UnsupportedCombination
@@ -64,8 +63,8 @@ def audit(
 
     Args:
         system: Anything that answers questions; see `invariant_rag.audit.systems.as_system`.
-        questions: A file, a folder, or `Question`s and mappings; see `read_questions` in
-            `invariant_rag.audit.questions`. None: those of the run that is resumed.
+        questions: A file, or `Question`s and mappings; see `read_questions` in `invariant_rag.audit.questions`. None:
+            those of the run that is resumed.
         choices: How the audit is made.
         retriever: Finds the segments of questions that have none: an object with `retrieve(question, k)`, a retriever
             of LangChain or LlamaIndex, or a function of the question. None: the system's own, if it has one.
@@ -85,10 +84,10 @@ def audit(
         AuditFailed: The system answers nothing or does not read its documents, or there is nothing to compare.
         UnsupportedCombination: The system is none of those, or a remedy does not apply to it.
         ExtraRequired: The extra `evaluation` is not installed.
-        UnknownName: There is no remedy or metric of that name.
+        UnknownName: There is no remedy of that name.
 
     Warns:
-        FieldWarning: Questions have checks that take a judge, and there is none; or as `parse_questions` does.
+        FieldWarning: Questions have checks that take a judge, and there is none; or fields that mean nothing.
     """
     check_extras()
     chosen = (choices or AuditChoices()).changed(changes)
@@ -109,33 +108,27 @@ def audit(
     else:
         retrieve = wrapped.retrieve if retriever is None else as_retrieve_function(retriever, chosen.k)
         asked = read_questions(() if questions is None else questions, retrieve, chosen.fields)
-    judge = build_judge(chosen.judge, asked)
-    unscored = judge is None and not all(each.answers for each in asked)
-    grader = Grader(resolve_metric(chosen.metric)[0], judge, AnswerEmbedder() if unscored else None)
-    grader.check(asked)
+    ordered = [number for number in asking_order(len(asked), chosen.seed) if has_orders(asked[number])]
+    if not ordered:
+        raise InvalidQuestion(
+            f"{counted(len(asked), 'question')}, and none has two different documents: there is no order",
+            hint="Give each question its retrieved documents one by one.",
+        )
+    grader = Grader(asked, chosen.metric, chosen.judge)
     if out is not None:
         described = {"system": called, "seed": chosen.seed, "margin": chosen.margin, "versions": package_versions()}
         folder = start_run(out, described, asked)
     store = AnswerFile(folder)
     try:
-        running = _Running(wrapped, asked, chosen, grader, store, progress, on_step)
+        running = _Running(wrapped, [(n, asked[n]) for n in ordered], chosen, grader, store, progress, on_step)
         screened = running.screen()
-        remedies, drawn = running.compare(screened)
+        compared = running.compare(screened)
     finally:
         store.close()
-    result = Audit(
-        system=called,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        choices=chosen,
-        screen=screened,
-        asked=tuple(running.asked),
-        remedies=tuple(remedies),
-        drawn=tuple(drawn),
-        planned=len(running.order),
-        unordered=len(asked) - len(running.order),
-        judge=None if judge is None else judge.record,
-        embeds=grader.embedder is not None and grader.embedder.works,
-    )
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    calls, unordered = len(store.answers), len(asked) - len(ordered)
+    facts = (calls, len(ordered), unordered, grader.judge, grader.embeds)
+    result = Audit(called, date, chosen, screened, tuple(running.asked), tuple(compared), *facts)
     if folder is not None:
         from invariant_rag.audit.report import write_report
 
@@ -149,133 +142,110 @@ def check_extras() -> None:
         require_extra(module, "evaluation")
 
 
-@dataclass
 class _Running:
-    """The steps of an audit: asks, grades, decides.
+    """The steps of an audit: asks, grades, decides. `asked` is what was asked so far, with the outcomes."""
 
-    Attributes:
-        order: Numbers of the questions that have two orders, in the order in which they are asked.
-        asked: What was asked, with the outcomes.
-    """
-
-    _system: System
-    _questions: Sequence[Question]
-    _choices: AuditChoices
-    _grader: Grader
-    _store: AnswerFile
-    _progress: Progress
-    _on_step: Callable[[str], object]
-
-    def __post_init__(self) -> None:
-        self._calls_left = self._choices.max_calls
-        every = asking_order(len(self._questions), self._choices.seed)
-        self.order = [number for number in every if has_orders(self._questions[number])]
+    def __init__(
+        self,
+        system: System,
+        questions: Sequence[tuple[int, Question]],
+        choices: AuditChoices,
+        grader: Grader,
+        store: AnswerFile,
+        progress: Progress,
+        on_step: Callable[[str], object],
+    ) -> None:
+        self._system, self._choices, self._grader, self._store = system, choices, grader, store
+        self._progress, self._on_step = progress, on_step
+        self._questions = questions
+        self._calls = [screen_calls(one, n, place, choices.seed) for place, (n, one) in enumerate(questions)]
         self.asked: list[Asked] = []
-        if not self.order:
-            raise InvalidQuestion(
-                f"{counted(len(self._questions), 'question')}, and none has two different documents: there is no order",
-                hint="Give each question its retrieved documents one by one.",
-            )
 
     def screen(self) -> Screen:
         """Ask in steps until the order matters, does not matter, or all was asked."""
-        planned, found = len(self.order), None
-        for count in looks(planned):
-            step = self.order[len(self.asked) : count]
+        for count in looks(len(self._calls)):
+            step = self._calls[len(self.asked) : count]
             self._on_step(
                 f"Step: {counted(len(step), 'question')}, at most {counted(CALLS * len(step), 'call')}, in today's "
                 "order and two others."
             )
-            calls = {n: screen_calls(self._questions[n], n, self.order.index(n), self._choices.seed) for n in step}
-            answers = self._ask([call for n in step for call in calls[n]], self._system.ask)
-            for n in step:
-                if all(call.key in answers for call in calls[n]):
-                    self.asked.append(self._grade(n, calls[n], answers))
-            if not self.asked:
-                break
-            classes = np.array([each.classes for each in self.asked], dtype=np.int64)
+            answers = self._ask([call for calls in step for call in calls], self._system.ask)
+            for calls in step:
+                question, said = calls[0].question, [answers[call.key] for call in calls]
+                classes = self._grader.classes(question, [each.text for each in said])
+                scored = self._grader.is_scored(question)
+                self.asked.append(Asked(question, [call.order for call in calls], said, classes, scored))
+            table = np.array([each.classes for each in self.asked], dtype=np.int64)
             two = [len(each.question.segments) == 2 for each in self.asked]
-            found = screen(classes, two, self._choices.margin, planned)
+            found = screen(table, two, self._choices.margin, len(self._calls))
             self._on_step(f"After {counted(found.asked, 'question')}: {found.outcome}.")
-            if found.outcome != "cannot tell yet" or len(self.asked) < count:
+            if found.outcome != "cannot tell yet":
                 break
-        if found is None:
-            raise AuditFailed(
-                "no question is complete", hint="Raise max_calls (--max-calls): a question takes 5 calls."
-            )
         self._check_use(found)
         return found
 
-    def compare(self, found: Screen) -> tuple[list[Remedy], list[Drawn]]:
+    def compare(self, found: Screen) -> list[Comparison]:
         """Ask all planned questions with remedies and as today, if the order matters or remedies were asked for."""
         names = self._choices.remedies
-        scored = [each for each in self.asked if each.scored]
         if names is None:
-            if found.outcome != "order matters" or not scored:
-                return [], []
-            slots = [None if each is None else each.value for each in slot_accuracies(scored)]
-            names = tuple(choose_remedies(self._system, slots, [each.question for each in scored]))
+            asked = [each for each in self.asked if each.scored]
+            if found.outcome != "order matters" or not asked:
+                return []
+            slots = [None if each is None else each.value for each in slot_accuracies(asked)]
+            names = tuple(choose_remedies(self._system, slots, [each.question for each in asked]))
         remedies = build_remedies(names, self._system)
         if not remedies:
-            return [], []
+            return []
         self._on_step(
-            f"{', '.join(each.name for each in remedies)} against today: {counted(len(self.order), 'question')}, "
+            f"{', '.join(each.name for each in remedies)} against today: {counted(len(self._calls), 'question')}, "
             f"{DRAWS} calls each."
         )
-        arms: dict[str, dict[int, list[Call]]] = {TODAY: {}}
-        for place, n in enumerate(self.order):
-            calls = screen_calls(self._questions[n], n, place, self._choices.seed)
-            arms[TODAY][n] = [calls[FIRST], calls[PLACEBO]]
+        arms = {TODAY: (self._system.ask, [[calls[FIRST], calls[PLACEBO]] for calls in self._calls])}
         for each in remedies:
-            arms[each.name] = {n: each.calls(self._questions[n], n) for n in self.order}
-        asks = {TODAY: self._system.ask} | {each.name: each.ask for each in remedies}
-        for name, planned in arms.items():
-            self._ask([call for each in planned.values() for call in each], asks[name])
-        drawn = []
-        for n in self.order:
-            draws = {name: self._settle(self._questions[n], planned[n]) for name, planned in arms.items()}
-            scores = self._grader.is_scored(self._questions[n])
-            drawn.append(Drawn(n, scores, {name: each for name, each in draws.items() if each is not None}))
-        return remedies, drawn
+            arms[each.name] = each.ask, [each.calls(question, n) for n, question in self._questions]
+        scores = {}
+        for name, (ask, planned) in arms.items():
+            self._ask([call for calls in planned for call in calls], ask)
+            scored = [calls for calls in planned if self._grader.is_scored(calls[0].question)]
+            scores[name] = np.array([self._accuracy(calls) for calls in scored])
+        today = scores[TODAY]
+        described = [Comparison(each.name, each.about, each.fixes, each.votes) for each in remedies]
+        if not len(today):
+            return described
+        p = holm({each.name: paired_p_value(scores[each.name] - today) for each in remedies})
+        return [
+            replace(each, accuracy=mean_interval(ours), gain=mean_difference(ours, today), p=p[each.name])
+            for each in described
+            for ours in [scores[each.name]]
+        ]
 
-    def _settle(self, question: Question, calls: Sequence[Call]) -> list[int] | None:
-        """Return the class of each draw: of several votes, the most frequent, the first of equals. None: not asked."""
-        answers = self._store.answers
-        if not all(call.key in answers for call in calls):
-            return None
-        classes = self._grader.classes(question, [answers[call.key].text for call in calls])
+    def _accuracy(self, calls: Sequence[Call]) -> float:
+        """Return the share of right draws; of several votes of a draw the most frequent counts, the first of equals."""
+        said = [self._store.answers[call.key].text for call in calls]
         draws: dict[int, list[int]] = {}
-        for call, each in zip(calls, classes, strict=True):
+        for call, each in zip(calls, self._grader.classes(calls[0].question, said), strict=True):
             draws.setdefault(call.draw, []).append(each)
-        return [max(votes, key=votes.count) for votes in draws.values()]
-
-    def _grade(self, index: int, calls: Sequence[Call], answers: Mapping[str, Answer]) -> Asked:
-        question = self._questions[index]
-        given = [answers[call.key] for call in calls]
-        classes = self._grader.classes(question, [each.text for each in given])
-        return Asked(index, question, [call.order for call in calls], given, classes, self._grader.is_scored(question))
+        return float(np.mean([max(votes, key=votes.count) == RIGHT for votes in draws.values()]))
 
     def _ask(self, calls: Sequence[Call], ask: Ask) -> Mapping[str, Answer]:
-        """Make the calls that have no answer, as far as `max_calls` goes, and return all answers."""
-        missing = [call for call in calls if call.key not in self._store.answers]
-        if self._calls_left is not None:
-            missing = missing[: self._calls_left]
-            self._calls_left -= len(missing)
+        """Make the calls that have no answer, and return all answers."""
+        known = self._store.answers
 
         def bound(call: Call) -> Callable[[], Any]:
-            return lambda: ask(self._questions[call.index], call.segments)
+            return lambda: ask(call.question, call.segments)
 
+        missing = [(call.key, bound(call)) for call in calls if call.key not in known]
         if missing:
+            answered = any(each.text is not None for each in known.values())
             with self._progress("Asking", len(missing)) as advance:
 
                 def keep(answer: Answer) -> None:
                     self._store.add(answer)
                     advance()
 
-                known = any(each.text is not None for each in self._store.answers.values())
-                pairs = [(call.key, bound(call)) for call in missing]
-                make_calls(pairs, keep, answers_before=known, **self._choices.calling)
-        return self._store.answers
+                patience = {"retries": self._choices.retries, "workers": self._choices.workers}
+                make_calls(missing, keep, answered=answered, **patience)
+        return known
 
     def _check_use(self, found: Screen) -> None:
         """Refuse a chain whose answers do not change with the order, nor with other texts: it retrieves by itself.
@@ -287,11 +257,11 @@ class _Running:
         if not self._system.may_retrieve or found.between or len(set(before)) < 2 or None in before:
             return
         calls = []
-        for each in probed:
-            blank = tuple(Segment(f"Page {number} is left blank.") for number in range(len(each.question.segments)))
-            calls.append(Call(each.index, "other texts", 0, (), blank))
+        for (n, question), each in zip(self._questions, probed, strict=False):
+            blank = tuple(Segment(f"Page {number} is left blank.") for number in range(len(question.segments)))
+            calls.append(Call(replace(question, segments=blank), n, "other texts", 0, each.orders[FIRST]))
         answers = self._ask(calls, self._system.ask)
-        if [answers[call.key].text for call in calls if call.key in answers] == before:
+        if [answers[call.key].text for call in calls] == before:
             raise AuditFailed(
                 "the system does not read the documents it is given: with other texts in them it answers the same",
                 hint="Of a chain that retrieves, give the part behind the retriever; or say with to_input= what it is "

@@ -1,10 +1,9 @@
-"""Confidence intervals of shares, means and spreads, paired tests, and what chance alone makes of an order."""
+"""Confidence intervals of shares, means and differences, and a paired test."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import isnan, nan
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,9 +19,8 @@ TAIL = (1 - CONFIDENCE) / 2
 DIFFERENCE_TAIL = 0.015
 """Of each bound of a difference, by its formula: so wide, it covers 95% in the worst simulated world, too."""
 RESAMPLES = 2000
-PERMUTATIONS = 1000
 FLIPS = 4999
-_BATCH = 100  # shuffles that are drawn at a time, which bounds memory to [100, questions]
+_BATCH = 100  # sign flips that are drawn at a time, which bounds memory
 _SAME = 1e-9  # differences of sums of thirds that are equal but for rounding
 
 
@@ -84,7 +82,7 @@ def mean_interval(scores: Sequence[float] | Floats, seed: int = 0, tail: float =
         return wilson_interval(int(values.sum()), len(values), tail)
     if values.min() >= 0 and values.max() <= 1:
         return _adjusted_mean(values, (0.0, 1.0), 2.0, tail)
-    low, high = np.quantile(_resampled_means(values[:, None], seed), (tail, 1 - tail))
+    low, high = np.quantile(resampled_means(values[:, None], seed), (tail, 1 - tail))
     return Estimate(float(values.mean()), float(low), float(high))
 
 
@@ -119,106 +117,11 @@ def _adjusted_mean(values: Floats, bounds: tuple[float, float], added: float, ta
     return Estimate(float(values.mean()), max(bounds[0], centre - margin), min(bounds[1], centre + margin))
 
 
-@dataclass(frozen=True)
-class PairedTest:
-    """A paired two-tailed t-test at the level of 5%. `t` and `p` are NaN if all differences are the same."""
-
-    difference: float
-    t: float
-    degrees_of_freedom: int
-    critical: float
-    p: float
-
-    @property
-    def significant(self) -> bool:
-        """Whether the mean difference is not 0, at the level of 5%."""
-        return abs(self.t) > self.critical
-
-    def as_dict(self) -> dict[str, float | None]:
-        """Return plain data, rounded to six digits; None instead of NaN, which JSON does not have."""
-        return {name: None if isnan(value) else round(value, 6) for name, value in asdict(self).items()}
-
-
-def paired_t_test(before: Sequence[float], after: Sequence[float]) -> PairedTest:
-    """Test whether the mean of `before` minus `after` differs from 0, as in RoToR (arXiv 2502.08662, appendix I).
-
-    The t-statistics of the paper's Table 8 are larger by a factor of sqrt(9/8): it divides the variance of the nine
-    differences by nine, where the t-test divides by eight. The conclusions are the same.
-
-    >>> test = paired_t_test([51.9, 51.7, 34.9], [51.0, 51.0, 34.7])
-    >>> round(test.difference, 2), round(test.t, 2), test.significant
-    (0.6, 2.88, False)
-
-    Args:
-        before: Scores with the initial order, at least two.
-        after: Scores with the shuffled order, paired with `before`.
-    """
-    from scipy.stats import t, ttest_rel
-
-    differences = np.subtract(before, after, dtype=np.float64)
-    freedom = len(differences) - 1
-    statistic, p = (nan, nan) if np.ptp(differences) == 0 else map(float, ttest_rel(before, after))
-    return PairedTest(float(differences.mean()), statistic, freedom, float(t.ppf((1 + CONFIDENCE) / 2, freedom)), p)
-
-
-def _resampled_means(scores: Floats, seed: int) -> Floats:
+def resampled_means(scores: Floats, seed: int) -> Floats:
     """Return column means `[B, columns]` of B resamples of the rows, for all statistics of them at once."""
     shares = np.full(len(scores), 1 / len(scores))
     counts = np.random.default_rng(seed).multinomial(len(scores), shares, size=RESAMPLES)  # how often each was drawn
     return np.asarray(counts @ scores / len(scores))
-
-
-def _shuffled_means(scores: Floats, seed: int) -> Floats:
-    """Return column means `[P, columns]` of P shuffles of every row: as they are if no column differs from another."""
-    source = np.random.default_rng(seed)
-    batches = [np.broadcast_to(scores, (_BATCH, *scores.shape))] * (PERMUTATIONS // _BATCH)
-    return np.concatenate([source.permuted(each, axis=2).mean(axis=1) for each in batches])
-
-
-@dataclass(frozen=True)
-class Variation:
-    """How much the mean score varies over the variants of the questions, and how much it would by chance.
-
-    Attributes:
-        estimate: The variation that was seen, which noise makes larger than the true one, with the interval of the true
-            one.
-        chance: What chance alone stays below 19 times out of 20.
-    """
-
-    estimate: Estimate
-    chance: float
-
-    @property
-    def is_more_than_chance(self) -> bool:
-        """Whether the variation is larger than chance would make it."""
-        return self.estimate.value > self.chance
-
-
-def variations(scores: Floats, seed: int = 0) -> dict[str, Variation]:
-    """Return `spread` (best mean minus worst) and `deviation` (standard deviation of the means) over variants.
-
-    Both are seminorms of the means: that of a sum is at most the sum of both. So the variation that was seen differs
-    from the true one by at most the variation of the errors, of which the bootstrap gives the 95% quantile: the margin
-    of the interval. (Percentiles of the variation itself exclude 0 even where the true one is 0.) The margin is at
-    least the largest share of questions of which none was seen, so that no interval is without width.
-
-    Args:
-        scores: Scores `[questions, variants]` from 0 to 1; questions that lack a variant are left out, since variants
-            that were asked of other questions cannot be compared. Nothing is returned if no other is left.
-        seed: Seed of resamples and shuffles.
-    """
-    known = scores[np.isfinite(scores).all(axis=1)]
-    if not known.size or known.shape[1] < 2:
-        return {}
-    means, resampled, by_chance = known.mean(axis=0), _resampled_means(known, seed), _shuffled_means(known, seed)
-    found = {}
-    for name, statistic in (("spread", np.ptp), ("deviation", np.std)):
-        value = float(statistic(means))
-        error = float(np.quantile(statistic(resampled - means, axis=1), CONFIDENCE))
-        margin = max(error, exact_upper_bound(0, len(known)))
-        chance = float(np.quantile(statistic(by_chance, axis=1), CONFIDENCE))
-        found[name] = Variation(Estimate(value, max(0.0, value - margin), min(1.0, value + margin)), chance)
-    return found
 
 
 def paired_p_value(differences: ArrayLike, seed: int = 0) -> float:

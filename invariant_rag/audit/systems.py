@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from invariant_rag.checks import check_stops
 from invariant_rag.errors import AuditFailed, UnsupportedCombination
 from invariant_rag.prompts import DEFAULT_SYSTEM
 from invariant_rag.segments import Segment, document_rendering
@@ -153,8 +155,8 @@ def loaded(module: str, *names: str) -> tuple[Any, ...]:
 
 def is_language_model(value: Any) -> bool:
     """Return whether a value is a language model of LangChain or LlamaIndex."""
-    models = (("langchain_core.language_models", "BaseLanguageModel"), ("llama_index.core.llms", "LLM"))
-    return any(isinstance(value, loaded(*each)) for each in models)
+    models = loaded("langchain_core.language_models", "BaseLanguageModel") + loaded("llama_index.core.llms", "LLM")
+    return isinstance(value, models)
 
 
 def _invariant_rag(system: Any, generation: Mapping[str, Any]) -> System | None:
@@ -163,22 +165,17 @@ def _invariant_rag(system: Any, generation: Mapping[str, Any]) -> System | None:
     lm, message, retrieve = system, None, None
     if isinstance(system, loaded("invariant_rag.rag.pipeline", "RAG")):
         lm, message = system.model, system.system
-        retrieve = lambda question: system.retriever.retrieve(question, system.k)  # noqa: E731
+        retrieve = partial(system.retriever.retrieve, k=system.k)
     elif is_language_model(system):
         lm, message = getattr(system, "lm", None), getattr(system, "system_prompt", None)
     if not isinstance(lm, models):
         return None
     if lm is not system and retrieve is None:
         generation = {**_wrapper_parameters(system), **generation}
-    name, ask = describe_lm(lm, message, generation), lm_ask_function(lm, message, generation)
-    return System(name, ask, lm, message, retrieve, generation)
-
-
-def describe_lm(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> str:
-    """Return the name of a model with its method, ordering and options."""
     options = "".join(f", {key}={value}" for key, value in sorted(generation.items()))
     options += "" if message is None else f", system={message!r}"
-    return f"{lm.name} ({lm.method.name}, {lm.ordering!r}, {lm.backend.name}{options})"
+    name = f"{lm.name} ({lm.method.name}, {lm.ordering!r}, {lm.backend.name}{options})"
+    return System(name, lm_ask_function(lm, message, generation), lm, message, retrieve, generation)
 
 
 def _wrapper_parameters(wrapper: Any) -> dict[str, Any]:
@@ -192,14 +189,11 @@ def _wrapper_parameters(wrapper: Any) -> dict[str, Any]:
     return options
 
 
-def lm_ask_function(
-    lm: InvariantModel, message: str | None, generation: Mapping[str, Any]
-) -> Callable[[Question, Sequence[Segment]], Reply]:
+def lm_ask_function(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> Ask:
     """Return the function that asks an `InvariantModel` through its chat template. Answers end before a stop string."""
     from invariant_rag.generation.streaming import trim_at_stop_string
 
-    stops = generation.get("stop_strings") or ()
-    stops = [stops] if isinstance(stops, str) else stops
+    stops = check_stops(generation.get("stop_strings"))
 
     def ask(question: Question, segments: Sequence[Segment]) -> Reply:
         result = lm.generate(lm.chat_prompt(question.text, segments, message), **generation)
@@ -218,9 +212,7 @@ SECONDS = 120.0
 class ServerError(Exception):
     """A request that the server did not answer. It may be sent again, after `retry_after` seconds if it says so."""
 
-    def __init__(self, message: str, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
+    retry_after: float | None = None
 
 
 @dataclass(frozen=True)
@@ -288,7 +280,10 @@ class Endpoint:
         if response.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND}:
             raise AuditFailed(said, hint=f"Look at the address, the model, and the key in {KEY_VARIABLE}.")
         if response.is_error:
-            raise ServerError(said, _pause(response))
+            failed = ServerError(said)
+            with suppress(KeyError, ValueError):  # it may name a date, or nothing
+                failed.retry_after = float(response.headers["Retry-After"])
+            raise failed
         try:
             return response.json()
         except ValueError as error:
@@ -302,11 +297,3 @@ def _from_url(system: Any, to_input: ToInput | None) -> System | None:
         return None
     refuse(to_input, "to_input", "an endpoint, which is sent a message")
     return System(f"{endpoint.served} at {endpoint.url}", endpoint.ask)
-
-
-def _pause(response: httpx.Response) -> float | None:
-    """Return how long a server asks to wait; None if it does not say so in seconds."""
-    try:
-        return float(response.headers["Retry-After"])
-    except (KeyError, ValueError):
-        return None

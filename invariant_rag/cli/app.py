@@ -9,8 +9,9 @@ import typer
 from typer.core import TyperGroup
 
 from invariant_rag import __version__
-from invariant_rag.cli import audit, models
+from invariant_rag.cli import models
 from invariant_rag.cli.ask import ask
+from invariant_rag.cli.audit import audit
 from invariant_rag.cli.console import handle_errors, prepare_terminal, print_text
 from invariant_rag.cli.plugins import command_of_package, names_of_packages
 from invariant_rag.cli.search_dimension import search_dimension
@@ -53,7 +54,7 @@ app = typer.Typer(
 app.command()(ask)
 app.command()(models.models)
 app.command("search-dimension")(search_dimension)
-app.add_typer(audit.app, name="audit")
+app.command()(audit)
 app.command()(serve)
 for _listing in (models.methods, models.interventions, models.orderings):
     app.command()(_listing)

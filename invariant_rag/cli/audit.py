@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from invariant_rag.audit.choices import AuditChoices
 from invariant_rag.audit.systems import Endpoint, is_url
@@ -28,7 +27,6 @@ from invariant_rag.cli.console import (
 )
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.errors import FieldWarning, InvalidChoice, RetrievalError, ToyModelWarning, UnsupportedCombination
-from invariant_rag.files import make_folder
 from invariant_rag.rag.readers import check_documents
 from invariant_rag.shown import counted
 
@@ -38,32 +36,13 @@ if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
 
 
-class _RunByDefault(TyperGroup):
-    """A group whose first word may be the questions: `audit questions.jsonl` is `audit run questions.jsonl`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the command that is meant; without any, its help."""
-        named = bool(args) and args[0] in self.commands
-        return super().parse_args(ctx, args if named else ["run", *(args or ["--help"])])
-
-
-app = typer.Typer(
-    cls=_RunByDefault, rich_markup_mode=None, help="Does the order of the documents matter, and what helps?"
-)
-
-
-@app.command(
-    "run",
-    epilog="`invariant-rag audit QUESTIONS` is `invariant-rag audit run QUESTIONS`. Two audits are compared by "
-    "`invariant-rag audit diff BEFORE AFTER`; see `invariant-rag audit diff --help`.",
-)
 @options.with_fields(AuditChoices)
-def run(
+def audit(
     questions: Annotated[
         Path | None,
         typer.Argument(
-            help="Questions and their retrieved segments: .jsonl, .csv, .xlsx, .parquet, files of ragas, promptfoo, "
-            "deepeval or inspect (.json, .yaml), or a folder of a saved dataset.",
+            help="Questions and their retrieved segments: .jsonl, .csv, .xlsx, .parquet, or files of ragas, promptfoo, "
+            "deepeval or inspect (.json, .yaml).",
             show_default="those of --resume",
         ),
     ] = None,
@@ -85,7 +64,7 @@ def run(
     ] = None,
     docs: Annotated[
         list[Path] | None,
-        typer.Option("--docs", help="Documents to retrieve from, for questions without segments. Repeatable."),
+        typer.Option("--docs", help="File or folder: .txt, .md, .jsonl, .pdf. Repeatable."),
     ] = None,
     retriever: options.Retriever = "bm25",
     strict: options.Strict = False,
@@ -119,7 +98,8 @@ def run(
     """
     from invariant_rag.audit.advice import Gate
     from invariant_rag.audit.folder import make_new_folder, read_run
-    from invariant_rag.audit.run import audit, check_extras
+    from invariant_rag.audit.run import audit as run_audit
+    from invariant_rag.audit.run import check_extras
     from invariant_rag.rag.retrieval import resolve_retriever
 
     with handle_errors(), _warnings_as_notes():
@@ -139,7 +119,7 @@ def run(
                 raise typer.BadParameter(
                     "--out is missing: name a folder for answers and report, or ask with --dry-run"
                 )
-            make_new_folder(make_folder(out))
+            make_new_folder(out)
         check_extras()
         has_model_as_judge = chosen.judge is not None and not is_url(chosen.judge)
         _check_models(
@@ -155,7 +135,7 @@ def run(
         if has_model_as_judge:
             chosen = chosen.changed({"judge": _load_model(chosen.judge, method="rotor")})
         try:
-            result = audit(
+            result = run_audit(
                 audited,
                 None if resume is not None else asked,
                 chosen,
@@ -212,7 +192,7 @@ def _parse(questions: Path | None, fields: Mapping[str, str]) -> list[Any]:
     """Return the questions of a file, and say what is odd about them."""
     from invariant_rag.audit.questions import parse_questions
 
-    asked = [question for _, question in parse_questions(str(questions), fields)]
+    asked = parse_questions(str(questions), fields)
     if not any(question.answers or question.rubrics for question in asked):
         print_note("No gold answers: only changes can be measured.")
     return asked
@@ -257,37 +237,11 @@ def _print(result: Audit, folder: Path | None, broken: Sequence[Gate], *, as_jso
         print_table([{"measure": name, "value": value} for name, value, _ in measure_rows(result)], as_json=False)
         if result.comparisons:
             print_text("")
-            rows = [{each: row[each] for each in ("name", "accuracy", "gain", "p")} for row in remedy_rows(result)]
-            print_table(rows, as_json=False)
+            names = ("remedy", "accuracy", "gain, points", "significance")
+            print_table([dict(zip(names, row, strict=True)) for row in remedy_rows(result)], as_json=False)
         print_text(f"\n{counted(result.calls, 'call')}. Report: {folder and folder / 'report.html'}", style="dim")
     for each in broken:
         print_error(f"--fail-on {each.text} holds", "")
-
-
-@app.command("diff")
-def diff(
-    before: Annotated[Path, typer.Argument(help="Folder of an audit.")],
-    after: Annotated[Path, typer.Argument(help="Folder of another audit of the same questions.")],
-    as_json: options.Json = False,
-) -> None:
-    """Compare two audits question by question: what got better, what got worse, and is that more than noise?"""
-    from invariant_rag.audit.advice import percent, points
-    from invariant_rag.audit.folder import diff_audits
-    from invariant_rag.audit.result import plain
-
-    with handle_errors():
-        found = diff_audits(before, after)
-    if as_json:
-        print_json(plain(found))
-        return
-    print_text(f"{found.before} -> {found.after}, {counted(found.common, 'question')} of both")
-    print_text(f"accuracy today: {percent(found.accuracy[0])} -> {percent(found.accuracy[1])}")
-    print_text(f"gain: {points(found.gain)}, p = {found.p:.3f}", style="bold")
-    for what, asked in {"right now, wrong before": found.fixed, "wrong now, right before": found.broken}.items():
-        if asked:
-            print_text(f"\n{what}: {len(asked)}", style="bold")
-            for each in asked[:10]:
-                print_text(f"- {each}")
 
 
 def _load_model(model: str | None, **loading: Any) -> InvariantModel:

@@ -119,10 +119,8 @@ class Answering:
 
         Raises:
             CancelledError: It was abandoned.
-            ContextOverflow: The prompt is too long.
             IncompleteObject: The model ended its answer within a call, though there was room for more.
-            InvalidOption: As for `InvariantModel.generate`.
-            InvalidSchema: The schema, or that of a tool, uses what xgrammar does not know.
+            InvariantRAGError: As for `InvariantModel.generate` and `constrain`.
         """
         return reply_all([self], batcher, batch_size=batch_size, abandoned=abandoned)[0]
 
@@ -203,9 +201,9 @@ class Answering:
         if self._stops:
             options["stop_strings"] = list(self._stops)
         if self._schema is not None:
-            return constrain(self.lm, self._schema, **options).options
+            return constrain(self.lm, self._schema, **options)
         if self._calling is not None and self._calling.offered:
-            return self._calling.constrain(self.prompt, **options).options
+            return self._calling.constrain(self.prompt, **options)
         return options
 
     @property

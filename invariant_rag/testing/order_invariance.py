@@ -10,8 +10,8 @@ from typing import Any
 
 from invariant_rag.audit.calling import Answer, make_calls
 from invariant_rag.audit.choices import AuditChoices
-from invariant_rag.audit.grading import FAILED, Grader, build_judge, resolve_metric
-from invariant_rag.audit.plan import Call, has_orders, placebo, screen_calls
+from invariant_rag.audit.grading import FAILED, RIGHT, Grader
+from invariant_rag.audit.plan import Call, has_orders, screen_calls
 from invariant_rag.audit.questions import Question, as_retrieve_function, read_questions
 from invariant_rag.audit.run import Questions, check_extras
 from invariant_rag.audit.screen import ANOTHER, FIRST, OTHER
@@ -58,7 +58,7 @@ def assert_order_invariant(
         allowed: Share of questions that may flip.
         retriever: Finds the segments of questions that have none.
         to_input: Makes the input of the system from question and segments.
-        choices: Choices of an audit: `metric`, `judge`, `k`, `seed`, `workers`, `retries`, `timeout`, `fields`...
+        choices: Choices of an audit: `metric`, `judge`, `k`, `seed`, `workers`, `retries`, `fields`...
 
     Raises:
         AssertionError: More questions flip, again and again.
@@ -77,19 +77,20 @@ def assert_order_invariant(
     wrapped = as_system(system, to_input, chosen.generation)
     retrieve = wrapped.retrieve if retriever is None else as_retrieve_function(retriever, chosen.k)
     asked = [each for each in read_questions(questions, retrieve, chosen.fields) if has_orders(each)]
-    grader = Grader(resolve_metric(chosen.metric)[0], build_judge(chosen.judge, asked))
+    grader = Grader(asked, chosen.metric, chosen.judge)
 
     def outcomes(calls: Sequence[Call]) -> list[tuple[int, str | None]]:
         """Return class and text of the answer to each call."""
         found: dict[str, Answer] = {}
 
         def bound(call: Call) -> Callable[[], Any]:
-            return lambda: wrapped.ask(asked[call.index], call.segments)
+            return lambda: wrapped.ask(call.question, call.segments)
 
         jobs = [(str(number), bound(call)) for number, call in enumerate(calls)]
-        make_calls(jobs, lambda each: found.__setitem__(each.key, each), answers_before=True, **chosen.calling)
+        patience = {"retries": chosen.retries, "workers": chosen.workers}
+        make_calls(jobs, lambda each: found.__setitem__(each.key, each), answered=True, **patience)
         texts = [found[key].text for key, _ in jobs]
-        return [(grader.classes(asked[call.index], [text])[0], text) for call, text in zip(calls, texts, strict=True)]
+        return [(grader.classes(call.question, [text])[0], text) for call, text in zip(calls, texts, strict=True)]
 
     planned = [screen_calls(question, index, 0, chosen.seed) for index, question in enumerate(asked)]
     calls = [calls[column] for calls in planned for column in (FIRST, OTHER, ANOTHER)]
@@ -104,7 +105,7 @@ def assert_order_invariant(
     ]
     flipping = {today.index for today, *_ in pairs}
     for number in range(rounds(len(asked))):
-        again = outcomes([_again(asked[call.index], call, number) for pair in pairs for call in pair[:2]])
+        again = outcomes([replace(call, spaces=number + 1) for pair in pairs for call in pair[:2]])
         came = zip(pairs, again[::2], again[1::2], strict=True)
         pairs = [pair for pair, one, other in came if (one[0], other[0]) == (pair[2][0], pair[3][0])]
     confirmed = {pair[0].index: pair for pair in pairs}
@@ -136,17 +137,11 @@ def rounds(questions: int) -> int:
     return ceil(log(max(questions, 1) / FALSE_ALARMS) / log(4))
 
 
-def _again(question: Question, call: Call, number: int) -> Call:
-    """Return a call with the same order of documents, and spaces that no earlier call had."""
-    spaced = placebo(question, number + 1)
-    return replace(call, segments=tuple(spaced[place] for place in call.order))
-
-
 def _line(
     question: Question, other: Call, today: tuple[int, str | None], changed: tuple[int, str | None], grader: Grader
 ) -> str:
     def said(outcome: tuple[int, str | None]) -> str:
-        verdict = f" ({'right' if outcome[0] == 1 else 'wrong'})" if grader.is_scored(question) else ""
+        verdict = f" ({'right' if outcome[0] == RIGHT else 'wrong'})" if grader.is_scored(question) else ""
         return "no answer" if outcome[1] is None else f"{outcome[1]!r}{verdict}"
 
     order = " ".join(str(place + 1) for place in other.order)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from invariant_rag.audit import Question, Reply, audit
 from invariant_rag.audit.advice import Gate
-from invariant_rag.audit.grading import AnswerEmbedder, Grader
+from invariant_rag.audit.grading import Grader
 from invariant_rag.errors import (
     AuditFailed,
     InvalidChoice,
@@ -110,10 +109,10 @@ def test_remedies_and_today_have_as_many_distinct_draws() -> None:
         return first(question, segments)
 
     found = audit(listening, records(30), remedies=("sort", "reverse", "ends-first"))
-    assert all(len(draws) == 2 for each in found.drawn for draws in each.draws.values())
-    assert {*found.drawn[0].draws} == {"today", "sort", "reverse", "ends-first"}
+    assert [each.name for each in found.comparisons] == ["sort", "reverse", "ends-first"]
+    assert found.calls == len(seen) == 5 * found.screen.asked + 3 * 2 * 30 + 2 * (30 - found.screen.asked)
     repeats = 20  # of the first questions, one call is a plain repeat
-    assert len(seen) - len(set(seen)) <= repeats + len(found.drawn)  # sorting may give the order of today
+    assert len(seen) - len(set(seen)) <= repeats + 30  # sorting may give the order of today
 
 
 def test_a_vote_is_compared_on_request_and_its_calls_are_told() -> None:
@@ -153,11 +152,11 @@ def test_a_system_that_only_rewords_is_judged_by_meaning() -> None:
 
 
 def test_embeddings_tell_other_words_from_other_answers() -> None:
-    grader = Grader(lambda answer, golds: 0.0, embedder=AnswerEmbedder())
     asked = Question("Who built it, and when?", ())
+    grader = Grader([asked])
     said = ["Ann built the bridge in 1912.", "The bridge was built by Ann in 1912.", "Ann built the bridge in 1913."]
     said += ["Ann did not build the bridge in 1912.", "Bertrand built the bridge in 1912."]
-    assert grader.embedder is not None
+    assert grader.embeds
     assert grader.classes(asked, said)[:4] == [3, 3, 4, 5]
     assert grader.classes(asked, ["Yes.", "No."]) != grader.classes(asked, ["Yes.", "Yes!"])
 
@@ -211,8 +210,7 @@ def test_a_system_that_never_answers_stops_the_audit_soon() -> None:
     assert len(calls) == 10
 
 
-@pytest.mark.parametrize("timeout", [None, 60.0])
-def test_a_system_that_exits_fails_that_call_and_no_other(timeout: float | None) -> None:
+def test_a_system_that_exits_fails_that_call_and_no_other() -> None:
     def exits(question: str, segments: Sequence[Segment]) -> str:
         return sys.exit(3) if "right" in segments[0].text else "x"
 
@@ -221,21 +219,9 @@ def test_a_system_that_exits_fails_that_call_and_no_other(timeout: float | None)
         return exits(question, segments)
 
     for system in (exits, exits_later):
-        found = audit(system, records(8), retries=0, timeout=timeout, remedies=())
+        found = audit(system, records(8), retries=0, remedies=())
         assert 0 < found.measures["errors"].value < 1
         assert found.errors == ["RuntimeError: the system called sys.exit(3); expected an answer or an error"]
-
-
-def test_a_slow_call_fails_and_the_others_count() -> None:
-    def slow(question: str, segments: Sequence[Segment]) -> str:
-        if "right" in segments[0].text:
-            time.sleep(5)
-        return first(question, segments)
-
-    start = time.perf_counter()
-    found = audit(slow, records(8), timeout=0.1, retries=0, workers=8, remedies=())
-    assert time.perf_counter() - start < 4
-    assert "TimeoutError: no answer within 0.1 seconds" in found.errors[0]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -260,7 +246,7 @@ def test_async_systems_are_awaited_in_one_loop() -> None:
 
     found = audit(awaited, records(3), workers=4)
     assert len(loops) == 1
-    assert found.as_dict()["described"]["tokens"] == 45
+    assert found.as_dict()["tokens"] == 45
 
 
 def test_an_audit_is_resumed_and_asks_nothing_twice(tmp_path: Path) -> None:
@@ -270,11 +256,16 @@ def test_an_audit_is_resumed_and_asks_nothing_twice(tmp_path: Path) -> None:
         calls.append(question)
         return first(question, segments)
 
-    part = audit(counting, records(30), out=tmp_path / "run", max_calls=60, name="mine")
-    assert (part.screen.asked, len(calls)) == (12, 60)
+    def stopping(question: str, segments: Sequence[Segment]) -> str:
+        if len(calls) == 60:
+            raise KeyboardInterrupt
+        return counting(question, segments)
+
+    with pytest.raises(KeyboardInterrupt):
+        audit(stopping, records(30), out=tmp_path / "run", name="mine")
     whole = audit(counting, resume=tmp_path / "run", name="mine", remedies=())
     direct = audit(first, records(30), remedies=())
-    assert whole.screen == direct.screen
+    assert (whole.screen, len(calls)) == (direct.screen, direct.calls)
     assert len(calls) == whole.calls
     more = audit(counting, resume=tmp_path / "run", name="mine", remedies=("sort",))  # a remedy is added later
     assert [each.name for each in more.comparisons] == ["sort"]
@@ -292,7 +283,7 @@ def test_an_edited_system_never_gets_answers_of_the_old_one(tmp_path: Path) -> N
 def test_the_order_of_a_run_does_not_depend_on_threads(tmp_path: Path) -> None:
     one, many = (audit(first, records(12), workers=workers).as_dict() for workers in (1, 6))
     for each in (one, many):
-        del each["date"], each["described"]["seconds"]
+        del each["date"], each["seconds"]
     assert one == many
 
 
@@ -301,12 +292,10 @@ def test_the_order_of_a_run_does_not_depend_on_threads(tmp_path: Path) -> None:
     [
         ({"remedies": ["srot"]}, UnknownName, "did you mean 'sort'"),
         ({"remedies": ["rotor"]}, UnsupportedCombination, "not one of ours"),
-        ({"metric": "best"}, UnknownName, "unknown metric"),
+        ({"metric": "best"}, InvalidChoice, "metric: expected a function"),
         ({"margin": 0}, InvalidChoice, "margin"),
         ({"workers": 0}, InvalidChoice, "workers"),
-        ({"timeout": -1}, InvalidChoice, "timeout"),
         ({"max_new_tokens": 4}, InvalidChoice, "audit takes no 'max_new_tokens'"),
-        ({"max_calls": 3}, AuditFailed, "no question is complete"),
         ({"out": "a", "resume": "b"}, InvalidChoice, "resume"),
     ],
 )
@@ -320,7 +309,7 @@ def test_what_cannot_be_is_refused_before_anything_is_asked(
 @pytest.mark.parametrize(
     ("changes", "options", "error", "message"),
     [
-        ({"question": " "}, {}, InvalidQuestion, "got an empty one"),
+        ({"question": " "}, {}, InvalidQuestion, "the question is empty"),
         ({"segments": ["a"]}, {}, InvalidQuestion, "there is no order"),
         ({"segments": ["a", None]}, {}, InvalidQuestion, "got NoneType"),
         ({}, {"metric": lambda answer, golds: 7}, InvalidChoice, "a number from 0 to 1, got 7"),

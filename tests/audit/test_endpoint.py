@@ -68,7 +68,7 @@ def test_a_url_is_a_system_that_is_asked_again_when_it_is_busy(url: str) -> None
     assert result.system == f"toy at {url}"
     assert result.measures["errors"].value == 0.0
     assert result.screen.between > 0.0 == result.screen.within
-    assert result.as_dict()["described"]["tokens"] == 7 * result.calls
+    assert result.as_dict()["tokens"] == 7 * result.calls
     assert len(Server.seen) == result.calls + 1
     assert Server.seen[0]["model"] == "toy"
     assert Server.seen[0]["temperature"] == 0

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from invariant_rag.audit.folder import AnswerFile
-from invariant_rag.audit.line_file import LineFile
+from invariant_rag.audit.folder import AnswerFile, LineFile
 from invariant_rag.errors import AuditFailed, FileInUse, InvalidQuestion, UnusableFile
 
 ANSWER = {"key": "k", "text": "t", "tokens": None, "seconds": 0.5, "errors": []}

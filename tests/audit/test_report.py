@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from invariant_rag.audit import audit
-from invariant_rag.audit.folder import diff_audits
-from invariant_rag.errors import AuditFailed
 from invariant_rag.segments import Segment
-from tests.audit.known import first, records, symmetric
+from tests.audit.known import first, records
 
 
 @pytest.fixture(scope="module")
@@ -65,20 +63,3 @@ def test_the_table_has_a_row_for_each_call_and_runs_no_formula(tmp_path: Path) -
     assert len(rows) == 10
     assert {each["answer"] for each in rows} == {"'=1+1"}
     assert [each["call"] for each in rows[:5]] == ["today", "today again", "placebo", "another order", "a third order"]
-
-
-def test_two_audits_are_compared_by_accuracy_and_never_by_flips(folder: Path, tmp_path: Path) -> None:
-    audit(symmetric, records(30), out=tmp_path / "symmetric")
-    found = diff_audits(folder, tmp_path / "symmetric")
-    assert found.gain.low > 0
-    assert found.p < 0.05
-    assert len(found.fixed) == round(found.gain.value * found.common)
-    assert not found.broken
-    assert "flip" not in str(found)
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"schema_version": 1}', '{"schema_version": 0, "system": "a"}'])
-def test_a_folder_without_a_result_is_refused_by_its_path(content: str, tmp_path: Path) -> None:
-    (tmp_path / "audit.json").write_text(content)
-    with pytest.raises(AuditFailed, match=r"audit\.json: no audit"):
-        diff_audits(tmp_path, tmp_path)

@@ -19,7 +19,6 @@ from invariant_rag.audit.statistics import (
     mean_difference,
     mean_interval,
     paired_p_value,
-    variations,
     wilson_interval,
 )
 
@@ -90,29 +89,6 @@ def test_intervals_of_means_hold_the_true_ones(questions: int, share: float) -> 
     assert held >= 0.92 * 400 <= found
 
 
-@pytest.mark.parametrize("questions", [20, 100])
-def test_variations_of_chance_are_called_so_and_their_intervals_hold_the_true_ones(questions: int) -> None:
-    source = np.random.default_rng(0)
-    rounds, alarms, held, found = 25, 0, 0, 0
-    for seed in range(rounds):
-        hard = source.random((questions, 1))
-        alike = variations((source.random((questions, 5)) < hard).astype(float), seed)
-        alarms += alike["spread"].is_more_than_chance
-        held += all(each.estimate.low == 0 for each in alike.values())
-        slots = 0.2 + 0.6 * hard + np.array([0.1, 0.0, 0.0, 0.0, -0.1])
-        unlike = variations((source.random((questions, 5)) < slots).astype(float), seed)
-        found += unlike["spread"].estimate.low <= 0.2 <= unlike["spread"].estimate.high
-    assert alarms <= 5  # of a test at 5%, more than 5 come once in 800
-    assert held >= rounds - 5 <= found
-
-
-def test_a_variation_of_which_nothing_was_seen_may_be_there_all_the_same() -> None:
-    found = variations(np.ones((100, 4)))
-    assert found["spread"].estimate == Estimate(0.0, 0.0, exact_upper_bound(0, 100))
-    assert not found["spread"].is_more_than_chance
-    assert variations(np.ones((3, 1))) == variations(np.array([[1.0, np.nan], [np.nan, 1.0]])) == {}
-
-
 def test_the_mean_of_what_has_no_bounds_has_the_interval_that_scipy_gives() -> None:
     values = 7 + np.random.default_rng(3).random(80)
     ours = mean_interval(values)
@@ -130,27 +106,6 @@ def test_estimates_are_written_with_their_interval() -> None:
     estimate = Estimate(1 / 3, 0.25, 0.5)
     assert str(estimate) == "0.333 [0.250, 0.500]"
     assert estimate.as_dict() == {"value": 0.333333, "low": 0.25, "high": 0.5}
-
-
-def test_spread_and_deviation_over_slots() -> None:
-    found = variations(np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]))
-    assert found["spread"].estimate.value == 1.0
-    assert found["deviation"].estimate.value == pytest.approx(math.sqrt(1 / 6))
-
-
-def test_a_spread_is_more_than_chance_only_where_slots_differ() -> None:
-    source = np.random.default_rng(1)
-    alike = (source.random((200, 5)) < 0.5).astype(float)
-    assert not variations(alike)["spread"].is_more_than_chance
-    favouring = alike.copy()
-    favouring[:, 0] = 1.0
-    assert variations(favouring)["spread"].is_more_than_chance
-
-
-def test_the_chance_of_few_questions_is_counted_exactly() -> None:
-    # Two questions that are right in one of two slots: both in the same slot in half of the shuffles.
-    assert variations(np.array([[1.0, 0.0], [0.0, 1.0]]))["spread"].chance == 1.0
-    assert variations(np.array([[0.25, 1.0]]))["spread"].chance == 0.75  # one question has one spread
 
 
 def test_a_lower_tail_gives_wider_bounds_and_few_differences_are_not_overlooked() -> None:

@@ -146,9 +146,9 @@ def test_the_command_writes_a_folder_and_resumes_it(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     system = ["--system", "mine_to_audit:first"]
-    part = CliRunner().invoke(app, ["audit", str(questions), "--out", str(out), *system, "--max-calls", "20", "--json"])
+    part = CliRunner().invoke(app, ["audit", str(questions), "--out", str(out), *system, "--json"])
     assert part.exit_code == 0, part.output
-    assert json.loads(part.stdout)["screen"]["asked"] == 4
+    assert json.loads(part.stdout)["screen"]["asked"] == 10
     again = CliRunner().invoke(app, ["audit", str(questions), "--out", str(out), *system])
     assert again.exit_code == 2
     assert f"--resume {out}" in again.stderr.replace("\n", "")
@@ -165,8 +165,6 @@ def test_the_command_writes_a_folder_and_resumes_it(tmp_path: Path, monkeypatch:
     wrong = CliRunner().invoke(app, ["audit", str(questions), "--out", "other", "--system", "mine_to_audit:last"])
     assert wrong.exit_code == 2
     assert "no attribute 'last'" in wrong.stderr
-    compared = CliRunner().invoke(app, ["audit", "diff", str(out), str(out)])
-    assert "gain: +0.0 points" in compared.stdout
 
 
 def test_the_command_audits_a_model_of_ours(tmp_path: Path) -> None:

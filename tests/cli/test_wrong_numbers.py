@@ -14,7 +14,7 @@ from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import app
 
 WRONG = ("nan", "-1", "1e400", "9" * 5000)
-NO_NUMBERS = [("ask",), ("audit", "run"), ("search-dimension",)]
+NO_NUMBERS = [("ask",), ("audit",), ("search-dimension",)]
 
 
 def whole_numbers() -> Iterator[tuple[tuple[str, ...], str]]:

@@ -17,7 +17,7 @@ from hypothesis import seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from invariant_rag.audit.line_file import LineFile
+from invariant_rag.audit.folder import LineFile
 from invariant_rag.errors import FileInUse, InvalidQuestion, UnusableFile
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from invariant_rag.audit.metrics import normalize_answer, token_f1
 from invariant_rag.errors import TokenizerRequired, UnknownName
 from pydantic import Field, field_validator, model_validator
 
@@ -32,6 +31,7 @@ from invariant_rag_benchmarks.base import (
 )
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.errors import InvalidDataset
+from invariant_rag_benchmarks.scores import normalize_answer, token_f1
 
 _LONGBENCH = "hub://THUDM/LongBench/data.zip"
 _TWO_WIKI = "2wikimqa_e.jsonl"

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
-from invariant_rag.audit.metrics import best_subspan_em, exact_match, normalize_answer
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.prompts import DEFAULT_SYSTEM
 from pydantic import Field
@@ -25,6 +24,7 @@ from invariant_rag_benchmarks.base import (
 )
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.errors import InvalidDataset
+from invariant_rag_benchmarks.scores import best_subspan_em, exact_match, normalize_answer
 from invariant_rag_benchmarks.variants import insert_gold, parse_option_orders, parse_slots
 
 _LOST = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/qa_data/"

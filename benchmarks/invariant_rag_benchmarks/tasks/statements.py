@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from math import factorial
 from typing import Any, Literal
 
-from invariant_rag.audit.metrics import best_subspan_em, exact_match, normalize_answer, token_f1
 from pydantic import Field, StrictFloat, StrictInt
 
 from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text, declared
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.errors import InvalidDataset
+from invariant_rag_benchmarks.scores import best_subspan_em, exact_match, normalize_answer, token_f1
 
 _MINTAKA = "https://raw.githubusercontent.com/soyoung97/RoToR/main/src/data_wrapper/kgqa_data/"
 _PROMPTS = declared("prompts")

@@ -78,8 +78,7 @@ def test_our_models_are_audited_with_their_own_parameters(lm: InvariantModel) ->
     assert system.name != as_system(model.model_copy(update={"temperature": 0.8})).name
     assert as_system(model, generation={"max_new_tokens": 2}).generation["max_new_tokens"] == 2
     tokens = [
-        audit(ChatInvariant(model=lm, max_tokens=most), QUESTIONS, remedies=[]).as_dict()["described"]["tokens"]
-        for most in (3, 5)
+        audit(ChatInvariant(model=lm, max_tokens=most), QUESTIONS, remedies=[]).as_dict()["tokens"] for most in (3, 5)
     ]
     assert tokens[1] - tokens[0] == 2 * 5 * len(QUESTIONS)
 
