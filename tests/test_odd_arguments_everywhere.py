@@ -35,7 +35,8 @@ from invariant_rag import (
 from invariant_rag.audit import Question, check_order
 from invariant_rag.ensembles import blank_segments
 from invariant_rag.errors import InvariantRAGError
-from invariant_rag.generation import LazyModel, ToolCalling, constrain, generate_structured
+from invariant_rag.generation import LazyModel, constrain, generate_structured
+from invariant_rag.generation.tools import ToolCalling
 from invariant_rag.interventions import HiddenScaling, MsPoE, resolve_intervention
 from invariant_rag.interventions.search import search_dimension
 from invariant_rag.methods import APE, METHODS, Sequential, resolve_method
@@ -237,7 +238,6 @@ def table(model: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> Ta
             {"lm": model, "tools": [], "tool_choice": "auto", "parallel": True},
         ),
         "ToolCalling.constrain": (calling.constrain, {"prompt": prompt, "max_new_tokens": 60}),
-        "ToolCalling.answer": (calling.answer, {"generation": "x", "prompt": prompt}),
         "constrain": (constrain, {"lm": model, "schema": SCHEMA, "max_new_tokens": 20}),
         "generate_structured": (generate_structured, {"lm": model, "prompt": prompt, "schema": SCHEMA}),
         "schema": (
