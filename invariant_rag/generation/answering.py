@@ -188,8 +188,10 @@ class Answering:
         """Return the keywords of `InvariantModel.generate` for the answer of an index."""
         request = self.request
         options = {"max_new_tokens": request.max_new_tokens, **request.options}
-        given = {"top_p": request.top_p, "top_k": request.top_k, "min_p": request.min_p, "seed": request.seed}
-        sampling = {key: value for key, value in given.items() if value is not None}
+        sampling: dict[str, Any] = {}
+        for name in ("top_p", "top_k", "min_p", "seed"):
+            if (value := getattr(request, name)) is not None:
+                sampling[name] = value
         if sampling:  # wrong ones are refused where they mean nothing, too
             check_options(sampling, self.lm.model)
         if check_real("temperature", request.temperature, error=InvalidOption):
