@@ -35,7 +35,8 @@ from invariant_rag import (
 from invariant_rag.audit import Question, check_order
 from invariant_rag.ensembles import blank_segments
 from invariant_rag.errors import InvariantRAGError
-from invariant_rag.generation import LazyModel, ToolCalling, constrain, generate_structured
+from invariant_rag.generation import LazyModel, constrain, generate_structured
+from invariant_rag.generation.tools import ToolCalling
 from invariant_rag.interventions import HiddenScaling, MsPoE, resolve_intervention
 from invariant_rag.interventions.search import search_dimension
 from invariant_rag.methods import APE, METHODS, Sequential, resolve_method
@@ -211,13 +212,13 @@ def table(model: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> Ta
             scaling,
             {"dimensions": 1, "factor": 0.5, "layers": [0], "last_tokens": 1, "skip_first": 0, "scale_values": False},
         ),
-        "HiddenScaling.published": (HiddenScaling.published, {"model": "x", "source": "paper"}),
+        "HiddenScaling.published": (HiddenScaling.published, {"model": "x"}),
         "HiddenScaling.load": (HiddenScaling.load, {"path": folder / "none"}),
         "HiddenScaling.save": (HiddenScaling(1, 0.5, [0]).save, {"path": folder / "scaling.json"}),
         "MsPoE": (ms_poe, {"smallest": 1.2, "largest": 1.8, "threshold": 3.0}),
         "search_dimension": (
             search_dimension,
-            {"model": model.model, "procedure": "averaged", "examples": [], "texts": [], "keep": 1, "factors": [0.5]},
+            {"model": model.model, "examples": [], "texts": [], "keep": 1, "factors": [0.5]},
         ),
         "RingAverage": (ensemble(RingAverage), {"lm": model, "cuts": 1}),
         "PermutationAverage": (
@@ -237,7 +238,6 @@ def table(model: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> Ta
             {"lm": model, "tools": [], "tool_choice": "auto", "parallel": True},
         ),
         "ToolCalling.constrain": (calling.constrain, {"prompt": prompt, "max_new_tokens": 60}),
-        "ToolCalling.answer": (calling.answer, {"generation": "x", "prompt": prompt}),
         "constrain": (constrain, {"lm": model, "schema": SCHEMA, "max_new_tokens": 20}),
         "generate_structured": (generate_structured, {"lm": model, "prompt": prompt, "schema": SCHEMA}),
         "schema": (
