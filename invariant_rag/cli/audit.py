@@ -27,6 +27,7 @@ from invariant_rag.cli.console import (
 )
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.errors import FieldWarning, InvalidChoice, RetrievalError, ToyModelWarning, UnsupportedCombination
+from invariant_rag.files import make_folder
 from invariant_rag.rag.readers import check_documents
 from invariant_rag.shown import counted
 
@@ -119,7 +120,7 @@ def audit(
                 raise typer.BadParameter(
                     "--out is missing: name a folder for answers and report, or ask with --dry-run"
                 )
-            make_new_folder(out)
+            make_new_folder(make_folder(out))
         check_extras()
         has_model_as_judge = chosen.judge is not None and not is_url(chosen.judge)
         _check_models(

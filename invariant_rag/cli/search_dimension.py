@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -16,16 +16,13 @@ from invariant_rag.models.hub import check_model
 
 
 def search_dimension(
-    model: Annotated[str | None, typer.Argument(help="Model id or folder.", show_default="the embedded model")] = None,
+    model: Annotated[str, typer.Argument(help="Model id or folder, of a model with at least five layers.")],
     *,
     out: Annotated[Path, typer.Option("--out", help="Folder for search.json and dimension.png.")],
     examples: Annotated[
         int, typer.Option(min=1, max=MOST_CALLS, help="Key-value retrieval prompts to validate with.")
     ] = 100,
     pairs: Annotated[int, typer.Option(min=2, max=MOST_CALLS, help="Most keys in each of them.")] = 50,
-    procedure: Annotated[
-        Literal["published", "averaged"], typer.Option(help="averaged: for models with few layers.")
-    ] = "published",
     keep: Annotated[int, typer.Option(min=1, help="Dimensions to validate.")] = 10,
     as_json: options.Json = False,
 ) -> None:
@@ -39,16 +36,16 @@ def search_dimension(
     check_model(model)
     with progress_bar("Loading model"):
         from invariant_rag.errors import TokenizerRequired
-        from invariant_rag.interventions.search import EXAMPLES
         from invariant_rag.interventions.search import search_dimension as search
+        from invariant_rag.interventions.search import uuid_examples
         from invariant_rag.models.loading import context_window, load_model
 
         disable_transformers_bars()
         loaded, tokenizer = load_model(model, dtype="auto", device_map="auto")
     if tokenizer is None:
         raise TokenizerRequired(f"expected a model with a tokenizer, got {model!r}", hint="Save one next to it.")
-    prompts = EXAMPLES[procedure](tokenizer, examples, pairs=pairs, window=context_window(loaded.config))
-    result = search(loaded, tokenizer, prompts, procedure=procedure, keep=keep, progress=progress_bar)
+    prompts = uuid_examples(tokenizer, examples, pairs=pairs, window=context_window(loaded.config))
+    result = search(loaded, tokenizer, prompts, keep=keep, progress=progress_bar)
     result.save(out / "search.json")
     result.draw(out / "dimension.png")
     if as_json:

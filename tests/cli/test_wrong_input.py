@@ -100,7 +100,7 @@ def test_long_fields_of_csv_and_half_surrogates_are_read(in_ascii: tuple[Path, b
 
 
 @pytest.mark.parametrize("out", ["file", "file/below", "x" * 5000])
-@pytest.mark.parametrize("command", [["search-dimension"], None])
+@pytest.mark.parametrize("command", [["search-dimension", "no-such/model"], None])
 def test_an_out_that_is_no_folder_is_refused_before_the_work(
     command: list[str] | None, out: str, questions: Path, tmp_path: Path
 ) -> None:
@@ -176,7 +176,6 @@ def test_a_misspelt_name_is_refused_before_anything_is_indexed_or_loaded(
         ("serve --port 99999", "--port: expected at most 65535, got 99999"),
         ("serve --method rotr", "did you mean 'rotor'?"),
         ("search-dimension {docs}/none --out {empty}", "no such folder"),
-        ("search-dimension --out {empty} --procedure x", "expected one of published, averaged, got x"),
         ("models --check-tokens {docs}/none", "no such folder"),
     ],
 )
