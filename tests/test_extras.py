@@ -39,7 +39,7 @@ from invariant_rag.errors import ExtraRequired
 from invariant_rag.generation import constrain
 from invariant_rag.interventions.search import search_dimension
 from invariant_rag.models.embedders import load_embedder
-from invariant_rag.orderings.cross_encoder import CrossEncoder
+from invariant_rag.orderings import CrossEncoder
 
 lm = InvariantModel.from_pretrained()
 prompt = lm.chat_prompt("Who founded Brenn?", ["Brenn was founded by Teso Carno.", "Ostra lies on the Senn."])

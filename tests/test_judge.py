@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Judge
-from invariant_rag.ensembles.cost import count_cost
+from invariant_rag.ensembles.base import count_cost
 from invariant_rag.errors import ContextOverflow, InvalidPrompt, TokenizerRequired, UnknownName, UnsupportedCombination
 from invariant_rag.testing.rounding import assert_rounded_alike
 

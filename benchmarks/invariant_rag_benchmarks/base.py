@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import random
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from invariant_rag.errors import InvalidChoice, UnknownName
@@ -55,35 +57,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Case:
-    """One prompt of a benchmark. The cases of one question differ only in their variant.
+    """One prompt of a benchmark. The cases of one question differ only in their variant."""
 
-    Attributes:
-        question: Id of the question.
-        variant: What differs: the gold slot, the order of the options...
-        prefix: Text before the segments.
-        segments: Texts of the segments, in the order of the variant.
-        suffix: Text after the segments.
-        gold: Accepted answers, or whatever the benchmark's `score` compares with.
-        query: Query for orderings by relevance.
-        system: System message of a chat prompt, if any.
-        chat: Whether the prompt goes through the model's chat template.
-        candidates: Continuations of which the likeliest is the output. Empty: the output is generated.
-        group: Subset of the benchmark that the question belongs to.
-        max_new_tokens: Longest output, in tokens, where it is shorter than that of the run.
-    """
-
-    question: str
-    variant: str
+    question: str  # its id
+    variant: str  # what differs: the gold slot, the order of the options...
     prefix: str
-    segments: tuple[str, ...]
+    segments: tuple[str, ...]  # in the order of the variant
     suffix: str
-    gold: tuple[str, ...]
-    query: str = ""
-    system: str = ""
-    chat: bool = True
-    candidates: tuple[str, ...] = ()
-    group: str = ""
-    max_new_tokens: int | None = None
+    gold: tuple[str, ...]  # accepted answers, or whatever the benchmark's `score` compares with
+    query: str = ""  # for orderings by relevance
+    system: str = ""  # message of a chat prompt, if any
+    chat: bool = True  # whether the prompt goes through the model's chat template
+    candidates: tuple[str, ...] = ()  # of which the likeliest is the output; empty: the output is generated
+    group: str = ""  # subset of the benchmark that the question belongs to
+    max_new_tokens: int | None = None  # where it is less than that of the run
 
     @property
     def id(self) -> str:
@@ -112,12 +99,9 @@ class Scored:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which questions are loaded.
+    """Which questions are loaded: at most `limit`; `seed` is that of the sample, and of all else that is drawn.
 
-    Attributes:
-        limit: Largest number of questions; None for all.
-        seed: Seed of the sample, and of everything else that a benchmark draws.
-        load_tokenizer: Returns the model's tokenizer, or None, for benchmarks whose chunks are counted in tokens.
+    `load_tokenizer` returns the model's tokenizer, or None, for benchmarks whose chunks are counted in tokens.
     """
 
     limit: int | None = None
@@ -138,23 +122,14 @@ class Selection:
 
 
 class Benchmark(ABC, Generic[S]):
-    """A benchmark: a class in `tasks/`, whose docstring is the task in one line, with a page NAME.md beside it.
+    """A benchmark: a class in `tasks/`, whose docstring is the task in one line, with a page NAME.md beside it."""
 
-    Attributes:
-        name: Name on the command line.
-        paper: Source of the benchmark.
-        variants: What differs between the variants of a question.
-        settings: Class of its settings.
-        metric: The main score, which summaries are about.
-        max_new_tokens: Longest output, in tokens.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # on the command line
     paper: ClassVar[str]
-    variants: ClassVar[str]
+    variants: ClassVar[str]  # what differs between the variants of a question
     settings: type[S]
-    metric: ClassVar[str] = "accuracy"
-    max_new_tokens: ClassVar[int] = 100
+    metric: ClassVar[str] = "accuracy"  # the main score, which summaries are about
+    max_new_tokens: ClassVar[int] = 100  # longest output
 
     @property
     def about(self) -> str:
@@ -214,6 +189,11 @@ class Benchmark(ABC, Generic[S]):
             return self.settings(**given)
         except ValidationError as error:
             raise InvalidChoice(_first(error)) from None
+
+
+def declared(name: str) -> dict[str, Any]:
+    """Return what the file NAME.toml in `tasks/` declares."""
+    return tomllib.loads((Path(__file__).parent / "tasks" / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def parse_example(kind: type[E], record: Any, where: str) -> E:

@@ -37,29 +37,17 @@ class Setup:
 
 @dataclass(frozen=True)
 class PublishedColumn:
-    """A column of a published table: the benchmark settings and the records of a run that it is about.
-
-    Attributes:
-        label: Name in the table.
-        benchmark: Name of the benchmark. Empty if a run cannot measure the column.
-        metric: What is read of the records; see `read`. Empty if a run cannot measure the column.
-        settings: Settings that the run must have.
-        variants: Variants whose records count. Empty: all.
-        exclude_variants: Variants whose records do not count.
-        groups: Groups whose records count. Empty: all.
-        unit: Unit of the values.
-        questions: Number of prompts that the published time is about; for the metric `seconds`.
-    """
+    """A column of a published table: the benchmark settings and the records of a run that it is about."""
 
     label: str
-    benchmark: str
-    metric: str
-    settings: Mapping[str, Any]
-    variants: tuple[str, ...] = ()
+    benchmark: str  # empty if a run cannot measure the column, and the metric, too
+    metric: str  # what is read of the records; see `read`
+    settings: Mapping[str, Any]  # which the run must have
+    variants: tuple[str, ...] = ()  # whose records count; empty: all
     exclude_variants: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()  # whose records count; empty: all
     unit: Unit = "%"
-    questions: int = 0
+    questions: int = 0  # prompts that the published time is about; for the metric `seconds`
 
     def select(self, records: Iterable[Record]) -> list[Record]:
         """Return the records that count."""
@@ -112,21 +100,13 @@ class PublishedColumn:
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A row of a published table: a model with a method.
+    """A row of a published table: a model with a method."""
 
-    Attributes:
-        model: Hub id. Empty if the row is about several models.
-        name: Name of the row in the table.
-        setup: With what it is measured. None if a run cannot measure it.
-        oracle: Whether it scores the better branch of every routed answer, which no router knows.
-        values: One value per column, in the column's unit; None if the table has none.
-    """
-
-    model: str
+    model: str  # hub id; empty if the row is about several models
     name: str
-    setup: Setup | None
-    oracle: bool
-    values: tuple[float | None, ...]
+    setup: Setup | None  # with what it is measured; None if a run cannot measure it
+    oracle: bool  # whether it scores the better branch of every routed answer, which no router knows
+    values: tuple[float | None, ...]  # one for each column, in its unit; None if the table has none
 
 
 @dataclass(frozen=True)
@@ -226,10 +206,7 @@ class Comparison:
 def comparisons(config: Mapping[str, Any], records: Sequence[Record], seconds: float | None = None) -> list[Comparison]:
     """Compare a run with every published number about its model, setup and settings.
 
-    Args:
-        config: The run's config, as of `resolve_config`.
-        records: Its records.
-        seconds: Mean time per record; None if it is not known.
+    `config` is as of `resolve_config`, and `seconds` the mean time per record; None if it is not known.
     """
     optional = {name: config.get(name) for name in ("alpha", "intervention", "ensemble")}
     setup = Setup(config["method"], config["ordering"], **optional)

@@ -97,11 +97,7 @@ def markdown(
 ) -> str:
     """Return a run as Markdown: its figures, its variants, and every published number for the same settings.
 
-    Args:
-        config: The run's config, as of `resolve_config`.
-        summary: Its figures, as of `summarize`.
-        records: Its records.
-        seconds: Mean time per record; None if it is not known.
+    `config` is as of `resolve_config`, and `seconds` the mean time per record; None if it is not known.
     """
     metric = summary["metric"]
     setup = "" if config["alpha"] is None else f", routed with a margin of {config['alpha']}"

@@ -39,17 +39,8 @@ def rows_to_measure(
     """Return the rows of a table for a model; if it is not in it, every row that can be measured, without numbers.
 
     Rows about several models are returned for every model. An ensemble that no row is about is a row of its own over
-    the plain model, without numbers.
-
-    Args:
-        table: The table.
-        model: Hub id or folder; None for the embedded model.
-        names: Names of the rows to keep. Empty: all.
-        intervention: Keep the rows with this intervention; a file of parameters means `hidden-scaling`. None: all.
-        ensemble: Keep the rows with this ensemble. None: all.
-
-    Raises:
-        InvalidChoice: The table has no row of that name, or none with the intervention.
+    the plain model, without numbers. Kept are the rows with these names, this intervention (a file of parameters means
+    `hidden-scaling`) and this ensemble; an `InvalidChoice` says that there is none.
     """
     rows = table.rows_of(model) if model else []
     blank = (None,) * len(table.columns)
@@ -110,15 +101,9 @@ def reproduce(
 ) -> list[Comparison]:
     """Run what the cells of a published table need, and return its cells with our numbers, row by row.
 
-    Args:
-        table: The table.
-        base: Model, data, limit and everything else that the table does not specify; its intervention and ensemble
-            choose rows.
-        out: Folder of the runs.
-        names: Names of the rows to measure. Empty: all of this model.
-        resume: Continue runs of the same config.
-        model: The model, if it is loaded already.
-        progress: Shows a progress bar for each run.
+    `base` has the model, the data, the limit and everything else that the table does not specify; its intervention and
+    ensemble choose rows. `names` are those of the rows to measure; empty: all of this model. The rest is as for
+    `run_several`.
     """
     rows = rows_to_measure(table, base.model, names, intervention=base.intervention, ensemble=base.ensemble)
     configs = configs_to_run(rows, table.columns, base)

@@ -42,21 +42,13 @@ _ROUTING_FIELDS = ("branch", "plain_confidence", "invariant_confidence")
 
 @dataclass(frozen=True)
 class BenchmarkRun:
-    """A finished run.
-
-    Attributes:
-        folder: Its folder.
-        config: Everything that decides the records, as of `resolve_config`.
-        records: One per case, in the order of the cases.
-        summary: Its figures.
-        seconds: Mean time per record, over every session of the run; None if no session asked anything.
-    """
+    """A finished run."""
 
     folder: Path
-    config: Mapping[str, Any]
-    records: Sequence[Record]
-    summary: Mapping[str, Any]
-    seconds: float | None = None
+    config: Mapping[str, Any]  # everything that decides the records, as of `resolve_config`
+    records: Sequence[Record]  # in the order of the cases
+    summary: Mapping[str, Any]  # its figures
+    seconds: float | None = None  # mean time per record, over every session; None if no session asked anything
 
     def markdown(self) -> str:
         """Return the run as Markdown, with published numbers if there are any."""

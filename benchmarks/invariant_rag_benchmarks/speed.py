@@ -55,17 +55,11 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # glibc's mallopt
 
 @dataclass
 class SpeedResult:
-    """The measurements of one way to generate.
+    """The measurements of one way to generate."""
 
-    Attributes:
-        seconds: Of every round, by `STEPS`.
-        peak: Peak memory of the prefill in bytes, without the model; None if the platform does not report it.
-        flops: Operations up to the first token; see `count_flops`. None on a GPU, whose kernels do not tell them.
-    """
-
-    seconds: dict[str, list[float]] = field(default_factory=lambda: {step: [] for step in STEPS})
-    peak: int | None = None
-    flops: int | None = None
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {step: [] for step in STEPS})  # of every round
+    peak: int | None = None  # memory of the prefill in bytes, without the model, where the platform reports it
+    flops: int | None = None  # up to the first token; see `count_flops`; None on a GPU, whose kernels do not tell them
 
     def ratios_to(self, plain: SpeedResult) -> dict[str, float | None]:
         """Return medians over rounds of the ratios to the plain model in the same round, and of peak and operations."""

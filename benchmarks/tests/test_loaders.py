@@ -101,17 +101,6 @@ def test_documents_show_their_number_where_the_index_is_on(load):
     assert "Document [" not in "".join(load("lost-in-the-middle")[0].segments)
 
 
-def test_printed_prompts_are_taken_apart_and_answers_come_from_the_oracle(files: Path, load):
-    cases = load("lost-in-the-middle", path=files / "printed.jsonl", documents=3, slots="all")
-    assert [case.variant for case in cases] == ["0", "1", "2"]
-    assert cases[0].gold == ("ann", "ANN")
-    assert cases[1].segments == (
-        "\n[Document Title: D0] noise (with brackets)",
-        "\n[Document Title: Tann] ann is here.",
-        "\n[Document Title: D1] more noise",
-    )
-
-
 def test_the_asked_pair_is_in_its_slot(load):
     cases = load("key-value", slots="0,5")
     assert [case.segments[int(case.variant)] for case in cases] == [
@@ -157,12 +146,6 @@ def test_options_without_letters_are_those_of_set_based_prompting(load):
     assert quoted.suffix == "Answer: "
     with pytest.raises(InvalidChoice, match="'letters', 'plain' or 'quoted'"):
         load("commonsense-qa", format="bare")
-
-
-def test_made_pairs_follow_from_the_seed(load):
-    first = load("key-value", keys=5, make=3)
-    assert first == load("key-value", keys=5, make=3)
-    assert len({case.query for case in first}) == 3
 
 
 @pytest.mark.parametrize(("name", "right"), [("mmlu", "wxyzwx"), ("commonsense-qa", "xe")])

@@ -130,7 +130,8 @@ def test_a_known_setting_is_set_beside_its_published_number():
     first = found["10 documents, gold at 0"]
     assert (first.published, first.ours, first.cells[-1]) == (61.4, 100.0, "+38.6")
     assert found["10 documents, gold at 9"].cells[-2:] == ["not measured", ""]
-    for other in ({"settings": {**config["settings"], "template": "plain"}}, {"method": "ape"}, {"model": "gpt2"}):
+    others = ({"settings": {**config["settings"], "template": "plain"}}, {"method": "ape"}, {"model": "gpt2"})
+    for other in (*others, {"data": {"nq-open-oracle.jsonl.gz": "its distractors are easier"}}):
         assert comparisons({**config, **other}, asked) == []
 
 

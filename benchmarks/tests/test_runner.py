@@ -17,7 +17,7 @@ from invariant_rag.errors import ContextOverflow
 
 from invariant_rag_benchmarks import BENCHMARKS
 from invariant_rag_benchmarks.config import BenchmarkConfig
-from invariant_rag_benchmarks.errors import DatasetUnavailable, InvalidRun, RunExists
+from invariant_rag_benchmarks.errors import InvalidRun, RunExists
 from invariant_rag_benchmarks.runner import Answerer, BenchmarkRun, open_records, run_benchmark
 
 from .conftest import SMALL, calling
@@ -194,15 +194,6 @@ def test_other_settings_are_another_run(
 def test_a_prompt_that_is_too_long_stops_the_run_and_says_so(planned, lm: InvariantModel, tmp_path: Path):
     with pytest.raises(ContextOverflow):
         run_benchmark(planned("mintaka", overflow="error", max_new_tokens=5000), tmp_path, model=lm)
-
-
-def test_missing_data_are_noticed_before_a_model_is_loaded(tmp_path: Path, monkeypatch):
-    def load(self: BenchmarkConfig) -> InvariantModel:
-        raise AssertionError("loaded")
-
-    monkeypatch.setattr(BenchmarkConfig, "load_model", load)
-    with pytest.raises(DatasetUnavailable):
-        run_benchmark(BenchmarkConfig("xquad", data=tmp_path / "none"), tmp_path / "runs")
 
 
 @pytest.mark.parametrize("name", a_record("a"))

@@ -20,6 +20,7 @@ from invariant_rag_benchmarks.speed import (
     STEPS,
     VOCABULARY,
     SpeedResult,
+    TimingStreamer,
     bidirectional_floor,
     build_model,
     count_flops,
@@ -47,6 +48,15 @@ def test_a_ratio_is_the_median_over_rounds_of_this_way_over_the_plain_model_in_t
     for step in STEPS:
         plain.seconds[step], slow.seconds[step] = [1.0, 2.0, 4.0], [4.0, 4.0, 4.0]
     assert slow.ratios_to(plain) == {**dict.fromkeys(STEPS, 2.0), "peak": 0.5, "flops": 3.0}
+
+
+def test_times_are_to_the_first_token_between_tokens_and_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 3.0, 4.0, 6.0])  # the start, the prompt, and three tokens
+    monkeypatch.setattr("invariant_rag_benchmarks.speed.perf_counter", lambda: next(clock))
+    timer = TimingStreamer()
+    for _ in range(4):
+        timer.put(torch.zeros(1))
+    assert timer.times() == (3.0, 1.5, 6.0)
 
 
 def _script_for_gpus() -> Any:
@@ -100,20 +110,6 @@ def test_flops_are_those_of_the_arithmetic() -> None:
 
     assert flops("sequential") == plain
     assert flops("set-based") < flops("rotor") < flops("pine")
-
-
-def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "taken").write_text("a file")
-    measured: list[SpeedConfig] = []
-    monkeypatch.setattr("invariant_rag_benchmarks.speed.measure", lambda setting, *_: measured.append(setting))
-    words = "bench speed --shape tiny --tokens 120 --segments 3 --method rotor --out"
-    result = CliRunner().invoke(app, [*words.split(), str(tmp_path / "taken")])
-    assert result.exit_code == 2, result.output
-    assert "error: cannot make the folder" in result.stderr
-    assert "--out" in result.stderr
-    assert measured == []
 
 
 def test_unknown_shapes_and_methods_are_refused() -> None:

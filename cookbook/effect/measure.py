@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
-import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ sys.path.insert(0, str(HERE.parent / "embedded"))
 from invariant_rag_benchmarks.config import BenchmarkConfig  # noqa: E402
 from invariant_rag_benchmarks.published_tables import means_by  # noqa: E402
 from invariant_rag_benchmarks.runner import BenchmarkRun, run_benchmark  # noqa: E402
-from names import Names  # noqa: E402
 from page import write_page  # noqa: E402
-from world import Difficulty, make_context  # noqa: E402
+from world import lost_in_the_middle  # noqa: E402
 
 import invariant_rag  # noqa: E402
 from invariant_rag import InvariantModel  # noqa: E402
@@ -37,21 +35,6 @@ READERS = {
     "plain model, documents sorted": ("sequential", "lexical"),
 }
 """Name of a row: method and ordering."""
-
-
-def make_questions(count: int, seed: int) -> list[dict[str, Any]]:
-    """Return questions over made-up documents with held-out names, in the format of Lost in the Middle."""
-    names = Names(random.Random(f"effect-{seed}"), "test")
-    records: list[dict[str, Any]] = []
-    while len(records) < count:
-        context = make_context(names, DOCUMENTS, 1, skew=0.0, level=Difficulty(unknown=0.0))
-        for question in context.questions:
-            documents = [
-                {"title": each.title or "", "text": each.text, "isgold": slot == question.slot}
-                for slot, each in enumerate(context.documents)
-            ]
-            records.append({"question": question.text, "answers": [question.answer], "ctxs": documents})
-    return records[:count]
 
 
 def figures(run: BenchmarkRun, plain: BenchmarkRun) -> dict[str, Any]:
@@ -75,7 +58,8 @@ def main() -> None:
     chosen = parser.parse_args()
     data = chosen.out / "data" / f"effect-{chosen.questions}-{chosen.seed}.jsonl"
     data.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(record) + "\n" for record in make_questions(chosen.questions, chosen.seed)]
+    questions = lost_in_the_middle(chosen.questions, DOCUMENTS, f"effect-{chosen.seed}")
+    lines = [json.dumps(record) + "\n" for record in questions]
     data.write_text("".join(lines), encoding="utf-8")
     lm = InvariantModel.from_pretrained()
     runs = {}

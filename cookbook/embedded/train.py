@@ -355,6 +355,37 @@ def optimiser_for(model: nn.Module, peak: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.95), fused=True)
 
 
+class Log:
+    """Means of some figures over `every` steps, printed and written as the lines of a table."""
+
+    def __init__(self, path: Path | None, every: int) -> None:
+        self.file = path.open("w") if path else None
+        self.every, self.began, self.tokens, self.figures = every, time.time(), 0, list[list[float]]()
+
+    def add(self, step: int, tokens: int, figures: list[Tensor], *more: int) -> None:
+        """Take note of the step with this number, from 0; `more` comes after its number in the table."""
+        self.tokens += tokens
+        self.figures.append([float(each) for each in figures])
+        if (step + 1) % self.every == 0:
+            means = [round(sum(column) / self.every, 4) for column in zip(*self.figures, strict=True)]
+            line = [step + 1, *more, self.tokens, round(time.time() - self.began), *means]
+            print(json.dumps(line), flush=True)
+            if self.file:
+                print(*line, sep="\t", file=self.file, flush=True)
+            self.figures.clear()
+
+
+def options_of(about: str | None) -> argparse.ArgumentParser:
+    """Return a parser of what every training script takes."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--log", type=Path, help="file of the loss table (tab-separated)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the computation")
+    return parser
+
+
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     """Write the model and the tokenizer as `from_pretrained` reads them."""
     save_tokenizer(tokenizer, folder)
@@ -366,14 +397,9 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
 
 def main() -> None:
     """Train and save."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the model")
-    parser.add_argument("--log", type=Path, help="file of the loss table (tab-separated)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = options_of(__doc__)
     parser.add_argument("--peak", type=float, default=2e-3, help="highest learning rate")
     parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the computation")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
@@ -387,9 +413,7 @@ def main() -> None:
         Batches(tokenizer, options.seed),
         Curriculum(STAGES),
     )
-    began, seen, sums = time.time(), 0, torch.zeros(3)
-    log = options.log.open("w") if options.log else None
-    ahead = ThreadPoolExecutor(1)
+    log, ahead = Log(options.log, 50), ThreadPoolExecutor(1)
     coming = ahead.submit(batches.draw, 0, curriculum.stage)
     for step in range(options.steps):
         batch = coming.result()
@@ -403,15 +427,7 @@ def main() -> None:
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
         curriculum.passed(float(right))
-        seen += batch["ids"].numel()
-        sums += torch.stack([answer.detach(), text.detach(), right])
-        if (step + 1) % 50 == 0:
-            means = [round(value, 4) for value in (sums / 50).tolist()]
-            line = [step + 1, curriculum.at, seen, round(time.time() - began), *means]
-            print(json.dumps(line), flush=True)
-            if log:
-                print(*line, sep="\t", file=log, flush=True)
-            sums.zero_()
+        log.add(step, batch["ids"].numel(), [answer, text, right], curriculum.at)
         if (step + 1) % 250 == 0:
             save(model, tokenizer, options.out)
     save(model, tokenizer, options.out)

@@ -6,11 +6,7 @@ https://arxiv.org/abs/2003.06713). Queries and documents come from the same made
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import time
-from pathlib import Path
 
 import torch
 from names import Names
@@ -19,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
-from train import easy
+from train import Log, easy, options_of
 from transformers import T5Config, T5ForConditionalGeneration
 from world import Difficulty, make_context
 
@@ -111,12 +107,8 @@ def start_matching(model: T5ForConditionalGeneration) -> None:
 
 def main() -> None:
     """Train and save."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the model")
-    parser.add_argument("--log", type=Path, help="file of the loss table (tab-separated)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = options_of(__doc__)
     parser.add_argument("--peak", type=float, default=7e-4, help="highest learning rate")
-    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
@@ -127,13 +119,13 @@ def main() -> None:
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     optimiser = torch.optim.AdamW(model.parameters(), lr=options.peak, betas=(0.9, 0.98), weight_decay=0.0)
     batches = Batches(tokenizer, options.seed)
-    began, seen, sums = time.time(), 0, torch.zeros(2)
-    log = options.log.open("w") if options.log else None
+    log = Log(options.log, 100)
     for step, batch in enumerate(DataLoader(batches, batch_size=None, num_workers=1, prefetch_factor=4)):
         left = (len(batches) - step) / 2500
         for group in optimiser.param_groups:
             group["lr"] = options.peak * min(1.0, (step + 1) / 100, max(left, 0.02))
-        with torch.autocast("cpu", torch.bfloat16):
+        dtype = getattr(torch, options.dtype)
+        with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
             logits = model(
                 input_ids=batch["ids"],
                 attention_mask=batch["mask"],
@@ -144,14 +136,7 @@ def main() -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
-        seen += batch["ids"].numel()
-        sums += torch.stack([loss.detach(), (logits.argmax(-1) == batch["label"]).float().mean()])
-        if (step + 1) % 100 == 0:
-            line = [step + 1, seen, round(time.time() - began), *(round(value, 4) for value in (sums / 100).tolist())]
-            print(json.dumps(line), flush=True)
-            if log:
-                print(*line, sep="\t", file=log, flush=True)
-            sums.zero_()
+        log.add(step, batch["ids"].numel(), [loss, (logits.argmax(-1) == batch["label"]).float().mean()])
         if (step + 1) % 500 == 0:
             save_tokenizer(tokenizer, options.out)
             model.save_pretrained(options.out)

@@ -7,10 +7,7 @@ would have alone. Since RoToR is a causal window over the segments laid out twic
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +17,7 @@ import torch
 from names import Names
 from tokenizer import END, PREFIX, SUFFIX
 from torch import Tensor, nn
-from train import IGNORE, Row, bucket, collate, losses, optimiser_for, save
+from train import IGNORE, Log, Row, bucket, collate, losses, optimiser_for, options_of, save
 from transformers import AttentionInterface
 from transformers.models.llama.modeling_llama import rotate_half
 from world import make_context
@@ -139,13 +136,8 @@ def rates() -> Iterator[float]:
 
 def main() -> None:
     """Fine-tune and save."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__)
     parser.add_argument("--model", type=Path, help="folder of the generator; the embedded one if left out")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the model")
-    parser.add_argument("--log", type=Path, help="file of the loss table (tab-separated)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the computation")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     lm = InvariantModel.from_pretrained(options.model, dtype="float32", device_map=None)
@@ -154,8 +146,7 @@ def main() -> None:
     optimiser = optimiser_for(model, DESCENTS[0][1])
     ahead = ThreadPoolExecutor(1)
     coming = ahead.submit(batches.draw, 0)
-    began, seen, sums = time.time(), 0, torch.zeros(3)
-    log = options.log.open("w") if options.log else None
+    log = Log(options.log, 20)
     for step, rate in enumerate(rates()):
         batch = coming.result()
         coming = ahead.submit(batches.draw, step + 1)
@@ -167,15 +158,7 @@ def main() -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
-        seen += batch["ids"].numel()
-        sums += torch.stack([answer.detach(), text.detach(), right])
-        if (step + 1) % 20 == 0:
-            means = [round(value, 4) for value in (sums / 20).tolist()]
-            line = [step + 1, seen, round(time.time() - began), *means]
-            print(json.dumps(line), flush=True)
-            if log:
-                print(*line, sep="\t", file=log, flush=True)
-            sums.zero_()
+        log.add(step, batch["ids"].numel(), [answer, text, right])
         if (step + 1) % 100 == 0:
             save(model, lm.tokenizer.backend_tokenizer, options.out)
     save(model, lm.tokenizer.backend_tokenizer, options.out)

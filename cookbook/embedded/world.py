@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from names import VALUES, Names
 
@@ -239,6 +240,21 @@ def make_context(names: Names, documents: int, questions: int, skew: float = 2.0
             entity = entities[slot]
             asked.append(Question(ask(relation, entity, level, rng), entity.facts[relation.name], slot))
     return Context(written, asked)
+
+
+def lost_in_the_middle(count: int, documents: int, seed: str) -> list[dict[str, Any]]:
+    """Return questions over held-out names with the gold document at any slot, in the format of Lost in the Middle."""
+    names = Names(random.Random(seed), "test")
+    records: list[dict[str, Any]] = []
+    while len(records) < count:
+        context = make_context(names, documents, 1, skew=0.0, level=Difficulty(unknown=0.0))
+        for question in context.questions:
+            listed = [
+                {"title": each.title or "", "text": each.text, "isgold": slot == question.slot}
+                for slot, each in enumerate(context.documents)
+            ]
+            records.append({"question": question.text, "answers": [question.answer], "ctxs": listed})
+    return records[:count]
 
 
 def _unknown(names: Names, entities: list[Entity], known: dict[str, list[Relation]], level: Difficulty) -> Question:

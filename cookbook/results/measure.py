@@ -23,8 +23,7 @@ from invariant_rag_benchmarks.config import BenchmarkConfig  # noqa: E402
 from invariant_rag_benchmarks.published_tables import means_by  # noqa: E402
 from invariant_rag_benchmarks.report import percent  # noqa: E402
 from invariant_rag_benchmarks.runner import BenchmarkRun, run_benchmark  # noqa: E402
-from names import Names  # noqa: E402
-from world import Difficulty, make_context  # noqa: E402
+from world import lost_in_the_middle  # noqa: E402
 
 from invariant_rag import InvariantModel  # noqa: E402
 from invariant_rag.audit.statistics import mean_difference  # noqa: E402
@@ -65,18 +64,8 @@ class Format:
 
 
 def contexts(count: int, documents: int, seed: int) -> list[dict[str, Any]]:
-    """Make questions over held-out names, in the format of Lost in the Middle."""
-    names = Names(random.Random(f"results-{seed}-{documents}"), "test")
-    records: list[dict[str, Any]] = []
-    while len(records) < count:
-        context = make_context(names, documents, 1, skew=0.0, level=Difficulty(unknown=0.0))
-        for question in context.questions:
-            listed = [
-                {"title": each.title or "", "text": each.text, "isgold": slot == question.slot}
-                for slot, each in enumerate(context.documents)
-            ]
-            records.append({"question": question.text, "answers": [question.answer], "ctxs": listed})
-    return records[:count]
+    """Make questions in the format of Lost in the Middle."""
+    return lost_in_the_middle(count, documents, f"results-{seed}-{documents}")
 
 
 def pairs(count: int, seed: int) -> list[dict[str, Any]]:

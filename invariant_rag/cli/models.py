@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from invariant_rag.cli import options
-from invariant_rag.cli.console import handle_errors, print_error, print_json, print_table, print_text
+from invariant_rag.cli.console import print_json, print_table, print_text
 from invariant_rag.cli.progress import progress_bar
+from invariant_rag.errors import InvalidChoice
 from invariant_rag.models.hub import check_model
 
 _HOSTILE_TEXTS, _SHOWN = 500, 20
@@ -74,14 +75,12 @@ def models(
 ) -> None:
     """Probe a tiny model of every known family, and list which can be run order-invariantly."""
     if embedded and check_tokens is not None:
-        print_error("--embedded and --check-tokens exclude each other", "Give one of them.")
-        raise typer.Exit(2)
+        raise InvalidChoice("expected --embedded or --check-tokens, got both", hint="Choose one of them.")
     if embedded:
         _print_cards(as_json)
         return
     if check_tokens is not None:
-        with handle_errors():
-            check_model(check_tokens, weights=False)
+        check_model(check_tokens, weights=False)
         _check_tokens(check_tokens, as_json)
         return
     from transformers.utils.logging import set_verbosity_error
@@ -89,7 +88,7 @@ def models(
     from invariant_rag.testing.families import FAMILIES, probe_families
 
     set_verbosity_error()  # hides transformers' warnings about tiny models
-    with handle_errors(), progress_bar("Probing", len(FAMILIES)) as advance:
+    with progress_bar("Probing", len(FAMILIES)) as advance:
         reports = []
         for report in probe_families():
             reports.append({"family": report.family, "supported": report.supported, "detail": report.detail})
@@ -127,7 +126,7 @@ def _check_tokens(model: str, as_json: bool) -> None:
     from invariant_rag.prompts.control_tokens import LONGEST_PROBE
     from invariant_rag.testing.token_check import find_break_outs, hostile_texts
 
-    with handle_errors(), progress_bar("Checking", _HOSTILE_TEXTS) as advance:
+    with progress_bar("Checking", _HOSTILE_TEXTS) as advance:
         tokenizer = load_tokenizer(model)
         control, unprotected = control_tokens(tokenizer), unprotected_tokens(tokenizer)
         ids = {*control, *map(tokenizer.vocab.__getitem__, unprotected)}

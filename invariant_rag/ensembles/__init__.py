@@ -17,8 +17,8 @@ are methods: see `invariant_rag.methods`.
 from __future__ import annotations
 
 from invariant_rag.ensembles.attention_sorting import AttentionSorting, segment_attention
+from invariant_rag.ensembles.base import Cost, EnsembleGeneration, Scores
 from invariant_rag.ensembles.calibration import ContextualCalibration, blank_segments
-from invariant_rag.ensembles.cost import Cost, EnsembleGeneration, Scores
 from invariant_rag.ensembles.experts import ContextExperts
 from invariant_rag.ensembles.permutations import PermutationAverage, SelfConsistency, VotedGeneration
 from invariant_rag.ensembles.ring import RingAverage

@@ -9,9 +9,16 @@ import torch
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, unpad_row
 from invariant_rag.attention.kernels import apply_softcap, causal_mask
 from invariant_rag.attention.layer_inputs import LayerInputs
-from invariant_rag.ensembles.base import Candidates, Ensemble, check_positive, refuse_options
-from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, count_cost
-from invariant_rag.ensembles.permuted_prompt import PermutedPrompt, in_canonical_order
+from invariant_rag.ensembles.base import (
+    Candidates,
+    Ensemble,
+    EnsembleGeneration,
+    Scores,
+    check_positive,
+    count_cost,
+    refuse_options,
+)
+from invariant_rag.ensembles.permutations import PermutedPrompt, in_canonical_order
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.prepare import PreparedPrompt
@@ -24,14 +31,8 @@ if TYPE_CHECKING:
 def segment_attention(lm: InvariantModel, prepared: PreparedPrompt) -> list[float]:
     """Return the mean attention weight of each segment's tokens for the last token of a prompt.
 
-    The mean is over layers, heads and tokens, so that long segments have no advantage. One forward pass.
-
-    Args:
-        lm: The model.
-        prepared: The prompt, from `lm.prepare`.
-
-    Returns:
-        One weight per segment, in the order of `prepared.order`; 0 for an empty segment.
+    The mean is over layers, heads and tokens, so that long segments have no advantage. One forward pass over a prompt
+    of `lm.prepare`; the weights are in the order of `prepared.order`, and 0 for an empty segment.
 
     Raises:
         UnsupportedCombination: The method does not use stock decoding (`pine`, for example), or the model has an
@@ -85,10 +86,7 @@ class AttentionSorting(Ensemble[EnsembleGeneration]):
 
     Args:
         lm: The model; published with `sequential`. Any method with stock decoding works.
-        rounds: Number of sorting rounds.
-
-    Raises:
-        InvalidChoice: `rounds` is below 1.
+        rounds: Number of sorting rounds, at least 1.
     """
 
     def __init__(self, lm: InvariantModel, rounds: int = 1) -> None:

@@ -1,21 +1,87 @@
-"""The base class of ensembles, and checks of their arguments."""
+"""The base class of ensembles, what they cost, and checks of their arguments."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from invariant_rag.checks import MOST_CALLS, check_items, check_kind, check_number
-from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, count_cost
 from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import is_set, resolve_max_new_tokens, resolve_option
+from invariant_rag.generation.outputs import Generation
 from invariant_rag.segments import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Forward passes of a model. Every row of a batch counts.
+
+    Attributes:
+        prefills: Prompts that were prefilled from their first token.
+        passes: Prefills, decoding steps (but for a first token of the prefill), and one per scored candidate.
+        tokens: Tokens of all passes, padding included.
+        calls: Calls of the model. A batch of any size is one call.
+    """
+
+    prefills: int = 0
+    passes: int = 0
+    tokens: int = 0
+    calls: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.prefills} prefills, {self.passes} forward passes, {self.tokens} tokens, {self.calls} calls"
+
+
+class CostCounter:
+    """A forward pre-hook that counts the calls made by one thread."""
+
+    def __init__(self) -> None:
+        self._thread, self.cost = get_ident(), Cost()
+
+    def __call__(self, _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count a call of the model."""
+        if get_ident() == self._thread:
+            rows, tokens = (args[0] if args else kwargs["input_ids"]).shape
+            cache, so_far = kwargs.get("past_key_values"), self.cost
+            prefills = rows if cache is None or not cache.get_seq_length() else 0
+            self.cost = Cost(
+                so_far.prefills + prefills, so_far.passes + rows, so_far.tokens + rows * tokens, so_far.calls + 1
+            )
+
+
+@contextmanager
+def count_cost(model: PreTrainedModel) -> Iterator[CostCounter]:
+    """Count the calls of a model by the current thread, until the block ends."""
+    counter = CostCounter()
+    hook = model.register_forward_pre_hook(counter, with_kwargs=True)
+    try:
+        yield counter
+    finally:
+        hook.remove()
+
+
+@dataclass(frozen=True)
+class EnsembleGeneration(Generation):
+    """The answer of an ensemble, with the cost of all its forward passes; `usage` counts one prompt and the answer."""
+
+    cost: Cost = Cost()
+
+
+class Scores(list[float]):
+    """Log-probabilities of candidates, with the cost of all forward passes."""
+
+    def __init__(self, values: Iterable[float], cost: Cost) -> None:
+        super().__init__(values)
+        self.cost = cost
+
 
 G = TypeVar("G", bound=EnsembleGeneration)
 Candidates = Sequence[str | Sequence[int]]
@@ -96,10 +162,8 @@ class Ensemble(ABC, Generic[G]):
     def _one_batch_lm(self) -> InvariantModel:
         """The model with the ordering `given`, for prompts that have to be one batch, since their scores are combined.
 
-        Nothing else is in that batch, so an answer is as deterministic as that of one prompt.
-
-        Raises:
-            UnsupportedCombination: The model computes prompts one by one whatever is chosen.
+        Nothing else is in that batch, so an answer is as deterministic as that of one prompt. A model that computes
+        prompts one by one whatever is chosen is refused.
         """
         lm = self._given_order_lm.with_method(deterministic=False)
         if lm.prefiller.one_by_one:
@@ -116,11 +180,7 @@ class Ensemble(ABC, Generic[G]):
 
 
 def require_unrouted(lm: InvariantModel) -> InvariantModel:
-    """Return the model if it has no selective routing.
-
-    Raises:
-        UnsupportedCombination: It is a `RoutedModel`, which may choose another branch for every row of a batch.
-    """
+    """Return the model; refuse a `RoutedModel`, which may choose another branch for every row of a batch."""
     if hasattr(lm, "invariant_branch"):
         raise UnsupportedCombination(
             "expected a model without routing: log-probabilities of two different branches cannot be averaged",
@@ -130,20 +190,12 @@ def require_unrouted(lm: InvariantModel) -> InvariantModel:
 
 
 def check_positive(name: str, count: int | None) -> int | None:
-    """Return an optional count.
-
-    Raises:
-        InvalidChoice: It is no whole number of at least 1, or absurdly large.
-    """
+    """Return an optional count; refuse what is no whole number of at least 1, or absurdly large."""
     return None if count is None else check_number(name, count, 1, MOST_CALLS)
 
 
 def refuse_options(options: Mapping[str, Any], *names: str) -> None:
-    """Check that keyword arguments of `generate` are absent or at a value that disables them (None, False or 1).
-
-    Raises:
-        UnsupportedCombination: One of them is set; the message names it.
-    """
+    """Refuse keyword arguments of `generate` that are not absent or at a value that disables them (None, False, 1)."""
     values = {name: resolve_option(options, name) for name in names}
     refused = [name for name, value in values.items() if is_set(value)]
     if refused:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from invariant_rag.checks import check_function, check_kind
-from invariant_rag.ensembles.base import Ensemble
-from invariant_rag.ensembles.cost import Scores, count_cost
+from invariant_rag.ensembles.base import Ensemble, Scores, count_cost
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.segments import Prompt, Segment, SegmentSet
@@ -33,11 +32,9 @@ class ContextualCalibration:
 
     The probabilities of the candidates are divided by their mean over content-free prompts, and normalised over the
     candidates. The mean is taken before normalising, as in the published code (`get_p_content_free` in
-    tonyzhaozh/few-shot-learning): a content-free prompt that makes all candidates unlikely counts little. The published
-    method replaces the input of a classifier by a content-free text; here, the segments are replaced.
-
-    This removes the model's content-independent preference for some candidates. It does not remove order dependence:
-    the result is invariant if `scorer` is.
+    tonyzhaozh/few-shot-learning). The published method replaces the input of a classifier by a content-free text; here,
+    the segments are replaced. This removes the model's preference for some candidates, but no order dependence: the
+    result is invariant if `scorer` is.
 
     Args:
         scorer: A model, or a `PermutationAverage`, `RingAverage` or `AttentionSorting` of one.

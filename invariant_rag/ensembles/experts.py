@@ -11,10 +11,16 @@ import torch
 from transformers import LogitsProcessor
 
 from invariant_rag.checks import check_kind, check_real
-from invariant_rag.ensembles.base import Candidates, Ensemble, require_unrouted
-from invariant_rag.ensembles.cost import Cost, EnsembleGeneration, Scores, count_cost
-from invariant_rag.ensembles.permutations import averaging_options
-from invariant_rag.ensembles.permuted_prompt import in_slots
+from invariant_rag.ensembles.base import (
+    Candidates,
+    Cost,
+    Ensemble,
+    EnsembleGeneration,
+    Scores,
+    count_cost,
+    require_unrouted,
+)
+from invariant_rag.ensembles.permutations import averaging_options, in_slots
 from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidSegment, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Usage
@@ -39,11 +45,7 @@ class ContextExperts(Ensemble[EnsembleGeneration]):
     together. Decoding is greedy.
 
     The paper fuses a retriever's score a and a reranker's score b, both mapped to (0, 1), into r = 2ab / (a + b). Its
-    beta is dynamic: found for the first token, and kept. `dynamic` is that of the first author's code (`get_jsd` in
-    giulio98/langchain-pced), the term of token v in a Jensen-Shannon divergence, which is not summed over v: with p_0
-    and p_k the probabilities of the first token without segments and with k alone,
-
-        beta_k(v) = (p_0(v) log(p_0(v) / m(v)) + p_k(v) log(p_k(v) / m(v))) / 2,  m = (p_0 + p_k) / 2
+    beta is dynamic: found for the first token, and kept; see `resolve_beta`.
 
     Args:
         lm: The model.
@@ -52,8 +54,8 @@ class ContextExperts(Ensemble[EnsembleGeneration]):
 
     Raises:
         InvalidChoice: `beta` or `gamma` is negative or not finite, or another word than `dynamic`.
-        UnsupportedCombination: The model is a `RoutedModel`; in `generate` and `score`, the prompt has several sets; in
-            `generate`, sampling, beams or a streamer.
+        UnsupportedCombination: The model is a `RoutedModel`; later, the prompt has several sets, or sampling, beams or
+            a streamer were asked for.
         InvalidSegment: In `generate` and `score`: a segment has no score in (0, 1], and `gamma` is not 0.
     """
 
@@ -78,8 +80,9 @@ class ContextExperts(Ensemble[EnsembleGeneration]):
         fusion = ExpertFusion(experts.priors, self.beta)
         options = averaging_options(options, fusion)
         rows = self._one_batch_lm.generate(experts.prompts, max_new_tokens=max_new_tokens, **options)
-        usages = [row.usage for row in rows]
-        prompt_tokens, cached = sum(each.prompt_tokens for each in usages), sum(each.cached_tokens for each in usages)
+        prompt_tokens, cached = (
+            sum(getattr(row.usage, name) for row in rows) for name in ("prompt_tokens", "cached_tokens")
+        )
         return EnsembleGeneration.extend(
             rows[0],
             logprobs=fusion.logprobs(rows[0].token_ids),
@@ -108,7 +111,6 @@ class ContextExperts(Ensemble[EnsembleGeneration]):
         return Scores((float(each.double().sum()) for each in chosen), counter.cost)
 
     def _experts(self, prompt: Prompt, new_tokens: int) -> _Experts:
-        """Return the prompt without segments, and with each segment alone, in the order of their content."""
         check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
         if len(prompt.sets) > 1:
             raise UnsupportedCombination(
@@ -140,28 +142,22 @@ class ContextExperts(Ensemble[EnsembleGeneration]):
 
 @dataclass(frozen=True)
 class _Experts:
-    """The prompts of one decoding.
-
-    Attributes:
-        prompts: The prompt without segments, then with each segment alone.
-        order: The segment of each expert: indices into the input prompt.
-        priors: gamma log r of each expert.
-        dropped: Segments that do not fit the context window, even alone.
-    """
+    """The prompts of one decoding: without segments, then with each segment alone, in `order`."""
 
     prompts: list[Prompt]
-    order: list[int]
-    priors: list[float]
-    dropped: tuple[int, ...]
+    order: list[int]  # indices into the input prompt
+    priors: list[float]  # gamma log r of each expert
+    dropped: tuple[int, ...]  # segments that do not fit the context window, even alone
 
 
 def resolve_beta(beta: Beta, amateur: torch.Tensor, expert: torch.Tensor) -> float | torch.Tensor:
-    """Return the strength of the contrast of one expert: as given, or `[vocabulary]` of a dynamic one.
+    """Return the strength of the contrast of an expert, given its logits `[vocabulary]` and those without segments.
 
-    Args:
-        beta: As for `ContextExperts`.
-        amateur: Logits `[vocabulary]` of the first token without segments.
-        expert: The same of the expert.
+    A dynamic one, `[vocabulary]`, is that of the first author's code (`get_jsd` in giulio98/langchain-pced), the term
+    of token v in a Jensen-Shannon divergence, which is not summed over v: with p_0 and p_k the probabilities of the
+    first token without segments and with k alone,
+
+        beta_k(v) = (p_0(v) log(p_0(v) / m(v)) + p_k(v) log(p_k(v) / m(v))) / 2,  m = (p_0 + p_k) / 2
     """
     if beta != "dynamic":
         return beta
@@ -173,12 +169,9 @@ def resolve_beta(beta: Beta, amateur: torch.Tensor, expert: torch.Tensor) -> flo
 def fuse_experts(
     amateur: torch.Tensor, experts: Iterable[tuple[torch.Tensor, float | torch.Tensor]], priors: Sequence[float]
 ) -> torch.Tensor:
-    """Return the largest score of every token over the experts.
+    """Return the largest score `[..., vocabulary]` of every token over the experts; without any, those of the amateur.
 
-    Args:
-        amateur: Logits without segments `[..., vocabulary]`. Without experts, they are the scores.
-        experts: Logits of each expert, of the same shape, and the strength of its contrast, for each token or for all.
-        priors: What is added to the logits of each expert.
+    `experts` are the logits of each, and the strength of its contrast; `priors` are added to the logits.
     """
     fused: torch.Tensor | None = None
     for (logits, beta), prior in zip(experts, priors, strict=True):

@@ -1,12 +1,15 @@
-"""Ensembles over permutations of the segments: averaged log-probabilities, or a majority vote over answers."""
+"""Prompts with permuted segments, and ensembles over them: averaged log-probabilities, or a vote over answers."""
 
 from __future__ import annotations
 
 import math
+import random
 from abc import ABC
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, Literal, NoReturn, TypeAlias, get_args
 
 import torch
@@ -16,28 +19,78 @@ from invariant_rag.checks import check_function, check_name, check_number
 from invariant_rag.ensembles.base import (
     Candidates,
     Ensemble,
+    EnsembleGeneration,
     G,
+    Scores,
     check_positive,
+    count_cost,
     refuse_options,
     require_unrouted,
-)
-from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, count_cost
-from invariant_rag.ensembles.permuted_prompt import (
-    PermutedPrompt,
-    in_canonical_order,
-    random_permutations,
-    rotations,
 )
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.segments import Prompt
+from invariant_rag.generation.prepare import PreparedPrompt
+from invariant_rag.segments import Prompt, Segment, SegmentSet
 
 Permutations: TypeAlias = Literal["rotations", "random"]
-
 _GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}
 _REFUSED = (*_GREEDY, "generation_config", "streamer")
 """Keyword arguments of `generate` that return several sequences for one prompt, or stream single rows."""
+
+
+Orders = Sequence[Sequence[int]]
+"""For each set, indices of its segments in physical order."""
+
+
+@dataclass(frozen=True)
+class PermutedPrompt:
+    """A prompt whose segments were permuted: `source`, which its model prepares as `base`.
+
+    `orders` has for each set its segments, farthest from the suffix first: indices into the segments of the source.
+    Segments that do not fit the context window are missing.
+    """
+
+    source: Prompt
+    orders: Orders
+    base: PreparedPrompt
+
+    @cached_property
+    def prompt(self) -> Prompt:
+        """The permuted prompt, for a model with the ordering `given`."""
+        segments, sets = self.source.segments, self.source.sets
+        orders = zip(self.orders, sets, strict=True)
+        return self.source.with_sets(in_slots([segments[index] for index in order], each) for order, each in orders)
+
+    @property
+    def order(self) -> list[int]:
+        """Index in the input prompt of each segment of the permuted prompt."""
+        return [index for order in self.orders for index in order]
+
+    def with_orders(self, orders: Orders) -> PermutedPrompt:
+        """Return the same segments in other orders."""
+        return PermutedPrompt(self.source, orders, self.base)
+
+    def to_input_indices(self, generation: Generation) -> Generation:
+        """Return a generation for the permuted prompt with segment indices of the input prompt."""
+        order = tuple(self.order[index] for index in generation.order)
+        return replace(generation, order=order, dropped=self.base.dropped, trimmed=self.base.trimmed)
+
+
+def in_canonical_order(lm: InvariantModel, prompt: Prompt, new_tokens: int) -> PermutedPrompt:
+    """Sort the segments by the model's ordering, without those that do not fit beside `new_tokens`.
+
+    With an ordering by content, the result is the same for every input order.
+    """
+    base = lm.prepare(prompt, new_tokens=new_tokens)
+    stops = list(accumulate(map(len, prompt.sets), initial=0))
+    orders = [[i for i in base.order if start <= i < stop] for start, stop in pairwise(stops)]
+    return PermutedPrompt(prompt, orders, base)
+
+
+def in_slots(segments: Sequence[Segment], places: SegmentSet) -> SegmentSet:
+    """Return segments as a set, in the first slots of another one."""
+    return SegmentSet(segments, slots=None if places.slots is None else places.slots[: len(segments)])
 
 
 class _PermutationEnsemble(Ensemble[G], ABC):
@@ -68,9 +121,19 @@ class _PermutationEnsemble(Ensemble[G], ABC):
     def permute(self, prompt: Prompt, new_tokens: int = 0) -> list[PermutedPrompt]:
         """Return the permutations of a prompt, with room for `new_tokens` in the context window."""
         base = in_canonical_order(self.lm, prompt, new_tokens)
-        if self.permutations == "rotations":
-            return rotations(base, self.count)
-        return random_permutations(base, self.count, self.seed)
+        largest = max(map(len, base.orders), default=1) or 1
+        if self.permutations == "random":
+            source = random.Random(self.seed)
+            return [
+                base.with_orders([source.sample(order, len(order)) for order in base.orders])
+                for _ in range(self.count or largest)
+            ]
+        count = min(self.count or largest, largest)
+        starts = [[number * len(order) // count for order in base.orders] for number in range(count)]
+        return [
+            base.with_orders([[*order[by:], *order[:by]] for order, by in zip(base.orders, each, strict=True)])
+            for each in starts
+        ]
 
 
 class PermutationAverage(_PermutationEnsemble[EnsembleGeneration]):
@@ -108,12 +171,8 @@ class PermutationAverage(_PermutationEnsemble[EnsembleGeneration]):
 def averaging_options(options: dict[str, Any], combine: LogitsProcessor | None = None) -> dict[str, Any]:
     """Return keyword arguments of `generate` with which all rows of a batch greedily decode one text.
 
-    Args:
-        options: Keyword arguments of `generate`.
-        combine: Gives every row the same scores. None: their mean.
-
-    Raises:
-        UnsupportedCombination: Sampling, beams or a streamer were requested.
+    `combine` gives every row the same scores; None: their mean. An `UnsupportedCombination` refuses sampling, beams and
+    streamers.
     """
     refuse_options(options, *_REFUSED)
     allowed = {name: value for name, value in options.items() if name not in _REFUSED}
@@ -139,11 +198,7 @@ def mean_logprobs(rows: list[Generation]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class VotedGeneration(EnsembleGeneration):
-    """The answer that most permutations gave.
-
-    Attributes:
-        votes: Every answer with its number of votes, most votes first; ties sorted by text.
-    """
+    """The answer that most permutations gave. `votes`: each answer with its votes, most first; ties sorted by text."""
 
     votes: tuple[tuple[str, int], ...] = ()
 
@@ -187,7 +242,8 @@ class SelfConsistency(_PermutationEnsemble[VotedGeneration]):
         prompts = [each.prompt for each in permuted]
         rows = self._given_order_lm.generate(prompts, max_new_tokens=max_new_tokens, **options)
         copies = len(rows) // len(permuted)
-        answers = [self._answer(row) for row in rows]
+        as_ids = self.tokenizer is None
+        answers = [" ".join(map(str, row.token_ids)) if as_ids else self._extract_answer(row.text) for row in rows]
         votes = sorted(Counter(answers).items(), key=lambda item: (-item[1], item[0]))
         winners = [index for index, answer in enumerate(answers) if answer == votes[0][0]]
         best = min(winners, key=lambda index: (rows[index].text, rows[index].token_ids))
@@ -195,16 +251,8 @@ class SelfConsistency(_PermutationEnsemble[VotedGeneration]):
         return VotedGeneration.extend(generation, votes=tuple(votes))
 
     def score(self, prompt: Prompt, candidates: Candidates) -> NoReturn:
-        """Refuse: votes are for generated answers, and have no log-probabilities.
-
-        Raises:
-            UnsupportedCombination: Always.
-        """
+        """Raise `UnsupportedCombination`: votes are for generated answers, and have no log-probabilities."""
         raise UnsupportedCombination(
             "expected an ensemble that averages log-probabilities, got SelfConsistency, which counts votes",
             hint="Use PermutationAverage, which scores candidates over the same permutations; or `votes` of generate.",
         )
-
-    def _answer(self, row: Generation) -> str:
-        """Return the answer that a generation votes for."""
-        return " ".join(map(str, row.token_ids)) if self.tokenizer is None else self._extract_answer(row.text)

@@ -12,8 +12,15 @@ from transformers import DynamicCache, PreTrainedModel
 from invariant_rag.arrangement import Layout
 from invariant_rag.attention.dynamic_rope import has_dynamic_rope
 from invariant_rag.checks import check_kind
-from invariant_rag.ensembles.base import Candidates, Ensemble, check_positive, require_unrouted
-from invariant_rag.ensembles.cost import EnsembleGeneration, Scores, count_cost
+from invariant_rag.ensembles.base import (
+    Candidates,
+    Ensemble,
+    EnsembleGeneration,
+    Scores,
+    check_positive,
+    count_cost,
+    require_unrouted,
+)
 from invariant_rag.ensembles.permutations import averaging_options, mean_logprobs
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.decode import decode
@@ -29,10 +36,9 @@ from invariant_rag.segments import Prompt
 class RingAverage(Ensemble[EnsembleGeneration]):
     """Prefill the segments once with RoToR, and average the suffix's log-probabilities over several cuts of the ring.
 
-    In RoToR only the suffix depends on where the ring is cut; for a segment's own tokens the ring is always cut after
-    that segment. So one prefill serves all cuts: the keys of each segment are rotated to its position in the cut. The
-    result equals `PermutationAverage` over the same rotations, which needs one prefill per rotation. Decoding is
-    greedy.
+    In RoToR only the suffix depends on where the ring is cut. So one prefill serves all cuts: the keys of each segment
+    are rotated to its position in the cut. The result equals `PermutationAverage` over the same rotations, which needs
+    one prefill per rotation. Decoding is greedy.
 
     Args:
         lm: A model with the method `rotor`.
@@ -50,23 +56,18 @@ class RingAverage(Ensemble[EnsembleGeneration]):
             raise UnsupportedCombination(
                 f"expected the method 'rotor', whose segments form a ring, got {lm.method.name!r}"
             )
-        if _has_sliding_window(lm.model):
-            raise UnsupportedCombination(
-                "expected a model that attends to its whole context, got one with a sliding window, which would cover "
-                "other tokens for every cut",
-                hint="Use PermutationAverage.",
-            )
-        if has_dynamic_rope(lm.model):
-            raise UnsupportedCombination(
-                "expected rotary frequencies that do not depend on the prompt length; this model's grow with it",
-                hint="Use PermutationAverage.",
-            )
-        if lm.prefiller.shared.has_alibi:
-            raise UnsupportedCombination(
-                "expected a model with rotary positions, whose cached keys can be moved, got one with ALiBi, whose own "
-                "attention takes the index of a key for its position",
-                hint="Use PermutationAverage.",
-            )
+        unfit = {
+            "a model that attends to its whole context, got one with a sliding window, which would cover other tokens "
+            "for every cut": _has_sliding_window(lm.model),
+            "rotary frequencies that do not depend on the prompt length; this model's grow with it": has_dynamic_rope(
+                lm.model
+            ),
+            "a model with rotary positions, whose cached keys can be moved, got one with ALiBi, whose own attention "
+            "takes the index of a key for its position": lm.prefiller.shared.has_alibi,
+        }
+        for expected, is_unfit in unfit.items():
+            if is_unfit:
+                raise UnsupportedCombination(f"expected {expected}", hint="Use PermutationAverage.")
         super().__init__(require_unrouted(lm))
         self.cuts = check_positive("cuts", cuts)
 
@@ -120,7 +121,6 @@ class RingAverage(Ensemble[EnsembleGeneration]):
 
 
 def _has_sliding_window(model: PreTrainedModel) -> bool:
-    """Return whether any layer has a sliding window."""
     config = model.config.get_text_config(decoder=True)
     layer_types = getattr(config, "layer_types", None) or ["sliding_attention"]
     return getattr(config, "sliding_window", None) is not None and "sliding_attention" in layer_types

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from invariant_rag._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from invariant_rag.generation.answering import Answering
+    from invariant_rag.generation.answers import AnswerRequest
     from invariant_rag.generation.batching import MicroBatcher
     from invariant_rag.generation.kv_cache import CacheStats, KeyValueCache
     from invariant_rag.generation.lazy import LazyModel
@@ -14,12 +16,12 @@ if TYPE_CHECKING:
     from invariant_rag.generation.outputs import Generation, Usage
     from invariant_rag.generation.prepare import Overflow, PreparedPrompt
     from invariant_rag.generation.streaming import TextStream
-    from invariant_rag.generation.structured import Constraint, constrain, generate_structured
-    from invariant_rag.generation.tools import ToolCalling
+    from invariant_rag.generation.structured import constrain, generate_structured
 
 _HOMES = {
+    "AnswerRequest": "answers",
+    "Answering": "answering",
     "CacheStats": "kv_cache",
-    "Constraint": "structured",
     "Generation": "outputs",
     "InvariantModel": "model",
     "KeyValueCache": "kv_cache",
@@ -28,15 +30,15 @@ _HOMES = {
     "Overflow": "prepare",
     "PreparedPrompt": "prepare",
     "TextStream": "streaming",
-    "ToolCalling": "tools",
     "Usage": "outputs",
     "constrain": "structured",
     "generate_structured": "structured",
 }
 
 __all__ = [
+    "AnswerRequest",
+    "Answering",
     "CacheStats",
-    "Constraint",
     "Generation",
     "InvariantModel",
     "KeyValueCache",
@@ -45,7 +47,6 @@ __all__ = [
     "Overflow",
     "PreparedPrompt",
     "TextStream",
-    "ToolCalling",
     "Usage",
     "constrain",
     "generate_structured",

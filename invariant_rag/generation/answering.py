@@ -119,10 +119,8 @@ class Answering:
 
         Raises:
             CancelledError: It was abandoned.
-            ContextOverflow: The prompt is too long.
             IncompleteObject: The model ended its answer within a call, though there was room for more.
-            InvalidOption: As for `InvariantModel.generate`.
-            InvalidSchema: The schema, or that of a tool, uses what xgrammar does not know.
+            InvariantRAGError: As for `InvariantModel.generate` and `constrain`.
         """
         return reply_all([self], batcher, batch_size=batch_size, abandoned=abandoned)[0]
 
@@ -190,8 +188,10 @@ class Answering:
         """Return the keywords of `InvariantModel.generate` for the answer of an index."""
         request = self.request
         options = {"max_new_tokens": request.max_new_tokens, **request.options}
-        given = {"top_p": request.top_p, "top_k": request.top_k, "min_p": request.min_p, "seed": request.seed}
-        sampling = {key: value for key, value in given.items() if value is not None}
+        sampling: dict[str, Any] = {}
+        for name in ("top_p", "top_k", "min_p", "seed"):
+            if (value := getattr(request, name)) is not None:
+                sampling[name] = value
         if sampling:  # wrong ones are refused where they mean nothing, too
             check_options(sampling, self.lm.model)
         if check_real("temperature", request.temperature, error=InvalidOption):
@@ -203,9 +203,9 @@ class Answering:
         if self._stops:
             options["stop_strings"] = list(self._stops)
         if self._schema is not None:
-            return constrain(self.lm, self._schema, **options).options
+            return constrain(self.lm, self._schema, **options)
         if self._calling is not None and self._calling.offered:
-            return self._calling.constrain(self.prompt, **options).options
+            return self._calling.constrain(self.prompt, **options)
         return options
 
     @property

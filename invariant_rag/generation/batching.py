@@ -152,10 +152,6 @@ class MicroBatcher:
             calls: Prompts, each with keyword arguments of `InvariantModel.generate`.
             batch_size: Maximum number of prompts in a batch.
             abandoned: As for `generate`.
-
-        Raises:
-            CancelledError: They were abandoned.
-            InvalidChoice: As for `generate`.
         """
         return self._generations(self._queue(calls, lm, batch_size, abandoned), batch_size)
 

@@ -136,11 +136,7 @@ class ResolvedChoices(Choices):
 
 
 def known_keywords(keywords: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return keywords, all of which are choices.
-
-    Raises:
-        UnknownName: One is none.
-    """
+    """Return keywords, all of which are choices, or raise UnknownName."""
     names = [each.name for each in fields(Choices)]
     for each in keywords:
         check_name("keyword", each, names)
@@ -166,13 +162,8 @@ def check_before_loading(
     """Check the keywords of `InvariantModel.from_pretrained`, as far as that is possible before anything is loaded.
 
     Returns:
-        The choices, and the other keywords, which are for transformers.
-
-    Raises:
-        UnknownName: There is no method, ordering, backend, overflow or intervention of that name; or another keyword
-            looks like a misspelt one of these.
-        InvalidChoice: Another argument is none.
-        ExtraRequired: A package that the ordering needs is not installed.
+        The choices, and the other keywords, which are for transformers. One that looks like a misspelt choice is
+        refused.
     """
     resolve_dtype(dtype)
     check_device(device_map)

@@ -16,11 +16,11 @@ from transformers import Cache, StoppingCriteria, StoppingCriteriaList
 from invariant_rag.attention.hook import override_only_over
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.options import as_ids, as_refusal
-from invariant_rag.generation.outputs import Generation, Usage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from invariant_rag.generation.outputs import Generation
     from invariant_rag.generation.prepare import PreparedPrompt
 
 
@@ -47,13 +47,6 @@ def decode(
         max_new_tokens: Maximum number of tokens to generate.
         options: From `generation_options`.
         cached_tokens: How many tokens of each prompt came from a `KeyValueCache`. None: none.
-
-    Returns:
-        Generations, one per prompt and returned sequence.
-
-    Raises:
-        InvalidOption: transformers refuses an option.
-        UnsupportedCombination: The model dropped the cache while decoding.
     """
     top = options.pop("top_logprobs", 0)
     recorder = _LogprobRecorder(options["num_beams"], top)
@@ -95,22 +88,14 @@ def decode(
         else:  # beams move between rows during the search, so recorded lengths do not apply
             tokens = generated[: lengths[row]]
             stopped = len(tokens) < max_new_tokens or tokens[-1:] in [[each] for each in end_tokens]
-        cached = 0 if cached_tokens is None else cached_tokens[row // copies]
         generations.append(
-            Generation(
-                text="" if tokenizer is None else str(tokenizer.decode(tokens, skip_special_tokens=True)),
-                token_ids=tuple(tokens),
-                logprobs=tuple(logprobs[: len(tokens)]),
+            prompt.generation(
+                tokenizer,
+                tokens,
+                logprobs[: len(tokens)],
                 finish_reason="stop" if stopped else "length",
-                usage=Usage(len(prompt.input_ids), len(tokens), cached),
-                order=prompt.order,
-                dropped=prompt.dropped,
-                trimmed=prompt.trimmed,
-                sets=prompt.sets,
-                method=prompt.method,
-                labels=prompt.labels,
-                invariant=prompt.invariant,
-                top_logprobs=tuple(recorder.top_of(row)[: len(tokens)]) if top else (),
+                cached_tokens=cached_tokens[row // copies] if cached_tokens else 0,
+                top_logprobs=recorder.top_of(row)[: len(tokens)] if top else (),
             )
         )
     return generations

@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from invariant_rag.errors import ExtraRequired, IncompleteObject, InvalidObject, InvalidSchema
 from invariant_rag.files import parse_json
 from invariant_rag.shown import shown
 
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
 _ORIGIN = re.compile(r"\[[\d:]+\] \S+?:\d+: (?:Check failed: (?=\())?")  # time and place in xgrammar's source
-_OPTIONAL_GROUP = re.compile(r"(\\.|\[(?:\\.|[^\]\\])*\])|\)\?")
-_ESCAPED = re.compile(r'\[\^(?:\\.|[^\]\\])*\]()|["\x00-\x1f]|\\[\\nrtfv0]')  # by JSON, and not by a grammar
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_IGNORED = ("contains", "dependentRequired", "dependentSchemas", "if", "not", "uniqueItems")  # by xgrammar
 _LITERALS = ("const", "default", "enum", "examples", "required")
-_ALONE = ("$ref", "allOf", "anyOf", "const", "enum", "oneOf")  # xgrammar ignores what is beside them
-_BOUNDS = {"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"}
-_LENGTHS = {"minLength", "maxLength"}
-_OF_TYPE = {
-    "array": {"items", "maxItems", "minItems", "prefixItems", "unevaluatedItems"},
-    "integer": {"multipleOf", *_BOUNDS},
-    "number": _BOUNDS,
-    "object": {"additionalProperties", "maxProperties", "minProperties", "patternProperties", "properties"}
-    | {"propertyNames", "required", "unevaluatedProperties"},
-    "string": {"format", "pattern", *_LENGTHS},
-}
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
 def json_schema(schema: Any) -> dict[str, Any]:
@@ -40,79 +25,37 @@ def json_schema(schema: Any) -> dict[str, Any]:
     """
     if isinstance(schema, str | Mapping):
         try:
-            found: dict[str, Any] = parse_json(schema if isinstance(schema, str) else json.dumps(dict(schema)))
+            schema = parse_json(schema if isinstance(schema, str) else json.dumps(dict(schema)))
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidSchema(f"expected a JSON schema, got what is no JSON: {error}") from error
-        schema = found if isinstance(found, dict) else None
     if isinstance(schema, dict):
         return schema
     if isinstance(schema, bool | int | float | list | tuple | None):
         raise InvalidSchema(f"expected a JSON schema or a type, got {shown(schema)}")
-    return _type_adapter(schema).json_schema()
+    found: dict[str, Any] = _type_adapter(schema).json_schema()
+    return found
 
 
-def check_expressible(schema: Mapping[str, Any]) -> None:
-    """Check that a grammar of xgrammar says all that a schema says: what it ignores, an answer could break.
+def check_expressible(part: Any, *, is_schema: bool = True) -> None:
+    """Check that a schema has no keyword that xgrammar ignores, or raise InvalidSchema, which names it.
 
-    Raises:
-        InvalidSchema: It ignores a keyword, which the message names.
+    What else a grammar does not say, such as bounds beside an `anyOf`, is found when the finished text is validated.
     """
-    known = _dialect(schema).VALIDATORS
-    for node in _nodes(schema):
-        if ignored := _ignored(node, {name for name in node if name in known}):
+    for name, value in part.items() if isinstance(part, dict) else ():
+        if is_schema and value and name in _IGNORED:
             raise InvalidSchema(
-                f"expected keywords that decoding can follow, got {ignored[0]!r} in {shown(node)}",
-                hint="Leave it away, or say it with a type, a pattern, an enum or bounds, one of them at a time.",
+                f"expected keywords that decoding can follow, got {name!r} in {shown(part)}",
+                hint="Leave it away, or say it with a type, a pattern, an enum or bounds.",
             )
+        if not is_schema or name not in _LITERALS:
+            check_expressible(value, is_schema=not is_schema or name not in _NAMED)
+    for each in part if isinstance(part, list) else ():
+        check_expressible(each)
 
 
-def _ignored(node: Mapping[str, Any], names: set[str]) -> list[str]:
-    """Return those of the keywords of a schema that its grammar does not say."""
-    names -= {"uniqueItems"} if node.get("uniqueItems") is False else set()
-    kinds = node.get("type") or [kind for kind in ("array", "object") if _OF_TYPE[kind] & names]
-    allowed = {"type"}.union(*(_OF_TYPE.get(kind, set()) for kind in ([kinds] if isinstance(kinds, str) else kinds)))
-    if alone := [name for name in _ALONE if name in names]:
-        allowed = {alone[0], "type"} if alone[0] in ("const", "enum") else {alone[0]}
-    escaped = any(found[1] is None for found in _ESCAPED.finditer(str(node.get("pattern", ""))))
-    return [
-        *sorted(names - allowed),
-        *(["allOf"] if len(node.get("allOf", ())) > 1 else []),
-        *(["pattern"] if escaped or {"format", "pattern"} <= names else []),
-        *(sorted(names & _LENGTHS) if "pattern" in names else []),
-        *(["multipleOf"] if "multipleOf" in names and names & _BOUNDS else []),
-        *(["required"] if set(node.get("required", ())) - set(node.get("properties", ())) else []),
-    ]
-
-
-def _nodes(part: Any) -> Iterator[Any]:
-    """Yield a schema and those within it."""
-    if isinstance(part, list):
-        yield from (node for each in part for node in _nodes(each))
-    if isinstance(part, dict):
-        yield part
-        for name, value in part.items():
-            inner = [*value.values()] if name in _NAMED and isinstance(value, dict) else value
-            yield from () if name in _LITERALS else _nodes(inner)
-
-
-def json_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the format of xgrammar for JSON of a schema, with at most one white space between its parts.
-
-    Optional groups of patterns are counted: xgrammar 0.2 lets `a(.b+)?` match `ab`, where the group ends with a loop.
-    It ignores lengths beside a format, which is an annotation, so lengths alone are followed then.
-    """
-    schema = json_schema(schema)
-    for node in _nodes(schema):
-        if "format" in node and _LENGTHS & node.keys():
-            del node["format"]
-        if isinstance(node.get("pattern"), str):
-            node["pattern"] = _OPTIONAL_GROUP.sub(lambda found: found[1] or "){0,1}", node["pattern"])
-    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
-
-
-def tag_of(form: Mapping[str, Any]) -> str:
-    """Return the structural tag of a format, as JSON. vLLM takes it, too."""
-    return json.dumps({"type": "structural_tag", "format": form})
+def json_format(schema: Any) -> dict[str, Any]:
+    """Return the format of xgrammar for JSON of a schema, with at most one white space between its parts."""
+    return {"type": "json_schema", "json_schema": json_schema(schema), "max_whitespace_cnt": 1}
 
 
 def compile_tag(compiler: Any, tag: str) -> Any:
@@ -137,23 +80,26 @@ def parse_object(text: str, schema: Any) -> Any:
     if isinstance(schema, str | Mapping):
         validate_value(value, json_schema(schema))
         return value
-    from pydantic import ValidationError as RejectedByClass
+    adapter = _type_adapter(schema)
+    from pydantic import ValidationError
 
     try:
-        return _type_adapter(schema).validate_json(text)
-    except RejectedByClass as error:
+        return adapter.validate_json(text)
+    except ValidationError as error:
         raise InvalidObject(f"expected JSON of {shown(schema)}, got {text!r}: {error}") from error
 
 
 def check_complete(text: str) -> Any:
     """Return what a JSON text says, or raise IncompleteObject: it was cut off."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no character
     except (ValueError, RecursionError) as error:
         raise IncompleteObject(f"expected a complete JSON text, got {text!r}: {error}") from error
+    return value
 
 
-def _type_adapter(schema: Any) -> TypeAdapter[Any]:
+def _type_adapter(schema: Any) -> Any:
     try:
         from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
     except ImportError as error:
@@ -164,44 +110,37 @@ def _type_adapter(schema: Any) -> TypeAdapter[Any]:
         raise InvalidSchema(f"expected a type of which pydantic knows a JSON schema, got {shown(schema)}") from error
 
 
-def check_json_schema(schema: Mapping[str, Any]) -> None:
-    """Check that something is a JSON schema, as far as its dialect's own schema says, or raise InvalidSchema."""
-    dialect = _dialect(schema)
-    from jsonschema import SchemaError
-
-    try:
-        dialect.check_schema(schema)
-    except SchemaError as error:
-        raise InvalidSchema(f"expected a JSON schema, got one that is none: {error.message}") from error
-    except (OverflowError, RecursionError) as error:
-        raise InvalidSchema(f"expected a JSON schema, got one that counts or nests too far: {error}") from error
-
-
 def validate_value(value: Any, schema: Mapping[str, Any]) -> None:
-    """Validate what a JSON text says. References of the schema lead to places within it: nothing is fetched.
-
-    Raises:
-        ExtraRequired: jsonschema is not installed.
-        InvalidObject: The value does not satisfy the schema.
-        InvalidSchema: It is no schema, or refers to what is elsewhere.
-    """
-    check_json_schema(schema)
+    """Validate what a JSON text says, or raise InvalidObject; or as `check_json_schema`."""
+    validator = check_json_schema(schema)
     from jsonschema.exceptions import best_match
-    from referencing import Registry
     from referencing.exceptions import Unresolvable
 
     try:
-        error = best_match(_dialect(schema)(schema, registry=Registry()).iter_errors(value))
+        error = best_match(validator.iter_errors(value))
     except (Unresolvable, re.error, OverflowError, RecursionError) as unusable:
         raise InvalidSchema(f"expected a JSON schema, got one that is none: {unusable}") from unusable
     if error is not None:
         raise InvalidObject(f"expected JSON of the schema, got {value!r}: {error.message} ({error.validator})")
 
 
-def _dialect(schema: Mapping[str, Any]) -> Any:
+def check_json_schema(schema: Mapping[str, Any]) -> Any:
+    """Return the validator of a JSON schema in its dialect. References lead to places within it: nothing is fetched.
+
+    Raises:
+        ExtraRequired: jsonschema is not installed.
+        InvalidSchema: It is no schema, as far as its dialect's own schema says.
+    """
     try:
-        from jsonschema.validators import Draft202012Validator, validator_for
+        from jsonschema import Draft202012Validator, SchemaError
+        from jsonschema.validators import validator_for
+        from referencing import Registry
     except ImportError as error:
         raise ExtraRequired("jsonschema", "structured") from error
     named = schema.get("$schema")
-    return validator_for({"$schema": named if isinstance(named, str) else ""}, default=Draft202012Validator)
+    dialect = validator_for({"$schema": named if isinstance(named, str) else ""}, default=Draft202012Validator)
+    try:
+        dialect.check_schema(schema)
+    except (SchemaError, OverflowError, RecursionError) as error:
+        raise InvalidSchema(f"expected a JSON schema, got none: {getattr(error, 'message', error)}") from error
+    return dialect(schema, registry=Registry())

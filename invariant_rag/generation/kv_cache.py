@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,6 @@ class KeyValueCache:
             can find out, by asking, what somebody else has asked.
 
     Raises:
-        InvalidChoice: A capacity is no whole number of at least 0, or another argument has a wrong type.
         UnusableFile: The folder cannot be created.
     """
 
@@ -108,7 +108,7 @@ class KeyValueCache:
         settings: dict[str, Any] = {"max_bytes": self._max_bytes, "device": self._device, "namespace": self._namespace}
         if self._store is not None:
             settings |= {"folder": self._store.folder, "max_disk_bytes": self._store.max_bytes}
-        return _restore, (settings,)
+        return partial(KeyValueCache, **settings), ()
 
     def get(self, key: str, layout: EntryLayout | None = None) -> Entry | None:
         """Return an entry, or None. Its tensors are shared and must not be modified.
@@ -139,11 +139,7 @@ class KeyValueCache:
         return entry
 
     def put(self, key: str, entry: Entry) -> None:
-        """Store an entry.
-
-        Raises:
-            InvalidChoice: It has no layer, or a layer is no pair of tensors.
-        """
+        """Store an entry: keys and values of at least one layer."""
         stem = digest_of(check_text("key", key), self._namespace)
         if not _is_entry(entry):
             raise InvalidChoice(f"expected keys and values of at least one layer, got {shown(entry)}")
@@ -155,11 +151,7 @@ class KeyValueCache:
                 self._count(disk_errors=1)
 
     def clear(self) -> None:
-        """Remove all entries of the namespace, also from disk. Nothing else there is removed.
-
-        Raises:
-            UnusableFile: Those on disk cannot be removed.
-        """
+        """Remove all entries of the namespace, also from disk. Nothing else there is removed."""
         with self._lock:
             self._entries.clear()
             self._stats = replace(self._stats, entries=0, bytes=0)
@@ -202,10 +194,6 @@ def _is_entry(value: Any) -> bool:
 
 def _size(entry: Entry) -> int:
     return sum([tensor.nbytes for pair in entry for tensor in pair])
-
-
-def _restore(settings: dict[str, Any]) -> KeyValueCache:
-    return KeyValueCache(**settings)
 
 
 def layout_of(entry: Entry) -> EntryLayout:

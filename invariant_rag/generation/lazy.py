@@ -65,16 +65,9 @@ class LazyModel:
         return self._given is not None
 
     def lm(self, **choices: Any) -> InvariantModel:
-        """Return the model; load its weights if that was not done yet.
+        """Return the model with choices of `with_method`; load its weights if that was not done yet.
 
         The same choices return the same object, so that an ordering that loads a model of its own loads it once.
-
-        Args:
-            **choices: Keywords of `InvariantModel.with_method`.
-
-        Raises:
-            ModelNotFound: There is no such model.
-            UnsupportedModel: It cannot be arranged; the message says why.
         """
         with self._lock:
             if self._base is None:
@@ -87,14 +80,7 @@ class LazyModel:
             return self._chosen[1]
 
     def context_window(self, *, local_files_only: bool = False) -> int | None:
-        """Return the tokens of the context window, from the configuration alone; None where it states no limit.
-
-        Args:
-            local_files_only: Whether to look for the configuration on this machine only, and not on a hub.
-
-        Raises:
-            ModelNotFound: There is no such configuration.
-        """
+        """Return the tokens of the context window, from the configuration alone; None where it states no limit."""
         if self._given is not None:
             return self._given.context_window
         if self._config is None:

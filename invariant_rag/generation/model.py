@@ -33,7 +33,7 @@ from invariant_rag.generation.decode import decode
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.options import check_options, check_seed, generation_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.prefill import Prefiller, batch_caches, left_pad, shared_state, to_static
+from invariant_rag.generation.prefill import Prefiller, batch_caches, left_pad, shared_state
 from invariant_rag.generation.prepare import Overflow, PreparedPrompt, prepare
 from invariant_rag.generation.sampling import sample_rows, samples_rows
 from invariant_rag.generation.streaming import TextStream, stream_text
@@ -75,7 +75,7 @@ class InvariantModel:
     Raises:
         UnsupportedModel: The model failed the probe; the message gives the reason.
         UnknownName: Unknown method, ordering, backend, overflow or intervention; or no such choice.
-        UnsupportedCombination: The intervention is not supported by the method or the model, or the cache by either.
+        UnsupportedCombination: The choices do not go together, or not with the model.
     """
 
     prefiller: Prefiller
@@ -121,13 +121,12 @@ class InvariantModel:
                 `native`: the same model, fine-tuned with RoToR attention.
             dtype: As in transformers. For embedded models, `auto` is float32.
             device_map: As in transformers.
-            **kwargs: The fields of `Choices`, as for `InvariantModel`; others are passed to
-                `AutoModelForCausalLM.from_pretrained` (`revision`, `quantization_config`...).
+            **kwargs: The fields of `Choices`; others are passed to `AutoModelForCausalLM.from_pretrained` (`revision`,
+                `quantization_config`...).
 
         Raises:
             ModelNotFound: The model does not exist, or is not a causal LM.
-            UnknownName: Unknown method, ordering, backend, overflow or intervention; or a misspelt choice.
-            UnsupportedModel: The model failed the probe; the message gives the reason.
+            InvariantRAGError: As for `InvariantModel`.
         """
         choices, others = check_before_loading(name, dtype=dtype, device_map=device_map, **kwargs)
         model, tokenizer = load_model(name, dtype=dtype, device_map=device_map, **others)
@@ -147,7 +146,6 @@ class InvariantModel:
         """Return a wrapper of the same weights that stores keys and values in a cache. None: no cache.
 
         Raises:
-            InvalidChoice: `cache` is not a `KeyValueCache`.
             UnsupportedCombination: The model's rotary frequencies depend on the prompt length, the model is spread over
                 several devices, or there is an intervention.
         """
@@ -166,10 +164,6 @@ class InvariantModel:
             alpha: Margin by which the invariant answer must be more confident.
             plain_order: Order of the segments in the plain model's prompt. With `given`, an answer may depend on the
                 input order; with `canonical`, it does not.
-
-        Raises:
-            InvalidChoice: `alpha` is not finite.
-            UnknownName: Unknown `plain_order`.
         """
         from invariant_rag.routing import RoutedModel  # routing imports this module
 
@@ -279,8 +273,6 @@ class InvariantModel:
         Raises:
             InvalidPrompt: Neither or both of `question` and `messages` were given, a message is malformed, or the
                 template has no such variable.
-            InvalidTool: A tool or a call is malformed.
-            TokenizerRequired: The model has no tokenizer.
         """
         if (question is None) == (messages is None):
             raise InvalidPrompt("expected either a question or messages")
@@ -344,13 +336,11 @@ class InvariantModel:
         Args:
             prompt: One prompt, or several, which are one batch. On CUDA they are read together, too.
             max_new_tokens: Maximum number of tokens to generate per prompt. None: that of `generation_config`, or 64.
-            seed: Seed for sampling; the global random state is restored afterwards. The state is shared by the whole
-                process, so results are reproducible only if no other thread uses it at the same time. None: sample from
-                the global state. A list gives each prompt a seed, and the tokens that it has alone.
+            seed: Seed for sampling; the global random state, which all threads share, is restored afterwards. None:
+                sample from that state. A list gives each prompt a seed, and the tokens that it has alone.
             **kwargs: Keyword arguments of transformers' `generate`: `do_sample`, `num_beams`, `stop_strings`,
                 `logits_processor`... Decoding is greedy unless `do_sample` or `generation_config` enables sampling.
                 With `top_logprobs=k`, the k most likely tokens of each step are recorded, too; not with beams.
-                With `compile=True`, transformers compiles decoding, from a static cache, where it can (on CUDA).
 
         Returns:
             One generation for one prompt, and a list for several. With `num_return_sequences`, a list in which the
@@ -359,9 +349,7 @@ class InvariantModel:
         Raises:
             InvalidOption: There is no such keyword, or its value is of another kind or out of bounds.
             InvalidPrompt: A prompt has segments but no suffix, so there is no token to continue.
-            UnsupportedCombination: Keywords that the prompt determines (`input_ids`, `past_key_values`...), decoding
-                loops from elsewhere, assisted decoding, `token_healing`, `use_cache=False` or `prefill_chunk_size`;
-                `guidance_scale` with a method without stock decoding; or the model dropped its cache while decoding.
+            UnsupportedCombination: A keyword needs another prefill or another cache; the message says which.
         """
         check_seed(seed)
         wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
@@ -399,15 +387,10 @@ class InvariantModel:
         Closing the stream stops the generation, and errors are raised by the stream. After the last piece, the
         attribute `generation` of the stream is the result that `generate` returns.
 
-        Args:
-            prompt: The prompt.
-            max_new_tokens: As for `generate`, as is `seed`.
-            seed: Seed for sampling.
-            **kwargs: As for `generate`, with a single sequence and no beams. And `keep_tokens`: special tokens that
-                are part of the text.
+        The keywords are those of `generate`, with a single sequence and no beams; and `keep_tokens`: special tokens
+        that are part of the text.
 
         Raises:
-            InvalidOption: As for `generate`.
             TokenizerRequired: The model has no tokenizer.
             UnsupportedCombination: Raised by the first piece within `arranged`, a logits processor, a stopping
                 criterion or a streamer of the same model: its thread would wait for this one, and this one for it.
@@ -513,18 +496,15 @@ class InvariantModel:
         if batch.positions is not None and takes_position_ids(prefiller.model):
             options["position_ids"] = batch.positions
         copies = max(options["num_beams"], options["num_return_sequences"])
-        is_static, options["cache_implementation"] = options["cache_implementation"] == "static", None
         # Prompts are prefilled here, or by the first forward pass of `generate`: one prompt after what its cache has of
         # it, several where there is no cache.
         is_one = len(prepared) == 1 or (
             prefiller.choices.cache is None and prefiller.shares_prefill([len(each.input_ids) for each in prepared])
         )
-        prefills = copies == 1 and not is_static and is_one
+        prefills = copies == 1 and is_one
         prefilled = prefiller.load_cached_prefixes(prepared) if prefills else prefiller.prefill(prepared)
         cache: Cache = batch_caches([each.cache for each in prefilled], batch.padding, copies)
         is_whole = prefills and not cache.get_seq_length()
-        if is_static:
-            cache = to_static(cache, self.model.config, batch.ids.shape[1] + max_new_tokens)
         states = [replace(each.state, padding=by) for each, by in zip(prefilled, batch.padding, strict=True)]
         with (prefiller.generation_attention if is_whole else prefiller.decoding_attention)(states):
             cached = [each.cached_tokens for each in prefilled]

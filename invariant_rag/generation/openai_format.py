@@ -30,12 +30,7 @@ _LEDGER = ("sets", "order", "dropped", "trimmed", "method", "invariant")
 def request_fields(request: AnswerRequest, choices: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a request besides its messages or its prompt; None for those to leave away.
 
-    Args:
-        request: The request.
-        choices: Method, ordering and overflow to ask for.
-
-    Raises:
-        UnsupportedCombination: It has options that a server does not take.
+    `choices` are method, ordering and overflow to ask for. Options that a server does not take are refused.
     """
     if refused := sorted(request.options.keys() - set(_OPTIONS)):
         raise UnsupportedCombination(

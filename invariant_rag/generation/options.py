@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import (
-    CompileConfig,
     GenerationConfig,
     GenerationMixin,
     PreTrainedModel,
@@ -45,7 +44,7 @@ _REAL = {
 """Finite numbers, and the least and the most that each may be."""
 
 _SWITCHES = {
-    *("compile", "disable_compile", "do_sample", "low_memory", "remove_invalid_values", "renormalize_logits"),
+    *("disable_compile", "do_sample", "low_memory", "remove_invalid_values", "renormalize_logits"),
     *("output_attentions", "output_hidden_states", "output_logits", "output_scores", "synced_gpus", "use_cache"),
 }
 _TOKENS = {
@@ -131,31 +130,26 @@ def generation_options(
     Raises:
         InvalidOption: There is no such keyword, or its value is of another kind or out of bounds.
         TokenizerRequired: Stop strings without a tokenizer.
-        UnsupportedCombination: Assisted decoding, token healing, `use_cache=False` or chunked prefill; guidance or a
-            static cache without `stock_decoding`; or a cache that is neither dynamic nor static, or not with `compile`.
+        UnsupportedCombination: Assisted decoding, token healing, `use_cache=False`, chunked prefill, or a cache that
+            does not grow; guidance without `stock_decoding`.
     """
     given = _chosen(kwargs)
     called = {**_chosen(given.get("generation_config")), **given}
     known = {**_chosen(model.generation_config), **called}
-    cache = called.get("cache_implementation", "static" if called.get("compile") else None)
-    _refuse(given, called, known, cache)
-    guidance = known.get("guidance_scale", 1)
-    if not stock_decoding and (cache == "static" or guidance != 1):
-        what = "static cache" if cache == "static" else "guidance_scale"
+    _refuse(given, called, known)
+    if not stock_decoding and known.get("guidance_scale", 1) != 1:
         raise UnsupportedCombination(
-            f"expected no {what} with a method or an intervention that changes attention while decoding: it would "
-            "attend to room that is not filled yet, or give this prompt's attention to another",
-            hint=f"Leave {what} away, or use a method with stock decoding, such as 'rotor', without an intervention.",
+            "expected no guidance_scale with a method or an intervention that changes attention while decoding: it "
+            "would give this prompt's attention to another",
+            hint="Leave it away, or use a method with stock decoding, such as 'rotor', without an intervention.",
         )
     options = {name: value for name, value in given.items() if name not in _OWN_PREFILL}
     check_options(options, model)
     if (known.get("num_beams") or 1) > 1 and known.get("top_logprobs"):
         raise UnsupportedCombination("expected one beam with top_logprobs: the steps of a beam are those of others")
-    if options.pop("compile", False):  # from a static cache; transformers says where it cannot
-        options.setdefault("compile_config", CompileConfig())
     options |= {
         "use_cache": True,
-        "cache_implementation": "static" if cache == "static" else None,
+        "cache_implementation": None,
         "do_sample": bool(called.get("do_sample")),
         "num_beams": known.get("num_beams", 1) or 1,
         "num_return_sequences": known.get("num_return_sequences", 1) or 1,
@@ -181,7 +175,7 @@ def _chosen(source: Any) -> dict[str, Any]:
     return {name: value for name, value in source.items() if value is not None} if isinstance(source, Mapping) else {}
 
 
-def _refuse(given: Mapping[str, Any], called: Mapping[str, Any], known: Mapping[str, Any], cache: Any) -> None:
+def _refuse(given: Mapping[str, Any], called: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """Raise for options with which the prompt would be prefilled, or decoded, with the plain model's attention."""
     reason, hint = "", "Remove the option."
     if names := sorted(_OWN_INPUTS & given.keys()):
@@ -199,11 +193,8 @@ def _refuse(given: Mapping[str, Any], called: Mapping[str, Any], known: Mapping[
     elif "prefill_chunk_size" in known:
         reason = "a prefill in one forward pass, got prefill_chunk_size: arranged attention needs all segments in it"
         hint = "Remove prefill_chunk_size; in the model's own generation_config, set it to None."
-    elif cache not in (None, "dynamic", "static"):
-        reason = f"cache_implementation 'dynamic' or 'static', got {shown(cache)}: the cache starts with the prefill"
-    elif called.get("compile") and (cache != "static" or called.get("disable_compile")):
-        reason = "a static cache, and not disable_compile, with compile=True"
-        hint = "Leave cache_implementation and disable_compile away."
+    elif (cache := called.get("cache_implementation", "dynamic")) != "dynamic":
+        reason = f"cache_implementation 'dynamic', got {shown(cache)}: the cache is that of the arranged prefill"
     if reason:
         raise UnsupportedCombination(f"expected {reason}", hint=hint)
 
@@ -340,7 +331,7 @@ def _parameters(model: PreTrainedModel) -> frozenset[str]:
     """Return the keywords of transformers' `generate` and of the model, to which it passes others on."""
     functions = (GenerationMixin.generate, model.forward)
     names = {name for function in functions for name in inspect.signature(function).parameters}
-    names |= vars(GenerationConfig()).keys() | {"assistant_tokenizer", "compile", "seed", "tokenizer", "top_logprobs"}
+    names |= vars(GenerationConfig()).keys() | {"assistant_tokenizer", "seed", "tokenizer", "top_logprobs"}
     return frozenset(names - {"args", "kwargs", "labels", "logits_to_keep", "self", "transformers_version"})
 
 

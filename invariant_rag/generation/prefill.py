@@ -16,7 +16,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel, StaticCache
+from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import natural_positions
 from invariant_rag.attention.alibi import Alibi
@@ -466,12 +466,3 @@ def unbatch_cache(cache: DynamicCache, padding: Sequence[int], lengths: Sequence
             kept = (number, slice(None), slice(start, start + length))
             row.update(layer.keys[kept][None], layer.values[kept][None], index)
     return rows
-
-
-def to_static(cache: Cache, config: PreTrainedConfig, length: int) -> StaticCache:
-    """Copy a cache into one with room for `length` tokens, whose tensors stay where they are: decoding compiles."""
-    static = StaticCache(config=config, max_cache_len=length)
-    layers: list[Any] = cache.layers
-    for index, layer in enumerate(layers):
-        static.update(layer.keys, layer.values, index)
-    return static

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from invariant_rag.arrangement import Arrangement, Layout
 from invariant_rag.errors import ContextOverflow, InvalidPrompt
+from invariant_rag.generation.outputs import Generation, Usage
 from invariant_rag.prompts import tokenize_in_slots, tokenize_prompt
 from invariant_rag.prompts.labels import Labels, labels_of
 from invariant_rag.prompts.literal_text import CUT
@@ -68,6 +69,27 @@ class PreparedPrompt:
         """Number of tokens of the suffix, the last text."""
         return self.arrangement.layout.texts[-1]
 
+    def generation(
+        self,
+        tokenizer: PreTrainedTokenizerBase | None,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        finish_reason: Literal["stop", "length"],
+        cached_tokens: int = 0,
+        top_logprobs: Sequence[tuple[tuple[int, float], ...]] = (),
+    ) -> Generation:
+        """Return the generation that tokens after this prompt are. None: its text is empty."""
+        return Generation(
+            text="" if tokenizer is None else str(tokenizer.decode(list(token_ids), skip_special_tokens=True)),
+            token_ids=tuple(token_ids),
+            logprobs=tuple(logprobs),
+            finish_reason=finish_reason,
+            usage=Usage(len(self.input_ids), len(token_ids), cached_tokens),
+            top_logprobs=tuple(top_logprobs),
+            sets=self.sets,
+            **{name: getattr(self, name) for name in ("order", "dropped", "trimmed", "method", "labels", "invariant")},
+        )
+
 
 def prepare(
     prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None, choices: ResolvedChoices, new_tokens: int = 0
@@ -77,15 +99,10 @@ def prepare(
     Law: for an ordering by content, permuting the segments of a set changes `order`, `dropped` and `trimmed` (indices
     into the input), and nothing else.
 
-    Args:
-        prompt: The prompt.
-        tokenizer: The model's tokenizer. None: the prompt consists of token ids.
-        choices: Method, ordering, and token limits.
-        new_tokens: Tokens to reserve for the answer.
-
     Raises:
         InvalidPrompt: The prompt has no token.
-        ContextOverflow: The prompt is too long and the overflow strategy cannot shorten it.
+        ContextOverflow: The prompt, with `new_tokens` for the answer, is too long, and the overflow strategy cannot
+            shorten it.
     """
     tokens = tokenize_prompt(prompt, tokenizer)
     if prompt.query is not None:

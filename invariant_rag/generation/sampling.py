@@ -53,14 +53,9 @@ def sample_rows(options: dict[str, Any], seeds: Sequence[int | None], model: Pre
 
 
 class RowSampler(LogitsProcessor):
-    """Draws a token for each row, and leaves nothing else to choose.
+    """Draws a token for each row, and leaves nothing else to choose. The options are those of transformers.
 
-    Args:
-        seeds: The seed of each row. None: one from the global random state.
-        temperature: As in transformers, as the others.
-        top_k: 0: all tokens.
-        top_p: 1: all tokens.
-        min_p: None: all tokens.
+    Of a row without a seed, it is one from the global random state.
     """
 
     def __init__(

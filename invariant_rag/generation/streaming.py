@@ -142,9 +142,6 @@ def stream_text(
         check: Called before the thread starts; raises if this one must not wait for another.
         closed: Set when the stream is closed.
         begin: Called with the streamer at once, before the first piece is requested.
-
-    Raises:
-        TokenizerRequired: `tokenizer` is None.
     """
     if tokenizer is None:
         raise TokenizerRequired("expected a model with a tokenizer, which streaming needs to decode tokens; got none")

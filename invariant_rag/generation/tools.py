@@ -1,12 +1,7 @@
-"""Tool calling: prompts that offer tools, decoding in which every call is well-formed, and answers taken apart.
-
->>> calling = ToolCalling(lm, [search], tool_choice="required")  # doctest: +SKIP
->>> prompt = calling.prompt([{"role": "user", "content": "When does the ferry leave?"}])  # doctest: +SKIP
->>> calling.generate(prompt)[1].tool_calls  # doctest: +SKIP
-(ToolCall(id='call_5a0c...', name='search', arguments={'query': 'ferry'}),)
+"""Tool calling: prompts that offer tools, and decoding in which every call is well-formed.
 
 Calls are written in the format of the model's chat template, which is found out by rendering; where the template has
-none, in a format that the system message describes.
+none, in a format that the system message describes. `Answering` makes a request of it.
 """
 
 from __future__ import annotations
@@ -17,21 +12,17 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from invariant_rag.checks import check_flag, check_kind, check_text
-from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidTool, TokenizerRequired, UnsupportedCombination
+from invariant_rag.errors import InvalidPrompt, InvalidTool, TokenizerRequired
 from invariant_rag.generation.answer_parsing import AnswerParser
-from invariant_rag.generation.answers import Answer
-from invariant_rag.generation.json_schema import json_format, tag_of
+from invariant_rag.generation.json_schema import json_format
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.options import as_ids, check_options, resolve_max_new_tokens
-from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.streaming import decode_keeping
-from invariant_rag.generation.structured import Constraint, follow
+from invariant_rag.generation.options import as_ids, check_options
+from invariant_rag.generation.structured import follow
 from invariant_rag.prompts import Message, TemplateFormat, Tool, ToolCall, render_chat, template_format
 from invariant_rag.prompts.tools import as_tools
 from invariant_rag.segments import Prompt
-from invariant_rag.shown import shown
 
-__all__ = ["Answer", "Tool", "ToolCall", "ToolCalling", "ToolChoice"]
+__all__ = ["Tool", "ToolCall", "ToolCalling", "ToolChoice"]
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required", "any"] | str
 """Whether the answer holds calls: as the model likes, never, always (two names for it), or of the tool of this name."""
@@ -98,46 +89,38 @@ class ToolCalling:
         """Render a conversation that offers the tools; see `InvariantModel.chat_prompt` and `render_chat`."""
         return render_chat(messages, self._tokenizer, query, tools=self.offered, template_kwargs=template_kwargs)
 
-    def constrain(self, prompt: Prompt, *, max_new_tokens: int | None = None, **kwargs: Any) -> Constraint:
+    def constrain(self, prompt: Prompt, **kwargs: Any) -> dict[str, Any]:
         """Return keywords with which a model answers a prompt with well-formed calls; see `structured.constrain`.
 
         A forced answer is nothing but calls; it skips the reasoning that the prompt opened. With `auto`, text is free
         until a call begins; after a call there are only more calls. Arguments follow the schemas as far as xgrammar
         does.
-
-        Raises:
-            ExtraRequired: xgrammar is not installed.
-            InvalidSchema: xgrammar does not take the parameters of a tool.
-            UnsupportedCombination: There are keywords that would break a call.
         """
         check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
         if not self.offered:
             check_options(kwargs, self.lm.model)
-            return Constraint({**kwargs, "max_new_tokens": resolve_max_new_tokens(max_new_tokens, kwargs)})
+            return kwargs
         written, reasoning, is_open = self.form.call_format, self.form.reasoning, self._reasoning_open(prompt)
         literals = [written.begin, written.middle, written.between or "", written.end]
         literals += [reasoning.open, reasoning.closing] if reasoning else []
+        trigger = "" if self.forced else written.trigger
         if self.forced:
             before = reasoning.closing if is_open and reasoning else ""
-            form, trigger = self._calls(before + written.begin.lstrip()), ""
+            form = self._calls(before + written.begin.lstrip())
         elif written.anchored:
-            other = _sequence({"type": "regex", "pattern": rf"[^\{written.trigger}]"}, _ANY)
+            other = _sequence({"type": "regex", "pattern": rf"[^\{trigger}]"}, _ANY)
             form = _either(self._calls(written.begin.lstrip()), {"type": "optional", "content": other})
-            trigger = written.trigger
         else:
-            form, trigger = self._calls_in_text(is_open=is_open), written.trigger
+            calls = self._calls(written.begin.lstrip().partition(trigger)[2])
+            form = {"type": "dispatch", "rules": [[trigger, calls]], "loop": False}
+            if reasoning:  # in which no call begins
+                begin: list[Any] = [] if is_open else [{"type": "regex", "pattern": r"\s*"}, reasoning.open]
+                thought = {"type": "tag", "begin": "", "content": _ANY, "end": reasoning.close}
+                form = _either(form, _sequence(*begin, thought, form))
         ending, special = self.form.turn_end.lstrip(), self._tokenizer.added_tokens_decoder.items()
         ends = [index for index, token in special if token.content and ending.startswith(token.content)]
-        ends += as_ids(self._tokenizer.eos_token_id)
-        return follow(
-            self.lm,
-            tag_of(form),
-            max_new_tokens,
-            kwargs,
-            trigger=trigger,
-            literals="".join(literals),
-            turn_ends=ends[:1],  # the token that the template writes there, else the tokenizer's
-        )
+        ends += as_ids(self._tokenizer.eos_token_id)  # the token that the template writes there, else the tokenizer's
+        return follow(self.lm, form, kwargs, trigger=trigger, literals="".join(literals), turn_ends=ends[:1])
 
     def _calls(self, begin: str) -> dict[str, Any]:
         """Return the format of `begin NAME middle JSON (between NAME middle JSON)* end`."""
@@ -148,18 +131,6 @@ class ToolCalling:
         several = self.parallel and written.between is not None
         further = [{"type": "star", "content": _sequence(written.between, call)}] if several else []
         return _sequence(begin, call, *further, written.end)
-
-    def _calls_in_text(self, *, is_open: bool) -> dict[str, Any]:
-        """Return the format of text, behind reasoning if there is any, that turns into calls at the first trigger."""
-        written, reasoning = self.form.call_format, self.form.reasoning
-        calls = self._calls(written.begin.lstrip().partition(written.trigger)[2])
-        text = {"type": "dispatch", "rules": [[written.trigger, calls]], "loop": False}
-        if reasoning is None:
-            return text
-        begin: list[Any] = [] if is_open else [{"type": "regex", "pattern": r"\s*"}, reasoning.open]
-        return _either(
-            text, _sequence(*begin, {"type": "tag", "begin": "", "content": _ANY, "end": reasoning.close}, text)
-        )
 
     def _reasoning_open(self, prompt: Prompt) -> bool:
         """Return whether the prompt ends within reasoning, as some templates leave it."""
@@ -173,29 +144,6 @@ class ToolCalling:
         digest = hashlib.sha256(repr((prompt.texts, sets)).encode()).hexdigest()
         names, is_open = [tool.name for tool in self.offered], self._reasoning_open(prompt)
         return AnswerParser(self.form.call_format, names, self.form.reasoning, reasoning_open=is_open, prompt=digest)
-
-    def answer(self, generation: Generation | str, prompt: Prompt) -> Answer:
-        """Take an answer apart: a generation, or its text with the `kept_tokens` in it.
-
-        Raises:
-            IncompleteObject: It ends within a call, which was not decoded with `constrain`.
-        """
-        check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
-        if not isinstance(generation, Generation | str):
-            raise InvalidChoice(f"generation: expected a Generation or a text, got {shown(generation)}")
-        parser, text = self.parser(prompt), generation
-        if isinstance(text, Generation):
-            text = decode_keeping(self._tokenizer, text.token_ids, self.kept_tokens) if self.kept_tokens else text.text
-        answer = Answer.join([*parser.feed(text), *parser.finish()])
-        answer.check_complete()
-        return answer
-
-    def generate(self, prompt: Prompt, *, seed: int | None = None, **kwargs: Any) -> tuple[Generation, Answer]:
-        """Generate an answer, decoded with `constrain`, and take it apart."""
-        generation = self.lm.generate(prompt, seed=seed, **self.constrain(prompt, **kwargs).options)
-        if isinstance(generation, list):
-            raise UnsupportedCombination(f"expected one answer, got {len(generation)}", hint="Give one prompt.")
-        return generation, self.answer(generation, prompt)
 
 
 _ANY = {"type": "any_text"}

@@ -29,9 +29,7 @@ def resolve_intervention(
 ) -> Intervention | None:
     """Return an intervention, by name with its parameters for the model, or as an instance. None: no intervention.
 
-    Raises:
-        UnknownName: Unknown name, or no published parameters for this model.
-        UnsupportedCombination: The method is not `sequential`, or the parameters do not match the model.
+    An `UnknownName` or an `UnsupportedCombination` says why the model or the method has none.
     """
     if intervention is None:
         return None

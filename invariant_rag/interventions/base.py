@@ -23,29 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchRow:
-    """One row of a batch in one layer.
+    """One row of a batch in one layer."""
 
-    Attributes:
-        index: Index of the row in the batch.
-        call: The layer's inputs for this row, without padding.
-        padded_queries: Number of padding queries before those of the call.
-        prompt_length: Tokens of the prompt; the tokens after them were generated.
-    """
-
-    index: int
-    call: AttentionCall
-    padded_queries: int
-    prompt_length: int
+    call: AttentionCall  # the layer's inputs for this row, without padding
+    padded_queries: int  # before those of the call
+    prompt_length: int  # in tokens; those after them were generated
 
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """The prompts of a batch, and the position encodings of the layers.
-
-    Attributes:
-        prompts: The prompts. Each has the same number of consecutive rows in the batch (beams, candidates).
-        rotations: The position encoding of each layer.
-    """
+    """The prompts of a batch, each with as many consecutive rows (beams, candidates), and each layer's positions."""
 
     prompts: Sequence[PromptState]
     rotations: Sequence[PositionEncoding]
@@ -56,7 +43,7 @@ class PromptBatch:
         for index in range(inputs.queries.shape[0]):
             prompt = self.prompts[index // repeats]
             call, padded_queries = unpad_row(inputs, index, prompt, self.rotations[inputs.layer])
-            yield BatchRow(index, call, padded_queries, prompt.length)
+            yield BatchRow(call, padded_queries, prompt.length)
 
 
 def plain_attention(call: AttentionCall) -> torch.Tensor:
@@ -88,12 +75,7 @@ class Intervention(ABC):
 
     @classmethod
     def for_model(cls, model: PreTrainedModel) -> Self:
-        """Return the intervention with its parameters for a model.
-
-        Raises:
-            UnknownName: There are no known parameters for this model.
-            UnsupportedCombination: The parameters do not match the model.
-        """
+        """Return the intervention with its parameters for a model; refuse a model without known ones."""
         intervention = cls()
         intervention.check(model)
         return intervention

@@ -19,16 +19,31 @@ from invariant_rag.attention.kernels import attend
 from invariant_rag.attention.layer_inputs import LayerInputs
 from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.probe import input_device
-from invariant_rag.checks import check_flag, check_items, check_name, check_number, check_path, check_real, check_text
+from invariant_rag.checks import check_flag, check_items, check_number, check_path, check_real, check_text
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnusableFile
 from invariant_rag.files import read_bytes, write_file
 from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch, plain_attention, stack_rows
-from invariant_rag.interventions.published_scalings import PUBLISHED, Source
 from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from invariant_rag.attention.call import AttentionCall
 
+PUBLISHED: dict[str, tuple[int, float, range]] = {
+    "meta-llama/Llama-2-7b-chat-hf": (2393, -1.0, range(10, 26)),
+    "meta-llama/Llama-2-13b-chat-hf": (4283, -1.0, range(10, 35)),
+    "lmsys/vicuna-7b-v1.5-16k": (2393, 0.0, range(10, 26)),
+    "lmsys/vicuna-13b-v1.5-16k": (4923, 0.0, range(10, 35)),
+    "mistralai/Mistral-7B-Instruct-v0.2": (213, 0.0, range(10, 26)),
+    "google/gemma-1.1-7b-it": (1665, 0.0, range(10, 23)),
+    "Qwen/Qwen1.5-7B-Chat": (1081, 0.2, range(10, 26)),
+    "mosaicml/mpt-30b-chat": (6926, 0.0, range(10, 43)),
+}
+"""Dimension, factor and layers by hub id, as in arXiv 2406.02536, table 5.
+
+The files `configs` of its code (PositionalHidden/PositionalHidden at f3bcd55) have other factors for Llama-2-13b (0),
+Qwen (0) and MPT (-1), and the layers 10 to 25 for Gemma. MPT has ALiBi instead of rotary positions; its row does not
+depend on how positions are encoded, so it applies wherever the probe accepts the model.
+"""
 _MOST_TOKENS = 1 << 31
 """More than any prompt has."""
 
@@ -92,47 +107,27 @@ class HiddenScaling(Intervention):
             object.__setattr__(self, attribute.name, value)
 
     @classmethod
-    def published(cls, model: str, source: Source = "paper") -> Self:
-        """Return the published parameters for a model, given its hub id or the last part of it.
+    def published(cls, model: str) -> Self:
+        """Return the published parameters for a model, given its hub id or the last part of it; refuse any other.
 
         >>> HiddenScaling.published("mistralai/Mistral-7B-Instruct-v0.2").dimensions
         (213,)
-        >>> [HiddenScaling.published("Qwen1.5-7B-Chat", source).factor for source in ("paper", "code")]
-        [0.2, 0.0]
-
-        Raises:
-            UnknownName: No such source, or it has no parameters for the model; `invariant-rag search-dimension` finds
-                them.
         """
-        check_name("source of published parameters", source, PUBLISHED)
         check_text("model", model)
-        published = {_short_name(name): parameters for name, parameters in PUBLISHED[source].items()}
-        if _short_name(model) not in published:
-            raise UnknownName(
-                "model in the published table",
-                model,
-                PUBLISHED[source],
-                hint="`invariant-rag search-dimension` finds parameters for a model; HiddenScaling.load loads them.",
-            )
-        return cls(*published[_short_name(model)])
+        published = {_short_name(name): parameters for name, parameters in PUBLISHED.items()}
+        if (name := _short_name(model)) not in published:
+            hint = "`invariant-rag search-dimension` finds parameters for a model; HiddenScaling.load loads them."
+            raise UnknownName("model in the published table", model, PUBLISHED, hint=hint)
+        return cls(*published[name])
 
     @classmethod
     def for_model(cls, model: PreTrainedModel) -> Self:
-        """Return the paper's parameters for a model, by its name.
-
-        Raises:
-            UnknownName: The paper has no parameters for it.
-        """
+        """Return the paper's parameters for a model, by its name."""
         return cls.published(str(model.config._name_or_path or model.config.model_type))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Load parameters from a file of `save` or of `invariant-rag search-dimension`.
-
-        Raises:
-            UnusableFile: The file cannot be read.
-            InvalidChoice: The file does not contain parameters.
-        """
+        """Load parameters from a file of `save` or of `invariant-rag search-dimension`; refuse any other file."""
         try:
             content = read_bytes(check_path("path", path))
         except OSError as error:
@@ -146,11 +141,7 @@ class HiddenScaling(Intervention):
             raise InvalidChoice(message, hint=f"It says: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        """Write the parameters as JSON.
-
-        Raises:
-            UnusableFile: The file cannot be written.
-        """
+        """Write the parameters as JSON; an `UnusableFile` says why it cannot be written."""
         write_file(check_path("path", path), json.dumps(self.as_dict(), indent=2).encode() + b"\n")
 
     def as_dict(self) -> dict[str, Any]:
@@ -186,11 +177,6 @@ class HiddenScaling(Intervention):
 
 
 def _indices(name: str, values: Any) -> tuple[int, ...]:
-    """Return indices of dimensions or layers.
-
-    Raises:
-        InvalidChoice: There is none, or one is negative.
-    """
     listed = check_items(name, values, Integral)
     if not listed or any(each < 0 for each in listed):
         raise InvalidChoice(f"{name}: expected one or more indices of at least 0, got {shown(listed)}")
@@ -204,27 +190,16 @@ def _short_name(model: str) -> str:
 
 @dataclass(eq=False)
 class _ScaledAttention:
-    """An attention function, and a forward pre-hook that projects the scaled input.
-
-    Attributes:
-        scaling: Its parameters.
-        batch: The prompts.
-        cache: The cache of the layer that is called, whose keys are replaced.
-        scaled: Queries, keys and values of that layer's scaled input, as the layer passes them on.
-        capturing: Whether the layer is called with its scaled input.
-    """
+    """An attention function, and a forward pre-hook that projects the scaled input."""
 
     scaling: HiddenScaling
     batch: PromptBatch
-    cache: Cache | None = None
-    scaled: LayerInputs | None = None
-    capturing: bool = False
+    cache: Cache | None = None  # of the layer that is called, whose keys are replaced
+    scaled: LayerInputs | None = None  # queries, keys and values of that layer's scaled input, as it passes them on
+    capturing: bool = False  # whether the layer is called with its scaled input
 
     def project_scaled(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run the attention module on a scaled input, without a cache, and capture its projections.
-
-        The module applies its own norms, biases and rotary embedding, so this works for every model family.
-        """
+        """Run the module, with its own norms, biases and rotary embedding, on a scaled input, and keep projections."""
         if active_attention() is not self:  # a forward pass of the plain model in another thread
             return
         caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]

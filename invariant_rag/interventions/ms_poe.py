@@ -27,11 +27,11 @@ class MsPoE(Intervention):
     """Divide the positions of each head by a head-specific ratio, from 1.2 to 1.8 (arXiv 2403.04797, section 3.3).
 
     Heads are ranked by position-awareness: the share of keys to which the last prompt query attends with more than
-    three times the mean weight (equation 1; three, and more than, as in `_calculate_outlier` of the published code,
-    VITA-Group/Ms-PoE at a46c3d1), at the model's original positions. The most aware head gets the smallest ratio;
-    ratios increase in equal steps with rank (equation 2). Each layer ranks its heads once per prompt and uses the same
-    ratios while decoding. Otherwise that code differs from the paper, which is followed here: it ranks without
-    positions, gives head i the ratio of rank `argsort(...)[i]`, and never reaches the largest ratio.
+    three times the mean weight (equation 1; three, and more than, as in `_calculate_outlier` of VITA-Group/Ms-PoE at
+    a46c3d1), at the model's original positions. The most aware head gets the smallest ratio; ratios increase in equal
+    steps with rank (equation 2). Each layer ranks its heads once per prompt, for decoding, too. Otherwise that code
+    differs from the paper, which is followed here: it ranks without positions, gives head i the ratio of rank
+    `argsort(...)[i]`, and never reaches the largest ratio.
 
     Attributes:
         smallest: Ratio of the most position-aware head.
@@ -73,8 +73,9 @@ class MsPoE(Intervention):
         """Apply the intervention to forward passes inside the context; restore the model afterwards."""
 
         def attention(inputs: LayerInputs) -> torch.Tensor:
-            attend = self._attend if inputs.layer >= self.first_layer else _attend_plain
-            return stack_rows([(row, attend(row)) for row in batch.rows(inputs)])
+            is_scaled = inputs.layer >= self.first_layer
+            rows = batch.rows(inputs)
+            return stack_rows([(row, self._attend(row) if is_scaled else plain_attention(row.call)) for row in rows])
 
         with override_attention(model, attention):
             yield
@@ -118,7 +119,3 @@ def rank_heads(weights: torch.Tensor, threshold: float) -> torch.Tensor:
     """Return the heads `[H]`, most position-aware first, from the attention weights of one query `[H, S]`."""
     awareness = (weights > threshold * weights.mean(dim=1, keepdim=True)).float().mean(dim=1)
     return awareness.argsort(descending=True, stable=True)
-
-
-def _attend_plain(row: BatchRow) -> torch.Tensor:
-    return plain_attention(row.call)

@@ -1,32 +1,23 @@
 """Search for the positional dimension to scale (arXiv 2406.02536, section 3.2 and algorithm 1).
 
-Two procedures. `published` is that of the code, PositionalHidden/PositionalHidden at f3bcd55, and of the paper where
-the code has nothing (the choice of the factor). `averaged` is this library's own, which also finds dimensions in models
-with few layers, such as the embedded one.
-
-|                   | published                                   | averaged                                     |
-| ----------------- | ------------------------------------------- | -------------------------------------------- |
-| hidden values of  | 200 random texts of 1000 tokens             | the validation prompts, tokens shuffled      |
-| layers that count | from the third, without the last            | all but the last                             |
-| skipped positions | 300 for monotonicity, 200 for smoothness    | 100 (a quarter of a shorter prompt)          |
-| smoothness        | Savitzky-Golay, then the smallest of layers | unfiltered, mean over layers                 |
-| validation        | chat prompts with 50 UUIDs                  | plain prompts with up to 50 short keys       |
-| loss              | mean over the answer's tokens               | sum over the answer's tokens                 |
-| candidates        | each dimension with 0, then its factors     | every dimension with every factor            |
-| scaled layers     | 10 to 25                                    | the same fraction of the layers              |
-
-`cookbook/results/dimension_search.md` shows both on the embedded model.
+As in `experiments/search_dimension` of PositionalHidden/PositionalHidden at f3bcd55, and in the paper where that code
+has nothing (the choice of the factor): hidden values are averaged over 200 random texts of 1000 tokens; those
+dimensions are candidates that follow the position in enough layers, smoothest first; each is validated with the factor
+0, by the loss of the answers to chat prompts with 50 random UUIDs, and the best of them with the other factors.
 """
 
 from __future__ import annotations
 
 import json
+import random
+import string
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -36,18 +27,11 @@ from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import PromptState
 from invariant_rag.attention.positions import PositionEncoding
 from invariant_rag.attention.probe import input_device, probe
-from invariant_rag.checks import check_items, check_name, check_number, check_path, check_real, require_extra
-from invariant_rag.errors import InvalidChoice, TokenizerRequired, UnsupportedModel
+from invariant_rag.checks import check_items, check_number, check_path, check_real, require_extra
+from invariant_rag.errors import ContextOverflow, InvalidChoice, TokenizerRequired, UnsupportedModel
 from invariant_rag.files import write_file
 from invariant_rag.interventions.base import PromptBatch
 from invariant_rag.interventions.hidden_scaling import HiddenScaling
-from invariant_rag.interventions.positional_dimensions import (
-    FEWEST_LAYERS,
-    POSITIONS,
-    averaged_dimensions,
-    published_dimensions,
-)
-from invariant_rag.interventions.search_prompts import Example, key_value_examples, random_texts, uuid_examples
 from invariant_rag.models.loading import check_model
 from invariant_rag.segments import as_token_ids
 
@@ -58,21 +42,33 @@ FACTORS = (0.5, 0.0, -0.5, -1.0)
 """The published scaling factors."""
 PUBLISHED_LAYERS = range(10, 26)
 """Layers that the published search scales, in every model."""
-_SKIPPED_POSITIONS = 100  # or a quarter of a shorter prompt
-_QUARTER = 4
+CHARACTERS = string.ascii_letters + string.digits + "!#$%&'()*+,./:;<>?@[\\]^_{|}"
+"""The characters of `corpus/random_string.txt` of the published code."""
+_POSITIONS, _TEXTS = 1000, 200  # that are measured
+_CHARACTERS_PER_TOKEN = 10
+_SKIPPED_FOR_MONOTONICITY, _SKIPPED_FOR_SMOOTHNESS = 300, 200  # of the positions
+_WINDOW, _DEGREE = 10, 3  # of the Savitzky-Golay filter
+_FEWEST_LAYERS = 5  # with fewer, those that count cannot be more than a quarter of all
 _SHORTEST = 16  # tokens; shorter curves have no smoothness
 _CURVE_POINTS = 400  # maximum number of positions in a stored curve
-
-EXAMPLES = {"published": uuid_examples, "averaged": key_value_examples}
-"""What makes the validation prompts, by procedure."""
+_SKIPPED_IN_CURVES = 100  # or a quarter of a shorter text
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 """Called with a label and a number of steps; the context yields a function to call after each step."""
+Values: TypeAlias = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Example:
+    """Token ids of a prompt and of its expected answer."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Validation loss of one candidate scaling: mean negative log-probability of the answers, or of their tokens."""
+    """Validation loss of one candidate scaling: mean negative log-probability of the tokens of an answer."""
 
     dimension: int
     factor: float
@@ -81,21 +77,19 @@ class Trial:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of `search_dimension`.
+    """The result of `search_dimension`: the scaling with the smallest validation loss.
 
     Attributes:
         model: Name of the model.
-        procedure: The search procedure.
-        found: The scaling with the smallest validation loss.
+        found: The scaling.
         loss: Its validation loss.
         plain_loss: Validation loss of the plain model. If it is smaller, the scaling does not help.
         trials: All candidates, smoothest dimension first.
         positions: Positions of the curves' points.
-        curves: For each hidden state between two layers, the mean value of the found dimension at these positions.
+        curves: For each layer's output, the mean value of the found dimension at these positions.
     """
 
     model: str
-    procedure: str
     found: HiddenScaling
     loss: float
     plain_loss: float
@@ -105,16 +99,9 @@ class SearchResult:
 
     def save(self, path: str | Path) -> None:
         """Write the result as JSON, for `HiddenScaling.load`."""
-        document = {
-            "model": self.model,
-            "procedure": self.procedure,
-            **self.found.as_dict(),
-            "loss": self.loss,
-            "plain_loss": self.plain_loss,
-            "trials": [[each.dimension, each.factor, each.loss] for each in self.trials],
-            "positions": self.positions,
-            "curves": self.curves,
-        }
+        plain = {name: getattr(self, name) for name in ("model", "loss", "plain_loss", "positions", "curves")}
+        trials = [[each.dimension, each.factor, each.loss] for each in self.trials]
+        document = {**plain, **self.found.as_dict(), "trials": trials}
         write_file(check_path("path", path), json.dumps(document).encode() + b"\n")
 
     def draw(self, path: str | Path) -> None:
@@ -129,13 +116,9 @@ class SearchResult:
         for layer, (curve, color) in enumerate(zip(self.curves, colors, strict=True)):
             label = f"after layer {layer}" if layer in {0, len(self.curves) - 1} else None
             axes.plot(self.positions, curve, color=color, linewidth=1, label=label)
-        mean = np.mean(self.curves, axis=0)
-        axes.plot(self.positions, mean, color="black", linewidth=2, label="mean over layers")
-        axes.set(
-            title=f"Dimension {self.found.dimensions[0]} of {Path(self.model).name}",
-            xlabel="position",
-            ylabel="mean hidden value",
-        )
+        axes.plot(self.positions, np.mean(self.curves, axis=0), color="black", linewidth=2, label="mean over layers")
+        title = f"Dimension {self.found.dimensions[0]} of {Path(self.model).name}"
+        axes.set(title=title, xlabel="position", ylabel="mean hidden value")
         axes.legend()
         figure.savefig(path)
 
@@ -145,7 +128,6 @@ def search_dimension(
     tokenizer: PreTrainedTokenizerBase | None = None,
     examples: Sequence[Example] | None = None,
     *,
-    procedure: str = "published",
     texts: Sequence[Sequence[int]] | None = None,
     layers: Iterable[int] | None = None,
     keep: int = 10,
@@ -155,27 +137,24 @@ def search_dimension(
     """Find the dimension and factor for which hidden scaling gives the smallest validation loss.
 
     Args:
-        model: A causal LM.
+        model: A causal LM with at least five layers.
         tokenizer: Its tokenizer. None if examples and texts are given.
-        examples: Validation prompts with their answers. None: 100 of the procedure's prompts.
-        procedure: `published`, or `averaged`; the module says how they differ.
-        texts: Token ids over which hidden values are averaged. None: those of the procedure.
-        layers: Layers to scale. None: those of the procedure; in a model with fewer than 26 layers, the same
-            fraction of them as 10 to 25 of 32.
+        examples: Validation prompts with their answers. None: those of `uuid_examples`.
+        texts: Token ids over which hidden values are averaged. None: those of `random_texts`.
+        layers: Layers to scale. None: 10 to 25; in a model with fewer than 26 layers, the same fraction of them as 10
+            to 25 of 32.
         keep: Number of candidate dimensions to validate.
         factors: Factors to validate.
         progress: Reports progress.
 
     Raises:
         TokenizerRequired: Neither a tokenizer nor examples and texts were given, or the tokenizer has no chat template.
-        UnknownName: There is no such procedure.
-        UnsupportedModel: The model failed the probe, or none of its dimensions is positional.
+        UnsupportedModel: The model failed the probe, has too few layers, or none of its dimensions is positional.
         InvalidChoice: There are no examples, or texts are too short.
         ExtraRequired: SciPy is not installed.
     """
     require_extra("scipy", "evaluation")
     check_model(model)
-    check_name("search procedure", procedure, EXAMPLES)
     check_number("keep", keep, 1)
     factors = [check_real("factors", each) for each in check_items("factors", factors, Real)]
     if examples is not None:
@@ -184,49 +163,51 @@ def search_dimension(
         texts = [as_token_ids(each, InvalidChoice) for each in check_items("texts", texts, Sequence)]
     rotations = probe(model)
     config = model.config.get_text_config(decoder=True)
-    if procedure == "published" and config.num_hidden_layers < FEWEST_LAYERS:
+    count = config.num_hidden_layers
+    if count < _FEWEST_LAYERS:
         raise UnsupportedModel(
-            f"{config.model_type}: expected at least {FEWEST_LAYERS} layers for the published procedure, which ignores "
-            f"the first two and the last one, got {config.num_hidden_layers}",
-            hint="Use the procedure 'averaged', which counts all layers but the last.",
+            f"{config.model_type}: expected at least {_FEWEST_LAYERS} layers for the published search, which ignores "
+            f"the first two and the last one, got {count}",
+            hint="Name the parameters yourself: HiddenScaling(dimensions, factor, layers).",
         )
     window = getattr(config, "max_position_embeddings", None)
-    if examples is None:
-        examples = EXAMPLES[procedure](_required(tokenizer), window=window)
-    if texts is None:
-        length = POSITIONS if window is None else min(POSITIONS, window)
-        is_published = procedure == "published"
-        texts = random_texts(_required(tokenizer), length) if is_published else _shuffled_prompts(examples)
+    if examples is None or texts is None:
+        if tokenizer is None:
+            raise TokenizerRequired("expected a tokenizer, or examples and texts, got neither")
+        examples = uuid_examples(tokenizer, window=window) if examples is None else examples
+        texts = random_texts(tokenizer, min(_POSITIONS, window or _POSITIONS)) if texts is None else texts
     shortest = min((len(each) for each in (*texts, *(example.prompt for example in examples))), default=0)
     if not examples or not texts or shortest < _SHORTEST:
         raise InvalidChoice(f"examples and texts: expected at least {_SHORTEST} tokens in each, got {shortest}")
-    scaled_layers = _layers(procedure, config.num_hidden_layers) if layers is None else tuple(layers)
+    if layers is None:
+        part = range(count * PUBLISHED_LAYERS.start // 32, -(-count * PUBLISHED_LAYERS.stop // 32))
+        layers = PUBLISHED_LAYERS if count >= PUBLISHED_LAYERS.stop else part
+    scaled_layers = tuple(layers)
     report: Progress = progress or (lambda _label, _steps: nullcontext(lambda: None))
     with torch.no_grad(), private_dynamic_rope(model):
         with report("Measuring", len(texts)) as advance:
             values = _mean_values(model, texts, advance)
-        dimensions = _candidates(procedure, values, config.model_type)[:keep]
-        at_zero = [HiddenScaling(dimension, 0.0, scaled_layers) for dimension in dimensions]
-        every = [HiddenScaling(dimension, factor, scaled_layers) for dimension in dimensions for factor in factors]
-        count = len(every) if procedure == "averaged" else len(at_zero) + len({*factors} - {0.0})
-        with report("Validating", (1 + count) * len(examples)) as advance:
+        dimensions = positional_dimensions(values)[:keep]
+        if not dimensions:
+            raise UnsupportedModel(
+                f"{config.model_type}: no hidden dimension is monotone in position in more than a quarter of its "
+                f"{count} layers"
+            )
+        with report("Validating", (1 + len(dimensions) + len({*factors} - {0.0})) * len(examples)) as advance:
 
             def loss(scaling: HiddenScaling | None) -> float:
-                return _loss(model, rotations, examples, scaling, procedure == "published", advance)
+                return _loss(model, rotations, examples, scaling, advance)
 
             plain_loss = loss(None)
-            losses = {scaling: loss(scaling) for scaling in (every if procedure == "averaged" else at_zero)}
-            tried = every
-            if procedure == "published":
-                best = min(losses, key=losses.__getitem__)
-                tried = [replace(best, factor=float(factor)) for factor in factors]
-                losses |= {scaling: loss(scaling) for scaling in tried if scaling not in losses}
+            at_zero = (HiddenScaling(dimension, 0.0, scaled_layers) for dimension in dimensions)
+            losses = {scaling: loss(scaling) for scaling in at_zero}
+            best = min(losses, key=losses.__getitem__)
+            tried = [replace(best, factor=float(factor)) for factor in factors]
+            losses |= {scaling: loss(scaling) for scaling in tried if scaling not in losses}
     found = min(tried, key=losses.__getitem__)
-    stride = -(-values.shape[1] // _CURVE_POINTS)
-    skip = _skipped(values.shape[1])
+    skip, stride = min(_SKIPPED_IN_CURVES, values.shape[1] // 4), -(-values.shape[1] // _CURVE_POINTS)
     return SearchResult(
         model=str(config._name_or_path or model.config._name_or_path or config.model_type),
-        procedure=procedure,
         found=found,
         loss=losses[found],
         plain_loss=plain_loss,
@@ -236,50 +217,7 @@ def search_dimension(
     )
 
 
-def _required(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
-    if tokenizer is None:
-        raise TokenizerRequired("expected a tokenizer, or examples and texts, got neither")
-    return tokenizer
-
-
-def _layers(procedure: str, count: int) -> range:
-    """Return the layers to scale in a model of `count` layers."""
-    if procedure == "published" and count >= PUBLISHED_LAYERS.stop:
-        return PUBLISHED_LAYERS
-    return range(count * PUBLISHED_LAYERS.start // 32, -(-count * PUBLISHED_LAYERS.stop // 32))
-
-
-def _skipped(positions: int) -> int:
-    """Return the positions at the start that curves leave out."""
-    return min(_SKIPPED_POSITIONS, positions // _QUARTER)
-
-
-def _candidates(procedure: str, values: np.ndarray[Any, Any], family: str) -> list[int]:
-    """Return the positional dimensions of the mean values `[L, T, D]`, smoothest first.
-
-    Raises:
-        UnsupportedModel: There is none.
-    """
-    if procedure == "published":
-        dimensions = published_dimensions(values)
-    else:
-        dimensions = averaged_dimensions(values, _skipped(values.shape[1]))
-    if not dimensions:
-        raise UnsupportedModel(
-            f"{family}: no hidden dimension is monotone in position in more than a quarter of its {len(values)} layers"
-        )
-    return dimensions
-
-
-def _shuffled_prompts(examples: Sequence[Example]) -> list[list[int]]:
-    """Return the prompts with their tokens in random order, except the first one, which is usually BOS."""
-    generator = np.random.default_rng(0)
-    return [[each.prompt[0], *generator.permutation(each.prompt[1:]).tolist()] for each in examples if each.prompt]
-
-
-def _mean_values(
-    model: PreTrainedModel, texts: Sequence[Sequence[int]], advance: Callable[[], None]
-) -> np.ndarray[Any, Any]:
+def _mean_values(model: PreTrainedModel, texts: Sequence[Sequence[int]], advance: Callable[[], None]) -> Values:
     """Return the mean hidden values `[L, T, D]` after each layer, over texts cut to the shortest of them."""
     length = min(map(len, texts))
     total: Any = 0
@@ -288,7 +226,7 @@ def _mean_values(
         states = model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states[1:]
         total = total + np.stack([state[0].float().cpu().numpy() for state in states])
         advance()
-    mean: np.ndarray[Any, Any] = total / len(texts)
+    mean: Values = total / len(texts)
     return mean
 
 
@@ -297,10 +235,9 @@ def _loss(
     rotations: Sequence[PositionEncoding],
     examples: Sequence[Example],
     scaling: HiddenScaling | None,
-    per_token: bool,
     advance: Callable[[], None],
 ) -> float:
-    """Return the mean negative log-probability of the examples' answers, each summed or averaged over its tokens."""
+    """Return the mean negative log-probability of the tokens of an answer, over the examples."""
     losses = []
     for each in examples:
         ids = torch.tensor([[*each.prompt, *each.answer]], device=input_device(model))
@@ -308,7 +245,109 @@ def _loss(
         with nullcontext() if scaling is None else scaling.applied(model, PromptBatch([prompt], rotations)):
             logits = model(input_ids=ids[:, :-1], use_cache=False).logits[0, len(each.prompt) - 1 :]
         logprobs = torch.log_softmax(logits.float().to(ids.device), dim=-1).gather(1, ids[0, len(each.prompt) :, None])
-        logprobs = logprobs.double()
-        losses.append(-float(logprobs.mean() if per_token else logprobs.sum()))
+        losses.append(-float(logprobs.double().mean()))
         advance()
     return float(np.mean(losses))
+
+
+def positional_dimensions(values: Values) -> list[int]:
+    """Return the hidden dimensions that follow the position, smoothest first, as in `seach_dim_by_statistic.py`.
+
+    A dimension is monotone in a layer if the cubic through its values is, without the first 300 of 1000 positions. The
+    outputs of the first two layers and of the last one do not count. Dimensions that are monotone in one direction in
+    more than a quarter of the layers are kept; where both directions are equally frequent, the falling ones count. They
+    are ranked by the smallest roughness over these layers: the sum of squared second differences of the values, without
+    the first 200 positions, scaled to a range of one and smoothed by a Savitzky-Golay filter.
+
+    With fewer than 1000 positions, the same fractions of them are skipped. That code keeps the input embeddings for
+    models with an odd number of layers; they are never an entry here.
+
+    Args:
+        values: Mean hidden values `[layers, positions, dimensions]`, one entry per layer's output.
+    """
+    layers, positions = values.shape[:2]
+    middle = values[2 : layers - 1]
+    rising, falling = _monotone_layers(middle[:, positions * _SKIPPED_FOR_MONOTONICITY // _POSITIONS :])
+    monotone = np.where(rising.sum(axis=0) > falling.sum(axis=0), rising, falling)
+    kept = np.flatnonzero(monotone.sum(axis=0) > layers // 4)
+    if not len(kept):
+        return []
+    from scipy.signal import savgol_filter
+
+    curves = _scale_to_one(middle[:, positions * _SKIPPED_FOR_SMOOTHNESS // _POSITIONS :][:, :, kept])
+    smooth = savgol_filter(curves, window_length=_WINDOW, polyorder=_DEGREE, axis=1)
+    squares = (np.diff(smooth, n=2, axis=1) ** 2).sum(axis=1)  # equation 3
+    roughness = np.where(monotone[:, kept], squares, np.inf).min(axis=0, initial=np.inf)
+    return [int(dimension) for dimension in kept[np.argsort(roughness, kind="stable")]]
+
+
+def _monotone_layers(curves: Values) -> tuple[Values, Values]:
+    """Return in which layers the least-squares cubic through each dimension rises, and in which it falls."""
+    powers = np.vander(np.linspace(-1, 1, curves.shape[1]), _DEGREE + 1)
+    rising, falling = np.zeros((2, curves.shape[0], curves.shape[2]), bool)
+    for layer, curve in enumerate(_scale_to_one(curves)):
+        slopes = np.diff(powers @ np.linalg.lstsq(powers, curve, rcond=None)[0], axis=0)
+        moves = np.ptp(curve, axis=0) > 0
+        rising[layer], falling[layer] = (slopes >= 0).all(axis=0) & moves, (slopes <= 0).all(axis=0) & moves
+    return rising, falling
+
+
+def _scale_to_one(curves: Values) -> Values:
+    span = np.ptp(curves, axis=1, keepdims=True)
+    scaled: Values = (curves - curves.min(axis=1, keepdims=True)) / np.where(span > 0, span, 1)
+    return scaled
+
+
+def uuid_examples(
+    tokenizer: PreTrainedTokenizerBase, count: int = 100, *, pairs: int = 50, window: int | None = None, seed: int = 0
+) -> list[Example]:
+    """Return chat prompts that ask for the value of one UUID in a JSON object, as in `eval_on_valid_set.py`.
+
+    The published sets have 50 pairs in a prompt, and ask for those at 25, 50 and 75 per cent.
+
+    Fewer `pairs` are in them where prompt and answer together would have more than `window` tokens.
+
+    Raises:
+        TokenizerRequired: The tokenizer has no chat template.
+        ContextOverflow: Two pairs do not fit.
+    """
+    if not tokenizer.chat_template:
+        raise TokenizerRequired(
+            f"expected a tokenizer with a chat template, got {tokenizer.name_or_path!r} without one",
+            hint="Set tokenizer.chat_template, or give examples of your own.",
+        )
+    while True:
+        source = random.Random(seed)
+        places = [(pairs - 1) * (1 + index % 3) // 4 for index in range(count)]
+        examples = [_uuid_example(tokenizer, source, pairs, place) for place in places]
+        longest = max((len(each.prompt) + len(each.answer) for each in examples), default=0)
+        if window is None or longest <= window:
+            return examples
+        if pairs <= 2:
+            raise ContextOverflow(f"expected a context window that fits two key-value pairs, got {window} tokens")
+        pairs = max(2, min(pairs - 1, pairs * window // longest))
+
+
+def _uuid_example(tokenizer: PreTrainedTokenizerBase, source: random.Random, pairs: int, place: int) -> Example:
+    keys, values = ([str(uuid.UUID(int=source.getrandbits(128), version=4)) for _ in range(pairs)] for _ in range(2))
+    listed = ",\n ".join(f'"{key}": "{value}"' for key, value in zip(keys, values, strict=True))
+    asked = (
+        "Extract the value corresponding to the specified key in the JSON object below.\n\n"
+        f'JSON data:\n{{{listed}}}\n\nKey: "{keys[place]}"\nCorresponding value:'
+    )
+    messages = [{"role": "user", "content": asked}]
+    rendered = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    prompt, answer = (tokenizer(text, add_special_tokens=False).input_ids for text in (rendered, values[place]))
+    return Example(tuple(prompt), tuple(answer))
+
+
+def random_texts(
+    tokenizer: PreTrainedTokenizerBase, length: int = _POSITIONS, count: int = _TEXTS, seed: int = 0
+) -> list[list[int]]:
+    """Return the token ids of texts, without special tokens, in which a hidden value can only follow the position.
+
+    As in `get_avg_hidden_state.py`, each has at most `length` tokens, of ten times as many characters.
+    """
+    source = random.Random(seed)
+    texts = ("".join(source.choices(CHARACTERS, k=length * _CHARACTERS_PER_TOKEN)) for _ in range(count))
+    return [tokenizer(text, add_special_tokens=False, verbose=False).input_ids[:length] for text in texts]

@@ -1,16 +1,14 @@
-"""Methods: how segments see each other. One file each; this registry finds them by name."""
+"""Methods: how segments see each other; this registry finds them by name."""
 
 from __future__ import annotations
 
 from invariant_rag.checks import check_name
 from invariant_rag.methods.ape import APE
 from invariant_rag.methods.base import Method, RowMethod
-from invariant_rag.methods.isolated import Isolated
 from invariant_rag.methods.parallel_windows import ParallelWindows
 from invariant_rag.methods.pine import PINE, PINEInPlace, PINEReverse
 from invariant_rag.methods.rotor import RoToR
-from invariant_rag.methods.sequential import Sequential
-from invariant_rag.methods.set_based import SetBased
+from invariant_rag.methods.rows import Isolated, Sequential, SetBased
 from invariant_rag.methods.structured import Structured
 from invariant_rag.orderings import Ordering, resolve_ordering
 
@@ -50,11 +48,7 @@ __all__ = [
 
 
 def resolve_method(method: str | Method) -> Method:
-    """Return the method of that name, or the instance as it is.
-
-    Raises:
-        UnknownName: No method has that name; the message lists the valid ones.
-    """
+    """Return the method of that name, or the instance as it is; an `UnknownName` lists the names."""
     if isinstance(method, Method):
         return method
     return METHODS[check_name("method", method, METHODS)]()
@@ -63,10 +57,6 @@ def resolve_method(method: str | Method) -> Method:
 def check_method_and_ordering(method: str | Method, ordering: str | Ordering | None) -> None:
     """Check the names of a method and an ordering (None: the method's default), and what they need installed.
 
-    Takes no time, so that nothing is loaded, downloaded or indexed before a misspelt name is found.
-
-    Raises:
-        UnknownName: There is no such method or ordering; the message lists the names.
-        ExtraRequired: A package is not installed that the ordering needs.
+    Takes no time, so that nothing is loaded, downloaded or indexed before an `UnknownName` or an `ExtraRequired`.
     """
     resolve_ordering(ordering, resolve_method(method).default_ordering).check_installed()

@@ -8,7 +8,7 @@ from typing import ClassVar
 from invariant_rag.arrangement import Arrangement, Layout, Span, Weighting
 from invariant_rag.checks import check_real
 from invariant_rag.errors import InvalidChoice
-from invariant_rag.methods.set_based import SetBased
+from invariant_rag.methods.rows import SetBased
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ class Method(ReadOnly):
     """How segments see each other. Its attributes are read-only once it is built.
 
     Attributes:
-        name: Registry key, and the name of the file.
+        name: Registry key.
         paper: Its source.
         cost: Computation compared with the plain model, in a phrase.
         invariant: Whether the answer ignores the order of the segments, given an ordering by content.

@@ -7,7 +7,7 @@ from math import log
 from typing import ClassVar
 
 from invariant_rag.arrangement import Arrangement, Layout, Span, Weighted, Weighting
-from invariant_rag.methods.set_based import SetBased
+from invariant_rag.methods.rows import SetBased
 
 
 class ParallelWindows(SetBased):

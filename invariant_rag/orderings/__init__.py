@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from invariant_rag.checks import check_name
 from invariant_rag.orderings.base import Candidate, Ordering
-from invariant_rag.orderings.cross_encoder import CrossEncoder
-from invariant_rag.orderings.embedding import Embedding
-from invariant_rag.orderings.frequency import Frequency
-from invariant_rag.orderings.given import Given
-from invariant_rag.orderings.lexical import Lexical, LexicalReversed
 from invariant_rag.orderings.monot5 import MonoT5
-from invariant_rag.orderings.relevance import Relevance
-from invariant_rag.orderings.score import Score
+from invariant_rag.orderings.relevance import CrossEncoder, Embedding, Relevance
+from invariant_rag.orderings.simple import Frequency, Given, Lexical, LexicalReversed, Score
 
 ORDERINGS: dict[str, type[Ordering]] = {
     ordering.name: ordering

@@ -46,18 +46,13 @@ class Ordering(ReadOnly):
     descending: ClassVar[bool] = False
 
     def check_installed(self) -> None:
-        """Check that the packages are installed that it needs, before expensive work: here, none.
-
-        Raises:
-            ExtraRequired: One is not.
-        """
+        """Raise `ExtraRequired` if a package is not installed that it needs, before expensive work: here, none."""
 
     @abstractmethod
     def sort_keys(self, candidates: Sequence[Candidate], query: str) -> Sequence[Any]:
         """Return one sort key per candidate, in input order.
 
-        The key of a candidate may depend on the query and on the multiset of candidates, not on their order (unless
-        `invariant` is False).
+        It may depend on the query and on the multiset of candidates, not on their order (unless `invariant` is False).
         """
 
     def rank(self, candidates: Sequence[Candidate], query: str) -> list[int]:

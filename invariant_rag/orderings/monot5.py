@@ -68,12 +68,7 @@ class MonoT5(Relevance):
             self._loaded = (model, tokenizer)
 
     def score_texts(self, texts: Sequence[str], query: str) -> list[float]:
-        """Return the log-probability of the true word against the false word for each text.
-
-        Raises:
-            ContextOverflow: The query leaves no room for a document in `max_length` tokens.
-            UnsupportedModel: The tokenizer does not encode each of the two words as one token of its own.
-        """
+        """Return the log-probability of the true word against the false word for each text."""
         import torch
 
         model, tokenizer = self._load()
@@ -96,16 +91,12 @@ class MonoT5(Relevance):
                 lengths = torch.tensor([len(row) for row in rows])
                 width = len(rows[-1])  # the longest
                 padded = [row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows]
-                logits = (
-                    model(
-                        input_ids=torch.tensor(padded, device=model.device),
-                        attention_mask=(torch.arange(width) < lengths[:, None]).to(model.device),
-                        decoder_input_ids=torch.full((len(batch), 1), start, device=model.device),
-                    )
-                    .logits[:, 0, label_ids]
-                    .float()
-                )  # [batch, 2]
-                values = torch.log_softmax(logits, dim=-1)[:, 0].tolist()
+                logits = model(
+                    input_ids=torch.tensor(padded, device=model.device),
+                    attention_mask=(torch.arange(width) < lengths[:, None]).to(model.device),
+                    decoder_input_ids=torch.full((len(batch), 1), start, device=model.device),
+                ).logits[:, 0, label_ids]  # [batch, 2]
+                values = torch.log_softmax(logits.float(), dim=-1)[:, 0].tolist()
                 for index, value in zip(batch, values, strict=True):
                     scores[index] = value
         return scores

@@ -1,4 +1,4 @@
-"""Base class of the orderings that score segments against the query with a model."""
+"""Orderings that score segments against the query with a model: by a cross-encoder, or by embeddings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from typing import Any, ClassVar
 from invariant_rag.cancellation import check_cancelled
 from invariant_rag.checks import check_number, check_text, require_extra
 from invariant_rag.errors import InvalidChoice, InvariantRAGError, TokenizerRequired, UnsupportedModel
+from invariant_rag.models.embedders import DEFAULT_EMBEDDER, load_embedder
 from invariant_rag.orderings.base import Candidate, Ordering
 from invariant_rag.segments import replace_surrogates
 
 CHARACTERS_PER_TOKEN = 16
 """What is beyond so many characters for each token that a model reads is cut off before a text is tokenized."""
+_CROSS_ENCODER = "cross-encoder/ms-marco-MiniLM-L6-v2"
+_LONGEST = 8192  # tokens that a cross-encoder reads whose limit is not known
+_BATCHES = 4
+"""Of texts that are scored before it is seen whether somebody still waits; texts of similar length are together."""
 
 
 class Relevance(Ordering):
@@ -79,12 +84,7 @@ class Relevance(Ordering):
         return 1 / (1 + math.exp(-score)) if score > -700 else 0.0
 
     def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
-        """Return the negated scores.
-
-        Raises:
-            TokenizerRequired: A candidate has no text.
-            UnsupportedModel: A score is nan.
-        """
+        """Return the negated scores; refuse candidates without text, and scores that are nan."""
         texts = [candidate.text for candidate in candidates]
         if any(text is None for text in texts):
             raise TokenizerRequired(
@@ -126,3 +126,86 @@ def load_error(what: str, name: str, error: Exception) -> InvariantRAGError:
         f"cannot load {what} {name!r}: {error}",
         hint="Give a model id that can be downloaded or is in the local cache, a local folder, or a loaded model.",
     )
+
+
+class CrossEncoder(Relevance):
+    """Rank by the score of a sentence-transformers cross-encoder for query and segment, most relevant first.
+
+    Args:
+        model: A model id or local folder, or a loaded `sentence_transformers.CrossEncoder` with one output.
+        batch_size: Texts per forward pass.
+        device: Device to load the model on; default: the GPU if there is one.
+    """
+
+    name: ClassVar[str] = "cross-encoder"
+    scores_with: ClassVar[str | None] = "predict"
+
+    def __init__(self, model: object = _CROSS_ENCODER, *, batch_size: int = 32, device: str | None = None) -> None:
+        super().__init__(model, batch_size=batch_size, device=device)
+
+    def score_texts(self, texts: Sequence[str], query: str) -> list[float]:
+        """Return the logit of each text. A sigmoid would round high scores to the same float32."""
+        import torch
+
+        model = self._load()
+        # Before sentence-transformers 6, the name is `max_length`.
+        longest = model.max_seq_length if hasattr(model, "max_seq_length") else getattr(model, "max_length", None)
+        most = CHARACTERS_PER_TOKEN * (longest or _LONGEST)
+        pairs = [(query[:most], text[:most]) for text in texts]
+        found: list[float] = []
+        for first in range(0, len(pairs), _BATCHES * self.batch_size):
+            check_cancelled()
+            scores = model.predict(
+                pairs[first : first + _BATCHES * self.batch_size],
+                batch_size=self.batch_size,
+                show_progress_bar=False,
+                activation_fn=torch.nn.Identity(),
+            )
+            if scores.ndim != 1:
+                raise UnsupportedModel(
+                    f"ordering {self.name!r} expects one score per text, got {scores.shape[-1]} from {self!r}",
+                    hint="Use a cross-encoder with num_labels=1.",
+                )
+            found += map(float, scores)
+        return found
+
+    def _load(self) -> Any:
+        if self._loaded is None:
+            self.check_installed()
+            import sentence_transformers
+
+            name = str(self.name_or_folder)
+            try:
+                self._loaded = sentence_transformers.CrossEncoder(name, device=self.device)
+            except (OSError, ValueError) as error:
+                raise load_error("the cross-encoder", name, error) from error
+        return self._loaded
+
+
+class Embedding(Relevance):
+    """Rank by cosine similarity of sentence-transformers embeddings to the query, most similar first.
+
+    Args:
+        model: A model id or local folder, or a loaded `SentenceTransformer`.
+        batch_size: Texts per forward pass.
+        device: Device to load the model on; default: the GPU if there is one.
+    """
+
+    name: ClassVar[str] = "embedding"
+    scores_with: ClassVar[str | None] = "encode_document"
+
+    def __init__(self, model: object = DEFAULT_EMBEDDER, *, batch_size: int = 32, device: str | None = None) -> None:
+        super().__init__(model, batch_size=batch_size, device=device)
+
+    def score_texts(self, texts: Sequence[str], query: str) -> list[float]:
+        """Return the cosine similarity of each text to the query."""
+        if self._loaded is None:
+            self._loaded = load_embedder(str(self.name_or_folder), device=self.device)
+        options = {"batch_size": self.batch_size, "show_progress_bar": False, "normalize_embeddings": True}
+        documents = self._loaded.encode_document(list(texts), **options)  # [N, D] float32
+        query_vector = self._loaded.encode_query(query, **options)  # [D] float32
+        return [float(similarity) for similarity in documents @ query_vector]
+
+    def probability(self, score: float) -> float:
+        """Return the cosine similarity, from -1 to 1, as a number from 0 to 1."""
+        return min(max((1 + score) / 2, 0.0), 1.0)

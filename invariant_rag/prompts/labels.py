@@ -32,8 +32,7 @@ def labels_of(sets: Iterable[tuple[SegmentSet, Sequence[int]]]) -> dict[str, int
     >>> labels_of([(SegmentSet(["b", "a"], slots=slots), [1, 0])])
     {'1': 1, '2': 0}
 
-    Args:
-        sets: Each set, and for each of its places the index of the segment that took it.
+    `sets` are each set, and for each of its places the index of the segment that took it.
     """
     found: dict[str, list[int]] = {}
     offset = 0

@@ -21,7 +21,7 @@ from invariant_rag.checks import check_text
 from invariant_rag.errors import InvalidPrompt, InvalidSegment
 from invariant_rag.locks import ForkSafeLock
 from invariant_rag.prompts.control_tokens import control_tokens, rendered_probes
-from invariant_rag.segments import TokenIds, replace_surrogates
+from invariant_rag.segments import Text, TokenIds, replace_surrogates
 from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
@@ -49,11 +49,7 @@ _literals: WeakKeyDictionary[PreTrainedTokenizerBase, Literals] = WeakKeyDiction
 
 @dataclass(frozen=True)
 class Trusted:
-    """A text in a message in which names of control tokens are control tokens. All other text in messages is literal.
-
-    Attributes:
-        text: The text. Whoever can write it can write turns of any role.
-    """
+    """A text in a message in which names of control tokens count. Whoever writes it can write turns of any role."""
 
     text: str
 
@@ -123,9 +119,6 @@ class Literals:
         away without joining a name from the rest. A string is cut off from what the template writes beside it, if the
         two could form a name. The cuts pass through a chat template, and end in `tokenize_prompt`. `PRIVATE` characters
         are removed. `key` is the field of the value: types of a schema are words that templates compare.
-
-        Raises:
-            InvalidPrompt: The tokenizer has a control token for a character that it does not know, which is there.
         """
         if isinstance(value, str):
             text = _PRIVATE.sub("", value)
@@ -199,8 +192,10 @@ class Literals:
 
     # --- token ids ---
 
-    def encode_text(self, text: str) -> TokenIds:
-        """Return ids of a text in which names of control tokens are control tokens, unless they are cut."""
+    def encode_text(self, text: Text) -> TokenIds:
+        """Return ids of a text in which names of control tokens count, unless they are cut; ids as they are given."""
+        if not isinstance(text, str):
+            return text
         if CUT not in text:
             return self._called(text) if self._plain is None else _ids(self._plain, text)
         if self._aliased is None:  # the two halves of a name are tokenized separately
@@ -209,11 +204,7 @@ class Literals:
         return _ids(self._aliased, aliased.replace(CUT, ""))
 
     def encode_literal(self, texts: Sequence[str]) -> list[TokenIds]:
-        """Return ids of untrusted texts: names of control tokens in them are plain text.
-
-        Raises:
-            InvalidSegment: The tokenizer has no other ids for a part of a text than those of a control token.
-        """
+        """Return ids of untrusted texts: names of control tokens in them are plain text, or raise `InvalidSegment`."""
         found = []
         for text in texts:
             ids = self._encode_halves(text) if self._aliased is None else _ids(self._aliased, text)

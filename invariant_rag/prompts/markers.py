@@ -34,13 +34,7 @@ _REST = re.compile(
 
 @dataclass(frozen=True)
 class Marked:
-    """A segment that was marked inside a string.
-
-    Attributes:
-        segment: The segment.
-        size: Number of segments of its set; None if the mark does not say.
-        group: Digest of the contents of its set; empty if the mark does not say.
-    """
+    """A segment that was marked inside a string, with the size of its set and a digest of it if the mark has them."""
 
     segment: Segment
     size: int | None = None
@@ -48,7 +42,7 @@ class Marked:
 
 
 def mark(segment: Segment | str, size: int | None = None, *, group: str = "", nonce: str = _NONCE) -> str:
-    """Write a segment as a string with marks around it, from which `split_marked` restores title, text and score.
+    """Write a segment with text as a string with marks around it, from which `split_marked` restores it.
 
     The characters of marks in its own title and text are removed. Metadata is not written.
 
@@ -57,9 +51,6 @@ def mark(segment: Segment | str, size: int | None = None, *, group: str = "", no
         size: Number of segments of its set, so that missing ones are noticed. None: not said.
         group: Digest that tells the set from its neighbours; see `mark_set`.
         nonce: Proof that this process wrote the mark.
-
-    Raises:
-        InvalidSegment: The segment holds token ids.
     """
     segment = Segment.of(segment)
     if segment.token_ids is not None:
@@ -70,11 +61,7 @@ def mark(segment: Segment | str, size: int | None = None, *, group: str = "", no
 
 
 def mark_set(segments: Iterable[Segment | str], *, nonce: str = _NONCE) -> str:
-    """Write a set of segments as a string: `mark` of each, with the size and a digest of the set.
-
-    Raises:
-        InvalidSegment: A segment holds token ids.
-    """
+    """Write a set of segments as a string: `mark` of each, with the size and a digest of the set."""
     listed = [Segment.of(each) for each in segments]
     contents = repr(sorted(each.canonical_key for each in listed)).encode("utf-8", "surrogatepass")
     group = hashlib.sha256(contents).hexdigest()[:8]
@@ -88,8 +75,8 @@ def split_marked(text: str, *, nonce: str = _NONCE) -> tuple[list[str | Marked],
     ['a ', 'b', ' c']
 
     Returns:
-        The parts in the order of the string, without empty texts; and whether there were other marks: of another
-        process, cut in two, or escaped. Those are removed, and the text next to them is not a segment.
+        The parts, without empty texts; and whether there were other marks, which are removed: of another process, cut
+        in two, or escaped.
     """
     if not has_marks(text):
         return [text] if text else [], False

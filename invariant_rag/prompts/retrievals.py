@@ -22,8 +22,8 @@ class Retrieval:
     Attributes:
         segments: The documents, in the order in which they were listed.
         query: What it was asked; "" if that is not known. A slot with this text is the user's question, and no set.
-        fields: For each document, further texts that a template may write beside it, by name. Its title and metadata,
-            each value and the whole as `str()` has them, are fields without being listed.
+        fields: For each document, further texts that a template may write beside it, by name. Its title, its metadata
+            and each value of them, by `str()`, are fields anyway.
         one_by_one: Whether a model may be asked about a single document: it runs inside of the retriever.
         is_set: Whether their order means nothing. A list that no retriever returned is only a reason to warn.
     """
@@ -72,15 +72,10 @@ def _counts(values: Sequence[str]) -> bool:
 
 @dataclass
 class Outside:
-    """What was last retrieved in a context by a run that no model was asked in, such as a retriever on its own.
-
-    Attributes:
-        retrievals: What it is.
-        task: The thread and the task in which the run began.
-    """
+    """What was last retrieved in a context by a run that no model was asked in, such as a retriever on its own."""
 
     retrievals: list[Retrieval]
-    task: tuple[int, int]
+    task: tuple[int, int]  # the thread and the task in which the run began
 
 
 _OUTSIDE: ContextVar[Outside | None] = ContextVar("invariant_rag_outside", default=None)
@@ -104,10 +99,7 @@ def begin_outside() -> Outside:
 
 
 def outside_retrievals() -> list[Retrieval]:
-    """Return what was last retrieved in this context for no model: a reason to warn of texts that hold it, and no set.
-
-    A model may be asked about a single document of it.
-    """
+    """Return what was last retrieved in this context for no model: a reason to warn of texts with it, and no set."""
     outside = _OUTSIDE.get()
     if outside is None or not outside.retrievals:
         return []
@@ -115,11 +107,7 @@ def outside_retrievals() -> list[Retrieval]:
 
 
 def forget_outside(texts: Iterable[str]) -> None:
-    """Forget what was retrieved for no model, if one got all of it now: a later question may quote it.
-
-    Args:
-        texts: What the model got: texts, and the documents of its sets.
-    """
+    """Forget what was retrieved for no model, if one got all of it in these texts: a later question may quote it."""
     outside = _OUTSIDE.get()
     if outside is not None and outside.retrievals:
         joined = "\n".join(texts)
@@ -155,8 +143,8 @@ class _Run:
 class RunRetrievals:
     """Retrievals and slots by run. Runs are trees of calls, as frameworks trace them: a chain, a retriever, a model.
 
-    They are known within one root run only, and forgotten when it ends. If no model was asked in it, as in a retriever
-    that is called on its own, `outside_retrievals` has them then. Safe for threads.
+    They are known within one root run, and forgotten when it ends. `outside_retrievals` has them then if no model was
+    asked in it. Safe for threads.
     """
 
     def __init__(self) -> None:
@@ -164,13 +152,7 @@ class RunRetrievals:
         self._lock = Lock()
 
     def start(self, run: Hashable, parent: Hashable | None = None, *, query: str | None = None) -> None:
-        """Note that a run began. It is a root run if nothing is known of its parent; see `begin_outside`.
-
-        Args:
-            run: The run.
-            parent: The run that called it.
-            query: What it is asked, if it is a retriever.
-        """
+        """Note that a run began, and what a retriever is asked. It is a root run if nothing is known of its parent."""
         with self._lock:
             above = self._runs.get(parent) if parent is not None and parent != run else None
             self._runs[run] = _Run(above, query, outside=_OUTSIDE.get() if above is None else None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from invariant_rag.errors import InvalidPrompt, TokenizerRequired
 from invariant_rag.orderings.base import Candidate
 from invariant_rag.prompts.literal_text import Literals, literals_of
-from invariant_rag.segments import Prompt, Segment, SegmentSet, TokenIds, as_token_ids, plain_rendering
+from invariant_rag.segments import Prompt, Segment, SegmentSet, Text, TokenIds, as_token_ids, plain_rendering
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenizedPrompt:
-    """A prompt as token ids, its segments still in input order.
-
-    Attributes:
-        texts: Token ids of the `len(sets) + 1` texts around the sets.
-        sets: For each set, its segments as candidates of an ordering.
-    """
+    """A prompt as token ids: of the texts around the sets, and of the segments, in input order, to be ranked."""
 
     texts: tuple[TokenIds, ...]
     sets: tuple[tuple[Candidate, ...], ...]
@@ -32,9 +27,8 @@ class TokenizedPrompt:
 def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> TokenizedPrompt:
     """Tokenize every text and every segment of a prompt separately.
 
-    Special tokens are parsed in texts and are literal in segments. The special tokens that the tokenizer prepends to a
-    text (bos) are prepended to the first text, unless it starts with them. Token ids are not changed, and a prompt of
-    token ids gets no bos.
+    Special tokens are parsed in texts and are literal in segments. Those that the tokenizer prepends to a text (bos)
+    are prepended to the first text, unless it starts with them. Token ids are not changed, and get no bos.
 
     Raises:
         InvalidPrompt: `prompt` is not a `Prompt`.
@@ -46,7 +40,7 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -
             hint="Build one with lm.chat_prompt(question, documents), or with Prompt(prefix, segments, suffix).",
         )
     literals = None if tokenizer is None else literals_of(tokenizer)
-    texts = [_encode_text(text, literals) if isinstance(text, str) else text for text in prompt.texts]
+    texts = list(map(_encode_text if literals is None else literals.encode_text, prompt.texts))
     first, last = prompt.texts[0], prompt.texts[-1]
     if literals is not None and isinstance(first, str) and (first or isinstance(last, str)):
         start = literals.leading_ids()
@@ -72,16 +66,10 @@ def tokenize_in_slots(
 ) -> list[TokenIds]:
     """Tokenize the segments of a set that has slots, each in the slot of its physical place.
 
-    Args:
-        segments: The set.
-        ranks: Indices of the segments by rank. Rank 0 takes the last slot: it is placed nearest to what follows.
-        tokenizer: The tokenizer.
+    `ranks` are indices of the segments by rank. Rank 0 takes the last slot: it is placed nearest to what follows.
 
     Returns:
         Token ids by rank.
-
-    Raises:
-        TokenizerRequired: There is no tokenizer.
     """
     slots = reversed(segments.slots or ())
     ranked = [segments[index] for index in ranks]
@@ -90,37 +78,28 @@ def tokenize_in_slots(
 
 
 def tokenize_text(text: str | Sequence[int], tokenizer: PreTrainedTokenizerBase | None) -> TokenIds:
-    """Tokenize a text that continues a prompt: special tokens are parsed, and no bos is prepended.
-
-    Raises:
-        InvalidPrompt: `text` is neither a string nor token ids.
-        TokenizerRequired: It is a string, and there is no tokenizer.
-    """
+    """Tokenize a text that continues a prompt: special tokens are parsed, and no bos is prepended."""
     if not isinstance(text, str):
         return as_token_ids(text, InvalidPrompt)
-    return _encode_text(text, None if tokenizer is None else literals_of(tokenizer))
+    return _encode_text(text) if tokenizer is None else literals_of(tokenizer).encode_text(text)
 
 
 def tokenize_literal(text: str, tokenizer: PreTrainedTokenizerBase) -> TokenIds:
-    """Tokenize untrusted text: the names of control tokens in it are plain text, and no control token is returned.
-
-    Raises:
-        InvalidSegment: The tokenizer has no other ids for a part of the text than those of a control token.
-    """
+    """Tokenize untrusted text: the names of control tokens in it are plain text, and no control token is returned."""
     return literals_of(tokenizer).encode_literal([text])[0]
 
 
-def _encode_text(text: str, literals: Literals | None) -> TokenIds:
-    if literals is not None:
-        return literals.encode_text(text)
-    if text:
+def _encode_text(text: Text) -> TokenIds:
+    if text and isinstance(text, str):
         raise TokenizerRequired("expected token ids: the model has no tokenizer, and the prompt holds text")
-    return ()
+    return text or ()
 
 
 def _encode_segments(segments: Sequence[Segment], written: list[str], literals: Literals | None) -> list[TokenIds]:
     """Return ids of segments: those that they hold, or those of what is written of them."""
     given = list(map(attrgetter("token_ids"), segments))
+    if literals is not None and given.count(None) == len(given):
+        return literals.encode_literal(written)
     if literals is None and any(text for ids, text in zip(given, written, strict=True) if ids is None):
         raise TokenizerRequired("expected token ids: the model has no tokenizer, and a segment or its slot holds text")
     texts = [text for ids, text in zip(given, written, strict=True) if ids is None]

@@ -26,9 +26,6 @@ class Tool:
         name: Letters, digits, and `_ . / : -`.
         description: What it does, for the model.
         parameters: JSON schema of its arguments: of an object.
-
-    Raises:
-        InvalidTool: The name or the schema is none, or the schema is no JSON.
     """
 
     name: str
@@ -80,10 +77,7 @@ class ToolCall:
     Attributes:
         id: Identifies the call in the result's message. A function of the prompt and of the call's place in the answer.
         name: Name of the tool.
-        arguments: Its arguments.
-
-    Raises:
-        InvalidTool: A field has the wrong type, or an argument is no JSON.
+        arguments: Its arguments, as JSON has them.
     """
 
     id: str
@@ -138,11 +132,7 @@ def _check_json(what: str, fields: Mapping[Any, Any]) -> None:
 
 
 def as_tools(tools: Iterable[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
-    """Return tools with distinct names.
-
-    Raises:
-        InvalidTool: They are no list, one is no tool, or two share a name.
-    """
+    """Return tools with distinct names, or raise `InvalidTool`."""
     if isinstance(tools, tuple | list) and not tools:
         return ()
     if not is_iterable(tools):
@@ -157,11 +147,8 @@ def as_tools(tools: Iterable[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
 def choice_of(given: Mapping[str, Any] | str | bool | None) -> str:
     """Return the choice of a tool, in a shape of OpenAI or of a framework, as `AnswerRequest` takes it.
 
-    >>> choice_of(None), choice_of(True), choice_of({"type": "function", "function": {"name": "search"}})
-    ('auto', 'required', 'search')
-
-    Raises:
-        InvalidTool: It is of no known shape.
+    >>> choice_of(None), choice_of(True), choice_of(False), choice_of({"function": {"name": "search"}})
+    ('auto', 'required', 'none', 'search')
     """
     if given is None or isinstance(given, str):
         return given or "auto"

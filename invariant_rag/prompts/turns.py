@@ -22,13 +22,7 @@ from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_r
 
 @dataclass(frozen=True)
 class Turn:
-    """One message of a conversation.
-
-    Attributes:
-        role: `user`, `assistant`, `system`, `tool`, or another one.
-        parts: Strings, segments, sets of segments, and anything else that a message of a framework holds, such as an
-            image.
-    """
+    """One message of a conversation: strings, segments, sets, and what else a framework puts there, such as images."""
 
     role: str
     parts: tuple[Any, ...]
@@ -53,11 +47,7 @@ class Turn:
 class Recognition:
     """A conversation in which every segment is in a set, and why its answer may depend on their order all the same.
 
-    Attributes:
-        turns: The conversation.
-        findings: Why the order may matter.
-        texts: What is neither in a set nor said by an assistant, and the documents of the sets.
-        sets: Its sets.
+    `texts` are what is neither in a set nor said by an assistant, and the documents of the sets.
     """
 
     turns: tuple[Turn, ...]
@@ -69,14 +59,14 @@ class Recognition:
 def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots: Iterable[str] = ()) -> Recognition:
     """Put the segments of a conversation into sets, and say what is not understood.
 
-    Neighbouring segments of a turn are a set, if nothing but white space, or the same text, stands between them. What
-    an assistant said is left as it is.
+    Neighbouring segments of a turn are a set, if nothing but white space, or the same text, is between them. What an
+    assistant said is never a slot, and nobody is warned of it.
 
     Args:
         turns: The conversation.
         retrievals: What was retrieved in this run.
         slots: Values of the template's variables, contents of tool messages, and content blocks. One that `find_set`
-            recognises becomes a set where it stands, if it stands in the conversation once.
+            recognises becomes a set in its place, if it occurs in the conversation once.
     """
     known = list(retrievals)
     findings: list[Finding] = []
@@ -103,14 +93,14 @@ def parse_marked(text: str) -> Prompt:
 
 
 def _contents(turns: Iterable[Turn]) -> tuple[list[str], list[SegmentSet]]:
-    """Return texts and sets of turns that no assistant said."""
+    """Return texts that no assistant said, and all sets."""
     texts, sets = [], []
     for turn in turns:
-        for part in turn.parts if turn.role != "assistant" else ():
-            if isinstance(part, str):
-                texts.append(part)
-            elif isinstance(part, SegmentSet):
+        for part in turn.parts:
+            if isinstance(part, SegmentSet):
                 sets.append(part)
+            elif isinstance(part, str) and turn.role != "assistant":
+                texts.append(part)
     return texts, sets
 
 
@@ -141,9 +131,7 @@ def merge_texts(parts: Iterable[Any]) -> list[Any]:
 
 
 def _with_sets(turn: Turn, known: Sequence[Retrieval], findings: list[Finding]) -> Turn:
-    """Return a turn whose declared segments are in sets; one of an assistant as it is."""
-    if turn.role == "assistant":
-        return turn
+    """Return a turn whose declared segments are in sets."""
     parts: list[Any] = []
     for part in turn.parts:
         pieces, rest = split_marked(part) if isinstance(part, str) else ([part], False)

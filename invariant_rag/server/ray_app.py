@@ -119,7 +119,7 @@ class Ingress:
         engine = RayEngine(handle, together)
         own = replace(settings, keys=given, operator_key=key_of_environment(OPERATOR_KEY_VARIABLE))
         relevance = build_reranker(reranker)
-        relevance.sort_keys = engine.sort_keys  # type: ignore[method-assign]  # no model is loaded here
+        vars(relevance).update(sort_keys=engine.sort_keys)  # that of the replicas: no model is loaded here
         self._app = create_app(engine, own, relevance)
 
     def __serve_build_asgi_app__(self) -> FastAPI:

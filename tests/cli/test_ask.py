@@ -128,7 +128,7 @@ def test_stream_prints_the_same_answer(ask: Run) -> None:
     assert streamed.stdout.splitlines()[0] == ask().stdout.splitlines()[0]
 
 
-def test_ask_uses_faiss_unless_told(docs: Path, tiny_folder: Path) -> None:
+def test_ask_needs_no_name_of_a_retriever(docs: Path, tiny_folder: Path) -> None:
     result = run("ask", QUESTION, "--docs", docs, "--model", tiny_folder, "--max-new-tokens", 2, "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)

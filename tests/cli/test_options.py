@@ -19,9 +19,7 @@ def described() -> dict[str, dict[str, str]]:
     root = typer.main.get_command(app)
     assert isinstance(root, TyperGroup)
     found: dict[str, dict[str, str]] = defaultdict(dict)
-    audit = root.commands["audit"]
-    assert isinstance(audit, TyperGroup)
-    for name, command in {**root.commands, **audit.commands}.items():
+    for name, command in root.commands.items():
         for option in command.params:
             if isinstance(option, TyperOption):
                 for flag in option.opts:

@@ -100,7 +100,7 @@ def test_long_fields_of_csv_and_half_surrogates_are_read(in_ascii: tuple[Path, b
 
 
 @pytest.mark.parametrize("out", ["file", "file/below", "x" * 5000])
-@pytest.mark.parametrize("command", [["search-dimension"], None])
+@pytest.mark.parametrize("command", [["search-dimension", "no-such/model"], None])
 def test_an_out_that_is_no_folder_is_refused_before_the_work(
     command: list[str] | None, out: str, questions: Path, tmp_path: Path
 ) -> None:
@@ -163,7 +163,9 @@ def test_a_misspelt_name_is_refused_before_anything_is_indexed_or_loaded(
         ("ask Who? --docs {docs} --model {docs}/none", "no such folder Run `ls "),
         ("ask Who? --docs {docs} --model {docs}/mill.md", "a file Run `ls "),
         ("ask Who? --docs {docs} --model {docs}", "its config.json cannot be read: No such file or directory"),
+        ("ask Who? --docs {docs} --model {bare}", "its config.json names no model_type"),
         ("ask Who? --docs {empty}", "no document in "),
+        ("models --embedded --check-tokens x", "expected --embedded or --check-tokens, got both"),
         ("ask Who? --docs {docs} --k many", "--k: expected a whole number, got many"),
         ("ask Who? --docs {docs} --k 0", "--k: expected at least 1, got 0"),
         ("ask Who? --docs {docs} --overflow cut", "expected one of error, drop_last, trim_segments, got cut"),
@@ -174,12 +176,16 @@ def test_a_misspelt_name_is_refused_before_anything_is_indexed_or_loaded(
         ("serve --port 99999", "--port: expected at most 65535, got 99999"),
         ("serve --method rotr", "did you mean 'rotor'?"),
         ("search-dimension {docs}/none --out {empty}", "no such folder"),
-        ("search-dimension --out {empty} --procedure x", "expected one of published, averaged, got x"),
         ("models --check-tokens {docs}/none", "no such folder"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(command: str, message: str, docs: Path, tmp_path: Path) -> None:
-    error = refused(*[each.format(docs=docs, blank="  ", empty=tmp_path) for each in command.split()])
+    bare, empty = tmp_path / "bare", tmp_path / "empty"
+    bare.mkdir()
+    empty.mkdir()
+    (bare / "config.json").write_text("{}")
+    named = {"docs": docs, "blank": "  ", "empty": empty, "bare": bare}
+    error = refused(*[each.format(**named) for each in command.split()])
     assert message in error
     assert "PosixPath" not in error
     assert "Loading model" not in error

@@ -22,7 +22,7 @@ from invariant_rag.ensembles import (
     SelfConsistency,
     segment_attention,
 )
-from invariant_rag.ensembles.cost import count_cost
+from invariant_rag.ensembles.base import Cost, count_cost
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.testing import tiny_model
 from invariant_rag.testing.rounding import assert_rounded_alike, rounding
@@ -146,6 +146,7 @@ def test_a_score_is_the_mean_over_the_rotations(lm: InvariantModel) -> None:
 
 def test_rotations_put_every_segment_in_every_place_once(lm: InvariantModel) -> None:
     places = [each.order for each in PermutationAverage(lm).permute(PROMPT)]
+    assert places[0] == list(lm.prepare(PROMPT).order)
     assert [sorted(place) for place in places] == [[0, 1, 2, 3]] * 4
     assert [sorted(column) for column in zip(*places, strict=True)] == [[0, 1, 2, 3]] * 4
     assert [each.order for each in PermutationAverage(lm, 2).permute(PROMPT)] == [places[0], places[2]]
@@ -368,6 +369,9 @@ def test_counting_leaves_the_model_as_it_was(lm: InvariantModel) -> None:
     before = lm.generate(PROMPT, max_new_tokens=3)
     with pytest.raises(RuntimeError), count_cost(lm.model):
         raise RuntimeError
+    with count_cost(lm.model) as counter:
+        lm.model(torch.ones((3, 5), dtype=torch.long))
+    assert counter.cost == Cost(prefills=3, passes=3, tokens=15, calls=1)
     PermutationAverage(lm).generate(PROMPT, max_new_tokens=2)
     assert not lm.model._forward_pre_hooks
     assert lm.generate(PROMPT, max_new_tokens=3) == before

@@ -20,7 +20,7 @@ from invariant_rag import Generation, InvariantModel, KeyValueCache, MicroBatche
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
 from invariant_rag.generation.structured import constrain
 from invariant_rag.methods import METHODS
-from invariant_rag.testing import random_prompt
+from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.rounding import rounding
 
 PROMPTS = [random_prompt(random.Random(seed), (3, 1 + seed, 4), prefix=2, suffix=3) for seed in range(5)]
@@ -136,7 +136,7 @@ def test_objects_of_one_schema_are_rows_of_one_batch_and_streams_end_where_they_
 
     def options(seed: int) -> dict[str, Any]:
         sampling = {"do_sample": True, "temperature": 2.0, "top_k": 0, "seed": seed}
-        return constrain(model, schema, max_new_tokens=80, **sampling).options
+        return constrain(model, schema, max_new_tokens=80, **sampling)
 
     alone = [model.generate(prompt, **options(seed)).text for seed in range(4)]
     streams = [batcher.stream(model, prompt, options(seed)) for seed in range(4)]
@@ -149,10 +149,16 @@ def test_objects_of_one_schema_are_rows_of_one_batch_and_streams_end_where_they_
     assert texts == alone
     assert len(set(texts)) == 4
     assert set(sizes) == {4}
-    other = constrain(model, {"enum": ["a"]}, max_new_tokens=80).options
+    other = constrain(model, {"enum": ["a"]}, max_new_tokens=80)
     with batch_sizes(model.model) as sizes:
         batcher.generate_all(model, [(prompt, options(0)), (prompt, {**options(1), **other})])
     assert set(sizes) == {1}
+    left, kept = (batcher.stream(model, prompt, options(seed)) for seed in range(2))
+    with ThreadPoolExecutor(1) as pool:
+        rest = pool.submit("".join, kept)
+        next(left)
+        left.close()
+        assert rest.result() == alone[1]
 
 
 def test_without_seeds_sampled_answers_follow_the_global_state(llama: PreTrainedModel) -> None:
@@ -193,6 +199,13 @@ def test_requests_with_other_options_are_not_mixed(
 def test_several_answers_to_one_prompt_are_refused(options: dict[str, Any], llama: PreTrainedModel) -> None:
     with pytest.raises(InvalidChoice, match="num_return_sequences"):
         MicroBatcher().generate(InvariantModel(llama), PROMPTS[0], options)
+
+
+def test_several_answers_that_a_model_gives_by_itself_are_refused() -> None:
+    model = tiny_model("llama")
+    model.generation_config.num_return_sequences = 2
+    with pytest.raises(InvalidChoice, match="num_return_sequences"):
+        MicroBatcher().generate(InvariantModel(model), PROMPTS[0])
 
 
 def test_a_copy_begins_with_an_empty_queue(llama: PreTrainedModel) -> None:

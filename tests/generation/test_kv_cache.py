@@ -129,6 +129,15 @@ def test_several_sets_and_chats_are_cached_up_to_their_last_text(endless: PreTra
         assert lm.cache.stats().hits == 1
 
 
+def test_entries_belong_to_the_adapters_at_work() -> None:
+    lm = InvariantModel(tiny_model("llama"), ordering="lexical", cache=KeyValueCache())
+    adapted = lm.model.model.layers[0].self_attn.v_proj
+    for adapters, misses in (["one"], 1), (["two"], 2), (["one"], 2):
+        adapted.active_adapters = adapters  # as the layers of PEFT say it, which bring parameters of their own
+        lm.logits(PROMPT)
+        assert lm.cache.stats().misses == misses
+
+
 def test_what_cannot_be_cached_is_refused(endless: PreTrainedModel) -> None:
     with pytest.raises(UnsupportedCombination, match="rotary frequencies"):
         InvariantModel(tiny_model("llama (dynamic scaling)"), cache=KeyValueCache())

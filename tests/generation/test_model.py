@@ -278,11 +278,19 @@ def test_a_generation_config_may_say_how_long_and_how() -> None:
         {"use_cache": False},
         {"generation_config": GenerationConfig(use_cache=False)},
         {"prefill_chunk_size": 4},
+        {"cache_implementation": "static"},
     ],
 )
 def test_decoding_that_would_read_the_prompt_anew_is_refused(option: dict[str, Any], llama: PreTrainedModel) -> None:
     with pytest.raises(UnsupportedCombination, match="arranged"):
         InvariantModel(llama).generate(PROMPT, max_new_tokens=4, **option)
+
+
+def test_a_cache_that_the_model_s_own_configuration_wants_is_not_asked() -> None:
+    model = tiny_model("llama")
+    expected = InvariantModel(model).generate(PROMPT, max_new_tokens=3)
+    model.generation_config.cache_implementation = "static"
+    assert InvariantModel(model).generate(PROMPT, max_new_tokens=3) == expected
 
 
 def test_a_model_that_gives_its_cache_up_is_refused() -> None:

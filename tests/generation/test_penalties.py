@@ -51,7 +51,7 @@ def test_requests_with_equal_penalties_are_rows_of_one_batch_and_answered_as_alo
 def test_an_object_stays_one_whatever_is_penalized(model: InvariantModel) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["aaaa", "bbbb"]}}, "required": ["a"]}
     options = {"logits_processor": [TokenPenalties(1e6, 1e6)], "sequence_bias": [[[each], -1e6] for each in range(50)]}
-    text = model.generate(PROMPT, **constrain(model, schema, max_new_tokens=80, **options).options).text
+    text = model.generate(PROMPT, **constrain(model, schema, max_new_tokens=80, **options)).text
     assert parse_object(text, schema)["a"] in ("aaaa", "bbbb")
 
 

@@ -114,17 +114,14 @@ def test_a_prompt_without_segments_answers_alike_beside_others_and_a_cache(llama
         ]
 
 
-@pytest.mark.parametrize("options", [{"num_beams": 2}, {"cache_implementation": "static"}])
 @pytest.mark.parametrize("cache", [None, KeyValueCache()], ids=["uncached", "cached"])
-def test_prompts_with_beams_or_a_static_cache_are_read_together(
-    options: dict[str, Any], cache: KeyValueCache | None, llama: PreTrainedModel
-) -> None:
+def test_prompts_with_beams_are_read_together(cache: KeyValueCache | None, llama: PreTrainedModel) -> None:
     lm = InvariantModel(llama, backend="varlen", cache=cache)
     with ForwardPasses() as passes:
-        together = lm.generate(prompts(), max_new_tokens=3, **options)
+        together = lm.generate(prompts(), max_new_tokens=3, num_beams=2)
     assert {rows for rows, tokens in passes.shapes if tokens > 1} == {4}
     assert [each.token_ids for each in together] == [
-        lm.generate(each, max_new_tokens=3, **options).token_ids for each in prompts()
+        lm.generate(each, max_new_tokens=3, num_beams=2).token_ids for each in prompts()
     ]
 
 

@@ -87,13 +87,10 @@ def test_no_order_changes_a_bit_of_a_batch(dtype: torch.dtype, device: torch.dev
 
 
 @pytest.mark.parametrize("method", INVARIANT)
-def test_a_batch_a_static_cache_and_a_warm_cache_answer_as_a_single_call(method: str, device: torch.device) -> None:
+def test_a_batch_and_a_warm_cache_answer_as_a_single_call(method: str, device: torch.device) -> None:
     lm = InvariantModel(tiny_model("llama").to(device), method=method)
     alone = [lm.generate(each, max_new_tokens=6).token_ids for each in prompts()]
     assert [each.token_ids for each in lm.generate(prompts(), max_new_tokens=6)] == alone
-    if lm.method.stock_decoding:
-        static = [lm.generate(each, max_new_tokens=6, cache_implementation="static").token_ids for each in prompts()]
-        assert static == alone
     warm, cold = (lm.with_cache(KeyValueCache()) for _ in range(2))
     for _ in range(2):
         assert [warm.generate(each, max_new_tokens=6).token_ids for each in prompts()] == alone

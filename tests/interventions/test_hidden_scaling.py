@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.interventions import HiddenScaling
-from invariant_rag.interventions.published_scalings import PUBLISHED
+from invariant_rag.interventions.hidden_scaling import PUBLISHED
 from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.contracts import plain_logits
 from invariant_rag.testing.rounding import rounding
@@ -139,34 +139,15 @@ def test_settings_survive_a_file(tmp_path: Path) -> None:
 
 def test_the_published_table_is_found_by_id_and_by_the_last_part_of_it() -> None:
     mistral = HiddenScaling((213,), 0.0, range(10, 26))
-    for name in PUBLISHED["paper"]:
+    for name in PUBLISHED:
         assert HiddenScaling.published(name).layers[0] == 10
     assert HiddenScaling.published("mistralai/Mistral-7B-Instruct-v0.2") == mistral
     assert HiddenScaling.published("/models/mistral-7b-instruct-v0.2/") == mistral
     assert HiddenScaling.published("Llama-2-13b-chat") == HiddenScaling(4283, -1, range(10, 35))
     assert HiddenScaling.published("Qwen1.5-7B-Chat").factor == 0.2
-    assert set(PUBLISHED["paper"]) == set(PUBLISHED["code"])
-    with pytest.raises(UnknownName, match="'code', 'paper'"):
-        HiddenScaling.published("Qwen1.5-7B-Chat", "table")  # type: ignore[arg-type]
+    assert HiddenScaling.published("gemma-1.1-7b-it").layers[-1] == 22
     with pytest.raises(UnknownName, match=r"Mistral-7B-Instruct-v0\.2"):
         HiddenScaling.published("mistralai/Mistral-7B-Instruct-v0.3")
-
-
-def test_the_paper_and_its_code_differ_where_they_are_said_to() -> None:
-    """Table 5 of the paper against the folder `configs` at commit f3bcd55."""
-    differing = {name for name in PUBLISHED["paper"] if PUBLISHED["paper"][name] != PUBLISHED["code"][name]}
-    assert differing == {
-        "meta-llama/Llama-2-13b-chat-hf",
-        "google/gemma-1.1-7b-it",
-        "Qwen/Qwen1.5-7B-Chat",
-        "mosaicml/mpt-30b-chat",
-    }
-    for name in PUBLISHED["paper"]:
-        assert PUBLISHED["paper"][name][0] == PUBLISHED["code"][name][0]
-    paper, code = (HiddenScaling.published("gemma-1.1-7b-it", source) for source in ("paper", "code"))
-    assert (paper.layers[-1], code.layers[-1]) == (22, 25)
-    paper, code = (HiddenScaling.published("mpt-30b-chat", source) for source in ("paper", "code"))
-    assert (paper.factor, code.factor, paper.layers) == (0.0, -1.0, tuple(range(10, 43)))
 
 
 def test_by_name_it_has_the_parameters_published_for_the_model(llama: PreTrainedModel) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import permutations
 
 import pytest
 
@@ -96,36 +95,6 @@ def test_an_order_that_is_stated_above_a_set_warns_and_stays() -> None:
 
 
 # --- the verdict ---
-
-CASES = {
-    "joined": lambda n, each: each.text,
-    "years": lambda n, each: f"{each.metadata['year']}: {each.text}",
-    "sources": lambda n, each: f"Source: {each.metadata['source']}\n{each.text}",
-    "metadata": lambda n, each: f"{dict(each.metadata)} {each.text}",
-    "bullets": lambda n, each: f"- {each.text}",
-    "numbered": lambda n, each: f"[{n}] {each.text}",
-    "pages": lambda n, each: f"Page {n}: {each.text}",
-    "quarters": lambda n, each: f"Q{n} {each.metadata['year']}: {each.text}",
-    "upper case": lambda n, each: each.text.upper(),
-    "cut": lambda n, each: each.text[:20],
-}
-SEPARATORS = ["\n", "\n\n", "\n---\n", "; "]
-PAGES = [{"page": 1}, {"page": 0}, {"page": 2}]
-
-
-@pytest.mark.parametrize("separator", SEPARATORS)
-@pytest.mark.parametrize("name", CASES)
-def test_forty_sets_have_one_verdict_in_all_orders(name: str, separator: str) -> None:
-    found = []
-    for listed in permutations(FACTS):
-        slot = separator.join(CASES[name](n, each) for n, each in enumerate(listed, start=1))
-        recognition = recognize([Turn("user", (f"Read:\n{slot}\nWhat?",))], [Retrieval(listed, "What?")], [slot])
-        sizes = [len(each) for turn in recognition.turns for each in turn.sets]
-        found.append(
-            (verdict(sizes, recognized=not recognition.findings), [each.kind for each in recognition.findings])
-        )
-    assert all(each == found[0] for each in found)
-    assert found[0] in [(True, []), (False, ["no_segments"])]  # none is silent
 
 
 def test_several_sets_of_one_promise_nothing() -> None:

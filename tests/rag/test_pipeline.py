@@ -148,7 +148,7 @@ def test_chunks_that_the_model_never_read_are_not_cited(
     assert (answer.as_dict()["dropped"], answer.as_dict()["trimmed"]) == ([], [long])
 
 
-@pytest.mark.parametrize("retriever", ["fais", "", None])
+@pytest.mark.parametrize("retriever", ["fais", "", None, "bm25:MODEL"])
 def test_an_unknown_retriever_is_refused_with_the_list_of_names(docs: Path, retriever: Any) -> None:
     with pytest.raises(UnknownName, match="'bm25', 'faiss'"):
         RAG.from_documents(docs, retriever=retriever)
@@ -167,7 +167,7 @@ def test_options_for_a_model_that_is_loaded_already_are_refused(docs: Path, mode
 
 def test_documents_without_a_model_are_answered_by_a_toy_that_says_so(docs: Path) -> None:
     with pytest.warns(ToyModelWarning, match="knows only made-up places") as caught:
-        RAG.from_documents(docs, retriever="bm25")
+        RAG.from_documents(docs)
     assert [each.filename for each in caught] == [__file__]
 
 
@@ -179,7 +179,13 @@ def test_a_missing_folder_is_refused_before_a_model_is_loaded(tmp_path: Path) ->
 def test_documents_without_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text(" \n")
     with pytest.raises(RetrievalError, match=r"documents with text, got none in .*empty\.txt"):
-        index_documents(tmp_path / "empty.txt", "bm25")
+        index_documents(tmp_path / "empty.txt")
+
+
+def test_bm25_retrieves_unless_told_and_faiss_takes_a_model_by_name(docs: Path) -> None:
+    assert isinstance(index_documents(docs), BM25Retriever)
+    with pytest.raises(RetrievalError, match="'no-such/embedder' is neither in the local cache nor on the hub"):
+        index_documents(docs, "faiss:no-such/embedder")
 
 
 def test_fewer_than_one_chunk_is_refused(model: InvariantModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -15,7 +16,7 @@ from xgrammar import GrammarMatcher, allocate_token_bitmask
 
 from invariant_rag import InvariantModel
 from invariant_rag.errors import InvalidObject, InvalidSchema
-from invariant_rag.generation.json_schema import json_format, tag_of
+from invariant_rag.generation.json_schema import json_format
 from invariant_rag.generation.structured import vocabulary
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server import worker as workers
@@ -61,9 +62,13 @@ def test_a_schema_that_compiles_too_long_is_refused_and_remembered(
         assert "0.3 seconds" in error["message"]
 
 
+def tag_of(schema: dict[str, Any]) -> str:
+    return json.dumps({"type": "structural_tag", "format": json_format(schema)})
+
+
 def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leaves(model: InvariantModel) -> None:
     words, compiler = vocabulary(model.tokenizer, 288), SchemaCompiler(1, FairQueue(1, 1))
-    tag, left = tag_of(json_format(LENGTHY)), Event()
+    tag, left = tag_of(LENGTHY), Event()
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(compiler.compile, "", left, words, tag)
         others = [pool.submit(compiler.compile, "", Event(), words, tag) for _ in range(3)]
@@ -73,10 +78,10 @@ def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leave
         found = [each.result() for each in others]
     assert all(each is found[0] for each in found)
     assert compiler.compile("", Event(), words, tag) is found[0]
-    compiler.compile("", Event(), words, tag_of(json_format(QUICK)))  # there is room for one
+    compiler.compile("", Event(), words, tag_of(QUICK))  # there is room for one
     assert compiler.compile("", Event(), words, tag) is not found[0]
     mine, theirs = (allocate_token_bitmask(1, 288) for _ in range(2))
-    GrammarMatcher(words.compile(tag_of(json_format(LENGTHY)))).fill_next_token_bitmask(mine)
+    GrammarMatcher(words.compile(tag_of(LENGTHY))).fill_next_token_bitmask(mine)
     GrammarMatcher(found[0]).fill_next_token_bitmask(theirs)
     assert torch.equal(mine, theirs)
 
@@ -85,10 +90,10 @@ def test_slow_schemas_of_one_tenant_do_not_keep_those_of_another_waiting(model: 
     words, compiler = vocabulary(model.tokenizer, 288), SchemaCompiler(1 << 30, FairQueue(1, 1))
     slow = [{"type": "object", "properties": {"a": {"type": "string", "maxLength": 20_000 + n}}} for n in range(6)]
     with ThreadPoolExecutor(6) as pool:
-        asked = [pool.submit(compiler.compile, "greedy", Event(), words, tag_of(json_format(each))) for each in slow]
+        asked = [pool.submit(compiler.compile, "greedy", Event(), words, tag_of(each)) for each in slow]
         while compiler._turns.waiting < 5:
             time.sleep(0.001)
-        compiler.compile("modest", Event(), words, tag_of(json_format(QUICK)))
+        compiler.compile("modest", Event(), words, tag_of(QUICK))
         assert sum(each.done() for each in asked) <= 2
 
 

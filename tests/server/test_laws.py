@@ -68,6 +68,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a long query": {"query": "ferry " * 600_000},
     "a long question": {"question": "ferry " * 600_000, "messages": [{"role": "user", "content": "ferry " * 30_000}]},
     "a long text": {"documents": ["The ferry leaves at noon. " * 140_000]},
+    "a text of lines": {"messages": [{"role": "user", "content": "a\n\nb " * 500_000}]},
     "a long title": {"documents": [{"text": "a", "title": "The ferry leaves at noon. " * 140_000}]},
     "long texts": {"documents": ["The ferry leaves at noon. " * 1000] * 140},
     "arguments of calls": {

@@ -423,6 +423,14 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         build_engine(EngineConfig(vllm="http://127.0.0.1:9"), Settings())
 
 
+def test_most_answers_decide_wherever_they_stand(api: ScriptedAPI, http: httpx.Client) -> None:
+    for texts in (("white", "white", "red"), ("red", "white", "white")):
+        api.plan(*(Answer(body=completion(each)) for each in texts))
+        reply = http.post(CHAT, json=body(invariant={"method": "vote"})).json()
+        assert reply["choices"][0]["message"]["content"] == "white"
+        assert reply["invariant"]["vote"] == {"calls": 3, "agreed": 2}
+
+
 def test_a_vote_before_an_api_that_is_busy_ends_at_once_with_when_to_come_back(
     api: ScriptedAPI, http: httpx.Client
 ) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, StrictInt, model_validator
+from pydantic import Field, StrictInt
 
 from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text
 from invariant_rag_benchmarks.data import DataSource, read_examples
@@ -97,18 +97,6 @@ class _Labelled(Example):
     choices: _Choices
     answerKey: Text  # noqa: N815 - the file's own name
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_the_original_release(cls, record: Any) -> Any:
-        """Take the form with a stem, whose options have a label and a text each, apart."""
-        if not isinstance(record, dict) or not isinstance(record.get("question"), dict):
-            return record
-        options = record["question"].get("choices")
-        if not isinstance(options, list) or not all(isinstance(each, dict) for each in options):
-            raise ValueError("expected a question with choices")
-        choices = {name: [each.get(name) for each in options] for name in ("label", "text")}
-        return {**record, "question": record["question"].get("stem"), "choices": choices}
-
 
 class CommonsenseQA(Benchmark[_CommonsenseQASettings]):
     """Multiple choice on common sense, over orders of the five options."""
@@ -120,7 +108,7 @@ class CommonsenseQA(Benchmark[_CommonsenseQASettings]):
     max_new_tokens = 10
 
     def read(self, source: DataSource, settings: _CommonsenseQASettings, selection: Selection) -> Iterator[Case]:
-        """Read the validation split: the hub's format, or the original one with its `stem`."""
+        """Read the validation split, in the hub's format."""
         path = source.file(_COMMON_SENSE, f"hub://tau/commonsense_qa/data/{_COMMON_SENSE}")
         for index, asked in selection.parse(_Labelled, read_examples(path)):
             labels, options = asked.choices.label, asked.choices.text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -27,6 +26,7 @@ from invariant_rag_benchmarks.base import (
     Selection,
     Settings,
     Text,
+    declared,
     parse_example,
 )
 from invariant_rag_benchmarks.data import DataSource, read_examples
@@ -103,22 +103,13 @@ class _Question(Example):
 
 @dataclass(frozen=True)
 class Task:
-    """One task of LongBench, as `longbench.toml` declares it.
+    """One task of LongBench, as `longbench.toml` declares it."""
 
-    Attributes:
-        group: Its column in table 2 of arXiv 2406.02536. Few-shot and code tasks are continued as text, without the
-            chat template.
-        metric: `f1`, `class`, or a name in `METRICS`.
-        max_new_tokens: Longest output.
-        prefix: The prompt before the context.
-        suffix: The prompt after the context; `{input}` stands for the question.
-    """
-
-    group: str
-    metric: str
+    group: str  # its column in table 2 of arXiv 2406.02536; few-shot and code are continued without the chat template
+    metric: str  # `f1`, `class`, or a name in `METRICS`
     max_new_tokens: int
     prefix: str
-    suffix: str
+    suffix: str  # in which `{input}` stands for the question
 
     def case(self, question: str, variant: str, chunks: Sequence[str], asked: _Question, **more: Any) -> Case:
         """Return a case over the chunks in this order."""
@@ -130,8 +121,7 @@ class Task:
 @cache
 def tasks() -> dict[str, Task]:
     """Return every task by its name."""
-    with Path(__file__).with_name("longbench.toml").open("rb") as file:
-        return {name: Task(**fields) for name, fields in tomllib.load(file).items()}
+    return {name: Task(**fields) for name, fields in declared("longbench").items()}
 
 
 def groups() -> dict[str, list[str]]:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import random
-import re
 import uuid
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.prompts import DEFAULT_SYSTEM
 from pydantic import Field
 
-from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text, parse_example
+from invariant_rag_benchmarks.base import (
+    Benchmark,
+    Case,
+    Example,
+    Scored,
+    Selection,
+    Settings,
+    Text,
+    declared,
+    parse_example,
+)
 from invariant_rag_benchmarks.data import DataSource, read_examples
-from invariant_rag_benchmarks.errors import DatasetUnavailable, InvalidDataset
+from invariant_rag_benchmarks.errors import InvalidDataset
 from invariant_rag_benchmarks.scores import best_subspan_em, exact_match, normalize_answer
 from invariant_rag_benchmarks.variants import insert_gold, parse_option_orders, parse_slots
 
@@ -23,22 +31,11 @@ _LOST = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/qa
 _PAIRS = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/kv_retrieval_data/"
 _XQUAD = "https://raw.githubusercontent.com/google-deepmind/xquad/master/xquad.en.json"
 ORACLE = "nq-open-oracle.jsonl.gz"
-_INSTRUCTION = (
-    "Write a high-quality answer for the given question using only the provided search results "
-    "(some of which might be irrelevant).\n"
-)
-# The system message that the repository's Llama-2 script uses, and RoToR with it.
-_SYSTEM = (
-    "You are a helpful, respectful and honest assistant. Always answer as helpfully as possible, while being safe. "
-    "Please ensure that your responses are socially unbiased and positive in nature. If a question does not make any "
-    "sense, or is not factually coherent, explain why instead of answering something not correct. If you don't know "
-    "the answer to a question, please don't share false information."
-)
-_KEY_VALUE = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{"
+_PROMPTS = declared("prompts")
+_INSTRUCTION, _SYSTEM = _PROMPTS["search_results"], _PROMPTS["llama_2"]
 _FILES = (10, 20, 30)
 """Numbers of documents in the published files. Fewer are the gold one and the first of the others."""
 _MOST_ORDERED = 6  # documents, which have 720 orders
-_PRINTED = re.compile(r"^Document \[\d+\]\(Title: (.*?)\) ", re.MULTILINE)
 
 _Document: TypeAlias = tuple[str, str]
 """Title and text."""
@@ -75,10 +72,6 @@ class _Documents(Example):
         return (gold[0].title, gold[0].text), [(each.title, each.text) for each in self.ctxs if each is not gold[0]]
 
 
-class _Printed(Example):
-    input: Text
-
-
 class LostInTheMiddle(Benchmark[_LostInTheMiddleSettings]):
     """Questions over 10, 20 or 30 documents, the gold one at any slot."""
 
@@ -89,7 +82,7 @@ class LostInTheMiddle(Benchmark[_LostInTheMiddleSettings]):
     metric = "best_subspan_em"
 
     def read(self, source: DataSource, settings: _LostInTheMiddleSettings, selection: Selection) -> Iterator[Case]:
-        """Read the official files, the oracle file (its distractors are drawn from it), or printed prompts."""
+        """Read the official files, or the oracle file, from which distractors are drawn."""
         count = settings.documents
         if settings.orders and settings.slots:
             raise InvalidChoice(f"expected slots or orders, got {settings.slots!r} and {settings.orders!r}")
@@ -127,10 +120,7 @@ def _questions(source: DataSource, count: int) -> list[_Documents]:
     total = next((size for size in _FILES if size >= count), count)
     name = f"nq-open-{total}_total_documents_gold_at_0.jsonl.gz"
     path = source.file(*((name, f"{_LOST}{total}_total_documents/{name}") if count else (ORACLE, f"{_LOST}{ORACLE}")))
-    records = read_examples(path)
-    if any(isinstance(each, dict) and "input" in each for each in records):
-        records = _parse_prompts(records, path.with_name(ORACLE), source)
-    return [parse_example(_Documents, each, f"example {index}") for index, each in enumerate(records)]
+    return [parse_example(_Documents, each, f"example {index}") for index, each in enumerate(read_examples(path))]
 
 
 def _orders(settings: _LostInTheMiddleSettings) -> dict[str, list[int]]:
@@ -142,30 +132,6 @@ def _orders(settings: _LostInTheMiddleSettings) -> dict[str, list[int]]:
         return {"".join(map(str, order)): [*order] for order in parse_option_orders(settings.orders, count)}
     slots = parse_slots(settings.slots, count, [0, *range(4, count, 5)])
     return {str(slot): insert_gold(slot, 0, range(1, count)) for slot in slots}
-
-
-def _parse_prompts(records: Sequence[Any], oracle: Path, source: DataSource) -> list[Any]:
-    """Parse printed prompts. Gold passage and accepted answers come from the oracle file in the same folder."""
-    if not oracle.is_file():
-        raise DatasetUnavailable(f"expected {ORACLE} beside the printed prompts: it holds the accepted answers")
-    answered = [parse_example(_Documents, each, ORACLE) for each in read_examples(source.read(oracle, ORACLE))]
-    known = {each.question: each for each in answered if each.ctxs}
-    found = []
-    for index, record in enumerate(records):
-        head, mark, question = parse_example(_Printed, record, f"example {index}").input.rpartition("\n\nQuestion: ")
-        pieces = _PRINTED.split(head)[1:]
-        if not mark or not pieces:
-            continue  # a prompt of another benchmark
-        question = question.removesuffix("\nAnswer:")
-        if question not in known:
-            raise InvalidDataset(f"example {index}: {question!r} is not in {ORACLE}")
-        gold = known[question].ctxs[0].text
-        documents = [
-            {"title": title, "text": body.rstrip("\n"), "isgold": body.strip() == gold.strip()}
-            for title, body in zip(pieces[::2], pieces[1::2], strict=True)
-        ]
-        found.append({"question": question, "answers": known[question].answers, "ctxs": documents})
-    return found
 
 
 def _case(
@@ -316,7 +282,7 @@ class KeyValue(Benchmark[_KeyValueSettings]):
                 yield Case(
                     question=str(index),
                     variant=str(slot),
-                    prefix=_KEY_VALUE,
+                    prefix=_PROMPTS["key_value"],
                     segments=tuple(f'"{key}": "{value}",\n ' for key, value in insert_gold(slot, pair, others)[:count]),
                     suffix=f'}}\n\nKey: "{asked.key}"\nCorresponding value:',
                     gold=(asked.value,),

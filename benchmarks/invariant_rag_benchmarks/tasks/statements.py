@@ -12,20 +12,13 @@ from typing import Any, Literal
 
 from pydantic import Field, StrictFloat, StrictInt
 
-from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text
+from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text, declared
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.errors import InvalidDataset
 from invariant_rag_benchmarks.scores import best_subspan_em, exact_match, normalize_answer, token_f1
 
 _MINTAKA = "https://raw.githubusercontent.com/soyoung97/RoToR/main/src/data_wrapper/kgqa_data/"
-_OPENINGS = {
-    "original": "Below are the facts in the form of the triple meaningful to answer the question. ",
-    "swapped": "Below are knowledge statements expressed as triples meaningful to answer the question. ",
-}
-_JSON_ONLY = (
-    'Answer the given question in a JSON format, such as {"Answer": "xxx"}. '
-    "Only output the JSON, do NOT say any word or explain."
-)
+_PROMPTS = declared("prompts")
 
 
 class _MintakaSettings(Settings):
@@ -70,7 +63,7 @@ class Mintaka(Benchmark[_MintakaSettings]):
                     suffix=f"\n\nQuestion: {asked.question}, Answer: ",
                     gold=tuple(map(str, asked.answers)),
                     query=asked.question,
-                    system=_OPENINGS[settings.template] + _JSON_ONLY,
+                    system=_PROMPTS["openings"][settings.template] + _PROMPTS["json_only"],
                 )
 
     def score(self, case: Case, output: str) -> Scored:
@@ -102,11 +95,6 @@ def stated_answer(output: str) -> str:
     return text.split("\n")[0]
 
 
-# The prompt for word problems of openai/simple-evals, which PINE uses for this benchmark (Appendix E.3).
-_SOLVE = (
-    "Solve this math problem. Give the reasoning steps before giving the final answer on the last line by itself in "
-    'the format of "Answer:". Do not add anything other than the integer answer after "Answer:".\n\n'
-)
 _NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
 
 
@@ -139,7 +127,7 @@ class RGSM(Benchmark[_RGSMSettings]):
                 yield Case(
                     question=str(index),
                     variant=variant,
-                    prefix=_SOLVE + prefix,
+                    prefix=_PROMPTS["word_problem"] + prefix,
                     segments=tuple(f"{premises[each]} " for each in order),
                     suffix=suffix,
                     gold=(str(problem.answer),),

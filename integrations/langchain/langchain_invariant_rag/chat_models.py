@@ -81,7 +81,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {**super()._identifying_params, **{name: self.__dict__[name] for name in _OWN}}
+        return {**super()._identifying_params, **dict(zip(_OWN, map(self.__dict__.get, _OWN), strict=True))}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         return f"{super()._get_llm_string(stop, **kwargs)}{self._other(dict(kwargs))._cache_key}"

@@ -19,6 +19,9 @@ DOCUMENT_ID = "langchain_document_id"
 """Metadata key under which a segment keeps the id of its document."""
 
 
+_NO_TEXT = "expected a segment with text, got one with token ids, which LangChain cannot hold"
+
+
 def as_document(value: object) -> Document | None:
     """Return a document, also from a mapping as `model_dump`, `dumpd` and JSON have it; None for anything else.
 
@@ -101,7 +104,8 @@ def to_document(segment: Segment) -> Document:
 
     Law: `to_segment` restores the segment, unless its title is empty or its metadata has a `title` or `score`.
     """
-    _check_text(segment)
+    if segment.token_ids is not None:
+        raise InvalidSegment(_NO_TEXT)
     fields = {"title": segment.title, "score": None if segment.score is None else float(segment.score)}
     metadata = {**segment.metadata, **{name: value for name, value in fields.items() if value is not None}}
     return Document(page_content=segment.text, id=metadata.pop(DOCUMENT_ID, None), metadata=metadata)
@@ -118,7 +122,8 @@ def to_block(segment: Segment) -> SegmentBlock:
 
     Law: `to_segment` restores the segment, also from a plain dict of the block.
     """
-    _check_text(segment)
+    if segment.token_ids is not None:
+        raise InvalidSegment(_NO_TEXT)
     extras: dict[str, Any] = {"segment": True}
     if segment.metadata:
         extras["metadata"] = dict(segment.metadata)
@@ -129,11 +134,6 @@ def to_block(segment: Segment) -> SegmentBlock:
     block.update(id=segment.content_hash, extras=extras)
     block.segment = segment
     return block
-
-
-def _check_text(segment: Segment) -> None:
-    if segment.token_ids is not None:
-        raise InvalidSegment("expected a segment with text, got one with token ids, which LangChain cannot hold")
 
 
 def is_segment_block(block: object) -> bool:

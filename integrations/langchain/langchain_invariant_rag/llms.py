@@ -12,7 +12,7 @@ from invariant_rag.prompts import Turn, mark
 from invariant_rag.segments import Prompt, Segment, SegmentSet, document_rendering
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.llms import BaseLLM
-from langchain_core.messages import AIMessage, BaseMessage, get_buffer_string
+from langchain_core.messages import BaseMessage, get_buffer_string
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.runnables import RunnableConfig
@@ -141,8 +141,6 @@ def _bounded(segments: SegmentSet) -> str:
 
 def _marked(message: BaseMessage) -> BaseMessage:
     """Return a message whose documents are marked segments in its text."""
-    if isinstance(message, AIMessage):
-        return message
     parts = [part for part in to_turn(message).parts if isinstance(part, str | Segment)]
     text = "".join(mark(each) if isinstance(each, Segment) else each for each in parts)
     return message.model_copy(update={"content": text})

@@ -9,6 +9,7 @@ from typing import Any
 
 from invariant_rag.errors import InvalidPrompt
 from invariant_rag.prompts import Message, Turn
+from invariant_rag.prompts.turns import merge_texts
 from invariant_rag.segments import Segment, SegmentSet, Slot, document_rendering
 from langchain_core.messages import (
     AIMessage,
@@ -31,9 +32,11 @@ class BlockText(str):  # noqa: SLOT000 - it has an attribute
 
 
 def to_turn(message: BaseMessage) -> Turn:
-    """Return a message as a turn of texts, segments, and other content blocks. An assistant has said only its text."""
+    """Return a message as a turn of texts, segments, and other content blocks: of an assistant, without the last."""
     if isinstance(message, AIMessage):
-        return Turn("assistant", (message.text,) if message.text else ())
+        blocks = [message.content] if isinstance(message.content, str) else message.content
+        said = [part for part in map(_part, blocks) if isinstance(part, str | Segment)]
+        return Turn("assistant", tuple(merge_texts(said)))
     message = message_chunk_to_message(message)
     role = message.role if isinstance(message, ChatMessage) else _ROLES.get(message.type)
     if role is None:

@@ -218,7 +218,7 @@ class InvariantParameters(RecognizesDocuments):
             raise UnsupportedCombination(
                 f"expected a model on this machine, got one at {self.base_url}", hint="Leave base_url away."
             )
-        lm: InvariantModel = self._lazy.lm(**{name: self.__dict__[name] for name in _CHOICES})
+        lm: InvariantModel = self._lazy.lm(**dict(zip(_CHOICES, map(self.__dict__.get, _CHOICES), strict=True)))
         return lm
 
     @property
@@ -267,7 +267,7 @@ class InvariantParameters(RecognizesDocuments):
             "model": runs.name,
             "method": runs.method.name,
             "ordering": runs.ordering.name,
-            **{name: self.__dict__[name] for name in _SHOWN},
+            **dict(zip(_SHOWN, map(self.__dict__.get, _SHOWN), strict=True)),
             "generation_kwargs": repr(sorted(self.generation_kwargs.items())),
             "own_stop": self.stop,  # LangChain writes the stop sequences of the call into "stop"
             "versions": [invariant_rag.__version__, __version__],
@@ -315,7 +315,7 @@ class InvariantParameters(RecognizesDocuments):
     def _get_ls_params(self, stop: Any = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(
             ls_provider=PROVIDER,
-            ls_model_name=kwargs.get("model", self.model_name),
+            ls_model_name=kwargs.get("model", self._resolve().name),
             ls_model_type="chat" if isinstance(self, BaseChatModel) else "llm",
             ls_temperature=kwargs.get("temperature", self.temperature),
             ls_max_tokens=kwargs.get("max_tokens", self.max_tokens),

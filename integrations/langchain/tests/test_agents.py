@@ -16,10 +16,8 @@ from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import create_retriever_tool, tool
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode, tools_condition
 
-from langchain_invariant_rag import ChatInvariant, InvariantRAGMiddleware
+from langchain_invariant_rag import ChatInvariant
 
 from .shared import DOCUMENTS, QUESTION, Listed
 from .tool_models import SOME_ORDERS, WRITTEN, Departure, Writing, distinct, ended, joined, said, search
@@ -85,24 +83,6 @@ def test_an_agent_with_a_retriever_tool_ignores_the_order_of_what_it_found_in_it
         assert distinct(lambda documents, turn=turn: asked(documents, "sequential")[turn][-1].text, SOME_ORDERS) > 1
 
 
-def test_a_graph_of_model_and_tool_node_ignores_the_order_of_what_it_found(thinker: ChatInvariant) -> None:
-    def asked(documents: list[Any]) -> Any:
-        tools, caller = [retriever_tool(documents)], calling(thinker)
-
-        def model(state: MessagesState) -> Any:
-            searched = isinstance(state["messages"][-1], ToolMessage)
-            bound = caller.bind_tools(tools, tool_choice="none" if searched else "any", parallel_tool_calls=False)
-            return {"messages": [bound.invoke(state["messages"], max_tokens=8 if searched else 120)]}
-
-        graph: Any = StateGraph(MessagesState).add_node("model", model).add_node("tools", ToolNode(tools))
-        graph.add_edge(START, "model").add_conditional_edges("model", tools_condition).add_edge("tools", "model")
-        messages = graph.compile().invoke({"messages": [("human", QUESTION)]})["messages"]
-        assert [message.type for message in messages] == ["human", "ai", "tool", "ai"]
-        return said(messages[-1])
-
-    assert distinct(asked, SOME_ORDERS) == 1
-
-
 @pytest.mark.parametrize("strategy", [ToolStrategy(Departure), ProviderStrategy(Departure), Departure], ids=str)
 def test_an_agent_with_tools_answers_with_an_object(chat: ChatInvariant, strategy: Any) -> None:
     @wrap_model_call
@@ -118,17 +98,6 @@ def test_an_agent_with_tools_answers_with_an_object(chat: ChatInvariant, strateg
         assert isinstance(result["structured_response"], Departure)
         return result["structured_response"], [said(each) for each in result["messages"] if each.type == "ai"]
 
-    assert distinct(asked, SOME_ORDERS) == 1
-
-
-@pytest.mark.parametrize("strategy", [ToolStrategy(Departure), Departure], ids=str)
-def test_an_agent_without_tools_of_its_own_answers_with_an_object(chat: ChatInvariant, strategy: Any) -> None:
-    def asked(documents: list[Any]) -> Any:
-        middleware = [InvariantRAGMiddleware(Listed(documents=documents))]
-        agent: Any = create_agent(chat, tools=[], middleware=middleware, response_format=strategy)
-        return agent.invoke({"messages": [("human", QUESTION)]})["structured_response"]
-
-    assert isinstance(asked(DOCUMENTS), Departure)
     assert distinct(asked, SOME_ORDERS) == 1
 
 

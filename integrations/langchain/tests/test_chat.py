@@ -16,16 +16,17 @@ from invariant_rag import InvariantModel
 from invariant_rag.errors import ContextOverflow, UnsupportedCombination
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.exceptions import ContextOverflowError
-from langchain_core.messages import AIMessageChunk, HumanMessage
+from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableLambda
 
 from langchain_invariant_rag import ChatInvariant, InvariantLLM
 from langchain_invariant_rag.documents import to_segment
 
 from .shared import DOCUMENTS, QUESTION
+from .tool_models import Writing, joined, said
 
 LONG = 1500
-MOST_CALLS, MOST_FRAMES = 516, 4000
+MOST_CALLS, MOST_FRAMES = 420, 4000
 """Python calls of one `invoke`, of this package and the core, and of all packages. Never raised."""
 
 
@@ -69,11 +70,7 @@ def test_an_answer_says_what_was_read_and_written(chat: ChatInvariant, lm: Invar
 
 def test_the_last_chunk_of_a_stream_says_the_same(chat: ChatInvariant) -> None:
     whole = chat.invoke(QUESTION, documents=DOCUMENTS)
-    chunks = list(chat.stream(QUESTION, documents=DOCUMENTS))
-    total: Any = chunks[0]
-    for chunk in chunks[1:]:
-        total += chunk
-    assert isinstance(total, AIMessageChunk)
+    total = joined(list(chat.stream(QUESTION, documents=DOCUMENTS)))
     assert total.content == whole.content
     assert total.usage_metadata == whole.usage_metadata
     assert total.response_metadata == whole.response_metadata
@@ -213,7 +210,7 @@ def test_one_call_with_three_documents_takes_few_calls_and_reads_the_weights_for
 
 def test_the_most_likely_tokens_are_told_at_each_place(lm: InvariantModel) -> None:
     chat = ChatInvariant(model=lm, max_tokens=5, top_logprobs=3)
-    for message in (chat.invoke(QUESTION, documents=DOCUMENTS), *_last(chat.stream(QUESTION, documents=DOCUMENTS))):
+    for message in (chat.invoke(QUESTION, documents=DOCUMENTS), [*chat.stream(QUESTION, documents=DOCUMENTS)][-1]):
         told = message.response_metadata["logprobs"]["content"]
         assert len(told) == 5
         for each in told:  # greedy: the first is the chosen one
@@ -226,5 +223,41 @@ def test_the_most_likely_tokens_are_told_at_each_place(lm: InvariantModel) -> No
         chat.invoke(QUESTION, num_beams=2)
 
 
-def _last(chunks: Iterator[AIMessageChunk]) -> list[AIMessageChunk]:
-    return list(chunks)[-1:]
+# --- reasoning and log-probabilities ---
+
+
+def test_reasoning_stands_apart_from_the_answer(thinker: ChatInvariant) -> None:
+    text = "It is early.\n</think>\n\nAt noon.<|im_end|>"
+    for model, options in (
+        (thinker.model_copy(update={"template_kwargs": {"enable_thinking": True}}), {}),
+        (thinker, {"template_kwargs": {"enable_thinking": True}}),
+    ):
+        bound: Any = model.bind(eos_token_id=thinker.lm.tokenizer.convert_tokens_to_ids("<|im_end|>"), **options)
+        answer = bound.invoke(QUESTION, logits_processor=[Writing(model.lm, text)])
+        assert (answer.content, answer.additional_kwargs) == ("At noon.", {"reasoning_content": "It is early."})
+        assert answer.content_blocks == [
+            {"type": "reasoning", "reasoning": "It is early."},
+            {"type": "text", "text": "At noon."},
+        ]
+        chunks = list(bound.stream(QUESTION, logits_processor=[Writing(model.lm, text)]))
+        assert said(joined(chunks)) == said(answer)
+        assert sum("reasoning_content" in chunk.additional_kwargs for chunk in chunks) > 3
+
+
+def test_log_probabilities_come_in_the_shape_of_openai(thinker: ChatInvariant) -> None:
+    model = thinker.model_copy(update={"logprobs": True, "max_tokens": 12})
+    answer = model.invoke(QUESTION)
+    listed = answer.response_metadata["logprobs"]["content"]
+    messages = [{"role": "user", "content": QUESTION}]
+    generation = thinker.lm.generate(thinker.lm.chat_prompt(messages=messages), max_new_tokens=12)
+    assert [each["logprob"] for each in listed] == list(generation.logprobs)
+    assert "".join(each["token"] for each in listed) == answer.content
+    assert b"".join(bytes(each["bytes"]) for each in listed).decode() == answer.content
+    assert all(each["logprob"] <= 0 and each["top_logprobs"] == [] for each in listed)
+    assert len(listed) == answer.usage_metadata["output_tokens"] == 12
+    assert said(joined(list(thinker.bind(logprobs=True, max_tokens=12).stream(QUESTION)))) == said(answer)
+    assert "logprobs" not in thinker.invoke(QUESTION, max_tokens=12).response_metadata
+    assert "logprobs" not in model.invoke(QUESTION, logprobs=False).response_metadata
+    stop = str(answer.content)[4:6]
+    stopped = model.invoke(QUESTION, stop=[stop])
+    assert "".join(each["token"] for each in stopped.response_metadata["logprobs"]["content"]) == stopped.content

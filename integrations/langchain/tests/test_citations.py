@@ -10,7 +10,6 @@ from invariant_rag import InvariantModel
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
-from pydantic import BaseModel
 
 from langchain_invariant_rag import ChatInvariant
 from langchain_invariant_rag.documents import to_segment
@@ -67,17 +66,6 @@ def test_a_stream_has_them_in_its_last_chunk(chat: ChatInvariant) -> None:
         assert [chunk for chunk in chunks if any("annotations" in each for each in chunk.content)] == [chunks[-1]]
 
 
-def test_citations_are_off_unless_asked_for_and_never_in_an_object(chat: ChatInvariant) -> None:
-    class Answer(BaseModel):
-        text: str
-
-    plain = chat.model_copy(update={"citations": False})
-    assert asked(chat, FOUND, citations=False).content == asked(plain, FOUND).content == TEXT
-    assert asked(plain, FOUND, citations=True).content == asked(chat, FOUND).content
-    structured = chat.with_structured_output(Answer, include_raw=True, max_tokens=30)
-    assert isinstance(structured.invoke(QUESTION)["raw"].content, str)
-
-
 def test_an_answer_with_citations_is_text_for_parsers_histories_and_tools(chat: ChatInvariant) -> None:
     answer = asked(chat, FOUND)
     assert StrOutputParser().invoke(answer) == answer.text
@@ -85,3 +73,6 @@ def test_an_answer_with_citations_is_text_for_parsers_histories_and_tools(chat: 
     assert chat.invoke(again, max_tokens=8).text == chat.invoke(plain, max_tokens=8).text
     called = chat.bind_tools([search], tool_choice="any", max_tokens=160).invoke(QUESTION)
     assert (called.content, [block["type"] for block in called.content_blocks]) == ([], ["tool_call"])
+    off = chat.model_copy(update={"citations": False})
+    assert asked(chat, FOUND, citations=False).content == asked(off, FOUND).content == TEXT
+    assert asked(off, FOUND, citations=True).content == answer.content

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from invariant_rag import InvariantModel
 from invariant_rag.prompts import parse_marked
-from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler
 
 from langchain_invariant_rag import InvariantLLM, Segments
 
@@ -46,41 +46,11 @@ def expected(lm: InvariantModel) -> str:
     return lm.generate(parse_marked(PROMPT), max_new_tokens=12).text
 
 
-@every_entry
-def test_every_entry_returns_what_the_lm_generates(llm: InvariantLLM, expected: str, entry: Entry) -> None:
-    assert entry(llm, PROMPT) == expected
-
-
-@every_entry
-def test_stop_ends_the_text_before_the_sequence(llm: InvariantLLM, expected: str, entry: Entry) -> None:
-    stop = expected[4:6]
-    before = expected[: expected.index(stop)]
-    assert entry(llm, PROMPT, stop=[stop]) == before
-    assert entry(llm.bind(stop=[stop]), PROMPT) == before
-    assert entry(llm.model_copy(update={"stop": [stop]}), PROMPT) == before
-
-
-@every_entry
-def test_parameters_of_a_call_win_over_those_of_the_object(llm: InvariantLLM, lm: InvariantModel, entry: Entry) -> None:
-    prompt = parse_marked(PROMPT)
-    assert entry(llm.bind(max_tokens=3), PROMPT) == lm.generate(prompt, max_new_tokens=3).text
-    sampled = lm.generate(prompt, max_new_tokens=12, do_sample=True, temperature=2.0, seed=5).text
-    assert entry(llm, PROMPT, temperature=2.0, seed=5) == sampled
-    beams = lm.generate(prompt, max_new_tokens=12, repetition_penalty=3.0).text
-    assert entry(llm, PROMPT, repetition_penalty=3.0) == beams
-
-
-class _Recorded:
+class Recorded(BaseCallbackHandler):
     def __init__(self) -> None:
         self.prompts: list[str] = []
         self.tokens = ""
         self.results: list[Any] = []
-        self.errors: list[BaseException] = []
-
-
-class _Handler(BaseCallbackHandler, _Recorded):
-    def __init__(self) -> None:
-        _Recorded.__init__(self)
 
     def on_llm_start(self, serialized: Any, prompts: list[str], **kwargs: Any) -> None:
         self.prompts += prompts
@@ -92,38 +62,32 @@ class _Handler(BaseCallbackHandler, _Recorded):
     def on_llm_end(self, response: Any, **kwargs: Any) -> None:
         self.results.append(response)
 
-    def on_llm_error(self, error: BaseException, **kwargs: Any) -> None:
-        self.errors.append(error)
-
-
-class _AsyncHandler(AsyncCallbackHandler, _Recorded):
-    def __init__(self) -> None:
-        _Recorded.__init__(self)
-
-    async def on_llm_new_token(self, token: Any, **kwargs: Any) -> None:
-        self.tokens += token
-
-    async def on_llm_end(self, response: Any, **kwargs: Any) -> None:
-        self.results.append(response)
-
 
 @every_entry
-def test_callbacks_see_prompt_and_result(llm: InvariantLLM, expected: str, entry: Entry) -> None:
-    handler = _Handler()
-    entry(llm, PROMPT, {"callbacks": [handler]})
+def test_every_entry_returns_what_the_lm_generates_and_tells_callbacks(
+    llm: InvariantLLM, expected: str, entry: Entry
+) -> None:
+    handler = Recorded()
+    assert entry(llm, PROMPT, {"callbacks": [handler]}) == expected
+    assert handler.tokens in ("", expected)
     assert handler.prompts[0].endswith(QUESTION)
     generation = handler.results[0].generations[0][0]
     assert generation.text == expected
     assert len(generation.generation_info["order"]) == 3
-    assert generation.generation_info["usage_metadata"]["output_tokens"] == 12
-    assert handler.parameters["max_tokens"] == 12
+    assert generation.generation_info["usage_metadata"]["output_tokens"] == handler.parameters["max_tokens"] == 12
 
 
-@pytest.mark.parametrize(("name", "kind"), [("stream", _Handler), ("astream", _Handler), ("astream", _AsyncHandler)])
-def test_streaming_reports_every_token_once(llm: InvariantLLM, expected: str, name: str, kind: type[_Recorded]) -> None:
-    handler = kind()
-    ENTRIES[name](llm, PROMPT, {"callbacks": [handler]})
-    assert handler.tokens == expected
+@every_entry
+def test_parameters_of_a_call_win_over_those_of_the_object(llm: InvariantLLM, lm: InvariantModel, entry: Entry) -> None:
+    prompt = parse_marked(PROMPT)
+    whole = entry(llm.bind(max_tokens=3), PROMPT)
+    assert whole == lm.generate(prompt, max_new_tokens=3).text
+    sampled = lm.generate(prompt, max_new_tokens=12, do_sample=True, temperature=2.0, seed=5).text
+    assert entry(llm, PROMPT, temperature=2.0, seed=5) == sampled
+    penalized = lm.generate(prompt, max_new_tokens=12, repetition_penalty=3.0).text
+    assert entry(llm, PROMPT, repetition_penalty=3.0) == penalized
+    for stopped in (llm.bind(stop=[whole[1:3]]), llm.model_copy(update={"stop": [whole[1:3]]})):
+        assert entry(stopped, PROMPT) == whole[: whole.index(whole[1:3])]
 
 
 @pytest.mark.parametrize("name", ["invoke", "ainvoke", "batch", "abatch"])
@@ -139,37 +103,17 @@ def test_the_cache_answers_the_same_set_in_another_order(
     assert ENTRIES[name](unsorted, reordered) == expected
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"max_tokens": 5},
-        {"temperature": 0.5},
-        {"top_p": 0.5},
-        {"top_k": 3},
-        {"seed": 3},
-        {"stop": ["a"]},
-        {"repetition_penalty": 2.0},
-        {"documents": DOCUMENTS[:1]},
-    ],
-    ids=str,
-)
-def test_every_keyword_that_changes_the_output_is_in_the_cache_key(
-    llm: InvariantLLM, llm_cache: Any, change: dict[str, Any]
-) -> None:
-    llm.invoke(PROMPT)
-    llm.bind(**change).invoke(PROMPT)
-    assert len(llm_cache._cache) == 2
-
-
-def test_tracing_parameters_name_the_model_and_the_call(llm: InvariantLLM, lm: InvariantModel) -> None:
-    assert llm._get_ls_params(stop=["a"], max_tokens=3) == {
-        "ls_provider": "invariant-rag",
-        "ls_model_name": lm.name,
-        "ls_model_type": "llm",
-        "ls_temperature": 0.0,
-        "ls_max_tokens": 3,
-        "ls_stop": ["a"],
-    }
+def test_every_keyword_that_changes_the_output_is_in_the_cache_key(llm: InvariantLLM, llm_cache: Any) -> None:
+    changes: list[dict[str, Any]] = [
+        {}, {"max_tokens": 5}, {"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 3}, {"seed": 3}, {"stop": ["a"]},
+        {"repetition_penalty": 2.0}, {"documents": DOCUMENTS[:1]},
+    ]  # fmt: skip
+    for number, change in enumerate(changes, start=1):
+        llm.bind(**change).invoke(PROMPT)
+        assert len(llm_cache._cache) == number
+    traced = llm._get_ls_params(stop=["a"], max_tokens=3)
+    assert (traced["ls_provider"], traced["ls_model_type"], traced["ls_stop"]) == ("invariant-rag", "llm", ["a"])
+    assert (traced["ls_model_name"], traced["ls_max_tokens"]) == (llm.lm.name, 3)
 
 
 def test_many_prompts_are_one_batch_and_the_same_texts(lm: InvariantModel) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from invariant_rag import InvariantModel, Segment
 from invariant_rag.errors import RetrievalError
-from invariant_rag.prompts import parse_marked
 from invariant_rag.rag.retrieval import FaissRetriever
 from invariant_rag.testing.rounding import assert_rounded_alike, rounding
 from langchain_core.documents import Document
@@ -24,7 +23,6 @@ from langchain_invariant_rag import (
     ChatInvariant,
     InvariantEmbeddings,
     InvariantRetriever,
-    Segments,
     SegmentsPlaceholder,
     as_segments,
 )
@@ -102,24 +100,6 @@ def test_our_retriever_takes_embeddings_of_langchain(embeddings: InvariantEmbedd
     ]
     with pytest.raises(RetrievalError, match="expected an embedder"):
         InvariantRetriever.from_documents(texts, embedder=3)
-
-
-async def test_wrapped_retrievers_keep_their_boundaries_in_any_text() -> None:
-    for found in (
-        as_segments(Listed(documents=DOCUMENTS)).invoke(""),
-        await as_segments(Listed(documents=DOCUMENTS)).ainvoke(""),
-    ):
-        assert isinstance(found, Segments)
-        assert found == DOCUMENTS
-        assert len(parse_marked(str(found)).segments) == len(parse_marked(f"{found}").segments) == 3
-
-
-def test_equal_documents_are_one_segment() -> None:
-    twice = [Document("a", metadata={"id": 1}), Document("b"), Document("a", metadata={"id": 2})]
-    for documents in (twice, twice[::-1]):
-        assert {str(each) for each in as_segments(Listed(documents=documents)).invoke("")} == set(map(str, twice[:2]))
-    titled = [Document("a", metadata={"title": "one"}), Document("a", metadata={"title": "two"})]
-    assert len(as_segments(Listed(documents=titled)).invoke("")) == 2
 
 
 def test_chunks_of_one_source_are_joined_in_its_order() -> None:

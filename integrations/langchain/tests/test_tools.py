@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from itertools import permutations
 from typing import Any
 
@@ -11,15 +10,13 @@ import pytest
 from invariant_rag import InvariantModel
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.tools import ToolCall, ToolCalling
-from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
 
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments, canonical
-from langchain_invariant_rag.documents import to_block, to_segment
 
 from .shared import DOCUMENTS, QUESTION
-from .tool_models import Departure, Writing, distinct, joined, now, said, search
+from .tool_models import Departure, Writing, joined, now, said, search
 
 
 @pytest.fixture(scope="module", params=["knows tools", "does not"])
@@ -46,15 +43,6 @@ def test_a_forced_answer_is_calls_that_parse(chat: ChatInvariant, choice: Any) -
     assert answer.response_metadata["finish_reason"] == "tool_calls"
     assert answer.usage_metadata["output_tokens"] <= 160
     assert {block["type"] for block in answer.content_blocks} == {"tool_call"}
-
-
-@pytest.mark.parametrize("choice", ["none", False])
-def test_no_tool_is_called_where_none_is_wanted(chat: ChatInvariant, choice: Any) -> None:
-    bound = chat.bind_tools([search], tool_choice=choice)
-    writing = Writing(chat.lm, '<tool_call>\n{"name": "search"')
-    answer = bound.invoke(QUESTION, max_tokens=50, logits_processor=[writing])
-    assert answer.content
-    assert not answer.tool_calls
 
 
 def test_tools_of_every_kind_are_taken(chat: ChatInvariant) -> None:
@@ -199,19 +187,6 @@ def test_the_answer_of_a_model_is_a_history_for_the_next_call(chat: ChatInvarian
     assert len(answers) == 1
 
 
-def test_neighbouring_messages_of_the_assistant_are_one(thinker: ChatInvariant) -> None:
-    apart = [
-        HumanMessage("a"),
-        AIMessage("I see."),
-        AIMessage("", tool_calls=[CALL]),
-        ToolMessage("one", tool_call_id="call_1"),
-    ]
-    calls: dict[str, Any] = {"role": "assistant", "content": "I see.", "tool_calls": [CALL]}
-    result = {"role": "tool", "content": "one", "tool_call_id": "call_1"}
-    expected = written(thinker.lm, [{"role": "user", "content": "a"}, calls, result])
-    assert thinker.invoke(apart, max_tokens=8).content == expected
-
-
 def test_an_error_of_a_tool_is_said_to_be_one(thinker: ChatInvariant) -> None:
     def asked(text: str, **status: Any) -> Any:
         result = ToolMessage(text, tool_call_id="call_1", **status)
@@ -219,22 +194,3 @@ def test_an_error_of_a_tool_is_said_to_be_one(thinker: ChatInvariant) -> None:
 
     assert asked("no such file", status="error") == asked("Error: no such file") != asked("no such file")
     assert asked("Error: no such file", status="error") == asked("Error: no such file")
-
-
-RESULTS: dict[str, Callable[[list[Document]], ToolMessage]] = {
-    "artifact": lambda documents: ToolMessage(
-        "\n\n".join(each.page_content for each in documents), tool_call_id="call_1", artifact=documents
-    ),
-    "blocks": lambda documents: ToolMessage([to_block(to_segment(each)) for each in documents], tool_call_id="call_1"),
-}
-
-
-@pytest.mark.parametrize("kind", RESULTS)
-def test_documents_that_a_tool_found_are_a_set_in_its_result(chat: ChatInvariant, kind: str) -> None:
-    def asked(model: ChatInvariant, documents: list[Any]) -> AIMessage:
-        result = RESULTS[kind]([Document(each.page_content) for each in documents])
-        return model.invoke([HumanMessage(QUESTION), AIMessage("", tool_calls=[CALL]), result], max_tokens=8)
-
-    assert asked(chat, DOCUMENTS).response_metadata["sets"] == [3]
-    assert distinct(lambda documents: said(asked(chat, documents))) == 1
-    assert distinct(lambda documents: asked(chat.model_copy(update={"method": "sequential"}), documents).content) > 1

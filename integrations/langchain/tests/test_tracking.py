@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import textwrap
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,10 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
 import langchain_invariant_rag
-from langchain_invariant_rag import ChatInvariant
+from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
 from langchain_invariant_rag.tracking import RUNS
 
+from .plain_models import Reader
 from .shared import DOCUMENTS, QUESTION, Listed
 
 PROMPT = ChatPromptTemplate.from_template("{context}\n\n{question}")
@@ -38,23 +38,13 @@ def rag(model: Any, retriever: BaseRetriever) -> Any:
 
 
 def test_nothing_is_left_of_a_run(lm: InvariantModel) -> None:
-    chat = ChatInvariant(model=lm, max_tokens=2)
+    chat = ChatInvariant(model=lm, max_tokens=2, strict=True)
     assert rag(chat, Listed(documents=DOCUMENTS)).invoke(QUESTION).response_metadata["sets"] == [3]
+    answer = chat.invoke(text_of(DOCUMENTS))  # of another tenant
+    assert (answer.response_metadata["invariant"], answer.response_metadata["sets"]) == (None, [])
     with pytest.raises(ZeroDivisionError):
         (Listed(documents=DOCUMENTS) | (lambda _: 1 / 0)).invoke(QUESTION)
     assert not RUNS._runs
-
-
-def test_what_one_tenant_retrieved_is_nothing_to_another(lm: InvariantModel) -> None:
-    strict = ChatInvariant(model=lm, max_tokens=2, strict=True)
-
-    def other_tenant(documents: Any) -> Any:
-        return strict.invoke(f"{joined(documents)}\n\n{QUESTION}", config={"callbacks": []})
-
-    rag(strict, Listed(documents=DOCUMENTS)).invoke(QUESTION)
-    answer = other_tenant(DOCUMENTS)
-    assert answer.response_metadata["invariant"] is None
-    assert answer.response_metadata["sets"] == []
 
 
 def test_what_a_run_retrieved_is_nothing_to_another_that_goes_on_at_the_same_time(lm: InvariantModel) -> None:
@@ -84,12 +74,26 @@ def test_a_finished_string_stays_as_it_is_and_warns_once_with_the_fix(lm: Invari
     assert answer.content == chat.model_copy(update={"find_documents": False}).invoke(seen[0]).content
 
 
+@pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")  # or the filter would raise it
+@pytest.mark.parametrize("kind", ["chat", "completion", "canonical", "vote"])
+def test_strict_raises_what_is_only_warned_of_else(lm: InvariantModel, kind: str) -> None:
+    def model(*, strict: bool) -> Any:
+        if kind in ("canonical", "vote"):
+            return (canonical if kind == "canonical" else vote)(Reader(), strict=strict)
+        return (ChatInvariant if kind == "chat" else InvariantLLM)(model=lm, max_tokens=2, strict=strict)
+
+    def ask(**strict: bool) -> Any:
+        asked = RunnableLambda(lambda documents: model(**strict).invoke(text_of(documents)))
+        return (Listed(documents=DOCUMENTS) | asked).invoke(QUESTION)
+
+    assert ask(strict=False)
+    with pytest.raises(OrderWarning, match="as text"):
+        ask(strict=True)
+
+
 @pytest.mark.parametrize("options", [{"find_documents": False}, {"method": "sequential", "ordering": "given"}])
 def test_who_did_not_ask_for_sets_is_not_warned(lm: InvariantModel, options: dict[str, Any]) -> None:
-    chat = ChatInvariant(model=lm, max_tokens=2, **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", OrderWarning)
-        rag(chat, Listed(documents=DOCUMENTS)).invoke(QUESTION)
+    rag(ChatInvariant(model=lm, max_tokens=2, strict=True, **options), Listed(documents=DOCUMENTS)).invoke(QUESTION)
 
 
 def text_of(documents: Any) -> str:
@@ -115,15 +119,6 @@ def test_asynchronous_retrievers_are_heard_in_their_task_alone(lm: InvariantMode
         return (await asyncio.gather(tenant(), other()))[1]
 
     assert asyncio.run(both()).response_metadata["invariant"] is None
-
-
-def test_what_a_thread_retrieved_is_nothing_to_another(lm: InvariantModel) -> None:
-    strict = ChatInvariant(model=lm, max_tokens=2, strict=True)
-    text = text_of(Listed(documents=DOCUMENTS).invoke(QUESTION))
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(strict.invoke, text).result().response_metadata["invariant"] is None
-    with pytest.raises(OrderWarning, match="as text"):
-        strict.invoke(text)
 
 
 def test_the_next_retrieval_replaces_the_last_and_a_model_may_read_one_document(lm: InvariantModel) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import Any
 
 import pytest
@@ -58,6 +58,19 @@ def test_every_method_gives_the_tokens_of_generate_cold_and_from_prefixes_that_e
             # Whole blocks are found again, but for those of PINE, which ranks by the queries of whole segments.
             assert answer.usage.cached_tokens % 32 == 0 or method == "sequential"
     assert (answer.usage.cached_tokens > 0) == (method not in {"pine", "pine-reverse"})
+
+
+@pytest.mark.parametrize("method", ["rotor", "isolated", "pine-in-place"])
+def test_a_prefix_that_ends_before_the_last_segment_is_read_from_blocks(
+    method: str, lm: InvariantModel, on_vllm: VLLMBackend
+) -> None:
+    here, there = (each.with_method(method, ordering="given") for each in (lm, on_vllm))
+    segments = [list(range(start, stop)) for start, stop in pairwise((30, 70, 110, 150, 190, 195))]
+    for suffix, cached in (([8, 9], 0), ([10, 11], 160)):  # five blocks, of 168 tokens
+        prompt = Prompt(prefix=[5, 6, 7], segments=segments, suffix=suffix)
+        answer = there.generate(prompt, **LENGTH)
+        assert_same(answer, here.generate(prompt, **LENGTH))
+        assert answer.usage.cached_tokens == cached
 
 
 def test_a_method_that_vllm_cannot_look_up_is_refused(on_vllm: VLLMBackend) -> None:

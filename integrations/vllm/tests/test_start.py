@@ -10,9 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from invariant_rag.arrangement import Layout
 
 from tests.servers import free_port, launch_arguments
 from vllm_invariant_rag import InvariantRAGConnector, UnsupportedServer
+from vllm_invariant_rag.attention import STEP, ArrangedAttention
+from vllm_invariant_rag.reading import Reading
 
 CASES = {
     "chunked prefill": (["--enable-chunked-prefill"], {}, "expected no chunked prefill"),
@@ -84,3 +88,13 @@ def test_a_request_that_was_not_compared_fails_with_all_of_its_tokens(field: str
         connector.on_new_request(request)
         assert connector.get_num_new_matched_tokens(request, 0) == (failing, False)
         connector.request_finished(request, [])
+
+
+def test_a_batch_that_lacks_an_arranged_request_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, tokens = Reading("rotor", Layout((4, 9), ((20, 20),))), torch.zeros(53, 1, 8)
+    batch = {"query_start_loc": [0, 53], "seq_lens": [53], "block_table": [[4, 5]]}
+    metadata = SimpleNamespace(**{name: torch.tensor(each) for name, each in batch.items()}, num_actual_tokens=53)
+    monkeypatch.setattr(STEP, "block_size", 32)
+    monkeypatch.setattr(STEP, "readings", {3: reading})
+    with pytest.raises(UnsupportedServer, match="expected 1 more requests"):
+        ArrangedAttention().forward(None, tokens, tokens, tokens, torch.zeros(2, 1, 32, 16), metadata, tokens)

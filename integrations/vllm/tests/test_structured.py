@@ -8,15 +8,16 @@ from typing import Annotated, Any, Literal
 import pytest
 from invariant_rag import Generation, InvariantModel, Prompt
 from invariant_rag.errors import IncompleteObject, UnsupportedCombination
+from invariant_rag.generation import Answering, AnswerRequest
 from invariant_rag.generation.structured import constrain, generate_structured
-from invariant_rag.generation.tools import Tool, ToolCalling
+from invariant_rag.generation.tools import Tool
 from langchain_invariant_rag import ChatInvariant
 from pydantic import BaseModel, Field
 
 from tests import test_in_process
 from tests.documents import documents, question
 from tests.test_frameworks import chat_message
-from vllm_invariant_rag import VLLMBackend
+from vllm_invariant_rag import VLLMBackend, sampling
 
 
 class Flag(BaseModel):
@@ -50,13 +51,13 @@ def backend(request: pytest.FixtureRequest, on_vllm: VLLMBackend, on_server: VLL
 @pytest.mark.parametrize("seed", [501, 502])
 def test_an_object_is_that_of_the_core(seed: int, backend: VLLMBackend, lm: InvariantModel) -> None:
     prompt = prompt_of(lm, seed)
-    ours = backend.generate(prompt, **constrain(backend, Flag, max_new_tokens=120).options)
-    assert_same(ours, lm.generate(prompt, **constrain(lm, Flag, max_new_tokens=120).options))
+    ours = backend.generate(prompt, **constrain(backend, Flag, max_new_tokens=120))
+    assert_same(ours, lm.generate(prompt, **constrain(lm, Flag, max_new_tokens=120)))
     assert isinstance(generate_structured(backend, prompt, Flag, max_new_tokens=120), Flag)
 
 
 def test_a_stream_of_an_object_is_its_text(backend: VLLMBackend, lm: InvariantModel) -> None:
-    stream = backend.stream(prompt_of(lm, 503), **constrain(backend, Flag, max_new_tokens=120).options)
+    stream = backend.stream(prompt_of(lm, 503), **constrain(backend, Flag, max_new_tokens=120))
     text = "".join(stream)
     assert stream.generation is not None
     assert text == stream.generation.text
@@ -64,14 +65,14 @@ def test_a_stream_of_an_object_is_its_text(backend: VLLMBackend, lm: InvariantMo
 
 
 def test_an_object_that_does_not_fit_is_cut_and_says_so(on_vllm: VLLMBackend, lm: InvariantModel) -> None:
-    whole = on_vllm.generate(prompt_of(lm, 501), **constrain(on_vllm, Flag, max_new_tokens=120).options)
-    exact = constrain(on_vllm, Flag, max_new_tokens=len(whole.token_ids)).options
+    whole = on_vllm.generate(prompt_of(lm, 501), **constrain(on_vllm, Flag, max_new_tokens=120))
+    exact = constrain(on_vllm, Flag, max_new_tokens=len(whole.token_ids))
     assert_same(on_vllm.generate(prompt_of(lm, 501), **exact), whole)
     few = len(whole.token_ids) - 1
-    cut = on_vllm.generate(prompt_of(lm, 501), **constrain(on_vllm, Flag, max_new_tokens=few).options)
+    cut = on_vllm.generate(prompt_of(lm, 501), **constrain(on_vllm, Flag, max_new_tokens=few))
     assert (cut.finish_reason, cut.token_ids) == ("length", whole.token_ids[:few])
     with pytest.raises(IncompleteObject):
-        generate_structured(on_vllm, prompt_of(lm, 501), Flag, max_new_tokens=few)
+        generate_structured(on_vllm, prompt_of(lm, 501), Flag, max_new_tokens=few - 1)
 
 
 @pytest.mark.parametrize(("choice", "parallel"), [("required", False), ("required", True), ("measure", True)])
@@ -81,12 +82,11 @@ def test_forced_calls_are_those_of_the_core(
     messages = [{"role": "user", "content": "How long is the Lume?"}]
     answers = []
     for model in (lm, backend):
-        calling = ToolCalling(model, TOOLS, tool_choice=choice, parallel=parallel)
-        answers.append(calling.generate(calling.prompt(messages), max_new_tokens=60))
-    (here, calls), (there, calls_there) = answers
-    assert_same(there, here)
-    assert calls_there == calls
-    assert calls.tool_calls
+        request = AnswerRequest(messages, tools=TOOLS, tool_choice=choice, parallel=parallel, max_new_tokens=60)
+        answers.append(Answering(model, request).reply().first)
+    here, there = answers
+    assert_same(there.generation, here.generation)
+    assert there.tool_calls == here.tool_calls != ()
 
 
 def test_an_answer_that_may_hold_calls_is_that_of_the_core(on_vllm: VLLMBackend, lm: InvariantModel) -> None:
@@ -94,10 +94,10 @@ def test_an_answer_that_may_hold_calls_is_that_of_the_core(on_vllm: VLLMBackend,
     for choice in ("auto", "none"):
         answers = []
         for model in (lm, on_vllm):
-            calling = ToolCalling(model, TOOLS, tool_choice=choice)
-            prompt = calling.prompt([{"role": "user", "content": [*segments, question(segments)]}])
-            answers.append(calling.generate(prompt, max_new_tokens=24))
-        assert_same(answers[1][0], answers[0][0])
+            messages = [{"role": "user", "content": [*segments, question(segments)]}]
+            request = AnswerRequest(messages, tools=TOOLS, tool_choice=choice, max_new_tokens=24)
+            answers.append(Answering(model, request).reply().first.generation)
+        assert_same(answers[1], answers[0])
 
 
 def test_langchain_takes_objects_and_calls_from_vllm(on_vllm: VLLMBackend, lm: InvariantModel) -> None:
@@ -113,7 +113,7 @@ def test_langchain_takes_objects_and_calls_from_vllm(on_vllm: VLLMBackend, lm: I
 
 
 def test_other_processors_are_refused_with_the_reason(on_vllm: VLLMBackend, lm: InvariantModel) -> None:
-    options = constrain(on_vllm, Flag, max_new_tokens=120).options
+    options = constrain(on_vllm, Flag, max_new_tokens=120)
     for processors in ([lambda ids, scores: scores], [*options["logits_processor"], lambda ids, scores: scores]):
         with pytest.raises(UnsupportedCombination, match="logits processors"):
             on_vllm.generate(prompt_of(lm, 506), **{**options, "logits_processor": processors})
@@ -122,5 +122,14 @@ def test_other_processors_are_refused_with_the_reason(on_vllm: VLLMBackend, lm: 
 def test_a_schema_is_kept_under_sampling(on_vllm: VLLMBackend, lm: InvariantModel) -> None:
     options = {"do_sample": True, "temperature": 2.0, "max_new_tokens": 200}
     for seed in range(4):
-        written = on_vllm.generate(prompt_of(lm, 507), seed=seed, **constrain(on_vllm, Flag, **options).options)
+        written = on_vllm.generate(prompt_of(lm, 507), seed=seed, **constrain(on_vllm, Flag, **options))
         assert written.finish_reason == "length" or Flag.model_validate(json.loads(written.text))
+
+
+def test_control_tokens_are_banned_whatever_their_ids(lm: InvariantModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = constrain(lm, Flag, max_new_tokens=120)
+    (processor,), most = options.pop("logits_processor"), options.pop("max_new_tokens")
+    controls = {str(token) for token in processor.words.controls if token in processor.banned[b""]}
+    monkeypatch.setattr(sampling, "_MOST_BIASES", len(controls))
+    fields = sampling.sampling_of(lm, most, {**options, "logits_processor": [processor]}).fields
+    assert set(fields["logit_bias"]) == controls

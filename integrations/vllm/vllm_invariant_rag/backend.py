@@ -20,12 +20,12 @@ from invariant_rag.generation.choices import takes_choices
 from invariant_rag.generation.digest import digest_of
 from invariant_rag.generation.model import InvariantModel, Seeds
 from invariant_rag.generation.options import check_options, resolve_max_new_tokens
-from invariant_rag.generation.outputs import Generation, Usage
+from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.prefill import RUNS_ELSEWHERE, Prefiller, SharedState
 from invariant_rag.models.loading import load_config, load_tokenizer, model_location
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, HTTPEngine
+from vllm_invariant_rag.engines import Engine, EngineRequest, HTTPEngine
 from vllm_invariant_rag.errors import UnsupportedServer
 from vllm_invariant_rag.reading import Reading, check_method
 from vllm_invariant_rag.sampling import sampling_of
@@ -208,7 +208,7 @@ class VLLMBackend(InvariantModel):
         if len(seeds) != len(prompts):
             raise InvalidOption(f"seed: expected one for each of {len(prompts)} prompts, got {len(seeds)}")
         sampling = sampling_of(self, wanted, kwargs)
-        most, streamer, shown = sampling.max_new_tokens, sampling.streamer, 0
+        most, streamer, shown = sampling.fields["max_tokens"], sampling.streamer, 0
         prepared = [self.prepare_to_generate(each, sampling.fields["max_tokens"]) for each in prompts]
         requests = [
             self._request(each, sampling.with_seed(own).fields) for each, own in zip(prepared, seeds, strict=True)
@@ -228,7 +228,14 @@ class VLLMBackend(InvariantModel):
         if streamer is not None:
             streamer.end()
         generations = [
-            self._generation(each, sampling.trim(each.input_ids, completion), sampling.fields["logprobs"])
+            each.generation(
+                self.tokenizer,
+                completion.token_ids,
+                completion.logprobs,
+                completion.finish_reason,
+                cached_tokens=completion.cached_tokens,
+                top_logprobs=completion.likeliest(sampling.fields["logprobs"]),
+            )
             for each, completions in zip(prepared, answers, strict=True)
             for completion in completions
         ]
@@ -273,24 +280,6 @@ class VLLMBackend(InvariantModel):
                 )
             params = reading.as_params()
         return EngineRequest(token_ids, fields, params, self._tenant, self._headers)
-
-    def _generation(self, prepared: PreparedPrompt, completion: Completion, top: int) -> Generation:
-        tokens, tokenizer = completion.token_ids, self.tokenizer
-        return Generation(
-            text="" if tokenizer is None else str(tokenizer.decode(tokens, skip_special_tokens=True)),
-            token_ids=tuple(tokens),
-            logprobs=completion.logprobs,
-            top_logprobs=completion.likeliest(top),
-            finish_reason=completion.finish_reason,
-            usage=Usage(len(prepared.input_ids), len(tokens), completion.cached_tokens),
-            order=prepared.order,
-            dropped=prepared.dropped,
-            trimmed=prepared.trimmed,
-            sets=prepared.sets,
-            method=prepared.method,
-            labels=prepared.labels,
-            invariant=prepared.invariant,
-        )
 
 
 class _Elsewhere(Prefiller):

@@ -95,10 +95,6 @@ class Completion:
         if finish_reason is not None:
             self.finish_reason = "length" if finish_reason == "length" else "stop"
 
-    def first(self, count: int, finish_reason: Literal["stop", "length"]) -> Completion:
-        """Return the completion with its first tokens only."""
-        return Completion(self.token_ids[:count], self.found[:count], finish_reason, self.cached_tokens)
-
 
 class Engine(ABC):
     """A vLLM. Safe for threads."""

@@ -6,7 +6,7 @@ run there as structural tags, with xgrammar. One thing differs: log-probabilitie
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,9 @@ from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.options import as_ids, resolve_option
 from invariant_rag.generation.sampling import TokenPenalties
 from invariant_rag.generation.streaming import StopOnEvent
-from invariant_rag.generation.structured import GrammarComplete, GrammarProcessor
-from invariant_rag.prompts import control_tokens
+from invariant_rag.generation.structured import GrammarProcessor
 
-from vllm_invariant_rag.engines import Completion, Stopped
+from vllm_invariant_rag.engines import Stopped
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -44,7 +43,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """Options that a generation_config may set and vLLM cannot follow, with the values that change nothing."""
 
-_UNLIKELY = -100.0  # the least bias that vLLM takes
+_UNLIKELY, _MOST_BIASES = -100.0, 1024  # the least bias that vLLM takes, and how many
 _NOTHING = torch.empty((1, 0))
 
 
@@ -55,26 +54,10 @@ class Sampling:
     fields: dict[str, Any]  # parameters, by the names that vLLM's `SamplingParams` and its completions API share
     streamer: BaseStreamer | None  # receives the tokens
     stopped: Stopped | None
-    complete: GrammarComplete | None  # tells where the text of a grammar is finished
-
-    @property
-    def max_new_tokens(self) -> int:
-        """Tokens of an answer, at most."""
-        return int(self.fields["max_tokens"]) - (self.complete is not None)
 
     def with_seed(self, seed: int | None) -> Sampling:
         """Return how a prompt with a seed of its own decodes."""
         return self if seed is None else replace(self, fields={**self.fields, "seed": seed})
-
-    def trim(self, prompt: Sequence[int], written: Completion) -> Completion:
-        """Return what vLLM wrote, without what it needs to end a grammar."""
-        tokens, most = written.token_ids, self.max_new_tokens
-        if self.complete is None:
-            return written
-        for count in range(min(len(tokens), most) + 1):
-            if bool(self.complete(torch.tensor([[*prompt, *tokens[:count]]]), _NOTHING)):
-                return written.first(count, "stop")
-        return written.first(most, "length" if len(tokens) > most else written.finish_reason)
 
 
 def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, Any]) -> Sampling:
@@ -90,13 +73,11 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, An
     stops, minimum = check_stops(option("stop_strings")), option("min_new_tokens") or 0
     ends, bias = as_ids(option("eos_token_id")), option("sequence_bias") or {}
     biases = list(bias.items() if isinstance(bias, dict) else bias)
-    given: dict[type, list[Any]] = {TokenPenalties: [], GrammarProcessor: [], GrammarComplete: [], StopOnEvent: []}
+    given: dict[type, list[Any]] = {TokenPenalties: [], GrammarProcessor: [], StopOnEvent: []}
     hooks = [*(options.get("logits_processor") or ()), *(options.get("stopping_criteria") or ())]
     others = ", ".join(type(each).__name__ for each in hooks if type(each) not in given)
     for each in hooks:
         given.setdefault(type(each), []).append(each)
-    grammars = given[GrammarComplete]
-    is_torn = len(grammars) > 1 or [each.processor for each in grammars] != given[GrammarProcessor]
     unknown = {name for name in options if name not in _KNOWN and options[name] not in _NEUTRAL.get(name, ())}
     unknown |= {name for name in _NEUTRAL if option(name) not in (None, *_NEUTRAL[name])}
     reasons = {
@@ -107,17 +88,14 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, An
         "a sequence_bias of single tokens, got one of several": any(len(tokens) != 1 for tokens, _ in biases),
         f"no logits processors and stopping criteria of other packages, got {others}: they run while tokens are made, "
         "and vLLM makes them elsewhere": bool(others),
-        "the logits processors of one schema with its stopping criterion, got others": is_torn,
-        "a model with an end token, by which vLLM ends a schema, got none": any(
-            not (ends or each.processor.stops) for each in grammars
-        ),
+        "the logits processor of one schema, got several": len(given[GrammarProcessor]) > 1,
     }
     for reason, applies in reasons.items():
         if applies:
             raise UnsupportedCombination(f"expected {reason}", hint=f"vLLM knows {', '.join(sorted(_KNOWN))}.")
     bias = {str(tokens[0]): value for tokens, value in biases}
     fields: dict[str, Any] = {
-        "max_tokens": max_new_tokens + len(grammars),  # vLLM ends a grammar by an end token, after the text's last one
+        "max_tokens": max_new_tokens,
         "min_tokens": minimum,
         "n": sequences,
         "temperature": chosen["temperature"] if sampled else 0.0,
@@ -130,19 +108,17 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, An
         "stop": stops,
         "include_stop_str_in_output": True,
         # The end of a text is decided here: vLLM's own default comes from its files.
-        "stop_token_ids": sorted({*ends, *(token for each in grammars for token in each.processor.stops)}),
+        "stop_token_ids": sorted({*ends}),
         "ignore_eos": True,
         "logprobs": options.get("top_logprobs") or 0,
     }
     for processor in given[GrammarProcessor]:
         fields["structured_outputs"] = {"structural_tag": processor.tag}
-        if lm.tokenizer is not None and not processor.trigger:
-            # xgrammar would take control tokens for their names inside strings.
-            names = control_tokens(lm.tokenizer).items()
-            banned = {token for token, name in names if name not in processor.literals} - processor.stops
-            bias |= {str(token): _UNLIKELY for token in sorted(banned)}
+        if not processor.trigger:  # what xgrammar would let into strings, control tokens first
+            banned = sorted(processor.banned[b""], key=lambda token: token not in processor.words.controls)
+            bias |= {str(token): _UNLIKELY for token in banned[:_MOST_BIASES]}
     if bias:
         fields["logit_bias"] = bias
     events = given[StopOnEvent]
     stopped = (lambda: any(bool(each(_NOTHING, _NOTHING)) for each in events)) if events else None
-    return Sampling(fields, options.get("streamer"), stopped, next(iter(grammars), None))
+    return Sampling(fields, options.get("streamer"), stopped)

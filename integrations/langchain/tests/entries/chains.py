@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import json
 import pickle
 import pprint
@@ -12,7 +10,6 @@ from operator import itemgetter
 from typing import Any
 
 from langchain_classic.chains import (
-    ConversationalRetrievalChain,
     RetrievalQA,
     create_history_aware_retriever,
     create_retrieval_chain,
@@ -21,7 +18,6 @@ from langchain_classic.chains.combine_documents import create_stuff_documents_ch
 from langchain_classic.retrievers import (
     ContextualCompressionRetriever,
     EnsembleRetriever,
-    MergerRetriever,
     MultiQueryRetriever,
     ParentDocumentRetriever,
 )
@@ -75,7 +71,6 @@ REDUCE_PROMPT = PromptTemplate.from_template("{summaries}\n\n{question}")
 
 UNDERSTOOD: dict[str, Any] = {
     "joined by an empty line": joined,
-    "by `---`": each_as("{text}", "\n---\n"),
     "bullets": each_as("- {text}", "\n"),
     '`<doc id="…">` with an id of the metadata': each_as('<doc id="{id}">{text}</doc>', "\n"),
     "`Source: …`, `Content: …`": each_as("Source: {source}\nContent: {text}"),
@@ -143,24 +138,17 @@ def stuffed(**options: Any) -> Answer:
 SHAPES: dict[str, Callable[[list[Document]], Any]] = {
     "as they are": Segments,
     "a sum with a list": lambda documents: Segments(documents[:1]) + documents[1:],
-    "a list plus segments": lambda documents: documents[:1] + Segments(documents[1:]),
-    "`copy.deepcopy`": lambda documents: copy.deepcopy(Segments(documents)),
     "pickled": lambda documents: pickle.loads(pickle.dumps(Segments(documents))),
     "in an f-string": lambda documents: f"Read this:\n{Segments(documents)}",
 }
 KEYWORDS: dict[str, Callable[[Any, list[Document]], Any]] = {
     "on `invoke`": lambda model, documents: model.invoke(QUESTION, documents=documents),
-    "on `ainvoke`": lambda model, documents: asyncio.run(model.ainvoke(QUESTION, documents=documents)),
     "on `stream`": lambda model, documents: [*model.stream(QUESTION, documents=documents)],
     "on `batch`": lambda model, documents: model.batch([QUESTION, "Who?"], documents=documents),
     "bound, in a chain": lambda model, documents: (
         PromptTemplate.from_template("{question}") | model.bind(documents=documents)
     ).invoke({"question": QUESTION}),
 }
-
-
-def passed_to_the_prompt(model: Any, documents: list[Document]) -> Any:
-    return (PromptTemplate.from_template("{question}") | model).invoke({"question": QUESTION}, documents=documents)
 
 
 def numbered_marks(documents: list[Document]) -> str:
@@ -191,11 +179,6 @@ def retrieval_qa(kind: str, **options: Any) -> Answer:
     ).invoke({"query": QUESTION})
 
 
-def conversational(model: Any, retriever: Any) -> Any:
-    chain = ConversationalRetrievalChain.from_llm(llm=model, retriever=retriever)
-    return chain.invoke({"question": QUESTION, "chat_history": [("Is there a ferry?", "Yes.")]})
-
-
 # --- retrievers over others ---------------------------------------------------------------------------------------
 
 
@@ -220,11 +203,6 @@ def words(size: int) -> CharacterTextSplitter:
     return CharacterTextSplitter(separator=" ", chunk_size=size, chunk_overlap=0)
 
 
-def merged(model: Any, retriever: Any) -> Any:
-    other = retriever.model_copy(update={"documents": [Document("It rains in Brenn.")]})
-    return MergerRetriever(retrievers=[retriever, other])
-
-
 def split_anew(model: Any, retriever: Any) -> Any:
     pipeline = DocumentCompressorPipeline(transformers=[words(20)])
     return ContextualCompressionRetriever(base_compressor=pipeline, base_retriever=retriever)
@@ -239,7 +217,6 @@ def parents(model: Any, retriever: Any) -> Any:
 OVER: dict[str, Any] = {
     "`VectorStoreRetriever`": lambda model, retriever: listed_store(retriever.documents).as_retriever(),
     "`EnsembleRetriever`": lambda model, retriever: EnsembleRetriever(retrievers=[retriever] * 2, weights=[0.5, 0.5]),
-    "`MergerRetriever`": merged,
     "`MultiQueryRetriever`": lambda model, retriever: MultiQueryRetriever.from_llm(retriever, model),
     "`ContextualCompressionRetriever` that splits": split_anew,
     "`ParentDocumentRetriever`": parents,
@@ -276,7 +253,6 @@ ENTRIES: list[Entry] = [
         "`document_prompt=SEGMENT_PROMPT`", BOUNDARIES,
         {
             "in the stuff chain": stuffed(document_prompt=SEGMENT_PROMPT),
-            "with a `document_separator`": stuffed(document_prompt=SEGMENT_PROMPT, document_separator="\n---\n"),
             'with `+ "\\n"`': stuffed(document_prompt=SEGMENT_PROMPT + "\n"),
         },
     ),
@@ -287,21 +263,22 @@ ENTRIES: list[Entry] = [
     *rows("`documents=`", BOUNDARIES, {name: found(each) for name, each in KEYWORDS.items()}),
     *rows(
         "`documents=`", "bind it, or no document is read: `prompt | model.bind(documents=documents)`",
-        {"on `prompt | model`, which passes it to the prompt": found(passed_to_the_prompt)}, drops=True,
+        {"on `prompt | model`, which passes it to the prompt": found(
+            lambda model, documents: (SHORT_PROMPT.partial(context="") | model).invoke(
+                {"question": QUESTION}, documents=documents))},
+        drops=True,
     ),
     *rows(STUFF, NOTHING, {"default": retrieval_chain()}, documents=FOUR),
     *rows(
         STUFF, NOTHING,
         {
             "`document_prompt` with the source": retrieval_chain(document_prompt=SOURCE_PROMPT),
-            "`SEGMENT_PROMPT`": retrieval_chain(document_prompt=SEGMENT_PROMPT),
             "over `as_segments(retriever)`": retrieval_chain(lambda model, retriever: as_segments(retriever)),
             "with `create_history_aware_retriever`": retrieval_chain(history_aware),
         },
     ),
     *rows("`create_stuff_documents_chain` over documents retrieved before", PASS_SEGMENTS, {"": stuffed()}, warns=True),
     *rows("`RetrievalQA`", NOTHING, {"`stuff`": retrieval_qa("stuff")}),
-    *rows("`ConversationalRetrievalChain`", NOTHING, {"": conversational}),
     *rows(
         "`RetrievalQA`", ONE_CALL,
         {

@@ -23,7 +23,6 @@ from langchain_core.runnables import (
     RunnableLambda,
     RunnableParallel,
     RunnablePassthrough,
-    chain,
 )
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.tools import create_retriever_tool, tool
@@ -72,7 +71,6 @@ def events(asked: Any) -> str:
 CALLS: dict[str, Callable[[Any], Any]] = {
     "`batch`": lambda rag: rag.batch([QUESTION, "Who built it?"]),
     "`stream`": lambda rag: [*rag.stream(QUESTION)],
-    "`ainvoke`": lambda rag: asyncio.run(rag.ainvoke(QUESTION)),
     "`abatch`": lambda rag: asyncio.run(rag.abatch([QUESTION, "Who built it?"])),
     "`astream`": lambda rag: asyncio.run(collected(rag.astream(QUESTION))),
     "`astream_events`": events,
@@ -95,14 +93,6 @@ def assigned(model: Any, retriever: Any) -> Any:
     context = RunnablePassthrough.assign(context=itemgetter("question") | retriever | joined)
     asked = context | RunnablePassthrough.assign(answer=CHAT_PROMPT | model)
     return asked.pick("answer").invoke({"question": QUESTION})
-
-
-def decorated(model: Any, retriever: Any) -> Any:
-    @chain
-    def ask(question: str) -> Any:
-        return (CHAT_PROMPT | model).invoke({"context": joined(retriever.invoke(question)), "question": question})
-
-    return ask.invoke(QUESTION)
 
 
 def broken(_: Any) -> Any:
@@ -372,7 +362,6 @@ def second_turn(model: Any, retriever: Any) -> Any:
 COMPOSED: dict[str, Answer] = {
     "`RunnableParallel` that returns the sources": with_sources,
     "`RunnablePassthrough.assign`, `itemgetter`, `pick`": assigned,
-    "`@chain`": decorated,
     "`with_fallbacks`": fallback,
 }
 FUNCTIONS: dict[str, Answer] = {
