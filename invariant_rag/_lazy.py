@@ -10,10 +10,8 @@ from typing import Any
 def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and the `__dir__` of a package.
 
-    Args:
-        package: The package's `__name__`.
-        homes: Each public name, and the module that defines it: one of the package, or one elsewhere by its full name.
-            A name that is its own home is a module of the package.
+    `homes` has each public name and the module that defines it: one of the package, or one elsewhere by its full name.
+    A name that is its own home is a module of the package.
     """
 
     def get_attribute(name: str) -> Any:

@@ -52,12 +52,7 @@ class PlainRequest:
         return self.turns[0].text
 
     def ledger(self, method: str, *, recognized: bool = True) -> dict[str, Any]:
-        """Return what was sent by a strategy, in the words of `generation.outputs.ledger`.
-
-        Args:
-            method: Name of the strategy.
-            recognized: Whether every document in the conversation is known to be a segment.
-        """
+        """Return what was sent by a strategy, as `generation.outputs.ledger` has it; `recognized` as there."""
         return {
             "sets": [len(each) for each in self.sets if each],
             "order": [segment.content_hash for each in self.sets for segment in each],
@@ -77,11 +72,6 @@ class PlainRequests:
         ordering: The content ordering of every set: a name or an instance. Rank 0 stands last, nearest to what follows.
         votes: How many requests to write, each in another order; the first is the canonical one. None: that alone.
         seed: Seed of the other orders.
-
-    Raises:
-        InvalidChoice: Fewer than one vote, or a seed that is no whole number.
-        UnknownName: There is no such ordering.
-        UnsupportedCombination: The ordering keeps the order given.
     """
 
     ordering: str | Ordering = "lexical"
@@ -206,32 +196,21 @@ class Vote:
 
 
 def elect(answers: Sequence[Hashable]) -> Vote:
-    """Count answers, at least one; equal values agree.
-
-    >>> elect(["noon", "six", "six", "noon"])
-    Vote(winner=0, calls=4, agreed=2)
-    """
+    """Count answers, at least one; equal values agree."""
     counts = Counter(answers)
     winner = max(range(len(answers)), key=lambda index: (counts[answers[index]], -index))
     return Vote(winner, len(answers), counts[answers[winner]])
 
 
 def answer_key(text: str, tool_calls: Iterable[tuple[str, Mapping[str, Any]]] = ()) -> Hashable:
-    """Return what answers share if they agree: the text but for case and white space, names and arguments of calls.
-
-    >>> answer_key(" At  Noon ") == answer_key("at noon")
-    True
-    """
+    """Return what answers share if they agree: the text but for case and white space, names and arguments of calls."""
     calls = [[name, dict(arguments)] for name, arguments in tool_calls]
     return " ".join(text.split()).casefold(), json.dumps(calls, sort_keys=True, default=repr)
 
 
 def object_key(value: Any) -> str:
     """Return an object of any kind as JSON: equal objects alike. Those of pydantic count by their fields."""
-
-    def plain(other: Any) -> Any:
-        return other.model_dump(mode="json") if hasattr(other, "model_dump") else repr(other)
-
+    plain = lambda other: other.model_dump(mode="json") if hasattr(other, "model_dump") else repr(other)  # noqa: E731
     return json.dumps(value, default=plain, sort_keys=True)
 
 

@@ -100,18 +100,13 @@ class RankedSet:
 
     They are stacked one after the other, from the place of the first of them in memory on. Importance is softmax
     attention without positions over the tokens of all segments but `own`, summed over the queries and over the tokens
-    of a segment, divided by its length. Ties keep the order in memory.
-
-    Attributes:
-        segments: The segments that have tokens, in memory order; at least two.
-        own: If the queries are one of the segments, its index: they rank the others together, and the others are
-            stacked as if it came last. None: every query ranks all segments for itself.
-        reverse: Whether the most important segment is placed farthest instead of nearest.
+    of a segment, divided by its length. Ties keep the order in memory. If the queries are one of the segments, its own
+    ones, they rank the others together, and the others are stacked as if it came last; else each query ranks all.
     """
 
-    segments: tuple[Span, ...]
+    segments: tuple[Span, ...]  # those that have tokens, in memory order; at least two
     own: int | None = None
-    reverse: bool = False
+    reverse: bool = False  # whether the most important segment is placed farthest instead of nearest
 
     @property
     def first_position(self) -> int:
@@ -177,12 +172,9 @@ class Arrangement:
 
     @classmethod
     def of(cls, layout: Layout, rows: Iterable[Row], positions: tuple[int, ...] | None = None) -> Arrangement:
-        """Return the arrangement of some rows: plain causal ones that are neighbours are joined, empty ones left out.
+        """Return the arrangement of one row for each text and each segment, the last text's last.
 
-        Args:
-            layout: Where the texts and segments of the prompt lie in memory.
-            rows: One row for each text and each segment; the last is that of the last text.
-            positions: Rotary position of every token. None: its index.
+        Plain causal rows that are neighbours are joined, empty ones left out. Positions default to indices.
         """
         joined: list[Row] = []
         follows_causal = False

@@ -91,12 +91,7 @@ def check_tools(tools: Any) -> list[Any]:
 
 
 def check_kind(
-    name: str,
-    value: Any,
-    kind: type[T],
-    *,
-    error: type[InvariantRAGError] = InvalidChoice,
-    hint: str | None = None,
+    name: str, value: Any, kind: type[T], *, error: type[InvariantRAGError] = InvalidChoice, hint: str | None = None
 ) -> T:
     """Return an object of a class; raise `error` for anything else."""
     if not isinstance(value, kind):

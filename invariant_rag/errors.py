@@ -49,10 +49,7 @@ class OrderWarning(InvariantRAGError, UserWarning):
 class TokenWarning(InvariantRAGError, UserWarning):
     """Names of a tokenizer look like those of roles, and text from outside can make these tokens."""
 
-    hint = (
-        "Set tokenizer.chat_template to the template that writes them, or flag them as special. "
-        "`invariant-rag models --check-tokens MODEL` tells what text can do."
-    )
+    hint = "Set tokenizer.chat_template, or flag them as special: see `invariant-rag models --check-tokens MODEL`."
 
 
 class NoiseWarning(InvariantRAGError, UserWarning):
@@ -95,7 +92,6 @@ class UnknownName(InvariantRAGError, ValueError):
     """A name that is not in a registry."""
 
     hint = "Names are matched as they are written."
-
     _COMMANDS: ClassVar[dict[str, str]] = {
         "method": "invariant-rag methods",
         "ordering": "invariant-rag orderings",
@@ -211,9 +207,8 @@ class ContextOverflow(InvariantRAGError):
     """A prompt that does not fit into the context window; the message gives its tokens and the limit."""
 
     hint = (
-        'Retrieve fewer or shorter chunks (--k 5), lower max_new_tokens, or choose overflow="drop_last" '
-        '(--overflow drop_last: drops the last segments of the ordering) or overflow="trim_segments" '
-        "(shortens every long segment alike)."
+        'Retrieve fewer or shorter chunks (--k 5), lower max_new_tokens, or choose overflow="drop_last" (--overflow '
+        'drop_last: drops the last segments of the ordering) or "trim_segments" (shortens every long segment alike).'
     )
 
 

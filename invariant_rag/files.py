@@ -75,11 +75,7 @@ def encode_json(document: Any, *, indent: int | None = None, default: Any = None
 
 
 def finite(document: Any) -> Any:
-    """Return plain data with None for NaN and infinities, which JSON does not have, though Python writes them.
-
-    >>> finite({"score": float("inf"), "listed": [1.5, float("nan")]})
-    {'score': None, 'listed': [1.5, None]}
-    """
+    """Return plain data with None for NaN and infinities, which JSON does not have, though Python writes them."""
     if isinstance(document, dict):
         return {key: finite(value) for key, value in document.items()}
     if isinstance(document, list | tuple):

@@ -5,9 +5,7 @@ assignment of labels (which follow the sorted texts) matters. Two sources of bia
 
 - `by="letters"`, the default, scores the label of each answer: a model may prefer a letter as such.
 - `by="texts"` scores the text of each answer after the prompt, divided by its number of tokens. It prefers texts that
-  are easy to predict, so it suits short options rather than long responses.
-
-Neither is right for every model: measure both on verdicts that you know.
+  are easy to predict, so it suits short options rather than long responses. Measure both on verdicts that you know.
 """
 
 from __future__ import annotations
@@ -40,21 +38,13 @@ SYSTEM = "You compare what you are given. The order in which it is listed means 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a judgement. Indices point into the options in the order given.
+    """The result of a judgement. Indices point into the options in the order given."""
 
-    Attributes:
-        probabilities: For each option, the probability that it is the best; they sum to one.
-        ranking: Indices of all options, best first; ties are sorted by text, and equal options keep the order given.
-        best: Indices of the options that share the first place.
-        labels: For each option, its letter in the judge's prompt; an empty string with `by="texts"`.
-        explanation: The judge's reasons, which name options by their labels; None unless asked for.
-    """
-
-    probabilities: tuple[float, ...]
-    ranking: tuple[int, ...]
-    best: tuple[int, ...]
-    labels: tuple[str, ...]
-    explanation: str | None = None
+    probabilities: tuple[float, ...]  # of each option, that it is the best; they sum to one
+    ranking: tuple[int, ...]  # indices, best first; ties are sorted by text, equal options as given
+    best: tuple[int, ...]  # indices of those that share the first place
+    labels: tuple[str, ...]  # letter of each option in the judge's prompt; "" with `by="texts"`
+    explanation: str | None = None  # the judge's reasons, which name options by their labels
 
     @property
     def winner(self) -> int | None:
@@ -94,13 +84,7 @@ class Judge:
         TokenizerRequired: The model has no tokenizer.
     """
 
-    def __init__(
-        self,
-        lm: InvariantModel,
-        *,
-        criteria: Criteria = DEFAULT_CRITERIA,
-        by: By = "letters",
-    ) -> None:
+    def __init__(self, lm: InvariantModel, *, criteria: Criteria = DEFAULT_CRITERIA, by: By = "letters") -> None:
         check_judge_options(criteria, by)
         if not isinstance(lm, InvariantModel):
             raise InvalidChoice(f"lm: expected an InvariantModel, got {type(lm).__name__}")

@@ -1,10 +1,4 @@
-"""A model behind `invariant-rag serve`, for applications without torch: conversations with segments over HTTP.
-
->>> remote = RemoteModel("http://localhost:8000/v1")  # doctest: +SKIP
->>> content = [SegmentSet(["The ferry leaves at noon.", "The mill grinds barley."]), "When does the ferry leave?"]
->>> remote.chat([{"role": "user", "content": content}])["choices"][0]["message"]["content"]  # doctest: +SKIP
-'At noon.'
-"""
+"""A model behind `invariant-rag serve`, for applications without torch: conversations with segments over HTTP."""
 
 from __future__ import annotations
 
@@ -54,15 +48,14 @@ _TYPED = {
 class RemoteModel:
     """A model that a server runs. Its methods block, and may be called from several threads.
 
+    >>> RemoteModel("http://localhost:8000/v1").chat([{"role": "user", "content": "Hello"}])  # doctest: +SKIP
+
     Args:
         base_url: Address of the API, such as `http://localhost:8000/v1`.
         model: Name of the model. None: the one that the server has.
         api_key: Key for the server. None: none.
         timeout: Seconds for an answer, or for the next piece of a stream.
         max_retries: How often a request is sent again where the server was busy or could not be reached.
-
-    Raises:
-        InvalidChoice: An argument is of another type, or too small.
     """
 
     _settings: dict[str, Any]
@@ -126,8 +119,7 @@ class RemoteModel:
             **fields: Other fields of the request: `max_tokens`, `tools`, `invariant`... None: left away.
 
         Raises:
-            RemoteError: The server cannot be reached, or refuses the request.
-            InvariantRAGError: As in a model of this process: `ContextOverflow`, `InvalidTool`...
+            RemoteError: The server cannot be reached, or refuses the request. Else as in a model of this process.
         """
         return self._post("/chat/completions", {"messages": chat_messages(messages), **fields})
 
@@ -222,11 +214,7 @@ def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def content_parts(content: Any) -> list[dict[str, Any]]:
-    """Return texts and segments as parts of a content.
-
-    >>> content_parts(["Read: ", Segment("a", title="A")])[1]["document"]["title"]
-    'A'
-    """
+    """Return texts and segments as parts of a content."""
     items = [content] if isinstance(content, str | Segment | SegmentSet) else content
     if not isinstance(items, Iterable) or isinstance(items, bytes | Mapping):
         raise InvalidPrompt(f"expected texts and segments, got {type(content).__name__}")

@@ -1,8 +1,7 @@
 """Selective Routing: run the plain and the invariant model, and return one answer (arXiv 2502.08662, section 3.3).
 
 The router returns the invariant answer only if that model is more confident than the plain one by a margin. It costs
-two generations, and inherits the order dependence of the plain model: with `plain_order="given"`, as published, the
-answer may change with the order of the segments; with `plain_order="canonical"` it does not, but order tells nothing.
+two generations. With `plain_order="given"`, as published, the answer may change with the order of the segments.
 
 Confidences are those of the published code, which its margin of 0.2 was chosen for: the largest probability in a
 softmax over the candidates alone, and for a text the mean of its token probabilities. But a candidate of several tokens
@@ -79,7 +78,7 @@ def candidate_confidence(logprobs: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class RoutingRecord:
-    """The results of both branches for one labelled question: confidences, and scores; higher ones are better."""
+    """Confidences and scores of both branches for one labelled question; higher ones are better."""
 
     plain_confidence: float
     invariant_confidence: float
@@ -164,7 +163,7 @@ class RoutedModel(InvariantModel):
         return routed
 
     def with_routing(self, alpha: float | None = None, *, plain_order: PlainOrder | None = None) -> RoutedModel:
-        """Return a model with another margin or order of the plain branch. What is not given stays as it is."""
+        """Return a model with another margin or order of the plain branch; None: as it is."""
         alpha = self.alpha if alpha is None else alpha
         return self.over(self.invariant_branch, alpha=alpha, plain_order=plain_order or self.plain_order)
 

@@ -81,9 +81,6 @@ class Segment:
         metadata: Other fields of the chunk (source, page...), with str keys. Never part of the model's input.
         score: The retriever's score, used by the `score` ordering. Higher is better.
         token_ids: Token ids to use instead of text; they are not tokenized again.
-
-    Raises:
-        InvalidSegment: A field has the wrong type, or both text and token ids were given.
     """
 
     text: str = ""
@@ -167,11 +164,7 @@ class Slot:
     number: str | None = None  # the running number or letter in these texts
 
     def render(self, segment: Segment) -> str:
-        """Return the text of a segment in this place.
-
-        >>> Slot("[1] ", number="1").render(Segment("Ferries leave at noon."))
-        '[1] Ferries leave at noon.'
-        """
+        """Return the text of a segment in this place."""
         return self.before + segment.text + self.after
 
 
@@ -186,9 +179,6 @@ class SegmentSet(Sequence[Segment]):
     Args:
         segments: The segments: strings, `Segment`s or lists of token ids.
         slots: Text around each place, in the order of the prompt. None: `Prompt.rendering` renders the segments.
-
-    Raises:
-        InvalidSegment: `segments` is not a collection of segments, or there is not one slot per segment.
     """
 
     def __init__(
@@ -257,11 +247,7 @@ def verdict(sizes: Iterable[int], *, sorts: bool = True, recognized: bool = True
 
 
 def replace_surrogates(text: str) -> str:
-    r"""Replace lone surrogates, which cannot be encoded as UTF-8 and which tokenizers reject, by U+FFFD.
-
-    >>> replace_surrogates("a\ud800b") == "a\ufffdb"
-    True
-    """
+    """Replace lone surrogates, which cannot be encoded as UTF-8 and which tokenizers reject, by U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
@@ -292,9 +278,6 @@ class Prompt:
     Attributes:
         texts: The `len(sets) + 1` texts around the sets.
         sets: The sets, from the first to the last in the prompt.
-
-    Raises:
-        InvalidPrompt: A text is neither a string nor token ids, or one text mixes both.
     """
 
     texts: tuple[Text, ...]
@@ -370,11 +353,7 @@ class Prompt:
         return type(self).__new__(type(self))._fill(self.texts, listed, self.query, self.rendering)
 
     def to_complete(self) -> Prompt:
-        r"""Return the prompt, with a line break behind segments that it ends with: a model continues text, not a set.
-
-        >>> Prompt("Summarise:", ["one", "two"]).to_complete().suffix
-        '\n'
-        """
+        """Return the prompt, with a line break behind segments that it ends with: a model continues text, not a set."""
         if not self.segments or self.suffix:
             return self
         return type(self).__new__(type(self))._fill((*self.texts[:-1], "\n"), self.sets, self.query, self.rendering)

@@ -6,7 +6,6 @@ import copy
 import json
 import math
 import random
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +58,7 @@ def test_the_published_rule_on_stored_confidences() -> None:
     stored = [(0.31, 0.52, "invariant"), (0.31, 0.50, "plain"), (0.9, 0.99, "plain"), (0.0, 0.21, "invariant")]
     assert [route(plain, ours) for plain, ours, _ in stored] == [branch for *_, branch in stored]
     assert route(0.5, 0.25, alpha=-0.5) == "invariant"
-
-
-def test_a_tie_takes_the_invariant_answer_as_in_the_paper() -> None:
-    assert route(0.25, 0.5, alpha=0.25) == "invariant"
-    assert route(0.5, 0.5, alpha=0) == "invariant"
+    assert route(0.25, 0.5, alpha=0.25) == route(0.5, 0.5, alpha=0) == "invariant", "so a tie is, as in the paper"
 
 
 @given(plain=probability, ours=probability, alpha=st.floats(-1, 1), more=st.floats(0, 1))
@@ -74,12 +69,9 @@ def test_a_larger_margin_never_takes_the_invariant_answer_more_often(
         assert route(plain, ours, alpha) == "invariant"
 
 
-def test_the_confidence_in_a_text_is_the_arithmetic_mean_of_its_token_probabilities() -> None:
+def test_confidence_is_the_mean_probability_of_tokens_and_the_largest_share_among_candidates_alone() -> None:
     assert_rounded_alike(text_confidence([math.log(0.5), math.log(0.125)]), 0.3125)  # 0.25 in the geometric mean
     assert text_confidence([]) == 0
-
-
-def test_the_confidence_in_candidates_is_the_largest_share_among_them_alone() -> None:
     assert_rounded_alike(candidate_confidence([math.log(each) for each in (0.001, 0.002, 0.006, 0.001)]), 0.6)
     assert_rounded_alike(candidate_confidence([-800.0, -801.0]), 1 / (1 + math.exp(-1)))
     assert candidate_confidence([-3.0] * 4) == 0.25
@@ -100,13 +92,6 @@ def test_the_published_margins_route_some_questions_and_leave_others(alpha: floa
     """Scores of the embedded model for 24 questions of MMLU; the paper's Table 11 reports 6 to 12 per cent for 0.2."""
     branches = [RoutedScores(*both, alpha).branch for both in stored_scores()]
     assert branches.count("invariant") == routed
-
-
-def test_the_best_option_has_little_of_the_vocabulary_and_much_among_the_options() -> None:
-    """With probabilities over the whole vocabulary, below 0.01 in the median, a margin of 0.2 would never be passed."""
-    plain = [scores for scores, _ in stored_scores()]
-    assert statistics.median(math.exp(max(scores)) for scores in plain) < 0.01
-    assert 0.5 < statistics.median(map(candidate_confidence, plain)) < 0.7
 
 
 @settings(max_examples=30)

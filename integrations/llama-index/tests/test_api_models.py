@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cases import EIGHT, ORDERS, QUERY, TEXTS, ListRetriever, engine_of, nodes_of
+from invariant_rag import Segment
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnsupportedModel
 from invariant_rag.orderings import Score
 from invariant_rag.prompts import mark
@@ -118,6 +119,7 @@ def test_a_vote_takes_what_most_orders_say_and_of_a_tie_the_canonical_answer() -
     response = vote(reader, votes=6).complete(text_of(ORDERS[0]))
     assert Counter(map(reader.read, reader.requests))[loved] == 4
     assert (response.text, response.additional_kwargs["vote"]) == (loved, {"calls": 6, "agreed": 4})
+    assert response.raw["order"][-1] != Segment(loved).content_hash, "the ledger is that of the order that won"
     first = canonical(Reader()).complete(text_of(ORDERS[0])).text
     tied = vote(Reader(), votes=20).complete(text_of(ORDERS[3]))  # no order is asked about twice
     assert tied.text == first == vote(Reader(), votes=1).complete(text_of(ORDERS[2])).text

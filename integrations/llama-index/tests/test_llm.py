@@ -29,6 +29,7 @@ from invariant_rag.prompts import mark
 from invariant_rag.segments import document_rendering
 from llama_index.core.llms import ChatMessage, MessageRole, TextBlock
 from pydantic import ValidationError
+from recording import caught
 from transformers import PreTrainedModel
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, UnknownParameter
@@ -176,6 +177,10 @@ async def test_a_routed_model_is_a_model(model: InvariantModel, alpha: float, br
     responses = [await call(routed, name) for name in ("chat", "stream_chat")]
     assert {text_of(each) for each in responses} == {text_of(kept.chat(asked("chat")))}
     assert [each.raw["routing"]["branch"] for each in responses] == [branch] * 2
+    as_given = InvariantLLM(model.with_routing(alpha), max_tokens=2)
+    response, (message,) = caught(lambda: as_given.chat(asked("chat")))
+    assert "router" in message
+    assert response.raw["invariant"] is False
 
 
 @pytest.mark.parametrize("name", EIGHT)

@@ -28,7 +28,7 @@ from recording import Recorder, caught
 
 from llama_index.llms.invariant_rag import InvariantLLM, canonical
 from llama_index.llms.invariant_rag.handler import RunHandler
-from llama_index.llms.invariant_rag.nodes import current_scope
+from llama_index.llms.invariant_rag.runs import current_scope
 from llama_index.llms.invariant_rag.slots import _KEPT
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
@@ -92,9 +92,7 @@ def test_a_variable_that_is_nothing_but_one_retrieval_is_a_set(write: Callable[[
 
 
 @pytest.mark.parametrize("write", TEXT.values(), ids=TEXT)
-def test_a_variable_that_is_anything_else_stays_text_with_a_warning_in_every_order(
-    write: Callable[[Any], str],
-) -> None:
+def test_a_variable_that_is_anything_else_stays_text_with_a_warning_in_every_order(write: Callable[[Any], str]) -> None:
     for order in ORDERS:
         recorder = Recorder()
         _, messages = caught(lambda order=order, llm=recorder: asked(canonical(llm), with_years(order), write))
@@ -207,6 +205,18 @@ def test_a_question_that_is_nothing_but_the_nodes_in_one_order_does_not_change_t
 
     warned = {bool(caught(lambda order=order: predict(order))[1]) for order in ORDERS}
     assert warned == {name == "context"}, "one name says that it holds documents; the other may hold the question"
+
+
+@pytest.mark.parametrize("place", ["value", "template"])
+def test_a_document_that_is_shown_once_more_beside_its_set_is_warned_of(place: str) -> None:
+    @dispatcher.span
+    def ask(order: Any) -> str:
+        texts = [each.text for each in ListRetriever(nodes_of(order)).retrieve(QUERY)]
+        template = PromptTemplate("{context}\nBest: " + {"value": "{top}", "template": texts[0]}[place])
+        return str(canonical(Recorder()).predict(template, context="\n\n".join(texts), top=texts[0]))
+
+    for order in ORDERS:
+        assert len(caught(lambda order=order: ask(order))[1]) == 1
 
 
 def queried(llm: Any, found: list[NodeWithScore], **options: Any) -> tuple[str, Any]:

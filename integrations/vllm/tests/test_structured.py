@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from tests import test_in_process
 from tests.documents import documents, question
 from tests.test_frameworks import chat_message
-from vllm_invariant_rag import VLLMBackend
+from vllm_invariant_rag import VLLMBackend, sampling
 
 
 class Flag(BaseModel):
@@ -124,3 +124,12 @@ def test_a_schema_is_kept_under_sampling(on_vllm: VLLMBackend, lm: InvariantMode
     for seed in range(4):
         written = on_vllm.generate(prompt_of(lm, 507), seed=seed, **constrain(on_vllm, Flag, **options))
         assert written.finish_reason == "length" or Flag.model_validate(json.loads(written.text))
+
+
+def test_control_tokens_are_banned_whatever_their_ids(lm: InvariantModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = constrain(lm, Flag, max_new_tokens=120)
+    (processor,), most = options.pop("logits_processor"), options.pop("max_new_tokens")
+    controls = {str(token) for token in processor.words.controls if token in processor.banned[b""]}
+    monkeypatch.setattr(sampling, "_MOST_BIASES", len(controls))
+    fields = sampling.sampling_of(lm, most, {**options, "logits_processor": [processor]}).fields
+    assert set(fields["logit_bias"]) == controls

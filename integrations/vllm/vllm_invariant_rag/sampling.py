@@ -114,8 +114,9 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, An
     }
     for processor in given[GrammarProcessor]:
         fields["structured_outputs"] = {"structural_tag": processor.tag}
-        if not processor.trigger:  # what xgrammar would let into strings; control tokens are the last ones
-            bias |= {str(token): _UNLIKELY for token in processor.banned[b""][-_MOST_BIASES:]}
+        if not processor.trigger:  # what xgrammar would let into strings, control tokens first
+            banned = sorted(processor.banned[b""], key=lambda token: token not in processor.words.controls)
+            bias |= {str(token): _UNLIKELY for token in banned[:_MOST_BIASES]}
     if bias:
         fields["logit_bias"] = bias
     events = given[StopOnEvent]

@@ -32,7 +32,7 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
         **refused: LlamaIndex's `eval_template` and `parser_function`: the judge writes its prompt, and scores.
 
     Raises:
-        UnsupportedCombination: The LLM is no `InvariantLLM`, or there is another option. Else as for `Judge`.
+        UnsupportedCombination: The LLM is no `InvariantLLM`, or there is another option.
     """
 
     _llm: InvariantLLM

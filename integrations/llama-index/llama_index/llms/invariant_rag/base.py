@@ -64,10 +64,8 @@ class InvariantLLM(ToolCaller):
         **kwargs: The fields of this class.
 
     Raises:
-        UnknownName: No such method, ordering or backend.
         UnknownParameter: There is no such field. (A call raises `InvalidOption` for an unknown keyword.)
         UnsupportedCombination: Loading options for a model in memory, or a `messages_to_prompt`.
-        UnsupportedModel: The model is neither a name nor an `InvariantModel`.
     """
 
     model: str | None = Field(None, frozen=True, description="Hub id or folder; None for the embedded model.")
@@ -173,17 +171,13 @@ class InvariantLLM(ToolCaller):
         )
 
     def to_payload(self) -> dict[str, Any]:
-        """Return what events report of this model. It needs no configuration: no event waits for a disk or a hub."""
+        """Return what events report of this model, from no configuration: no event waits for a disk or a hub."""
         said = {name: getattr(self, name) for name in ("model", "method", "max_tokens", "temperature")}
         return {"class_name": self.class_name(), **said, "ordering": self._ordering.name}
 
     @property
     def lm(self) -> InvariantModel:
-        """The model that generates, with the choices of this object. Loads the weights on first use.
-
-        Raises:
-            UnsupportedCombination: It runs on a server.
-        """
+        """The model that generates, with the choices of this object. Loads the weights on first use."""
         if self.base_url is not None:
             raise UnsupportedCombination(
                 f"expected a model on this machine, got one at {self.base_url}", hint="Leave base_url away."

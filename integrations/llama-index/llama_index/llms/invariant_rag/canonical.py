@@ -58,10 +58,7 @@ class _Ballots:
 
 
 class CanonicalLLM(SegmentReader, FunctionCallingLLM):
-    """An LLM that gets segments in canonical order, or in several; made by `canonical` and `vote`.
-
-    The wrapped LLM emits callbacks and events, offers tools and parses calls.
-    """
+    """An LLM that gets segments in canonical order, or in several; the wrapped LLM emits events and parses calls."""
 
     llm: SerializeAsAny[LLM] = Field(description="The wrapped LLM.")
     ordering: str = Field(default="lexical", description="The content ordering of the segments.")
@@ -258,11 +255,6 @@ def canonical(
         find_documents: Whether slots of the prompt that are nothing but what was retrieved at once are segments.
         strict: Whether to raise an `OrderWarning`, and not only to warn, where the order of nodes may change an answer.
         require_segments: Whether to raise an `OrderWarning` for a prompt without any segment.
-
-    Raises:
-        UnknownName: There is no such ordering.
-        UnsupportedCombination: The ordering keeps the order given.
-        UnsupportedModel: It is no LLM.
     """
     switches = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
     return CanonicalLLM(llm, ordering=ordering, **switches)
@@ -297,9 +289,6 @@ def vote(
         find_documents: As for `canonical`.
         strict: As for `canonical`.
         require_segments: As for `canonical`.
-
-    Raises:
-        InvalidChoice: Fewer than one vote. Else as for `canonical`.
     """
     switches = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
     return CanonicalLLM(llm, votes=votes, seed=seed, ordering=ordering, answer_of=answer_of, **switches)

@@ -84,11 +84,7 @@ class ToolCaller(SegmentReader, FunctionCallingLLM):
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """Return the calls in a response. While it is being streamed, the last one has the arguments written so far.
-
-        Raises:
-            NoToolCall: There is none, and `error_on_no_tool_call` is set.
-        """
+        """Return the calls in a response. While it is being streamed, the last one has the arguments written so far."""
         blocks = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
         if not blocks and error_on_no_tool_call:
             raise NoToolCall(f"expected a call of a tool, got the text {response.message.content!r}")
@@ -99,12 +95,7 @@ class ToolCaller(SegmentReader, FunctionCallingLLM):
 
     @dispatcher.span
     def structured_predict(self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any) -> Model:
-        """Answer with an object: decoding can write nothing but JSON of its schema.
-
-        Raises:
-            IncompleteObject: The answer ended early, such as by `max_tokens`.
-            InvalidObject: A validator of the class rejects the answer.
-        """
+        """Answer with an object: decoding writes JSON of its schema. One that ended early is an `IncompleteObject`."""
         dispatcher.event(LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=values))
         asked = self._asked_for_object(output_cls, prompt, values)
         return _object(self.chat(asked, output_cls=output_cls, **(llm_kwargs or {})), output_cls)

@@ -27,8 +27,15 @@ from llama_index_instrumentation.span import BaseSpan
 from llama_index_instrumentation.span_handlers import BaseSpanHandler
 
 from invariant_rag.prompts import begin_outside
-from llama_index.llms.invariant_rag.nodes import SCOPE, Retrieved, Scope, current_scope
-from llama_index.llms.invariant_rag.reports import Reports, check_marks, knows_segments
+from llama_index.llms.invariant_rag.runs import (
+    SCOPE,
+    Reports,
+    Retrieved,
+    Scope,
+    check_marks,
+    current_scope,
+    knows_segments,
+)
 
 _RETURNS_NODES = ("retrieve", "aretrieve", "_postprocess_nodes", "_apostprocess_nodes")
 

@@ -95,9 +95,6 @@ def chat_messages(turns: Sequence[Turn], messages: Sequence[ChatMessage]) -> lis
     """Convert turns for `render_chat`; adjacent turns of one role are merged, except results of tools.
 
     Messages say what was called, and which call a result belongs to. Cache points, thinking and citations are left out.
-
-    Raises:
-        InvalidPrompt: A part is neither text nor segments.
     """
     converted: list[dict[str, Any]] = []
     for turn, message in zip(turns, messages, strict=True):

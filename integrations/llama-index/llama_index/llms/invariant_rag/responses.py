@@ -29,7 +29,7 @@ from llama_index.core.base.llms.types import (
 from invariant_rag.errors import InvariantRAGError
 from invariant_rag.generation.answers import AnswerDelta, AnswerRequest, ModelAnswer, Reply
 from invariant_rag.remote import RemoteModel
-from llama_index.llms.invariant_rag.reports import Reports
+from llama_index.llms.invariant_rag.runs import Reports
 
 if TYPE_CHECKING:
     from invariant_rag import InvariantModel

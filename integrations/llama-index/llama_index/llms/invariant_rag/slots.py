@@ -31,8 +31,7 @@ from invariant_rag.errors import OrderWarning
 from invariant_rag.prompts import Finding, Turn, find_set, forget_outside, outside_retrievals, recognize, report
 from invariant_rag.prompts.turns import merge_texts
 from invariant_rag.segments import Segment, SegmentSet
-from llama_index.llms.invariant_rag.nodes import Scope, current_scope, refuse_media
-from llama_index.llms.invariant_rag.reports import Reports
+from llama_index.llms.invariant_rag.runs import Reports, Scope, current_scope, refuse_media
 
 _WORDS = frozenset({"query_str", "query", "question", "existing_answer", "chat_history"})
 """Variables of LlamaIndex's templates that hold what the user or a model wrote."""
@@ -247,10 +246,10 @@ class SegmentReader(SlotReader):
     def _read(
         self, turns: Sequence[Turn], *, promises: bool = True, routed: bool = False, text_only: bool = False
     ) -> Reading:
-        """Find the sets in a conversation, and say what is none.
+        """Find the sets in a conversation, and say what is none. Strings among its parts are no slots.
 
         Args:
-            turns: The conversation. Texts are `Part`s; strings among the parts are no slots.
+            turns: The conversation.
             promises: Whether the order of segments is meant to be without effect. If not, there is nothing to warn of.
             routed: Whether a router may answer with a plain model that attends to the order given.
             text_only: Whether to refuse nodes with images and other media.
@@ -260,9 +259,11 @@ class SegmentReader(SlotReader):
             refuse_media(scope.given.nodes)
         read = [Turn(turn.role, tuple(_resolved(turn, scope if finds else None))) for turn in turns]
         in_sets = [each.text for turn in read for part in turn.parts for each in _segments_of(part)]
-        lost = [one for one in scope.known() if not all(any(s.text in t for t in in_sets) for s in one.segments)]
-        lost = [replace(each, query="") if _is_set(scope, each.query) else each for each in lost]
-        found = recognize(read, [*lost, *outside_retrievals()] if finds else ())
+        retrieved = []
+        for each in scope.known():
+            is_whole = all(any(segment.text in text for text in in_sets) for segment in each.segments)
+            retrieved.append(each if is_whole or not _is_set(scope, each.query) else replace(each, query=""))
+        found = recognize(read, [*retrieved, *outside_retrievals()] if finds else ())
         forget_outside(found.texts)
         known = [Turn(turn.role, tuple(merge_texts(map(_plain, turn.parts)))) for turn in found.turns]
         sizes = [len(each) for turn in known for each in turn.sets]

@@ -14,7 +14,7 @@ from invariant_rag.errors import RetrievalError
 from invariant_rag.prompts import mark
 from invariant_rag.rag.text import join_chunks
 from invariant_rag.segments import Segment
-from llama_index.llms.invariant_rag.nodes import with_text
+from llama_index.llms.invariant_rag.runs import with_text
 
 
 class MarkedNode(TextNode):

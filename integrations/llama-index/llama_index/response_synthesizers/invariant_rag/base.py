@@ -24,8 +24,7 @@ from llama_index_instrumentation import get_dispatcher
 from invariant_rag.errors import InvalidPrompt, OrderWarning, UnsupportedCombination
 from invariant_rag.prompts import without_marks
 from invariant_rag.segments import Segment, SegmentSet
-from llama_index.llms.invariant_rag.nodes import current_scope, refuse_media, relabelled, segment_of
-from llama_index.llms.invariant_rag.reports import knows_segments
+from llama_index.llms.invariant_rag.runs import current_scope, knows_segments, refuse_media, relabelled, segment_of
 from llama_index.llms.invariant_rag.slots import SetText
 
 dispatcher = get_dispatcher(__name__)
@@ -48,9 +47,6 @@ class InvariantSynthesizer(BaseSynthesizer):
         streaming: Stream the answer.
         output_cls: Pydantic class of the answer. None: text.
         empty_response: The answer if there are no nodes.
-
-    Raises:
-        UnsupportedCombination: Both streaming and an output class are set: an incomplete object is not valid.
     """
 
     def __init__(

@@ -1,25 +1,29 @@
-"""Nodes of LlamaIndex as segments, and what was retrieved in a run."""
+"""Nodes of LlamaIndex as segments, what a run retrieved, and what its LLMs report in the responses of engines."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.schema import BaseNode, ImageNode, MetadataMode, Node, NodeWithScore, QueryBundle, TextNode
+from llama_index.core.llms import LLM, ChatMessage
+from llama_index.core.llms.structured_llm import StructuredLLM
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 
 from invariant_rag.errors import InvalidPrompt
-from invariant_rag.prompts import Outside, Retrieval, without_marks
+from invariant_rag.prompts import Finding, Outside, Retrieval, has_marks, report, without_marks
 from invariant_rag.segments import Segment
-from llama_index.llms.invariant_rag.reports import Reports
 
 _LABEL = re.compile(r"^Source (\d+):\n", re.MULTILINE)
 _QUERIES = ("str_or_query_bundle", "query", "query_bundle", "query_str")
+METADATA_KEY = "invariant_rag"
+_NOTHING_READ: Mapping[str, Any] = {"sets": [], "order": [], "dropped": [], "trimmed": [], "invariant": None}
 
 
 @dataclass(frozen=True)
@@ -96,17 +100,12 @@ def current_scope() -> Scope:
 
 def refuse_media(nodes: Sequence[NodeWithScore]) -> None:
     """Raise InvalidPrompt if a node holds other media than text."""
-    if media := [each.node.node_id for each in nodes if _has_media(each.node)]:
+    names = ("image", "image_path", "image_url", "image_resource", "audio_resource", "video_resource")
+    if media := [each.node_id for each in nodes if any(getattr(each.node, name, None) for name in names)]:
         raise InvalidPrompt(
             f"expected nodes of text, got an image, audio or video in {', '.join(media)}",
             hint="Segments are text. Give a TextNode with a description instead.",
         )
-
-
-def _has_media(node: BaseNode) -> bool:
-    if isinstance(node, ImageNode):
-        return bool(node.image or node.image_path or node.image_url)
-    return isinstance(node, Node) and bool(node.image_resource or node.audio_resource or node.video_resource)
 
 
 def segment_of(found: NodeWithScore, text: str, *, with_id: bool = True) -> Segment:
@@ -124,10 +123,7 @@ def with_text(node: BaseNode, text: str, kind: type[TextNode] = TextNode, **fiel
 
 
 def relabelled(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-    """Return the nodes of a `CitationQueryEngine`, sorted by content and labelled `Source 1:`... anew; others as given.
-
-    So the number of a node depends on the set of nodes alone.
-    """
+    """Return nodes of a `CitationQueryEngine`, sorted by content and labelled `Source 1:`... anew; others as given."""
     texts = [each.node.get_content(MetadataMode.NONE) for each in nodes]
     labels = [_LABEL.match(text) for text in texts]
     if any(label is None or label[1] != str(place) for place, label in enumerate(labels, start=1)):
@@ -138,3 +134,78 @@ def relabelled(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
         NodeWithScore(node=with_text(nodes[i].node, f"Source {number}:\n{bare[i]}"), score=nodes[i].score)
         for number, i in enumerate(places, start=1)
     ]
+
+
+# --- what LLMs report ---
+
+
+def knows_segments(llm: object) -> bool:
+    """Return whether an LLM is one of this package, or around one."""
+    return hasattr(llm.llm if isinstance(llm, StructuredLLM) else llm, "require_segments")
+
+
+def check_marks(llm: LLM, arguments: Mapping[str, Any]) -> None:
+    """Warn if an LLM of another package is asked with marks of nodes, which it does not know."""
+    passed = (*arguments.get("args", ()), *arguments.get("kwargs", {}).values(), *arguments.values())
+    listed = [each for given in passed for each in (given if isinstance(given, list | tuple) else [given])]
+    texts = [each.content if isinstance(each, ChatMessage) else each for each in listed]
+    if any(isinstance(text, str) and has_marks(text) for text in texts):
+        message = f"{type(llm).__name__} does not know segments, and gets text with segment markers."
+        report([Finding("marks", message)], fixes={"marks": "Wrap it: canonical(llm)."})
+
+
+class Reports:
+    """What all LLMs below one engine report, in the metadata of its response.
+
+    A response that an engine below returned says what the calls read that wrote it. But it is invariant only if all
+    calls are, such as those of a reranker.
+    """
+
+    def __init__(self) -> None:
+        self._noted: list[Mapping[str, Any]] = []
+        self._response: Any = None
+        self._is_own = True
+        self._lock = Lock()
+
+    def note(self, report: Mapping[str, Any]) -> None:
+        """Add a report. Of a stream, it comes after the response."""
+        with self._lock:
+            self._noted.append(report)
+            self._show()
+
+    def show_in(self, response: Any, *, is_read: bool) -> None:
+        """Write what is reported, now or later, into a response; `is_read` if an LLM of this package writes it."""
+        with self._lock:
+            response.metadata = getattr(response, "metadata", None) or {}
+            self._is_own = METADATA_KEY not in response.metadata
+            if self._is_own and is_read:
+                response.metadata[METADATA_KEY] = dict(_NOTHING_READ)
+            self._response = response
+            self._show()
+
+    def _show(self) -> None:
+        if self._response is None or not self._noted:
+            return
+        metadata = self._response.metadata
+        if self._is_own:
+            metadata[METADATA_KEY] = _joined(self._noted)
+        report = metadata[METADATA_KEY]
+        report["invariant"] = _verdict([report["invariant"], *(each["invariant"] for each in self._noted)])
+
+
+def _verdict(of_calls: Iterable[bool | None]) -> bool | None:
+    """Return whether an answer is invariant: if all calls that read documents are; None if none read any."""
+    known = [each for each in of_calls if each is not None]
+    return all(known) if known else None
+
+
+def _joined(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return several reports as one: all sets, all tokens; else what the last one says."""
+    found = dict(reports[-1])
+    for name in ("sets", "order", "dropped", "trimmed"):
+        found[name] = [item for each in reports for item in each[name]]
+    found["cached_tokens"] = sum(each["cached_tokens"] for each in reports)
+    if usages := [each["usage"] for each in reports if "usage" in each]:
+        found["usage"] = {count: sum(each[count] for each in usages) for count in usages[-1]}
+    found["invariant"] = _verdict(each["invariant"] for each in reports)
+    return found
