@@ -119,10 +119,13 @@ class RecognizesDocuments(BaseLanguageModel[Any]):
             raise OrderWarning("expected segments, got a prompt without any", hint=FIXES["no_segments"])
         if not rules.promises_invariance:
             return replace(found, findings=())
-        findings = [each for each in found.findings if self.find_documents or each.kind != "no_segments"]
+        findings = list(found.findings)
+        if not self.find_documents:
+            findings = [each for each in findings if each.kind != "no_segments"]
         if rules.reason and max(map(len, found.sets), default=0) > 1:
             findings.append(Finding("routing", rules.reason))
-        report(findings, fixes=FIXES, strict=self.strict)
+        if findings:
+            report(findings, fixes=FIXES, strict=self.strict)
         return replace(found, findings=tuple(findings))
 
 
