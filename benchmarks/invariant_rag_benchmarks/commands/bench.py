@@ -9,7 +9,6 @@ import typer
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.models.hub import check_model
 
 from invariant_rag_benchmarks import BENCHMARKS, Benchmark
 from invariant_rag_benchmarks.commands.measure import speed, vllm
@@ -50,7 +49,6 @@ def _add_command(benchmark: Benchmark[Any]) -> None:
         **choices: Any,
     ) -> None:
         with handle_errors():
-            check_model(choices["model"])  # before torch is imported, and data are downloaded
             from invariant_rag_benchmarks.runner import run_benchmark
 
             if wrong := [word for word in words or () if "=" not in word]:

@@ -10,7 +10,6 @@ import typer
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.models.hub import check_model
 
 from invariant_rag_benchmarks.commands.bench import Resume, Runs
 from invariant_rag_benchmarks.config import BenchmarkConfig, RunConfig
@@ -57,7 +56,6 @@ def reproduce(
             )
             return
         chosen = resolve_table(table)
-        check_model(choices["model"])  # before torch is imported, and data are downloaded
         from invariant_rag_benchmarks.report import comparison_table, paper_table
         from invariant_rag_benchmarks.reproduction import reproduce as reproduce_table
 

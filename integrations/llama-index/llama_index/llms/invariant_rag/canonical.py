@@ -183,19 +183,25 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text, with its segments in canonical order."""
-        return self._ask("complete", self._text(prompt, kwargs), formatted=formatted, **kwargs)
+        response: CompletionResponse = self._ask("complete", self._text(prompt, kwargs), formatted=formatted, **kwargs)
+        return response
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation, with the segments of every turn in canonical order."""
-        return self._ask("chat", self._messages(messages, kwargs), **kwargs)
+        response: ChatResponse = self._ask("chat", self._messages(messages, kwargs), **kwargs)
+        return response
 
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text."""
-        return await self._aask("complete", self._text(prompt, kwargs), formatted=formatted, **kwargs)
+        response: CompletionResponse = await self._aask(
+            "complete", self._text(prompt, kwargs), formatted=formatted, **kwargs
+        )
+        return response
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        return await self._aask("chat", self._messages(messages, kwargs), **kwargs)
+        response: ChatResponse = await self._aask("chat", self._messages(messages, kwargs), **kwargs)
+        return response
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Stream the completion of a text; in one piece, once all votes are in, if there are several."""
@@ -216,14 +222,16 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
     def structured_predict(self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any) -> Model:
         """Answer with an object, as the wrapped LLM does."""
         ballots = self._of_template(prompt, values)
-        return self._object(ask_all(ballots.calls(self._predicting("", output_cls, llm_kwargs))), ballots)
+        made: list[Model] = ask_all(ballots.calls(self._predicting("", output_cls, llm_kwargs)))
+        return self._object(made, ballots)
 
     async def astructured_predict(
         self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any
     ) -> Model:
         """Answer with an object, as the wrapped LLM does."""
         ballots = self._of_template(prompt, values)
-        return self._object(await ballots.acalls(self._predicting("a", output_cls, llm_kwargs)), ballots)
+        made: list[Model] = await ballots.acalls(self._predicting("a", output_cls, llm_kwargs))
+        return self._object(made, ballots)
 
     def _predicting(self, prefix: str, output_cls: type[Model], llm_kwargs: Any) -> Callable[..., Any]:
         return partial(getattr(self.llm, f"{prefix}structured_predict"), output_cls, llm_kwargs=llm_kwargs)

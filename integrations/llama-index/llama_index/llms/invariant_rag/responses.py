@@ -126,9 +126,13 @@ def as_chat(reply: Reply, call: Call, delta: str | None = None) -> ChatResponse:
     message = _message(answer.content, answer.reasoning, calls)  # a call that was cut is none: the reason is `length`
     for span in answer.citations or ():
         location = {"start": span.start, "end": span.end}
-        source = {"title": span.segment.title or "", "source": span.segment.content_hash}
-        content = TextBlock(text=span.segment.text)
-        message.blocks.append(CitationBlock(cited_content=content, **source, additional_location_info=location))
+        cited = CitationBlock(
+            cited_content=TextBlock(text=span.segment.text),
+            source=span.segment.content_hash,
+            title=span.segment.title or "",
+            additional_location_info=location,
+        )
+        message.blocks.append(cited)
     return ChatResponse(message=message, delta=delta, **_said(reply, call))
 
 
