@@ -41,6 +41,14 @@ TEN = [
     }
     for record in ORACLE
 ]
+PRINTED = [
+    {"input": "Extract the value. JSON data: {}", "output": "v"},
+    {
+        "input": "Write.\n\nDocument [1](Title: D0) noise (with brackets)\nDocument [2](Title: Tann) ann is here.\n"
+        "Document [3](Title: D1) more noise\n\nQuestion: who is ann\nAnswer:",
+        "output": "ann",
+    },
+]
 PAIRS = [[f"key{place}", f"value{place}"] for place in range(6)]
 KEY_VALUE = [{"ordered_kv_records": PAIRS, "key": f"key{place}", "value": f"value{place}"} for place in (1, 4)]
 MMLU = [
@@ -162,6 +170,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     lines("nq-open-10_total_documents_gold_at_0.jsonl.gz", TEN)
     lines("nq-open-oracle.jsonl.gz", ORACLE)
+    lines("printed.jsonl", PRINTED)
     lines("kv-retrieval-6_keys.jsonl.gz", KEY_VALUE)
     document("mmlu_validation.json", MMLU)
     lines("commonsense.jsonl", COMMON_SENSE)

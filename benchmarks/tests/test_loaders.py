@@ -101,6 +101,17 @@ def test_documents_show_their_number_where_the_index_is_on(load):
     assert "Document [" not in "".join(load("lost-in-the-middle")[0].segments)
 
 
+def test_printed_prompts_are_taken_apart_and_answers_come_from_the_oracle(files: Path, load):
+    cases = load("lost-in-the-middle", path=files / "printed.jsonl", documents=3, slots="all")
+    assert [case.variant for case in cases] == ["0", "1", "2"]
+    assert cases[0].gold == ("ann", "ANN")
+    assert cases[1].segments == (
+        "\n[Document Title: D0] noise (with brackets)",
+        "\n[Document Title: Tann] ann is here.",
+        "\n[Document Title: D1] more noise",
+    )
+
+
 def test_the_asked_pair_is_in_its_slot(load):
     cases = load("key-value", slots="0,5")
     assert [case.segments[int(case.variant)] for case in cases] == [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from invariant_rag.errors import InvalidChoice
@@ -23,7 +25,7 @@ from invariant_rag_benchmarks.base import (
     parse_example,
 )
 from invariant_rag_benchmarks.data import DataSource, read_examples
-from invariant_rag_benchmarks.errors import InvalidDataset
+from invariant_rag_benchmarks.errors import DatasetUnavailable, InvalidDataset
 from invariant_rag_benchmarks.scores import best_subspan_em, exact_match, normalize_answer
 from invariant_rag_benchmarks.variants import insert_gold, parse_option_orders, parse_slots
 
@@ -35,6 +37,7 @@ _PROMPTS = declared("prompts")
 _INSTRUCTION, _SYSTEM = _PROMPTS["search_results"], _PROMPTS["llama_2"]
 _FILES = (10, 20, 30)
 """Numbers of documents in the published files. Fewer are the gold one and the first of the others."""
+_PRINTED = re.compile(r"^Document \[\d+\]\(Title: (.*?)\) ", re.MULTILINE)
 _MOST_ORDERED = 6  # documents, which have 720 orders
 
 _Document: TypeAlias = tuple[str, str]
@@ -72,6 +75,10 @@ class _Documents(Example):
         return (gold[0].title, gold[0].text), [(each.title, each.text) for each in self.ctxs if each is not gold[0]]
 
 
+class _Printed(Example):
+    input: Text
+
+
 class LostInTheMiddle(Benchmark[_LostInTheMiddleSettings]):
     """Questions over 10, 20 or 30 documents, the gold one at any slot."""
 
@@ -82,7 +89,7 @@ class LostInTheMiddle(Benchmark[_LostInTheMiddleSettings]):
     metric = "best_subspan_em"
 
     def read(self, source: DataSource, settings: _LostInTheMiddleSettings, selection: Selection) -> Iterator[Case]:
-        """Read the official files, or the oracle file, from which distractors are drawn."""
+        """Read the official files, the oracle file, from which distractors are drawn, or printed prompts."""
         count = settings.documents
         if settings.orders and settings.slots:
             raise InvalidChoice(f"expected slots or orders, got {settings.slots!r} and {settings.orders!r}")
@@ -120,7 +127,34 @@ def _questions(source: DataSource, count: int) -> list[_Documents]:
     total = next((size for size in _FILES if size >= count), count)
     name = f"nq-open-{total}_total_documents_gold_at_0.jsonl.gz"
     path = source.file(*((name, f"{_LOST}{total}_total_documents/{name}") if count else (ORACLE, f"{_LOST}{ORACLE}")))
-    return [parse_example(_Documents, each, f"example {index}") for index, each in enumerate(read_examples(path))]
+    records = read_examples(path)
+    if any(isinstance(each, dict) and "input" in each for each in records):
+        records = _parse_printed(records, path.with_name(ORACLE), source)
+    return [parse_example(_Documents, each, f"example {index}") for index, each in enumerate(records)]
+
+
+def _parse_printed(records: Sequence[Any], oracle: Path, source: DataSource) -> list[Any]:
+    """Parse printed prompts. The gold passage and all accepted answers are in the oracle file beside them."""
+    if not oracle.is_file():
+        raise DatasetUnavailable(f"expected {ORACLE} beside the printed prompts: it holds the accepted answers")
+    answered = [parse_example(_Documents, each, ORACLE) for each in read_examples(source.read(oracle, ORACLE))]
+    known = {each.question: each for each in answered if each.ctxs}
+    found = []
+    for index, record in enumerate(records):
+        head, mark, question = parse_example(_Printed, record, f"example {index}").input.rpartition("\n\nQuestion: ")
+        pieces = _PRINTED.split(head)[1:]
+        if not mark or not pieces:
+            continue  # a prompt of another benchmark
+        question = question.removesuffix("\nAnswer:")
+        if question not in known:
+            raise InvalidDataset(f"example {index}: {question!r} is not in {ORACLE}")
+        gold = known[question].ctxs[0].text
+        documents = [
+            {"title": title, "text": body.rstrip("\n"), "isgold": body.strip() == gold.strip()}
+            for title, body in zip(pieces[::2], pieces[1::2], strict=True)
+        ]
+        found.append({"question": question, "answers": known[question].answers, "ctxs": documents})
+    return found
 
 
 def _orders(settings: _LostInTheMiddleSettings) -> dict[str, list[int]]:
