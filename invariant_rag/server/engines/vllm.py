@@ -24,10 +24,7 @@ _logger = logging.getLogger("invariant_rag.server")
 
 
 class OnVLLM(ModelEngine):
-    """A `VLLMBackend` as an engine. vLLM batches by itself, so requests go to it as they come.
-
-    What one tenant has asked is in no cache of vLLM's that answers another.
-    """
+    """A `VLLMBackend` as an engine. vLLM batches by itself, and answers no tenant from what another has asked."""
 
     def __init__(
         self, backend: VLLMBackend, name: str | None = None, *, together: int, max_prompt_tokens: int | None = None
