@@ -118,7 +118,8 @@ def generate_structured(lm: InvariantModel, prompt: Prompt, schema: Any, **kwarg
     """
     if isinstance(prompt, list | tuple):
         raise InvalidChoice(f"expected one prompt for an object, got {len(prompt)}", hint="Ask for one after another.")
-    return parse_object(lm.generate(prompt, **constrain(lm, schema, **kwargs)).text, schema)
+    options = constrain(lm, schema, **kwargs)  # which checks the model
+    return parse_object(lm.generate(prompt, **options).text, schema)
 
 
 class Vocabulary:
