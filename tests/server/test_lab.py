@@ -81,6 +81,18 @@ def test_the_keyboard_goes_through_documents_moves_them_and_keeps_the_focus(lab:
     expect(lab.page.locator("#moves")).to_contain_text("moved to place 2 of 5.")
 
 
+def test_from_a_document_to_the_question_are_at_most_five_tabs(lab: Lab) -> None:
+    lab.document("C").focus()
+    tabs = 0
+    while tabs < 5 and not lab.question.evaluate("each => each === document.activeElement"):
+        lab.page.keyboard.press("Tab")
+        tabs += 1
+    expect(lab.question).to_be_focused()
+    for _ in range(tabs):
+        lab.page.keyboard.press("Shift+Tab")
+    expect(lab.document("C")).to_be_focused()
+
+
 @pytest.mark.parametrize("place", range(len(EXAMPLES)))
 def test_an_example_says_why_it_was_chosen_and_which_answers_are_right(place: int, lab: Lab) -> None:
     example = EXAMPLES[place]

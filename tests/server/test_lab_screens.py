@@ -77,6 +77,19 @@ def test_everything_fits_and_has_contrast(width: int, scheme: str, open_lab: Ope
     assert lab.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_the_focus_is_seen_on_every_control(lab: Lab) -> None:
+    lab.ask()
+    lab.page.locator("h1").click()
+    seen = set()
+    for _ in range(12):
+        lab.page.keyboard.press("Tab")
+        focused = "document.activeElement"
+        name, outline = lab.page.evaluate(f"[{focused}.outerHTML, getComputedStyle({focused}).outline]")
+        assert "solid 3px" in outline, name
+        seen.add(name)
+    assert len(seen) == 12
+
+
 def test_a_screen_reader_finds_names_and_roles(lab: Lab) -> None:
     lab.ask()
     for region in ("Documents", "Question", "Orders asked", "What was read where"):
