@@ -171,7 +171,7 @@ def resolve_retriever(retriever: str | RetrieverFactory) -> RetrieverFactory:
     """
     if callable(retriever):
         return retriever
-    name, _, embedder = retriever.partition(":") if isinstance(retriever, str) else (retriever, "", "")
+    name, _, embedder = retriever.partition(":") if isinstance(retriever, str) else ("", "", "")
     if name not in RETRIEVERS or (embedder and name != "faiss"):
         raise UnknownName("retriever", retriever, RETRIEVERS)
     if name == "faiss":
