@@ -47,7 +47,7 @@ VLLM_PYTEST_ARGS ?=
 # `make test-clients`: clients of the server in an environment of their own, which has no torch.
 CLIENTS_VENV ?= .venv-clients
 
-INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --constraint .ci/tested.txt
 LOWEST_INSTALL = $(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-check --constraint $(LOWEST_VENV)/lowest.txt \
   $(if $(KEEP_TORCH),--constraint constraints.txt)
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from invariant_rag.attention.layer_inputs import AttentionFunction, LayerInputs
-from invariant_rag.attention.per_model import once_per_model
+from invariant_rag.attention.per_model import cache_of, once_per_model
 
 Output: TypeAlias = tuple[torch.Tensor, None]
 
@@ -42,7 +42,9 @@ def inline_attention(model: nn.Module) -> list[tuple[nn.Module, Inline]]:
     names = (
         (module, f"{kind.__module__}.{kind.__name__}") for module in model.modules() for kind in type(module).__mro__
     )
-    return [(module, _INLINE[name]) for module, name in names if name in _INLINE]
+    # From transformers 5.24 on, GPT-J and CodeGen use the attention interface.
+    found = [(module, _INLINE[name]) for module, name in names if name in _INLINE]
+    return [(module, inline) for module, inline in found if hasattr(module, inline.method)]
 
 
 @contextmanager
@@ -84,7 +86,7 @@ def _mpt(module: Any, attention: AttentionFunction, states: torch.Tensor, **give
         projected = projected.clamp(-module.clip_qkv, module.clip_qkv)
     parts = projected.chunk(3, dim=-1)
     queries, keys, values = (each.unflatten(-1, (module.n_heads, -1)).transpose(1, 2) for each in parts)
-    keys, values = _cached(module, given.get("past_key_values"), keys, values)
+    keys, values = _cached(module, cache_of(given), keys, values)
     bias, dropout = given["position_bias"][:, 0], module.attn_dropout_p
     out = _attend(module, attention, queries, keys, values, module.softmax_scale, dropout, bias)
     return module.out_proj(out.flatten(2)), None

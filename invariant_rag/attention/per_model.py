@@ -1,8 +1,9 @@
-"""Values that are computed once per model."""
+"""Facts about a model, each found out once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -26,3 +27,14 @@ def once_per_model(find: Callable[[Any], Fact]) -> Callable[[Any], Fact]:
         return known[model]
 
     return found
+
+
+@once_per_model
+def cache_keyword(model: Any) -> str:
+    """Return the name of the argument with a model's keys and values: `cache` from transformers 5.24 on."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def cache_of(kwargs: Mapping[str, Any]) -> Any:
+    """Return the keys and values that a model is called with, by either name; None without any."""
+    return kwargs.get("cache", kwargs.get("past_key_values"))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from invariant_rag.attention.per_model import cache_of
 from invariant_rag.checks import MOST_CALLS, check_items, check_kind, check_number
 from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
@@ -50,7 +51,7 @@ class CostCounter:
         """Count a call of the model."""
         if get_ident() == self._thread:
             rows, tokens = (args[0] if args else kwargs["input_ids"]).shape
-            cache, so_far = kwargs.get("past_key_values"), self.cost
+            cache, so_far = cache_of(kwargs), self.cost
             prefills = rows if cache is None or not cache.get_seq_length() else 0
             self.cost = Cost(
                 so_far.prefills + prefills, so_far.passes + rows, so_far.tokens + rows * tokens, so_far.calls + 1

@@ -11,6 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import Layout
 from invariant_rag.attention.dynamic_rope import has_dynamic_rope
+from invariant_rag.attention.per_model import cache_keyword
 from invariant_rag.checks import check_kind
 from invariant_rag.ensembles.base import (
     Candidates,
@@ -90,7 +91,7 @@ class RingAverage(Ensemble[EnsembleGeneration]):
             start, totals = len(prepared.input_ids) - prepared.suffix_length, []
             for option in options:
                 ids = torch.tensor([[*prepared.input_ids[start:], *option]] * count, device=self.lm.device)
-                logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits
+                logits = self.model(input_ids=ids, **{cache_keyword(self.model): cache}, use_cache=True).logits
                 logprobs = torch.log_softmax(logits[:, -len(option) - 1 : -1].float(), dim=-1)
                 chosen = torch.tensor(option, device=ids.device).expand(count, -1)
                 totals.append(float(logprobs.gather(2, chosen[..., None]).double().sum()) / count)

@@ -14,6 +14,7 @@ import torch
 from transformers import Cache, StoppingCriteria, StoppingCriteriaList
 
 from invariant_rag.attention.hook import override_only_over
+from invariant_rag.attention.per_model import cache_keyword
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.options import as_ids, as_refusal
 
@@ -57,7 +58,7 @@ def decode(
             output = generate(
                 input_ids=ids,
                 attention_mask=mask,
-                past_key_values=cache,
+                **{cache_keyword(model): cache},
                 max_new_tokens=max_new_tokens,
                 return_dict_in_generate=True,
                 **{**options, "stopping_criteria": criteria},
@@ -67,7 +68,7 @@ def decode(
             if refusal is error:
                 raise
             raise refusal from error
-    if output.past_key_values is not cache:
+    if output.get(cache_keyword(model)) is not cache:
         raise UnsupportedCombination(
             "expected a model that decodes from the cache of the arranged prefill, got one that dropped the cache and "
             "prefilled the prompt again with its own attention",

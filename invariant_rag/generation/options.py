@@ -88,7 +88,7 @@ _MOST = (1 << 63) - 1
 """The largest whole number that PyTorch takes."""
 
 _OWN_INPUTS = {
-    *("attention_mask", "cache_config", "cache_position", "input_ids", "inputs", "inputs_embeds", "labels"),
+    *("attention_mask", "cache", "cache_config", "cache_position", "input_ids", "inputs", "inputs_embeds", "labels"),
     *("logits_to_keep", "past_key_values", "position_ids", "return_dict_in_generate"),
 }
 """Options of transformers' `generate` that the prompt and its arrangement determine."""

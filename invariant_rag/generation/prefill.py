@@ -22,7 +22,7 @@ from invariant_rag.arrangement import natural_positions
 from invariant_rag.attention.alibi import Alibi
 from invariant_rag.attention.dynamic_rope import has_dynamic_rope, private_dynamic_rope
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, own_attention
-from invariant_rag.attention.per_model import once_per_model
+from invariant_rag.attention.per_model import cache_keyword, once_per_model
 from invariant_rag.attention.probe import input_device, probe, takes_position_ids
 from invariant_rag.cancellation import check_cancelled
 from invariant_rag.errors import UnsupportedCombination
@@ -267,12 +267,16 @@ class Prefiller:
         positions: Any,
         mask: torch.Tensor | None = None,
         keep: int | None = 1,
+        cache: DynamicCache | None = None,
         **options: Any,
     ) -> torch.Tensor:
         """Run the model over ids `[B, Q]` at positions `[B, Q]` (None: from 0 on); return logits `[B, .., V]`.
 
-        Logits are of at least the last `keep` tokens; None: of all. The mask is over all tokens `[B, S]`.
+        Logits are of at least the last `keep` tokens; None: of all. The mask is over all tokens `[B, S]`, and the cache
+        keeps their keys and values.
         """
+        if cache is not None:
+            options |= {cache_keyword(self.model): cache, "use_cache": True}
         if keep is not None and _takes_logits_to_keep(self.model):
             options["logits_to_keep"] = max(keep, 1)
         if positions is not None and takes_position_ids(self.model):
@@ -298,7 +302,7 @@ class Prefiller:
     def prefill_plain(self, tokens: Sequence[int], start: int = 0, cache: DynamicCache | None = None) -> DynamicCache:
         """Run the model with its own attention over tokens at the positions from `start` on; return their cache."""
         cache = DynamicCache() if cache is None else cache
-        self._run([tokens], [range(start, start + len(tokens))], past_key_values=cache, use_cache=True)
+        self._run([tokens], [range(start, start + len(tokens))], cache=cache)
         return cache
 
     def prefill_uncached(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
@@ -311,7 +315,7 @@ class Prefiller:
         positions = (batch.mask.cumsum(dim=1) - 1).clamp(min=0) if batch.positions is None else batch.positions
         states = [replace(each.state, padding=by) for each, by in zip(results, batch.padding, strict=True)]
         with self.generation_attention(states):
-            self._run(batch.ids, positions, batch.mask, past_key_values=cache, use_cache=True)
+            self._run(batch.ids, positions, batch.mask, cache=cache)
         rows = unbatch_cache(cache, batch.padding, lengths)
         return [replace(each, cache=row) for each, row in zip(results, rows, strict=True)]
 
@@ -338,7 +342,7 @@ class Prefiller:
         """Prefill the rest of a prompt; return logits of at least the last `keep` tokens `[tokens, vocabulary]`."""
         start = prefix.cache.get_seq_length()
         with (self.decoding_attention if start else self.generation_attention)([prefix.state]):
-            return self.forward(prepared, keep, start, past_key_values=prefix.cache, use_cache=True)
+            return self.forward(prepared, keep, start, cache=prefix.cache)
 
     def _continue_each(
         self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult]
@@ -368,7 +372,7 @@ class Prefiller:
         cache = batch_caches([each.cache for each in prefixes], padding)
         with self.decoding_attention(states):
             seen = torch.tensor(mask, device=self.device)
-            self._run(ids, positions, seen, past_key_values=cache, use_cache=True)
+            self._run(ids, positions, seen, cache=cache)
         rows = unbatch_cache(cache, padding, [len(each.input_ids) for each in prompts])
         return [replace(each, cache=row) for each, row in zip(prefixes, rows, strict=True)]
 
@@ -387,7 +391,7 @@ class Prefiller:
         cache = batch_caches([prefilled.cache], [0], len(rows))
         with self.decoding_attention([prefilled.state]):
             positions = [range(first, first + longest)] * len(rows)
-            return self._run(rows, positions, keep=None, past_key_values=cache, use_cache=True)
+            return self._run(rows, positions, keep=None, cache=cache)
 
     def score(self, prepared: PreparedPrompt, continuations: Sequence[TokenIds]) -> list[float]:
         """Return the log-probability of each continuation of a prompt, computed in one batch."""
