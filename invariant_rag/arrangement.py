@@ -226,7 +226,9 @@ def _split(run: Run, weighted: Weighted, *, more: bool = False) -> list[Run]:
     parts: list[Run] = []
     for start, stop in pairwise(sorted(end for end in ends if run.start <= end <= run.stop + more)):
         weighting = next((each for span, each in weighted if span.start <= start < span.stop), UNWEIGHTED)
-        first = parts.pop().start if parts and parts[-1].weighting == weighting else start
+        # Neighbours share a softmax where that changes nothing; sets with no text between them keep their own.
+        is_plain = weighting.temperature == weighting.factor == 1.0
+        first = parts.pop().start if is_plain and parts and parts[-1].weighting == weighting else start
         parts.append(Run(first, min(stop, run.stop), run.shift, weighting))
     return parts
 

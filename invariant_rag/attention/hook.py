@@ -26,7 +26,7 @@ from invariant_rag.arrangement import Arrangement
 from invariant_rag.attention.call import AttentionCall, Backend, BatchBackend
 from invariant_rag.attention.inline import inline_attention, replaced
 from invariant_rag.attention.layer_inputs import AttentionFunction, LayerInputs
-from invariant_rag.attention.per_model import cache_of, once_per_model
+from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.positions import PositionEncoding
 from invariant_rag.errors import InvalidPrompt, UnsupportedModel
 
@@ -91,7 +91,7 @@ def override_only_over(model: PreTrainedModel, cache: Cache) -> Iterator[None]:
 
     def before(_model: object, _args: object, kwargs: dict[str, Any]) -> None:
         if get_ident() == thread:
-            other = cache_of(kwargs) is not cache and _active.get() is attention
+            other = kwargs.get("cache", kwargs.get("past_key_values")) is not cache and _active.get() is attention
             suspended.append(own_attention() if other else nullcontext())
             suspended[-1].__enter__()
 
@@ -157,6 +157,8 @@ def _attention_over(original: str) -> Callable[..., Output]:
                 module, query, key, value, attention_mask, **options
             )
             return result
+        if query.dtype != value.dtype:  # under autocast, rotated queries and keys are wider than what is projected
+            query, key = query.to(value.dtype), key.to(value.dtype)
         scaling = options.pop("scaling", None)
         inputs = LayerInputs(
             module=module,

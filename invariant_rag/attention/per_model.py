@@ -30,9 +30,14 @@ def once_per_model(find: Callable[[Any], Fact]) -> Callable[[Any], Fact]:
 
 
 @once_per_model
-def cache_keyword(model: Any) -> str:
-    """Return the name of the argument with a model's keys and values: `cache` from transformers 5.24 on."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+def forward_parameters(model: Any) -> frozenset[str]:
+    """Return the names of the arguments that a model's forward pass takes."""
+    return frozenset(inspect.signature(model.forward).parameters)
+
+
+def cache_keyword(names: frozenset[str]) -> str:
+    """Return which of the names of a forward pass is that of keys and values: `cache` from transformers 5.24 on."""
+    return "cache" if "cache" in names else "past_key_values"
 
 
 def cache_of(kwargs: Mapping[str, Any]) -> Any:

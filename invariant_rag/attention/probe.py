@@ -8,7 +8,6 @@ model's own. A model that fails raises `UnsupportedModel` with the reason.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +20,7 @@ from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
 from invariant_rag.attention.inline import inline_attention
 from invariant_rag.attention.layer_inputs import LayerInputs
-from invariant_rag.attention.per_model import once_per_model
+from invariant_rag.attention.per_model import forward_parameters
 from invariant_rag.attention.positions import PositionEncoding
 from invariant_rag.attention.rope import Rotation, candidates, identify
 from invariant_rag.attention.sdpa import SDPA
@@ -145,10 +144,9 @@ def _compare_with_own_attention(model: PreTrainedModel, rotations: list[Position
         )
 
 
-@once_per_model
 def takes_position_ids(model: PreTrainedModel) -> bool:
     """Return whether the model is told the positions of tokens. With ALiBi alone, it takes their indices."""
-    return "position_ids" in inspect.signature(model.forward).parameters
+    return "position_ids" in forward_parameters(model)
 
 
 def input_device(model: PreTrainedModel) -> torch.device:

@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import Layout
 from invariant_rag.attention.dynamic_rope import has_dynamic_rope
-from invariant_rag.attention.per_model import cache_keyword
+from invariant_rag.attention.per_model import cache_keyword, forward_parameters
 from invariant_rag.checks import check_kind
 from invariant_rag.ensembles.base import (
     Candidates,
@@ -89,9 +89,10 @@ class RingAverage(Ensemble[EnsembleGeneration]):
             prepared = self.lm.prepare_to_generate(prompt, max(map(len, options), default=0))
             cache, count = self._prefill_cuts(prepared)
             start, totals = len(prepared.input_ids) - prepared.suffix_length, []
+            name = cache_keyword(forward_parameters(self.model))
             for option in options:
                 ids = torch.tensor([[*prepared.input_ids[start:], *option]] * count, device=self.lm.device)
-                logits = self.model(input_ids=ids, **{cache_keyword(self.model): cache}, use_cache=True).logits
+                logits = self.model(input_ids=ids, **{name: cache}, use_cache=True).logits
                 logprobs = torch.log_softmax(logits[:, -len(option) - 1 : -1].float(), dim=-1)
                 chosen = torch.tensor(option, device=ids.device).expand(count, -1)
                 totals.append(float(logprobs.gather(2, chosen[..., None]).double().sum()) / count)

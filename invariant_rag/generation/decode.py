@@ -6,15 +6,15 @@ stores the logits of the current step only, until the next token is chosen.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import Cache, StoppingCriteria, StoppingCriteriaList
+from transformers import Cache, GenerationMixin, StoppingCriteria, StoppingCriteriaList
 
 from invariant_rag.attention.hook import override_only_over
-from invariant_rag.attention.per_model import cache_keyword
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.options import as_ids, as_refusal
 
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
     from invariant_rag.generation.outputs import Generation
     from invariant_rag.generation.prepare import PreparedPrompt
+
+_PREPARE = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+_CACHE = (
+    "cache" if "cache" in _PREPARE else "past_key_values"
+)  # its name in `generate`, from transformers 5.24 on and before
 
 
 def decode(
@@ -58,7 +63,7 @@ def decode(
             output = generate(
                 input_ids=ids,
                 attention_mask=mask,
-                **{cache_keyword(model): cache},
+                **{_CACHE: cache},
                 max_new_tokens=max_new_tokens,
                 return_dict_in_generate=True,
                 **{**options, "stopping_criteria": criteria},
@@ -68,7 +73,7 @@ def decode(
             if refusal is error:
                 raise
             raise refusal from error
-    if output.get(cache_keyword(model)) is not cache:
+    if output.get(_CACHE) is not cache:
         raise UnsupportedCombination(
             "expected a model that decodes from the cache of the arranged prefill, got one that dropped the cache and "
             "prefilled the prompt again with its own attention",

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -22,8 +21,8 @@ from invariant_rag.arrangement import natural_positions
 from invariant_rag.attention.alibi import Alibi
 from invariant_rag.attention.dynamic_rope import has_dynamic_rope, private_dynamic_rope
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, own_attention
-from invariant_rag.attention.per_model import cache_keyword, once_per_model
-from invariant_rag.attention.probe import input_device, probe, takes_position_ids
+from invariant_rag.attention.per_model import forward_parameters, once_per_model
+from invariant_rag.attention.probe import input_device, probe
 from invariant_rag.cancellation import check_cancelled
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.digest import weights_digest
@@ -275,11 +274,12 @@ class Prefiller:
         Logits are of at least the last `keep` tokens; None: of all. The mask is over all tokens `[B, S]`, and the cache
         keeps their keys and values.
         """
+        names = forward_parameters(self.model)
         if cache is not None:
-            options |= {cache_keyword(self.model): cache, "use_cache": True}
-        if keep is not None and _takes_logits_to_keep(self.model):
+            options |= {"cache" if "cache" in names else "past_key_values": cache, "use_cache": True}
+        if keep is not None and "logits_to_keep" in names:
             options["logits_to_keep"] = max(keep, 1)
-        if positions is not None and takes_position_ids(self.model):
+        if positions is not None and "position_ids" in names:
             options["position_ids"] = torch.as_tensor(positions, device=self.device)
         if mask is not None:
             options["attention_mask"] = mask
@@ -406,11 +406,6 @@ def _has_prefix(prepared: PreparedPrompt) -> bool:
     """Return whether there is a set, and anything at all, before the last text of a prompt."""
     layout = prepared.arrangement.layout
     return bool(layout.sets and layout.text_spans[-1].start and prepared.suffix_length)
-
-
-@once_per_model
-def _takes_logits_to_keep(model: PreTrainedModel) -> bool:
-    return "logits_to_keep" in inspect.signature(model.forward).parameters
 
 
 class PaddedBatch(NamedTuple):

@@ -113,10 +113,16 @@ def oracle_logits(
     for module in modules:
         vars(module)["forward"] = replacement(module)
     try:
-        return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+        more = {"position_ids": torch.zeros(1, len(ids), dtype=torch.long)} if _has_table(model, len(ids)) else {}
+        return model(input_ids=torch.tensor([ids]), use_cache=False, **more).logits[0]
     finally:
         for module in modules:
             del vars(module)["forward"]
+
+
+def _has_table(model: PreTrainedModel, length: int) -> bool:
+    """Return whether a model looks up positions in a table that ends before these. The replaced modules need none."""
+    return model.config.model_type in ("gptj", "codegen") and length > model.config.max_position_embeddings
 
 
 def layer_of(module: Any, config: Any, hidden: torch.Tensor, largest: float) -> Layer:

@@ -190,7 +190,8 @@ def test_one_call_with_three_documents_takes_few_calls_and_reads_the_weights_for
     every: list[str] = []
 
     def record(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call":
+        # Wrappers that rename an argument, around every layer of transformers 5.24 and later, are nobody's call.
+        if event == "call" and not frame.f_code.co_filename.endswith("transformers/utils/deprecation.py"):
             every.append(frame.f_code.co_qualname)
             if "invariant_rag" in frame.f_code.co_filename:
                 ours.append(frame.f_code.co_qualname)
