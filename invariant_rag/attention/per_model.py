@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import wraps
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -35,8 +35,8 @@ def forward_parameters(model: Any) -> frozenset[str]:
     return frozenset(inspect.signature(model.forward).parameters)
 
 
-def cache_keyword(names: frozenset[str]) -> str:
-    """Return which of the names of a forward pass is that of keys and values: `cache` from transformers 5.24 on."""
+def cache_keyword(names: Container[str]) -> str:
+    """Return which of the names of arguments is that of keys and values: `cache` from transformers 5.24 on."""
     return "cache" if "cache" in names else "past_key_values"
 
 

@@ -15,6 +15,7 @@ import torch
 from transformers import Cache, GenerationMixin, StoppingCriteria, StoppingCriteriaList
 
 from invariant_rag.attention.hook import override_only_over
+from invariant_rag.attention.per_model import cache_keyword
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.options import as_ids, as_refusal
 
@@ -24,10 +25,7 @@ if TYPE_CHECKING:
     from invariant_rag.generation.outputs import Generation
     from invariant_rag.generation.prepare import PreparedPrompt
 
-_PREPARE = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
-_CACHE = (
-    "cache" if "cache" in _PREPARE else "past_key_values"
-)  # its name in `generate`, from transformers 5.24 on and before
+_CACHE = cache_keyword(inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters)  # of `generate`
 
 
 def decode(
