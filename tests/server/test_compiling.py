@@ -32,7 +32,7 @@ def text(**keywords: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {"a": {"type": "string", **keywords}}, "required": ["a"]}
 
 
-SLOW, LENGTHY, QUICK = text(pattern="^a{50000}$"), text(maxLength=20_000), text()
+SLOW, LENGTHY, QUICK = text(pattern="^a{50000}$"), text(maxLength=8_000), text()
 FAN = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
 
 
@@ -79,7 +79,7 @@ def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leave
 def compiled(model: InvariantModel) -> tuple[FairQueue, Callable[[str, int], Any]]:
     words, turns = vocabulary(model.tokenizer, 288), FairQueue(1, 1)
     compiler = SchemaCompiler(1 << 30, turns)
-    return turns, lambda tenant, n: compiler.compile(tenant, Event(), words, tag_of(text(maxLength=20_000 + n)))
+    return turns, lambda tenant, n: compiler.compile(tenant, Event(), words, tag_of(text(maxLength=8_000 + n)))
 
 
 def validated(_model: InvariantModel) -> tuple[FairQueue, Callable[[str, int], Any]]:

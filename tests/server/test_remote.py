@@ -86,11 +86,11 @@ def test_errors_of_the_server_are_those_of_the_library(remote: RemoteModel, base
     beams = replace(REQUESTS["a completion"], options={"num_beams": 2})
     for error, told, call in (
         (ContextOverflow, "4096", lambda: remote.chat(asked, max_tokens=4096)),
-        (InvalidTool, "", lambda: remote.chat(asked, tools=[{"type": "function", "function": {"name": "f"}}] * 2)),
+        (InvalidTool, "names", lambda: remote.chat(asked, tools=[{"type": "function", "function": {"name": "f"}}] * 2)),
         (RemoteError, "colour: unknown field", lambda: remote.chat(asked, colour="red")),
         (RemoteError, "small", lambda: list(RemoteModel(url, model="large").stream_chat(asked))),
         (RemoteError, "cannot be reached", lambda: RemoteModel("http://127.0.0.1:9/v1", max_retries=0).chat(asked)),
-        (InvalidSegment, "", lambda: remote.complete([SegmentSet([[1, 2]])])),
+        (InvalidSegment, "text", lambda: remote.complete([SegmentSet([[1, 2]])])),
         (InvalidChoice, "base_url", lambda: RemoteModel("localhost:8000")),
         (UnsupportedCombination, "num_beams", lambda: remote.reply(beams)),
     ):
