@@ -1,22 +1,420 @@
-........................................................................ [ 15%]
-........................................................................ [ 31%]
-..................................................F..................... [ 46%]
-........................................................................ [ 62%]
-........................................................................ [ 77%]
-........................................................................ [ 93%]
-................................                                         [100%]
-=================================== FAILURES ===================================
-______________________ test_every_path_on_the_map_exists _______________________
+"""Claims about whole audits of systems of known behaviour."""
 
-    def test_every_path_on_the_map_exists() -> None:
-        wrong = [pattern for pattern in _map() if not any(PACKAGE.glob(pattern))]
->       assert not wrong, "CONTRIBUTING.md, 'Where things are': no such module; remove or rename\n" + "\n".join(wrong)
-E       AssertionError: CONTRIBUTING.md, 'Where things are': no such module; remove or rename
-E         cli/plugins.py
-E       assert not ['cli/plugins.py']
+from __future__ import annotations
 
-tests/test_project.py:53: AssertionError
-=========================== short test summary info ============================
-FAILED tests/test_project.py::test_every_path_on_the_map_exists - AssertionEr...
-1 failed, 463 passed in 61.20s (0:01:01)
-Tue Nov 24 14:53:07 UTC 2026
+import asyncio
+import json
+import random
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from invariant_rag.audit import Question, Reply, audit
+from invariant_rag.audit.advice import Gate
+from invariant_rag.audit.grading import Grader
+from invariant_rag.errors import (
+    AuditFailed,
+    InvalidChoice,
+    InvalidQuestion,
+    UnknownName,
+    UnsupportedCombination,
+    UnusableFile,
+)
+from invariant_rag.segments import Segment
+from tests.audit.known import at_random, first, records, sorting, symmetric
+
+Function = Callable[[str, Sequence[Segment]], Any]
+
+
+def last(question: str, segments: Sequence[Segment]) -> str:
+    return segments[-1].text
+
+
+def noisy(system: Function, share: float, *, cached: bool = False) -> Function:
+    """Return a system that answers "wrong" by chance; behind a cache, equal calls get equal answers."""
+    source, cache = random.Random(0), dict[Any, str]()
+
+    def answer(question: str, segments: Sequence[Segment]) -> str:
+        key = question, tuple(each.text for each in segments)
+        if not cached or key not in cache:
+            cache[key] = "wrong" if source.random() < share else system(question, segments)
+        return cache[key]
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("system", "outcome"),
+    [
+        (first, "order matters"),
+        (last, "order matters"),
+        (sorting, "order does not matter"),
+        (symmetric, "order does not matter"),
+        (at_random, "cannot tell yet"),
+    ],
+)
+def test_the_outcome_is_right_for_systems_that_are_known(system: Function, outcome: str) -> None:
+    random.seed(0)
+    found = audit(system, records(100), remedies=())
+    assert found.screen.outcome == outcome
+    assert dict(found.advice)["Finding"].startswith(outcome.replace("order", "The order").replace("cannot", "Cannot"))
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_noise_is_no_order_even_behind_a_cache(cached: bool) -> None:
+    found = audit(noisy(symmetric, 0.1, cached=cached), records(200), seed=1)
+    assert not found.order_matters
+    assert found.calls <= 1000
+    assert (found.screen.repeated == 0.0) is cached
+    assert ("hides noise" in dict(found.advice)["To know"]) is cached
+
+
+def test_a_screen_of_200_questions_takes_at_most_1000_calls_and_says_each_step() -> None:
+    calls, steps = [], list[str]()
+
+    def counted(question: str, segments: Sequence[Segment]) -> str:
+        calls.append(question)
+        return at_random(question, segments)
+
+    found = audit(counted, records(200), remedies=(), on_step=steps.append)
+    assert len(calls) == found.calls <= 1000
+    assert any("at most 100 calls" in each for each in steps)
+    assert steps[-1].endswith(f"{found.screen.outcome}.")
+
+
+def test_a_system_that_reads_the_last_is_told_to_reverse_and_the_gain_is_right() -> None:
+    found = audit(last, [{**each, "segments": sorted(each["segments"], reverse=True)} for each in records(60, size=6)])
+    assert found.screen.outcome == "order matters"
+    gains = {each.name: each.gain for each in found.comparisons}
+    assert gains["reverse"].value > 0.4
+    assert dict(found.advice)["Recommendation"].startswith("Use `reverse`")
+
+
+def test_without_evidence_nothing_is_left_and_nothing_is_kept() -> None:
+    found = audit(noisy(last, 0.3), records(20), seed=2)
+    assert found.screen.outcome == "cannot tell yet"
+    advice = dict(found.advice)
+    assert "Leave it" not in advice["Recommendation"]
+    assert f"{found.screen.more:,} questions more" in advice["Recommendation"]
+
+
+def test_remedies_and_today_have_as_many_distinct_draws() -> None:
+    seen = list[tuple[str, ...]]()
+
+    def listening(question: str, segments: Sequence[Segment]) -> str:
+        seen.append((question, *(each.text for each in segments)))
+        return first(question, segments)
+
+    found = audit(listening, records(30), remedies=("sort", "reverse", "ends-first"))
+    assert [each.name for each in found.comparisons] == ["sort", "reverse", "ends-first"]
+    assert found.calls == len(seen) == 5 * found.screen.asked + 3 * 2 * 30 + 2 * (30 - found.screen.asked)
+    repeats = 20  # of the first questions, one call is a plain repeat
+    assert len(seen) - len(set(seen)) <= repeats + 30  # sorting may give the order of today
+
+
+def test_a_remedy_among_several_has_a_corrected_p_value() -> None:
+    p_values = []
+    for remedies in (("reverse",), ("reverse", "sort", "ends-first")):
+        found = audit(noisy(last, 0.05), records(20, size=6), remedies=remedies, seed=3)
+        p_values.append(next(each.p for each in found.comparisons if each.name == "reverse"))
+    assert p_values[1] >= min(1.0, 1.5 * p_values[0])
+
+
+def test_a_vote_is_compared_on_request_and_its_calls_are_told() -> None:
+    found = audit(noisy(symmetric, 0.2), records(100, size=5), remedies=("vote",))
+    (vote,) = found.comparisons
+    assert vote.calls == 5
+    assert vote.fixes
+    assert vote.accuracy.value > 0.9 > found.measures["accuracy_today"].value  # of single calls, 0.8 are right
+
+
+def test_the_worst_slot_is_the_worst_and_not_a_matter_of_luck() -> None:
+    def middle(question: str, segments: Sequence[Segment]) -> str:
+        place = next(index for index, each in enumerate(segments) if "right" in each.text)
+        return "lost" if place == len(segments) // 2 else segments[place].text
+
+    lost = audit(middle, records(100, size=5), remedies=()).measures["worst_slot"]
+    assert lost.value == 0.0
+    even = audit(noisy(symmetric, 0.2), records(100, size=5), remedies=()).measures["worst_slot"]
+    assert even.low < 0.8 < even.high
+
+
+def test_a_system_that_only_rewords_is_judged_by_meaning() -> None:
+    asked = [{name: each[name] for name in ("question", "segments")} for each in records(60)]
+    source = random.Random(1)
+
+    def rewording(question: str, segments: Sequence[Segment]) -> str:
+        return source.choice(["It is Ann.", "Ann, I would say.", "The documents name Ann."])
+
+    def judge(prompt: str) -> str:
+        return "yes" if prompt.count("Ann") >= 2 else "no"
+
+    found = audit(rewording, asked, judge=judge, remedies=())
+    assert found.screen.outcome == "order does not matter"
+    assert "contradicted itself on 0 of" in dict(found.advice)["To know"]
+    by_words = audit(rewording, asked, remedies=())
+    assert by_words.screen.outcome != "order matters"  # chance is no order, whatever counts as the same
+
+
+def test_embeddings_tell_other_words_from_other_answers() -> None:
+    asked = Question("Who built it, and when?", ())
+    grader = Grader([asked])
+    said = ["Ann built the bridge in 1912.", "The bridge was built by Ann in 1912.", "Ann built the bridge in 1913."]
+    said += ["Ann did not build the bridge in 1912.", "Bertrand built the bridge in 1912."]
+    assert grader.embeds
+    assert grader.classes(asked, said)[:4] == [3, 3, 4, 5]
+    assert grader.classes(asked, ["Yes.", "No."]) != grader.classes(asked, ["Yes.", "Yes!"])
+
+
+def test_answers_that_divide_a_judge_by_their_order_are_different_answers() -> None:
+    asked = Question("Who?", ())
+    grader = Grader([asked], judge=lambda prompt: "yes" if "First answer: Ann" in prompt else "no")
+    assert grader.classes(asked, ["Ann", "Bo"]) == [3, 4]
+
+
+def test_a_judge_that_is_often_wrong_is_refused_and_one_that_flips_is_told() -> None:
+    with pytest.raises(AuditFailed, match="wrong on 50% of the verdicts"):
+        audit(first, records(20), judge=lambda prompt: "yes")
+    asked = [{name: each[name] for name in ("question", "segments")} for each in records(20)]
+    found = audit(first, asked, judge=lambda prompt: "yes" if "First answer: Nu" in prompt else "no", remedies=())
+    assert found.judge.divided > 0
+
+
+def test_errors_are_an_outcome(tmp_path: Path) -> None:
+    def failing(question: str, segments: Sequence[Segment]) -> str:
+        if "right" in segments[0].text:
+            raise RuntimeError("no such page")
+        return symmetric(question, segments)
+
+    found = audit(failing, records(60), retries=0, out=tmp_path / "out", remedies=())
+    assert found.order_matters
+    assert 0.1 < found.measures["errors"].value < 0.4
+    assert "RuntimeError: no such page" in dict(found.advice)["To know"]
+    assert "failed" in (tmp_path / "out" / "report.md").read_text()
+    stored = (tmp_path / "out" / "answers.jsonl").read_text().splitlines()
+    assert len(stored) == sum(answer.text is not None for each in found.asked for answer in each.answers)
+
+
+def test_a_failure_that_passes_is_tried_again(tmp_path: Path) -> None:
+    failed = list[str]()
+
+    def flaky(question: str, segments: Sequence[Segment]) -> str:
+        if len(failed) < 2:
+            failed.append(question)
+            raise ConnectionError("try later")
+        return symmetric(question, segments)
+
+    found = audit(flaky, records(4), remedies=())
+    assert found.measures["errors"].value == 0.0
+    assert found.errors == ["ConnectionError: try later"]
+
+
+def test_a_system_that_never_answers_stops_the_audit_soon() -> None:
+    calls = []
+
+    def failing(question: str, segments: Sequence[Segment]) -> str:
+        calls.append(question)
+        raise ConnectionError("no line")
+
+    with pytest.raises(AuditFailed, match="ConnectionError: no line"):
+        audit(failing, records(20), retries=0)
+    assert len(calls) == 10
+
+
+def test_a_system_that_exits_fails_that_call_and_no_other() -> None:
+    def exits(question: str, segments: Sequence[Segment]) -> str:
+        return sys.exit(3) if "right" in segments[0].text else "x"
+
+    async def exits_later(question: str, segments: Sequence[Segment]) -> str:
+        await asyncio.sleep(0)
+        return exits(question, segments)
+
+    for system in (exits, exits_later):
+        found = audit(system, records(8), retries=0, remedies=())
+        assert 0 < found.measures["errors"].value < 1
+        assert found.errors == ["RuntimeError: the system called sys.exit(3); expected an answer or an error"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_interrupt_stops_an_audit(is_async: bool) -> None:
+    def interrupted(question: str, segments: Sequence[Segment]) -> str:
+        raise KeyboardInterrupt
+
+    async def interrupted_later(question: str, segments: Sequence[Segment]) -> str:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        audit(interrupted_later if is_async else interrupted, records(3))
+
+
+def test_async_systems_are_awaited_in_one_loop() -> None:
+    loops = set()
+
+    async def awaited(question: str, segments: Sequence[Segment]) -> Reply:
+        loops.add(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        return Reply(first(question, segments), tokens=3)
+
+    found = audit(awaited, records(3), workers=4)
+    assert len(loops) == 1
+    assert found.as_dict()["tokens"] == 45
+
+
+def test_an_audit_is_resumed_and_asks_nothing_twice(tmp_path: Path) -> None:
+    calls = list[str]()
+
+    def counting(question: str, segments: Sequence[Segment]) -> str:
+        calls.append(question)
+        return first(question, segments)
+
+    def stopping(question: str, segments: Sequence[Segment]) -> str:
+        if len(calls) == 60:
+            raise KeyboardInterrupt
+        return counting(question, segments)
+
+    with pytest.raises(KeyboardInterrupt):
+        audit(stopping, records(30), out=tmp_path / "run", name="mine")
+    whole = audit(counting, resume=tmp_path / "run", name="mine", remedies=())
+    direct = audit(first, records(30), remedies=())
+    assert (whole.screen, len(calls)) == (direct.screen, direct.calls)
+    assert len(calls) == whole.calls
+    more = audit(counting, resume=tmp_path / "run", name="mine", remedies=("sort",))  # a remedy is added later
+    assert [each.name for each in more.comparisons] == ["sort"]
+    assert len(calls) == more.calls
+
+
+def test_an_edited_system_never_gets_answers_of_the_old_one(tmp_path: Path) -> None:
+    audit(first, records(4), out=tmp_path / "run")
+    for wrong in (lambda: audit(last, records(4), out=tmp_path / "run"), lambda: audit(last, resume=tmp_path / "run")):
+        with pytest.raises((UnusableFile, UnsupportedCombination)) as refused:
+            wrong()
+        assert "resume" in refused.value.hint or "new folder" in refused.value.hint
+
+
+def test_the_order_of_a_run_does_not_depend_on_threads(tmp_path: Path) -> None:
+    one, many = (audit(first, records(12), workers=workers).as_dict() for workers in (1, 6))
+    for each in (one, many):
+        del each["date"], each["seconds"]
+    assert one == many
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"remedies": ["srot"]}, UnknownName, "did you mean 'sort'"),
+        ({"remedies": ["rotor"]}, UnsupportedCombination, "not one of ours"),
+        ({"metric": "best"}, InvalidChoice, "metric: expected a function"),
+        ({"margin": 0}, InvalidChoice, "margin"),
+        ({"workers": 0}, InvalidChoice, "workers"),
+        ({"max_new_tokens": 4}, InvalidChoice, "audit takes no 'max_new_tokens'"),
+        ({"out": "a", "resume": "b"}, InvalidChoice, "resume"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_asked(
+    changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        audit(first, records(2), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "error", "message"),
+    [
+        ({"question": " "}, {}, InvalidQuestion, "with question as text, got question"),
+        ({"segments": ["a"]}, {}, InvalidQuestion, "there is no order"),
+        ({"segments": ["a", None]}, {}, InvalidQuestion, "got NoneType"),
+        ({}, {"metric": lambda answer, golds: 7}, InvalidChoice, "a number from 0 to 1, got 7"),
+        ({}, {"metric": lambda answer, golds: 1 / 0}, ZeroDivisionError, "by zero"),
+        ({}, {"judge": 3}, InvalidChoice, "judge: expected a model"),
+        ({}, {"judge": lambda prompt: None}, AuditFailed, "replied with NoneType"),
+        ({"segments": []}, {"retriever": lambda question: []}, InvalidQuestion, "there is no order"),
+    ],
+)
+def test_what_is_wrong_with_questions_and_graders_is_said_before_a_call_is_spent(
+    changes: dict[str, Any], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    calls = list[str]()
+
+    def counting(question: str, segments: Sequence[Segment]) -> str:
+        calls.append(question)
+        return first(question, segments)
+
+    with pytest.raises(error, match=message):
+        audit(counting, [{**each, **changes} for each in records(2)], **options)
+    assert not calls
+
+
+@pytest.mark.parametrize("answer", [None, 3, {"docs": 1}])
+def test_a_system_that_returns_no_answer_is_refused_at_its_first_call(answer: Any) -> None:
+    with pytest.raises(AuditFailed, match="expected an answer as text"):
+        audit(lambda question, segments: answer, records(2))
+
+
+def test_a_metric_may_say_true_or_false() -> None:
+    found = audit(symmetric, records(4), metric=lambda answer, golds: golds[0] in answer)
+    assert found.measures["accuracy_today"].value == 1.0
+
+
+@pytest.mark.parametrize("answers", ["", " ", [], None, [""], float("nan")])
+def test_an_empty_gold_answer_is_none(answers: Any) -> None:
+    found = audit(symmetric, [{**each, "answers": answers} for each in records(4)])
+    assert "accuracy_today" not in found.measures
+    assert "No gold answers" in dict(found.advice)["Today"]
+
+
+def test_who_answers_always_the_same_is_not_told_to_leave_it() -> None:
+    advice = dict(audit(lambda question, segments: "Ann", records(60)).advice)
+    assert advice["Recommendation"].startswith("Look at the call first: every answer was the same, 'Ann'")
+
+
+def test_what_fails_before_the_first_call_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(AuditFailed):
+        audit(first, records(4), judge="http://127.0.0.1:9/v1", out=tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_questions_without_an_order_are_counted_and_not_asked() -> None:
+    alone = [{"question": "Who?", "segments": ["Ann."]}, {"question": "When?", "segments": ["May.", "May."]}]
+    found = audit(first, [*records(3), *alone])
+    assert (found.planned, found.unordered) == (3, 2)
+    assert "2 questions with fewer than two different documents" in dict(found.advice)["To know"]
+    with pytest.raises(InvalidQuestion, match="there is no order"):
+        audit(first, alone)
+
+
+@pytest.mark.parametrize("gold", ["*", "A", "the", "no"])
+def test_a_gold_answer_of_signs_or_one_letter_ends_no_audit(gold: str) -> None:
+    asked = [{"question": f"q{n}", "segments": ["a b", "c d"], "answers": [gold]} for n in range(3)]
+    assert audit(lambda question, segments: gold, asked).measures["accuracy_today"].value == 1.0
+
+
+def test_gates_hold_beyond_doubt_only() -> None:
+    dependent, blind = (audit(each, records(100), remedies=()) for each in (first, noisy(symmetric, 0.1)))
+    held = {
+        text: (Gate.parse(text).holds(dependent), Gate.parse(text).holds(blind))
+        for text in ("order-matters", "net-sensitivity>5%", "accuracy-today<80%", "errors>1%", "accuracy-today<30%")
+    }
+    assert held == {
+        "order-matters": (True, False),
+        "net-sensitivity>5%": (True, False),
+        "accuracy-today<80%": (True, False),
+        "errors>1%": (False, False),
+        "accuracy-today<30%": (False, False),  # 25 of 100 are below, their interval is not
+    }
+    with pytest.raises(InvalidChoice, match="flip-rate") as refused:
+        Gate.parse("flip-rate>5%")
+    assert "grows with noise" in refused.value.hint
+
+
+def test_the_result_is_plain_data_with_a_version(tmp_path: Path) -> None:
+    found = audit(first, records(20), out=tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "audit.json").read_text())
+    assert written["schema_version"] == 1
+    assert written["screen"]["outcome"] == found.screen.outcome
+    assert set(written["measures"]) == {
+        "accuracy_today", "accuracy_over_orders", "net_sensitivity", "worst_slot", "errors", "calls"
+    }  # fmt: skip
+    assert len(written["questions"]) == 20
