@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
@@ -105,7 +106,7 @@ def greet(name: str) -> None:
 def installed(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     """Pretend that packages with these commands are installed, and no others."""
     found = EntryPoints(EntryPoint(name, value, "invariant_rag.commands") for name, value in values.items())
-    monkeypatch.setattr("invariant_rag.cli.app.entry_points", found.select)
+    monkeypatch.setattr(import_module("invariant_rag.cli.app"), "entry_points", found.select)
 
 
 @pytest.mark.parametrize("arguments", [["bench"], ["bench", "xquad", "--help"], ["reproduce", "t", "--model", "m"]])

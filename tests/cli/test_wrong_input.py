@@ -72,37 +72,28 @@ def questions(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
-def in_ascii(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> tuple[Path, bytes]:
-    """A folder of three commands that ran in a terminal that shows ASCII only, and what they printed."""
-    folder = tmp_path_factory.mktemp("ascii")
-    (folder / "words.py").write_text("def answer(question, segments):\n    return segments[0].text[:9]\n")
-    (folder / "a.csv").write_text(f"question,segment\nQ,{'x' * 140_000}\nQ,b\n")
-    (folder / "b.jsonl").write_text(
-        '{"question": "Q\\ud800", "segments": ["a\\ud800", "b"], "answers": ["\\ud800"], "id": "\\udfff"}\n'
-    )
-    (folder / "docs").mkdir()
-    (folder / "docs" / "a.txt").write_text("三十メートルの塔。", encoding="utf-8")
-    commands = [
-        ["audit", name, "--out", f"out-{name}", "--remedy", "sort", "--system", "words:answer"]
-        for name in ("a.csv", "b.jsonl")
+def test_odd_texts_are_read_and_a_terminal_of_ascii_shows_the_rest_as_escapes(
+    tmp_path: Path, tiny_folder: Path
+) -> None:
+    (tmp_path / "words.py").write_text("def answer(question, segments):\n    return segments[0].text[:9]\n")
+    (tmp_path / "a.csv").write_text(f"question,segment\nQ,{'x' * 140_000}\nQ,b\n")
+    line = {"question": "Q\ud800", "segments": ["a\ud800", "b"], "answers": ["\ud800"], "id": "\udfff"}
+    (tmp_path / "b.jsonl").write_text(json.dumps(line) + "\n")
+    (tmp_path / "a.txt").write_text("三十メートルの塔。", encoding="utf-8")
+    audits = [
+        f"audit {name} --out out-{name} --remedy sort --system words:answer".split() for name in ("a.csv", "b.jsonl")
     ]
-    options = ["--docs", "docs", "--model", str(tiny_folder), "--retriever", "bm25", "--max-new-tokens", "4"]
+    asked = ["ask", "三?", "--model", str(tiny_folder), *"--docs a.txt --retriever bm25 --max-new-tokens 4".split()]
     done = subprocess.run(
-        [sys.executable, "-c", ALL_IN_ONE_PROCESS, json.dumps([*commands, ["ask", "三?", *options]])],
-        cwd=folder,
+        [sys.executable, "-c", ALL_IN_ONE_PROCESS, json.dumps([*audits, asked])],
+        cwd=tmp_path,
         capture_output=True,
         check=False,
         env={**os.environ, "PYTHONIOENCODING": "ascii", "LANG": "C", "PYTHONPATH": f"{ROOT}{os.pathsep}."},
     )
     assert done.returncode == 0, done.stderr
-    return folder, done.stdout
-
-
-def test_odd_texts_are_read_and_a_terminal_of_ascii_shows_the_rest_as_escapes(in_ascii: tuple[Path, bytes]) -> None:
-    for name in ("a.csv", "b.jsonl"):
-        assert (in_ascii[0] / f"out-{name}" / "report.md").exists()
-    assert in_ascii[1].isascii()
+    assert all((tmp_path / f"out-{name}" / "report.md").exists() for name in ("a.csv", "b.jsonl"))
+    assert done.stdout.isascii()
 
 
 @pytest.mark.parametrize("out", ["file", "file/below", "x" * 5000])
