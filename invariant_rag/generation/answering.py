@@ -17,7 +17,8 @@ from concurrent.futures import CancelledError
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, islice, repeat, starmap
+from operator import attrgetter
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -175,14 +176,16 @@ class Answering:
         prompt: Any = self.prompt
         if type(self.lm) is InvariantModel:  # what was prepared already need not be tokenized again
             prompt = vars(self).get("prepared", prompt)
-        return [(prompt, self._options(index)) for index in range(self._drawn)]
+        return list(zip(repeat(prompt), map(self._options, range(self._drawn))))
 
     def parse(self, generations: Sequence[Generation]) -> Reply:
         """Return the reply that generations are, one for each of `calls`, or raise IncompleteObject; see `reply`."""
-        kept = self._kept_tokens
-        texts = [decode_keeping(self._tokenizer, each.token_ids, kept) if kept else each.text for each in generations]
-        answers = [Answer.join(self._deltas([text])) for text in texts]
-        return self._reply(list(zip(generations, answers, strict=True)))
+        kept, is_text = self._kept_tokens, self._calling is None and not self._stops
+        pairs = []
+        for each in generations:
+            text = decode_keeping(self._tokenizer, each.token_ids, kept) if kept else each.text
+            pairs.append((each, Answer(text) if is_text else Answer.join(self._deltas([text]))))
+        return self._reply(pairs)
 
     def _options(self, index: int) -> dict[str, Any]:
         """Return the keywords of `InvariantModel.generate` for the answer of an index."""
@@ -237,9 +240,9 @@ class Answering:
 
     def _reply(self, found: Sequence[tuple[Generation, Answer]]) -> Reply:
         first, request = found[0][0], self.request
-        answers = [self._answer(*each) for each in found]
+        answers = list(starmap(self._answer, found))
         answers += answers[:1] * (request.n - len(answers))
-        written = sum(each.generation.usage.completion_tokens for each in answers if each.generation)
+        written = sum(map(attrgetter("generation.usage.completion_tokens"), answers))
         return Reply(
             answers=tuple(answers),
             usage=Usage(first.usage.prompt_tokens, written, first.usage.cached_tokens),
@@ -249,7 +252,8 @@ class Answering:
 
     def _answer(self, generation: Generation, answer: Answer) -> ModelAnswer:
         request, reason, logprobs, citations = self.request, str(generation.finish_reason), None, None
-        if self._schema is None and trim_at_stop_string(generation.text, request.stop) != generation.text:
+        may_stop = request.stop and self._schema is None
+        if may_stop and trim_at_stop_string(generation.text, request.stop) != generation.text:
             reason = "stop"
         if reason == "stop" and answer.tool_calls:
             reason = "tool_calls"
@@ -277,7 +281,7 @@ def reply_all(
     """Generate the answers to several requests to one model; see `Answering.reply`."""
     if not answerings:
         return []
-    lm, calls = answerings[0].lm, [each.calls() for each in answerings]
+    lm, calls = answerings[0].lm, list(map(Answering.calls, answerings))
     if batcher is None and len(calls) == len(calls[0]) == 1:
         return [answerings[0].parse([generate_alone(lm, *calls[0][0], abandoned)])]
     queue = batcher or MicroBatcher()

@@ -58,7 +58,7 @@ class _Request:
     @property
     def abandoned(self) -> bool:
         """Whether nobody waits for the result any more: one of the events is set."""
-        return any(event.is_set() for event in self.events)
+        return any(map(Event.is_set, self.events))
 
     def goes_before(self, running: _Request) -> bool:
         """Return whether a request need not wait for the end of a running one.

@@ -121,9 +121,11 @@ def looks_listed(text: str) -> bool:
     for match, stop in zip(labels, stops, strict=False):
         if len(text[match.end() : stop].split()) >= _TELLING_WORDS:
             telling.add(int(match[1]))
-    tagged = [each for each in _TAGGED.findall(text) if len(each[1].split()) >= _TELLING_WORDS]
+    tagged = 0
+    for _, inside in _TAGGED.findall(text):
+        tagged += len(inside.split()) >= _TELLING_WORDS
     counted = not telling.isdisjoint(map((1).__add__, telling))
-    return counted or max(len(tagged), len(_SOURCED.findall(text)), len(_PRINTED.findall(text))) > 1
+    return counted or max(tagged, len(_SOURCED.findall(text)), len(_PRINTED.findall(text))) > 1
 
 
 _ANNOUNCED = re.compile(

@@ -93,7 +93,7 @@ def begin_outside() -> Outside:
     except RuntimeError:  # no event loop runs in this thread
         task = get_ident(), 0
     if outside is None or outside.task != task:
-        outside = Outside(outside_retrievals(), task)
+        outside = Outside([] if outside is None else outside_retrievals(), task)
         _OUTSIDE.set(outside)
     return outside
 
