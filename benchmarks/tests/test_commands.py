@@ -47,12 +47,11 @@ def test_benchmarks_are_listed():
     assert invoke("bench", "list").exit_code == 0
 
 
-def test_bench_prints_figures_beside_published_numbers(fixed: list[object]):
+def test_bench_prints_figures_and_progress(fixed: list[object]):
     options = ["--set", "documents=10", "--method", "pine", "--overflow", "trim_segments"]
     result = invoke("bench", "lost-in-the-middle", *fixed, *options)
     assert result.exit_code == 0, result.output
     assert "1 questions, 3 records; best_subspan_em in per cent" in result.stdout
-    assert "| PINE | 10 documents, gold at 0 | 57.2 |" in result.stdout
     assert "3/3" in result.stderr
 
 

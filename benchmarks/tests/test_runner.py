@@ -131,20 +131,6 @@ def test_a_finished_run_is_resumed_without_asking_anything(
     assert (again.records, again.summary) == (finished.records, finished.summary)
 
 
-def test_a_run_is_timed_beside_its_records_over_all_of_its_sessions(
-    choices: BenchmarkConfig, lm: InvariantModel, tmp_path: Path
-):
-    first = run_benchmark(BenchmarkConfig(**{**vars(choices), "limit": 1}), tmp_path, model=lm)
-    timing = json.loads((first.folder / "timing.json").read_text())
-    assert first.seconds == timing["seconds"] / 2 > 0
-    assert f"{first.seconds:.3g} s per record" in first.markdown()
-    again = run_benchmark(choices, tmp_path, model=lm, resume=True)
-    total = json.loads((first.folder / "timing.json").read_text())
-    assert (total["records"], total["seconds"] > timing["seconds"]) == (6, True)
-    assert again.seconds == total["seconds"] / 6
-    assert run_benchmark(choices, tmp_path, model=lm, resume=True).seconds == again.seconds
-
-
 @given(data=st.data())
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_run_cut_off_at_any_byte_ends_as_if_undisturbed(
