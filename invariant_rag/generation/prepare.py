@@ -14,7 +14,7 @@ from invariant_rag.errors import ContextOverflow, InvalidPrompt
 from invariant_rag.generation.outputs import Generation, Usage
 from invariant_rag.prompts import tokenize_in_slots, tokenize_prompt
 from invariant_rag.prompts.labels import Labels, labels_of
-from invariant_rag.prompts.literal_text import CUT
+from invariant_rag.prompts.tokenization import CUT
 from invariant_rag.segments import Prompt, verdict
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from invariant_rag.generation.choices import ResolvedChoices
 
 Overflow: TypeAlias = Literal["error", "drop_last", "trim_segments"]
+_REPORTED = ("order", "dropped", "trimmed", "method", "labels", "invariant")  # with a generation
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class PreparedPrompt:
             usage=Usage(len(self.input_ids), len(token_ids), cached_tokens),
             top_logprobs=tuple(top_logprobs),
             sets=self.sets,
-            **{name: getattr(self, name) for name in ("order", "dropped", "trimmed", "method", "labels", "invariant")},
+            **dict(zip(_REPORTED, attrgetter(*_REPORTED)(self), strict=True)),
         )
 
 
