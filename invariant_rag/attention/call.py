@@ -1,4 +1,4 @@
-"""The interface of backends: one layer's attention, and the functions that compute it."""
+"""The interfaces: what a layer passes to its attention function, and what a backend computes of it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,48 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
-
-from invariant_rag.attention.positions import PositionEncoding
+from torch import nn
 
 if TYPE_CHECKING:
     from invariant_rag.arrangement import Arrangement, Span
+    from invariant_rag.attention.positions import PositionEncoding
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What a layer passes to its attention function.
+
+    Attributes:
+        module: The layer's attention module.
+        layer: Index of the layer.
+        queries: `[B, H, Q, D]`, rotated.
+        keys: `[B, H_kv, S, D]`, rotated, those of the cache included.
+        values: `[B, H_kv, S, D_v]`.
+        scaling: Factor on the scores.
+        sliding_window: Sliding window of the layer; None without one.
+        dropout: Dropout probability of the attention weights.
+        extra: All other keywords of the layer.
+        alibi: Bias that the layer adds to the scores of keys `[H, S]`, of the first row of the batch; None without one.
+    """
+
+    module: nn.Module
+    layer: int
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    scaling: float
+    sliding_window: int | None
+    dropout: float
+    extra: dict[str, Any]
+    alibi: torch.Tensor | None = None
+
+
+class AttentionFunction(Protocol):
+    """A replacement of a model's attention."""
+
+    def __call__(self, inputs: LayerInputs) -> torch.Tensor:
+        """Return one layer's attention output `[B, Q, H, D_v]`."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,12 @@ import torch
 from transformers import PreTrainedModel
 
 from invariant_rag.arrangement import Layout, arrange_rows
-from invariant_rag.attention.alibi import Alibi, find_slopes
+from invariant_rag.attention.call import LayerInputs
 from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
 from invariant_rag.attention.inline import inline_attention
-from invariant_rag.attention.layer_inputs import LayerInputs
 from invariant_rag.attention.per_model import forward_parameters
-from invariant_rag.attention.positions import PositionEncoding
-from invariant_rag.attention.rope import Rotation, candidates, identify
+from invariant_rag.attention.positions import Alibi, PositionEncoding, Rotation, candidates, find_slopes, identify
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.errors import UnsupportedModel
 

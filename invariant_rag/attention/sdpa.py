@@ -16,15 +16,8 @@ import torch
 
 from invariant_rag.arrangement import Arrangement, Row, Run, Span
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.kernels import attend
-from invariant_rag.attention.masked import attend_with_mask
-from invariant_rag.attention.merge_states import (
-    AttentionState,
-    attend_row_runs,
-    merge_attn_states,
-    partial_attention,
-)
 from invariant_rag.attention.pine import attend_ranked
+from invariant_rag.attention.softmax import AttentionState, attend_row, merge_attn_states, partial_attention
 
 _BATCH = 512
 """Queries, over the heads that share keys, from which on fused attention on a CPU is at its best."""
@@ -68,18 +61,13 @@ def _batches(call: AttentionCall, rows: Sequence[Row]) -> list[tuple[Row, ...]]:
 
 def _attend_rows(call: AttentionCall, rows: tuple[Row, ...]) -> torch.Tensor:
     """Return the attention outputs `[H, Q, D_v]` of neighbouring rows."""
-    row, queries = rows[0], call.queries_of(Span(rows[0].queries.start, rows[-1].queries.stop))
+    row = rows[0]
     if row.ranked:
         return attend_ranked(call, row)
     if len(rows) > 1:
+        queries = call.queries_of(Span(row.queries.start, rows[-1].queries.stop))
         return merge_attn_states(_attend_neighbours(call, queries, _neighbours(rows, queries.device))).out
-    if row.length <= call.max_split:
-        return merge_attn_states(attend_row_runs(call, row)).out
-    if row.is_weighted:
-        return attend_with_mask(call, row)
-    keys = [call.rotation.rotate(call.keys[:, run.start : run.stop], run.shift) for run in row.runs]
-    values = [call.values[:, run.start : run.stop] for run in row.runs]
-    return attend(call, queries, torch.cat(keys, dim=1), torch.cat(values, dim=1))
+    return attend_row(call, row)
 
 
 @dataclass(frozen=True)

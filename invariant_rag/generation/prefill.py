@@ -18,10 +18,10 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import natural_positions
-from invariant_rag.attention.alibi import Alibi
 from invariant_rag.attention.dynamic_rope import has_dynamic_rope, private_dynamic_rope
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, own_attention
 from invariant_rag.attention.per_model import forward_parameters, once_per_model
+from invariant_rag.attention.positions import Alibi
 from invariant_rag.attention.probe import input_device, probe
 from invariant_rag.cancellation import check_cancelled
 from invariant_rag.errors import UnsupportedCombination

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from invariant_rag.arrangement import Arrangement, Layout
-from invariant_rag.attention.alibi import Alibi, find_slopes
 from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.positions import Alibi, find_slopes
 from invariant_rag.testing.rounding import assert_rounded_alike, rounding
 
 SLOPES = torch.tensor([0.5, 0.125], dtype=torch.float64)

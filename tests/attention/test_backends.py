@@ -13,9 +13,8 @@ from invariant_rag.arrangement import Layout
 from invariant_rag.attention import BACKENDS, resolve_backend
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, _sliding_window, override_attention
-from invariant_rag.attention.kernels import causal_mask
-from invariant_rag.attention.merge_states import merge_attn_states, partial_attention
-from invariant_rag.attention.rope import Rotation, of_table
+from invariant_rag.attention.positions import Rotation, of_table
+from invariant_rag.attention.softmax import causal_mask, merge_attn_states, partial_attention
 from invariant_rag.errors import UnknownName, UnsupportedModel
 from invariant_rag.methods import resolve_method
 from invariant_rag.testing import random_prompt
@@ -175,6 +174,6 @@ def test_long_rows_are_read_in_blocks_of_queries(family: str, monkeypatch: pytes
     prompt = random_prompt(random.Random(1), (20, 40, 7), prefix=6)
     models = [InvariantModel(model, method=each) for each in ("rotor", "sequential", "isolated")]
     whole, bounds = zip(*((lm.logits(prompt), rounding(lm.logits, prompt)) for lm in models), strict=True)
-    monkeypatch.setattr("invariant_rag.attention.kernels._QUERY_BLOCK", 3)
+    monkeypatch.setattr("invariant_rag.attention.softmax._QUERY_BLOCK", 3)
     for lm, expected, bound in zip(models, whole, bounds, strict=True):
         torch.testing.assert_close(lm.logits(prompt), expected, atol=bound, rtol=0)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from invariant_rag.attention.positions import Rotation, candidates, identify
 from invariant_rag.attention.probe import probe
-from invariant_rag.attention.rope import Rotation, candidates, identify
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import assert_rounded_alike
 

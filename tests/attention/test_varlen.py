@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from invariant_rag import InvariantModel
 from invariant_rag.arrangement import Arrangement, Layout
 from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.positions import Rotation
 from invariant_rag.attention.reference import Reference
-from invariant_rag.attention.rope import Rotation
 from invariant_rag.attention.varlen import Grouped, Varlen, VarlenKernel
 from invariant_rag.methods import METHODS, resolve_method
 from invariant_rag.testing import random_prompt

@@ -13,10 +13,12 @@ import torch
 
 from invariant_rag.arrangement import Span
 from invariant_rag.attention import backend_label
-from invariant_rag.attention.merge_states import AttentionState
+from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.positions import Rotation
 from invariant_rag.attention.sdpa import SDPA
+from invariant_rag.attention.softmax import AttentionState
 from invariant_rag.attention.varlen import Grouped, TorchVarlen, Varlen, difference, usable_kernel
-from invariant_rag.attention.varlen.kernels import PackedWindows, attend_windows
+from invariant_rag.attention.varlen.kernels import PackedLayer, PackedWindows
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
 
@@ -84,7 +86,8 @@ def test_a_kernel_gets_no_more_windows_than_a_gpu_can_start_blocks() -> None:
     queries, keys = torch.randn(sum(lengths), 1, 2), torch.randn(5, 1, 2)
     for is_causal in (True, False):
         windows = PackedWindows.of(lengths, spans, is_causal, CPU)
-        found = attend_windows(kernel, queries, keys, keys, windows, 1.0)
+        call = AttentionCall(queries, keys, keys, Rotation(None), scaling=1.0)
+        found = PackedLayer(kernel, call, queries, keys, keys).attend(windows, queries)
         for each, expected in zip(found, Dense()(queries, keys, keys, windows, 1.0), strict=True):
             torch.testing.assert_close(each, expected)
     assert kernel.calls == 4

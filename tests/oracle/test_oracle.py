@@ -22,9 +22,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt, RingAverage, SegmentSet
 from invariant_rag.arrangement import Layout
-from invariant_rag.attention import resolve_backend, tiles
+from invariant_rag.attention import pine, resolve_backend
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.rope import Rotation
+from invariant_rag.attention.positions import Rotation
 from invariant_rag.errors import ContextOverflow
 from invariant_rag.methods import APE, resolve_method
 from invariant_rag.testing.families import tiny_model
@@ -214,7 +214,7 @@ def test_one_layer_computes_what_the_papers_say_for_any_lengths(
     for backend in ("reference", "sdpa"):
         found = []
         with float64_throughout(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tiles, "_SHORT", short)
+            patch.setattr(pine, "_SHORT", short)
             for start, stop in ((0, total - 2), (total - 2, total - 1), (total - 1, total)):
                 tensors = queries[:, start:stop], keys[:, :stop], values[:, :stop]
                 rotation = Rotation(module, "inv_freq", interleaved)
