@@ -31,7 +31,6 @@ from invariant_rag.errors import InvalidPrompt, UnsupportedModel
 
 Output: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 
-
 _active: ContextVar[AttentionFunction | None] = ContextVar("attention_function", default=None)
 _names: dict[str, str] = {}
 
@@ -49,12 +48,8 @@ def override_attention(
 ) -> Iterator[None]:
     """Run the model's layers with another attention function; restore the model afterwards.
 
-    Not to be entered twice for one model at a time: callers hold the model's lock.
-
-    Args:
-        model: The model.
-        attention: The function.
-        until_layer: Restore the model as soon as this layer has attended. None: at the end of the block.
+    With `until_layer`, restore it as soon as that layer has attended. Not to be entered twice for one model at a time:
+    callers hold the model's lock.
     """
     with ExitStack() as restore:
 
@@ -143,10 +138,8 @@ def _attention_over(original: str) -> Callable[..., Output]:
         attention_function = _active.get()
         if attention_function is None:
             own: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-            result: Output = ALL_ATTENTION_FUNCTIONS.get_interface(original, own)(
-                module, query, key, value, attention_mask, **options
-            )
-            return result
+            function: Callable[..., Output] = ALL_ATTENTION_FUNCTIONS.get_interface(original, own)
+            return function(module, query, key, value, attention_mask, **options)
         if query.dtype != value.dtype:  # under autocast, rotated queries and keys are wider than what is projected
             query, key = query.to(value.dtype), key.to(value.dtype)
         scaling = options.pop("scaling", None)
@@ -169,8 +162,7 @@ def _attention_over(original: str) -> Callable[..., Output]:
 def _mask_over(original: str) -> Callable[..., torch.Tensor | None]:
     def mask(**options: Any) -> torch.Tensor | None:
         if _active.get() is None:
-            result: torch.Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS[original](**options)
-            return result
+            return cast("torch.Tensor | None", ALL_MASK_ATTENTION_FUNCTIONS[original](**options))
         window = _sliding_window(options["mask_function"])
         # Arrangements decide what is visible. The mask only has to carry the window: the shape of an empty tensor does.
         return None if window is None else torch.empty((1, 1, window, 0), device=options.get("device", "cpu"))
@@ -206,17 +198,11 @@ def _sliding_window(visible: Callable[..., Any], longest: int = 1 << 24) -> int 
 
 @dataclass(frozen=True)
 class PromptState:
-    """One prompt of a batch, as the layers attend to it.
-
-    Attributes:
-        arrangement: What every token sees.
-        padding: Tokens of padding on the left of its keys.
-        scratch: Values that each layer keeps for later forward passes over the prompt, by layer. The prefill hands them
-            on to decoding.
-    """
+    """One prompt of a batch, as the layers attend to it."""
 
     arrangement: Arrangement
-    padding: int = 0
+    padding: int = 0  # tokens on the left of its keys
+    # What each layer keeps for later forward passes over the prompt, by layer. The prefill hands it on to decoding.
     scratch: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -231,10 +217,10 @@ class ArrangedAttention:
 
     Attributes:
         prompts: The prompts of the batch. Its rows are spread evenly over them (beams, returned sequences).
-        backend: What computes the arrangements.
+        backend: Computes the arrangements.
         rotations: The position encoding of each layer.
-        last_text_only: Whether only the outputs of the last text are wanted. Then the last layer, whose outputs no
-            other layer uses, attends from the last text alone, and returns zeros for the tokens before it.
+        last_text_only: Whether only the outputs of the last text are wanted. Then the last layer attends from the last
+            text alone, and returns zeros for the tokens before it.
         plans: What the layers share.
         scratch: What each layer keeps for later forward passes over the batch, by layer.
     """

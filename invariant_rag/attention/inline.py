@@ -23,11 +23,9 @@ Output: TypeAlias = tuple[torch.Tensor, None]
 
 
 class Inline(NamedTuple):
-    """The method of a module that is replaced, and what replaces it.
+    """The name of the method of a module that is replaced, and what replaces it.
 
-    Attributes:
-        method: Name of the method.
-        compute: What it computes, from the module, its attention function, and the arguments of the method.
+    That computes from the module, its attention function, and the arguments of the method.
     """
 
     method: str
@@ -123,10 +121,7 @@ def _attend(
     dropout: float,
     alibi: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return one layer's attention output `[B, Q, H, D_v]`; new keys and values go to the cache first, if one is given.
-
-    Arguments are as in `LayerInputs`.
-    """
+    """Return one layer's attention output `[B, Q, H, D_v]`; new keys and values first go to the cache, if any."""
     if cache is not None:
         keys, values = cache.update(keys, values, module.layer_idx)
     inputs = LayerInputs(

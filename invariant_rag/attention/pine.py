@@ -10,7 +10,7 @@ fused call each is faster.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,29 +32,21 @@ _FEW_ROWS = 16  # queries, over the heads that share keys, up to which one produ
 
 
 def attend_ranked(call: AttentionCall, row: Row) -> torch.Tensor:
-    """Return `[H, Q, D_v]` for a row with ranked sets."""
-    return torch.cat([_attend_block(call, part, shifts) for part, shifts in ranked_parts(call, row)], dim=1)
-
-
-def ranked_parts(call: AttentionCall, row: Row) -> Iterator[tuple[Row, list[torch.Tensor]]]:
-    """Yield a row in blocks of queries, with the shifts of the segments of its ranked sets, `[H, Q or 1, N]` each."""
+    """Return `[H, Q, D_v]` for a row with ranked sets, computed in blocks of queries."""
     together = [segment_shifts(call, each, row.queries) for each in row.ranked if each.own is not None]
+    blocks = []
     for start in range(row.queries.start, row.queries.stop, _QUERY_BLOCK):
         part = row.part(start, min(start + _QUERY_BLOCK, row.queries.stop))
-        yield part, together or [segment_shifts(call, each, part.queries) for each in row.ranked]
+        shifts = together or [segment_shifts(call, each, part.queries) for each in row.ranked]
+        blocks.append(_attend_block(call, part, shifts))
+    return torch.cat(blocks, dim=1)
 
 
 # --- ranks ---
 
 
 def stack_by_importance(importance: torch.Tensor, lengths: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return where segments start if the most important is stacked last; ties keep their order in memory.
-
-    Args:
-        importance: Importance of each segment along `dim`.
-        lengths: Tokens of each segment, broadcast against the importance.
-        dim: The dimension of the segments.
-    """
+    """Return where segments start, along `dim`, if the most important is stacked last; ties keep their order."""
     far_to_near = torch.sort(importance, dim=dim, stable=True).indices
     sorted_lengths = lengths.expand_as(importance).gather(dim, far_to_near)
     starts = sorted_lengths.cumsum(dim=dim) - sorted_lengths
@@ -80,14 +72,9 @@ def segment_shifts(call: AttentionCall, ranked: RankedSet, queries: Span) -> tor
 
 @dataclass(frozen=True)
 class _Places:
-    """Where the segments of a set lie, as tensors: without them, N segments would take N² steps of Python.
+    """The segments of a set as tensors `[N]`: without them, N segments would take N² steps of Python."""
 
-    Attributes:
-        starts: Memory index of the first token of each segment `[N]`.
-        lengths: `[N]`.
-    """
-
-    starts: torch.Tensor
+    starts: torch.Tensor  # memory index of the first token
     lengths: torch.Tensor
 
     @classmethod
@@ -217,19 +204,12 @@ def _tile_size(spans: Sequence[Span]) -> int:
 
 @dataclass(frozen=True)
 class _Tiles:
-    """The keys and values of one set of short segments. A long one among them takes several tiles.
+    """The keys and values of one set of short segments. A long one among them takes several tiles."""
 
-    Attributes:
-        keys: `[H_kv, M, B, D]`, laid out for `turn`, padded with zeros.
-        values: `[H_kv, M, B, D_v]`.
-        bias: `[M, 1, B]`: minus infinity for padding, else 0.
-        owners: Segment of each tile `[M]`.
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    bias: torch.Tensor
-    owners: torch.Tensor
+    keys: torch.Tensor  # `[H_kv, M, B, D]`, laid out for `turn`, padded with zeros
+    values: torch.Tensor  # `[H_kv, M, B, D_v]`
+    bias: torch.Tensor  # `[M, 1, B]`: minus infinity for padding, else 0
+    owners: torch.Tensor  # segment of each tile `[M]`
 
     def without(self, segment: int) -> _Tiles:
         """Return the tiles with one segment masked."""

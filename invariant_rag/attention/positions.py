@@ -32,9 +32,7 @@ class PositionEncoding:
     def encoded(self, call: AttentionCall, arrangement: Arrangement) -> AttentionCall:
         """Return a layer's call with positions in its queries and keys, so that scores are their products.
 
-        Args:
-            call: The call, with queries and keys as the layer passes them on.
-            arrangement: The arrangement of the prompt; positions after it count on from its last one.
+        Positions after the arrangement of the prompt count on from its last one.
         """
         return call
 

@@ -24,8 +24,7 @@ def attend_row(call: AttentionCall, row: Row) -> torch.Tensor:
     if row.is_weighted or call.softcap is not None or call.sinks is not None:
         return attend_with_mask(call, row)
     queries, window = call.queries_of(row.queries), call.sliding_window
-    keys = torch.cat([call.rotation.rotate(call.keys[:, run.start : run.stop], run.shift) for run in row.runs], dim=1)
-    values = torch.cat([call.values[:, run.start : run.stop] for run in row.runs], dim=1)
+    keys, values = rotated_keys(call, row.runs)
     options: dict[str, Any] = {"scale": call.scaling, "dropout_p": call.dropout}
     count, length = queries.shape[1], keys.shape[1]
     if count == length and (window is None or window >= length):
@@ -51,6 +50,12 @@ def attend_row(call: AttentionCall, row: Row) -> torch.Tensor:
     return torch.cat(blocks, dim=1)
 
 
+def rotated_keys(call: AttentionCall, runs: Sequence[Run]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys of some runs at their shifts `[H_kv, K, D]`, and their values."""
+    keys = [call.rotation.rotate(call.keys[:, run.start : run.stop], run.shift) for run in runs]
+    return torch.cat(keys, dim=1), torch.cat([call.values[:, run.start : run.stop] for run in runs], dim=1)
+
+
 def plain_attention(call: AttentionCall) -> torch.Tensor:
     """Return the attention outputs `[H, Q, D_v]` of the plain causal model."""
     length = call.keys.shape[1]
@@ -72,15 +77,10 @@ def apply_softcap(call: AttentionCall, scores: torch.Tensor) -> torch.Tensor:
 
 
 class AttentionState(NamedTuple):
-    """Attention to some of the keys.
+    """Attention to some of the keys."""
 
-    Attributes:
-        out: Outputs `[H, Q, D_v]`.
-        lse: Log-sum-exps of the scores `[H, Q]`, at least in float32.
-    """
-
-    out: torch.Tensor
-    lse: torch.Tensor
+    out: torch.Tensor  # outputs `[H, Q, D_v]`
+    lse: torch.Tensor  # log-sum-exps of the scores `[H, Q]`, at least in float32
 
 
 def partial_attention(
@@ -92,15 +92,9 @@ def partial_attention(
     is_causal: bool = False,
     mask: torch.Tensor | None = None,
 ) -> AttentionState:
-    """Attend from queries to some of the keys.
+    """Attend from queries `[H, Q, D]` to some keys `[H_kv, S, D]`, with values `[H_kv, S, D_v]` not wider than these.
 
-    Args:
-        call: The layer's constants.
-        queries: `[H, Q, D]`.
-        keys: `[H_kv, S, D]`.
-        values: `[H_kv, S, D_v]`, at most as wide as the keys.
-        is_causal: Query t sees the keys 0 to t.
-        mask: Boolean `[Q, S]`: what each query sees, at least one key each. None: everything.
+    They see all of them; or causally, query t the keys 0 to t; or by a boolean mask `[Q, S]`, at least one key each.
     """
     heads, count, _ = queries.shape
     if not is_causal:
@@ -158,10 +152,7 @@ def merge_stacked(outs: torch.Tensor, lses: torch.Tensor) -> AttentionState:
 def attend_with_mask(call: AttentionCall, row: Row, shifts: Sequence[torch.Tensor] = ()) -> torch.Tensor:
     """Return the attention outputs `[H, Q, D_v]` of a row, with one softmax for each query.
 
-    Args:
-        call: The layer's tensors.
-        row: The row.
-        shifts: For each of its ranked sets the shifts of the segments, `[H, Q or 1, N]`.
+    Each of its ranked sets has shifts of its segments `[H, Q or 1, N]`.
     """
     ranked = [
         (Run(span.start, span.stop, 0), shift[..., index])

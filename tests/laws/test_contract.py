@@ -9,7 +9,8 @@ import torch
 
 from invariant_rag import InvariantModel
 from invariant_rag.attention import BACKENDS
-from invariant_rag.methods import METHODS, PINEReverse
+from invariant_rag.errors import InvalidChoice
+from invariant_rag.methods import APE, METHODS, PINEReverse
 from invariant_rag.testing import MethodContract
 from invariant_rag.testing.rounding import rounding
 
@@ -92,3 +93,9 @@ def test_an_unknown_name_is_refused_with_the_valid_ones(kind: str, llama: object
     with pytest.raises(ValueError, match="choose from") as caught:
         InvariantModel(llama, **{kind: "nonsense"})  # type: ignore[arg-type]
     assert {"method": "rotor", "ordering": "lexical", "backend": "sdpa"}[kind] in str(caught.value)
+
+
+@pytest.mark.parametrize("parameters", [(0.0, 0.9), (0.9, -1.0)])
+def test_ape_refuses_what_is_not_positive(parameters: tuple[float, float]) -> None:
+    with pytest.raises(InvalidChoice, match="above 0"):
+        APE(*parameters)

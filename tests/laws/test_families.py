@@ -129,6 +129,14 @@ def test_learned_positions_are_refused(family: str) -> None:
         probe(AutoModelForCausalLM.from_config(config).eval())
 
 
+def test_tokens_that_meet_outside_of_attention_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama", num_hidden_layers=2)
+    own = model.model.layers[0].mlp.forward
+    monkeypatch.setattr(model.model.layers[0].mlp, "forward", lambda states: own(states) + own(states).roll(1, dims=1))
+    with pytest.raises(UnsupportedModel, match="influence later ones outside of attention"):
+        probe(model)
+
+
 def test_the_table_is_what_the_probe_says() -> None:
     reports = list(probe_families())
     assert all(isinstance(report, FamilyReport) for report in reports)

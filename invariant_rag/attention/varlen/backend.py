@@ -98,21 +98,13 @@ def _known(plans: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How one layer attends for a batch.
+    """How one layer attends for a batch."""
 
-    Attributes:
-        causal: What all queries attend to causally.
-        weights: How that is weighed; None: as it is.
-        others: Calls to the batch's keys.
-        rankings: Who ranks which segments, for the first, second... set that tokens rank.
-        to_zero: Shifts of all keys of the batch to position 0 `[T, 1]`, for rankings.
-    """
-
-    causal: PackedWindows
-    weights: Weights | None
+    causal: PackedWindows  # what all queries attend to causally
+    weights: Weights | None  # how that is weighed
     others: tuple[Pass, ...]
-    rankings: tuple[Ranking, ...]
-    to_zero: torch.Tensor
+    rankings: tuple[Ranking, ...]  # who ranks which segments, for the first, second... set that tokens rank
+    to_zero: torch.Tensor  # shifts of all keys of the batch to position 0 `[T, 1]`, for rankings
 
     def attend(self, kernel: VarlenKernel, call: AttentionCall) -> torch.Tensor:
         """Return one layer's attention `[B, Q, H, D]`."""

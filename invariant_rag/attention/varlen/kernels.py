@@ -27,8 +27,7 @@ class PackedWindows:
     """Windows of packed queries, as kernels take them.
 
     Attributes:
-        query_starts: int32 `[W + 1]`: the first query of each window, and the end of the last. The windows cover all
-            queries, in order.
+        query_starts: int32 `[W + 1]`: the first query of each window, and the end of the last; together all queries.
         key_starts: int32 `[W + 1]`: the first key of each window, and the end of the last. Windows may overlap.
         key_lengths: int32 `[W]`, no window empty.
         max_queries: Queries of the longest window.
@@ -45,14 +44,7 @@ class PackedWindows:
 
     @classmethod
     def of(cls, lengths: Sequence[int], keys: Sequence[Span], is_causal: bool, device: torch.device) -> PackedWindows:
-        """Return windows with their tables on a device.
-
-        Args:
-            lengths: Queries of each window.
-            keys: Keys of each window.
-            is_causal: Whether the windows are causal.
-            device: Where the tables are to be.
-        """
+        """Return windows with so many queries each, and their keys, as tables on a device."""
 
         def table(numbers: Sequence[int]) -> torch.Tensor:
             return torch.tensor(numbers, dtype=torch.int32, device=device)
@@ -89,11 +81,9 @@ class PackedWindows:
     def spans(self) -> list[tuple[Span, Span]]:
         """Queries and keys of each window, for kernels that are called window by window. The device is waited for."""
         queries = self.query_starts.tolist()
-        keys = zip(self.key_starts.tolist(), self.key_lengths.tolist(), strict=False)
-        return [
-            (Span(first, stop), Span(start, start + length))
-            for first, stop, (start, length) in zip(queries, queries[1:], keys, strict=False)
-        ]
+        starts = self.key_starts[:-1]
+        keys = map(Span, starts.tolist(), (starts + self.key_lengths).tolist())
+        return list(zip(map(Span, queries, queries[1:]), keys, strict=True))
 
 
 class VarlenKernel(Protocol):
@@ -106,12 +96,7 @@ class VarlenKernel(Protocol):
     ) -> AttentionState:
         """Return outputs `[T, H, D]` in the dtype of the queries, and log-sum-exps of the scaled scores `[T, H]`.
 
-        Args:
-            queries: `[T, H, D]`.
-            keys: `[S, H_kv, D]`; the query heads share them in groups.
-            values: `[S, H_kv, D]`.
-            windows: What each query sees.
-            scaling: Factor on the scores.
+        Queries are `[T, H, D]`, keys and values `[S, H_kv, D]`; the query heads share them in groups.
         """
         ...
 

@@ -39,32 +39,20 @@ class Window:
 
 @dataclass(frozen=True)
 class Ranked:
-    """Neighbouring queries of a batch that rank the segments of one set.
-
-    Attributes:
-        queries: The queries, among those of the batch.
-        set: The set, as tokens of its prompt.
-        offset: Index of the first token of the prompt among the keys of the batch.
-    """
+    """Neighbouring queries of a batch that rank the segments of one set."""
 
     queries: Span
-    set: RankedSet
-    offset: int
+    set: RankedSet  # as tokens of its prompt
+    offset: int  # index of the first token of the prompt among the keys of the batch
 
 
 @dataclass(frozen=True)
 class Windows:
-    """What all queries of a batch attend to.
+    """What all queries of a batch attend to, by *slots*: items of a slot have no query in common, and are in order."""
 
-    Attributes:
-        causal: Windows that end with their own queries. They cover all queries, in order.
-        others: Windows by *slot*: those of a slot have no query in common, and are in order.
-        ranked: Ranked sets by slot: the first, second... that a query ranks.
-    """
-
-    causal: list[Window]
+    causal: list[Window]  # windows that end with their own queries, and cover all queries, in order
     others: list[list[Window]]
-    ranked: list[list[Ranked]]
+    ranked: list[list[Ranked]]  # the first, second... set that a query ranks
 
 
 def lay_windows(
@@ -141,23 +129,14 @@ def attend_packed(
 
 @dataclass(frozen=True)
 class Pass:
-    """One call for windows in slots. T is the number of packed queries, M that of slots, and Q that of all queries.
+    """One call for windows in slots. T is the number of packed queries, M that of slots, and Q that of all queries."""
 
-    Attributes:
-        windows: What each packed query attends to.
-        queries: Which queries are packed `[T]`.
-        slot_of: The slot of each packed query, among all slots `[T]`.
-        shifts: How they are rotated `[T, 1]`; None: not at all.
-        weights: How their results are weighed; None: as they are.
-        slots: Row of each query in the packed output; T if it has none `[M, Q]`.
-    """
-
-    windows: PackedWindows
-    queries: torch.Tensor
-    slot_of: torch.Tensor
-    shifts: torch.Tensor | None
-    weights: Weights | None
-    slots: torch.Tensor
+    windows: PackedWindows  # what each packed query attends to
+    queries: torch.Tensor  # which queries are packed `[T]`
+    slot_of: torch.Tensor  # the slot of each packed query, among all slots `[T]`
+    shifts: torch.Tensor | None  # how they are rotated `[T, 1]`
+    weights: Weights | None  # how their results are weighed
+    slots: torch.Tensor  # row of each query in the packed output; T if it has none `[M, Q]`
 
     def attend(self, layer: PackedLayer) -> AttentionState:
         """Return the attention of each query to all of its windows."""

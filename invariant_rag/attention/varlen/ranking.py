@@ -29,34 +29,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ranks:
-    """What readers need to know of the segments that they rank. N is the largest number of segments, R that of readers.
+    """What readers need to know of the segments that they rank: N is the most segments of a set, R that of readers."""
 
-    Attributes:
-        lengths: Tokens of each segment `[N, R, 1]`; 0 where a set has fewer.
-        places: Index of each segment's first token in its prompt `[N, R, 1]`.
-        is_own: Where a reader is a token of the segment itself `[N, R, 1]`.
-        starts: Where a reader sees the first token of its set, relative to its own index `[R, 1]`.
-        members: Readers that are tokens of segments of the set `[M]`; they rank as whole segments.
-        counts: Tokens of these segments `[G]`.
-        groups: The segment of each member `[M]`.
-        signs: -1 where the most important segment is placed farthest, else 1 `[R, 1]`.
-    """
-
-    lengths: torch.Tensor
-    places: torch.Tensor
-    is_own: torch.Tensor
-    starts: torch.Tensor
-    members: torch.Tensor
-    counts: torch.Tensor
-    groups: torch.Tensor
-    signs: torch.Tensor
+    lengths: torch.Tensor  # tokens of each segment `[N, R, 1]`; 0 where a set has fewer
+    places: torch.Tensor  # index of each segment's first token in its prompt `[N, R, 1]`
+    is_own: torch.Tensor  # where a reader is a token of the segment itself `[N, R, 1]`
+    starts: torch.Tensor  # where a reader sees the first token of its set, relative to its own index `[R, 1]`
+    members: torch.Tensor  # readers that are tokens of segments of the set `[M]`; they rank as whole segments
+    counts: torch.Tensor  # tokens of these segments `[G]`
+    groups: torch.Tensor  # the segment of each member `[M]`
+    signs: torch.Tensor  # -1 where the most important segment is placed farthest, else 1 `[R, 1]`
 
     def shifts(self, lses: torch.Tensor) -> torch.Tensor:
-        """Return by how much each reader shifts each segment `[N, R, H]`.
+        """Return by how much each reader shifts each segment `[N, R, H]`, from log-sum-exps without positions.
 
-        Args:
-            lses: Log-sum-exps over the keys of each segment, without positions `[N, R, H]`; minus infinity where a set
-                has fewer segments.
+        These are over the keys of each segment `[N, R, H]`, and minus infinity where a set has fewer segments.
         """
         others = lses.masked_fill(self.is_own, -torch.inf)
         importance = (others - others.logsumexp(dim=0)).exp().nan_to_num(0.0) / self.lengths.clamp(min=1)
@@ -97,18 +84,11 @@ def make_ranks(readers: Sequence[Ranked], device: torch.device) -> Ranks:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Readers, and the segments that they rank. N is the largest number of segments, R the number of readers.
+    """Readers, and the segments that they rank."""
 
-    Attributes:
-        readers: Which queries read `[R]`.
-        passes: Calls in which all readers see all segments of their set, one segment a slot; together N slots.
-        to_zero: Shifts of the readers to position 0 `[R, 1]`.
-        ranks: What follows from the log-sum-exps.
-    """
-
-    readers: torch.Tensor
-    passes: tuple[Pass, ...]
-    to_zero: torch.Tensor
+    readers: torch.Tensor  # which queries read `[R]`
+    passes: tuple[Pass, ...]  # calls in which all readers see all segments of their set, each in one of N slots
+    to_zero: torch.Tensor  # shifts of the readers to position 0 `[R, 1]`
     ranks: Ranks
 
     def attend(self, layer: PackedLayer, unturned_keys: torch.Tensor, state: AttentionState) -> AttentionState:
@@ -159,32 +139,21 @@ class Decoding:
     """What the query of each row sees: V segments, which it ranks, and texts, the last of them up to itself.
 
     B is the number of rows, W that of windows, R that of sets of all rows, N the largest number of segments.
-
-    Attributes:
-        rows: Row of each window: first those of the segments, then those of the texts, the last of each row last `[W]`.
-        starts: First key of each window in its row `[W]`.
-        lengths: Keys of each window but the last texts, which grow `[W - B]`.
-        longest: The largest of the lengths.
-        padding: Tokens of padding of each row `[B]`.
-        ranks: What follows from log-sum-exps; its readers are the sets.
-        slots: Slot and reader of each segment `[2, V]`.
-        segments: The segments by slot and reader `[N, R]`; V where a set has fewer.
-        windows: The windows of each row `[P, B]`; W where it has fewer.
-        stop: Tokens of a row up to the last segment of all: their keys are kept without positions.
-        last_start: Where the first of the last texts starts in its row.
     """
 
-    rows: torch.Tensor
-    starts: torch.Tensor
-    lengths: torch.Tensor
-    longest: int
-    padding: torch.Tensor
-    ranks: Ranks
-    slots: torch.Tensor
-    segments: torch.Tensor
-    windows: torch.Tensor
-    stop: int
-    last_start: int
+    rows: (
+        torch.Tensor
+    )  # row of each window: those of the segments, of the texts, and of the last text of each row `[W]`
+    starts: torch.Tensor  # first key of each window in its row `[W]`
+    lengths: torch.Tensor  # keys of each window but the last texts, which grow `[W - B]`
+    longest: int  # the largest of the lengths
+    padding: torch.Tensor  # tokens of padding of each row `[B]`
+    ranks: Ranks  # its readers are the sets
+    slots: torch.Tensor  # slot and reader of each segment `[2, V]`
+    segments: torch.Tensor  # the segments by slot and reader `[N, R]`; V where a set has fewer
+    windows: torch.Tensor  # the windows of each row `[P, B]`; W where it has fewer
+    stop: int  # tokens of a row up to the last segment of all: their keys are kept without positions
+    last_start: int  # where the first of the last texts starts in its row
     _packed: dict[tuple[int, ...], PackedWindows] = field(default_factory=dict, repr=False)
 
     def attend(self, kernel: VarlenKernel, call: AttentionCall) -> torch.Tensor:
@@ -247,16 +216,9 @@ class Decoding:
 def make_decoding(
     arrangements: Sequence[Arrangement], padding: Sequence[int], num_keys: int, device: torch.device
 ) -> Decoding | None:
-    """Return what one query behind each prompt of a left-padded batch sees.
+    """Return what one query behind each prompt of a left-padded batch sees; the query is among the `num_keys`.
 
-    Args:
-        arrangements: The prompts. All rank segments in the same direction.
-        padding: Tokens of padding of each row.
-        num_keys: Keys of each row, that of the query among them.
-        device: Where the tables are to be.
-
-    Returns:
-        The windows; None where a query is no token of the last text or behind it, or nothing is ranked.
+    None where a query is no token of the last text or behind it, or nothing is ranked.
     """
     last_rows = [each.rows[-1] for each in arrangements]
     if any(num_keys - by <= row.queries.start for row, by in zip(last_rows, padding, strict=True)):
