@@ -24,7 +24,7 @@ from invariant_rag.generation.digest import choices_digest
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import as_ids, check_options, resolve_max_new_tokens, resolve_option
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.streaming import StopOnEvent, TextStream, stream_text
+from invariant_rag.generation.streaming import StopOnEvent, TextStream
 from invariant_rag.segments import Prompt
 
 _SHORT = 4
@@ -190,7 +190,7 @@ class MicroBatcher:
             return self._results(requests, batch_size)[0]
 
         check = lm.prefiller.shared.lock.check_new_thread
-        stream = stream_text(generate, lm.tokenizer, kept, check=check, closed=closed, begin=begin)
+        stream = TextStream(generate, lm.tokenizer, kept, check=check, closed=closed, begin=begin)
         finalize(stream, closed.set)  # nobody waits for a stream that is not there
         return stream
 

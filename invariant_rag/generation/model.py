@@ -27,7 +27,7 @@ from invariant_rag.generation.options import check_options, check_seed, generati
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.prefill import Prefiller, batch_caches, left_pad, shared_state
 from invariant_rag.generation.prepare import Overflow, PreparedPrompt, prepare
-from invariant_rag.generation.streaming import TextStream, stream_text
+from invariant_rag.generation.streaming import TextStream
 from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method
 from invariant_rag.models.loading import check_model, load_model
@@ -349,7 +349,7 @@ class InvariantModel:
         check_seed(seed)
         resolve_max_new_tokens(max_new_tokens, kwargs)
         check_options({name: value for name, value in kwargs.items() if name != "keep_tokens"}, self.model)
-        return stream_text(generate, self.tokenizer, kwargs, check=self.prefiller.shared.lock.check_new_thread)
+        return TextStream(generate, self.tokenizer, kwargs, check=self.prefiller.shared.lock.check_new_thread)
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> list[float]:
         """Return the log-probability of each candidate, text or token ids, as the continuation of the prompt.

@@ -14,7 +14,7 @@ from invariant_rag.errors import ContextOverflow, InvalidPrompt
 from invariant_rag.generation.outputs import Generation, Usage
 from invariant_rag.prompts import tokenize_in_slots, tokenize_prompt
 from invariant_rag.prompts.labels import Labels, labels_of
-from invariant_rag.prompts.literal_text import CUT
+from invariant_rag.prompts.tokenization import CUT
 from invariant_rag.segments import Prompt, verdict
 
 if TYPE_CHECKING:

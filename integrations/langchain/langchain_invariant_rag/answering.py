@@ -9,7 +9,7 @@ from typing import Any
 
 from invariant_rag.checks import check_kind, check_stops, check_tools
 from invariant_rag.errors import InvalidTool
-from invariant_rag.generation.answers import AnswerDelta, AnswerRequest, ModelAnswer, Reply
+from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply
 from invariant_rag.generation.citations import CitedSpan
 from invariant_rag.prompts.tools import choice_of
 from langchain_core.messages import AIMessage, AIMessageChunk
@@ -79,7 +79,7 @@ def to_tools(tools: Any) -> list[dict[str, Any]]:
         raise InvalidTool(str(error)) from error
 
 
-def to_message(answer: ModelAnswer, reply: Reply, model_name: str) -> AIMessage:
+def to_message(answer: Answer, reply: Reply, model_name: str) -> AIMessage:
     """Return an answer as a message. A call that was cut off has its arguments as far as they came."""
     cut = answer.cut_call
     return AIMessage(
@@ -144,7 +144,7 @@ def _cut_call(name: str | None, arguments: str | None, identifier: str | None) -
     return invalid_tool_call(name=name, args=arguments, id=identifier, error="the answer was cut off")
 
 
-def _cited(answer: ModelAnswer) -> Any:
+def _cited(answer: Answer) -> Any:
     """Return an answer with citations as content blocks: one of text, or none."""
     annotations = [_citation(each) for each in answer.citations or ()]
     return [{"type": "text", "text": answer.content, "annotations": annotations}] if answer.content else []
@@ -167,7 +167,7 @@ def _citation(span: CitedSpan) -> Citation:
     return citation
 
 
-def report_of(answer: ModelAnswer, reply: Reply, model_name: str) -> dict[str, Any]:
+def report_of(answer: Answer, reply: Reply, model_name: str) -> dict[str, Any]:
     """Return why it ended, and the ledger, in which the content hash (the id of the content block) names a segment."""
     names = {"model_name": model_name, "model_provider": PROVIDER, "finish_reason": answer.finish_reason}
     report: dict[str, Any] = {**names, **reply.ledger}
