@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from invariant_rag.generation.choices import ResolvedChoices
+    from invariant_rag.methods import Method
 
 Overflow: TypeAlias = Literal["error", "drop_last", "trim_segments"]
 _REPORTED = ("order", "dropped", "trimmed", "method", "labels", "invariant")  # with a generation
@@ -69,6 +70,12 @@ class PreparedPrompt:
     def suffix_length(self) -> int:
         """Number of tokens of the suffix, the last text."""
         return self.arrangement.layout.texts[-1]
+
+    def prefix(self, method: Method) -> PreparedPrompt:
+        """Return the prompt without its suffix, as a method arranges it."""
+        layout = self.arrangement.layout
+        prefix = replace(layout, texts=(*layout.texts[:-1], 0))
+        return replace(self, input_ids=self.input_ids[: prefix.length], arrangement=method.arrange(prefix))
 
     def generation(
         self,

@@ -18,9 +18,9 @@ from invariant_rag.cancellation import cancellable, cancelled_event
 from invariant_rag.generation.answering import Answering, reply_all
 from invariant_rag.generation.answers import Answer, AnswerDelta, Reply
 from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.decode import TokenPenalties
 from invariant_rag.generation.json_schema import check_complete
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.sampling import TokenPenalties
 from invariant_rag.generation.streaming import StopOnEvent
 from invariant_rag.generation.structured import CACHE_BYTES, compile_elsewhere
 from invariant_rag.judge import DEFAULT_CRITERIA, Judge, Verdict
