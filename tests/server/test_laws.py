@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.orderings import MonoT5
-from invariant_rag.prompts.literal_text import literals_of
+from invariant_rag.prompts.tokenization import literals_of
 from invariant_rag.server import InProcess, Settings, job
 from invariant_rag.server.application import router
 from invariant_rag.words import split_words

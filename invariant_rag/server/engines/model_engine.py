@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from invariant_rag import errors
 from invariant_rag.cancellation import cancellable, cancelled_event
 from invariant_rag.generation.answering import Answering, reply_all
-from invariant_rag.generation.answers import AnswerDelta, ModelAnswer, Reply
+from invariant_rag.generation.answers import Answer, AnswerDelta, Reply
 from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.decode import TokenPenalties
 from invariant_rag.generation.json_schema import check_complete
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.sampling import TokenPenalties
 from invariant_rag.generation.streaming import StopOnEvent
 from invariant_rag.generation.structured import CACHE_BYTES, compile_elsewhere
 from invariant_rag.judge import DEFAULT_CRITERIA, Judge, Verdict
@@ -269,7 +269,7 @@ def _about_parts(call: Call) -> Iterator[None]:
             raise
 
 
-def _validate(answer: ModelAnswer, call: Call, abandoned: Event) -> None:
+def _validate(answer: Answer, call: Call, abandoned: Event) -> None:
     """Validate a complete answer with what no grammar expresses: its object, and its calls by the schemas of the tools.
 
     Tools with `strict: false` have a caller who does that.
