@@ -97,13 +97,9 @@ def test_odd_texts_are_read_and_a_terminal_of_ascii_shows_the_rest_as_escapes(
 
 
 @pytest.mark.parametrize("out", ["file", "file/below", "x" * 5000])
-@pytest.mark.parametrize("command", [["search-dimension", "no-such/model"], None])
-def test_an_out_that_is_no_folder_is_refused_before_the_work(
-    command: list[str] | None, out: str, questions: Path, tmp_path: Path
-) -> None:
+def test_an_out_that_is_no_folder_is_refused_before_the_work(out: str, questions: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
-    given = ["audit", questions] if command is None else command
-    assert "cannot make the folder" in refused(*given, "--out", tmp_path / out)
+    assert "cannot make the folder" in refused("audit", questions, "--out", tmp_path / out)
     assert (tmp_path / "file").read_text() == "kept"
 
 
@@ -151,7 +147,6 @@ def test_a_misspelt_name_is_refused_before_anything_is_indexed_or_loaded(
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("ask Who? --docs {docs} --stream --json", "expected --stream or --json, got both"),
         ("ask {blank} --docs {docs}", "expected a question, got blank text"),
         ("ask Who? --docs {docs} --model {docs}/none", "no such folder Run `ls "),
         ("ask Who? --docs {docs} --model {docs}/mill.md", "a file Run `ls "),
@@ -167,7 +162,6 @@ def test_a_misspelt_name_is_refused_before_anything_is_indexed_or_loaded(
         ("serve {docs}/none", "no such folder"),
         ("serve --port 99999", "--port: expected at most 65535, got 99999"),
         ("serve --method rotr", "did you mean 'rotor'?"),
-        ("search-dimension {docs}/none --out {empty}", "no such folder"),
         ("models --check-tokens {docs}/none", "no such folder"),
     ],
 )
@@ -266,14 +260,13 @@ def test_what_is_no_whole_number_is_refused_by_name(
     monkeypatch.chdir(tmp_path)
     options = {*whole_numbers(typer.main.get_command(app))}
     assert len(options) >= 19
-    assert {("ask",), ("audit",), ("search-dimension",)} <= {path for path, _ in options}
+    assert {("ask",), ("audit",), ("serve",)} <= {path for path, _ in options}
     for path, option in options:
         result = run(*path, f"{option}={value}")
         assert (type(result.exception), result.exit_code) == (SystemExit, 2), (path, option)
 
 
 def test_a_number_of_calls_beyond_sense_is_refused() -> None:
-    searches = ("search-dimension --examples", "search-dimension --pairs")
-    for command in ("audit --workers", "audit --retries", "ask q --check-order", *searches):
+    for command in ("audit --workers", "audit --retries", "ask q --check-order"):
         result = run(*f"{command}={1 << 70}".split())
         assert (result.exit_code, str(MOST_CALLS) in result.stderr) == (2, True), command
