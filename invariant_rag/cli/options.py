@@ -52,8 +52,7 @@ CheckOrder = Annotated[int, typer.Option(min=0, max=MOST_CALLS, metavar="N", hel
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
-_REPEATABLE = (frozenset[str], tuple[str, ...] | None, Mapping[str, str])
-"""Kinds of fields whose options may be given several times."""
+_REPEATABLE = (frozenset[str], tuple[str, ...] | None, Mapping[str, str])  # whose options may be given several times
 
 
 def with_fields(*kinds: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
