@@ -16,8 +16,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.calling import Progress, no_progress
 from invariant_rag.audit.folder import LineFile
+from invariant_rag.audit.systems import Progress, no_progress
 from invariant_rag.checks import check_real, require_extra
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
