@@ -95,7 +95,8 @@ def from_callable(system: Any, to_input: ToInput | None) -> System | None:
     """Wrap anything callable, by its signature; awaitable answers are awaited. None for anything else."""
     if not callable(system):
         return None
-    name = f"{getattr(system, '__module__', '')}.{getattr(system, '__qualname__', type(system).__qualname__)}"
+    module = getattr(system, "__module__", None) or "__main__"  # of code that is executed, None
+    name = f"{module}.{getattr(system, '__qualname__', type(system).__qualname__)}"
     if to_input is not None:
         return System(name, _ask(system, [_text_maker(system, to_input)]))
     return System(name.removeprefix("__main__."), _ask(lambda made: system(*made[0], **made[1]), _for_callable(system)))
