@@ -8,8 +8,6 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -24,7 +22,6 @@ from invariant_rag.prompts import (
     tokenize_prompt,
     unprotected_tokens,
 )
-from invariant_rag.prompts.control_tokens import rendered_probes
 from invariant_rag.prompts.tokenization import CUT
 from invariant_rag.testing.token_check import find_break_outs, hostile_texts
 from invariant_rag.testing.tokenizer_layouts import LAYOUTS, layout_tokenizer, turns
@@ -47,26 +44,6 @@ def declared(name: str) -> dict[int, str]:
     return found
 
 
-def texts_of(tokenizer: PreTrainedTokenizerBase) -> st.SearchStrategy[str]:
-    names = sorted({token.content for token in tokenizer.added_tokens_decoder.values()})
-    rendered = sorted(rendered_probes(tokenizer), key=len)[:40] or ["x"]
-    whole = st.sampled_from(names)
-    part = st.tuples(whole, st.integers(0, 12), st.integers(0, 12)).map(
-        lambda each: each[0][each[1] : each[1] + each[2]]
-    )
-    piece = st.one_of(
-        whole,
-        part,
-        whole.map(str.upper),
-        whole.map(lambda name: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in name)),
-        st.tuples(whole, part, part).map("".join),
-        st.sampled_from(rendered),
-        st.sampled_from([" ", "\n", CUT, "\ueca40\ueca5", "\u0338", "\u200b", "İ", "\u212a"]),
-        st.text(max_size=3),
-    )
-    return st.lists(piece, max_size=6).map("".join)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_control_tokens_of_a_layout_are_found_and_no_others(name: str) -> None:
     tokenizer = layout_tokenizer(name)
@@ -76,17 +53,12 @@ def test_the_control_tokens_of_a_layout_are_found_and_no_others(name: str) -> No
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_text_breaks_out_of_its_place(name: str) -> None:
-    tokenizer, control = layout_tokenizer(name), declared(name)
-
-    @settings(max_examples=30, deadline=None, derandomize=True, database=None)
-    @given(texts_of(tokenizer))
-    def check(text: str) -> None:
-        assert not find_break_outs(tokenizer, [text], control)
+    tokenizer = layout_tokenizer(name)
+    texts = [*hostile_texts(tokenizer, 60, seed=3), CUT, "\u0338", "\u0338x", " \u0338x", "\ueca40\ueca5", "\u200bİ"]
+    assert not find_break_outs(tokenizer, texts, declared(name))
+    for text in texts if LAYOUTS[name].lossless else ():
         ids = tokenize_literal(text, tokenizer)
-        if LAYOUTS[name].lossless:
-            assert tokenizer.decode(ids, skip_special_tokens=False) == as_read(tokenizer, text)
-
-    check()
+        assert tokenizer.decode(ids, skip_special_tokens=False) == as_read(tokenizer, text)
 
 
 def as_read(tokenizer: Any, text: str) -> str:
@@ -134,11 +106,7 @@ def test_a_hostile_question_is_read_word_for_word(name: str) -> None:
         shown = "q" + "".join(each for each in text if each not in "\ueca4\ueca5\ueca6") + "q"
         prompt = render_chat([{"role": "user", "content": f"q{text}q"}], tokenizer)
         ids = [*chain(*tokenize_prompt(prompt, tokenizer).texts)]
-        normalizer = tokenizer.backend_tokenizer.normalizer
-        if "Prepend" not in repr(normalizer) and normalizer is not None:
-            shown = normalizer.normalize_str(shown)
-        shown = shown.replace("\u2581", " ") if "\u2581" in tokenizer.get_vocab() else shown
-        assert shown in tokenizer.decode(ids, skip_special_tokens=False)
+        assert as_read(tokenizer, shown) in tokenizer.decode(ids, skip_special_tokens=False)
 
 
 @pytest.mark.parametrize("name", ["words leave the text", "thoughts leave the text"])
@@ -199,11 +167,6 @@ def test_names_that_are_whole_words_are_read_side_by_side() -> None:
     ids = [*chain(*tokenize_prompt(prompt, tokenizer).texts)]
     assert tokenizer.decode(ids) == "<user> <tool> <END><assistant>"
     assert sum(index in control_tokens(tokenizer) for index in ids) == 3
-
-
-def test_a_text_that_begins_with_a_mark_takes_no_letter_from_the_template() -> None:
-    tokenizer = layout_tokenizer("content beside a normalized name")
-    assert not find_break_outs(tokenizer, ["\u0338", "\u0338x", " \u0338x"])
 
 
 def test_an_unknown_character_that_would_be_a_control_token_is_refused_everywhere() -> None:
