@@ -59,10 +59,9 @@ def segment_shifts(call: AttentionCall, ranked: RankedSet, queries: Span) -> tor
 
     `[H, 1, N]` if the queries are one of the segments, whose own entry is undefined.
     """
-    first, spans, device = ranked.segments[0].start, ranked.segments, call.keys.device
-    # As tensors: without them, N segments would take N² steps of Python.
-    starts = call.kept(f"starts {first}", lambda: torch.tensor([span.start for span in spans], device=device))
-    lengths = call.kept(f"lengths {first}", lambda: torch.tensor([len(span) for span in spans], device=device))
+    bounds = [(span.start, len(span)) for span in ranked.segments]
+    places: torch.Tensor = call.kept(f"places {bounds[0][0]}", lambda: torch.tensor(bounds, device=call.keys.device).T)
+    starts, lengths = places.contiguous().unbind()
     weights = _token_weights(call, queries, ranked) if ranked.own is None else _weights_in_segment(call, ranked)
     rows = weights.flatten(0, 1)
     sums = torch.segment_reduce(rows, "sum", lengths=lengths.expand(len(rows), -1), axis=1, unsafe=True)
