@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -227,7 +228,7 @@ class Prefiller:
         rotations = self.shared.rotations
         if self.choices.intervention is not None:
             return self.choices.intervention.applied(self.model, PromptBatch(prompts, rotations))
-        if not [prompt for prompt in prompts if not prompt.arrangement.is_plain]:
+        if all(map(attrgetter("arrangement.is_plain"), prompts)):
             return nullcontext()
         attention = ArrangedAttention(prompts, self.choices.backend, rotations, last_text_only)
         return override_attention(self.model, attention, until_layer=len(rotations) - 1 if once else None)

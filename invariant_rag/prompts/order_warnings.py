@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from invariant_rag.errors import OrderWarning
 from invariant_rag.prompts.recognition import Retrieval
@@ -139,8 +140,8 @@ def looks_listed(text: str, *, introduced: bool = False) -> bool:
     stops = [*map(re.Match.start, labels[1:]), len(text)]
     telling = {int(each[1]) for each, stop in zip(labels, stops, strict=False) if _is_telling(text[each.end() : stop])}
     counted = not telling.isdisjoint(map((1).__add__, telling))
-    tagged = [each for _, each in _TAGGED.findall(text) if _is_telling(each)]
-    if counted or max(len(tagged), len(_SOURCED.findall(text)), len(_PRINTED.findall(text))) > 1:
+    tagged = sum(map(_is_telling, map(itemgetter(1), _TAGGED.findall(text))))
+    if counted or max(tagged, len(_SOURCED.findall(text)), len(_PRINTED.findall(text))) > 1:
         return True
     text = _CODE.sub("", text)
     announced = _ANNOUNCED.search(text) if introduced else None

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Lock, get_ident
 
 from invariant_rag.prompts.recognition import Retrieval
@@ -37,7 +38,7 @@ def begin_outside() -> Outside:
     except RuntimeError:  # no event loop runs in this thread
         task = get_ident(), 0
     if outside is None or outside.task != task:
-        outside = Outside(outside_retrievals(), task)
+        outside = Outside([] if outside is None else outside_retrievals(), task)
         _OUTSIDE.set(outside)
     return outside
 
@@ -45,8 +46,8 @@ def begin_outside() -> Outside:
 def outside_retrievals() -> list[Retrieval]:
     """Return what was last retrieved in this context for no model: a reason to warn of texts with it, and no set."""
     outside = _OUTSIDE.get()
-    found = [] if outside is None else outside.retrievals
-    return [replace(each, one_by_one=True, is_set=False) for each in found]
+    found = () if outside is None else outside.retrievals
+    return list(map(partial(replace, one_by_one=True, is_set=False), found))
 
 
 def forget_outside(texts: Iterable[str]) -> None:
