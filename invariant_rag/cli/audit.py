@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from invariant_rag.audit.choices import AuditChoices
+from invariant_rag.audit.plan import AuditChoices
 from invariant_rag.audit.systems import Endpoint, is_url
 from invariant_rag.cli import console, options
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
@@ -23,7 +23,7 @@ from invariant_rag.shown import counted
 
 if TYPE_CHECKING:
     from invariant_rag.audit import Audit
-    from invariant_rag.audit.advice import Gate
+    from invariant_rag.audit.report import Gate
     from invariant_rag.generation.model import InvariantModel
 
 
@@ -87,8 +87,8 @@ def audit(
 
     Exit code: 0; 1 if a --fail-on condition holds; 2 for an error.
     """
-    from invariant_rag.audit.advice import Gate
     from invariant_rag.audit.folder import make_new_folder, read_run
+    from invariant_rag.audit.report import Gate
     from invariant_rag.audit.run import audit as run_audit
     from invariant_rag.audit.run import check_extras
     from invariant_rag.rag.retrieval import resolve_retriever
