@@ -26,7 +26,7 @@ from invariant_rag.audit.statistics import wilson_interval
 
 NAMES, COLORS, PAIRS, LENGTH = 64, 12, 3, 3
 BEGIN, LINK, IS, ASK = range(NAMES + COLORS, NAMES + COLORS + 4)
-BATCH, STEPS, RATE = 64, 8_000, 2e-3
+BATCH, STEPS, RATE = 64, 6_000, 2e-3
 CONTEXT = 1 + 2 * PAIRS * LENGTH
 RULE = 15
 TRAININGS = {"plainly, random orders": (False, False), "plainly, sorted": (False, True), "in RoToR": (True, True)}
@@ -34,14 +34,17 @@ TRAININGS = {"plainly, random orders": (False, False), "plainly, sorted": (False
 
 
 def draw(count: int, generator: torch.Generator, two_hops: float, *, ordered: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return documents `[count, 2 * PAIRS, LENGTH]`, a question about each pair, and the answers."""
+    """Return documents `[count, 2 * PAIRS, LENGTH]`, a question about each pair, and the answers.
+
+    `ordered`: as the lexical ordering puts them, the largest token ids first.
+    """
     names = torch.rand(count, NAMES, generator=generator).argsort(1)[:, : 2 * PAIRS].view(count, PAIRS, 2)
     colors = torch.randint(NAMES, NAMES + COLORS, (count, PAIRS), generator=generator)
     word = torch.ones_like(colors)
     links = torch.stack([names[..., 0], word * LINK, names[..., 1]], -1)
     facts = torch.stack([names[..., 1], word * IS, colors], -1)
     documents = torch.cat([links, facts], 1)
-    key = documents[..., 0].double() if ordered else torch.rand(count, 2 * PAIRS, generator=generator)
+    key = -documents[..., 0].double() if ordered else torch.rand(count, 2 * PAIRS, generator=generator)
     documents = documents.gather(1, key.argsort(1)[..., None].expand_as(documents))
     hops = torch.rand(count, PAIRS, generator=generator) < two_hops
     asked = torch.where(hops, names[..., 0], names[..., 1])
