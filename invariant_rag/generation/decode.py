@@ -156,16 +156,12 @@ class _LogprobRecorder(StoppingCriteria):
             self._logits = None
             candidates = input_ids[:, -1].to(logprobs.device).reshape(logprobs.shape[0] // self._num_beams, -1)
             candidates = candidates.repeat_interleave(self._num_beams, dim=0)
-            self.chances.append(_pairs(dict, candidates, logprobs.gather(1, candidates)))
+            found = logprobs.gather(1, candidates).tolist()
+            self.chances.append(list(map(dict, map(zip, candidates.tolist(), found))))
             if self._top:
                 best = logprobs.topk(min(self._top, logprobs.shape[1]))
-                self.tops.append(_pairs(tuple, best.indices, best.values))
+                self.tops.append(list(map(tuple, map(zip, best.indices.tolist(), best.values.tolist()))))
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-
-
-def _pairs(kind: Any, tokens: torch.Tensor, logprobs: torch.Tensor) -> list[Any]:
-    """Return, for each row of both `[R, C]`, its pairs in a container."""
-    return [kind(zip(*each, strict=True)) for each in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
 
 
 def samples_rows(options: Mapping[str, Any], model: PreTrainedModel) -> bool:

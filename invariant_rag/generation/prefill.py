@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -124,12 +124,9 @@ class SharedState:
 
 @once_per_model
 def shared_state(model: PreTrainedModel) -> SharedState:
-    """Return the state that all wrappers of a model share; the model is probed the first time.
+    """Return the state that all wrappers of a model share. It is probed the first time; UnsupportedModel says why not.
 
     One without weights, which another engine runs, has nothing to probe.
-
-    Raises:
-        UnsupportedModel: Its attention cannot be arranged; the message gives the reason.
     """
     return SharedState([] if getattr(model, RUNS_ELSEWHERE, False) else probe(model), has_dynamic_rope(model))
 
@@ -386,24 +383,15 @@ def _has_prefix(prepared: PreparedPrompt) -> bool:
     return bool(layout.sets and layout.text_spans[-1].start and prepared.suffix_length)
 
 
-class PaddedBatch(NamedTuple):
-    """A batch of prompts, left-padded to one length.
+def left_pad(
+    prompts: Sequence[PreparedPrompt], pad_token_id: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, list[int], torch.Tensor | None]:
+    """Left-pad prompts to the length of the longest.
 
-    Attributes:
-        ids: Input ids `[B, L]`.
-        mask: Attention mask `[B, L]`.
-        padding: Number of padding tokens of each row.
-        positions: Rotary positions `[B, L]`, those of padding 0; None if every row has 0, 1, 2... after the padding.
+    Returns:
+        Input ids `[B, L]`; the attention mask `[B, L]`; the number of padding tokens of each row; and the rotary
+        positions `[B, L]`, None if every row has 0, 1, 2... after the padding.
     """
-
-    ids: torch.Tensor
-    mask: torch.Tensor
-    padding: list[int]
-    positions: torch.Tensor | None
-
-
-def left_pad(prompts: Sequence[PreparedPrompt], pad_token_id: int, device: torch.device) -> PaddedBatch:
-    """Left-pad prompts to the length of the longest."""
     lengths = [len(each.input_ids) for each in prompts]
     padding = [max(lengths) - length for length in lengths]
     ids, mask, positions, is_natural = [], [], [], True
@@ -413,7 +401,7 @@ def left_pad(prompts: Sequence[PreparedPrompt], pad_token_id: int, device: torch
         positions.append([0] * count + list(prompt.arrangement.positions))
         is_natural = is_natural and prompt.is_natural
     found = None if is_natural else torch.tensor(positions, device=device)
-    return PaddedBatch(torch.tensor(ids, device=device), torch.tensor(mask, device=device), padding, found)
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device), padding, found
 
 
 def batch_caches(caches: Sequence[DynamicCache], padding: Sequence[int], copies: int = 1) -> DynamicCache:
