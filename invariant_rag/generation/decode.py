@@ -173,12 +173,9 @@ def samples_rows(options: Mapping[str, Any], model: PreTrainedModel) -> bool:
 
 
 def sample_rows(options: dict[str, Any], seeds: Sequence[int | None], model: PreTrainedModel) -> dict[str, Any]:
-    """Return keywords of `InvariantModel.generate` with which every row draws its tokens by itself.
+    """Return keywords of `InvariantModel.generate`, which `samples_rows`, with which every row draws by itself.
 
-    Args:
-        options: Keywords of `InvariantModel.generate` that `samples_rows`.
-        seeds: The seed of each row. None: one from the global random state.
-        model: The model.
+    A seed that is None is one from the global random state.
     """
     chosen = {name: resolve_option(options, name, model.generation_config) for name in _DEFAULTS}
     chosen = {name: _DEFAULTS[name] if value is None else value for name, value in chosen.items()}
@@ -191,10 +188,7 @@ def sample_rows(options: dict[str, Any], seeds: Sequence[int | None], model: Pre
 
 
 class RowSampler(LogitsProcessor):
-    """Draws a token for each row, and leaves nothing else to choose. The options are those of transformers.
-
-    Of a row without a seed, it is one from the global random state.
-    """
+    """Draws a token for each row, and leaves nothing else to choose. The options are those of transformers."""
 
     def __init__(
         self,
@@ -232,13 +226,9 @@ class RowSampler(LogitsProcessor):
 
 @dataclass(unsafe_hash=True)
 class TokenPenalties(LogitsProcessor):
-    """Takes `presence`, and `frequency` for each time, from the scores of tokens that were generated before.
+    """Takes `presence`, and `frequency` for each time, from the scores of tokens that the answer has already.
 
     Two with the same numbers are equal, so that their texts can be rows of one batch. Of beams it knows nothing.
-
-    Attributes:
-        presence: What a token loses that the answer has: more than 0 for other words.
-        frequency: What it loses each time that the answer has it.
 
     Source:
         https://platform.openai.com/docs/api-reference/chat/create (`presence_penalty`, `frequency_penalty`)

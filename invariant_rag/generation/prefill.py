@@ -46,8 +46,7 @@ _holds: ContextVar[tuple[tuple[ModelLock, object], ...]] = ContextVar("held_mode
 class ModelLock:
     """A re-entrant lock that is refused to a thread for whose end the holder may be waiting.
 
-    Such a thread was started by the holder, with a copy of its context as asyncio and LangChain do. It would wait for
-    the lock, and the holder for it.
+    Such a thread was started by the holder, with a copy of its context as asyncio and LangChain do.
     """
 
     def __init__(self) -> None:
@@ -214,12 +213,10 @@ class Prefiller:
     def arranged_attention(
         self, prompts: Sequence[PromptState], *, last_text_only: bool = False, once: bool = False
     ) -> AbstractContextManager[None]:
-        """Override the model's attention with that of arranged prompts; nothing where all of them are plain.
+        """Override the model's attention with that of the prompts of a batch; nothing where all of them are plain.
 
-        Args:
-            prompts: The prompts of the batch.
-            last_text_only: Whether only the outputs of the last text are wanted.
-            once: Whether the model gets its own attention back after one forward pass. An intervention stays.
+        With `last_text_only`, only the outputs of the last text are wanted. With `once`, the model gets its own
+        attention back after one forward pass; an intervention stays.
         """
         rotations = self.shared.rotations
         if self.choices.intervention is not None:
@@ -301,8 +298,7 @@ class Prefiller:
     def prefill(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
         """Prefill all tokens of prompts but the last of each, with which decoding starts.
 
-        The last tokens take part and are then cropped, so that rotary scalings that depend on the length see the whole
-        prompt. Layers with a sliding window keep their full length too.
+        The last ones take part and are then cropped: rotary scalings that depend on the length see the whole prompt.
         """
         results = self.prefill_uncached(prompts, self.load_cached_prefixes(prompts))
         for result in results:
@@ -354,10 +350,7 @@ class Prefiller:
     def continuation_logits(self, prepared: PreparedPrompt, continuations: Sequence[TokenIds]) -> torch.Tensor:
         """Return the logits that predict every token of each continuation: `[continuations, longest, vocabulary]`.
 
-        Args:
-            prepared: The prompt.
-            continuations: Token ids, at least one continuation and at least one token each. Shorter ones are padded;
-                logits beyond their end mean nothing.
+        There is at least one, of at least one token. Logits beyond the end of shorter ones mean nothing.
         """
         longest, last = max(map(len, continuations)), prepared.input_ids[-1]
         rows = [[last, *each[:-1]] + [each[-1]] * (longest - len(each)) for each in continuations]
