@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from invariant_rag.checks import check_items, check_text, is_iterable
 from invariant_rag.errors import InvalidPrompt, TokenizerRequired
-from invariant_rag.prompts.control_tokens import templates_of
-from invariant_rag.prompts.template_format import TemplateFormat, template_format
+from invariant_rag.prompts.template_probes import TemplateFormat, template_format, templates_of
 from invariant_rag.prompts.tokenization import CUT, PRIVATE, Literals, Trusted, literals_of
 from invariant_rag.prompts.tools import Tool, ToolCall, as_tools
 from invariant_rag.segments import Prompt, Segment, SegmentSet, document_rendering
@@ -54,22 +53,17 @@ def render_chat(
 
     The template gets a placeholder for each set, never the text of a segment. Only the template makes control tokens:
     their names in messages, tools, calls and results are literal text, unless a part of a content is `Trusted`, or they
-    are the markers of the reasoning with which an assistant's message begins.
+    are the markers of the reasoning with which an assistant's message begins. What it does not render of tools, calls
+    and results is written as text. Without a template, one question, with or without a system message, is plain text.
 
     Args:
         messages: `{"role": ..., "content": ...}`; a content is a string, a `Trusted` text, a `SegmentSet`, or a list
             of these and of `Segment`s, of which adjacent ones form a set. An assistant's message may have `tool_calls`
             (what `ToolCall.of` takes); a result has the role `tool`, and `tool_call_id` or `name`.
-        tokenizer: The tokenizer. Without a template, one user message, with or without a system message, is plain text.
+        tokenizer: The tokenizer.
         query: Query that relevance orderings score segments against.
-        tools: Tools that the model may call: `Tool`s, or dicts in OpenAI's shape. What the template does not render of
-            tools, calls and results is written as text: into the system message, their message, the user's turn.
+        tools: Tools that the model may call: `Tool`s, or dicts in OpenAI's shape.
         template_kwargs: Other variables of the template, such as `enable_thinking`.
-
-    Raises:
-        TokenizerRequired: There is no tokenizer.
-        InvalidPrompt: A message is malformed, or the template cannot render the messages, with every set once.
-        InvalidTool: A tool or a call is malformed, or two tools share a name.
     """
     if tokenizer is None:
         raise TokenizerRequired("expected a model with a tokenizer: a chat prompt needs its chat template")
@@ -88,17 +82,15 @@ def render_chat(
         form = template_format(tokenizer) if tokenizer.chat_template else TemplateFormat()
         plain, described = _prepare_tool_messages(plain, offered, form, literals.cut)
     rendered = literals.needed_cuts(_apply_template(plain, tokenizer, described, variables))
-    pieces = _PLACEHOLDER.split(rendered)  # text, index, text, ...
+    parts: list[Any] = _PLACEHOLDER.split(rendered)  # text, index, text, ...
     for index in range(len(sets)):
-        count = pieces[1::2].count(str(index))
-        if count != 1:
+        if (count := parts[1::2].count(str(index))) != 1:
             raise InvalidPrompt(
                 f"expected the chat template of {tokenizer.name_or_path!r} to render every set of segments once; "
                 f"it rendered set {index} of {len(sets)} {count} times",
                 hint="Set tokenizer.chat_template, or put the segments into a message that the template renders.",
             )
-    parts: list[Any] = list(pieces)
-    parts[1::2] = map(sets.__getitem__, map(int, pieces[1::2]))
+    parts[1::2] = map(sets.__getitem__, map(int, parts[1::2]))
     return Prompt.of(*parts, query=query, rendering=document_rendering)
 
 
@@ -152,10 +144,7 @@ def _replace_sets(content: Any, sets: list[SegmentSet], literal: Callable[[str],
 
 
 def _keep_reasoning(text: str, tokenizer: PreTrainedTokenizerBase, cut: Callable[[str], str]) -> str:
-    """Make what an assistant said literal, but for the two markers of the reasoning that it begins with.
-
-    Templates leave the reasoning of earlier turns away, and know it by its markers.
-    """
+    """Make what an assistant said literal, but for the markers of its reasoning, by which templates leave it away."""
     literal = cut(text)
     if CUT not in literal:
         return literal
@@ -169,17 +158,12 @@ def _keep_reasoning(text: str, tokenizer: PreTrainedTokenizerBase, cut: Callable
 
 def _template_variables(given: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     own = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages"} - {"kwargs"}
-    if taken := sorted(own & given.keys()):
-        raise InvalidPrompt(
-            f"template_kwargs: expected variables of the chat template, got {', '.join(taken)}",
-            hint="Documents are segments in a message; tools have an argument of their own.",
-        )
     template = "\n".join(templates_of(tokenizer))
-    if unknown := sorted(name for name in given if not re.search(rf"\b{re.escape(name)}\b", template)):
+    unknown = {name for name in given if not re.search(rf"\b{re.escape(name)}\b", template)}
+    if wrong := sorted((own & given.keys()) | unknown):
         raise InvalidPrompt(
-            "template_kwargs: expected variables of the chat template, "
-            f"got {', '.join(unknown)}, which do not occur in it",
-            hint="Leave them away: they would change nothing.",
+            f"template_kwargs: expected variables of the chat template, got {', '.join(wrong)}",
+            hint="Documents are segments in a message, tools have an argument of their own; others change nothing.",
         )
     return dict(given)
 
@@ -260,16 +244,12 @@ def _apply_template(
     return "\n\n".join(message["content"] for message in messages) + "\nAnswer:"
 
 
-def _with_short_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages in which ids of calls have nine letters or digits."""
-
-    def short(fields: dict[str, Any], key: str) -> dict[str, Any]:
-        text = str(fields.get(key))
-        fits = key not in fields or re.fullmatch("[a-zA-Z0-9]{9}", text)
-        return fields if fits else {**fields, key: hashlib.sha256(text.encode()).hexdigest()[:9]}
-
-    found = [short(message, "tool_call_id") for message in messages]
-    return [
-        {**each, "tool_calls": [short(call, "id") for call in each["tool_calls"]]} if "tool_calls" in each else each
-        for each in found
-    ]
+def _with_short_ids(fields: Any) -> Any:
+    """Return messages or calls in which ids of calls have nine letters or digits."""
+    if isinstance(fields, list):
+        return list(map(_with_short_ids, fields))
+    found = {**fields, "tool_calls": _with_short_ids(fields["tool_calls"])} if "tool_calls" in fields else dict(fields)
+    for key in {"id", "tool_call_id"} & found.keys():
+        text = str(found[key])
+        found[key] = text if re.fullmatch("[a-zA-Z0-9]{9}", text) else hashlib.sha256(text.encode()).hexdigest()[:9]
+    return found

@@ -28,8 +28,8 @@ _OUTSIDE: ContextVar[Outside | None] = ContextVar("invariant_rag_outside", defau
 def begin_outside() -> Outside:
     """Return where an outermost run of this thread and task puts what it retrieves, if it asks no model.
 
-    It is known to `outside_retrievals` in this context, and in copies of it. Other threads and tasks have one of their
-    own. To be called where the run is: its end may be reported in a task of the framework.
+    It is known in this context, and in copies of it. To be called where the run begins: its end may be reported in a
+    task of the framework.
     """
     outside = _OUTSIDE.get()
     try:
@@ -76,10 +76,10 @@ class _Run:
 
 
 class RunRetrievals:
-    """Retrievals and slots by run. Runs are trees of calls, as frameworks trace them: a chain, a retriever, a model.
+    """Retrievals and slots by run: trees of calls, as frameworks trace them. Safe for threads.
 
     They are known within one root run, and forgotten when it ends. `outside_retrievals` has them then if no model was
-    asked in it. Safe for threads.
+    asked in it.
     """
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from invariant_rag.checks import check_text
 from invariant_rag.errors import InvalidPrompt, InvalidSegment, TokenizerRequired
 from invariant_rag.locks import ForkSafeLock
 from invariant_rag.orderings.base import Candidate
-from invariant_rag.prompts.control_tokens import control_tokens, rendered_probes
+from invariant_rag.prompts.template_probes import control_tokens, rendered_probes
 from invariant_rag.segments import (
     Prompt,
     Segment,
@@ -67,11 +67,8 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -
     """Tokenize every text and every segment of a prompt separately.
 
     Special tokens are parsed in texts and are literal in segments. Those that the tokenizer prepends to a text (bos)
-    are prepended to the first text, unless it starts with them. Token ids are not changed, and get no bos.
-
-    Raises:
-        InvalidPrompt: `prompt` is not a `Prompt`.
-        TokenizerRequired: The prompt holds text and there is no tokenizer.
+    are prepended to the first text, unless it starts with them. Token ids are not changed, and get no bos. Text without
+    a tokenizer is a `TokenizerRequired`.
     """
     if not isinstance(prompt, Prompt):
         raise InvalidPrompt(
@@ -103,10 +100,7 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -
 def tokenize_in_slots(
     segments: SegmentSet, ranks: Sequence[int], tokenizer: PreTrainedTokenizerBase | None
 ) -> list[TokenIds]:
-    """Tokenize the segments of a set that has slots, each in the slot of its physical place; return ids by rank.
-
-    `ranks` are indices of the segments by rank. Rank 0 takes the last slot: it is placed nearest to what follows.
-    """
+    """Tokenize segments, given by rank, each in the slot of its physical place. Rank 0 takes the last: the nearest."""
     ranked = [segments[index] for index in ranks]
     slots = reversed(segments.slots or ())
     written = [slot.render(segment) for segment, slot in zip(ranked, slots, strict=True)]
@@ -212,9 +206,8 @@ class Literals:
         """Keep a string, or JSON with strings in it, from forming names of control tokens.
 
         The cuts are at every character with which a name begins or ends, so a template may also leave parts of the text
-        away without joining a name from the rest. A string is cut off from what the template writes beside it, if the
-        two could form a name. The cuts pass through a chat template, and end in `tokenize_prompt`. `PRIVATE` characters
-        are removed. `key` is the field of the value: types of a schema are words that templates compare.
+        away without joining a name from the rest, and where the text could form a name with what a template writes
+        beside it. `key` is the field of the value: types of a schema are words that templates compare.
         """
         if isinstance(value, str):
             text = _PRIVATE.sub("", value)

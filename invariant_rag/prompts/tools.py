@@ -47,15 +47,12 @@ class Tool:
         if "name" not in function:
             raise InvalidTool(f"expected a Tool, or a dict with the name of a function, got {shown(tool)}")
         description, parameters = function.get("description"), function.get("parameters")
-        nothing = parameters is None or (isinstance(parameters, dict) and not parameters)
-        return cls(
-            function["name"],
-            "" if description is None else description,
-            _NO_PARAMETERS if nothing else parameters,
-        )
+        if parameters is None or (isinstance(parameters, dict) and not parameters):
+            parameters = _NO_PARAMETERS
+        return cls(function["name"], "" if description is None else description, parameters)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the tool in OpenAI's shape, which chat templates take."""
+        """Return the tool in OpenAI's shape."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
@@ -98,7 +95,7 @@ class ToolCall:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the call in the shape that transformers documents for `tool_calls` of a message."""
+        """Return the call in the shape that transformers documents."""
         function = {"name": self.name, "arguments": dict(self.arguments)}
         return {"type": "function", "id": self.id, "function": function}
 
@@ -131,11 +128,7 @@ def as_tools(tools: Iterable[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
 
 
 def choice_of(given: Mapping[str, Any] | str | bool | None) -> str:
-    """Return the choice of a tool, in a shape of OpenAI or of a framework, as `AnswerRequest` takes it.
-
-    >>> choice_of(None), choice_of(True), choice_of(False), choice_of({"function": {"name": "search"}})
-    ('auto', 'required', 'none', 'search')
-    """
+    """Return the choice of a tool, in a shape of OpenAI or of a framework, as `AnswerRequest` takes it."""
     if given is None or isinstance(given, str):
         return given or "auto"
     if isinstance(given, bool):

@@ -1,8 +1,4 @@
-"""Conversations in which every segment is in a set.
-
-Segments arrive as parts of a turn, between marks inside text, or as slots of a template; see `recognition`. Text is
-split where a set stands in it, and never changed.
-"""
+"""Conversations in which every segment is in a set. Text is split where a set stands in it, and never changed."""
 
 from __future__ import annotations
 
@@ -78,12 +74,7 @@ def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots
 
 
 def parse_marked(text: str) -> Prompt:
-    """Parse a string with segments written by `mark` into a prompt; nothing is reported.
-
-    >>> from invariant_rag.prompts import mark
-    >>> parse_marked("Documents: " + mark("one") + mark("two") + " Which?").segments == SegmentSet(["one", "two"])
-    True
-    """
+    """Parse a string with segments written by `mark` into a prompt; nothing is reported."""
     (turn,) = recognize([Turn("user", (text,))]).turns
     return Prompt.of(*turn.parts, rendering=document_rendering)
 
@@ -177,9 +168,8 @@ def _restored(segment: Segment, known: Sequence[Retrieval]) -> Segment:
     """Return a marked segment with the metadata and score of its document, which marks do not carry."""
     alike = (each for one in known for each in one.segments if each.text == segment.text)
     document = min(alike, key=attrgetter("canonical_key"), default=segment)
-    return replace(
-        segment, metadata=document.metadata, score=document.score if segment.score is None else segment.score
-    )
+    score = document.score if segment.score is None else segment.score
+    return replace(segment, metadata=document.metadata, score=score)
 
 
 def _check(turns: Iterable[Turn], known: Sequence[Retrieval], free: str, sets: Sequence[SegmentSet]) -> list[Finding]:

@@ -24,7 +24,7 @@ from invariant_rag.prompts import (
     tokenize_prompt,
     unprotected_tokens,
 )
-from invariant_rag.prompts.control_tokens import rendered_probes
+from invariant_rag.prompts.template_probes import rendered_probes
 from invariant_rag.prompts.tokenization import CUT
 from invariant_rag.testing.token_check import find_break_outs, hostile_texts
 from invariant_rag.testing.tokenizer_layouts import LAYOUTS, layout_tokenizer, turns

@@ -23,7 +23,7 @@ from invariant_rag.prompts import (
     tokenize_literal,
     tokenize_prompt,
 )
-from invariant_rag.prompts.template_format import OWN_FORMAT, CallFormat
+from invariant_rag.prompts.template_probes import OWN_FORMAT, CallFormat
 from invariant_rag.prompts.tokenization import CUT, PRIVATE
 from invariant_rag.testing import toy_tokenizer
 from tests.prompts.tool_templates import ALL, templated
