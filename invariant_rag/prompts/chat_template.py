@@ -22,15 +22,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 DEFAULT_SYSTEM = "Answer the question using only the documents."
-"""Default system message for a question over documents."""
-
-Content: TypeAlias = str | Trusted | Segment | SegmentSet | Sequence[str | Trusted | Segment | SegmentSet]
 Message: TypeAlias = Mapping[str, Any]
 
-# Stands for a set while the template is rendered. Private-use characters, which no text of a message may contain.
-_PLACEHOLDER = re.compile("\ueca4([0-9]+)\ueca5")
+_PLACEHOLDER = re.compile("\ueca4([0-9]+)\ueca5")  # of a set, while the template is rendered: no text may hold it
 _PART = str | Trusted | Segment | SegmentSet
-_OF = ("name", "tool_call_id")  # what says which call a result is of
 
 
 def question_messages(question: str, segments: SegmentSet, system: str | None = None) -> list[Message]:
@@ -160,11 +155,9 @@ def _template_variables(given: Mapping[str, Any], tokenizer: PreTrainedTokenizer
     own = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages"} - {"kwargs"}
     template = "\n".join(templates_of(tokenizer))
     unknown = {name for name in given if not re.search(rf"\b{re.escape(name)}\b", template)}
-    if wrong := sorted((own & given.keys()) | unknown):
-        raise InvalidPrompt(
-            f"template_kwargs: expected variables of the chat template, got {', '.join(wrong)}",
-            hint="Documents are segments in a message, tools have an argument of their own; others change nothing.",
-        )
+    if wrong := ", ".join(sorted((own & given.keys()) | unknown)):
+        hint = "Documents are segments in a message, tools have an argument of their own; others change nothing."
+        raise InvalidPrompt(f"template_kwargs: expected variables of the chat template, got {wrong}", hint=hint)
     return dict(given)
 
 
@@ -185,7 +178,9 @@ def _prepare_tool_messages(
             literal = [ToolCall(call.id, cut(call.name), cut(call.arguments)) for call in calls]
             prepared["content"] = "\n".join(filter(None, (prepared["content"], form.call_format.write(literal))))
         is_result = prepared["role"] == "tool"
-        if is_result and (name := _tool_of(prepared, names)):
+        said = [key for key in ("name", "tool_call_id") if is_result and prepared.get(key) is not None]
+        given = {key: check_text(key, prepared[key], error=InvalidPrompt) for key in said}
+        if name := given.get("name") or names.get(given.get("tool_call_id", "")) if is_result else None:
             prepared["name"] = cut(name)
         if is_result and not form.results:
             title = f"Result of {prepared.get('name', 'the tool')}"
@@ -202,12 +197,6 @@ def _prepare_tool_messages(
     text = f"You may call these tools:\n{listed}\n\nTo call one, write this and nothing after it:\n{example}"
     system = found.pop(0)["content"] if found and found[0]["role"] == "system" else ""
     return [{"role": "system", "content": "\n\n".join(filter(None, (system, text)))}, *found], None
-
-
-def _tool_of(result: Mapping[str, Any], called: Mapping[str, str]) -> str | None:
-    """Return the name of the tool that a result is of, if it is known."""
-    given = {key: check_text(key, result[key], error=InvalidPrompt) for key in _OF if result.get(key) is not None}
-    return given.get("name") or called.get(given.get("tool_call_id", ""))
 
 
 def _apply_template(
@@ -230,15 +219,13 @@ def _apply_template(
                 contents = [message["content"] for message in messages[:2]]
                 first = {**messages[1], "content": "\n\n".join(filter(None, contents))}
                 return _apply_template([first, *messages[2:]], tokenizer, tools, variables)
-            raise InvalidPrompt(
-                f"the chat template of {tokenizer.name_or_path!r} cannot render roles {roles}: {error}",
-                hint="Change the order of the roles, or set tokenizer.chat_template.",
-            ) from error
+            message = f"the chat template of {tokenizer.name_or_path!r} cannot render roles {roles}: {error}"
+            hint = "Change the order of the roles, or set tokenizer.chat_template."
+            raise InvalidPrompt(message, hint=hint) from error
     roles = [message["role"] for message in messages]
     if roles not in (["user"], ["system", "user"]):
         raise InvalidPrompt(
-            "expected one user message, with or without a system message: this tokenizer has no chat template, "
-            f"got roles {roles}",
+            f"expected one question, with or without a system message, got roles {roles}: there is no chat template",
             hint="Take its instruct version, set tokenizer.chat_template, or build Prompt(prefix, segments, suffix).",
         )
     return "\n\n".join(message["content"] for message in messages) + "\nAnswer:"

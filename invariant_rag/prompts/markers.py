@@ -25,11 +25,10 @@ _MARKED = re.compile(
     rf"{_BEGIN}(?P<nonce>[0-9a-f]*);(?P<size>\d*);(?P<group>[0-9a-f]*);(?P<score>(?:{_NUMBER})?){_HEADER_END}"
     rf"(?:(?P<title>{_TEXT}){_TITLE_END})?(?P<text>{_TEXT}){_END}"
 )
-_REST = re.compile(
+_REST = re.compile(  # what is left of marks that were cut in two, or whose characters a dump has escaped
     rf"(?:{_BEGIN}|(?<!\\)\\+ueca0)(?P<nonce>[0-9a-f]{{4,}});[0-9a-f;.+in-]*(?:{_HEADER_END}|\\+ueca1)?"
     rf"|[{_HEADER_END}-{_END}]|\\+ueca[23]"
 )
-"""What is left of marks that were cut in two, or whose characters a dump has escaped."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,9 @@ class Marked:
 
 
 def mark(segment: Segment | str, size: int | None = None, *, group: str = "", nonce: str = _NONCE) -> str:
-    """Write a segment with text as a string with marks around it, from which `split_marked` restores it.
+    """Write title and text of a segment with marks around them, from which `split_marked` restores them.
 
-    The characters of marks in its own title and text are removed. Metadata is not written. `size` is the number of
-    segments of its set, and `group` tells that from its neighbours: see `mark_set`.
+    `size` is the number of segments of its set, and `group` tells that from its neighbours: see `mark_set`.
     """
     segment = Segment.of(segment)
     if segment.token_ids is not None:
@@ -99,8 +97,5 @@ def _without_rest(text: str) -> str:
 
 
 def has_marks(text: str) -> bool:
-    """Return whether a text holds marks, of this process or another one, also in a dump that escapes them.
-
-    The characters of marks alone are none: fonts use them for icons.
-    """
+    """Return whether a text holds marks, also of another process or escaped; not just characters, fonts' icons."""
     return (_BEGIN in text or "ueca0" in text) and any(match["nonce"] for match in _REST.finditer(text))

@@ -42,16 +42,14 @@ def report(findings: Iterable[Finding], *, fixes: Mapping[str, str] = FIXES, str
 
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\W{_IDEOGRAPHS}]+")
-_PHRASE, _BEGINNING, _NAME = 5, 3, 3
-"""Neighbouring words that two texts hardly share by chance, the first words of a document that was cut, and characters
-of a title or a source that hardly occurs in other text by chance."""
+_PHRASE, _BEGINNING = 5, 3  # words that two texts hardly share by chance, and first words of a document that was cut
 
 
 def holds_documents(text: str, retrieval: Retrieval) -> bool:
     """Return whether a text holds documents of a retrieval, whole or in part, or names them all by title or source.
 
-    White space, letter case and punctuation do not matter, and neither does what the retriever was asked. One document
-    of several is enough if it is a phrase: the template may have picked the first.
+    White space, letter case, punctuation and what was asked do not matter. One of several documents is enough if it is
+    a phrase: the template may have picked the first.
     """
     documents = list(dict.fromkeys(each.text for each in retrieval.segments))
     if len(documents) < 2:
@@ -78,7 +76,7 @@ def _phrases(text: str, length: int, most: int | None = None) -> set[tuple[str, 
 
 
 def _names(text: str, values: Sequence[str]) -> bool:
-    names = (each for each in values if len(each) >= _NAME and any(map(str.isalpha, each)) and each in text)
+    names = (each for each in values if len(each) > 2 and any(map(str.isalpha, each)) and each in text)
     return any(re.search(rf"(?<!\w){re.escape(each)}(?!\w)", text) for each in names)
 
 
@@ -106,24 +104,20 @@ _CODE = re.compile(r"```.*?```", re.DOTALL)
 _INSTRUCTION = re.compile(
     r"\W*given (?:the|this|these) (?:\w+ )?(?:context|documents?|information|sources)\b", re.IGNORECASE
 )
-"""How a paragraph begins that says what to do with a context, below it."""
-
-
-def _is_telling(text: str) -> bool:
-    return len(text.split()) >= 3
 
 
 def looks_listed(text: str, *, introduced: bool = False) -> bool:
-    """Return whether a text plainly holds several documents: labelled by numbers, or in tags.
+    """Return whether a text plainly holds several documents of three words or more: labelled by numbers, or in tags.
 
-    What follows a label has to say something: `Document 1: the contract` is a list of documents, and not their text.
     With `introduced`, it is enough that a context is announced and two paragraphs that are no question follow.
     """
     labels = list(_LABELLED.finditer(text))
     stops = [*map(re.Match.start, labels[1:]), len(text)]
-    telling = {int(each[1]) for each, stop in zip(labels, stops, strict=False) if _is_telling(text[each.end() : stop])}
+    telling = {
+        int(each[1]) for each, stop in zip(labels, stops, strict=False) if len(text[each.end() : stop].split()) > 2
+    }
     counted = not telling.isdisjoint(map((1).__add__, telling))
-    tagged = [each for _, each in _TAGGED.findall(text) if _is_telling(each)]
+    tagged = [each for _, each in _TAGGED.findall(text) if len(each.split()) > 2]
     if counted or len(tagged) > 1:
         return True
     text = _CODE.sub("", text)
@@ -133,7 +127,7 @@ def looks_listed(text: str, *, introduced: bool = False) -> bool:
     inside = text[(_CONTEXT.search(text, announced.end()) or announced).end() :]
     closed = _CLOSED.search(inside)
     paragraphs = re.split(r"\n[ \t]*\n", inside[: closed.start()] if closed else inside)
-    told = (each for each in paragraphs if _is_telling(each) and not _INSTRUCTION.match(each))
+    told = (each for each in paragraphs if len(each.split()) > 2 and not _INSTRUCTION.match(each))
     return sum(not each.rstrip().endswith("?") for each in told) > 1
 
 

@@ -19,22 +19,13 @@ _TELLING = re.compile(r"(?=.*\d|\S.*\w.*\S)\S(?:.*\S)?", re.DOTALL)
 
 @dataclass(frozen=True)
 class Retrieval:
-    """What one call of a retriever returned.
+    """What one call of a retriever returned."""
 
-    Attributes:
-        segments: The documents, in the order in which they were listed.
-        query: What it was asked; "" if that is not known. A slot with this text is the user's question, and no set.
-        fields: For each document, further texts that a template may write beside it, by name. Its title, its metadata
-            and each value of them, by `str()`, are fields anyway.
-        one_by_one: Whether a model may be asked about a single document: it runs inside of the retriever.
-        is_set: Whether their order means nothing. A list that no retriever returned is only a reason to warn.
-    """
-
-    segments: tuple[Segment, ...]
-    query: str = ""
-    fields: tuple[Mapping[str, str], ...] = ()
-    one_by_one: bool = False
-    is_set: bool = True
+    segments: tuple[Segment, ...]  # in the order in which they were listed
+    query: str = ""  # what was asked, if that is known: a slot with this text is the user's question, and no set
+    fields: tuple[Mapping[str, str], ...] = ()  # texts of templates beside title and metadata, for each document
+    one_by_one: bool = False  # whether a model may be asked about one document: it runs inside of the retriever
+    is_set: bool = True  # whether their order means nothing; a list that no retriever returned is a reason to warn
 
     @property
     def rows(self) -> list[dict[str, str]]:
@@ -101,9 +92,9 @@ def find_set(slot: str, retrievals: Iterable[Retrieval]) -> SegmentSet | None:
 
 def _key(found: SegmentSet) -> tuple[list[str], str]:
     """Return what sets share that are written alike in any order: documents with what is beside them, a separator."""
-    (first, *_, last) = (*(found.slots or ()), *(found.slots or ()))
-    separator = first.after.removesuffix(last.after) if len(found) > 1 else ""
-    return sorted(last.before + each.text + last.after for each in found), separator
+    slots = found.slots or (Slot(),)
+    before, after, separator = slots[-1].before, slots[-1].after, slots[0].after.removeprefix(slots[-1].after)
+    return sorted(before + each.text + after for each in found), separator
 
 
 def _parse(slot: str, retrieval: Retrieval) -> SegmentSet | None:
@@ -136,11 +127,7 @@ def _parse(slot: str, retrieval: Retrieval) -> SegmentSet | None:
         for each, before, after in zip(fields, befores, afters, strict=True)
     )
     once = len(segments) == 2 and any(map(str.isalnum, separator))  # words that are written once are no template
-    if (
-        once
-        or varies
-        or inner != [after + separator + before for after, before in zip(afters, befores[1:], strict=False)]
-    ):
+    if once or varies or inner != [a + separator + b for a, b in zip(afters, befores[1:], strict=False)]:
         return None
     units = [before + texts[index] + after for before, index, after in zip(befores, order, afters, strict=True)]
     if _meet(units, separator, texts):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncio import current_task
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from threading import Lock, get_ident
@@ -16,7 +17,7 @@ _MOST_RUNS = 10_000
 
 @dataclass
 class Outside:
-    """What was last retrieved in a context by a run that no model was asked in, such as a retriever on its own."""
+    """What was last retrieved in a context by a run that asked no model, such as a retriever on its own."""
 
     retrievals: list[Retrieval]
     task: tuple[int, int]  # the thread and the task in which the run began
@@ -31,11 +32,9 @@ def begin_outside() -> Outside:
     It is known in this context, and in copies of it. To be called where the run begins: its end may be reported in a
     task of the framework.
     """
-    outside = _OUTSIDE.get()
-    try:
+    outside, task = _OUTSIDE.get(), (get_ident(), 0)
+    with suppress(RuntimeError):  # no event loop runs in this thread
         task = get_ident(), id(current_task())
-    except RuntimeError:  # no event loop runs in this thread
-        task = get_ident(), 0
     if outside is None or outside.task != task:
         outside = Outside(outside_retrievals(), task)
         _OUTSIDE.set(outside)
@@ -45,8 +44,7 @@ def begin_outside() -> Outside:
 def outside_retrievals() -> list[Retrieval]:
     """Return what was last retrieved in this context for no model: a reason to warn of texts with it, and no set."""
     outside = _OUTSIDE.get()
-    found = [] if outside is None else outside.retrievals
-    return [replace(each, one_by_one=True, is_set=False) for each in found]
+    return [replace(each, one_by_one=True, is_set=False) for each in (outside.retrievals if outside else ())]
 
 
 def forget_outside(texts: Iterable[str]) -> None:
@@ -76,11 +74,7 @@ class _Run:
 
 
 class RunRetrievals:
-    """Retrievals and slots by run: trees of calls, as frameworks trace them. Safe for threads.
-
-    They are known within one root run, and forgotten when it ends. `outside_retrievals` has them then if no model was
-    asked in it.
-    """
+    """Retrievals and slots by run, in trees of calls: known within one root run, and gone with it. Safe for threads."""
 
     def __init__(self) -> None:
         self._runs: OrderedDict[Hashable, _Run] = OrderedDict()
@@ -97,9 +91,7 @@ class RunRetrievals:
     def end(self, run: Hashable, *, failed: bool = False) -> None:
         """Note that a run ended. What a root run retrieved for no model is then known outside of it."""
         with self._lock:
-            own = self._runs.pop(run, None)
-            if own is None:
-                return
+            own = self._runs.pop(run, None) or _Run(None, None, None)
             own.ended = True
             if own.outside is not None and own.noted and not failed:
                 own.outside.retrievals = [] if own.is_asked else [each for _, each in own.noted]
@@ -110,7 +102,7 @@ class RunRetrievals:
             own, root = self._find(run)
             if own is None or root is None or not retrieval.segments:
                 return
-            if not retrieval.is_set and any(each.segments == retrieval.segments for _, each in root.noted):
+            if not retrieval.is_set and retrieval.segments in [each.segments for _, each in root.noted]:
                 return  # handed from run to run
             if own.query is not None:
                 root.noted = [(each, found) for each, found in root.noted if own not in each.path]

@@ -1,7 +1,6 @@
 """What a tokenizer's chat templates write, found out by rendering probes: control tokens, calls of tools, reasoning.
 
 The name of a control token may be joined from pieces, such as `'[|' + role + '|]'`, and need not be flagged as special.
-The text that is rendered around known names and arguments is the model's own format of a call.
 """
 
 from __future__ import annotations
@@ -33,11 +32,10 @@ _ROLE_WORD = re.compile(
 )
 _SHAPE = re.compile(r"(\W{2,})\w+(\W{2,})")
 _CONTENT = "\ueca6"  # of every probe: it holds no name of a token
+_OURS = {*"add_generation_prompt defined false loop message messages none not tools true".split()}  # words of templates
 _ROLES = "developer tool function observation ipython environment context documents critic".split()
 _TOOL, _CALL = Tool("f", _CONTENT).to_dict(), ToolCall("a12345678", "f", {}).to_dict()
-LONGEST_PROBE = 40
-"""Turns before the last one: some templates number them, and write names such as `T10:`."""
-
+LONGEST_PROBE = 40  # turns before the last one: some templates number them, and write names such as `T10:`
 _warned: set[tuple[str, tuple[str, ...]]] = set()
 _found: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, Mapping[int, str]]] = WeakKeyDictionary()
 
@@ -46,9 +44,8 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, str]:
     """Return ids and names of the added tokens that control a model; worked out once per tokenizer as it is.
 
     These are the special tokens; those in what the chat template renders and in its literals; those of the shape of a
-    rendered one (`[|user|]`, `[|critic|]`); and those that look like `<|user|>`. Without a template, every name in
-    brackets counts. White space is none, nor is the unknown token, unless it is also bos or eos, nor single characters
-    that are not flagged as special: a template writes them by accident.
+    rendered one (`[|user|]`, `[|critic|]`) or of `<|user|>`; without a template, every name in brackets. None are white
+    space, the unknown token alone, and single characters that are not flagged as special.
     """
     added = tokenizer.added_tokens_decoder
     key = (str(tokenizer.chat_template), str(added), tokenizer.all_special_ids)  # by value: all of them may change
@@ -64,12 +61,9 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, str]:
 
 
 def unprotected_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return names that look like roles and that untrusted text may hold.
-
-    These are added tokens that no template writes, and ordinary pieces of the vocabulary that a template writes.
-    """
+    """Return names like roles that untrusted text may hold: added ones no template writes, ordinary ones it writes."""
     control, added = control_tokens(tokenizer), tokenizer.added_tokens_decoder
-    names = {token.content for index, token in added.items() if index not in control}
+    names = [token.content for index, token in added.items() if index not in control]
     found = {name for name in names if _ROLE_WORD.search(name) and not name.isalnum()}
     ordinary = [name for name, index in tokenizer.get_vocab().items() if index not in added and _in_brackets(name)]
     pieces = {name for name in ordinary if _ROLE_WORD.search(name) or _BAR.fullmatch(name)}
@@ -108,7 +102,6 @@ def template_words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def _written_names(tokenizer: PreTrainedTokenizerBase, names: set[str]) -> set[str]:
-    """Return the names that look like those of control tokens, or that a template writes."""
     sources = templates_of(tokenizer)
     if not sources:
         return set(filter(_in_brackets, names))
@@ -131,7 +124,6 @@ def _occurs(name: str, text: str) -> bool:  # and not within a word
 
 @lru_cache(maxsize=64)
 def _literals(source: str, kinds: tuple[str, ...] = ("data", "string")) -> str:
-    """Return the text and the strings of a template, without its program."""
     from jinja2 import Environment, TemplateSyntaxError
 
     try:
@@ -139,13 +131,6 @@ def _literals(source: str, kinds: tuple[str, ...] = ("data", "string")) -> str:
     except TemplateSyntaxError:  # it can render nothing either
         return source
     return "\n".join(pieces)
-
-
-def _variables(source: str) -> list[str]:
-    """Return the variables of a template that are likely switches, such as `enable_thinking`."""
-    found = re.findall(r"\b(?:if|elif|and|or|not|is)\s+(?:not\s+)?([a-z_]\w*)\b(?![.(\[])", source)
-    ours = {"messages", "tools", "add_generation_prompt", "defined", "not", "true", "false", "none", "loop", "message"}
-    return sorted(set(found) - ours)[:12]
 
 
 def _conversations() -> Iterator[list[dict[str, Any]]]:
@@ -165,20 +150,21 @@ def _conversations() -> Iterator[list[dict[str, Any]]]:
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, source: str) -> Iterator[str]:
-    """Yield what a template makes of probes; those that it refuses, with whichever error, are left out."""
-    switches: list[dict[str, Any]] = [{name: value} for name in _variables(source) for value in (True, False)]
+    """Yield what a template makes of probes that it does not refuse."""
+    names = set(re.findall(r"\b(?:if|elif|and|or|not|is)\s+(?:not\s+)?([a-z_]\w*)\b(?![.(\[])", source))
+    likely = sorted(names - _OURS)[:12]  # switches of the template, such as `enable_thinking`
+    switches: list[dict[str, Any]] = [{name: value} for name in likely for value in (True, False)]
     switches.append({"documents": [{"title": _CONTENT, "text": _CONTENT, "contents": _CONTENT}]})
     for number, messages in enumerate(_conversations()):
         for tools, prompt in product((None, [_TOOL]), (False, True)):
             for switch in ({}, *switches) if number < 2 else ({},):
-                options = {"tools": tools, "add_generation_prompt": prompt, **switch}
-                rendered = try_template(tokenizer, messages, chat_template=source, **options)
-                if rendered is not None:
+                options = {"tools": tools, "add_generation_prompt": prompt, "chat_template": source, **switch}
+                if (rendered := try_template(tokenizer, messages, **options)) is not None:
                     yield rendered
 
 
 def try_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: Any) -> str | None:
-    """Return what a chat template makes of a probe; None if it refuses it, with whichever error."""
+    """Return what a chat template makes of a probe; None if it refuses it."""
     from jinja2 import TemplateError
 
     try:
@@ -186,8 +172,6 @@ def try_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, An
     except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError):
         return None
 
-
-# --- the format of calls and of reasoning ---
 
 _PROBED = Tool("probealpha", "probedescription", {"type": "object", "properties": {"probekey": {"type": "string"}}})
 _NAMES = (("probe0001", "probealpha", "probeone"), ("probe0002", "probebeta", "probetwo"))
@@ -226,17 +210,16 @@ class CallFormat:
 
 
 _OPEN, _CLOSE = '<tool_call>\n{"name": "', "}\n</tool_call>"
-OWN_FORMAT = CallFormat(_OPEN, '", "arguments": ', f"{_CLOSE}\n{_OPEN}", _CLOSE)
-"""The format of calls that is described to models whose chat template has none."""
+OWN_FORMAT = CallFormat(_OPEN, '", "arguments": ', f"{_CLOSE}\n{_OPEN}", _CLOSE)  # for models whose template has none
 
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """Markers around the reasoning before an answer; `closing` is what the template writes from it to the answer."""
+    """Markers around the reasoning before an answer."""
 
     open: str
     close: str
-    closing: str
+    closing: str  # what the template writes from it to the answer
 
 
 @dataclass(frozen=True)
@@ -299,7 +282,6 @@ def _probe(tokenizer: PreTrainedTokenizerBase) -> TemplateFormat:
 
 
 def _call_format(text: str, header: str, turn_end: str, count: int) -> CallFormat | None:
-    """Take the rendering of probe calls apart."""
     position = _shared(text, header)
     pieces = []
     for call in _CALLS[:count]:
@@ -345,6 +327,5 @@ def _reasoning(tokenizer: PreTrainedTokenizerBase, render: Callable[..., str]) -
             if opening and closing.strip():
                 return ReasoningFormat(opening, closing.strip(), closing)
     names = [token.content for token in tokenizer.added_tokens_decoder.values()]
-    if "</think>" in names or any("</think>" in source for source in templates_of(tokenizer)):
-        return ReasoningFormat("<think>", "</think>", "\n</think>\n\n")
-    return None
+    thinks = "</think>" in names or any("</think>" in source for source in templates_of(tokenizer))
+    return ReasoningFormat("<think>", "</think>", "\n</think>\n\n") if thinks else None

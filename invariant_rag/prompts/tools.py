@@ -28,13 +28,11 @@ class Tool:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise InvalidTool(
-                f"expected a tool's name of up to 128 letters, digits and _ . / : -, got {shown(self.name)}"
-            )
+            raise InvalidTool(f"expected a name of up to 128 letters, digits and _ . / : -, got {shown(self.name)}")
         check_text("description", self.description, error=InvalidTool)
         if not isinstance(self.parameters, Mapping) or self.parameters.get("type", "object") != "object":
             raise InvalidTool(
-                f"expected a JSON schema of an object as parameters of tool {self.name!r}, got {shown(self.parameters)}"
+                f"expected a schema of an object as parameters of {self.name!r}, got {shown(self.parameters)}"
             )
         _check_json(f"parameters of tool {self.name!r}", self.parameters)
 
@@ -87,12 +85,8 @@ class ToolCall:
                 arguments = parse_json(arguments) if arguments.strip() else None
         except ValueError as error:
             raise InvalidTool(f"expected JSON as arguments of {function['name']!r}, got {shown(arguments)}") from error
-        identifier = call.get("id")
-        return cls(
-            "" if identifier is None else check_text("id", identifier, error=InvalidTool),
-            function["name"],
-            {} if arguments is None else arguments,
-        )
+        identifier = "" if call.get("id") is None else call["id"]
+        return cls(identifier, function["name"], {} if arguments is None else arguments)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the call in the shape that transformers documents."""
@@ -135,10 +129,7 @@ def choice_of(given: Mapping[str, Any] | str | bool | None) -> str:
         return "required" if given else "none"
     if isinstance(name := _function_of(given).get("name"), str):
         return name
-    raise InvalidTool(
-        "expected 'auto', 'none', 'required', the name of a tool, or a dict with that name as tool_choice, got "
-        f"{shown(given)}"
-    )
+    raise InvalidTool(f"tool_choice: expected 'auto', 'none', 'required', or the name of a tool, got {shown(given)}")
 
 
 def call_id(prompt: str, index: int, name: str) -> str:

@@ -51,14 +51,9 @@ class Recognition:
 def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots: Iterable[str] = ()) -> Recognition:
     """Put the segments of a conversation into sets, and say what is not understood.
 
-    Neighbouring segments of a turn are a set, if nothing but white space, or the same text, is between them. What an
+    Neighbouring segments of a turn are a set, if nothing but white space, or the same text, is between them. A slot
+    that `find_set` recognises in the retrievals of the run becomes a set in its place, if it occurs once. What an
     assistant said is never a slot, and nobody is warned of it.
-
-    Args:
-        turns: The conversation.
-        retrievals: What was retrieved in this run.
-        slots: Values of the template's variables, contents of tool messages, and content blocks. One that `find_set`
-            recognises becomes a set in its place, if it occurs in the conversation once.
     """
     known = list(retrievals)
     findings: list[Finding] = []
@@ -80,7 +75,7 @@ def parse_marked(text: str) -> Prompt:
 
 
 def merge_texts(parts: Iterable[Any]) -> list[Any]:
-    """Join neighbouring texts, and leave out empty ones. Texts of a framework's own kind of str stay by themselves."""
+    """Join neighbouring texts, and leave out empty ones. Those of a framework's own kind of str stay by themselves."""
     merged: list[Any] = []
     for part in parts:
         if type(part) is str and merged and type(merged[-1]) is str:
@@ -92,25 +87,17 @@ def merge_texts(parts: Iterable[Any]) -> list[Any]:
 
 def _contents(turns: Iterable[Turn]) -> tuple[list[str], list[SegmentSet]]:
     """Return texts that no assistant said, and all sets."""
-    texts, sets = [], []
-    for turn in turns:
-        for part in turn.parts:
-            if isinstance(part, SegmentSet):
-                sets.append(part)
-            elif isinstance(part, str) and turn.role != "assistant":
-                texts.append(part)
-    return texts, sets
+    parts = [(turn.role, part) for turn in turns for part in turn.parts]
+    texts = [part for role, part in parts if isinstance(part, str) and role != "assistant"]
+    return texts, [part for _, part in parts if isinstance(part, SegmentSet)]
 
 
 def _placed(turn: Turn, slot: str, segments: SegmentSet) -> Turn:
     """Return a turn with a set in the place of a slot."""
     parts: list[Any] = []
     for part in turn.parts:
-        if isinstance(part, str) and slot in part:
-            before, _, after = part.partition(slot)
-            parts += [before, segments, after]
-        else:
-            parts.append(part)
+        before, found, after = part.partition(slot) if isinstance(part, str) else (part, "", "")
+        parts += [before, segments, after] if found else [part]
     return replace(turn, parts=tuple(merge_texts(parts)))
 
 
@@ -165,7 +152,7 @@ def _joined(segments: list[Segment], gaps: list[str], findings: list[Finding]) -
 
 
 def _restored(segment: Segment, known: Sequence[Retrieval]) -> Segment:
-    """Return a marked segment with the metadata and score of its document, which marks do not carry."""
+    """Return a marked segment with what marks do not carry of its document."""
     alike = (each for one in known for each in one.segments if each.text == segment.text)
     document = min(alike, key=attrgetter("canonical_key"), default=segment)
     score = document.score if segment.score is None else segment.score
@@ -183,11 +170,10 @@ def _check(turns: Iterable[Turn], known: Sequence[Retrieval], free: str, sets: S
     if sizes.count(1) > 1:
         found.append(Finding("incomplete", "several sets hold one document each; their order is that given."))
     above = ""
-    for turn in turns if max(sizes, default=0) > 1 else ():
-        for part in turn.parts if turn.role != "assistant" else ():
-            if isinstance(part, str):
-                above += part + "\n"
-            elif isinstance(part, SegmentSet) and len(part) > 1 and states_order(above, known):
-                message = "the prompt says in which order the documents are, above a set, which has none."
-                return [*found, Finding("stated", message)]
+    for part in [part for turn in turns if turn.role != "assistant" for part in turn.parts]:
+        if isinstance(part, str):
+            above += part + "\n"
+        elif isinstance(part, SegmentSet) and len(part) > 1 and states_order(above, known):
+            message = "the prompt says in which order the documents are, above a set, which has none."
+            return [*found, Finding("stated", message)]
     return found

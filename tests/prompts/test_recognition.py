@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from invariant_rag.api_models import set_text
-from invariant_rag.prompts import Retrieval, find_set, holds_documents
+from invariant_rag.prompts import Retrieval, find_set
+from invariant_rag.prompts.order_warnings import holds_documents
 from invariant_rag.segments import Segment, SegmentSet
 
 FERRY = Segment("The ferry leaves at noon.", "Ferries", {"source": "ferry.txt", "page": 12, "year": 2021})
