@@ -349,7 +349,7 @@ def _first_signs(names: Iterable[str]) -> list[str]:
 
 
 def _cuts(names: Iterable[str]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return where texts are cut: before a name's last sign, and behind its first, which may be a letter of all of it."""
+    """Return where texts are cut: before the last sign of a name, and behind its first."""
     bare = {name: name.strip(f"{_SPACE} \n\r\t") or name for name in names}
     closings = sorted({name[-1] for name in bare.values() if len(name) > 1 and not name[-1].isalnum()})
     words = {name for name, each in bare.items() if each[0].isalnum()}
