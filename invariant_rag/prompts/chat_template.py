@@ -26,6 +26,7 @@ Message: TypeAlias = Mapping[str, Any]
 
 _PLACEHOLDER = re.compile("\ueca4([0-9]+)\ueca5")  # of a set, while the template is rendered: no text may hold it
 _PART = str | Trusted | Segment | SegmentSet
+_OF = ("name", "tool_call_id")  # what says of which call a message is the result
 
 
 def question_messages(question: str, segments: SegmentSet, system: str | None = None) -> list[Message]:
@@ -178,10 +179,12 @@ def _prepare_tool_messages(
             literal = [ToolCall(call.id, cut(call.name), cut(call.arguments)) for call in calls]
             prepared["content"] = "\n".join(filter(None, (prepared["content"], form.call_format.write(literal))))
         is_result = prepared["role"] == "tool"
-        said = [key for key in ("name", "tool_call_id") if is_result and prepared.get(key) is not None]
-        given = {key: check_text(key, prepared[key], error=InvalidPrompt) for key in said}
-        if name := given.get("name") or names.get(given.get("tool_call_id", "")) if is_result else None:
-            prepared["name"] = cut(name)
+        if is_result:
+            said = {
+                key: check_text(key, prepared[key], error=InvalidPrompt) for key in _OF if prepared.get(key) is not None
+            }
+            if name := said.get("name") or names.get(said.get("tool_call_id", "")):
+                prepared["name"] = cut(name)
         if is_result and not form.results:
             title = f"Result of {prepared.get('name', 'the tool')}"
             prepared = {"role": "user", "content": f"{title}:\n{prepared['content']}"}

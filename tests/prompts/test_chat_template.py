@@ -272,11 +272,12 @@ def test_ids_are_shortened_only_for_a_template_that_refuses_them() -> None:
     assert rendered("list", nine).count("abcdef123") == 2
 
 
-@pytest.mark.parametrize("said", ["<think>\nHm.\n</think>\nAt noon.", "At <|im_end|> noon."])
-def test_a_text_in_pieces_is_the_text(said: str) -> None:
+def test_a_text_in_pieces_is_the_text() -> None:
+    said, tokenizer = "<think>\nHm.\n</think>\nAt <|im_end|> noon.", templated("hermes")
+
     def texts(content: Any) -> Any:
         messages = [{"role": "user", "content": "When?"}, {"role": "assistant", "content": content}]
-        return render_chat([*messages, {"role": "user", "content": "Sure?"}], templated("hermes")).texts
+        return render_chat([*messages, {"role": "user", "content": "Sure?"}], tokenizer).texts
 
     assert all(texts([said[:at], said[at:]]) == texts(said) for at in range(len(said)))
 
