@@ -230,7 +230,7 @@ def verdict(sizes: Iterable[int], *, sorts: bool = True, recognized: bool = True
     those of the sets; `sorts` says whether their segments are put in an order by content, and `recognized` whether
     every document is known to be in a set.
     """
-    listed = [each for each in sizes if each]
+    listed = list(filter(None, sizes))
     if not listed and recognized:
         return None
     return recognized and sorts and listed.count(1) < 2

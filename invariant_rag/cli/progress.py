@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 def progress_bar(label: str, total: int | None = None, completed: int = 0) -> Iterator[Callable[[], None]]:
     """Show a progress bar, and yield the function that advances it by one step.
 
-    Implements `invariant_rag.audit.calling.Progress`.
+    Implements `invariant_rag.audit.systems.Progress`.
 
     Args:
         label: What is being done.

@@ -87,7 +87,8 @@ _LABELLED = re.compile(
     _FLAGS,
 )
 _TAGGED = re.compile(
-    r"<(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>([^<]*)</\1>", re.IGNORECASE
+    r"<(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>\s*(?:[^<\s]+\s+){2}[^<\s][^<]*</\1>",
+    re.IGNORECASE,
 )
 _ANNOUNCED = re.compile(
     r"\b(?:following|provided|given|retrieved)(?: (?:pieces|parts|of|the|retrieved|provided|relevant|text)){0,4} "
@@ -117,8 +118,7 @@ def looks_listed(text: str, *, introduced: bool = False) -> bool:
         int(each[1]) for each, stop in zip(labels, stops, strict=False) if len(text[each.end() : stop].split()) > 2
     }
     counted = not telling.isdisjoint(map((1).__add__, telling))
-    tagged = [each for _, each in _TAGGED.findall(text) if len(each.split()) > 2]
-    if counted or len(tagged) > 1:
+    if counted or len(_TAGGED.findall(text)) > 1:
         return True
     text = _CODE.sub("", text)
     announced = _ANNOUNCED.search(text) if introduced else None

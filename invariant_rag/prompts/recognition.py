@@ -59,7 +59,7 @@ def _counts(values: Sequence[str]) -> bool:
 
 
 def find_set(slot: str, retrievals: Iterable[Retrieval]) -> SegmentSet | None:
-    r"""Return the set that a slot is; None if it is text.
+    """Return the set that a slot is; None if it is text.
 
     A slot is a set if it is nothing but the texts of one retrieval, each exactly once, in one constant template: equal
     texts before, between and behind them, once a document's own fields are put back as fields. These are part of the
@@ -67,12 +67,6 @@ def find_set(slot: str, retrievals: Iterable[Retrieval]) -> SegmentSet | None:
 
     Law: `set_text` of the set is the slot. The same template with the documents in another order gives an equal set,
     or None for each order.
-
-    >>> known = [Retrieval((Segment("Ferries.", metadata={"year": 2021}), Segment("Mills.", metadata={"year": 1987})))]
-    >>> [each.text for each in find_set("1987: Mills.\n2021: Ferries.", known)]
-    ['1987: Mills.', '2021: Ferries.']
-    >>> find_set("[1] Mills.\n[2] Ferries.", known) is None
-    True
     """
     listed = list(retrievals)
     parses = [found for each in listed if (found := _parse(slot, each)) is not None]

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Lock, get_ident
 
 from invariant_rag.prompts.recognition import Retrieval
@@ -36,7 +37,7 @@ def begin_outside() -> Outside:
     with suppress(RuntimeError):  # no event loop runs in this thread
         task = get_ident(), id(current_task())
     if outside is None or outside.task != task:
-        outside = Outside(outside_retrievals(), task)
+        outside = Outside([] if outside is None else outside_retrievals(), task)
         _OUTSIDE.set(outside)
     return outside
 
@@ -44,7 +45,8 @@ def begin_outside() -> Outside:
 def outside_retrievals() -> list[Retrieval]:
     """Return what was last retrieved in this context for no model: a reason to warn of texts with it, and no set."""
     outside = _OUTSIDE.get()
-    return [replace(each, one_by_one=True, is_set=False) for each in (outside.retrievals if outside else ())]
+    found = () if outside is None else outside.retrievals
+    return list(map(partial(replace, one_by_one=True, is_set=False), found))
 
 
 def forget_outside(texts: Iterable[str]) -> None:
@@ -66,7 +68,6 @@ class _Run:
 
     @property
     def path(self) -> list[_Run]:
-        """The run, its parent, ... and its root."""
         path = [self]
         while path[-1].parent is not None:
             path.append(path[-1].parent)
@@ -127,7 +128,6 @@ class RunRetrievals:
             return [replace(each, one_by_one=inside) for _, each in root.noted], list(root.slots)
 
     def _find(self, run: Hashable | None) -> tuple[_Run | None, _Run | None]:
-        """Return a run, and its root as long as that goes on."""
         own = self._runs.get(run)
         root = None if own is None else own.path[-1]
         return own, None if root is None or root.ended else root

@@ -300,12 +300,10 @@ def _call_format(text: str, header: str, turn_end: str, count: int) -> CallForma
 
 
 def _shared(text: str, other: str) -> int:
-    """Return how many characters two texts begin with alike."""
     return sum(takewhile(bool, (one == two for one, two in zip(text, other, strict=False))))
 
 
 def _find_json(text: str, position: int, wanted: Mapping[str, Any]) -> tuple[int, int]:
-    """Return where a JSON object begins and ends in a text; -1 and -1 if it does not occur."""
     for found in re.compile(r"\{").finditer(text, position):
         with suppress(json.JSONDecodeError):
             value, end = json.JSONDecoder().raw_decode(text, found.start())

@@ -87,13 +87,17 @@ def merge_texts(parts: Iterable[Any]) -> list[Any]:
 
 def _contents(turns: Iterable[Turn]) -> tuple[list[str], list[SegmentSet]]:
     """Return texts that no assistant said, and all sets."""
-    parts = [(turn.role, part) for turn in turns for part in turn.parts]
-    texts = [part for role, part in parts if isinstance(part, str) and role != "assistant"]
-    return texts, [part for _, part in parts if isinstance(part, SegmentSet)]
+    texts, sets = [], []
+    for turn in turns:
+        for part in turn.parts:
+            if isinstance(part, SegmentSet):
+                sets.append(part)
+            elif isinstance(part, str) and turn.role != "assistant":
+                texts.append(part)
+    return texts, sets
 
 
 def _placed(turn: Turn, slot: str, segments: SegmentSet) -> Turn:
-    """Return a turn with a set in the place of a slot."""
     parts: list[Any] = []
     for part in turn.parts:
         before, found, after = part.partition(slot) if isinstance(part, str) else (part, "", "")
@@ -102,14 +106,17 @@ def _placed(turn: Turn, slot: str, segments: SegmentSet) -> Turn:
 
 
 def _with_sets(turn: Turn, known: Sequence[Retrieval], findings: list[Finding]) -> Turn:
-    """Return a turn whose declared segments are in sets."""
     parts: list[Any] = []
+    marked: list[Marked] = []
     for part in turn.parts:
         pieces, rest = split_marked(part) if isinstance(part, str) else ([part], False)
         if rest:
             findings.append(Finding("marks", "the prompt holds marks that were cut in two, or of another process."))
-        parts += [part] if pieces == [part] else pieces  # the same object: a framework may use its own kind of str
-    marked = [part for part in parts if isinstance(part, Marked)]
+        if pieces == [part]:
+            parts.append(part)  # the same object: a framework may use its own kind of str
+        else:
+            parts += pieces
+            marked += [each for each in pieces if isinstance(each, Marked)]
     arrived = Counter(map(attrgetter("group"), marked))
     for part in marked:
         if part.size and arrived[part.group] % part.size:
@@ -134,13 +141,12 @@ def _with_sets(turn: Turn, known: Sequence[Retrieval], findings: list[Finding]) 
             group = own
         else:
             found.append(part)
-    return replace(turn, parts=tuple(merge_texts([*found, *_joined(segments, gaps, findings)])))
+    found += _joined(segments, gaps, findings) if segments else []
+    return replace(turn, parts=tuple(merge_texts(found)))
 
 
 def _joined(segments: list[Segment], gaps: list[str], findings: list[Finding]) -> list[Any]:
     """Return neighbours as one set, or each by itself where other text stands between them than elsewhere."""
-    if not segments:
-        return []
     *inner, last = gaps
     if not any(map(str.strip, inner)):
         return [SegmentSet(segments), last]
@@ -170,10 +176,11 @@ def _check(turns: Iterable[Turn], known: Sequence[Retrieval], free: str, sets: S
     if sizes.count(1) > 1:
         found.append(Finding("incomplete", "several sets hold one document each; their order is that given."))
     above = ""
-    for part in [part for turn in turns if turn.role != "assistant" for part in turn.parts]:
-        if isinstance(part, str):
-            above += part + "\n"
-        elif isinstance(part, SegmentSet) and len(part) > 1 and states_order(above, known):
-            message = "the prompt says in which order the documents are, above a set, which has none."
-            return [*found, Finding("stated", message)]
+    for turn in turns if max(sizes, default=0) > 1 else ():
+        for part in turn.parts if turn.role != "assistant" else ():
+            if isinstance(part, str):
+                above += part + "\n"
+            elif isinstance(part, SegmentSet) and above and len(part) > 1 and states_order(above, known):
+                message = "the prompt says in which order the documents are, above a set, which has none."
+                return [*found, Finding("stated", message)]
     return found
