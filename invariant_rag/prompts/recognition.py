@@ -71,9 +71,10 @@ def find_set(slot: str, retrievals: Iterable[Retrieval]) -> SegmentSet | None:
     listed = list(retrievals)
     parses = [found for each in listed if (found := _parse(slot, each)) is not None]
     most = max(map(len, parses), default=0)
-    found, *others = [each for each in parses if len(each) == most] or [None]
-    if found is None or any(_key(each) != _key(found) for each in others):
+    largest = [each for each in parses if len(each) == most]
+    if not largest or any(_key(each) != _key(largest[0]) for each in largest):
         return None
+    found = largest[0]
     around = "".join(each.before + each.after for each in found.slots or ()) if most == 1 else ""
     if any(each.text.strip() and each.text.strip() in around for one in listed for each in one.segments):
         return None  # other documents stand beside the only one
