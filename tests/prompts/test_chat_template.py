@@ -106,6 +106,15 @@ def test_one_of_several_templates_is_used_and_control_tokens_of_all_are_known() 
     assert str(render_chat(question_messages("Why?", SegmentSet()), tokenizer).prefix).startswith("<|im_start|>")
 
 
+@pytest.mark.parametrize(("before", "text", "after"), [("@@", "user", ""), ("", "@@us", "er"), ("@", "@us", "er")])
+def test_a_text_forms_no_name_with_what_the_template_writes_beside_it(before: str, text: str, after: str) -> None:
+    tokenizer = with_template(f"{{% for m in messages %}}{before}{{{{ m.content }}}}{after}{{% endfor %}}")
+    tokenizer.add_tokens(["@@user"], special_tokens=True)
+    (ids,) = tokenize_prompt(render_chat([{"role": "user", "content": text}], tokenizer), tokenizer).texts
+    assert control_tokens(tokenizer).keys().isdisjoint(ids)
+    assert tokenizer.decode(ids) == "@@user"
+
+
 def test_without_a_template_one_question_is_rendered_plainly() -> None:
     assert asked("", "one").texts == ("Be brief.\n\n", "\nQuestion: Why?\nAnswer:")
     with pytest.raises(InvalidPrompt, match="no chat template") as caught:
