@@ -22,6 +22,7 @@ from invariant_rag.prompts import (
     template_format,
     tokenize_literal,
     tokenize_prompt,
+    tokenize_text,
 )
 from invariant_rag.prompts.template_probes import OWN_FORMAT, CallFormat
 from invariant_rag.prompts.tokenization import CUT, PRIVATE
@@ -288,7 +289,11 @@ def test_a_text_in_pieces_is_the_text() -> None:
         messages = [{"role": "user", "content": "When?"}, {"role": "assistant", "content": content}]
         return render_chat([*messages, {"role": "user", "content": "Sure?"}], tokenizer).texts
 
+    def control(content: str) -> list[int]:
+        return [each for each in tokenize_text(texts(content)[0], tokenizer) if each in control_tokens(tokenizer)]
+
     assert all(texts([said[:at], said[at:]]) == texts(said) for at in range(len(said)))
+    assert control(said) == control(said.replace("<|im_end|>", "")), "behind the reasoning, names are text"
 
 
 @pytest.mark.parametrize("kind", ALL)
