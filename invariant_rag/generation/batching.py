@@ -71,7 +71,7 @@ class _Request:
     @property
     def abandoned(self) -> bool:
         """Whether nobody waits for the result any more: one of the events is set."""
-        return any(event.is_set() for event in self.events)
+        return any(map(Event.is_set, self.events))
 
     def goes_before(self, running: _Request) -> bool:
         """Return whether it need not wait for a running one: it is short beside it, or another tenant's and no longer.
