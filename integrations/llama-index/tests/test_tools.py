@@ -25,7 +25,6 @@ from pydantic import BaseModel, Field
 from tool_models import Reasoning, Writing, written
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock
-from llama_index.llms.invariant_rag.function_calling import NoToolCall
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
@@ -117,7 +116,7 @@ def test_a_call_that_is_required_chosen_or_begun_is_well_formed(caller: Invarian
     writing = [Writing(caller.lm, CALL)]
     none = caller.chat_with_tools(TOOLS, QUERY, tool_choice="none", logits_processor=writing, max_tokens=8)
     assert calls_of(caller, none, error_on_no_tool_call=False) == []
-    with pytest.raises(NoToolCall, match=r"expected a call of a tool.*\n.*tool_required=True"):
+    with pytest.raises(InvalidTool, match=r"expected a call of a tool.*\n.*tool_required=True"):
         calls_of(caller, none)
 
 
