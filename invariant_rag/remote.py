@@ -16,8 +16,14 @@ from weakref import finalize
 from invariant_rag import errors
 from invariant_rag.checks import check_number, check_real, check_text
 from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidSegment, RemoteError
-from invariant_rag.generation.answers import AnswerDelta, AnswerRequest, Reply
-from invariant_rag.generation.openai_format import parse_chunks, parse_reply, request_fields
+from invariant_rag.generation.answers import (
+    AnswerDelta,
+    AnswerRequest,
+    Reply,
+    parse_chunks,
+    parse_reply,
+    request_fields,
+)
 from invariant_rag.prompts.tools import ToolCall
 from invariant_rag.segments import Segment, SegmentSet, canonical_json
 

@@ -240,7 +240,7 @@ def verdict(sizes: Iterable[int], *, sorts: bool = True, recognized: bool = True
         sorts: Whether the segments of a set are put in an order by content.
         recognized: Whether every document is known to be in a set.
     """
-    listed = [each for each in sizes if each]
+    listed = list(filter(None, sizes))
     if not listed and recognized:
         return None
     return recognized and sorts and listed.count(1) < 2

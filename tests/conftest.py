@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 import torch
 import typer.testing
+from hypothesis import settings
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel
 from invariant_rag.testing import tiny_model, toy_tokenizer
 
+settings.register_profile("without a clock", deadline=None)  # a slow machine is no fault
+settings.load_profile("without a clock")
 GOLDEN = Path(__file__).parent / "golden"
 
 DOCUMENTS = {

@@ -16,7 +16,6 @@ from invariant_rag.errors import UnknownName
 
 from invariant_rag_benchmarks import BENCHMARKS
 from invariant_rag_benchmarks.base import Record
-from invariant_rag_benchmarks.tasks.documents import ORACLE
 
 _FILES = ("rotor", "pine", "hidden_scaling")
 
@@ -47,7 +46,6 @@ class PublishedColumn:
     exclude_variants: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()  # whose records count; empty: all
     unit: Unit = "%"
-    questions: int = 0  # prompts that the published time is about; for the metric `seconds`
 
     def select(self, records: Iterable[Record]) -> list[Record]:
         """Return the records that count."""
@@ -59,15 +57,7 @@ class PublishedColumn:
             and (not self.groups or record["group"] in self.groups)
         ]
 
-    def matches(self, config: Mapping[str, Any]) -> bool:
-        """Whether a run has the benchmark and the settings that this is about, and it can be measured."""
-        settings = config["settings"]
-        same = all(settings.get(name) == value for name, value in self.settings.items())
-        # Distractors that were drawn from the oracle file are much easier than those of the papers.
-        easier = bool(settings.get("documents")) and ORACLE in config.get("data", {})
-        return bool(self.metric) and self.benchmark == config["benchmark"] and same and not easier
-
-    def read(self, records: Sequence[Record], seconds: float | None = None, *, oracle: bool = False) -> Estimate | None:
+    def read(self, records: Sequence[Record], *, oracle: bool = False) -> Estimate | None:
         """Return what this is about, with an interval where there is one (else NaN); None if it was not measured.
 
         The metric is one of:
@@ -75,13 +65,10 @@ class PublishedColumn:
         - the name of a score, or `routed` (whether the invariant answer was kept): the mean over the questions;
         - `deviation: SCORE`: the standard deviation of its means over the variants (of these, not of a population);
         - `figure: NAME`: one of the benchmark's own figures;
-        - `perplexity` or `collisions`: the mean over the records of what they have under that name;
-        - `seconds`: the mean time per record, times the number of prompts that the published time is about.
+        - `perplexity` or `collisions`: the mean over the records of what they have under that name.
 
         With `oracle`, the better branch of every routed answer is scored.
         """
-        if self.metric == "seconds":
-            return None if seconds is None else _alone(seconds * self.questions)
         kind, _, name = self.metric.partition(": ") if ": " in self.metric else ("", "", self.metric)
         if kind == "figure":
             figure = BENCHMARKS[self.benchmark].figures(records).get(name)
@@ -203,33 +190,15 @@ class Comparison:
         return "" if value is None else f"{value:.{self.digits}f}{unit}"
 
 
-def comparisons(config: Mapping[str, Any], records: Sequence[Record], seconds: float | None = None) -> list[Comparison]:
-    """Compare a run with every published number about its model, setup and settings.
-
-    `config` is as of `resolve_config`, and `seconds` the mean time per record; None if it is not known.
-    """
-    optional = {name: config.get(name) for name in ("alpha", "intervention", "ensemble")}
-    setup = Setup(config["method"], config["ordering"], **optional)
-    return [
-        compare(table, row, column, value, records, seconds)
-        for table in published_tables().values()
-        for row in table.rows_of(config["model"])
-        if row.setup == setup
-        for column, value in zip(table.columns, row.values, strict=True)
-        if value is not None and column.matches(config)
-    ]
-
-
 def compare(
     table: PublishedTable,
     row: PublishedRow,
     column: PublishedColumn,
     published: float | None,
     records: Sequence[Record],
-    seconds: float | None = None,
 ) -> Comparison:
-    """Compare the records of a run with one cell of a published table; `seconds` as for `comparisons`."""
-    found, ours, low, high = column.read(records, seconds, oracle=row.oracle), None, None, None
+    """Compare the records of a run with one cell of a published table."""
+    found, ours, low, high = column.read(records, oracle=row.oracle), None, None, None
     if found is not None:
         ours, low, high = (_SCALES[column.unit] * each for each in (found.value, found.low, found.high))
         low, high = (None, None) if math.isnan(low) else (low, high)

@@ -11,7 +11,7 @@ from invariant_rag.audit.statistics import mean_interval
 
 from invariant_rag_benchmarks.base import Benchmark, Record
 from invariant_rag_benchmarks.errors import InvalidRun
-from invariant_rag_benchmarks.published_tables import Comparison, comparisons, means_by, oracle_score
+from invariant_rag_benchmarks.published_tables import Comparison, means_by, oracle_score
 from invariant_rag_benchmarks.scores import variations
 
 _FIGURES = ("mean", "worst", "best", "spread", "deviation", "flips")
@@ -92,13 +92,8 @@ def _estimates(records: Sequence[Record], metric: str, seed: int) -> dict[str, d
     }
 
 
-def markdown(
-    config: Mapping[str, Any], summary: Mapping[str, Any], records: Iterable[Record], seconds: float | None = None
-) -> str:
-    """Return a run as Markdown: its figures, its variants, and every published number for the same settings.
-
-    `config` is as of `resolve_config`, and `seconds` the mean time per record; None if it is not known.
-    """
+def markdown(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """Return a run as Markdown: its figures, by variant and by group; `config` is as of `resolve_config`."""
     metric = summary["metric"]
     setup = "" if config["alpha"] is None else f", routed with a margin of {config['alpha']}"
     setup += "".join(f", {config[name]}" for name in ("intervention", "ensemble") if config.get(name))
@@ -124,10 +119,6 @@ def markdown(
     if summary["figures"]:
         rows = [[name, f"{100 * value:.1f}"] for name, value in summary["figures"].items()]
         lines += ["", *table(["figure", "per cent"], rows)]
-    if seconds is not None:
-        lines += ["", f"{seconds:.3g} s per record on this machine."]
-    if found := comparisons(config, list(records), seconds):
-        lines += ["", "Published numbers are over the papers' own data.", "", *comparison_table(found)]
     return "\n".join(lines) + "\n"
 
 

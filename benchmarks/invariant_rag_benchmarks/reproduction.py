@@ -113,8 +113,7 @@ def reproduce(
     for row in rows:
         for column, value in zip(table.columns, row.values, strict=True):
             run = runs.get(_key(row, column)) if column.metric else None
-            records, seconds = (run.records, run.seconds) if run else ([], None)
-            cells.append(compare(table, row, column, value, records, seconds))
+            cells.append(compare(table, row, column, value, run.records if run else []))
     return cells
 
 

@@ -1,7 +1,7 @@
 """Run a benchmark: ask every case once, and write the records of a batch before the next batch is asked.
 
 A run is a folder: `config.json` (what decides the records, versions, and the attention backend), `records.jsonl`
-(append-only, one line per case), `summary.json` and `timing.json`. Its name ends with a key of the config, so that
+(append-only, one line per case) and `summary.json`. Its name ends with a key of the config, so that
 another config is another run.
 """
 
@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.audit.calling import Progress, no_progress
 from invariant_rag.audit.folder import LineFile
-from invariant_rag.checks import check_real, require_extra
+from invariant_rag.checks import require_extra
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
-from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
+from invariant_rag.files import encode_json, make_folder, write_file
 from invariant_rag.orderings import Relevance
 from invariant_rag.prompts import tokenize_prompt
 from pydantic import ConfigDict
@@ -48,11 +47,10 @@ class BenchmarkRun:
     config: Mapping[str, Any]  # everything that decides the records, as of `resolve_config`
     records: Sequence[Record]  # in the order of the cases
     summary: Mapping[str, Any]  # its figures
-    seconds: float | None = None  # mean time per record, over every session; None if no session asked anything
 
     def markdown(self) -> str:
-        """Return the run as Markdown, with published numbers if there are any."""
-        return markdown(self.config, self.summary, self.records, self.seconds)
+        """Return the run as Markdown."""
+        return markdown(self.config, self.summary)
 
 
 @dataclass(frozen=True)
@@ -148,37 +146,17 @@ def _run(plan: _Plan, model: InvariantModel, progress: Progress) -> BenchmarkRun
             for start in range(0, len(cases), config.batch_size)
         ]
         label = f"{config.benchmark}, {config.method} {plan.resolved['ordering']}"
-        start, answered = perf_counter(), 0
         with progress(label, len(cases), len({case.id for case in cases} & known.keys())) as advance:
             for batch in filter(None, batches):
                 records = [{**record, "run": key} for record in answerer(batch)]
                 file.append(records)
                 known |= {record["id"]: record for record in records}
-                answered += len(records)
                 for _ in records:
                     advance()
-        elapsed = perf_counter() - start
     found = [known[case.id] for case in cases]
     summary = summarize(plan.benchmark, found, config.seed)
     _write_json(folder / "summary.json", {**summary, "limit": config.limit, "config": plan.resolved, **computed_with})
-    return BenchmarkRun(folder, plan.resolved, found, summary, _add_timing(folder / "timing.json", answered, elapsed))
-
-
-def _add_timing(path: Path, records: int, seconds: float) -> float | None:
-    """Add a session to the timing of a run, and return its mean time per record; None if nothing was timed.
-
-    It is no part of the records or of the summary, which are the same however often a run was interrupted.
-    """
-    try:
-        stored = parse_json(read_bytes(path)) if path.exists() else {"records": 0.0, "seconds": 0.0}
-        timing = {name: check_real(name, stored[name]) for name in ("records", "seconds")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        hint = "Remove it: it holds nothing but the time that the run took."
-        raise InvalidRun(f"{path}: expected the numbers records and seconds: {error}", hint=hint) from error
-    if records:
-        timing = {"records": timing["records"] + records, "seconds": timing["seconds"] + seconds}
-        _write_json(path, timing)
-    return timing["seconds"] / timing["records"] if timing["records"] else None
+    return BenchmarkRun(folder, plan.resolved, found, summary)
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:

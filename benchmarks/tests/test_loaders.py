@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,8 @@ def by_question(cases: list[Case]) -> dict[str, list[Case]]:
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_every_case_has_an_id_of_its_own_and_becomes_a_prompt(name, load, lm: InvariantModel):
+def test_the_cases_of_a_question_are_the_same_segments_in_other_orders(name, load, lm: InvariantModel):
+    """Letters and numbers of responses follow the place; contents follow the order."""
     cases = load(name)
     assert cases
     assert len({case.id for case in cases}) == len(cases)
@@ -37,26 +38,17 @@ def test_every_case_has_an_id_of_its_own_and_becomes_a_prompt(name, load, lm: In
         assert tuple(segment.text for segment in prompt.segments) == case.segments
         assert case.suffix.strip() in prompt.suffix
         assert all(case.gold)
-
-
-@pytest.mark.parametrize("name", sorted(set(BENCHMARKS) - LETTERED))
-def test_the_cases_of_a_question_are_one_set_in_different_orders(name, load):
-    for cases in by_question(load(name)).values():
-        assert len({frozenset(Counter(case.segments).items()) for case in cases}) == 1
-        assert len({(case.prefix, case.suffix, case.gold) for case in cases}) == 1
-
-
-@pytest.mark.parametrize("name", sorted(LETTERED))
-def test_letters_follow_the_place_and_contents_the_order(name, load):
-    for cases in by_question(load(name)).values():
+    for asked in by_question(cases).values():
         contents = set()
-        for case in cases:
-            letters = "".join(segment.strip().partition("Assistant ")[2][:1] or segment[0] for segment in case.segments)
-            assert letters == "ABCDE"[: len(letters)]
-            contents.add(
-                frozenset(text.replace("Assistant A", "").replace("Assistant B", "")[2:] for text in case.segments)
-            )
+        for case in asked:
+            texts = case.segments
+            if name in LETTERED:
+                letters = "".join(text.strip().partition("Assistant ")[2][:1] or text[0] for text in texts)
+                assert letters == "ABCDE"[: len(letters)]
+                texts = [text.replace("Assistant A", "").replace("Assistant B", "")[2:] for text in texts]
+            contents.add(frozenset(Counter(texts).items()))
         assert len(contents) == 1
+        assert name in LETTERED or len({(case.prefix, case.suffix, case.gold) for case in asked}) == 1
 
 
 @pytest.mark.parametrize("file", ["nq-open-10_total_documents_gold_at_0.jsonl.gz", "nq-open-oracle.jsonl.gz"])
@@ -85,20 +77,18 @@ def test_five_documents_are_asked_in_all_their_orders(load):
         assert (each[0].variant, "is here" in each[0].segments[0]) == ("01234", True)
 
 
-def test_the_prompt_of_pine_asks_for_one_sentence(load):
-    case = load("lost-in-the-middle", template="one-sentence")[0]
-    whole = case.prefix + "".join(case.segments) + case.suffix
-    assert whole.startswith(
+def test_documents_are_shown_as_the_papers_do(load):
+    shown = {each: load("lost-in-the-middle", template=each)[0] for each in ("paper", "one-sentence", "plain")}
+    pine = shown["one-sentence"]
+    assert (pine.prefix + "".join(pine.segments) + pine.suffix).startswith(
         "Write a high-quality one-sentence answer for the given question using only the provided search results "
         "(some of which might be irrelevant).\n\nDocument (Title: Tann) ann is here.\nDocument (Title: D0) noise 0\n"
     )
-    assert whole.endswith("\n\nQuestion: who is ann")
-
-
-def test_documents_show_their_number_where_the_index_is_on(load):
-    shown = load("lost-in-the-middle", index=True)[0].segments
-    assert [text.startswith(f"\nDocument [{place}](Title: ") for place, text in enumerate(shown, 1)] == [True] * 10
-    assert "Document [" not in "".join(load("lost-in-the-middle")[0].segments)
+    assert pine.suffix == "\n\nQuestion: who is ann"
+    assert shown["paper"].segments[0] == "\n[Document Title: Tann] ann is here."
+    assert shown["plain"].segments[0] == "Document (Title: Tann): ann is here.\n"
+    numbered = load("lost-in-the-middle", index=True)[0].segments
+    assert [text.startswith(f"\nDocument [{place}](Title: ") for place, text in enumerate(numbered, 1)] == [True] * 10
 
 
 def test_printed_prompts_are_taken_apart_and_answers_come_from_the_oracle(files: Path, load):
@@ -112,36 +102,23 @@ def test_printed_prompts_are_taken_apart_and_answers_come_from_the_oracle(files:
     )
 
 
-def test_the_asked_pair_is_in_its_slot(load):
+def test_pairs_are_asked_as_the_published_scripts_do(load, lm: InvariantModel):
     cases = load("key-value", slots="0,5")
-    assert [case.segments[int(case.variant)] for case in cases] == [
-        f'"{case.query}": "{case.gold[0]}",\n ' for case in cases
-    ]
+    asked = [f'"{case.query}": "{case.gold[0]}",\n ' for case in cases]
+    assert [case.segments[int(case.variant)] for case in cases] == asked
     assert {case.query for case in cases} == {"key1", "key4"}
-
-
-def test_the_slots_are_those_of_the_published_scripts(load):
-    cases = load("key-value", keys=140, make=1)
-    assert [case.variant for case in cases] == ["0", "34", "69", "104", "139"]
-    table = resolve_table("hidden-scaling-table-1")
-    assert table.columns[-1].variants == ("0", "34", "69", "104", "139")
-
-
-def test_the_first_pairs_of_a_longer_file_are_kept_after_the_asked_one_moved(load):
-    cases = load("key-value", keys=3, file_keys=6)
-    assert [len(case.segments) for case in cases] == [3] * len(cases)
-    assert [place for place, text in enumerate(cases[1].segments) if cases[1].query in text] == [int(cases[1].variant)]
-    others = [text for text in cases[-1].segments if cases[-1].query not in text]
-    assert [text.split('"')[1] for text in others] == ["key0", "key1"]
+    slots = ("0", "34", "69", "104", "139")
+    assert tuple(case.variant for case in load("key-value", keys=140, make=1)) == slots
+    assert resolve_table("hidden-scaling-table-1").columns[-1].variants == slots
+    first = load("key-value", keys=3, file_keys=6)  # the first pairs of a longer file, after the asked one moved
+    assert [len(case.segments) for case in first] == [3] * len(first)
+    assert [text.split('"')[1] for text in first[-1].segments if first[-1].query not in text] == ["key0", "key1"]
     with pytest.raises(InvalidChoice, match="file_keys: expected at least the 6 keys"):
         load("key-value", file_keys=3)
-
-
-def test_key_value_prompts_are_one_user_message(load, lm: InvariantModel):
-    prompt = load("key-value")[0].prompt(lm)
+    prompt = cases[0].prompt(lm)  # one user message
     whole = prompt.prefix + "".join(segment.text for segment in prompt.segments) + prompt.suffix
-    asked = whole[whole.index("Extract the value") : whole.index("Corresponding value:") + len("Corresponding value:")]
-    user = [{"role": "user", "content": asked}]
+    text = whole[whole.index("Extract the value") : whole.index("Corresponding value:") + len("Corresponding value:")]
+    user = [{"role": "user", "content": text}]
     assert whole == lm.tokenizer.apply_chat_template(user, tokenize=False, add_generation_prompt=True)
 
 
@@ -187,31 +164,24 @@ def test_the_better_response_is_first_and_then_second(load):
     for cases in by_question(load("llmbar", subsets="Natural")).values():
         better = "yes" if "Say yes" in cases[0].prefix else "no"
         assert [(case.variant, case.gold) for case in cases] == [("gold first", ("A",)), ("gold second", ("B",))]
-        assert f"\n{better}\n" in cases[0].segments[0]
-        assert f"\n{better}\n" in cases[1].segments[1]
+        assert all(f"\n{better}\n" in case.segments[place] for place, case in enumerate(cases))
 
 
-def test_chunks_joined_are_the_context(load):
+def test_chunks_joined_are_the_context_or_its_ends(load):
     initial, backwards, flipped = load("two-wiki", chunk=7)
     assert "".join(initial.segments) == "abcdefghij" * 3
     assert backwards.segments == initial.segments[::-1]
     assert flipped.segments == (*initial.segments[2::-1], *initial.segments[:2:-1])
     assert "".join(load("two-wiki", chunk=7, limit=10)[0].segments) == "abcdefghij"
-
-
-def test_a_long_context_loses_its_middle(load):
-    cases = load("longbench", tasks="qasper", chunk=7, limit=20, reorder=False)
-    assert [case.variant for case in cases] == ["initial"]
-    assert cases[0].segments == ("abcdefg", "hij", "abcdefg", "hij")
+    (long,) = load("longbench", tasks="qasper", chunk=7, limit=20, reorder=False)
+    assert (long.variant, long.segments) == ("initial", ("abcdefg", "hij", "abcdefg", "hij"))
     assert "".join(load("longbench", tasks="qasper", chunk=7, limit=7)[0].segments) == "abc" + "ghij"
 
 
-def test_few_shot_tasks_are_continued_and_each_task_has_its_longest_output(load, lm: InvariantModel):
+def test_few_shot_tasks_are_continued_and_each_task_has_its_longest_output(load):
     cases = {case.group: case for case in load("longbench", tasks="multifieldqa_en,trec,samsum", reorder=False)}
-    assert [case.max_new_tokens for case in cases.values()] == [64, 64, 128]
-    assert [case.chat for case in cases.values()] == [True, False, False]
-    assert cases["trec"].gold == ("Food", "Food", "Sport")
-    assert cases["trec"].suffix == "\nQ: x"
+    assert [(case.max_new_tokens, case.chat) for case in cases.values()] == [(64, True), (64, False), (128, False)]
+    assert (cases["trec"].gold, cases["trec"].suffix) == (("Food", "Food", "Sport"), "\nQ: x")
     assert cases["multifieldqa_en"].suffix.endswith("Question: Who?\nAnswer:")
     with pytest.raises(UnknownName, match="'single-doc'"):
         load("longbench", tasks="qasper,vcsum")
@@ -223,21 +193,17 @@ def test_chunks_need_a_tokenizer(data_of):
         benchmark.load(DataSource(data_of("two-wiki")), benchmark.parse_settings({}), Selection())
 
 
-def test_conditions_change_places_within_the_problem(load):
+def test_conditions_change_places_and_only_timelines_are_kept(load):
     cases = load("r-gsm")
     assert [case.segments for case in cases] == [("She buys 4. ", "Bo gives 2. "), ("Bo gives 2. ", "She buys 4. ")]
     assert cases[0].prefix.endswith("Ann has 3 pens. ")
     assert cases[0].suffix == "How many are there?"
-
-
-def test_only_timelines_are_kept(load):
     assert {case.gold for case in load("timeline")} == {("II", "I", "III"), ("II", "I")}
 
 
-@pytest.mark.parametrize("small", range(1, 6))
-def test_a_larger_limit_contains_every_smaller_one(small, load):
-    few, more = (load("mmlu", questions=limit, orders="ends") for limit in (small, small + 1))
-    assert {case.id for case in few} < {case.id for case in more}
+def test_a_larger_limit_contains_every_smaller_one(load):
+    ids = [{case.id for case in load("mmlu", questions=limit, orders="ends")} for limit in range(1, 7)]
+    assert all(few < more for few, more in pairwise(ids))
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -315,10 +281,5 @@ def test_the_seed_alone_decides_the_sample_and_what_is_drawn(name, file, setting
     found = [drawn(seed) for seed in range(4)]
     assert found == [drawn(seed) for seed in range(4)]
     assert any(found[0] != each for each in found[1:])
-
-
-def test_shuffling_is_not_left_to_chance(load):
-    random.seed(1)
-    first = load("mintaka"), load("lost-in-the-middle"), load("r-gsm")
-    random.seed(2)
-    assert first == (load("mintaka"), load("lost-in-the-middle"), load("r-gsm"))
+    random.seed(1)  # the global one has no say
+    assert found[0] == drawn(0)

@@ -25,7 +25,7 @@ from invariant_rag_benchmarks.published_tables import (
 from invariant_rag_benchmarks.reproduction import configs_to_run, reproduce, rows_to_measure
 from invariant_rag_benchmarks.tasks.judging import SECTIONS
 
-RECORD_METRICS = {"routed", "perplexity", "collisions", "seconds"}
+RECORD_METRICS = {"routed", "perplexity", "collisions"}
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -54,7 +54,6 @@ def test_every_column_can_be_measured_or_the_note_says_why_not(name):
         metrics = benchmark.score(case, " A").scores.keys() | RECORD_METRICS
         if not column.metric.startswith("figure: "):
             assert column.metric.removeprefix("deviation: ") in metrics
-        assert (column.metric == "seconds") == (column.questions > 0)
 
 
 @pytest.mark.parametrize("name", published_tables())
@@ -152,77 +151,66 @@ def column(metric: str, **more) -> PublishedColumn:
     return PublishedColumn("", "mmlu", metric, {}, **more)
 
 
-def test_a_standard_deviation_is_that_of_the_means_of_the_variants():
+def test_cells_are_read_from_the_records_of_a_run():
     asked = records({"0123": [1, 1], "a": [1, 1], "b": [1, 0], "c": [0, 0]})
     found = column("deviation: accuracy", exclude_variants=("0123",)).read(asked)
     assert found.value == pytest.approx(((0.5**2 + 0 + 0.5**2) / 3) ** 0.5)
-
-
-def test_the_oracle_takes_the_better_of_two_branches():
-    asked = [
+    assert column("accuracy", variants=("z",)).read(asked) is None
+    assert column("perplexity").read(asked) is None
+    assert column("perplexity").read(records({"a": [1]}, perplexity=3.5)).value == 3.5
+    routed = [
         *records({"a": [0, 0]}, branch="plain", rejected={"scores": {"accuracy": 1.0}}),
         *records({"b": [1, 0]}, branch="invariant", rejected={"scores": {"accuracy": 0.0}}),
     ]
-    assert column("accuracy").read(asked).value == 0.25
-    assert column("accuracy").read(asked, oracle=True).value == 0.75
-    assert column("routed").read(asked).value == 0.5
-
-
-def test_a_time_is_that_of_as_many_prompts_as_the_paper_asked():
-    table = resolve_table("hidden-scaling-table-6")
-    times = table.columns[0]
-    assert times.read([], 2.4).value == 1200
-    assert times.read([], None) is None
-
-
-def test_what_was_not_recorded_is_not_measured():
-    assert column("perplexity").read(records({"a": [1]})) is None
-    assert column("perplexity").read(records({"a": [1]}, perplexity=3.5)).value == 3.5
-    assert column("accuracy", variants=("z",)).read(records({"a": [1]})) is None
+    assert column("accuracy").read(routed).value == 0.25
+    assert column("accuracy").read(routed, oracle=True).value == 0.75  # the better of two branches
+    assert column("routed").read(routed).value == 0.5
+    mean = resolve_table("rotor-table-3").columns[2]  # the others of MMLU are all orders but the first
+    chosen = mean.select({"variant": variant, "group": ""} for variant in ("0123", "0132", "3210"))
+    assert [record["variant"] for record in chosen] == ["0132", "3210"]
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
-def test_routed_rows_are_planned_with_their_margin_and_the_oracle_shares_their_run():
-    table = resolve_table("rotor-table-3")
-    rows = rows_to_measure(table, "Qwen/Qwen1.5-4B-Chat", ["RoToR", "RoToR + S.R.", "RoToR + S.R. (Oracle)"])
-    wanted = configs_to_run(rows, table.columns, BenchmarkConfig("mmlu")).values()
-    assert [(config.method, config.ordering, config.alpha) for config in wanted] == [
-        ("rotor", "lexical", None),
-        ("rotor", "lexical", 0.2),
-    ]
-
-
-def test_the_others_of_mmlu_are_all_orders_but_the_first():
-    mean = resolve_table("rotor-table-3").columns[2]
-    variants = ["0123", "0132", "3210"]
-    chosen = mean.select({"variant": variant, "group": ""} for variant in variants)
-    assert [record["variant"] for record in chosen] == ["0132", "3210"]
-
-
-def test_the_rows_of_mpt_are_measured_with_its_published_scaling():
-    table = resolve_table("hidden-scaling-table-1")
-    rows = rows_to_measure(table, "mosaicml/mpt-30b-chat")
-    assert [row.name for row in rows] == ["Original", "w/ Ours"]
-    wanted = configs_to_run(rows, table.columns, BenchmarkConfig("key-value")).values()
-    assert [(config.benchmark, config.intervention) for config in wanted] == [
-        ("lost-in-the-middle", None),
-        ("key-value", None),
-        ("lost-in-the-middle", "hidden-scaling"),
-        ("key-value", "hidden-scaling"),
-    ]
-
-
-def test_a_table_takes_one_run_per_method_and_setting():
-    table = resolve_table("rotor-table-1")
-    rows = rows_to_measure(table, "meta-llama/Llama-3.1-70B-Instruct")
-    assert [row.name for row in rows] == ["Original", "PINE", "RoToR", "RoToR-MonoT5"]
-    wanted = configs_to_run(rows, table.columns, BenchmarkConfig("lost-in-the-middle")).values()
-    assert {(config.method, config.settings["documents"]) for config in wanted} == {
-        (method, documents) for method in ("sequential", "pine", "rotor") for documents in (10, 20)
-    }
-    assert len(wanted) == 8
+@pytest.mark.parametrize(
+    ("table", "model", "names", "expected"),
+    [
+        (  # the oracle shares the run of the routed row
+            "rotor-table-3",
+            "Qwen/Qwen1.5-4B-Chat",
+            ["RoToR", "RoToR + S.R.", "RoToR + S.R. (Oracle)"],
+            [("mmlu", "rotor", None, None), ("mmlu", "rotor", 0.2, None)],
+        ),
+        (  # MPT has its published scaling
+            "hidden-scaling-table-1",
+            "mosaicml/mpt-30b-chat",
+            [],
+            [
+                ("lost-in-the-middle", "sequential", None, None),
+                ("key-value", "sequential", None, None),
+                ("lost-in-the-middle", "sequential", None, "hidden-scaling"),
+                ("key-value", "sequential", None, "hidden-scaling"),
+            ],
+        ),
+        (  # one run for each method and number of documents
+            "rotor-table-1",
+            "meta-llama/Llama-3.1-70B-Instruct",
+            [],
+            [
+                ("lost-in-the-middle", name, None, None)
+                for name in ("sequential", "pine", "rotor", "rotor")
+                for _ in "12"
+            ],
+        ),
+    ],
+)
+def test_a_table_takes_one_run_per_setup_and_setting(table: str, model: str, names: list[str], expected) -> None:
+    chosen = resolve_table(table)
+    rows = rows_to_measure(chosen, model, names)
+    wanted = list(configs_to_run(rows, chosen.columns, BenchmarkConfig("mmlu")).values())
+    assert [(each.benchmark, each.method, each.alpha, each.intervention) for each in wanted] == expected
+    assert len({(each.benchmark, each.method, each.ordering, each.alpha, str(each.settings)) for each in wanted}) >= 2
 
 
 def test_an_unknown_model_gets_every_method_and_no_published_number():

@@ -133,10 +133,8 @@ def test_an_option_counts_whatever_its_letter():
     letters = (" A", " B", " C", " D")
     score = BENCHMARKS["mmlu"].score
     first = score(case("2", variant="0123", candidates=letters), " C")
-    moved = score(case("2", variant="2310", candidates=letters), " A")
-    assert first == moved
-    assert first.scores == {"accuracy": 1.0}
-    assert score(case("2", variant="2310", candidates=letters), " C").answer == "1"
+    assert first == score(case("2", variant="2310", candidates=letters), " A")
+    assert (first.scores, score(case("2", variant="2310", candidates=letters), " C").answer) == ({"accuracy": 1.0}, "1")
 
 
 def judged(*answers: tuple[str, str], group: str = "") -> list[dict[str, object]]:
@@ -154,24 +152,17 @@ def judged(*answers: tuple[str, str], group: str = "") -> list[dict[str, object]
     ]
 
 
-def test_a_judge_who_follows_the_first_place_is_found_out():
-    found = BENCHMARKS["llmbar"].figures(
-        judged(("better", "worse"), ("better", "worse"), ("worse", "better"), ("better", "better"))
-    )
-    assert found == {
-        "position_consistency": 0.25,
-        "first_preferred": 0.5,
-        "second_preferred": 0.25,
-        "preference_fairness": -0.25,
-        "unreadable": 0,
-    }
-
-
-def test_pairs_without_a_verdict_take_no_part_in_consistency():
-    found = BENCHMARKS["llmbar"].figures(
-        judged(("none", "none"), ("better", "none"), ("better", "better"), ("worse", "better"))
-    )
-    assert (found["position_consistency"], found["preference_fairness"], found["unreadable"]) == (0.5, 0.5, 0.5)
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ("better worse, better worse, worse better, better better", (0.25, 0.5, 0.25, -0.25, 0)),
+        ("none none, better none, better better, worse better", (0.5, 0, 0.5, 0.5, 0.5)),
+    ],
+)
+def test_a_judge_who_follows_the_place_is_found_out_by_pairs_with_two_verdicts(answers: str, expected) -> None:
+    names = "position_consistency first_preferred second_preferred preference_fairness unreadable".split()
+    asked = judged(*(tuple(pair.split()) for pair in answers.split(", ")))
+    assert BENCHMARKS["llmbar"].figures(asked) == dict(zip(names, expected, strict=True))
     assert BENCHMARKS["llmbar"].figures(judged(("none", "none"))) == {"unreadable": 1}
 
 
@@ -189,16 +180,11 @@ def test_sections_weigh_their_subsets_as_the_benchmark_does():
     assert BENCHMARKS["reward-bench"].figures(everywhere)["Full: gold second"] == 1
 
 
-def _pairs() -> list[tuple[str, list[str], float]]:
-    lines = (Path(__file__).parent / "subspan_pairs.tsv").read_text(encoding="utf-8").splitlines()[1:]
-    fields = [line.split("\t") for line in lines]
-    return [(output, golds.split("|"), float(right)) for output, golds, right in fields]
-
-
 def test_best_subspan_em_agrees_with_pairs_judged_by_hand():
-    pairs = _pairs()
+    lines = (Path(__file__).parent / "subspan_pairs.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    pairs = [line.split("\t") for line in lines]
     assert len(pairs) >= 200
-    assert [pair for pair in pairs if best_subspan_em(pair[0], pair[1]) != pair[2]] == []
+    assert [each for each in pairs if best_subspan_em(each[0], each[1].split("|")) != float(each[2])] == []
 
 
 @pytest.mark.parametrize("questions", [20, 100])
@@ -217,29 +203,24 @@ def test_variations_of_chance_are_called_so_and_their_intervals_hold_the_true_on
     assert held >= rounds - 5 <= found
 
 
-def test_a_variation_of_which_nothing_was_seen_may_be_there_all_the_same() -> None:
-    found = variations(np.ones((100, 4)))
-    assert found["spread"].estimate == Estimate(0.0, 0.0, exact_upper_bound(0, 100))
-    assert not is_more_than_chance(found["spread"])
+def test_variations_that_are_known_beforehand() -> None:
+    unseen = variations(np.ones((100, 4)))  # nothing was seen, which does not say that there is none
+    assert unseen["spread"].estimate == Estimate(0.0, 0.0, exact_upper_bound(0, 100))
     assert variations(np.ones((3, 1))) == variations(np.array([[1.0, np.nan], [np.nan, 1.0]])) == {}
-
-
-def test_spread_and_deviation_over_slots() -> None:
     found = variations(np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]))
     assert found["spread"].estimate.value == 1.0
     assert found["deviation"].estimate.value == pytest.approx(math.sqrt(1 / 6))
-
-
-def test_a_spread_is_more_than_chance_only_where_slots_differ() -> None:
-    source = np.random.default_rng(1)
-    alike = (source.random((200, 5)) < 0.5).astype(float)
-    assert not is_more_than_chance(variations(alike)["spread"])
-    favouring = alike.copy()
-    favouring[:, 0] = 1.0
-    assert is_more_than_chance(variations(favouring)["spread"])
-
-
-def test_the_chance_of_few_questions_is_counted_exactly() -> None:
     # Two questions that are right in one of two slots: both in the same slot in half of the shuffles.
     assert variations(np.array([[1.0, 0.0], [0.0, 1.0]]))["spread"].chance == 1.0
     assert variations(np.array([[0.25, 1.0]]))["spread"].chance == 0.75  # one question has one spread
+
+
+def test_a_spread_is_more_than_chance_only_where_slots_differ() -> None:
+    alike = (np.random.default_rng(1).random((200, 5)) < 0.5).astype(float)
+    favouring = alike.copy()
+    favouring[:, 0] = 1.0
+    assert [is_more_than_chance(variations(each)["spread"]) for each in (alike, favouring, np.ones((9, 4)))] == [
+        False,
+        True,
+        False,
+    ]

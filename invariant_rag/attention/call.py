@@ -1,4 +1,4 @@
-"""The interface of backends: one layer's attention, and the functions that compute it."""
+"""The interfaces: what a layer passes to its attention function, and what a backend computes of it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,48 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
-
-from invariant_rag.attention.positions import PositionEncoding
+from torch import nn
 
 if TYPE_CHECKING:
     from invariant_rag.arrangement import Arrangement, Span
+    from invariant_rag.attention.positions import PositionEncoding
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What a layer passes to its attention function.
+
+    Attributes:
+        module: The layer's attention module.
+        layer: Its index.
+        queries: `[B, H, Q, D]`, rotated.
+        keys: `[B, H_kv, S, D]`, rotated, those of the cache included.
+        values: `[B, H_kv, S, D_v]`.
+        scaling: Factor on the scores.
+        sliding_window: Tokens of the layer's sliding window; None without one.
+        dropout: Dropout probability of the attention weights.
+        extra: All other keywords of the layer.
+        alibi: Bias that the layer adds to the scores of keys `[H, S]`, of the first row of the batch; None without one.
+    """
+
+    module: nn.Module
+    layer: int
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    scaling: float
+    sliding_window: int | None
+    dropout: float
+    extra: dict[str, Any]
+    alibi: torch.Tensor | None = None
+
+
+class AttentionFunction(Protocol):
+    """A replacement of a model's attention."""
+
+    def __call__(self, inputs: LayerInputs) -> torch.Tensor:
+        """Return one layer's attention output `[B, Q, H, D_v]`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -56,10 +93,7 @@ class AttentionCall:
 
     @cached_property
     def reach(self) -> int:
-        """A bound on all shifts: twice the number of tokens, since queries and keys may both be shifted.
-
-        Rounded up to a multiple of 512, so that the tables of rotary embeddings are rarely rebuilt while decoding.
-        """
+        """A bound on all shifts: twice the tokens, rounded up, so that tables of angles are rarely rebuilt."""
         return 2 * 256 * -(-self.keys.shape[-2] // 256)
 
     @cached_property
@@ -86,15 +120,11 @@ class AttentionCall:
 
 
 class Backend(Protocol):
-    """A way to compute arrangements. All backends compute the same function, up to rounding.
-
-    Attributes:
-        name: Its name.
-        reads_together: Whether it is a `BatchBackend`: one forward pass, padded, prefills the prompts of a batch.
-    """
+    """A way to compute arrangements. All backends compute the same function, up to rounding."""
 
     name: ClassVar[str]
     reads_together: ClassVar[bool]
+    """Whether it is a `BatchBackend`: one forward pass, padded, prefills the prompts of a batch."""
 
     def attend(self, arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:
         """Return one layer's attention output `[H, Q, D_v]` for one prompt."""
@@ -107,12 +137,8 @@ class BatchBackend(Backend, Protocol):
     def batch(
         self, arrangements: Sequence[Arrangement], padding: Sequence[int], call: AttentionCall, plans: dict[Any, Any]
     ) -> torch.Tensor | None:
-        """Return `[B, Q, H, D_v]` for a whole batch at once; None for a layer that it computes row by row.
+        """Return `[B, Q, H, D_v]` for left-padded rows; None for a layer that it computes row by row.
 
-        Args:
-            arrangements: What the tokens of each row attend to.
-            padding: Tokens of padding on the left of each row.
-            call: The layer's tensors.
-            plans: What the layers of one forward pass share.
+        The layers of one forward pass share `plans`.
         """
         ...

@@ -191,7 +191,7 @@ def _wrapper_parameters(wrapper: Any) -> dict[str, Any]:
 
 def lm_ask_function(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> Ask:
     """Return the function that asks an `InvariantModel` through its chat template. Answers end before a stop string."""
-    from invariant_rag.generation.streaming import trim_at_stop_string
+    from invariant_rag.generation.answer_parsing import trim_at_stop_string
 
     stops = check_stops(generation.get("stop_strings"))
 

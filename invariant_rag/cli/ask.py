@@ -95,7 +95,9 @@ def ask(
     prompt = rag.prompt(question) if check_order else None
     one_order = prompt is not None and len(prompt.segments) < 2 and not as_json
     check = _check(rag.model, prompt, check_order, max_new_tokens) if prompt and not one_order else None
-    described = _describe(rag.model)
+    lm = rag.model
+    names = {each: getattr(lm, each).name for each in ("method", "ordering", "backend")}
+    described: dict[str, str] = {"name": lm.name, **names}
     if as_json:
         document = {"question": question, "model": described, **answer.as_dict(), "order_check": None}
         document["timings"] = {**seconds, **document["timings"]}
@@ -134,13 +136,7 @@ def _asked(question: str | None, paths: list[Path]) -> tuple[str, list[Path]]:
 
 
 def _read_chunks(
-    paths: list[Path],
-    retriever: str,
-    model: str | None,
-    loading: Mapping[str, Any],
-    *,
-    max_chars: int,
-    strict: bool,
+    paths: list[Path], retriever: str, model: str | None, loading: Mapping[str, Any], *, max_chars: int, strict: bool
 ) -> tuple[list[Segment], RetrieverFactory]:
     """Return the chunks, and what indexes them; find out what can be wrong before torch is imported."""
     from invariant_rag.methods import check_method_and_ordering
@@ -186,28 +182,19 @@ def _stream_answer(rag: RAG, question: str, max_new_tokens: int) -> None:
 
     prompt = rag.prompt(question)
     stream = rag.model.stream(prompt, max_new_tokens=max_new_tokens)
-    pieces = []
+    text = ""
     for piece in stream:
         print_text(piece, end="")
-        pieces.append(piece)
+        text += piece
     print_text("")
     order = None if stream.generation is None else stream.generation.order
-    _print_citations(cite("".join(pieces), question, prompt.segments, order))
+    _print_citations(cite(text, question, prompt.segments, order))
 
 
 def _check(model: InvariantModel, prompt: Prompt, orders: int, max_new_tokens: int) -> OrderCheck:
     from invariant_rag.audit.order_check import check_order
 
     return check_order(model, prompt, orders, progress=progress_bar, max_new_tokens=max_new_tokens)
-
-
-def _describe(model: InvariantModel) -> dict[str, str]:
-    return {
-        "name": model.name,
-        "method": model.method.name,
-        "ordering": model.ordering.name,
-        "backend": model.backend.name,
-    }
 
 
 def _print_answer(answer: Answer) -> None:

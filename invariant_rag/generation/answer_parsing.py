@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain
 
 from invariant_rag.generation.answers import AnswerDelta, CallDelta
-from invariant_rag.generation.streaming import stream_until_stop_string
 from invariant_rag.prompts import CallFormat, ReasoningFormat
 from invariant_rag.prompts.tools import call_id
 
 
 class AnswerParser:
-    """Parses an answer by the markers that its chat template writes. No part of a marker is given as text.
+    """Parses answers by the markers that their chat template writes. No part of a marker is given as text.
 
     Args:
         written: The format of calls.
@@ -32,145 +31,133 @@ class AnswerParser:
         reasoning_open: bool = False,
         prompt: str = "",
     ) -> None:
-        self._tools = frozenset(tools)
-        self._format = written
-        self._reasoning = reasoning
-        self._prompt = prompt
-        self._first = _pattern(written.begin.lstrip()[written.begin.lstrip().index(written.trigger) :], written.middle)
+        self._format, self._tools, self._prompt = written, frozenset(tools), prompt
+        self._reasoning, self._reasoning_open = reasoning, reasoning_open
+        begin = written.begin.lstrip()
+        self._first = _pattern(begin[begin.index(written.trigger) :], written.middle)
         self._next = None if written.between is None else _pattern(written.between, written.middle)
         self._end = re.compile(_loose(written.end))
         self._longest = len(written.begin) + len(written.middle) + max(map(len, self._tools), default=0) + 64
-        self._buffer = ""
-        self._calls = 0
-        self._began = False  # whether there was content
-        self._parse = self._in_reasoning if reasoning_open else self._at_start
-        self._skip_space = reasoning_open
+        closings = [written.end, *(f"{written.between}{name}{written.middle}" for name in self._tools)]
+        self._closings = ["".join(each.split()) for each in closings]
 
-    def feed(self, text: str) -> list[AnswerDelta]:
-        """Return what is known after more of the text."""
-        self._buffer += text
-        return self._run(last=False)
-
-    def finish(self) -> list[AnswerDelta]:
-        """Return what is known at the end of the text. Where it ends within a call, that call has no end."""
-        return self._run(last=True)
-
-    def _run(self, *, last: bool) -> list[AnswerDelta]:
-        found: list[AnswerDelta] = []
-        while self._parse(found, last):
-            pass
-        return found
-
-    # Each state takes from the buffer what it can, and says whether the next one can go on with what is left.
-
-    def _at_start(self, found: list[AnswerDelta], last: bool) -> bool:
-        text = self._buffer.lstrip()
-        if self._reasoning and text.startswith(self._reasoning.open):
-            self._buffer, self._skip_space = text[len(self._reasoning.open) :], True
-            self._parse = self._in_reasoning
-            return True
-        if self._reasoning and self._reasoning.open.startswith(text) and not last:
-            return False
-        self._parse = self._in_text
-        return True
-
-    def _in_reasoning(self, found: list[AnswerDelta], last: bool) -> bool:
-        close = self._reasoning.close  # type: ignore[union-attr]
-        before, marker, after = self._buffer.partition(close)
-        if marker:
-            self._emit(found, before.rstrip(), "reasoning")
-            self._buffer, self._skip_space, self._parse = after, True, self._in_text
-            return True
-        self._release(found, close, last, "reasoning")
-        return False
-
-    def _in_text(self, found: list[AnswerDelta], last: bool) -> bool:
+    def parse(self, texts: Iterable[str]) -> Iterator[AnswerDelta]:
+        """Yield the parts of an answer as its text comes, which is read to its end."""
+        source = _Pieces(texts)
+        if self._reasoning:
+            yield from (AnswerDelta(reasoning=text) for text in self._thoughts(source, self._reasoning) if text)
         trigger = self._format.trigger if self._tools else ""
-        at = self._buffer.find(trigger) if trigger else -1
-        if trigger and self._format.anchored and (self._began or self._calls or at > 0):
-            trigger, at = "", -1
-        if at < 0:
-            self._release(found, trigger, last, "content")
-            return False
-        self._emit(found, self._buffer[:at].rstrip(), "content")
-        self._before, self._buffer, self._parse = self._buffer[:at], self._buffer[at:], self._in_opening
-        return True
+        began, calls = False, 0  # whether there was text, and how many calls
+        while source.text or source.more():
+            if self._format.anchored and (began or calls or not source.text.startswith(trigger)):
+                trigger = ""
+            for text in filter(None, source.before(trigger, strips=calls > 0)):
+                began = True
+                yield AnswerDelta(text)
+            match = self._opening(source)
+            if source.text and not match:  # its marker is text
+                began = True
+                yield AnswerDelta(source.stripped(source.space + source.take(len(trigger))))
+            while match:
+                source.take(match.end())
+                yield AnswerDelta(call=CallDelta(calls, call_id(self._prompt, calls, match[1]), match[1]))
+                yield from (AnswerDelta(call=CallDelta(calls, arguments=text)) for text in source.object())
+                calls += 1
+                match, end = self._after_call(source)
+                if end:
+                    source.take(end.end())
+                    source.skips_space = not began
+                elif not match and not self._is_closing(rest := source.take(len(source.text))):
+                    yield AnswerDelta(source.stripped(rest))
 
-    def _in_opening(self, found: list[AnswerDelta], last: bool) -> bool:
-        match = self._first.match(self._buffer)
-        if match and match[1] in self._tools and match.end() <= self._longest:
-            self._open(found, match)
-            return True
-        if not match and len(self._buffer) <= self._longest and not last:
-            return False
-        trigger = self._format.trigger  # no call: its marker is text
-        space = self._before[len(self._before.rstrip()) :]
-        self._emit(found, space + trigger, "content")
-        self._buffer, self._parse = self._buffer[len(trigger) :], self._in_text
-        return True
+    def _thoughts(self, source: _Pieces, reasoning: ReasoningFormat) -> Iterator[str]:
+        """Yield the reasoning, and leave what is behind it."""
+        if not self._reasoning_open:
+            while len(begun := source.text.lstrip()) < len(reasoning.open) and reasoning.open.startswith(begun):
+                if not source.more():
+                    break
+            if not begun.startswith(reasoning.open):
+                return
+            source.text = begun[len(reasoning.open) :]
+        source.skips_space = True
+        yield from source.before(reasoning.close, strips=True)
+        source.skips_space |= bool(source.take(len(reasoning.close)))
 
-    def _open(self, found: list[AnswerDelta], match: re.Match[str]) -> None:
-        identifier = call_id(self._prompt, self._calls, match[1])
-        found.append(AnswerDelta(call=CallDelta(self._calls, identifier, match[1])))
-        self._buffer, self._parse = self._buffer[match.end() :], self._in_arguments
-        self._depth, self._quoted, self._escaped = 0, False, False
+    def _opening(self, source: _Pieces) -> re.Match[str] | None:
+        """Return the beginning of a call with which the text goes on; None: there is none."""
+        while True:
+            match = self._first.match(source.text)
+            if match or len(source.text) > self._longest or not source.more():
+                return match if match and match[1] in self._tools and match.end() <= self._longest else None
 
-    def _in_arguments(self, found: list[AnswerDelta], last: bool) -> bool:
-        for position, character in enumerate(self._buffer):
-            if self._quoted:
-                self._quoted = self._escaped or character != '"'
-                self._escaped = character == "\\" and not self._escaped
-            elif character == '"':
-                self._quoted = True
-            else:
-                self._depth += (character in "{[") - (character in "}]")
-                if not self._depth:
-                    self._arguments(found, position + 1)
-                    self._calls += 1
-                    self._parse = self._after_call
-                    return True
-        self._arguments(found, len(self._buffer))
+    def _after_call(self, source: _Pieces) -> tuple[re.Match[str] | None, re.Match[str] | None]:
+        """Return the beginning of another call, or else the end of the calls; None: it is neither."""
+        while True:
+            match = self._next.match(source.text) if self._next else None
+            if match and match[1] in self._tools:
+                return match, None
+            if (end := self._end.match(source.text)) or not source.more():
+                return None, end
+
+    def _is_closing(self, text: str) -> bool:
+        return any(each.startswith("".join(text.split())) for each in self._closings)
+
+
+class _Pieces:
+    """A text that comes in pieces: `text` is what has come and was not taken."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = iter(texts)
+        self.text = ""
+        self.skips_space = False  # whether white space at the beginning of what comes is left away
+        self.space = ""  # before the marker that was found
+
+    def more(self) -> bool:
+        """Wait for more of the text; return False at its end."""
+        for piece in self._texts:
+            if piece:
+                self.text += piece
+                return True
         return False
 
-    def _arguments(self, found: list[AnswerDelta], length: int) -> None:
-        if length:
-            found.append(AnswerDelta(call=CallDelta(self._calls, arguments=self._buffer[:length])))
-        self._buffer = self._buffer[length:]
+    def take(self, length: int) -> str:
+        taken, self.text = self.text[:length], self.text[length:]
+        return taken
 
-    def _after_call(self, found: list[AnswerDelta], last: bool) -> bool:
-        match = self._next.match(self._buffer) if self._next else None
-        if match and match[1] in self._tools:
-            self._open(found, match)
-            return True
-        end = self._end.match(self._buffer)
-        if end:
-            self._buffer, self._skip_space = self._buffer[end.end() :], not self._began
-            self._parse = self._in_text
-            return True
-        if last:
-            rest, self._buffer = self._buffer, ""
-            ends = (self._format.end, *(f"{self._format.between}{name}{self._format.middle}" for name in self._tools))
-            is_part = any("".join(each.split()).startswith("".join(rest.split())) for each in ends)
-            self._emit(found, "" if is_part else rest, "content")
-        return False
+    def stripped(self, text: str) -> str:
+        text = text.lstrip() if self.skips_space else text
+        self.skips_space = self.skips_space and not text
+        return text
 
-    def _release(self, found: list[AnswerDelta], marker: str, last: bool, kind: str) -> None:
-        """Give the buffer as text. White space and what may begin a marker, at its end, wait for more."""
-        ready = self._buffer
-        if not last:
-            lengths = range(min(len(marker) - 1, len(ready)), 0, -1)
-            ready = ready[: len(ready) - next((n for n in lengths if ready.endswith(marker[:n])), 0)]
-        ends_stripped = kind == "reasoning" or self._calls > 0
-        rest = self._buffer[len(ready.rstrip()) :] if (marker or ends_stripped) and not last else ""
-        self._emit(found, ready.rstrip() if rest or (last and ends_stripped) else ready, kind)
-        self._buffer = rest
+    def before(self, marker: str, *, strips: bool) -> Iterator[str]:
+        """Yield the text before a marker. What may begin the marker, and white space before it, wait for more."""
+        while (at := self.text.find(marker) if marker else -1) < 0:
+            ready = self.text[: len(self.text) - _partial_length(self.text, [marker])]
+            yield self.stripped(self.take(len(ready.rstrip() if marker or strips else ready)))
+            if not self.more():
+                rest = self.take(len(self.text))
+                yield self.stripped(rest.rstrip() if strips else rest)
+                return
+        before = self.take(at)
+        self.space = before[len(before.rstrip()) :]
+        yield self.stripped(before.rstrip())
 
-    def _emit(self, found: list[AnswerDelta], text: str, kind: str) -> None:
-        text = text.lstrip() if self._skip_space else text
-        if text:
-            self._skip_space = False
-            self._began = self._began or kind == "content"
-            found.append(AnswerDelta(text) if kind == "content" else AnswerDelta(reasoning=text))
+    def object(self) -> Iterator[str]:
+        """Yield a JSON object, as far as it comes."""
+        depth, quoted, escaped = 0, False, False
+        while self.text or self.more():
+            for length, character in enumerate(self.text, 1):
+                if quoted:
+                    quoted = escaped or character != '"'
+                    escaped = character == "\\" and not escaped
+                elif character == '"':
+                    quoted = True
+                else:
+                    depth += (character in "{[") - (character in "}]")
+                    if not depth:
+                        yield self.take(length)
+                        return
+            yield self.take(len(self.text))
 
 
 def _loose(literal: str) -> str:
@@ -182,43 +169,41 @@ def _pattern(before: str, middle: str) -> re.Pattern[str]:
     return re.compile(rf"\s*{_loose(before)}\s*([\w./:-]+?)\s*{_loose(middle)}\s*(?=\{{)")
 
 
-def parse_answer(parser: AnswerParser, texts: Iterable[str], stops: Sequence[str] = ()) -> Iterator[AnswerDelta]:
-    """Yield the pieces of an answer.
+def until_stop_string(deltas: Iterable[AnswerDelta], stops: Sequence[str]) -> Iterator[AnswerDelta]:
+    """Yield the parts of an answer before the first stop string in one run of its text. All parts are consumed.
 
-    The whole text is parsed, so that a `TextStream` ends by itself and has its `generation`.
+    Text that may begin a stop string is held back until it is known.
 
-    Args:
-        parser: A fresh parser.
-        texts: Pieces of the text.
-        stops: Strings that end the answer where they occur in its text; not in reasoning, nor in calls.
+    >>> [each.content for each in until_stop_string(map(AnswerDelta, ["ab", "c", "d", "e"]), ["cd"])]
+    ['ab']
     """
-    stopped = False
-    for is_content, run in groupby(_parsed(parser, texts), key=lambda delta: bool(delta.content)):
+    held, stopped, end = "", False, AnswerDelta()
+    for delta in chain(deltas, [end]):
         if stopped:
             continue
-        if not is_content or not stops:
-            yield from run
-            continue
-        counted = _Counted(delta.content for delta in run)
-        kept = _Counted(stream_until_stop_string(counted, stops))
-        yield from map(AnswerDelta, kept)
-        stopped = kept.characters < counted.characters
+        held += delta.content
+        is_text = not (delta.reasoning or delta.call or delta is end)
+        safe = len(held) - (_partial_length(held, stops) if is_text else 0)
+        trimmed = trim_at_stop_string(held, stops)
+        stopped = len(trimmed) < len(held) and len(trimmed) <= safe
+        ready = trimmed if stopped else held[:safe]
+        held = held[len(ready) :]
+        if ready:
+            yield AnswerDelta(ready)
+        if not (stopped or is_text or delta is end):
+            yield delta
 
 
-def _parsed(parser: AnswerParser, texts: Iterable[str]) -> Iterator[AnswerDelta]:
-    for text in texts:
-        yield from parser.feed(text)
-    yield from parser.finish()
+def trim_at_stop_string(text: str, stops: Sequence[str]) -> str:
+    """Return the text before the first stop string.
+
+    >>> trim_at_stop_string("one. two. three.", [". t"])
+    'one'
+    """
+    return text[: min((index for index in map(text.find, stops) if index >= 0), default=None)]
 
 
-class _Counted(Iterator[str]):
-    """Texts, and how many characters they had so far."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = iter(texts)
-        self.characters = 0
-
-    def __next__(self) -> str:
-        text = next(self._texts)
-        self.characters += len(text)
-        return text
+def _partial_length(text: str, markers: Sequence[str]) -> int:
+    """Return the length of the longest end of a text that is the beginning of a marker, and not all of it."""
+    lengths = range(1, min(len(text), max(map(len, markers), default=1) - 1) + 1)
+    return max((n for n in lengths if any(each.startswith(text[-n:]) for each in markers)), default=0)

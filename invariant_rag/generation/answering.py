@@ -2,9 +2,7 @@ r"""One request to a model, through all its steps: prompt, constraint, decoding,
 
 LangChain, LlamaIndex and the server are thin adapters of this: they write an `AnswerRequest`, and read a `Reply`.
 
->>> request = AnswerRequest(
-...     messages=[{"role": "user", "content": [documents, question]}], stop=("\n\n",)
-... )  # doctest: +SKIP
+>>> request = AnswerRequest(messages=[{"role": "user", "content": [documents, question]}])  # doctest: +SKIP
 >>> Answering(lm, request).reply().first.content  # doctest: +SKIP
 'At noon.'
 """
@@ -17,28 +15,22 @@ from concurrent.futures import CancelledError
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, islice, repeat
+from operator import attrgetter
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.checks import MOST_CALLS, check_kind, check_number, check_real
 from invariant_rag.errors import InvalidOption, InvalidPrompt, TokenizerRequired, UnsupportedCombination
-from invariant_rag.generation.answer_parsing import parse_answer
-from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, ModelAnswer, Reply, Usage
+from invariant_rag.generation.answer_parsing import trim_at_stop_string, until_stop_string
+from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply, Usage
 from invariant_rag.generation.batching import MicroBatcher, generate_alone
 from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.json_schema import check_expressible, json_schema
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import check_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation, ledger
-from invariant_rag.generation.streaming import (
-    StopOnEvent,
-    TextStream,
-    decode_keeping,
-    stream_until_stop_string,
-    token_logprobs,
-    trim_at_stop_string,
-)
+from invariant_rag.generation.streaming import StopOnEvent, TextStream, decode_keeping, token_logprobs
 from invariant_rag.generation.structured import constrain
 from invariant_rag.generation.tools import ToolCalling
 from invariant_rag.prompts import Tool, render_chat, template_format
@@ -83,23 +75,20 @@ class Answering:
                 tools = (*tools, _object_tool(self._schema))
                 self._object_tool, choice, parallel = tools[-1].name, "required", False
             self._schema = None
+        # Where the model may write calls or an object, the text is cut afterwards: stop strings do not cut those.
+        self._stops = request.stop if self._schema is None and not tools else ()
         self._calling: ToolCalling | None = None
         if request.prompt is not None:
             self.prompt = check_kind("prompt", request.prompt, Prompt, error=InvalidPrompt)
-        elif (
-            tools
-            or choice not in ("auto", "none")
-            or (self._schema is None and template_format(self._tokenizer).reasoning)
-        ):
+            return
+        messages, variables, tokenizer = request.messages or (), request.template_kwargs, self._tokenizer
+        reasons = self._schema is None and template_format(tokenizer).reasoning is not None
+        if tools or reasons or choice not in ("auto", "none"):
             calling = ToolCalling(lm, tools, tool_choice=choice, parallel=parallel)
-            self.prompt = calling.prompt(request.messages or (), request.question, **request.template_kwargs)
+            self.prompt = calling.prompt(messages, request.question, **variables)
             self._calling = calling if self._schema is None else None
         else:
-            values = request.template_kwargs
-            self.prompt = render_chat(request.messages or (), self._tokenizer, request.question, template_kwargs=values)
-        # Where the model may write calls or an object, the text is cut afterwards: stop strings do not cut those.
-        is_free = self._schema is None and not tools
-        self._stops = request.stop if is_free else ()
+            self.prompt = render_chat(messages, tokenizer, request.question, template_kwargs=variables)
 
     @cached_property
     def prepared(self) -> PreparedPrompt:
@@ -136,13 +125,13 @@ class Answering:
         streams = []
         for prompt, options in self.calls():
             options["keep_tokens"] = self._kept_tokens
-            if queue is None:
-                if abandoned is not None:
-                    criteria = options.get("stopping_criteria") or ()
-                    options["stopping_criteria"] = [*criteria, StopOnEvent(abandoned)]
-                streams.append(self.lm.stream(prompt, **options))
-            else:
+            if queue is not None:
                 streams.append(queue.stream(self.lm, prompt, options, batch_size=batch_size, abandoned=abandoned))
+                continue
+            if abandoned is not None:
+                criteria = options.get("stopping_criteria") or ()
+                options["stopping_criteria"] = [*criteria, StopOnEvent(abandoned)]
+            streams.append(self.lm.stream(prompt, **options))
         return self._pieces(streams, abandoned)
 
     def _pieces(
@@ -151,18 +140,14 @@ class Answering:
         with ExitStack() as stack:
             for each in streams:
                 stack.enter_context(closing(each))
-            found: list[list[AnswerDelta]] = [[] for _ in streams]
             for index, delta in _interleaved([self._deltas(each) for each in streams]):
-                found[index].append(delta)
-                yield replace(delta, index=index)
+                for copy in [index] if len(streams) > 1 else range(self.request.n):
+                    yield replace(delta, index=copy)
             if abandoned is not None and abandoned.is_set():
                 raise CancelledError
-            generations = [each.generation for each in streams]
-            if all(generations):
-                pairs = [(each, Answer.join(deltas)) for each, deltas in zip(generations, found, strict=True) if each]
-                for index in range(self._drawn, self.request.n):
-                    yield from (replace(delta, index=index) for delta in found[0])
-                yield self._reply(pairs)
+            generations = [each.generation for each in streams if each.generation]
+            if len(generations) == len(streams):
+                yield self.parse(generations)
 
     @property
     def _drawn(self) -> int:
@@ -175,14 +160,7 @@ class Answering:
         prompt: Any = self.prompt
         if type(self.lm) is InvariantModel:  # what was prepared already need not be tokenized again
             prompt = vars(self).get("prepared", prompt)
-        return [(prompt, self._options(index)) for index in range(self._drawn)]
-
-    def parse(self, generations: Sequence[Generation]) -> Reply:
-        """Return the reply that generations are, one for each of `calls`, or raise IncompleteObject; see `reply`."""
-        kept = self._kept_tokens
-        texts = [decode_keeping(self._tokenizer, each.token_ids, kept) if kept else each.text for each in generations]
-        answers = [Answer.join(self._deltas([text])) for text in texts]
-        return self._reply(list(zip(generations, answers, strict=True)))
+        return list(zip(repeat(prompt), map(self._options, range(self._drawn))))
 
     def _options(self, index: int) -> dict[str, Any]:
         """Return the keywords of `InvariantModel.generate` for the answer of an index."""
@@ -218,28 +196,33 @@ class Answering:
             raise TokenizerRequired("expected a model with a tokenizer: a conversation is text")
         return self.lm.tokenizer
 
-    def _deltas(self, texts: Iterable[str]) -> Iterator[AnswerDelta]:
+    def _deltas(self, texts: Iterable[str], *, stops: bool = True) -> Iterator[AnswerDelta]:
         """Yield what pieces of a text mean, up to the first stop string."""
-        texts = stream_until_stop_string(texts, self._stops) if self._stops else texts
+        early, late = (self._stops, self.request.stop if self._schema is None else ()) if stops else ((), ())
+        deltas = until_stop_string(map(AnswerDelta, filter(None, texts)), early)
         if self._calling is None:
-            yield from map(AnswerDelta, texts)
-            return
-        stops = () if self._stops else self.request.stop
+            return deltas
+        parsed = self._calling.parser(self.prompt).parse(each.content for each in deltas)
+        return self._with_object(until_stop_string(parsed, late))
+
+    def _with_object(self, deltas: Iterable[AnswerDelta]) -> Iterator[AnswerDelta]:
+        """Yield the parts of an answer, with calls of the tool that stands for the object of a schema as text."""
         objects = set()
-        for delta in parse_answer(self._calling.parser(self.prompt), texts, stops):
+        for delta in deltas:
             call = delta.call
             if call and call.name and call.name == self._object_tool:
                 objects.add(call.index)
             if call is None or call.index not in objects:
                 yield delta
-            elif call.arguments:  # of the tool that stands for the object of a schema
+            elif call.arguments:
                 yield AnswerDelta(call.arguments)
 
-    def _reply(self, found: Sequence[tuple[Generation, Answer]]) -> Reply:
-        first, request = found[0][0], self.request
-        answers = [self._answer(*each) for each in found]
+    def parse(self, generations: Sequence[Generation]) -> Reply:
+        """Return the reply that generations are, one for each of `calls`, or raise IncompleteObject; see `reply`."""
+        first, request = generations[0], self.request
+        answers = list(map(self._answer, generations))
         answers += answers[:1] * (request.n - len(answers))
-        written = sum(each.generation.usage.completion_tokens for each in answers if each.generation)
+        written = sum(map(attrgetter("generation.usage.completion_tokens"), answers))
         return Reply(
             answers=tuple(answers),
             usage=Usage(first.usage.prompt_tokens, written, first.usage.cached_tokens),
@@ -247,9 +230,12 @@ class Answering:
             model=self.lm.name,
         )
 
-    def _answer(self, generation: Generation, answer: Answer) -> ModelAnswer:
-        request, reason, logprobs, citations = self.request, str(generation.finish_reason), None, None
-        if self._schema is None and trim_at_stop_string(generation.text, request.stop) != generation.text:
+    def _answer(self, generation: Generation) -> Answer:
+        request, reason, kept = self.request, str(generation.finish_reason), self._kept_tokens
+        text = decode_keeping(self._tokenizer, generation.token_ids, kept) if kept else generation.text
+        is_plain, logprobs, citations = self._calling is None and not request.stop, None, None
+        answer = Answer(text) if is_plain else Answer.join(self._deltas([text]))
+        if request.stop and answer != Answer.join(self._deltas([text], stops=False)):
             reason = "stop"
         if reason == "stop" and answer.tool_calls:
             reason = "tool_calls"
@@ -262,9 +248,7 @@ class Answering:
         if request.citations and request.schema is None:
             question, segments = self.prompt.query or "", self.prompt.segments
             citations = cite_spans(answer.content, question, segments, generation.order, generation.labels)
-        return ModelAnswer(
-            **vars(answer), finish_reason=reason, logprobs=logprobs, citations=citations, generation=generation
-        )
+        return replace(answer, finish_reason=reason, logprobs=logprobs, citations=citations, generation=generation)
 
 
 def reply_all(
@@ -277,7 +261,7 @@ def reply_all(
     """Generate the answers to several requests to one model; see `Answering.reply`."""
     if not answerings:
         return []
-    lm, calls = answerings[0].lm, [each.calls() for each in answerings]
+    lm, calls = answerings[0].lm, list(map(Answering.calls, answerings))
     if batcher is None and len(calls) == len(calls[0]) == 1:
         return [answerings[0].parse([generate_alone(lm, *calls[0][0], abandoned)])]
     queue = batcher or MicroBatcher()
@@ -287,11 +271,10 @@ def reply_all(
 
 def _interleaved(streams: Iterable[Iterator[AnswerDelta]]) -> Iterator[tuple[int, AnswerDelta]]:
     """Yield one piece of each in turn with its index, until all have ended."""
-    running, done = dict(enumerate(streams)), object()
+    running = dict(enumerate(streams))
     while running:
         for index, each in list(running.items()):
-            delta: Any = next(each, done)
-            if delta is done:
+            if (delta := next(each, None)) is None:
                 del running[index]
             else:
                 yield index, delta

@@ -1,19 +1,26 @@
-"""Requests to a model and its answers as data, for frameworks, the server and remote models. Needs no torch."""
+"""Requests to a model and its answers as data, and in the format of the OpenAI API. Needs no torch."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.errors import IncompleteObject
+from invariant_rag.errors import IncompleteObject, UnsupportedCombination
 from invariant_rag.generation.citations import CitedSpan
-from invariant_rag.prompts.tools import Tool, ToolCall
-from invariant_rag.segments import Prompt
+from invariant_rag.generation.json_schema import json_schema
+from invariant_rag.prompts.tools import Tool, ToolCall, as_tools
+from invariant_rag.segments import Prompt, Segment, SegmentSet
 
 if TYPE_CHECKING:
     from invariant_rag.generation.outputs import Generation
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
+_OPTIONS = ("min_p", "repetition_penalty")
+"""Keywords of transformers' `generate` that a server takes."""
+_LEDGER = ("sets", "order", "dropped", "trimmed", "method", "invariant")
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class AnswerRequest:
         template_kwargs: Variables of the chat template.
         schema: What `json_schema` takes: the answer is JSON of it, and ends where the JSON ends; `stop` does not apply.
             With tools, an answer is calls or the object.
-        stop: Strings that end the text of an answer; not its reasoning, nor a call.
+        stop: Strings that end an answer; with tools, its text only: not its reasoning, nor a call.
         max_new_tokens: The most tokens of an answer. None: as for `InvariantModel.generate`.
         temperature: 0: greedy; then `top_p`, `top_k`, `min_p` (as in transformers) and `seed` mean nothing.
         seed: Seed of the first answer; the next ones have the numbers after it.
@@ -65,6 +72,17 @@ class AnswerRequest:
     citations: bool = False
     recognized: bool = True
 
+    @property
+    def segments(self) -> list[Segment]:
+        """All segments of the prompt, or of the conversation."""
+        if self.prompt is not None:
+            return list(self.prompt.segments)
+        found: list[Segment] = []
+        for content in (message.get("content") for message in self.messages or ()):
+            for part in [content] if isinstance(content, str | Segment | SegmentSet) else content or ():
+                found += [part] if isinstance(part, Segment) else part if isinstance(part, SegmentSet) else []
+        return found
+
 
 @dataclass(frozen=True)
 class CallDelta:
@@ -87,20 +105,47 @@ class AnswerDelta:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """A generated token, as frameworks report it.
+
+    Attributes:
+        token: Its part of the text: empty for a special token, and for a token whose character the next one completes.
+        logprob: Its log-probability under the model.
+        start: Where its part begins in the text of the generation.
+        end: Where it ends.
+        top: The most likely tokens at its place with their log-probabilities, the most likely one first.
+    """
+
+    token: str
+    logprob: float
+    start: int = 0
+    end: int = 0
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Answer:
-    """The text of an answer, parsed.
+    """One answer to a request. Its text is what the model wrote, up to a stop string.
 
     Attributes:
         content: The text.
         reasoning: What the model wrote between its markers of reasoning; empty if it has none.
         tool_calls: The calls.
         cut_call: A call that the answer ends within, with its arguments as far as they came; None: there is none.
+        finish_reason: `stop`, `tool_calls`, or `length`: room forced the end, so that an object or a call may be cut.
+        logprobs: The tokens with their log-probabilities; None if they were not asked for.
+        citations: The parts of the text that have a source, with the caller's own segments; None if not asked for.
+        generation: What the model generated; None of a model elsewhere.
     """
 
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     cut_call: CallDelta | None = None
+    finish_reason: str = "stop"
+    logprobs: Sequence[TokenLogprob] | None = None
+    citations: Sequence[CitedSpan] | None = None
+    generation: Generation | None = None
 
     @classmethod
     def join(cls, deltas: Iterable[AnswerDelta]) -> Answer:
@@ -130,25 +175,6 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class TokenLogprob:
-    """A generated token, as frameworks report it.
-
-    Attributes:
-        token: Its part of the text: empty for a special token, and for a token whose character the next one completes.
-        logprob: Its log-probability under the model.
-        start: Where its part begins in the text of the generation.
-        end: Where it ends.
-        top: The most likely tokens at its place with their log-probabilities, the most likely one first.
-    """
-
-    token: str
-    logprob: float
-    start: int = 0
-    end: int = 0
-    top: tuple[tuple[str, float], ...] = ()
-
-
-@dataclass(frozen=True)
 class Usage:
     """Token counts of one generation; `cached_tokens` of the prompt were loaded from a cache."""
 
@@ -163,23 +189,6 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class ModelAnswer(Answer):
-    """One answer to a request. Its text is what the model wrote, up to a stop string.
-
-    Attributes:
-        finish_reason: `stop`, `tool_calls`, or `length`: room forced the end, so that an object or a call may be cut.
-        logprobs: The tokens with their log-probabilities; None if they were not asked for.
-        citations: The parts of the text that have a source, with the caller's own segments; None if not asked for.
-        generation: What the model generated; None of a model elsewhere.
-    """
-
-    finish_reason: str = "stop"
-    logprobs: Sequence[TokenLogprob] | None = None
-    citations: Sequence[CitedSpan] | None = None
-    generation: Generation | None = None
-
-
-@dataclass(frozen=True)
 class Reply:
     """All answers to a request.
 
@@ -190,12 +199,139 @@ class Reply:
         model: Name of the model.
     """
 
-    answers: tuple[ModelAnswer, ...]
+    answers: tuple[Answer, ...]
     usage: Usage
     ledger: Mapping[str, Any]
     model: str = ""
 
     @property
-    def first(self) -> ModelAnswer:
+    def first(self) -> Answer:
         """The first answer."""
         return self.answers[0]
+
+
+# The format of the OpenAI API, as `invariant-rag serve` speaks it.
+
+
+def request_fields(request: AnswerRequest, choices: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request besides its messages or its prompt; None for those to leave away.
+
+    `choices` are method, ordering and overflow to ask for. Options that a server does not take are refused.
+    """
+    if refused := sorted(request.options.keys() - set(_OPTIONS)):
+        raise UnsupportedCombination(
+            f"expected keywords that a server takes, got {', '.join(refused)}",
+            hint="Leave them away, or run the model here, without base_url.",
+        )
+    sampling = {name: getattr(request, name) for name in _SAMPLING if request.temperature}
+    fields = {
+        **request.options,
+        **{name: value for name, value in sampling.items() if value is not None},
+        "max_tokens": request.max_new_tokens,
+        "n": request.n if request.n > 1 else None,
+        "stop": None if request.schema is not None else list(request.stop) or None,
+        "invariant": dict(choices) or None,
+    }
+    if request.messages is None:
+        return fields | {"logprobs": (request.top_logprobs or 1) if request.logprobs else None}
+    schema = None if request.schema is None else {"name": "answer", "schema": json_schema(request.schema)}
+    fields |= {
+        "logprobs": request.logprobs or None,
+        "top_logprobs": request.top_logprobs or None,
+        "chat_template_kwargs": dict(request.template_kwargs) or None,
+        "response_format": None if schema is None else {"type": "json_schema", "json_schema": schema},
+    }
+    if tools := [each.to_dict() for each in as_tools(request.tools)]:
+        choice: Any = "required" if request.tool_choice == "any" else request.tool_choice
+        if choice not in ("auto", "none", "required"):
+            choice = {"type": "function", "function": {"name": choice}}
+        fields |= {"tools": tools, "tool_choice": choice, "parallel_tool_calls": request.parallel}
+    return fields
+
+
+def parse_reply(body: Mapping[str, Any], request: AnswerRequest) -> Reply:
+    """Return the reply that a `chat.completion` or a `text_completion` is."""
+    answers = []
+    for choice in body["choices"]:
+        said = choice.get("message") or {"content": choice.get("text")}
+        answers.append(_answer(parse_deltas(said, 0), said, choice, request))
+    return _reply(answers, body, body["usage"], request)
+
+
+def parse_chunks(chunks: Iterable[Mapping[str, Any]], request: AnswerRequest) -> Iterator[AnswerDelta | Reply]:
+    """Yield what the chunks of a stream are: the pieces of the answers, and then the whole reply."""
+    pieces: dict[int, list[AnswerDelta]] = {}
+    ends: dict[int, Mapping[str, Any]] = {}
+    last: Mapping[str, Any] = {}
+    for chunk in chunks:
+        if not chunk["choices"]:
+            answers = [
+                _answer(pieces.get(index, ()), choice.get("delta") or {}, choice, request)
+                for index, choice in sorted(ends.items())
+            ]
+            yield _reply(answers, last, chunk["usage"], request)
+            return
+        for choice in chunk["choices"]:
+            if choice["finish_reason"] is not None:
+                ends[choice["index"]], last = choice, chunk
+                continue
+            for delta in parse_deltas(choice.get("delta") or {"content": choice.get("text")}, choice["index"]):
+                pieces.setdefault(delta.index, []).append(delta)
+                yield delta
+
+
+def parse_deltas(said: Mapping[str, Any], index: int) -> Iterator[AnswerDelta]:
+    """Yield what the message of a choice, or the delta of a chunk, is: pieces of the answer of an index."""
+    if reasoning := said.get("reasoning_content") or said.get("reasoning"):
+        yield AnswerDelta(reasoning=reasoning, index=index)
+    if content := said.get("content") or said.get("refusal"):
+        yield AnswerDelta(content + "", index=index)
+    for place, call in enumerate(said.get("tool_calls") or ()):
+        function = call.get("function") or {}
+        arguments = function.get("arguments") or ""
+        piece = CallDelta(call.get("index", place), call.get("id"), function.get("name"), arguments)
+        yield AnswerDelta(call=piece, index=index)
+
+
+def parse_logprobs(said: Mapping[str, Any] | None) -> list[TokenLogprob]:
+    """Return the log-probabilities of a chat or of a completion."""
+    if not said:
+        return []
+    if "content" in said:
+        tops = [[(top["token"], top["logprob"]) for top in each["top_logprobs"]] for each in said["content"]]
+        tokens = [(each["token"], each["logprob"]) for each in said["content"]]
+    else:
+        tops = [list(each.items()) for each in said.get("top_logprobs") or [{}] * len(said["tokens"])]
+        tokens = list(zip(said["tokens"], said["token_logprobs"], strict=True))
+    ends = list(accumulate(len(token) for token, _ in tokens))
+    return [
+        TokenLogprob(token, logprob, end - len(token), end, tuple(top))
+        for (token, logprob), end, top in zip(tokens, ends, tops, strict=True)
+    ]
+
+
+def _answer(
+    deltas: Iterable[AnswerDelta], said: Mapping[str, Any], choice: Mapping[str, Any], request: AnswerRequest
+) -> Answer:
+    citations = None
+    if request.citations and request.schema is None:  # the server names segments by their content hash
+        known = {segment.content_hash: (index, segment) for index, segment in enumerate(request.segments)}
+        sources = [(cited, each["id"]) for cited in said.get("citations") or () for each in cited["sources"]]
+        citations = [CitedSpan(cited["start"], cited["end"], *known[name]) for cited, name in sources if name in known]
+    return replace(
+        Answer.join(deltas),
+        finish_reason=choice["finish_reason"],
+        logprobs=parse_logprobs(choice.get("logprobs")) if request.logprobs else None,
+        citations=citations,
+    )
+
+
+def _reply(
+    answers: Sequence[Answer], body: Mapping[str, Any], usage: Mapping[str, Any], request: AnswerRequest
+) -> Reply:
+    ledger = {name: body["invariant"][name] for name in _LEDGER}
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    if not request.recognized:
+        ledger["invariant"] = False
+    tokens = Usage(usage["prompt_tokens"], usage["completion_tokens"], cached)
+    return Reply(tuple(answers), tokens, {**ledger, "cached_tokens": cached}, body["model"])

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_MISSPELT = 0.8
-"""Similarity from which an unknown keyword counts as a misspelt choice. transformers' `cache_dir` has 0.71."""
+_MISSPELT = 0.8  # similarity of an unknown keyword to a choice; transformers' `cache_dir` has 0.71
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +110,11 @@ class Choices:
             _check_cacheable(model, resolved.intervention)
         return resolved
 
+    @classmethod
+    def names(cls) -> list[str]:
+        """Return the names of the choices."""
+        return [each.name for each in fields(Choices)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedChoices(Choices):
@@ -130,16 +134,15 @@ class ResolvedChoices(Choices):
         """Return other choices for the same model. A new method brings its default ordering and no intervention."""
         if "method" in changes:
             changes = {"ordering": None, "intervention": None, **changes}
-        given = {each.name: getattr(self, each.name) for each in fields(Choices)}
+        given = {name: getattr(self, name) for name in self.names()}
         resolved = Choices(**{**given, **known_keywords(changes)}).resolve(model, has_alibi=has_alibi)
         return replace(resolved, context_window=self.context_window)
 
 
 def known_keywords(keywords: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return keywords, all of which are choices, or raise UnknownName."""
-    names = [each.name for each in fields(Choices)]
     for each in keywords:
-        check_name("keyword", each, names)
+        check_name("keyword", each, Choices.names())
     return keywords
 
 
@@ -161,16 +164,13 @@ def check_before_loading(
 ) -> tuple[Choices, dict[str, Any]]:
     """Check the keywords of `InvariantModel.from_pretrained`, as far as that is possible before anything is loaded.
 
-    Returns:
-        The choices, and the other keywords, which are for transformers. One that looks like a misspelt choice is
-        refused.
+    Return the choices, and the other keywords, which are for transformers; refuse what looks like a misspelt choice.
     """
     resolve_dtype(dtype)
     check_device(device_map)
-    names = [each.name for each in fields(Choices)]
-    choices = Choices(**{each: value for each, value in keywords.items() if each in names})
-    others = {each: value for each, value in keywords.items() if each not in names}
-    known = [*names, "dtype", "device_map"]
+    others = dict(keywords)
+    choices = Choices(**{each: others.pop(each) for each in Choices.names() if each in keywords})
+    known = [*Choices.names(), "dtype", "device_map"]
     misspelt = [each for each in others if get_close_matches(each, known, 1, _MISSPELT)]
     config = load_config(name, **others) if misspelt else None
     for each in misspelt:
@@ -181,21 +181,17 @@ def check_before_loading(
 
 def _check_cacheable(model: PreTrainedModel, intervention: Intervention | None) -> None:
     """Refuse a cache where keys and values of a prefix cannot be reused by other prompts."""
+    devices = sorted(set(map(str, getattr(model, "hf_device_map", {}).values())))
+    wanted, found = "", ""
     if intervention is not None:
+        wanted, found = "a model without an intervention", repr(intervention.name)
+    elif has_dynamic_rope(model):
+        wanted, found = "rotary frequencies that do not depend on the prompt length", "some that grow with it"
+    elif len(devices) > 1 or any(each.is_meta for each in model.parameters()):
+        wanted = "a model on one device, with its weights in memory,"
+        found = f"one that is offloaded or spread over {', '.join(devices) or 'devices'}"
+    if wanted:
         raise UnsupportedCombination(
-            f"expected a model without an intervention for a key-value cache, got {intervention.name!r}",
-            hint="Use with_cache(None), or a model without an intervention.",
-        )
-    if has_dynamic_rope(model):
-        raise UnsupportedCombination(
-            "expected rotary frequencies that do not depend on the prompt length; this model's grow with it, so keys "
-            "cannot be reused by another prompt",
-            hint="Use this model without a cache.",
-        )
-    devices = set(map(str, getattr(model, "hf_device_map", {}).values()))
-    if len(devices) > 1 or any(each.is_meta for each in model.parameters()):
-        raise UnsupportedCombination(
-            "expected a model on one device, with its weights in memory, for a key-value cache, got one that is "
-            f"offloaded or spread over {', '.join(sorted(devices)) or 'devices'}",
-            hint="Load the model on one device (`device_map`), or use it without a cache.",
+            f"expected {wanted} for a key-value cache, got {found}",
+            hint="Use with_cache(None), or another model: without an intervention, on one device (`device_map`).",
         )

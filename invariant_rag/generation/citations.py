@@ -20,16 +20,9 @@ _SENTENCE = re.compile(r"\S.*?(?:[.!?]+(?=\s|$)|[。\uff01\uff1f]|$)", re.MULTIL
 
 @dataclass(frozen=True)
 class Citation:
-    """A chunk that contains an answer.
+    """A chunk that contains an answer: word for word if it is `exact`, else half of its distinctive words."""
 
-    Attributes:
-        index: Index of the chunk in the retrieved segments.
-        segment: The chunk.
-        exact: Whether the chunk contains the whole answer word for word. Otherwise it contains at least half of the
-            distinctive words of the answer.
-    """
-
-    index: int
+    index: int  # in the retrieved segments
     segment: Segment
     exact: bool
 
@@ -37,20 +30,14 @@ class Citation:
 def cite(
     answer: str, question: str, segments: Sequence[Segment], included: Iterable[int] | None = None
 ) -> list[Citation]:
-    """Return the chunks that contain the words of an answer, best first.
+    """Return the chunks that contain the words of an answer, best first; in the same order for every order of theirs.
 
     A chunk is cited if its title and text contain the answer word for word, ignoring case, spacing and punctuation.
     If there is no such chunk, those are cited that contain at least half of the distinctive words of the answer: the
     words that are neither in the question nor, with several chunks, in more than half of them. The rule compares words
     and does not use the model: a citation does not prove the answer.
 
-    Args:
-        answer: The answer.
-        question: The question.
-        segments: The retrieved chunks.
-        included: Indices of the chunks that were in the prompt, the only ones to be cited. None: all.
-
-    Law: every permutation of the chunks gives the same citations in the same order.
+    `included` are the indices of the chunks that were in the prompt, the only ones to be cited. None: all.
 
     >>> chunks = [Segment("Mills grind grain."), Segment("The ferry to Oss leaves at noon.")]
     >>> [(each.index, each.exact) for each in cite("at noon", "When does the ferry leave?", chunks)]
@@ -89,18 +76,11 @@ def cite(
 
 @dataclass(frozen=True)
 class CitedSpan:
-    """A part of an answer, and a chunk that contains it or that it names.
-
-    Attributes:
-        start: Where the part begins in the answer.
-        end: Where it ends.
-        index: Index of the chunk in the retrieved segments.
-        segment: The chunk.
-    """
+    """A part of an answer, from `start` to `end`, and a chunk that contains it or that it names."""
 
     start: int
     end: int
-    index: int
+    index: int  # of the chunk in the retrieved segments
     segment: Segment
 
 
@@ -111,18 +91,10 @@ def cite_spans(
     included: Iterable[int] | None = None,
     numbers: Mapping[str, int] | None = None,
 ) -> list[CitedSpan]:
-    """Return the parts of an answer that have a source, in the order of the answer.
+    """Return the parts of an answer that have a source, in its order; the same for every order of the chunks.
 
-    These are the sentences that a chunk contains word for word, as in `cite`, and the numbers of chunks, such as `[2]`.
-
-    Args:
-        answer: The answer.
-        question: The question.
-        segments: The retrieved chunks. Of equal ones, the first is cited.
-        included: Indices of the chunks that were in the prompt, the only ones to be cited. None: all.
-        numbers: Label of a chunk -> its index, where chunks had labels: `Generation.labels`.
-
-    Law: every permutation of the chunks, with their numbers, gives the same spans and segments in the same order.
+    These are the sentences that a chunk contains word for word, as in `cite`, and the labels of chunks, such as `[2]`,
+    with the index of each in `numbers` (`Generation.labels`). Of equal chunks, the first is cited.
 
     >>> chunks = [Segment("Mills grind grain."), Segment("The ferry to Oss leaves at noon.")]
     >>> spans = cite_spans("At noon [2]. Or so.", "When does the ferry leave?", chunks, numbers={"1": 0, "2": 1})

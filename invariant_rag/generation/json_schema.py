@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from invariant_rag.errors import ExtraRequired, IncompleteObject, InvalidObject, InvalidSchema
+from invariant_rag.checks import require_extra
+from invariant_rag.errors import IncompleteObject, InvalidObject, InvalidSchema
 from invariant_rag.files import parse_json
 from invariant_rag.shown import shown
 
@@ -18,11 +19,7 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 
 
 def json_schema(schema: Any) -> dict[str, Any]:
-    """Return a JSON schema: of a pydantic class or another type that pydantic knows, or one given as dict or string.
-
-    Raises:
-        InvalidSchema: It is no schema, and there is none for this type.
-    """
+    """Return the JSON schema of a type that pydantic knows, or one given as dict or string; or raise InvalidSchema."""
     if isinstance(schema, str | Mapping):
         try:
             schema = parse_json(schema if isinstance(schema, str) else json.dumps(dict(schema)))
@@ -32,8 +29,7 @@ def json_schema(schema: Any) -> dict[str, Any]:
         return schema
     if isinstance(schema, bool | int | float | list | tuple | None):
         raise InvalidSchema(f"expected a JSON schema or a type, got {shown(schema)}")
-    found: dict[str, Any] = _type_adapter(schema).json_schema()
-    return found
+    return dict(_type_adapter(schema).json_schema())
 
 
 def check_expressible(part: Any, *, is_schema: bool = True) -> None:
@@ -53,9 +49,9 @@ def check_expressible(part: Any, *, is_schema: bool = True) -> None:
         check_expressible(each)
 
 
-def json_format(schema: Any) -> dict[str, Any]:
+def json_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the format of xgrammar for JSON of a schema, with at most one white space between its parts."""
-    return {"type": "json_schema", "json_schema": json_schema(schema), "max_whitespace_cnt": 1}
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
 
 
 def compile_tag(compiler: Any, tag: str) -> Any:
@@ -74,18 +70,15 @@ def parse_object(text: str, schema: Any) -> Any:
         IncompleteObject: The text is no JSON: it was cut off.
         InvalidObject: It does not satisfy the schema, or a validator of the class rejects it.
         InvalidSchema: The schema is none, or refers to what is elsewhere.
-        ExtraRequired: jsonschema is not installed, and there is no class that validates.
     """
     value = check_complete(text)
     if isinstance(schema, str | Mapping):
         validate_value(value, json_schema(schema))
         return value
     adapter = _type_adapter(schema)
-    from pydantic import ValidationError
-
     try:
         return adapter.validate_json(text)
-    except ValidationError as error:
+    except ValueError as error:  # of pydantic
         raise InvalidObject(f"expected JSON of {shown(schema)}, got {text!r}: {error}") from error
 
 
@@ -100,10 +93,9 @@ def check_complete(text: str) -> Any:
 
 
 def _type_adapter(schema: Any) -> Any:
-    try:
-        from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
-    except ImportError as error:
-        raise ExtraRequired("pydantic", "structured") from error
+    require_extra("pydantic", "structured")
+    from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
+
     try:
         return TypeAdapter(schema)
     except (PydanticSchemaGenerationError, PydanticUserError) as error:
@@ -125,18 +117,12 @@ def validate_value(value: Any, schema: Mapping[str, Any]) -> None:
 
 
 def check_json_schema(schema: Mapping[str, Any]) -> Any:
-    """Return the validator of a JSON schema in its dialect. References lead to places within it: nothing is fetched.
+    """Return the validator of a JSON schema in its dialect, or raise InvalidSchema. Nothing is fetched."""
+    require_extra("jsonschema", "structured")
+    from jsonschema import Draft202012Validator, SchemaError
+    from jsonschema.validators import validator_for
+    from referencing import Registry
 
-    Raises:
-        ExtraRequired: jsonschema is not installed.
-        InvalidSchema: It is no schema, as far as its dialect's own schema says.
-    """
-    try:
-        from jsonschema import Draft202012Validator, SchemaError
-        from jsonschema.validators import validator_for
-        from referencing import Registry
-    except ImportError as error:
-        raise ExtraRequired("jsonschema", "structured") from error
     named = schema.get("$schema")
     dialect = validator_for({"$schema": named if isinstance(named, str) else ""}, default=Draft202012Validator)
     try:

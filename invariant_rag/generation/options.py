@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from numbers import Real
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
@@ -29,20 +30,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _INFINITY = float("inf")
-_WHOLE = {
+_MOST = (1 << 63) - 1  # the largest whole number that PyTorch takes
+_WHOLE = {  # whole numbers, and the least that each may be
     **dict.fromkeys(("max_new_tokens", "num_beams", "num_return_sequences"), 1),
     **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "top_k", "top_logprobs"), 0),
     "encoder_no_repeat_ngram_size": 0,
 }
-"""Whole numbers, and the least that each may be."""
-
-_REAL = {
+_REAL = {  # finite numbers, and the least and the most that each may be
     **dict.fromkeys(("diversity_penalty", "guidance_scale", "length_penalty"), (-_INFINITY, _INFINITY)),
     **dict.fromkeys(("max_time", "encoder_repetition_penalty", "repetition_penalty", "temperature"), (0, _INFINITY)),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "min_p", "top_h", "top_p", "typical_p"), (0, 1)),
 }
-"""Finite numbers, and the least and the most that each may be."""
-
 _SWITCHES = {
     *("disable_compile", "do_sample", "low_memory", "remove_invalid_values", "renormalize_logits"),
     *("output_attentions", "output_hidden_states", "output_logits", "output_scores", "synced_gpus", "use_cache"),
@@ -51,16 +49,13 @@ _TOKENS = {
     *("begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "eos_token_id", "forced_bos_token_id"),
     *("forced_eos_token_id", "suppress_tokens"),
 }
-
-
-_LONGEST_STOP = 1000
-"""Characters of a stop string: transformers compares every token with every position in it."""
+_LONGEST_STOP = 1000  # characters: transformers compares every token with every position of a stop string
 
 
 def _are_stops(value: Any) -> bool:
     listed = [value] if isinstance(value, str) else value
     return isinstance(listed, list | tuple) and all(
-        isinstance(each, str) and each and replace_surrogates(each) == each for each in listed
+        isinstance(each, str) and 0 < len(each) <= _LONGEST_STOP and replace_surrogates(each) == each for each in listed
     )
 
 
@@ -68,9 +63,9 @@ def _are_functions(value: Any) -> bool:
     return is_iterable(value) and not isinstance(value, str | bytes) and all(map(callable, value))
 
 
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # what others may be, in code and in words
     **dict.fromkeys(("logits_processor", "stopping_criteria"), (_are_functions, "a list of functions")),
-    "stop_strings": (_are_stops, "a text or a list of texts, none of them empty, none with a lone surrogate"),
+    "stop_strings": (_are_stops, f"texts of at most {_LONGEST_STOP} characters, none of them empty or no Unicode"),
     "streamer": (
         lambda value: all(callable(getattr(value, name, None)) for name in ("put", "end")),
         "an object with put and end",
@@ -82,29 +77,18 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "prefix_allowed_tokens_fn": (callable, "a function"),
     **dict.fromkeys(_SWITCHES, (lambda value: isinstance(value, int) and value in (0, 1), "True or False")),
 }
-"""Keywords of other kinds: what each may be, in code and in words."""
-
-_MOST = (1 << 63) - 1
-"""The largest whole number that PyTorch takes."""
-
-_OWN_INPUTS = {
+_OWN_INPUTS = {  # the prompt and its arrangement determine these
     *("attention_mask", "cache", "cache_config", "cache_position", "input_ids", "inputs", "inputs_embeds", "labels"),
     *("logits_to_keep", "past_key_values", "position_ids", "return_dict_in_generate"),
 }
-"""Options of transformers' `generate` that the prompt and its arrangement determine."""
-
-_FOREIGN_CODE = {
+_FOREIGN_CODE = {  # another decoding loop, from a repository of a hub or of the caller
     *("constraints", "custom_generate", "dola_layers", "force_words_ids", "num_beam_groups", "penalty_alpha"),
     "trust_remote_code",
 }
-"""Options with which transformers runs another decoding loop, from a repository of a hub or of the caller."""
-
-_OWN_PREFILL = {
+_OWN_PREFILL = {  # transformers prefills the prompt itself: assisted decoding and token healing
     *("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "is_assistant", "use_mtp"),
     "token_healing",
 }
-"""Options with which transformers prefills the prompt itself: assisted decoding and token healing."""
-
 _REFUSING = ("transformers.generation", "transformers.configuration", "transformers.utils", "huggingface_hub", "torch")
 """Modules whose errors are about keywords. Those of models and callbacks are not among them."""
 
@@ -136,17 +120,9 @@ def generation_options(
     given = _chosen(kwargs)
     called = {**_chosen(given.get("generation_config")), **given}
     known = {**_chosen(model.generation_config), **called}
-    _refuse(given, called, known)
-    if not stock_decoding and known.get("guidance_scale", 1) != 1:
-        raise UnsupportedCombination(
-            "expected no guidance_scale with a method or an intervention that changes attention while decoding: it "
-            "would give this prompt's attention to another",
-            hint="Leave it away, or use a method with stock decoding, such as 'rotor', without an intervention.",
-        )
+    _refuse(given, called, known, stock_decoding)
     options = {name: value for name, value in given.items() if name not in _OWN_PREFILL}
     check_options(options, model)
-    if (known.get("num_beams") or 1) > 1 and known.get("top_logprobs"):
-        raise UnsupportedCombination("expected one beam with top_logprobs: the steps of a beam are those of others")
     options |= {
         "use_cache": True,
         "cache_implementation": None,
@@ -155,6 +131,8 @@ def generation_options(
         "num_return_sequences": known.get("num_return_sequences", 1) or 1,
         "eos_token_id": known.get("eos_token_id"),
     }
+    if options["num_beams"] > 1 and known.get("top_logprobs"):
+        raise UnsupportedCombination("expected one beam with top_logprobs: the steps of a beam are those of others")
     vocabulary = range(model.config.get_text_config(decoder=True).vocab_size)  # some configs say -1
     padding = (known.get("pad_token_id"), getattr(tokenizer, "pad_token_id", None), *as_ids(options["eos_token_id"]), 0)
     options["pad_token_id"] = next(filter(vocabulary.__contains__, padding))
@@ -175,7 +153,9 @@ def _chosen(source: Any) -> dict[str, Any]:
     return {name: value for name, value in source.items() if value is not None} if isinstance(source, Mapping) else {}
 
 
-def _refuse(given: Mapping[str, Any], called: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def _refuse(
+    given: Mapping[str, Any], called: Mapping[str, Any], known: Mapping[str, Any], stock_decoding: bool
+) -> None:
     """Raise for options with which the prompt would be prefilled, or decoded, with the plain model's attention."""
     reason, hint = "", "Remove the option."
     if names := sorted(_OWN_INPUTS & given.keys()):
@@ -184,9 +164,9 @@ def _refuse(given: Mapping[str, Any], called: Mapping[str, Any], known: Mapping[
     elif "max_length" in given:
         reason = "the length of the answer, got max_length, which counts the prompt too"
         hint = "Give max_new_tokens instead."
-    elif names := sorted(name for name in _FOREIGN_CODE & known.keys() if is_set(known[name])):
+    elif names := sorted(filter(lambda name: is_set(known[name]), _FOREIGN_CODE & known.keys())):
         reason = f"a decoding loop of transformers itself, got {', '.join(names)}, for which it runs other code"
-    elif names := sorted(name for name in _OWN_PREFILL & known.keys() if known[name] is not False):
+    elif names := sorted(filter(lambda name: known[name] is not False, _OWN_PREFILL & known.keys())):
         reason = f"decoding after an arranged prefill, got {', '.join(names)}, with which transformers prefills itself"
     elif called.get("use_cache") is False:
         reason = "decoding with a cache, got use_cache=False: the cache holds the arranged prefill"
@@ -195,6 +175,9 @@ def _refuse(given: Mapping[str, Any], called: Mapping[str, Any], known: Mapping[
         hint = "Remove prefill_chunk_size; in the model's own generation_config, set it to None."
     elif (cache := called.get("cache_implementation", "dynamic")) != "dynamic":
         reason = f"cache_implementation 'dynamic', got {shown(cache)}: the cache is that of the arranged prefill"
+    elif not stock_decoding and known.get("guidance_scale", 1) != 1:
+        reason = "no guidance_scale: what changes attention while decoding would change that of the other prompt, too"
+        hint = "Leave it away, or use a method with stock decoding, such as 'rotor', without an intervention."
     if reason:
         raise UnsupportedCombination(f"expected {reason}", hint=hint)
 
@@ -210,11 +193,7 @@ def resolve_option(kwargs: Mapping[str, Any], name: str, *fallbacks: object) -> 
 
 
 def resolve_max_new_tokens(max_new_tokens: int | None, kwargs: Mapping[str, Any]) -> int:
-    """Resolve the number of new tokens: the argument, then `generation_config`, else 64.
-
-    Raises:
-        InvalidOption: It is no whole number of at least 1.
-    """
+    """Resolve the number of new tokens, at least 1: the argument, then `generation_config`, else 64."""
     config = kwargs.get("generation_config")
     resolved = getattr(config, "max_new_tokens", None) if max_new_tokens is None else max_new_tokens
     return 64 if resolved is None else check_number("max_new_tokens", resolved, 1, error=InvalidOption)
@@ -226,14 +205,10 @@ def is_set(value: Any) -> bool:
 
 
 def as_ids(value: Any, name: str = "eos_token_id") -> list[int]:
-    """Return a token id, several (also as a tensor), or None as a list.
-
-    Raises:
-        InvalidOption: They are no token ids.
-    """
+    """Return a token id, several (also as a tensor), or None as a list; or raise InvalidOption."""
     listed = value.flatten().tolist() if hasattr(value, "flatten") else [] if value is None else value
     listed = list(listed) if is_iterable(listed) and not isinstance(listed, str | bytes) else [listed]
-    return [check_number(name, each, error=InvalidOption) for each in listed]
+    return list(map(partial(check_number, name, error=InvalidOption), listed))
 
 
 def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
@@ -257,39 +232,23 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
         raise _unexpected("generation_config", "a GenerationConfig of transformers", config)
     numbers = _WHOLE.keys() | _REAL.keys() | _SWITCHES
     given = {name: value for name, value in _chosen(config).items() if name in numbers} | _chosen(kwargs)
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
     for name, value in given.items():
-        _check_value(name, value, model)
-
-
-def _check_value(name: str, value: Any, model: PreTrainedModel) -> None:
-    """Check the kind and the bounds of one keyword."""
-    if name in _WHOLE and check_number(name, value, _WHOLE[name], error=InvalidOption) > _MOST:
-        raise _unexpected(name, "a whole number of 64 bits", value)
-    if name in _REAL:
-        least, most = _REAL[name]
-        if not least <= check_real(name, value, error=InvalidOption) <= most:
+        if name in _WHOLE and check_number(name, value, _WHOLE[name], error=InvalidOption) > _MOST:
+            raise _unexpected(name, "a whole number of 64 bits", value)
+        least, most = _REAL.get(name, (0, 0))
+        if name in _REAL and not least <= check_real(name, value, error=InvalidOption) <= most:
             raise _unexpected(name, f"at least {least}" if most == _INFINITY else f"{least} to {most}", value)
-    if name in _TOKENS:
-        as_ids(value, name)
-    if name in _KINDS and not _KINDS[name][0](value):
-        raise _unexpected(name, _KINDS[name][1], value)
-    if (
-        name == "stop_strings"
-        and max(map(len, [value] if isinstance(value, str) else value), default=0) > _LONGEST_STOP
-    ):
-        raise _unexpected(name, f"texts of at most {_LONGEST_STOP} characters", value)
-    if name == "pad_token_id":
-        vocabulary = model.config.get_text_config(decoder=True).vocab_size
-        if not 0 <= check_number(name, value, error=InvalidOption) < vocabulary:
+        if name in _TOKENS and min(as_ids(value, name), default=0) < 0:
+            raise _unexpected(name, "token ids of at least 0", value)
+        if name in _KINDS and not _KINDS[name][0](value):
+            raise _unexpected(name, _KINDS[name][1], value)
+        if name == "pad_token_id" and not 0 <= check_number(name, value, error=InvalidOption) < vocabulary:
             raise _unexpected(name, f"0 to {vocabulary - 1}, a token of the model", value)
 
 
 def check_seed(seed: object) -> None:
-    """Check a seed of PyTorch, or a list of some; None is none.
-
-    Raises:
-        InvalidOption: It is no whole number, or beyond 64 bits.
-    """
+    """Check a seed of PyTorch, or a list of some; None is none. Raise InvalidOption for anything else."""
     least, most = SEEDS
     for each in seed if isinstance(seed, list | tuple) else [seed]:
         if each is not None and not least <= check_number("seed", each, error=InvalidOption) <= most:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from queue import SimpleQueue
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from invariant_rag.generation.outputs import Generation
 
-
 _CONTEXT_TOKENS = 16
 """Preceding tokens to decode together with a new one: its text may depend on the tokens before it."""
 
@@ -36,8 +35,7 @@ class TextQueueStreamer(BaseStreamer):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, keep: frozenset[int] = frozenset()) -> None:
         self.queue: SimpleQueue[str | None] = SimpleQueue()
-        self._keep = keep
-        self._tokenizer = tokenizer
+        self._tokenizer, self._keep = tokenizer, keep
         self._tokens: list[int] = []
         self._emitted = 0  # characters of the decoded tokens that are in the queue
         self._in_prompt = True
@@ -50,22 +48,18 @@ class TextQueueStreamer(BaseStreamer):
             self._in_prompt = False
             return
         self._tokens += value.flatten().tolist()
-        text = self._decode(self._tokens)
+        text = decode_keeping(self._tokenizer, self._tokens, self._keep)
         self._emit(text.rstrip("\ufffd"))  # one character may span several tokens
         if self._emitted == len(text) and len(self._tokens) > 2 * _CONTEXT_TOKENS:
-            context = self._decode(self._tokens[-_CONTEXT_TOKENS:])
+            context = decode_keeping(self._tokenizer, self._tokens[-_CONTEXT_TOKENS:], self._keep)
             if context:  # special tokens decode to nothing; the next token would be decoded as the first of a text
                 self._tokens, self._emitted = self._tokens[-_CONTEXT_TOKENS:], len(context)
 
     def end(self) -> None:
         """Emit the rest of the text."""
-        self._emit(self._decode(self._tokens))
-
-    def _decode(self, tokens: list[int]) -> str:
-        return decode_keeping(self._tokenizer, tokens, self._keep)
+        self._emit(decode_keeping(self._tokenizer, self._tokens, self._keep))
 
     def _emit(self, text: str) -> None:
-        """Put the characters of `text` that were not emitted yet into the queue."""
         if len(text) > self._emitted:
             self.queue.put(text[self._emitted :])
             self._emitted = len(text)
@@ -92,19 +86,35 @@ class StopOnEvent(StoppingCriteria):
 
 
 class TextStream(Iterator[str]):
-    """An iterator over pieces of text from a background thread. Closing or deleting it stops the generation."""
+    """Pieces of the text of a generation in a background thread. Closing or deleting it stops the generation.
+
+    Args:
+        generate: Called with the options, a `streamer` and `stopping_criteria`.
+        tokenizer: Decodes the generated tokens.
+        options: Keyword arguments for `generate`; and `keep_tokens`, the special tokens that are part of the text.
+        check: Called before the thread starts; raises if this one must not wait for another.
+        closed: Set when the stream is closed.
+        begin: Called with the streamer at once, before the first piece is requested.
+    """
 
     def __init__(
         self,
         generate: Callable[..., Generation],
-        streamer: TextQueueStreamer,
-        options: dict[str, Any],
-        check: Callable[[], None],
-        closed: Event,
+        tokenizer: PreTrainedTokenizerBase | None,
+        options: Mapping[str, Any],
+        *,
+        check: Callable[[], None] = lambda: None,
+        closed: Event | None = None,
+        begin: Callable[[TextQueueStreamer], None] = lambda _: None,
     ) -> None:
+        if tokenizer is None:
+            raise TokenizerRequired("expected a model with a tokenizer, which decodes tokens of a stream; got none")
+        rest = dict(options)
+        streamer = TextQueueStreamer(tokenizer, frozenset(as_ids(rest.pop("keep_tokens", None), "keep_tokens")))
+        begin(streamer)
         self._result: list[Generation] = []
-        self._closed = closed
-        self._pieces = _stream_pieces(generate, streamer, options, self._result, closed, check)
+        self._closed = closed or Event()
+        self._pieces = _stream_pieces(generate, streamer, rest, self._result, self._closed, check)
 
     @property
     def generation(self) -> Generation | None:
@@ -122,33 +132,6 @@ class TextStream(Iterator[str]):
         self._closed.set()
         with suppress(ValueError):  # the other thread's generator cannot be closed from here
             self._pieces.close()
-
-
-def stream_text(
-    generate: Callable[..., Generation],
-    tokenizer: PreTrainedTokenizerBase | None,
-    options: Mapping[str, Any],
-    *,
-    check: Callable[[], None] = lambda: None,
-    closed: Event | None = None,
-    begin: Callable[[TextQueueStreamer], None] = lambda _: None,
-) -> TextStream:
-    """Run `generate` in a background thread and return a stream of its text.
-
-    Args:
-        generate: Called with `options`, a `streamer` and `stopping_criteria`.
-        tokenizer: Decodes the generated tokens.
-        options: Keyword arguments for `generate`; and `keep_tokens`, the special tokens that are part of the text.
-        check: Called before the thread starts; raises if this one must not wait for another.
-        closed: Set when the stream is closed.
-        begin: Called with the streamer at once, before the first piece is requested.
-    """
-    if tokenizer is None:
-        raise TokenizerRequired("expected a model with a tokenizer, which streaming needs to decode tokens; got none")
-    rest = {name: value for name, value in options.items() if name != "keep_tokens"}
-    streamer = TextQueueStreamer(tokenizer, frozenset(as_ids(options.get("keep_tokens"), "keep_tokens")))
-    begin(streamer)
-    return TextStream(generate, streamer, rest, check, closed or Event())
 
 
 def _stream_pieces(
@@ -201,44 +184,3 @@ def token_logprobs(generation: Generation, tokenizer: PreTrainedTokenizerBase) -
         found.append(TokenLogprob(text, logprob, start, start + len(text), top))
         start += len(text)
     return found
-
-
-def trim_at_stop_string(text: str, stops: Sequence[str]) -> str:
-    """Return the text before the first stop string.
-
-    >>> trim_at_stop_string("one. two. three.", [". t"])
-    'one'
-    """
-    return text[: min((index for index in map(text.find, stops) if index >= 0), default=None)]
-
-
-def stream_until_stop_string(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
-    """Yield pieces of text before the first stop string. Joined, they equal `trim_at_stop_string` of the whole text.
-
-    Text that may be the beginning of a stop string is held back until the next pieces decide. Pieces after a stop
-    string are consumed and dropped, so that a `TextStream` ends by itself and has its `generation`.
-
-    >>> list(stream_until_stop_string(["ab", "c", "d", "e"], ["cd"]))
-    ['ab']
-    """
-    held, stopped = "", False
-    for piece in pieces:
-        if stopped:
-            continue
-        held += piece
-        safe = len(held) - _partial_stop_length(held, stops)  # an unfinished stop string may start here
-        trimmed = trim_at_stop_string(held, stops)
-        stopped = len(trimmed) < len(held) and len(trimmed) <= safe
-        ready = trimmed if stopped else held[:safe]
-        if ready:
-            yield ready
-        held = held[len(ready) :]
-    rest = "" if stopped else trim_at_stop_string(held, stops)
-    if rest:
-        yield rest
-
-
-def _partial_stop_length(text: str, stops: Sequence[str]) -> int:
-    """Return the length of the longest suffix of the text that is a proper prefix of a stop string."""
-    lengths = range(1, min(len(text), max(map(len, stops), default=1) - 1) + 1)
-    return max((n for n in lengths if any(stop.startswith(text[-n:]) for stop in stops)), default=0)

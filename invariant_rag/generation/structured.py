@@ -1,7 +1,4 @@
-"""Decoding that follows a structural tag of xgrammar: an object of a JSON schema, or text that may turn into calls.
-
-A text that runs out of tokens ends there, with `finish_reason` "length", and parsing it raises `IncompleteObject`.
-"""
+"""Decoding that follows a structural tag of xgrammar: an object of a JSON schema, or text that may turn into calls."""
 
 from __future__ import annotations
 
@@ -11,13 +8,13 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import LogitsProcessor
 
-from invariant_rag.checks import check_kind
-from invariant_rag.errors import ExtraRequired, InvalidChoice, TokenizerRequired, UnsupportedCombination
+from invariant_rag.checks import check_kind, require_extra
+from invariant_rag.errors import InvalidChoice, TokenizerRequired, UnsupportedCombination
 from invariant_rag.generation.json_schema import check_expressible, compile_tag, json_format, json_schema, parse_object
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import as_ids, check_options, is_set, resolve_option
@@ -28,9 +25,7 @@ if TYPE_CHECKING:
 
     from invariant_rag.segments import Prompt
 
-__all__ = ["constrain", "generate_structured", "json_schema", "parse_object"]
-
-T = TypeVar("T")
+__all__ = ["constrain", "generate_structured", "parse_object"]
 
 CACHE_BYTES = 1 << 28
 """Of grammars that are kept once they are compiled: schemas from outside are without number."""
@@ -42,10 +37,9 @@ compile_elsewhere: ContextVar[Callable[[Vocabulary, str], Any] | None] = Context
 
 
 def constrain(lm: InvariantModel, schema: Any, **kwargs: Any) -> dict[str, Any]:
-    """Return keywords for one call of `generate` or `stream`, with which a model writes JSON that follows a schema.
+    """Return keywords of one call of `generate` or `stream` with which a model writes JSON that follows a schema.
 
-    The JSON has no control tokens, and an end token follows it. What a schema says beyond a grammar is left to
-    `parse_object`.
+    What a schema says beyond a grammar is left to `parse_object`; so is a text that runs out of tokens ("length").
 
     Args:
         lm: The model.
@@ -54,14 +48,23 @@ def constrain(lm: InvariantModel, schema: Any, **kwargs: Any) -> dict[str, Any]:
 
     Raises:
         InvalidSchema: It is no schema, or has a keyword that xgrammar does not follow.
-        InvariantRAGError: There is no xgrammar, no tokenizer, no end token; or there are beams or stop strings.
     """
-    check_kind("lm", lm, InvariantModel)
-    if lm.tokenizer is None:
-        raise TokenizerRequired("expected a model with a tokenizer: an object is written as text")
     described = json_schema(schema)
     check_expressible(described)
-    return follow(lm, json_format(described), kwargs)
+    return follow(check_kind("lm", lm, InvariantModel), json_format(described), kwargs)
+
+
+def generate_structured(lm: InvariantModel, prompt: Prompt, schema: Any, **kwargs: Any) -> Any:
+    """Generate an object: an instance of a pydantic class, or what JSON of a schema says; see `constrain`.
+
+    Raises:
+        IncompleteObject: The text was cut off: it needs more tokens than `max_new_tokens`.
+        InvalidObject: The text breaks the schema or the class, with a rule that no grammar expresses.
+    """
+    if isinstance(prompt, list | tuple):
+        raise InvalidChoice(f"expected one prompt for an object, got {len(prompt)}", hint="Ask for one after another.")
+    options = constrain(lm, schema, **kwargs)  # which checks the model
+    return parse_object(lm.generate(prompt, **options).text, schema)
 
 
 def follow(
@@ -73,13 +76,14 @@ def follow(
     literals: str = "",
     turn_ends: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Return keywords with which the texts of a model follow a format of xgrammar; see `constrain`.
+    """Return keywords with which the texts of a model follow a format of xgrammar, behind a trigger.
 
-    A text is free up to the trigger; only `literals`, around JSON, may hold control tokens; `turn_ends` end a text as
-    the model's own end tokens do.
+    Behind it, only `literals` may hold control tokens. `turn_ends` end a text as the model's own end tokens do.
     """
     check_options(kwargs, lm.model)
-    tokenizer, defaults = cast("PreTrainedTokenizerBase", lm.tokenizer), lm.model.generation_config
+    tokenizer, defaults = lm.tokenizer, lm.model.generation_config
+    if tokenizer is None:
+        raise TokenizerRequired("expected a model with a tokenizer: an object is written as text")
     if refused := [name for name in ("num_beams", "stop_strings") if is_set(resolve_option(kwargs, name, defaults))]:
         raise UnsupportedCombination(
             f"expected keywords that leave an object whole, got {' and '.join(refused)}",
@@ -87,7 +91,7 @@ def follow(
         )
     words = vocabulary(tokenizer, lm.model.config.get_text_config(decoder=True).vocab_size)
     ends = [*as_ids(resolve_option(kwargs, "eos_token_id", defaults)), *as_ids(defaults.eos_token_id), *turn_ends]
-    stops = frozenset(each for each in ends or as_ids(tokenizer.eos_token_id) if each < len(words.words))
+    stops = frozenset(each for each in ends or as_ids(tokenizer.eos_token_id) if 0 <= each < len(words.words))
     if not stops:
         raise UnsupportedCombination("expected a model with an end token, which ends an object, got none")
     tag = json.dumps({"type": "structural_tag", "format": form})
@@ -100,36 +104,13 @@ def follow(
     }
 
 
-@overload
-def generate_structured(lm: InvariantModel, prompt: Prompt, schema: type[T], **kwargs: Any) -> T: ...
-
-
-@overload
-def generate_structured(lm: InvariantModel, prompt: Prompt, schema: dict[str, Any] | str, **kwargs: Any) -> Any: ...
-
-
-def generate_structured(lm: InvariantModel, prompt: Prompt, schema: Any, **kwargs: Any) -> Any:
-    """Generate an object: an instance of a pydantic class, or what JSON of a schema says; see `constrain`.
-
-    Raises:
-        IncompleteObject: The text was cut off: it needs more tokens than `max_new_tokens`.
-        InvalidObject: The text breaks the schema or the class, with a rule that no grammar expresses.
-        InvariantRAGError: There are several prompts; or as for `constrain`.
-    """
-    if isinstance(prompt, list | tuple):
-        raise InvalidChoice(f"expected one prompt for an object, got {len(prompt)}", hint="Ask for one after another.")
-    options = constrain(lm, schema, **kwargs)  # which checks the model
-    return parse_object(lm.generate(prompt, **options).text, schema)
-
-
 class Vocabulary:
     """The tokens of a model, for xgrammar (`info`) and as bytes (`words`)."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
-        try:
-            import xgrammar
-        except ImportError as error:
-            raise ExtraRequired("xgrammar", "structured") from error
+        require_extra("xgrammar", "structured")
+        import xgrammar
+
         self.info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size)
         self.words: list[bytes] = self.info.decoded_vocab
         self.controls = {token: name for token, name in control_tokens(tokenizer).items() if token < size}
@@ -145,23 +126,18 @@ class Vocabulary:
         return str(self.info.serialize_json())
 
     def compile(self, tag: str) -> Any:
-        """Compile a structural tag, which is kept, or raise InvalidSchema. Several threads may do so at a time."""
+        """Compile a structural tag, which is kept, or raise InvalidSchema."""
         elsewhere = compile_elsewhere.get()
         return compile_tag(self._compiler, tag) if elsewhere is None else elsewhere(self, tag)
 
 
-@lru_cache(maxsize=8)
-def vocabulary(tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabulary:
-    """Return the vocabulary of a model with so many logits, which is built once."""
-    return Vocabulary(tokenizer, size)
+vocabulary = lru_cache(maxsize=8)(Vocabulary)
+"""The vocabulary of a tokenizer and a model with so many logits, which is built once."""
 
 
 @dataclass(unsafe_hash=True)
 class GrammarProcessor(LogitsProcessor):
-    """Leaves only tokens that continue the texts of a batch, each of which follows the tag.
-
-    Two of one tag and one model are equal, so that their texts can be rows of one batch.
-    """
+    """Leaves only tokens that continue the texts of a batch. Two of one tag and model are equal: they share batches."""
 
     words: Vocabulary
     tag: str
@@ -185,20 +161,25 @@ class GrammarProcessor(LogitsProcessor):
         """Return scores `[B, vocabulary]`, minus infinity but for tokens that may be chosen."""
         from xgrammar import GrammarMatcher, allocate_token_bitmask, apply_token_bitmask_inplace
 
-        seen, self._seen = self._seen, input_ids
-        if seen is None or not torch.equal(input_ids[:, :-1], seen):  # of other prompts
+        goes_on = self._seen is not None and torch.equal(input_ids[:, :-1], self._seen)
+        self._seen = input_ids
+        if not goes_on:  # other prompts
             self._matchers = [GrammarMatcher(self.compiled, override_stop_tokens=[*self.stops]) for _ in input_ids]
             self._ends = [b""] * len(input_ids)
-        else:
-            for row, token in enumerate(input_ids[:, -1].tolist()):
-                self._accept(row, token)
         bits, found = allocate_token_bitmask(len(input_ids), len(self.words.words)), scores.clone()
-        for row, matcher in enumerate(self._matchers):
+        for row, (matcher, token) in enumerate(zip(self._matchers, input_ids[:, -1].tolist(), strict=True)):
+            word = self.words.words[token]
+            if goes_on and self.trigger not in self._ends[row]:
+                self._ends[row] = self._ends[row][-len(self.trigger) :] + word
+            if goes_on and not (matcher.is_terminated() or matcher.accept_token(token) or token in self.stops):
+                raise UnsupportedCombination(
+                    f"expected a token of the schema, got {word!r}, which something else than the schema chose",
+                    hint="Leave other logits processors and stopping criteria away.",
+                )
             if not matcher.is_terminated():
                 matcher.fill_next_token_bitmask(bits, row)
                 if self.trigger in self._ends[row]:
-                    last = self.words.words[int(input_ids[row, -1])][-1:]
-                    found[row, self.banned.get(last, self.banned[b""])] = -torch.inf
+                    found[row, self.banned.get(word[-1:], self.banned[b""])] = -torch.inf
         apply_token_bitmask_inplace(found, bits.to(scores.device))
         if (found.amax(-1) == -torch.inf).any():
             raise UnsupportedCombination(
@@ -206,13 +187,3 @@ class GrammarProcessor(LogitsProcessor):
                 hint="Leave other logits processors away, and patterns with quotes or backslashes.",
             )
         return found
-
-    def _accept(self, row: int, token: int) -> None:
-        matcher, word = self._matchers[row], self.words.words[token]
-        if self.trigger not in self._ends[row]:
-            self._ends[row] = self._ends[row][-len(self.trigger) :] + word
-        if not (matcher.is_terminated() or matcher.accept_token(token) or token in self.stops):
-            raise UnsupportedCombination(
-                f"expected a token that continues the text, got {word!r}, which something else than the schema chose",
-                hint="Leave other logits processors and stopping criteria away.",
-            )

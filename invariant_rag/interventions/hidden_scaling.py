@@ -14,15 +14,15 @@ import torch
 from torch import nn
 from transformers import Cache, PreTrainedModel
 
+from invariant_rag.attention.call import LayerInputs
 from invariant_rag.attention.hook import active_attention, override_attention
-from invariant_rag.attention.kernels import attend
-from invariant_rag.attention.layer_inputs import LayerInputs
 from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.probe import input_device
+from invariant_rag.attention.softmax import plain_attention
 from invariant_rag.checks import check_flag, check_items, check_number, check_path, check_real, check_text
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnusableFile
 from invariant_rag.files import read_bytes, write_file
-from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch, plain_attention, stack_rows
+from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch, stack_rows
 from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
@@ -261,9 +261,10 @@ class _ScaledAttention:
         end = call.query_start + before
         outputs = []
         if before:
-            outputs.append(attend(call, call.queries[:, :before], call.keys[:, :end], call.values[:, :end]))
+            keys, values = call.keys[:, :end], call.values[:, :end]
+            outputs.append(plain_attention(replace(call, queries=call.queries[:, :before], keys=keys, values=values)))
         if before < call.queries.shape[1]:
-            outputs.append(attend(call, scaled.queries[:, before:], scaled.keys, scaled.values))
+            outputs.append(plain_attention(replace(scaled, queries=scaled.queries[:, before:])))
         return torch.cat(outputs, dim=1)
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from invariant_rag.prompts.chat_template import DEFAULT_SYSTEM, Content, Message, question_messages, render_chat
 from invariant_rag.prompts.control_tokens import control_tokens, unprotected_tokens, warn_of_unprotected_tokens
-from invariant_rag.prompts.literal_text import Trusted
 from invariant_rag.prompts.markers import has_marks, mark, mark_set, without_marks
 from invariant_rag.prompts.order_warnings import FIXES, Finding, holds_documents, report
-from invariant_rag.prompts.recognition import find_set
+from invariant_rag.prompts.recognition import Retrieval, find_set
 from invariant_rag.prompts.retrievals import (
     Outside,
-    Retrieval,
     RunRetrievals,
     begin_outside,
     forget_outside,
@@ -19,6 +17,7 @@ from invariant_rag.prompts.retrievals import (
 from invariant_rag.prompts.template_format import CallFormat, ReasoningFormat, TemplateFormat, template_format
 from invariant_rag.prompts.tokenization import (
     TokenizedPrompt,
+    Trusted,
     tokenize_in_slots,
     tokenize_literal,
     tokenize_prompt,

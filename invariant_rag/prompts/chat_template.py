@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from invariant_rag.checks import check_items, check_text, is_iterable
 from invariant_rag.errors import InvalidPrompt, TokenizerRequired
 from invariant_rag.prompts.control_tokens import templates_of
-from invariant_rag.prompts.literal_text import CUT, PRIVATE, Literals, Trusted, literals_of
 from invariant_rag.prompts.template_format import TemplateFormat, template_format
+from invariant_rag.prompts.tokenization import CUT, PRIVATE, Literals, Trusted, literals_of
 from invariant_rag.prompts.tools import Tool, ToolCall, as_tools
 from invariant_rag.segments import Prompt, Segment, SegmentSet, document_rendering
 from invariant_rag.shown import shown
@@ -31,6 +31,7 @@ Message: TypeAlias = Mapping[str, Any]
 # Stands for a set while the template is rendered. Private-use characters, which no text of a message may contain.
 _PLACEHOLDER = re.compile("\ueca4([0-9]+)\ueca5")
 _PART = str | Trusted | Segment | SegmentSet
+_OF = ("name", "tool_call_id")  # what says which call a result is of
 
 
 def question_messages(question: str, segments: SegmentSet, system: str | None = None) -> list[Message]:
@@ -52,16 +53,14 @@ def render_chat(
     """Apply the tokenizer's chat template to messages that contain segments.
 
     The template gets a placeholder for each set, never the text of a segment. Only the template makes control tokens:
-    their names in messages of any role, in tools, calls and results are literal text, unless a part of a content is
-    `Trusted`, or they are the markers of the reasoning with which an assistant's message begins.
+    their names in messages, tools, calls and results are literal text, unless a part of a content is `Trusted`, or they
+    are the markers of the reasoning with which an assistant's message begins.
 
     Args:
         messages: `{"role": ..., "content": ...}`; a content is a string, a `Trusted` text, a `SegmentSet`, or a list
-            of these and of `Segment`s, of which adjacent ones form a set. A system message that the template refuses is
-            prepended to the first user message. An assistant's message may have `tool_calls` (what `ToolCall.of`
-            takes), and then needs no content; a result has the role `tool`, and `tool_call_id` or `name`.
-        tokenizer: The tokenizer. Without a template, a single user message, with or without a system message, is
-            rendered as plain text.
+            of these and of `Segment`s, of which adjacent ones form a set. An assistant's message may have `tool_calls`
+            (what `ToolCall.of` takes); a result has the role `tool`, and `tool_call_id` or `name`.
+        tokenizer: The tokenizer. Without a template, one user message, with or without a system message, is plain text.
         query: Query that relevance orderings score segments against.
         tools: Tools that the model may call: `Tool`s, or dicts in OpenAI's shape. What the template does not render of
             tools, calls and results is written as text: into the system message, their message, the user's turn.
@@ -69,8 +68,7 @@ def render_chat(
 
     Raises:
         TokenizerRequired: There is no tokenizer.
-        InvalidPrompt: A message is malformed; a conversation has no template; the template raises an error; it does
-            not render every set exactly once; or it has no such variable.
+        InvalidPrompt: A message is malformed, or the template cannot render the messages, with every set once.
         InvalidTool: A tool or a call is malformed, or two tools share a name.
     """
     if tokenizer is None:
@@ -78,9 +76,8 @@ def render_chat(
     messages = check_items("messages", messages, Mapping, error=InvalidPrompt)
     if not messages:
         raise InvalidPrompt("expected at least one message, got none")
-    offered = as_tools(tools)
+    offered, literals = as_tools(tools), literals_of(tokenizer)
     sets: list[SegmentSet] = []
-    literals = literals_of(tokenizer)
     plain, uses_tools = [], bool(offered)
     for message in messages:
         plain.append(_plain_message(message, sets, literals, tokenizer))
@@ -128,7 +125,7 @@ def _plain_message(
 
 
 def _replace_sets(content: Any, sets: list[SegmentSet], literal: Callable[[str], str]) -> str:
-    """Return the text of a message with a placeholder for each set, and append the sets to `sets`."""
+    """Return the text of a content with a placeholder for each set, and append the sets to `sets`."""
     items = [content] if isinstance(content, _PART) else content
     if not is_iterable(items) or isinstance(items, bytes | Mapping):
         raise InvalidPrompt(f"expected a str or a list of str and segments as content, got {type(content).__name__}")
@@ -171,11 +168,6 @@ def _keep_reasoning(text: str, tokenizer: PreTrainedTokenizerBase, cut: Callable
 
 
 def _template_variables(given: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return variables of the template.
-
-    Raises:
-        InvalidPrompt: One has a place of its own, or does not occur in the template.
-    """
     own = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages"} - {"kwargs"}
     if taken := sorted(own & given.keys()):
         raise InvalidPrompt(
@@ -230,10 +222,8 @@ def _prepare_tool_messages(
 
 def _tool_of(result: Mapping[str, Any], called: Mapping[str, str]) -> str | None:
     """Return the name of the tool that a result is of, if it is known."""
-    for key in ("name", "tool_call_id"):
-        if result.get(key) is not None:
-            check_text(key, result[key], error=InvalidPrompt)
-    return result.get("name") or called.get(result.get("tool_call_id") or "")
+    given = {key: check_text(key, result[key], error=InvalidPrompt) for key in _OF if result.get(key) is not None}
+    return given.get("name") or called.get(given.get("tool_call_id", ""))
 
 
 def _apply_template(
@@ -273,14 +263,13 @@ def _apply_template(
 def _with_short_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages in which ids of calls have nine letters or digits."""
 
-    def short(identifier: Any) -> str:
-        text = str(identifier)
-        return text if re.fullmatch("[a-zA-Z0-9]{9}", text) else hashlib.sha256(text.encode()).hexdigest()[:9]
+    def short(fields: dict[str, Any], key: str) -> dict[str, Any]:
+        text = str(fields.get(key))
+        fits = key not in fields or re.fullmatch("[a-zA-Z0-9]{9}", text)
+        return fields if fits else {**fields, key: hashlib.sha256(text.encode()).hexdigest()[:9]}
 
-    found = [dict(message) for message in messages]
-    for message in found:
-        if "tool_calls" in message:
-            message["tool_calls"] = [{**call, "id": short(call["id"])} for call in message["tool_calls"]]
-        if "tool_call_id" in message:
-            message["tool_call_id"] = short(message["tool_call_id"])
-    return found
+    found = [short(message, "tool_call_id") for message in messages]
+    return [
+        {**each, "tool_calls": [short(call, "id") for call in each["tool_calls"]]} if "tool_calls" in each else each
+        for each in found
+    ]

@@ -31,9 +31,7 @@ _ROLE_WORD = re.compile(
 _SHAPE = re.compile(r"(\W{2,})\w+(\W{2,})")
 _CONTENT = "\ueca6"  # of every probe: it holds no name of a token
 _ROLES = "developer tool function observation ipython environment context documents critic".split()
-_TOOL = Tool("f", _CONTENT).to_dict()
-_CALL = ToolCall("a12345678", "f", {}).to_dict()
-_LISTED = 10
+_TOOL, _CALL = Tool("f", _CONTENT).to_dict(), ToolCall("a12345678", "f", {}).to_dict()
 LONGEST_PROBE = 40
 """Turns before the last one: some templates number them, and write names such as `T10:`."""
 
@@ -44,13 +42,10 @@ _found: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, Mapping[int, str]]
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, str]:
     """Return ids and names of the added tokens that control a model; worked out once per tokenizer as it is.
 
-    These are the special tokens; those that occur in what the chat template renders, with every role, with and without
-    tools, reasoning and the prompt for an answer; those in the template's literals; those of the same shape as a
-    rendered one (`[|user|]`, `[|critic|]`); and those whose name looks like `<|user|>`. Without a template, every name
-    in brackets counts.
-
-    No control tokens are: white space, the unknown token, unless it is also bos or eos, and single characters that are
-    not flagged as special: a template writes them by accident.
+    These are the special tokens; those in what the chat template renders and in its literals; those of the shape of a
+    rendered one (`[|user|]`, `[|critic|]`); and those that look like `<|user|>`. Without a template, every name in
+    brackets counts. White space is none, nor is the unknown token, unless it is also bos or eos, nor single characters
+    that are not flagged as special: a template writes them by accident.
     """
     added = tokenizer.added_tokens_decoder
     key = (str(tokenizer.chat_template), str(added), tokenizer.all_special_ids)  # by value: all of them may change
@@ -66,7 +61,7 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, str]:
 
 
 def unprotected_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return names of tokens that look like roles, but are no control tokens: untrusted text may hold them.
+    """Return names that look like roles and that untrusted text may hold.
 
     These are added tokens that no template writes, and ordinary pieces of the vocabulary that a template writes.
     """
@@ -84,22 +79,19 @@ def unprotected_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 def warn_of_unprotected_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
     """Issue a `TokenWarning` if there are `unprotected_tokens`, once per tokenizer's name and tokens."""
-    names = tuple(unprotected_tokens(tokenizer))
-    name = tokenizer.name_or_path
-    if not names or (name, names) in _warned:
-        return
-    _warned.add((name, names))
-    listed = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
-    warning = TokenWarning(
-        f"the tokenizer {name!r} has tokens that look like roles, which are no added tokens that its chat template "
-        f"writes: {listed}. "
-        "Documents and questions that hold these names are not kept from making these tokens."
-    )
-    warnings.warn(f"{warning} {warning.hint}", TokenWarning, stacklevel=3)
+    name, names = tokenizer.name_or_path, tuple(unprotected_tokens(tokenizer))
+    if names and (name, names) not in _warned:
+        _warned.add((name, names))
+        listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+        warning = TokenWarning(
+            f"the tokenizer {name!r} has tokens that look like roles, which are no added tokens that its chat template "
+            f"writes: {listed}. Documents and questions that hold these names are not kept from making these tokens."
+        )
+        warnings.warn(f"{warning} {warning.hint}", TokenWarning, stacklevel=3)
 
 
 def templates_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Return the sources of a tokenizer's chat templates: none, one, or several with names."""
+    """Return the sources of a tokenizer's chat templates."""
     templates = tokenizer.chat_template or {}
     return (templates,) if isinstance(templates, str) else tuple(templates.values())
 
@@ -119,9 +111,8 @@ def _written_names(tokenizer: PreTrainedTokenizerBase, names: set[str]) -> set[s
     """Return the names that look like those of control tokens, or that a template writes."""
     sources = templates_of(tokenizer)
     if not sources:
-        return {name for name in names if _in_brackets(name)}
-    output = "\n".join(rendered_probes(tokenizer))
-    literals = "\n".join(map(_literals, sources))
+        return set(filter(_in_brackets, names))
+    output, literals = "\n".join(rendered_probes(tokenizer)), "\n".join(map(_literals, sources))
     written = {
         name
         for name in names
@@ -134,7 +125,6 @@ def _written_names(tokenizer: PreTrainedTokenizerBase, names: set[str]) -> set[s
 
 
 def _in_brackets(name: str) -> bool:
-    """Return whether a name is a word in brackets, such as `[INST]`."""
     text = name.strip()
     return len(text) > 2 and _BRACKETS.get(text[0]) == text[-1] and any(map(str.isalnum, text))
 
@@ -168,13 +158,9 @@ def _conversations() -> Iterator[list[dict[str, Any]]]:
     system, user, answer = ({"role": role, "content": _CONTENT} for role in ("system", "user", "assistant"))
     called = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
     result = {"role": "tool", "name": "f", "tool_call_id": "a12345678", "content": _CONTENT}
-    yield [system, user]
-    yield [user]
-    yield [user, answer]
-    yield [system, user, answer, user]
+    yield from ([system, user], [user], [user, answer], [system, user, answer, user])
     yield [user, answer] * (LONGEST_PROBE // 2) + [user]
-    yield [user, called, result]
-    yield [system, user, called, result, answer]
+    yield from ([user, called, result], [system, user, called, result, answer])
     yield [user, {**called, "tool_calls": [_CALL, _CALL]}, result, result, answer, user]
     yield [user, {**answer, "reasoning_content": _CONTENT, "reasoning": _CONTENT, "thinking": _CONTENT}]
     yield [user, {**called, "reasoning_content": _CONTENT}, result]

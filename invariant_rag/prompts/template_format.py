@@ -1,7 +1,6 @@
 """What a chat template can write, found out by rendering probes: tools, calls, their results, and reasoning.
 
-Nothing is concluded from the name of a model. An assistant message with calls of known names and arguments is rendered,
-and the text around them is the model's own format of a call.
+The text that is rendered around known names and arguments is the model's own format of a call.
 """
 
 from __future__ import annotations
@@ -9,7 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -20,10 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _TOOL = Tool("probealpha", "probedescription", {"type": "object", "properties": {"probekey": {"type": "string"}}})
-_CALLS = (
-    ToolCall("probe0001", "probealpha", {"probekey": "probeone"}),
-    ToolCall("probe0002", "probebeta", {"probekey": "probetwo"}),
-)
+_NAMES = (("probe0001", "probealpha", "probeone"), ("probe0002", "probebeta", "probetwo"))
+_CALLS = tuple(ToolCall(identifier, name, {"probekey": value}) for identifier, name, value in _NAMES)
 _USER, _CONTENT, _RESULT, _REASONING = "probequestion", "probecontent", "proberesult", "probereasoning"
 _ID = re.compile(r""",\s*"(?:id|call_id|tool_call_id)":\s*"probe000\d\"""")
 _MARKER = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\])\s*\Z")
@@ -54,10 +53,8 @@ class CallFormat:
     def trigger(self) -> str:
         """The text with which a call begins: a marker, or the first character if the call is the whole answer."""
         begin = self.begin.lstrip()
-        if self.anchored:
-            return begin[:1]
         marker = re.match(r"<[^<>\s]+>|\[[A-Z_]+\]", begin)
-        return marker[0] if marker else begin.split()[0]
+        return begin[:1] if self.anchored else marker[0] if marker else begin.split()[0]
 
     def write(self, calls: Sequence[ToolCall]) -> str:
         """Return calls as text."""
@@ -82,23 +79,14 @@ class ReasoningFormat:
 
 @dataclass(frozen=True)
 class TemplateFormat:
-    """What a chat template renders.
+    """What a chat template renders."""
 
-    Attributes:
-        tools: Whether it describes tools to the model, in a format of calls that can be parsed.
-        calls: How it writes calls. None: not at all, or not as names that are followed by JSON objects.
-        renders_calls: Whether it writes calls, in a format that can be parsed.
-        results: Whether it writes messages of the role `tool`.
-        reasoning: Its markers around reasoning, if it has any.
-        turn_end: What it writes at the end of an answer.
-    """
-
-    tools: bool = False
-    calls: CallFormat | None = None
-    renders_calls: bool = False
-    results: bool = False
-    reasoning: ReasoningFormat | None = None
-    turn_end: str = ""
+    tools: bool = False  # whether it describes tools to the model, in a format of calls that can be parsed
+    calls: CallFormat | None = None  # how it writes calls, if as names that are followed by JSON objects
+    renders_calls: bool = False  # whether it writes calls, in a format that can be parsed
+    results: bool = False  # whether it writes messages of the role `tool`
+    reasoning: ReasoningFormat | None = None  # its markers around reasoning, if it has any
+    turn_end: str = ""  # what it writes at the end of an answer
 
     @property
     def call_format(self) -> CallFormat:
@@ -124,9 +112,8 @@ def _probe(tokenizer: PreTrainedTokenizerBase) -> TemplateFormat:
     def render(*messages: dict[str, Any], **options: Any) -> str:
         return try_template(tokenizer, [{"role": "user", "content": _USER}, *messages], **options) or ""
 
-    def assistant(calls: Sequence[ToolCall]) -> dict[str, Any]:
-        return {"role": "assistant", "content": "", "tool_calls": [call.to_dict() for call in calls]}
-
+    listed = [call.to_dict() for call in _CALLS]
+    one_call, two_calls = ({"role": "assistant", "content": "", "tool_calls": listed[:count]} for count in (1, 2))
     spoken = {"role": "assistant", "content": _CONTENT}
     plain = render(spoken, tools=tools) or render(spoken)
     if not plain:
@@ -134,7 +121,7 @@ def _probe(tokenizer: PreTrainedTokenizerBase) -> TemplateFormat:
     header, _, turn_end = plain.partition(_CONTENT)
     reasoning = _reasoning(tokenizer, render)
     described = render(tools=tools, add_generation_prompt=True)
-    both, one = (render(assistant(calls), tools=tools) for calls in (_CALLS, _CALLS[:1]))
+    both, one = render(two_calls, tools=tools), render(one_call, tools=tools)
     calls = _call_format(both or one, header, turn_end, 2 if both else 1)
     if calls and reasoning and reasoning.close in calls.begin:
         calls = replace(calls, begin=calls.begin.split(reasoning.close)[-1].lstrip("\n"))
@@ -143,7 +130,7 @@ def _probe(tokenizer: PreTrainedTokenizerBase) -> TemplateFormat:
         tools=calls is not None and _TOOL.name in described and _TOOL.description in described,
         calls=calls,
         renders_calls=calls is not None and all(word in one for word in ("probealpha", "probekey", "probeone")),
-        results=_RESULT in render(assistant(_CALLS[:1]), result, tools=tools, add_generation_prompt=True),
+        results=_RESULT in render(one_call, result, tools=tools, add_generation_prompt=True),
         reasoning=reasoning,
         turn_end=turn_end,
     )
@@ -162,28 +149,25 @@ def _call_format(text: str, header: str, turn_end: str, count: int) -> CallForma
         position = end
     ending = text[position:]
     ending = ending[: len(ending) - _shared(ending[::-1], turn_end[::-1])]
-    begin, middle = pieces[:2]
-    between = _ID.sub("", pieces[2]) if count > 1 else None
-    closing = _ID.sub("", ending)
-    consistent = middle and pieces[-1] == middle and "probe" not in "".join((begin, middle, between or "", closing))
-    return CallFormat(begin, middle, between, closing) if consistent else None
+    begin, middle, *more = pieces
+    found = CallFormat(begin, middle, _ID.sub("", more[0]) if more else None, _ID.sub("", ending))
+    consistent = middle and pieces[-1] == middle and "probe" not in f"{begin}{middle}{found.between}{found.end}"
+    return found if consistent else None
 
 
 def _shared(text: str, other: str) -> int:
     """Return how many characters two texts begin with alike."""
-    pairs = zip(text, other, strict=False)
-    return next((index for index, (one, two) in enumerate(pairs) if one != two), min(len(text), len(other)))
+    alike = (one == two for one, two in zip(text, other, strict=False))
+    return sum(takewhile(bool, alike))
 
 
 def _find_json(text: str, position: int, wanted: Mapping[str, Any]) -> tuple[int, int]:
     """Return where a JSON object begins and ends in a text; -1 and -1 if it does not occur."""
-    for start in (found.start() for found in re.finditer(r"\{", text[position:])):
-        try:
-            value, length = json.JSONDecoder().raw_decode(text[position + start :])
-        except json.JSONDecodeError:
-            continue
-        if value == wanted:
-            return position + start, position + start + length
+    for found in re.compile(r"\{").finditer(text, position):
+        with suppress(json.JSONDecodeError):
+            value, end = json.JSONDecoder().raw_decode(text, found.start())
+            if value == wanted:
+                return found.start(), end
     return -1, -1
 
 

@@ -20,17 +20,11 @@ _NAME = re.compile(r"[\w./:-]{1,128}")
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that a model may call.
+    """A function that a model may call."""
 
-    Attributes:
-        name: Letters, digits, and `_ . / : -`.
-        description: What it does, for the model.
-        parameters: JSON schema of its arguments: of an object.
-    """
-
-    name: str
-    description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=_NO_PARAMETERS.copy)
+    name: str  # letters, digits, and `_ . / : -`
+    description: str = ""  # what it does, for the model
+    parameters: Mapping[str, Any] = field(default_factory=_NO_PARAMETERS.copy)  # JSON schema of an object
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -46,43 +40,33 @@ class Tool:
 
     @classmethod
     def of(cls, tool: Tool | Mapping[str, Any]) -> Tool:
-        """Return a tool, also from OpenAI's shape; raise `InvalidTool` for anything else.
-
-        >>> Tool.of({"type": "function", "function": {"name": "now", "parameters": None}})
-        Tool(name='now', description='', parameters={'type': 'object', 'properties': {}})
-        """
+        """Return a tool, also from OpenAI's shape; raise `InvalidTool` for anything else."""
         if isinstance(tool, Tool):
             return tool
-        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping) or "name" not in function:
+        function = _function_of(tool)
+        if "name" not in function:
             raise InvalidTool(f"expected a Tool, or a dict with the name of a function, got {shown(tool)}")
         description, parameters = function.get("description"), function.get("parameters")
+        nothing = parameters is None or (isinstance(parameters, dict) and not parameters)
         return cls(
             function["name"],
             "" if description is None else description,
-            _NO_PARAMETERS if parameters is None or (isinstance(parameters, dict) and not parameters) else parameters,
+            _NO_PARAMETERS if nothing else parameters,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the tool in OpenAI's shape, which chat templates take."""
-        parameters = dict(self.parameters)
-        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that a model wrote.
+    """A call that a model wrote."""
 
-    Attributes:
-        id: Identifies the call in the result's message. A function of the prompt and of the call's place in the answer.
-        name: Name of the tool.
-        arguments: Its arguments, as JSON has them.
-    """
-
-    id: str
-    name: str
-    arguments: Mapping[str, Any]
+    id: str  # which the message with the result names; see `call_id`
+    name: str  # of the tool
+    arguments: Mapping[str, Any]  # as JSON has them
 
     def __post_init__(self) -> None:
         check_text("id", self.id, error=InvalidTool)
@@ -94,15 +78,11 @@ class ToolCall:
 
     @classmethod
     def of(cls, call: ToolCall | Mapping[str, Any]) -> ToolCall:
-        """Return a call, also from the shapes of OpenAI and LangChain; raise `InvalidTool` for anything else.
-
-        >>> ToolCall.of({"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}})
-        ToolCall(id='1', name='now', arguments={})
-        """
+        """Return a call, also from the shapes of OpenAI and LangChain; raise `InvalidTool` for anything else."""
         if isinstance(call, ToolCall):
             return call
-        function = call.get("function", call) if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        function: Mapping[str, Any] = _function_of(call)
+        if not isinstance(call, Mapping) or not isinstance(function.get("name"), str):
             raise InvalidTool(f"expected a ToolCall, or a dict with name and arguments, got {shown(call)}")
         arguments = function.get("arguments", function.get("args"))
         try:
@@ -121,6 +101,12 @@ class ToolCall:
         """Return the call in the shape that transformers documents for `tool_calls` of a message."""
         function = {"name": self.name, "arguments": dict(self.arguments)}
         return {"type": "function", "id": self.id, "function": function}
+
+
+def _function_of(given: Any) -> Mapping[str, Any]:
+    """Return the function of a tool or a call in OpenAI's shape, or what stands for it; nothing for another value."""
+    function = given.get("function", given) if isinstance(given, Mapping) else None
+    return function if isinstance(function, Mapping) else {}
 
 
 def _check_json(what: str, fields: Mapping[Any, Any]) -> None:
@@ -154,9 +140,8 @@ def choice_of(given: Mapping[str, Any] | str | bool | None) -> str:
         return given or "auto"
     if isinstance(given, bool):
         return "required" if given else "none"
-    function = given.get("function", given) if isinstance(given, Mapping) else None
-    if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-        return str(function["name"])
+    if isinstance(name := _function_of(given).get("name"), str):
+        return name
     raise InvalidTool(
         "expected 'auto', 'none', 'required', the name of a tool, or a dict with that name as tool_choice, got "
         f"{shown(given)}"

@@ -14,8 +14,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, StoppingCrite
 
 from invariant_rag import InvariantModel
 from invariant_rag.errors import InvalidOption, TokenizerRequired, UnsupportedCombination
-from invariant_rag.generation.streaming import stream_text, stream_until_stop_string, trim_at_stop_string
+from invariant_rag.generation.answer_parsing import trim_at_stop_string, until_stop_string
+from invariant_rag.generation.answers import AnswerDelta
+from invariant_rag.generation.streaming import TextStream
 from invariant_rag.testing import toy_tokenizer
+
+
+def before_stop(pieces, stops):
+    return (each.content for each in until_stop_string(map(AnswerDelta, pieces), stops))
+
 
 BYTES = toy_tokenizer()
 
@@ -40,7 +47,7 @@ def streamed(tokens: list[int], tokenizer: PreTrainedTokenizerFast) -> list[str]
             streamer.put(torch.tensor([token]))  # type: ignore[attr-defined]
         streamer.end()  # type: ignore[attr-defined]
 
-    return list(stream_text(generate, tokenizer, {}))
+    return list(TextStream(generate, tokenizer, {}))
 
 
 @settings(deadline=None)
@@ -112,7 +119,7 @@ def test_a_reader_who_leaves_ends_the_generation() -> None:
             assert time.monotonic() < deadline
         ended.append(True)
 
-    stream = stream_text(generate, METASPACE, {})
+    stream = TextStream(generate, METASPACE, {})
     assert next(stream) == "c"
     stream.close()
     assert ended, "closing waits until the generation is over"
@@ -132,7 +139,7 @@ def test_a_stream_without_a_tokenizer_is_refused_at_once(chat_llama: PreTrainedM
 @given(st.lists(st.text("ab", max_size=4), max_size=6), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
 def test_pieces_up_to_a_stop_string_join_to_the_text_before_it(pieces: list[str], stops: list[str]) -> None:
     text = "".join(pieces)
-    before = "".join(stream_until_stop_string(pieces, stops))
+    before = "".join(before_stop(pieces, stops))
     assert before == trim_at_stop_string(text, stops)
     assert text.startswith(before)
     if found := [stop for stop in stops if stop in text]:
@@ -143,11 +150,11 @@ def test_pieces_up_to_a_stop_string_join_to_the_text_before_it(pieces: list[str]
 
 
 def test_only_what_may_be_a_stop_string_is_held_back() -> None:
-    assert list(stream_until_stop_string(["xa", "b", "y"], ["abc"])) == ["x", "aby"]
-    assert next(stream_until_stop_string(iter(["hello "]), ["stop"])) == "hello "
+    assert list(before_stop(["xa", "b", "y"], ["abc"])) == ["x", "aby"]
+    assert next(before_stop(iter(["hello "]), ["stop"])) == "hello "
 
 
 def test_a_stream_is_read_to_its_end_behind_a_stop_string() -> None:
     pieces = iter(["a", "b", "c"])
-    assert list(stream_until_stop_string(pieces, ["b"])) == ["a"]
+    assert list(before_stop(pieces, ["b"])) == ["a"]
     assert list(pieces) == []

@@ -21,7 +21,7 @@ from invariant_rag import Generation, InvariantModel, Prompt, Segment
 from invariant_rag.errors import IncompleteObject, InvalidTool, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import AnswerParser
 from invariant_rag.generation.answering import Answering
-from invariant_rag.generation.answers import Answer, AnswerRequest, ModelAnswer
+from invariant_rag.generation.answers import Answer, AnswerRequest
 from invariant_rag.generation.streaming import decode_keeping
 from invariant_rag.generation.tools import Tool, ToolCall, ToolCalling
 from invariant_rag.prompts import ReasoningFormat, template_format
@@ -66,9 +66,8 @@ def check(calls: tuple[ToolCall, ...], tools: list[dict[str, Any]]) -> None:
 def generate(calling: ToolCalling, prompt: Prompt, **options: Any) -> tuple[Generation, Answer]:
     """Return an answer, decoded with `constrain`, and its parts."""
     generation = calling.lm.generate(prompt, **calling.constrain(prompt, **options))
-    parser = calling.parser(prompt)
     text = decode_keeping(calling.lm.tokenizer, generation.token_ids, calling.kept_tokens)
-    answer = Answer.join([*parser.feed(text), *parser.finish()])
+    answer = Answer.join(calling.parser(prompt).parse([text]))
     answer.check_complete()
     return generation, answer
 
@@ -122,7 +121,7 @@ def test_an_answer_that_runs_out_of_tokens_says_length_and_has_no_half_call(kind
         assert replace(streamed.first, generation=None) == replace(answer, generation=None)
 
 
-def check_cut(answer: ModelAnswer, whole: ModelAnswer) -> None:
+def check_cut(answer: Answer, whole: Answer) -> None:
     if answer.tool_calls:  # nothing but the closing marker is missing
         assert answer.tool_calls == whole.tool_calls
     elif answer.cut_call:
@@ -353,7 +352,7 @@ def test_however_a_text_is_cut_into_pieces_its_parts_are_the_same(
     found = []
     for pieces in ([whole], [whole[a:b] for a, b in pairwise(places)], list(whole)):
         parser = AnswerParser(written, ("now", "search"), THINK)
-        found.append(Answer.join([delta for piece in pieces for delta in parser.feed(piece)] + parser.finish()))
+        found.append(Answer.join(parser.parse(pieces)))
     assert found[0] == found[1] == found[2]
 
 
@@ -363,7 +362,7 @@ def test_what_a_template_writes_is_parsed(kind: str) -> None:
     calls = CALLS[1:] if written.between is None else CALLS
     parser = AnswerParser(written, ("now", "search"))
     text = "" if written.anchored else "Well.\n"
-    answer = Answer.join([*parser.feed(text + written.write(calls)), *parser.finish()])
+    answer = Answer.join(parser.parse([text + written.write(calls)]))
     assert answer.content == text.rstrip()
     assert [(call.name, call.arguments) for call in answer.tool_calls] == [(c.name, c.arguments) for c in calls]
 
@@ -371,7 +370,7 @@ def test_what_a_template_writes_is_parsed(kind: str) -> None:
 def test_what_is_no_call_is_text_and_half_a_call_is_an_error() -> None:
     def parse(text: str) -> Answer:
         parser = AnswerParser(OWN_FORMAT, ("now",))
-        return Answer.join([*parser.feed(text), *parser.finish()])
+        return Answer.join(parser.parse([text]))
 
     for text in ("a <tool_call> b", '<tool_call>{"name": "other", "arguments": {}}</tool_call>', "<tool_call", "a  "):
         assert parse(text) == Answer(text)

@@ -188,14 +188,11 @@ def test_uuid_examples_are_chat_prompts_that_ask_at_the_quarters(tokenizer: PreT
         uuid_examples(bare)
 
 
-def test_the_found_dimension_is_measured_where_it_was_planted(result: SearchResult) -> None:
-    """It is the share of the first token among those that are averaged: one over their number."""
+def test_a_result_is_measured_drawn_and_loaded_as_an_intervention(result: SearchResult, tmp_path: Path) -> None:
+    """What was planted is the share of the first token among those that are averaged: one over their number."""
     assert result.positions == tuple(range(50, 200))
     for curve in result.curves:
         assert np.corrcoef(curve, 1 / (1 + np.array(result.positions)))[0, 1] > 0.99
-
-
-def test_a_result_survives_a_file_and_is_loaded_as_an_intervention(result: SearchResult, tmp_path: Path) -> None:
     path = tmp_path / "search.json"
     for saved in (result, result.found):
         saved.save(path)
@@ -204,14 +201,13 @@ def test_a_result_survives_a_file_and_is_loaded_as_an_intervention(result: Searc
         path.write_text(text)
         with pytest.raises(InvalidChoice, match=r"dimensions, factor and layers"):
             HiddenScaling.load(path)
-
-
-def test_the_picture_is_a_picture(result: SearchResult, tmp_path: Path) -> None:
     result.draw(tmp_path / "dimension.png")
     assert (tmp_path / "dimension.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_model_with_few_layers_or_without_positional_dimensions_is_refused(examples: list[Example]) -> None:
+def test_models_without_positional_dimensions_and_searches_without_texts_are_refused(
+    planted: PreTrainedModel, examples: list[Example]
+) -> None:
     texts = [[1, *range(2, 60)]]
     with pytest.raises(UnsupportedModel, match=r"at least 5 layers for the published search.*got 4"):
         search_dimension(tiny_model("llama", num_hidden_layers=4), examples=examples, texts=texts)
@@ -221,9 +217,6 @@ def test_a_model_with_few_layers_or_without_positional_dimensions_is_refused(exa
             weight.zero_()
     with pytest.raises(UnsupportedModel, match="no hidden dimension is monotone"):
         search_dimension(model, examples=examples, texts=texts)
-
-
-def test_a_search_needs_examples_and_texts(planted: PreTrainedModel) -> None:
     for given in ({}, {"examples": [Example((1, 2), (3,))]}, {"texts": [[1] * 20]}):
         with pytest.raises(TokenizerRequired):
             search_dimension(planted, **given)
@@ -243,8 +236,6 @@ def test_the_command_writes_what_the_library_loads(tokenizer: PreTrainedTokenize
     assert json.loads(ran.stdout)["dimensions"] == found["dimensions"]
     assert sorted(factor for _, factor, _ in found["trials"]) == sorted(FACTORS)
     assert (tmp_path / "out" / "dimension.png").exists()
-    ran = CliRunner().invoke(app, ["search-dimension", str(tmp_path / "model"), *options])
-    assert "validation loss" in ran.stdout
     (tmp_path / "taken").write_text("a file")
     ran = CliRunner().invoke(app, ["search-dimension", str(tmp_path / "model"), "--out", str(tmp_path / "taken")])
     assert ran.exit_code == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from threading import Thread
+from threading import Event, Thread, get_ident
 
 import pytest
 import torch
@@ -34,11 +34,13 @@ def lm(request: pytest.FixtureRequest, llama: PreTrainedModel) -> InvariantModel
     return InvariantModel(llama, method=request.param)
 
 
-@pytest.fixture(params=METHODS)
-def chat(
-    request: pytest.FixtureRequest, chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> InvariantModel:
-    return InvariantModel(chat_llama, tokenizer, method=request.param)
+@pytest.fixture
+def chat(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> InvariantModel:
+    return InvariantModel(chat_llama, tokenizer, method="pine")
+
+
+in_parallel = pytest.mark.parametrize("lm", [*METHODS, "structured", "ape"], indirect=True)
+"""Also methods whose positions go on behind the longest segment."""
 
 
 def test_log_probabilities_are_those_of_the_logits(lm: InvariantModel) -> None:
@@ -49,6 +51,7 @@ def test_log_probabilities_are_those_of_the_logits(lm: InvariantModel) -> None:
     assert written.logprobs == pytest.approx(expected, abs=rounding(lm.generate, PROMPTS[0], max_new_tokens=5))
 
 
+@in_parallel
 def test_beams_equal_beams_over_full_recomputation(lm: InvariantModel) -> None:
     """Beam search by hand, from `logits` alone."""
     prompt, beams = PROMPTS[0], [((), 0.0)]
@@ -62,6 +65,7 @@ def test_beams_equal_beams_over_full_recomputation(lm: InvariantModel) -> None:
     assert lm.generate(prompt, max_new_tokens=4, num_beams=3).token_ids == beams[0][0]
 
 
+@in_parallel
 def test_a_batch_of_beams_equals_single_calls(lm: InvariantModel) -> None:
     options = {"max_new_tokens": 4, "num_beams": 3, "num_return_sequences": 2}
     single = [each for prompt in PROMPTS for each in lm.generate(prompt, **options)]
@@ -175,6 +179,7 @@ def test_text_needs_a_tokenizer(lm: InvariantModel) -> None:
         lm.chat_prompt("Why?", ["one"])
 
 
+@in_parallel
 def test_scores_are_sums_of_log_probabilities(lm: InvariantModel) -> None:
     prompt, candidates = PROMPTS[2], [[5], [6, 7, 8], [9, 9]]
     expected = []
@@ -210,7 +215,7 @@ def test_other_threads_keep_the_plain_model_while_ours_is_at_work(llama: PreTrai
     wrong: list[str] = []
 
     def run(check: str) -> None:
-        for _ in range(25):
+        for _ in range(10):
             got = plain_logits(llama, prompt) if check == "plain" else lm.logits(prompt)
             if not torch.equal(got, plain if check == "plain" else ours):
                 wrong.append(check)
@@ -221,3 +226,46 @@ def test_other_threads_keep_the_plain_model_while_ours_is_at_work(llama: PreTrai
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_thread_that_calls_the_model_across_the_call_of_a_processor_disturbs_neither(llama: PreTrainedModel) -> None:
+    """It begins before that call does, and ends before it."""
+    lm, ids, found, main = InvariantModel(llama, method="pine"), torch.tensor([[5, 6, 7, 8]]), [], get_ident()
+    expected, plain = lm.generate(PROMPTS[0], max_new_tokens=3), llama(ids).logits.detach()
+
+    def run() -> None:
+        with torch.no_grad():
+            found.append(llama(ids).logits)
+
+    class Calls(LogitsProcessor):
+        other: Thread | None = None
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            begun.clear()
+            called.clear()
+            thread = Thread(target=run)
+            thread.start()
+            assert begun.wait(60)
+            self.other = thread
+            run()
+            self.other = None
+            return scores
+
+    begun, called, calls = Event(), Event(), Calls()
+
+    def meet(*_: object) -> None:
+        if get_ident() != main:
+            begun.set()
+            called.wait(60)
+        elif calls.other is not None:
+            called.set()
+            calls.other.join(60)
+
+    hook = llama.model.layers[0].register_forward_pre_hook(meet)
+    try:
+        written = lm.generate(PROMPTS[0], max_new_tokens=3, logits_processor=LogitsProcessorList([calls]))
+    finally:
+        hook.remove()
+    assert (written.token_ids, written.logprobs) == (expected.token_ids, expected.logprobs)
+    assert len(found) == 6
+    assert all(torch.equal(each, plain) for each in found)

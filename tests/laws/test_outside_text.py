@@ -25,7 +25,7 @@ from invariant_rag.prompts import (
     unprotected_tokens,
 )
 from invariant_rag.prompts.control_tokens import rendered_probes
-from invariant_rag.prompts.literal_text import CUT
+from invariant_rag.prompts.tokenization import CUT
 from invariant_rag.testing.token_check import find_break_outs, hostile_texts
 from invariant_rag.testing.tokenizer_layouts import LAYOUTS, layout_tokenizer, turns
 

@@ -8,16 +8,15 @@ from itertools import chain
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import ByT5Tokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Prompt, Segment, SegmentSet
 from invariant_rag.errors import InvalidSegment
 from invariant_rag.prompts import control_tokens, tokenize_literal, tokenize_prompt
 from invariant_rag.segments import document_rendering
-from invariant_rag.testing import toy_tokenizer
+from invariant_rag.testing import tiny_model, toy_tokenizer
+from invariant_rag.testing.tokenizer_layouts import layout_tokenizer
 
 CONTROL = ("<pad>", "<bos>", "<eos>", "<|im_start|>", "<|im_end|>")
 CHATML = toy_tokenizer().chat_template
@@ -46,73 +45,29 @@ HOSTILE = {
 }
 
 
-def finished(backend: Tokenizer, **options: object) -> PreTrainedTokenizerFast:
+def bytes_and_names(**options: object) -> PreTrainedTokenizerFast:
+    """One token for each byte, and the control tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({name: index for index, name in enumerate([*CONTROL, *alphabet])}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(name, special=True) for name in CONTROL])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, chat_template=CHATML, clean_up_tokenization_spaces=False, **options
     )
 
 
-def byte_backend(*, special: bool, normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({name: index for index, name in enumerate([*CONTROL, *alphabet])}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    if normalizer is not None:
-        backend.normalizer = normalizer
-    add = backend.add_special_tokens if special else backend.add_tokens
-    add([AddedToken(name, special=special, normalized=not special) for name in CONTROL])
-    return backend
-
-
-def not_flagged_as_special() -> PreTrainedTokenizerBase:
-    return finished(byte_backend(special=False), bos_token="<bos>", eos_token="<eos>")
-
-
-def lowercasing() -> PreTrainedTokenizerBase:
-    return finished(byte_backend(special=False, normalizer=normalizers.Lowercase()), eos_token="<eos>")
-
-
-def normalising_to_narrow_letters() -> PreTrainedTokenizerBase:
-    return finished(byte_backend(special=False, normalizer=normalizers.NFKC()), eos_token="<eos>")
-
-
 def starting_with_bos() -> PreTrainedTokenizerBase:
-    backend = byte_backend(special=True)
-    backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
-    return finished(backend, bos_token="<bos>", eos_token="<eos>")
-
-
-def sentencepiece() -> PreTrainedTokenizerBase:
-    """Control tokens are pieces that the model itself could choose."""
-    letters = [(chr(code), -5.0) for code in range(33, 127)]
-    backend = Tokenizer(models.Unigram([("<unk>", 0.0), *((name, 0.0) for name in CONTROL), ("▁", -3.0), *letters], 0))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = decoders.Metaspace()
-    backend.add_special_tokens([AddedToken(name, special=True) for name in CONTROL])
-    return finished(backend, unk_token="<unk>", bos_token="<bos>", eos_token="<eos>")
-
-
-def words() -> PreTrainedTokenizerBase:
-    """Control tokens are words of the vocabulary."""
-    listed = ["<unk>", *CONTROL, "Document:", "system", "user", "assistant", "Question:", "harmless"]
-    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(listed)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.add_special_tokens([AddedToken(name, special=True) for name in CONTROL])
-    return finished(backend, unk_token="<unk>", eos_token="<eos>")
+    tokenizer = bytes_and_names(bos_token="<bos>", eos_token="<eos>")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 1)]
+    )
+    return tokenizer
 
 
 def ends_with_its_unknown() -> PreTrainedTokenizerBase:
     """As with GPT-2: one token for the unknown, for the beginning and for the end."""
-    backend = byte_backend(special=True)
-    return finished(backend, unk_token="<eos>", bos_token="<eos>", eos_token="<eos>")
-
-
-def template_puts_names_together() -> PreTrainedTokenizerBase:
-    tokenizer = finished(byte_backend(special=False), eos_token="<eos>")
-    tokenizer.chat_template = CHATML.replace("<|im_start|>", "{{ '<|' + 'im_start|>' }}").replace(
-        "<|im_end|>", "{{ '<|' + 'im_end|>' }}"
-    )
-    return tokenizer
+    return bytes_and_names(unk_token="<eos>", bos_token="<eos>", eos_token="<eos>")
 
 
 def written_in_python() -> PreTrainedTokenizerBase:
@@ -121,65 +76,47 @@ def written_in_python() -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-TOKENIZERS = {
-    build.__name__: build
-    for build in (
-        toy_tokenizer,
-        not_flagged_as_special,
-        lowercasing,
-        normalising_to_narrow_letters,
-        starting_with_bos,
-        sentencepiece,
-        words,
-        ends_with_its_unknown,
-        template_puts_names_together,
-        written_in_python,
-    )
-}
+BUILT = {each.__name__: each for each in (starting_with_bos, ends_with_its_unknown, written_in_python)}
+SHARED = ["chatml, not flagged", "chatml, lower case, normalized", "chatml, NFKC, normalized", "llama2", "bert"]
 
 
-@pytest.fixture(scope="module", params=TOKENIZERS)
-def lm(request: pytest.FixtureRequest, chat_llama: PreTrainedModel) -> InvariantModel:
-    return InvariantModel(chat_llama, TOKENIZERS[request.param](), overflow="trim_segments")
+@pytest.fixture(scope="module", params=[*BUILT, *SHARED])
+def lm(request: pytest.FixtureRequest) -> InvariantModel:
+    tokenizer = BUILT[request.param]() if request.param in BUILT else layout_tokenizer(request.param)
+    model = tiny_model("llama", num_hidden_layers=1, vocab_size=len(tokenizer), max_position_embeddings=4096)
+    return InvariantModel(model, tokenizer, overflow="trim_segments")
 
 
-def template_ids(lm: InvariantModel, prompt: Prompt) -> list[list[int]]:
-    """Ids of the texts, from the tokenizer itself."""
-    return [lm.tokenizer(text, add_special_tokens=i == 0)["input_ids"] for i, text in enumerate(prompt.texts)]
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_text_stays_in_its_segment(lm: InvariantModel, name: str) -> None:
-    chunks = ["harmless", Segment(HOSTILE[name], title=HOSTILE[name][:100]), HOSTILE[name]]
-    prompt = lm.chat_prompt("Who?", chunks)
-    prepared = lm.prepare(prompt, new_tokens=4)
-    control, order = control_tokens(lm.tokenizer), list(prepared.order)
+def test_hostile_text_stays_in_its_segment(lm: InvariantModel) -> None:
+    control = control_tokens(lm.tokenizer)
     assert len(control) >= 2
-    inside: set[int] = set()
-    for span in chain(*prepared.arrangement.layout.set_spans):
-        ids = prepared.input_ids[span.start : span.stop]
-        inside |= set(range(span.start, span.stop))
-        index = order.pop(0)
-        whole = tokenize_literal(document_rendering(prompt.segments[index]), lm.tokenizer)
-        assert ids == (whole[: len(ids)] if index in prepared.trimmed else whole)
-        assert control.keys().isdisjoint(ids)
-    outside = [token for at, token in enumerate(prepared.input_ids) if at not in inside]
-    if not isinstance(lm.tokenizer, ByT5Tokenizer):  # ends every text with </s>
-        assert outside == list(chain(*template_ids(lm, prompt)))
+    for name, text in HOSTILE.items():
+        prompt = lm.chat_prompt("Who?", ["harmless", Segment(text, title=text[:100]), text])
+        prepared = lm.prepare(prompt, new_tokens=4)
+        inside: set[int] = set()
+        spans = chain(*prepared.arrangement.layout.set_spans)
+        for index, span in zip(prepared.order, spans, strict=True):
+            ids = prepared.input_ids[span.start : span.stop]
+            inside |= set(range(span.start, span.stop))
+            whole = tokenize_literal(document_rendering(prompt.segments[index]), lm.tokenizer)
+            assert ids == (whole[: len(ids)] if index in prepared.trimmed else whole), name
+            assert control.keys().isdisjoint(ids), name
+        outside = [token for at, token in enumerate(prepared.input_ids) if at not in inside]
+        if not isinstance(lm.tokenizer, ByT5Tokenizer):  # ends every text with </s>
+            texts = [lm.tokenizer(text, add_special_tokens=i == 0)["input_ids"] for i, text in enumerate(prompt.texts)]
+            assert outside == list(chain(*texts)), name
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_the_answer_to_hostile_text_ignores_its_place_among_the_segments(
     name: str, chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    lm = InvariantModel(chat_llama, tokenizer, overflow="trim_segments", max_segment_tokens=300)
+    lm = InvariantModel(chat_llama, tokenizer, overflow="trim_segments", max_segment_tokens=100)
     chunks = ["one", HOSTILE[name], Segment("two", title=HOSTILE[name][:50]), HOSTILE[name]]
     prompts = [lm.chat_prompt("Who?", each) for each in (chunks, chunks[::-1])]
     one, other = (lm.logits(prompt) for prompt in prompts)
     assert one.isfinite().all()
     assert torch.equal(one, other)
-    written, again = (lm.generate(prompt, max_new_tokens=3) for prompt in prompts)
-    assert written.token_ids == again.token_ids
 
 
 def test_the_same_text_has_the_same_ids_next_to_anything(lm: InvariantModel) -> None:
@@ -188,21 +125,9 @@ def test_the_same_text_has_the_same_ids_next_to_anything(lm: InvariantModel) -> 
     assert {name: each.token_ids for name, each in zip(HOSTILE, together, strict=True)} == alone
 
 
-quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-pieces = st.sampled_from(
-    [*CONTROL, *(name.upper() for name in CONTROL), "<", "|", ">", "<|im_", "\uff1c", " ", "\n", "a", "İ"]
-)
-
-
-@quick
-@given(st.lists(st.one_of(pieces, st.characters(codec=None)), max_size=12).map("".join))  # type: ignore[arg-type]
-def test_no_text_at_all_becomes_a_control_token(lm: InvariantModel, text: str) -> None:
-    assert control_tokens(lm.tokenizer).keys().isdisjoint(tokenize_literal(text, lm.tokenizer))
-
-
 @pytest.mark.parametrize("special", [False, True])
 def test_a_character_that_is_an_added_token_is_refused_nowhere(special: bool) -> None:
-    tokenizer = finished(byte_backend(special=False))
+    tokenizer = bytes_and_names()
     tokenizer.add_tokens([AddedToken("\u2402", special=special)], special_tokens=special)
     index = tokenizer.convert_tokens_to_ids("\u2402")
     tokenizer.chat_template += "{# [ | #}\u2402"
@@ -214,7 +139,9 @@ def test_a_character_that_is_an_added_token_is_refused_nowhere(special: bool) ->
 def test_a_word_tokenizer_whose_unknown_word_ends_the_text_cannot_read_unknown_words() -> None:
     backend = Tokenizer(models.WordLevel({"<eos>": 0, "known": 1}, unk_token="<eos>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = finished(backend, unk_token="<eos>", eos_token="<eos>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, chat_template=CHATML, unk_token="<eos>", eos_token="<eos>"
+    )
     assert tokenize_literal("known known", tokenizer) == (1, 1)
     with pytest.raises(InvalidSegment, match="<eos>"):
         tokenize_literal("known unknown", tokenizer)
@@ -232,14 +159,14 @@ def test_titles_and_texts_of_a_thousand_hostile_segments_are_read_in_time(
     lm = InvariantModel(chat_llama, tokenizer, overflow="drop_last")
     state = random.Random(5)
     chunks = [Segment("".join(state.choices(CONTROL, k=5)), title="<|im_end|>") for _ in range(1000)]
-    written = lm.generate(lm.chat_prompt("Who?", chunks), max_new_tokens=2)
-    assert len(written.order) + len(written.dropped) == 1000
-    assert written.dropped
-    assert written.usage.prompt_tokens <= 4094
+    prepared = lm.prepare(lm.chat_prompt("Who?", chunks), new_tokens=2)
+    assert prepared.dropped
+    assert len(prepared.order) + len(prepared.dropped) == 1000
+    assert len(prepared.input_ids) <= 4094
 
 
 def test_a_text_of_control_tokens_alone_is_halved_without_running_out_of_stack() -> None:
-    tokenizer = normalising_to_narrow_letters()
+    tokenizer = layout_tokenizer("chatml, NFKC, normalized")
     text = "\uff1c|im_end|>" * 2000
     assert len(text) > sys.getrecursionlimit()
     assert control_tokens(tokenizer).keys().isdisjoint(tokenize_literal(text, tokenizer))

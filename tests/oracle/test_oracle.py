@@ -22,9 +22,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt, RingAverage, SegmentSet
 from invariant_rag.arrangement import Layout
-from invariant_rag.attention import resolve_backend, tiles
+from invariant_rag.attention import pine, resolve_backend
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.rope import Rotation
+from invariant_rag.attention.positions import Rotation
 from invariant_rag.errors import ContextOverflow
 from invariant_rag.methods import APE, resolve_method
 from invariant_rag.testing.families import tiny_model
@@ -71,7 +71,7 @@ FAMILIES: dict[str, dict[str, object]] = {
 }
 """Families of `invariant_rag.testing.families`, made small; windows are shorter than prompts."""
 
-PAST_THE_WINDOW = ("llama", "phi3", "gptj", "bloom", "mpt", "falcon", "falcon (ALiBi)")
+PAST_THE_WINDOW = ("llama", "phi3", "gptj", "mpt", "falcon (ALiBi)")
 
 PROMPTS: dict[str, tuple[Sequence[int], Sequence[Sequence[int]]]] = {
     "one set": ((3, 4), ((4, 1, 6, 0, 3),)),
@@ -86,13 +86,16 @@ NEW_TOKENS = 3
 
 
 def combinations() -> Iterator[tuple[str, str, str, str]]:
-    """Return every family with every method, and a fast backend and a prompt in turn."""
+    """Return every family with PINE, which alone undoes rotations, and three other methods in turn.
+
+    `test_one_layer_computes_what_the_papers_say_for_any_lengths` has every method with everything that layers add.
+    """
+    others = [method for method in METHODS if method != "pine"]
     for row, family in enumerate(FAMILIES):
-        for column, method in enumerate(METHODS):
+        for column, method in enumerate(["pine", *(others[(2 * row + turn) % len(others)] for turn in range(3))]):
             has_alibi = family in ("bloom", "mpt", "falcon (ALiBi)")
             if not (has_alibi and method == "pine-in-place"):  # it reads later positions, for which ALiBi has no biases
-                turn = row + column
-                yield family, method, BACKENDS[turn % len(BACKENDS)], list(PROMPTS)[turn % 3]
+                yield family, method, BACKENDS[(row + column) % 2], list(PROMPTS)[(row // 4 + column) % 3]
 
 
 @cache
@@ -167,11 +170,11 @@ def _compare(model: PreTrainedModel, method: str, backend: str, name: str) -> No
 NEIGHBOURS = {"texts": [0, 0, 0, 0], "sets": [[1, 1], [1, 1]], "method": "ape", "interleaved": False, "window": None}
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @example(**NEIGHBOURS, softcap=None, has_sinks=False, short=1, seed=0)
 @given(
     texts=st.lists(st.integers(0, 3), min_size=4, max_size=4),
-    sets=st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=3),
+    sets=st.lists(st.lists(st.integers(0, 8), max_size=4), min_size=1, max_size=3),
     method=st.sampled_from(list(METHODS)),
     interleaved=st.booleans(),
     window=st.none() | st.integers(1, 12),
@@ -214,7 +217,7 @@ def test_one_layer_computes_what_the_papers_say_for_any_lengths(
     for backend in ("reference", "sdpa"):
         found = []
         with float64_throughout(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tiles, "_SHORT", short)
+            patch.setattr(pine, "_SHORT", short)
             for start, stop in ((0, total - 2), (total - 2, total - 1), (total - 1, total)):
                 tensors = queries[:, start:stop], keys[:, :stop], values[:, :stop]
                 rotation = Rotation(module, "inv_freq", interleaved)

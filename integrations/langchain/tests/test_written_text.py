@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from invariant_rag import InvariantModel, SegmentSet
 from invariant_rag.generation.answering import Answering
-from invariant_rag.generation.answers import AnswerRequest, ModelAnswer
+from invariant_rag.generation.answers import Answer, AnswerRequest
 from invariant_rag.segments import Slot
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
@@ -279,7 +279,7 @@ def test_there_are_sixty_prompts_forty_sets_forty_answers_and_twenty_five_calls(
 LABELLED = [Slot(f"[{number}] ", "\n", str(number)) for number in (1, 2, 3)]
 
 
-def replied(chat: ChatInvariant, documents: list[Document], **asked: Any) -> ModelAnswer:
+def replied(chat: ChatInvariant, documents: list[Document], **asked: Any) -> Answer:
     """Return what the core answers about documents with numbers."""
     content = [SegmentSet(map(to_segment, documents), slots=LABELLED), "Which?"]
     messages = [{"role": "user", "content": content}]

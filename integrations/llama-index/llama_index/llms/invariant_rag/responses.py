@@ -30,7 +30,7 @@ from llama_index.core.base.llms.types import (
 )
 
 from invariant_rag.errors import InvalidPrompt, InvariantRAGError
-from invariant_rag.generation.answers import AnswerDelta, AnswerRequest, ModelAnswer, Reply
+from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply
 from invariant_rag.prompts import Message, Turn, without_marks
 from invariant_rag.remote import RemoteModel
 from invariant_rag.segments import Segment, SegmentSet
@@ -275,7 +275,7 @@ def _said(reply: Reply, call: Call) -> dict[str, Any]:
     return {"raw": report, "logprobs": _logprobs(answer), "additional_kwargs": dict(usage)}
 
 
-def _logprobs(answer: ModelAnswer) -> list[list[LogProb]] | None:
+def _logprobs(answer: Answer) -> list[list[LogProb]] | None:
     """Return at each place the log-probability of the token, then those of others; None if nobody asked."""
     if answer.logprobs is None:
         return None
