@@ -279,7 +279,10 @@ def _logprobs(answer: Answer) -> list[list[LogProb]] | None:
     """Return at each place the log-probability of the token, then those of others; None if nobody asked."""
     if answer.logprobs is None:
         return None
-    logprob = lambda token, value: LogProb(token=token, logprob=value, bytes=list(token.encode()))  # noqa: E731
+
+    def logprob(token: str, value: float) -> LogProb:
+        return LogProb(token=token, logprob=value, bytes=list(token.encode()))
+
     return [
         [logprob(each.token, each.logprob), *(logprob(*other) for other in each.top if other[1] != each.logprob)]
         for each in answer.logprobs
