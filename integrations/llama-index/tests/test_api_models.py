@@ -24,7 +24,7 @@ from llama_index.core.llms.mock import MockLLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.tools import FunctionTool
-from recording import Recorder
+from recording import Recorder, consumed
 
 from llama_index.llms.invariant_rag import SegmentBlock, canonical, vote
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
@@ -82,21 +82,12 @@ def text_of(order: Any) -> str:
     return "".join(mark(TEXTS[i]) for i in order) + QUERY
 
 
-async def answer(llm: Any, name: str, order: Any) -> str:
-    """What one of the eight methods says."""
-    response = getattr(llm, name)(text_of(order) if name.endswith("complete") else messages_of(order))
-    response = await response if name.startswith("a") else response
-    if "stream" in name:
-        pieces = [each async for each in response] if name.startswith("a") else response
-        return "".join(each.delta for each in pieces)
-    return str(response.text if name.endswith("complete") else response.message.content)
-
-
 @pytest.mark.parametrize("name", EIGHT)
 @pytest.mark.parametrize("wrap", [canonical, vote])
 async def test_answers_ignore_the_order_of_segments(wrap: Any, name: str) -> None:
     reader = Reader()
-    answers = {await answer(wrap(reader), name, order) for order in ORDERS}
+    make = text_of if name.endswith("complete") else messages_of
+    answers = {(await consumed(getattr(wrap(reader), name)(make(order))))[0] for order in ORDERS}
     assert len(answers) == 1
     assert answers <= set(TEXTS)
     assert not any(re.search("[\ueca0-\ueca3]", text) for text in reader.requests), "no mark leaves the process"
