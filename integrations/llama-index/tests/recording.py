@@ -57,7 +57,7 @@ async def consumed(asked: Any) -> tuple[str, Any]:
     pieces = response
     if is_stream:
         pieces = response.async_response_gen() if is_async else response.response_gen
-    if hasattr(pieces, "__aiter__"):
+    if inspect.isasyncgen(pieces):
         found = [each async for each in pieces]
     elif inspect.isgenerator(pieces):
         found = list(pieces)
