@@ -72,14 +72,13 @@ with TemporaryDirectory() as folder:
     for arguments in (
         ["ask", "--retriever", "faiss"],
         ["ask", "--ordering", "embedding"],
-        ["search-dimension", "no-such/model", "--out", folder],
         ["audit", str(questions), "--out", folder, "--model", "no-such/model"],
     ):
         print(" ".join(CliRunner().invoke(app, arguments).stderr.split()))
     sys.modules["scipy"] = sys  # other packages bring scipy without matplotlib
     print(" ".join(CliRunner().invoke(app, arguments).stderr.split()))
 """
-LATE = ["retrieval"] * 5 + ["retrieval", "evaluation", "evaluation", "evaluation"]
+LATE = ["retrieval"] * 5 + ["retrieval", "evaluation", "evaluation"]
 EXTRAS = ["retrieval"] * 3 + ["evaluation"] * 2 + ["structured", *LATE]
 
 

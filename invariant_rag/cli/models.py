@@ -25,17 +25,10 @@ def method_rows() -> list[dict[str, Any]]:
     """Return the columns of `invariant-rag methods`."""
     from invariant_rag.methods import METHODS
 
+    facts = ("invariant", "fair", "cost", "stock_decoding")
+    found = [(name, each, {fact: getattr(each, fact) for fact in facts}) for name, each in METHODS.items()]
     return [
-        {
-            "method": name,
-            "invariant": each.invariant,
-            "fair": each.fair,
-            "cost": each.cost,
-            "stock_decoding": each.stock_decoding,
-            "ordering": each.default_ordering,
-            "paper": each.paper,
-        }
-        for name, each in METHODS.items()
+        {"method": name, **row, "ordering": each.default_ordering, "paper": each.paper} for name, each, row in found
     ]
 
 
