@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -46,3 +47,21 @@ def caught(ask: Callable[[], Any]) -> tuple[Any, list[str]]:
         warnings.simplefilter("always")
         result = ask()
     return result, [str(each.message) for each in found if issubclass(each.category, OrderWarning)]
+
+
+async def consumed(asked: Any) -> tuple[str, Any]:
+    """Return the text of a response, and the response, or the last piece of a stream of an LLM, once all is read."""
+    is_async = inspect.isawaitable(asked)
+    response = await asked if is_async else asked
+    is_stream = "Streaming" in type(response).__name__  # of an engine
+    pieces = response
+    if is_stream:
+        pieces = response.async_response_gen() if is_async else response.response_gen
+    if inspect.isasyncgen(pieces):
+        found = [each async for each in pieces]
+    elif inspect.isgenerator(pieces):
+        found = list(pieces)
+    else:
+        return str(response.message.content if hasattr(response, "message") else response), response
+    text = "".join(each if isinstance(each, str) else each.delta or "" for each in found)
+    return text, response if is_stream else found[-1]
