@@ -18,31 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """What a layer passes to its attention function.
+    """What a layer passes to its attention function."""
 
-    Attributes:
-        module: The layer's attention module.
-        layer: Its index.
-        queries: `[B, H, Q, D]`, rotated.
-        keys: `[B, H_kv, S, D]`, rotated, those of the cache included.
-        values: `[B, H_kv, S, D_v]`.
-        scaling: Factor on the scores.
-        sliding_window: Tokens of the layer's sliding window; None without one.
-        dropout: Dropout probability of the attention weights.
-        extra: All other keywords of the layer.
-        alibi: Bias that the layer adds to the scores of keys `[H, S]`, of the first row of the batch; None without one.
-    """
-
-    module: nn.Module
-    layer: int
-    queries: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    scaling: float
-    sliding_window: int | None
-    dropout: float
-    extra: dict[str, Any]
-    alibi: torch.Tensor | None = None
+    module: nn.Module  # the layer's attention module
+    layer: int  # its index
+    queries: torch.Tensor  # `[B, H, Q, D]`, rotated
+    keys: torch.Tensor  # `[B, H_kv, S, D]`, rotated, those of the cache included
+    values: torch.Tensor  # `[B, H_kv, S, D_v]`
+    scaling: float  # factor on the scores
+    sliding_window: int | None  # in tokens
+    dropout: float  # probability, of the attention weights
+    extra: dict[str, Any]  # all other keywords of the layer
+    alibi: torch.Tensor | None = None  # bias that the layer adds to the scores of keys `[H, S]`, of the first row
 
 
 class AttentionFunction(Protocol):
@@ -55,31 +42,18 @@ class AttentionFunction(Protocol):
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One layer's attention: for one prompt, or for a left-padded batch of B prompts, whose tensors start with B.
+    """One layer's attention: for one prompt, or for a left-padded batch of B prompts, whose tensors start with B."""
 
-    Attributes:
-        queries: `[H, Q, D]`, at their natural positions. They are the last Q of the S tokens.
-        keys: `[H_kv, S, D]`, at their natural positions.
-        values: `[H_kv, S, D_v]`.
-        rotation: The layer's position encoding.
-        scaling: Factor on the scores.
-        sliding_window: Keys at this distance or farther along the row are not visible. None: no limit.
-        softcap: Scores are squashed to `softcap * tanh(score / softcap)`. None: they are not.
-        sinks: `[H]` extra logits that take part in the softmax and have no value. None: there are none.
-        dropout: Dropout probability of the attention weights, while training.
-        scratch: Values that this layer keeps for later forward passes over the same tokens.
-    """
-
-    queries: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    rotation: PositionEncoding
-    scaling: float
-    sliding_window: int | None = None
-    softcap: float | None = None
-    sinks: torch.Tensor | None = None
-    dropout: float = 0.0
-    scratch: dict[str, Any] = field(default_factory=dict)
+    queries: torch.Tensor  # `[H, Q, D]`, at their natural positions; they are the last Q of the S tokens
+    keys: torch.Tensor  # `[H_kv, S, D]`, at their natural positions
+    values: torch.Tensor  # `[H_kv, S, D_v]`
+    rotation: PositionEncoding  # of the layer
+    scaling: float  # factor on the scores
+    sliding_window: int | None = None  # keys at this distance or farther along the row are not visible
+    softcap: float | None = None  # scores are squashed to `softcap * tanh(score / softcap)`
+    sinks: torch.Tensor | None = None  # `[H]` extra logits that take part in the softmax and have no value
+    dropout: float = 0.0  # probability, of the attention weights, while training
+    scratch: dict[str, Any] = field(default_factory=dict)  # kept for later forward passes over the same tokens
 
     @cached_property
     def num_key_value_groups(self) -> int:

@@ -1,9 +1,8 @@
 """The hook into transformers: an attention function that a model uses for the length of a `with` block.
 
-No modelling code is patched. Inside the block the model's configs name our function in transformers' attention
-interface, or, for a family that does without that interface, its attention modules ask for it (`inline`). The active
-function is held in a context variable, so other threads that call the same model meanwhile still get the model's own
-attention.
+Inside the block the model's configs name our function in transformers' attention interface, or, for a family that does
+without that interface, its attention modules ask for it (`inline`). The active function is held in a context variable,
+so other threads that call the same model meanwhile still get the model's own attention.
 """
 
 from __future__ import annotations
@@ -173,8 +172,7 @@ def _mask_over(original: str) -> Callable[..., torch.Tensor | None]:
 def _sliding_window(visible: Callable[..., Any], longest: int = 1 << 24) -> int | None:
     """Find the sliding window of a mask function `(batch, head, query, key) -> bool`; None where there is none.
 
-    Raises:
-        UnsupportedModel: The mask is neither causal nor a causal sliding window (chunked, bidirectional...).
+    UnsupportedModel: the mask is neither causal nor a causal sliding window (chunked, bidirectional...).
     """
 
     def sees(query: int, key: int) -> bool:
@@ -213,24 +211,17 @@ class PromptState:
 
 @dataclass(frozen=True)
 class ArrangedAttention:
-    """The attention function of arranged prompts.
+    """The attention function of arranged prompts, over which the rows of a batch are spread evenly (beams...).
 
-    Attributes:
-        prompts: The prompts of the batch. Its rows are spread evenly over them (beams, returned sequences).
-        backend: Computes the arrangements.
-        rotations: The position encoding of each layer.
-        last_text_only: Whether only the outputs of the last text are wanted. Then the last layer attends from the last
-            text alone, and returns zeros for the tokens before it.
-        plans: What the layers share.
-        scratch: What each layer keeps for later forward passes over the batch, by layer.
+    With `last_text_only`, the last layer attends from the last text alone, and returns zeros for the tokens before it.
     """
 
     prompts: Sequence[PromptState]
     backend: Backend
-    rotations: Sequence[PositionEncoding]
+    rotations: Sequence[PositionEncoding]  # of each layer
     last_text_only: bool = False
-    plans: dict[Any, Any] = field(default_factory=dict, repr=False)
-    scratch: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
+    plans: dict[Any, Any] = field(default_factory=dict, repr=False)  # what the layers share
+    scratch: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)  # what each layer keeps for the batch
 
     def __call__(self, inputs: LayerInputs) -> torch.Tensor:
         """Return one layer's attention output `[B, Q, H, D_v]`."""
@@ -303,11 +294,7 @@ def _check_length(inputs: LayerInputs, prompt: PromptState) -> None:
 def unpad_row(
     inputs: LayerInputs, row: int, prompt: PromptState, rotation: PositionEncoding
 ) -> tuple[AttentionCall, int]:
-    """Return one row of a batch without its padding, and how many of its queries are padding.
-
-    Raises:
-        InvalidPrompt: The row is shorter than the prompt.
-    """
+    """Return one row of a batch without its padding, and how many of its queries are padding."""
     _check_length(inputs, prompt)
     padding, scratch = prompt.padding, prompt.scratch.setdefault(inputs.layer, {})
     if inputs.queries.shape[2] == inputs.keys.shape[2]:

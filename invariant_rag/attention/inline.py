@@ -23,13 +23,10 @@ Output: TypeAlias = tuple[torch.Tensor, None]
 
 
 class Inline(NamedTuple):
-    """The name of the method of a module that is replaced, and what replaces it.
-
-    That computes from the module, its attention function, and the arguments of the method.
-    """
+    """The name of the method of a module that is replaced, and what replaces it."""
 
     method: str
-    compute: Callable[..., Output]
+    compute: Callable[..., Output]  # from the module, its attention function, and the arguments of the method
 
 
 @once_per_model

@@ -59,48 +59,33 @@ def segment_shifts(call: AttentionCall, ranked: RankedSet, queries: Span) -> tor
 
     `[H, 1, N]` if the queries are one of the segments, whose own entry is undefined.
     """
-    places = _Places.of(call, ranked)
-    if ranked.own is None:
-        importance = places.means(torch.softmax(_unrotated_scores(call, ranked, queries), dim=-1))
-    else:
-        importance = _importance_to_segment(call, ranked, places)
-    rank = -importance if ranked.reverse else importance.clone()
+    bounds = [(span.start, len(span)) for span in ranked.segments]
+    places: torch.Tensor = call.kept(f"places {bounds[0][0]}", lambda: torch.tensor(bounds, device=call.keys.device).T)
+    starts, lengths = places.contiguous().unbind()
+    weights = _token_weights(call, queries, ranked) if ranked.own is None else _weights_in_segment(call, ranked)
+    rows = weights.flatten(0, 1)
+    sums = torch.segment_reduce(rows, "sum", lengths=lengths.expand(len(rows), -1), axis=1, unsafe=True)
+    importance = sums.view(*weights.shape[:-1], -1) / lengths
+    rank = -importance if ranked.reverse else importance
     if ranked.own is not None:
         rank[..., ranked.own] = float("inf")
-    return stack_by_importance(rank, places.lengths, -1) + ranked.first_position - places.starts
+    return stack_by_importance(rank, lengths, -1) + ranked.first_position - starts
 
 
-@dataclass(frozen=True)
-class _Places:
-    """The segments of a set as tensors `[N]`: without them, N segments would take N² steps of Python."""
-
-    starts: torch.Tensor  # memory index of the first token
-    lengths: torch.Tensor
-
-    @classmethod
-    def of(cls, call: AttentionCall, ranked: RankedSet) -> _Places:
-        """Return those of a set; each layer keeps them."""
-
-        def make() -> _Places:
-            bounds = torch.tensor([(span.start, len(span)) for span in ranked.segments], device=call.keys.device)
-            return cls(*bounds.T.contiguous())
-
-        places: _Places = call.kept(f"places {ranked.segments[0].start}", make)
-        return places
-
-    def means(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return the mean weight of each segment `[H, Q, N]` from weights of tokens `[H, Q, T]`."""
-        rows = weights.flatten(0, 1)
-        lengths = self.lengths.expand(len(rows), -1)
-        sums = torch.segment_reduce(rows, "sum", lengths=lengths, axis=1, unsafe=True)
-        return sums.view(*weights.shape[:-1], -1) / self.lengths
+def _token_weights(call: AttentionCall, queries: Span, ranked: RankedSet) -> torch.Tensor:
+    """Return the weights of the tokens of a set for each query, without rotary positions `[H, Q, T]`, in float32."""
+    keys, unrotated = _unrotated_keys(call, ranked), _unrotated_queries(call, queries)
+    packed = unrotated.reshape(keys.shape[0], -1, keys.shape[-1])
+    # For one token, keys are the left factor; see `_attend_token`.
+    scores = (keys @ packed.mT).mT if len(queries) == 1 else packed @ keys.mT
+    return torch.softmax(scores.reshape(*unrotated.shape[:2], -1), dim=-1)
 
 
-def _importance_to_segment(call: AttentionCall, ranked: RankedSet, places: _Places) -> torch.Tensor:
-    """Return the importance of each segment of a set to one of them `[H, 1, N]`; the entry of itself is undefined."""
+def _weights_in_segment(call: AttentionCall, ranked: RankedSet) -> torch.Tensor:
+    """Return the weights of the tokens of a set for one of its segments `[H, 1, T]`; its own tokens have none."""
     segment, first = ranked.segments[ranked.own or 0], ranked.segments[0].start
-    keys = _unrotated_keys(call, ranked)
-    queries = _unrotated_queries(call, segment).unflatten(0, (len(keys), -1))
+    keys, queries = _unrotated_keys(call, ranked), _unrotated_queries(call, segment)
+    queries = queries.unflatten(0, (len(keys), -1))
     key_heads, groups, count, _ = queries.shape
     total = keys.new_zeros(key_heads, groups, keys.shape[1])
     block = _QUERY_BLOCK
@@ -116,7 +101,7 @@ def _importance_to_segment(call: AttentionCall, ranked: RankedSet, places: _Plac
         weights[..., segment.start - first : segment.stop - first] = float("-inf")
         torch.softmax(weights, dim=-1, out=weights)
         total += weights.view(shape).sum(dim=2)
-    return places.means(total.flatten(0, 1)[:, None])
+    return total.flatten(0, 1)[:, None]
 
 
 def _unrotated_keys(call: AttentionCall, ranked: RankedSet) -> torch.Tensor:
@@ -136,15 +121,6 @@ def _unrotated_queries(call: AttentionCall, queries: Span) -> torch.Tensor:
     rotated = call.queries_of(queries)
     positions = torch.arange(queries.start, queries.stop, device=rotated.device)
     return call.rotation.unscaled(call.rotation.rotate_each(rotated, -positions, call.reach)) * call.scaling
-
-
-def _unrotated_scores(call: AttentionCall, ranked: RankedSet, queries: Span) -> torch.Tensor:
-    """Return scaled scores `[H, Q, T]` of queries against the tokens of a set, without rotary positions, in float32."""
-    keys, unrotated = _unrotated_keys(call, ranked), _unrotated_queries(call, queries)
-    packed = unrotated.reshape(keys.shape[0], -1, keys.shape[-1])
-    # For one token, keys are the left factor; see `_attend_token`.
-    scores = (keys @ packed.mT).mT if len(queries) == 1 else packed @ keys.mT
-    return scores.reshape(*unrotated.shape[:2], -1)
 
 
 # --- attention at these ranks ---

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from invariant_rag.arrangement import Arrangement
     from invariant_rag.attention.call import AttentionCall
 
-POSITION_TABLE = "embed_positions"
-"""The buffer in which GPT-J and CodeGen keep sines and cosines of all positions."""
-
 
 class PositionEncoding:
     """The position encoding of one layer. "Rotate" stands for its map, which is a rotation for rotary embeddings."""
@@ -68,16 +65,13 @@ class PositionEncoding:
 class Rotation(PositionEncoding):
     """The rotary embedding of one layer.
 
-    Attributes:
-        module: The model's rotary module; None for a layer that does not rotate.
-        buffer: Name of the buffer with its inverse frequencies `[R / 2]`. It is looked up at every call, in the module
-            that this thread uses, since dynamic scalings replace it for sequences beyond the training length.
-        interleaved: Whether dimension pairs are (0, 1), (2, 3)... instead of (0, R/2), (1, R/2 + 1)...
+    The buffer of inverse frequencies `[R / 2]` is looked up at every call, in the module that this thread uses, since
+    dynamic scalings replace it for sequences beyond the training length.
     """
 
-    module: nn.Module | None
-    buffer: str = ""
-    interleaved: bool = False
+    module: nn.Module | None  # the model's rotary module; None for a layer that does not rotate
+    buffer: str = ""  # its name in the module
+    interleaved: bool = False  # whether dimension pairs are (0, 1), (2, 3)... instead of (0, R/2), (1, R/2 + 1)...
     _table_of: tuple[torch.Tensor, object, torch.Tensor] | None = field(default=None, repr=False)
 
     def frequencies(self) -> torch.Tensor:
@@ -164,16 +158,14 @@ class Rotation(PositionEncoding):
 
 def candidates(model: nn.Module) -> list[Rotation]:
     """Return all rotary embeddings that the model's modules may use, including none."""
-    found = [Rotation(None)]
-    table_found = False
+    found, tables = [Rotation(None)], list[Rotation]()  # GPT-J has tables of all positions, the same in every layer
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name.endswith("inv_freq") and "original" not in name and buffer.ndim == 1:
                 found += [Rotation(module, name, interleaved) for interleaved in (False, True)]
-            if name == POSITION_TABLE and buffer.ndim == 2 and not table_found:  # the same in every layer
-                table_found = True
-                found += [of_table(buffer, interleaved=each) for each in (False, True)]
-    return found
+            if name == "embed_positions" and buffer.ndim == 2 and not tables:
+                tables = [of_table(buffer, interleaved=each) for each in (False, True)]
+    return found + tables
 
 
 def of_table(table: torch.Tensor, *, interleaved: bool) -> Rotation:
@@ -199,11 +191,8 @@ def identify(
 ) -> Rotation | None:
     """Return the candidate that reproduces a layer's queries and keys of one token at several positions best.
 
-    Args:
-        rotations: The candidates.
-        positions: Positions `[N]`, the first of them 0.
-        tensors: Queries and keys of the layer for the same token at these positions, `[H, N, D]` each.
-        tolerance: Maximum error, relative to the largest value of the tensor. None is returned if all exceed it.
+    These are `[H, N, D]`, at positions `[N]`, the first of them 0. None if the errors of all candidates, relative to
+    the largest value of a tensor, exceed the tolerance.
     """
 
     def error(candidate: Rotation) -> float:
@@ -237,12 +226,9 @@ class Alibi(PositionEncoding):
     the fourth from the second: one linear map for queries and keys alike.
 
     Positions do not fit into half precision, so queries, keys and values are computed in float32 at least.
-
-    Attributes:
-        slopes: Bias per position `[H]`, in float64.
     """
 
-    slopes: torch.Tensor
+    slopes: torch.Tensor  # bias per position `[H]`, in float64
 
     def encoded(self, call: AttentionCall, arrangement: Arrangement) -> AttentionCall:
         """Return the call with four more dimensions of queries and keys, at least in float32."""
@@ -272,11 +258,10 @@ class Alibi(PositionEncoding):
 
 
 def find_slopes(bias: torch.Tensor, tolerance: float) -> torch.Tensor | None:
-    """Return the slopes `[H]`, in float64, of the biases that a layer adds to the scores of keys, one behind the other.
+    """Return the slopes `[H]`, in float64, of biases `[H, S]` that a layer adds to the scores of neighbouring keys.
 
-    Args:
-        bias: The biases `[H, S]`, up to a constant per head.
-        tolerance: Maximum deviation from a line, relative to the largest bias. If it is exceeded, None is returned.
+    They may be off by a constant per head. None if they deviate from a line by more than the tolerance, relative to the
+    largest bias.
     """
     bias = (bias - bias[:, :1]).double()
     steps = torch.arange(bias.shape[1], dtype=torch.float64, device=bias.device)

@@ -22,8 +22,6 @@ from invariant_rag.attention.varlen.kernels import PackedLayer, PackedWindows, V
 from invariant_rag.attention.varlen.passes import Pass, Weights, attend_packed, lay_windows, make_passes, merge_sinks
 from invariant_rag.attention.varlen.ranking import Decoding, Ranking, make_decoding, make_ranking
 
-_MOST_PLANS = 4
-
 
 class Varlen(SDPA):
     """Compute whole batches with a kernel for packed queries of variable lengths.
@@ -88,9 +86,9 @@ def _plan_of(
 
 
 def _known(plans: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
-    """Return a plan, made where it is not known; those made first are forgotten first."""
+    """Return a plan, made where it is not known; of more than four, those made first are forgotten."""
     if key not in plans:
-        while len(plans) >= _MOST_PLANS:
+        while len(plans) >= 4:
             del plans[next(iter(plans))]
         plans[key] = make()
     return plans[key]

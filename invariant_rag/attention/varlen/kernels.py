@@ -18,29 +18,19 @@ from invariant_rag.attention.softmax import AttentionState, merge_attn_states
 
 _logger = logging.getLogger(__name__)
 
-MOST_WINDOWS = 65_535
-"""Windows of one call: CUDA starts no more blocks along the axis on which FlashAttention 2 and its like have them."""
+MOST_WINDOWS = 65_535  # of one call: CUDA starts no more blocks along the axis on which FlashAttention 2 has them
 
 
 @dataclass(frozen=True, eq=False)
 class PackedWindows:
-    """Windows of packed queries, as kernels take them.
+    """Windows of packed queries, as kernels take them. All queries are in one, in order; no window is empty of keys."""
 
-    Attributes:
-        query_starts: int32 `[W + 1]`: the first query of each window, and the end of the last; together all queries.
-        key_starts: int32 `[W + 1]`: the first key of each window, and the end of the last. Windows may overlap.
-        key_lengths: int32 `[W]`, no window empty.
-        max_queries: Queries of the longest window.
-        max_keys: Keys of the longest window.
-        is_causal: Whether the last query of a window sees all of its keys, the one before all but the last, and so on.
-    """
-
-    query_starts: torch.Tensor
-    key_starts: torch.Tensor
-    key_lengths: torch.Tensor
-    max_queries: int
+    query_starts: torch.Tensor  # int32 `[W + 1]`: the first query of each window, and the end of the last
+    key_starts: torch.Tensor  # int32 `[W + 1]`: the first key of each window, and the end of the last; they may overlap
+    key_lengths: torch.Tensor  # int32 `[W]`
+    max_queries: int  # of the longest window
     max_keys: int
-    is_causal: bool
+    is_causal: bool  # whether the last query of a window sees all of its keys, the one before all but the last...
 
     @classmethod
     def of(cls, lengths: Sequence[int], keys: Sequence[Span], is_causal: bool, device: torch.device) -> PackedWindows:
