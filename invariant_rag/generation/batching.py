@@ -47,8 +47,8 @@ class _Request:
 
     def __post_init__(self) -> None:
         model = check_kind("lm", self.lm, InvariantModel).model
-        sequences = resolve_option(self.options, "num_return_sequences", model.generation_config) or 1
-        if sequences > 1:
+        sequences = resolve_option(self.options, "num_return_sequences", model.generation_config)
+        if isinstance(sequences, int) and sequences > 1:
             raise InvalidChoice(
                 f"num_return_sequences: expected 1, got {sequences}",
                 hint="Call generate several times, or call generate of the model instead of the batcher.",
@@ -71,7 +71,7 @@ class _Request:
     @property
     def abandoned(self) -> bool:
         """Whether nobody waits for the result any more: one of the events is set."""
-        return any(event.is_set() for event in self.events)
+        return any(map(Event.is_set, self.events))
 
     def goes_before(self, running: _Request) -> bool:
         """Return whether it need not wait for a running one: it is short beside it, or another tenant's and no longer.
@@ -203,7 +203,7 @@ class MicroBatcher:
     def _add(self, requests: Sequence[_Request], batch_size: int) -> Sequence[_Request]:
         """Let requests wait, together."""
         check_number("batch_size", batch_size, 1, MOST_CALLS)
-        for each in requests:
+        for each in requests:  # of no request that waits, others hear of a wrong option; alone, `generate` says so
             check_options(each.options, each.lm.model)
         with self._waiting_lock:
             self._waiting += [each for each in requests if not each.lm.batches_calls]

@@ -166,10 +166,11 @@ class _LogprobRecorder(StoppingCriteria):
 
 def samples_rows(options: Mapping[str, Any], model: PreTrainedModel) -> bool:
     """Return whether `sample_rows` takes options of `generate`: tokens are sampled, in ways that it knows."""
+    if not resolve_option(options, "do_sample"):
+        return False
     defaults = model.generation_config
     known = not any(is_set(resolve_option(options, name, defaults)) for name in _OTHERS)
-    known = known and options.get("generation_config") is None and options.get("watermarking_config") is None
-    return known and bool(resolve_option(options, "do_sample"))
+    return known and options.get("generation_config") is None and options.get("watermarking_config") is None
 
 
 def sample_rows(options: dict[str, Any], seeds: Sequence[int | None], model: PreTrainedModel) -> dict[str, Any]:

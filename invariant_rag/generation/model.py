@@ -193,7 +193,8 @@ class InvariantModel:
     @property
     def name(self) -> str:
         """Hub id, folder, or family of the wrapped model."""
-        return str(self.model.config._name_or_path or self.model.config.model_type)
+        config = self.model.config
+        return str(config._name_or_path or config.model_type)
 
     def __repr__(self) -> str:
         return (

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,10 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import natural_positions
-from invariant_rag.attention.alibi import Alibi
 from invariant_rag.attention.dynamic_rope import has_dynamic_rope, private_dynamic_rope
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, own_attention
 from invariant_rag.attention.per_model import forward_parameters, once_per_model
+from invariant_rag.attention.positions import Alibi
 from invariant_rag.attention.probe import input_device, probe
 from invariant_rag.cancellation import check_cancelled
 from invariant_rag.errors import UnsupportedCombination
@@ -221,7 +222,7 @@ class Prefiller:
         rotations = self.shared.rotations
         if self.choices.intervention is not None:
             return self.choices.intervention.applied(self.model, PromptBatch(prompts, rotations))
-        if not [prompt for prompt in prompts if not prompt.arrangement.is_plain]:
+        if all(map(attrgetter("arrangement.is_plain"), prompts)):
             return nullcontext()
         attention = ArrangedAttention(prompts, self.choices.backend, rotations, last_text_only)
         return override_attention(self.model, attention, until_layer=len(rotations) - 1 if once else None)

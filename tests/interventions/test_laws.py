@@ -13,8 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.attention.hook import PromptState
+from invariant_rag.attention.positions import Rotation
 from invariant_rag.attention.probe import probe
-from invariant_rag.attention.rope import Rotation
 from invariant_rag.errors import UnknownName, UnsupportedCombination
 from invariant_rag.interventions import INTERVENTIONS, HiddenScaling, Intervention, MsPoE, PromptBatch
 from invariant_rag.methods import METHODS
