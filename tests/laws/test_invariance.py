@@ -81,7 +81,7 @@ def backwards(prompt: Prompt) -> Prompt:
     return prompt.with_sets(each.permuted(range(len(each))[::-1]) for each in prompt.sets)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=fixtures)
+@settings(max_examples=40, deadline=None, suppress_health_check=fixtures)
 @given(case=st.fixed_dictionaries(ANSWERED))
 def test_logits_and_tokens_ignore_the_order_of_segments(
     models: dict[torch.dtype, PreTrainedModel], case: dict[str, Any]
