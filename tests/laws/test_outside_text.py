@@ -325,12 +325,10 @@ HOSTILE = {
 
 
 def starting_with_bos() -> PreTrainedTokenizerBase:
-    tokenizer, name = LAYOUTS["chatml"].build(), "<|im_start|>"
-    tokenizer.bos_token, tokenizer.eos_token = name, "<|im_end|>"
-    names = [(name, tokenizer.convert_tokens_to_ids(name))]
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{name} $A", special_tokens=names
-    )
+    tokenizer = LAYOUTS["chatml"].build()
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
+    names = [("<bos>", tokenizer.bos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=names)
     return tokenizer
 
 
