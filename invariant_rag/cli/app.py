@@ -18,7 +18,6 @@ from invariant_rag.cli import models
 from invariant_rag.cli.ask import ask
 from invariant_rag.cli.audit import audit
 from invariant_rag.cli.console import handle_errors, prepare_terminal, print_text
-from invariant_rag.cli.search_dimension import search_dimension
 from invariant_rag.cli.serve import serve
 from invariant_rag.errors import InvalidChoice
 
@@ -88,7 +87,6 @@ app = typer.Typer(
 )
 app.command()(ask)
 app.command()(models.models)
-app.command("search-dimension")(search_dimension)
 app.command()(audit)
 app.command()(serve)
 for _listing in (models.methods, models.interventions, models.orderings):

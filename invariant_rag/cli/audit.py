@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from invariant_rag.audit.choices import AuditChoices
+from invariant_rag.audit.plan import AuditChoices
 from invariant_rag.audit.systems import Endpoint, is_url
 from invariant_rag.cli import console, options
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
@@ -23,7 +23,7 @@ from invariant_rag.shown import counted
 
 if TYPE_CHECKING:
     from invariant_rag.audit import Audit
-    from invariant_rag.audit.advice import Gate
+    from invariant_rag.audit.report import Gate
     from invariant_rag.generation.model import InvariantModel
 
 
@@ -87,8 +87,8 @@ def audit(
 
     Exit code: 0; 1 if a --fail-on condition holds; 2 for an error.
     """
-    from invariant_rag.audit.advice import Gate
     from invariant_rag.audit.folder import make_new_folder, read_run
+    from invariant_rag.audit.report import Gate
     from invariant_rag.audit.run import audit as run_audit
     from invariant_rag.audit.run import check_extras
     from invariant_rag.rag.retrieval import resolve_retriever
@@ -109,9 +109,7 @@ def audit(
             return
         if resume is None:
             if out is None:
-                raise typer.BadParameter(
-                    "--out is missing: name a folder for answers and report, or ask with --dry-run"
-                )
+                raise typer.BadParameter("--out is missing: name a folder for the report, or ask with --dry-run")
             make_new_folder(make_folder(out))
             with suppress(OSError):  # what fails before the first call leaves no empty folder
                 out.rmdir()
@@ -220,16 +218,14 @@ def _print(result: Audit, folder: Path | None, broken: Sequence[Gate], *, as_jso
         for title, text in result.advice:
             console.print_text(f"{title}: {text}", style="bold" if title in {"Finding", "Recommendation"} else "")
         console.print_text("")
-        console.print_table(
-            [{"measure": name, "value": value} for name, value, _ in measure_rows(result)], as_json=False
-        )
+        measures = [{"measure": name, "value": value} for name, value, _ in measure_rows(result)]
+        console.print_table(measures, as_json=False)
         if result.comparisons:
             console.print_text("")
             names = ("remedy", "accuracy", "gain, points", "significance")
             console.print_table([dict(zip(names, row, strict=True)) for row in remedy_rows(result)], as_json=False)
-        console.print_text(
-            f"\n{counted(result.calls, 'call')}. Report: {folder and folder / 'report.html'}", style="dim"
-        )
+        report = folder and folder / "report.html"
+        console.print_text(f"\n{counted(result.calls, 'call')}. Report: {report}", style="dim")
     for each in broken:
         console.print_error(f"--fail-on {each.text} holds", "")
 

@@ -25,17 +25,10 @@ def method_rows() -> list[dict[str, Any]]:
     """Return the columns of `invariant-rag methods`."""
     from invariant_rag.methods import METHODS
 
+    facts = ("invariant", "fair", "cost", "stock_decoding")
+    found = [(name, each, {fact: getattr(each, fact) for fact in facts}) for name, each in METHODS.items()]
     return [
-        {
-            "method": name,
-            "invariant": each.invariant,
-            "fair": each.fair,
-            "cost": each.cost,
-            "stock_decoding": each.stock_decoding,
-            "ordering": each.default_ordering,
-            "paper": each.paper,
-        }
-        for name, each in METHODS.items()
+        {"method": name, **row, "ordering": each.default_ordering, "paper": each.paper} for name, each, row in found
     ]
 
 
@@ -112,7 +105,7 @@ def orderings(as_json: options.Json = False) -> None:
 def _check_tokens(model: str, as_json: bool) -> None:
     from invariant_rag.models.loading import load_tokenizer
     from invariant_rag.prompts import control_tokens, unprotected_tokens
-    from invariant_rag.prompts.control_tokens import LONGEST_PROBE
+    from invariant_rag.prompts.template_probes import LONGEST_PROBE
     from invariant_rag.testing.token_check import find_break_outs, hostile_texts
 
     with progress_bar("Checking", _HOSTILE_TEXTS) as advance:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from invariant_rag.checks import check_kind
 from invariant_rag.generation.answers import Usage
-from invariant_rag.prompts.labels import Labels
+from invariant_rag.labels import Labels
 
 if TYPE_CHECKING:
     from invariant_rag.segments import Prompt

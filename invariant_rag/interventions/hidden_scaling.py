@@ -116,7 +116,9 @@ class HiddenScaling(Intervention):
         check_text("model", model)
         published = {_short_name(name): parameters for name, parameters in PUBLISHED.items()}
         if (name := _short_name(model)) not in published:
-            hint = "`invariant-rag search-dimension` finds parameters for a model; HiddenScaling.load loads them."
+            hint = (
+                "`interventions.search.search_dimension` finds parameters for a model; HiddenScaling.load loads them."
+            )
             raise UnknownName("model in the published table", model, PUBLISHED, hint=hint)
         return cls(*published[name])
 
@@ -127,7 +129,7 @@ class HiddenScaling(Intervention):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Load parameters from a file of `save` or of `invariant-rag search-dimension`; refuse any other file."""
+        """Load parameters from a file of `save`, of these or of a search; refuse any other file."""
         try:
             content = read_bytes(check_path("path", path))
         except OSError as error:

@@ -145,12 +145,10 @@ def serve(number: int) -> None:
         pipe.send(answer)
 
 
-COMPILING_SECONDS = 20.0
-"""A schema may take. One with `maxLength: 200` takes half of that with 150,000 tokens."""
+COMPILING_SECONDS = 20.0  # that a schema may take; one with `maxLength: 200` takes half of that with 150,000 tokens
 _MOST = 1000
 
-PARSERS = Workers(2)
-"""Parse bodies, for all applications of this process. They keep nothing of a request."""
+PARSERS = Workers(2)  # parse bodies, for all applications of this process, and keep nothing of a request
 COMPILERS = Workers(1)  # compiles schemas, for all models of this process
 VALIDATORS = Workers(2)  # validate answers: patterns may backtrack, and references fan out
 VALIDATION_SECONDS = 5.0

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
-from typer.testing import CliRunner
 
 from invariant_rag import InvariantModel, Prompt
-from invariant_rag.cli import app
 from invariant_rag.errors import ContextOverflow, InvalidChoice, TokenizerRequired, UnsupportedModel
 from invariant_rag.interventions import HiddenScaling
 from invariant_rag.interventions.search import (
@@ -225,22 +223,13 @@ def test_models_without_positional_dimensions_and_searches_without_texts_are_ref
             search_dimension(planted, examples=nothing, texts=[[1] * 20])
 
 
-def test_the_command_writes_what_the_library_loads(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_a_search_saves_what_the_library_loads(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     model = tiny_model("llama", num_hidden_layers=5, vocab_size=261, max_position_embeddings=512)
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    options = ["--out", str(tmp_path / "out"), "--examples", "2", "--pairs", "2", "--keep", "1"]
-    ran = CliRunner().invoke(app, ["search-dimension", str(tmp_path / "model"), *options, "--json"])
-    assert ran.exit_code == 0, ran.output
-    found = json.loads((tmp_path / "out" / "search.json").read_text())
-    assert json.loads(ran.stdout)["dimensions"] == found["dimensions"]
-    assert sorted(factor for _, factor, _ in found["trials"]) == sorted(FACTORS)
-    assert (tmp_path / "out" / "dimension.png").exists()
-    (tmp_path / "taken").write_text("a file")
-    ran = CliRunner().invoke(app, ["search-dimension", str(tmp_path / "model"), "--out", str(tmp_path / "taken")])
-    assert ran.exit_code == 2
-    assert "cannot make the folder" in ran.stderr
-    assert "Loading model" not in ran.stderr
-    ran = CliRunner().invoke(app, ["search-dimension", str(tmp_path / "nowhere"), *options])
-    assert ran.exit_code == 2
-    assert "expected the hub id or the folder of a model" in ran.stderr
+    examples = uuid_examples(tokenizer, 2, pairs=2)
+    found = search_dimension(model, tokenizer, examples, keep=1)
+    found.save(tmp_path / "search.json")
+    found.draw(tmp_path / "dimension.png")
+    saved = json.loads((tmp_path / "search.json").read_text())
+    assert HiddenScaling.load(tmp_path / "search.json").dimensions == found.found.dimensions
+    assert sorted(factor for _, factor, _ in saved["trials"]) == sorted(FACTORS)
+    assert (tmp_path / "dimension.png").exists()

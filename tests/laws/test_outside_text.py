@@ -184,7 +184,7 @@ def test_an_unknown_character_that_would_be_a_control_token_is_refused_everywher
         tokenizer_object=backend, unk_token="</s>", eos_token="</s>", chat_template=turns("<ROLE>", "</s>")
     )
     assert control_count_of(tokenizer, [{"role": "user", "content": "cafe"}]) == 1
-    with pytest.raises(InvalidPrompt, match="encodes a character"):
+    with pytest.raises(InvalidPrompt, match="as a control token"):
         render_chat([{"role": "user", "content": "caf\u00e9"}], tokenizer)
 
 
