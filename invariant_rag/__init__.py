@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.generation.outputs import Generation
     from invariant_rag.judge import Judge, Verdict
-    from invariant_rag.prompts.literal_text import Trusted
+    from invariant_rag.prompts.tokenization import Trusted
     from invariant_rag.rag.pipeline import RAG, Answer
     from invariant_rag.remote import RemoteModel
     from invariant_rag.routing import RoutedModel
@@ -40,7 +40,7 @@ _HOMES = {
     "generation.model": "InvariantModel",
     "generation.outputs": "Generation",
     "judge": "Judge Verdict",
-    "prompts.literal_text": "Trusted",
+    "prompts.tokenization": "Trusted",
     "rag.pipeline": "RAG Answer",
     "remote": "RemoteModel",
     "routing": "RoutedModel",

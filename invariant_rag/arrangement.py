@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import Literal, TypeAlias
 
 from invariant_rag.errors import InvalidChoice
@@ -79,6 +80,7 @@ class Weighting:
 
 
 UNWEIGHTED = Weighting()
+_weighting = attrgetter("weighting")
 
 
 @dataclass(frozen=True)
@@ -136,13 +138,17 @@ class Row:
     @cached_property
     def length(self) -> int:
         """Number of keys in the row."""
-        ranked = [len(span) for each in self.ranked for span in each.others]
-        return sum([run.stop - run.start for run in self.runs]) + sum(ranked)
+        length = 0
+        for each in self.runs:
+            length += each.stop - each.start
+        for ranked in self.ranked:
+            length += sum(map(len, ranked.others))
+        return length
 
     @cached_property
     def is_weighted(self) -> bool:
         """Whether a run has a weighting."""
-        return {run.weighting for run in self.runs} != {UNWEIGHTED}
+        return {*map(_weighting, self.runs)} != {UNWEIGHTED}
 
     @cached_property
     def is_causal(self) -> bool:
@@ -199,8 +205,11 @@ class Arrangement:
         *before, last = self.rows
         if start == 0 and stop == last.queries.stop:
             return self.rows if last.queries.start < stop else tuple(before)
-        kept = [row for row in before if row.queries.stop > start]
-        parts = [row if row.queries.start >= start else row.part(start, row.queries.stop) for row in kept]
+        parts = [
+            row if row.queries.start >= start else row.part(start, row.queries.stop)
+            for row in before
+            if row.queries.stop > start
+        ]
         first = max(start, last.queries.start)
         return (*parts, last.part(first, stop)) if first < stop else tuple(parts)
 

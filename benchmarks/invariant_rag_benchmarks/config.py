@@ -47,7 +47,7 @@ class RunConfig:
     model: str | None = option(None, "Model id or folder.", shown="the embedded model")
     intervention: str | None = option(
         None,
-        "See `invariant-rag interventions`; or a file of search-dimension. With the method sequential.",
+        "See `invariant-rag interventions`; or a file that `SearchResult.save` wrote. With the method sequential.",
         shown="none",
     )
     ensemble: str | None = option(None, f"{', '.join(ENSEMBLES)}.", shown="none")
@@ -161,7 +161,7 @@ class ServingConfig:
 
 
 def resolve_intervention(described: str | None) -> Any:
-    """Return an intervention: its name, or the parameters in a file of `invariant-rag search-dimension`.
+    """Return an intervention: its name, or the parameters in a file of a search.
 
     Raises:
         UnknownName: There is no such intervention, and no such file.
@@ -172,7 +172,7 @@ def resolve_intervention(described: str | None) -> Any:
     if described is None or described in INTERVENTIONS:
         return described
     if not Path(described).is_file():
-        raise UnknownName("intervention", described, INTERVENTIONS, hint="Or give a file of search-dimension.")
+        raise UnknownName("intervention", described, INTERVENTIONS, hint="Or a file of a search.")
     return HiddenScaling.load(described)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 
@@ -18,9 +19,20 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "audit"))
 
-from worlds import BLIND, DEPENDS, RIGHT, World, at_net, draw, expected  # noqa: E402
+from worlds import BLIND, DEPENDS, FAILED, RIGHT, Draws, World, at_net, draw, expected  # noqa: E402
 
-from invariant_rag.audit.screen import CALLS, FIRST, PLACEBO, looks, screen  # noqa: E402
+from invariant_rag.audit.plan import SLOTS  # noqa: E402
+from invariant_rag.audit.result import worst_slot  # noqa: E402
+from invariant_rag.audit.screen import (  # noqa: E402
+    ANOTHER,
+    CALLS,
+    FIRST,
+    OTHER,
+    PLACEBO,
+    STOPPED_TAIL,
+    looks,
+    screen,
+)
 from invariant_rag.audit.statistics import mean_difference, mean_interval  # noqa: E402
 
 PAGE = ROOT / "cookbook" / "results" / "audit_calibration.md"
@@ -33,8 +45,8 @@ INTRODUCTION = """\
 Written by `make calibrate-audit`: {audits} simulated audits of each system at 20, 50 and 200 questions, with a margin
 of 5 points and the looks of a real audit. *Matters* and *does not*: per cent of the audits with this outcome; the
 others cannot tell yet. *Calls*: on average. *Missed*: per cent of the audits whose 95% interval misses the truth, of
-net sensitivity and accuracy today after the questions that were asked, and of the gain of a remedy (the documents in
-the reverse order) after all.
+net sensitivity, accuracy today and over orders, the worst slot and errors after the questions that were asked, and of
+the gain of a remedy (the documents in the reverse order) after all.
 """
 
 
@@ -45,13 +57,30 @@ class Cell:
     matters: float
     clear: float
     calls: float
-    missed: tuple[float, float, float]
+    missed: tuple[float, ...]
+
+
+MEASURED = ("net", "today", "orders", "slot", "errors", "gain")
+
+
+@cache
+def truths(world: World) -> dict[str, float]:
+    """Return what an audit of endlessly many questions would measure."""
+    drawn = draw(world, 400_000, np.random.default_rng(1))
+    right, slots = drawn.classes[:, [OTHER, ANOTHER]] == RIGHT, _slots(drawn)
+    by_slot = [float(right[slots == each].mean()) for each in range(SLOTS) if (slots == each).any()]
+    errors = float((drawn.classes == FAILED).mean())
+    return {**expected(world), "orders": float(right.mean()), "slot": min(by_slot), "errors": errors}
+
+
+def _slots(drawn: Draws) -> np.ndarray:
+    return np.minimum(SLOTS - 1, (drawn.places * SLOTS).astype(int))
 
 
 def simulate(world: World, questions: int, audits: int, seed: int) -> Cell:
     """Simulate audits of a system."""
-    source, truth = np.random.default_rng(seed), expected(world)
-    outcomes, asked, missed = [], [], np.zeros(3)
+    source, truth = np.random.default_rng(seed), truths(world)
+    outcomes, asked, missed = [], [], np.zeros(len(MEASURED))
     for _ in range(audits):
         drawn = draw(world, questions, source)
         two = [world.two] * questions
@@ -59,10 +88,19 @@ def simulate(world: World, questions: int, audits: int, seed: int) -> Cell:
             found = screen(drawn.classes[:count], two[:count], MARGIN, questions)
             if found.outcome != "cannot tell yet":
                 break
+        right, classes = drawn.classes == RIGHT, drawn.classes[:count]
         today, remedy = ((each == RIGHT).mean(axis=1) for each in (drawn.classes[:, [FIRST, PLACEBO]], drawn.remedy))
-        estimates = (found.net, mean_interval(today[:count]), mean_difference(remedy, today))
-        true = (truth["net"], truth["today"], truth["gain"])
-        missed += [not each.low <= one <= each.high for each, one in zip(estimates, true, strict=True)]
+        pairs = [list(zip(*each, strict=True)) for each in zip(_slots(drawn), right[:, [OTHER, ANOTHER]], strict=True)]
+        estimates = {
+            "net": found.net,
+            "today": mean_interval(today[:count], tail=STOPPED_TAIL),
+            "orders": mean_interval(right[:count, [OTHER, ANOTHER]].mean(axis=1), tail=STOPPED_TAIL),
+            "slot": worst_slot(pairs[:count]),
+            "errors": mean_interval((classes == FAILED).mean(axis=1), tail=STOPPED_TAIL),
+            "gain": mean_difference(remedy, today),
+        }
+        known = [(truth[name], estimates[name]) for name in MEASURED]
+        missed += [each is not None and not each.low <= true <= each.high for true, each in known]
         outcomes.append(found.outcome)
         asked.append(count)
     shares = (outcomes.count(each) / audits for each in ("order matters", "order does not matter"))
@@ -72,8 +110,8 @@ def simulate(world: World, questions: int, audits: int, seed: int) -> Cell:
 def table(worlds: list[World], audits: int) -> tuple[list[str], list[Cell]]:
     """Return the rows of a table, and all cells."""
     rows = [
-        "| system | net sensitivity | questions | matters | does not | calls | missed: net | today | gain |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        f"| system | net sensitivity | questions | matters | does not | calls | missed: {' | '.join(MEASURED)} |",
+        f"|{' --- |' * (6 + len(MEASURED))}",
     ]
     cells = []
     for number, world in enumerate(worlds):
@@ -103,14 +141,14 @@ def main() -> None:
     false = max(each.matters for each in blind_cells)
     power = min(each.matters for each in ten_cells[2::3])
     every = [*blind_cells, *some_cells, *ten_cells, *edge_cells]
-    missed = max(max(each.missed[0], each.missed[2]) for each in every)
-    today = sum(each.missed[1] for each in every) / len(every)
+    missed = [max(each.missed[place] for each in every) for place in range(len(MEASURED))]
     pooled = sum(each.matters for each in blind_cells) / len(blind_cells)
     summary = (
         f"False alarms: at most {false:.1%} in any cell, {pooled:.2%} in all. Power at ten points and 200 questions: "
         f"at least {power:.1%}. A system at the margin is cleared in at most {cleared:.1%} of the audits of a cell. "
-        f"Intervals of differences miss the truth in at most {missed:.1%} of the audits of a "
-        f"cell, those of accuracy in {today:.1%} on average."
+        f"Intervals miss the truth in at most {max(missed):.1%} of the audits of a cell ("
+        + ", ".join(f"{name} {each:.1%}" for name, each in zip(MEASURED, missed, strict=True))
+        + ")."
     )
     parts = [INTRODUCTION.format(audits=chosen.audits), summary, "", "## Where the order does not matter", "", *blind]
     parts += ["", "## Where it does", "", *some, "", "## Where it does, by ten points", "", *ten, ""]

@@ -1,10 +1,10 @@
 """Does seeing each other help where an answer takes two documents? `python two_documents.py [--seed 1] [--layers 3]`.
 
 "Ostra flies the flag of its mother city, Varn" and "The flag of Varn is red": what colour is Ostra's? Names are single
-tokens, so that a small model learns it from the start in minutes, on one core. Two models are trained on the same
-questions: one reads plainly, in random orders; one in RoToR's arrangement. Each is then asked about names that it has
-not seen together, its documents in an order that says nothing. The rule, fixed beforehand: RoToR is the demonstration
-if it gains 15 points over plain reading of sorted documents.
+tokens, so that a small model is trained from the start in minutes, on one core. Three models are trained on the same
+questions: two attend plainly, to documents in random orders or sorted; one in RoToR's arrangement. Each is then asked
+about names that it has not seen together, its documents in an order that says nothing. The rule, fixed beforehand:
+RoToR is the demonstration if it gains 15 points over the plain model with sorted documents.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -28,6 +29,8 @@ BEGIN, LINK, IS, ASK = range(NAMES + COLORS, NAMES + COLORS + 4)
 BATCH, STEPS, RATE = 64, 8_000, 2e-3
 CONTEXT = 1 + 2 * PAIRS * LENGTH
 RULE = 15
+TRAININGS = {"plainly, random orders": (False, False), "plainly, sorted": (False, True), "in RoToR": (True, True)}
+"""Whether a model is trained in RoToR's arrangement, and whether on sorted documents."""
 
 
 def draw(count: int, generator: torch.Generator, two_hops: float, *, ordered: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,7 +67,7 @@ def batch_of(documents: Tensor, questions: Tensor) -> dict[str, Tensor]:
     }
 
 
-def train(layers: int, seed: int, *, in_rotor: bool, steps: int) -> LlamaForCausalLM:
+def train(layers: int, seed: int, *, in_rotor: bool, ordered: bool, steps: int) -> LlamaForCausalLM:
     """Train a model from the start: questions about one document first, then about two as well."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -86,7 +89,7 @@ def train(layers: int, seed: int, *, in_rotor: bool, steps: int) -> LlamaForCaus
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = RATE * min((step + 1) / 100, max(0.02, 1 - step / steps))
-        drawn = draw(BATCH, generator, two_hops, ordered=in_rotor)
+        drawn = draw(BATCH, generator, two_hops, ordered=ordered)
         batch = batch_of(*drawn[:2])
         more = {"ring": Ring(model, batch, 1)} if in_rotor else {"attention_mask": batch["seen"]}
         logits = model(batch["ids"], position_ids=batch["positions"], use_cache=False, **more).logits[:, places]
@@ -128,24 +131,25 @@ def main() -> None:
     """Train, measure, and say what the rule says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--layers", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--layers", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--training", choices=TRAININGS, nargs="+", default=[*TRAININGS])
     parser.add_argument("--questions", type=int, default=500)
     parser.add_argument("--out", type=Path, help="file of the results (.json)")
     options = parser.parse_args()
-    results = {}
+    results: dict[str, dict[str, list[float]]] = {}
+    for layers, how in product(options.layers, options.training):
+        in_rotor, ordered = TRAININGS[how]
+        model = train(layers, options.seed, in_rotor=in_rotor, ordered=ordered, steps=options.steps)
+        results[f"{layers} layers, trained {how}"] = measure(model, options.questions, options.seed)
+        print(json.dumps(results, indent=1), flush=True)
     for layers in options.layers:
-        for in_rotor in (False, True):
-            model = train(layers, options.seed, in_rotor=in_rotor, steps=options.steps)
-            found = measure(model, options.questions, options.seed)
-            results[f"{layers} layers, trained {'in RoToR' if in_rotor else 'plainly'}"] = found
-            print(json.dumps({f"{layers}, in_rotor={in_rotor}": found}, indent=1), flush=True)
-    for layers in options.layers:
-        plain, ours = (results[f"{layers} layers, trained {how}"] for how in ("plainly", "in RoToR"))
-        gains = [each["rotor"][0] - plain["plain, sorted"][0] for each in (plain, ours)]
-        print(
-            f"{layers} layers: RoToR gains {gains[0]:+.1f} points as it is, {gains[1]:+.1f} trained; the rule: {RULE}"
-        )
+        trained = {how: results[f"{layers} layers, trained {how}"] for how in options.training}
+        plain = [each["plain, sorted"][0] for how, each in trained.items() if how.startswith("plainly")]
+        gains = [
+            f"{each['rotor'][0] - max(plain, default=0.0):+.1f} points trained {how}" for how, each in trained.items()
+        ]
+        print(f"{layers} layers: RoToR gains {', '.join(gains)}; the rule: {RULE}")
     if options.out:
         options.out.write_text(json.dumps({"seed": options.seed, "results": results}, indent=1) + "\n", "utf-8")
 

@@ -17,11 +17,7 @@ BACKENDS = ("reference", "sdpa", "varlen")
 
 
 def resolve_backend(backend: str | Backend, device: torch.device | None = None) -> Backend:
-    """Return the backend of that name, or the instance as it is.
-
-    Args:
-        backend: A name from `BACKENDS`, `auto`, or an instance.
-        device: Where the model is, by which `auto` chooses. None: not known yet.
+    """Return the backend of a name from `BACKENDS`, or an instance as it is; `auto` chooses by the model's device.
 
     Raises:
         UnknownName: No backend has that name; the message lists the valid ones.

@@ -1,4 +1,4 @@
-"""The interface of backends: one layer's attention, and the functions that compute it."""
+"""The interfaces: what a layer passes to its attention function, and what a backend computes of it."""
 
 from __future__ import annotations
 
@@ -9,40 +9,51 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
-
-from invariant_rag.attention.positions import PositionEncoding
+from torch import nn
 
 if TYPE_CHECKING:
     from invariant_rag.arrangement import Arrangement, Span
+    from invariant_rag.attention.positions import PositionEncoding
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What a layer passes to its attention function."""
+
+    module: nn.Module  # the layer's attention module
+    layer: int  # its index
+    queries: torch.Tensor  # `[B, H, Q, D]`, rotated
+    keys: torch.Tensor  # `[B, H_kv, S, D]`, rotated, those of the cache included
+    values: torch.Tensor  # `[B, H_kv, S, D_v]`
+    scaling: float  # factor on the scores
+    sliding_window: int | None  # in tokens
+    dropout: float  # probability, of the attention weights
+    extra: dict[str, Any]  # all other keywords of the layer
+    alibi: torch.Tensor | None = None  # bias that the layer adds to the scores of keys `[H, S]`, of the first row
+
+
+class AttentionFunction(Protocol):
+    """A replacement of a model's attention."""
+
+    def __call__(self, inputs: LayerInputs) -> torch.Tensor:
+        """Return one layer's attention output `[B, Q, H, D_v]`."""
+        ...
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One layer's attention: for one prompt, or for a left-padded batch of B prompts, whose tensors start with B.
+    """One layer's attention: for one prompt, or for a left-padded batch of B prompts, whose tensors start with B."""
 
-    Attributes:
-        queries: `[H, Q, D]`, at their natural positions. They are the last Q of the S tokens.
-        keys: `[H_kv, S, D]`, at their natural positions.
-        values: `[H_kv, S, D_v]`.
-        rotation: The layer's position encoding.
-        scaling: Factor on the scores.
-        sliding_window: Keys at this distance or farther along the row are not visible. None: no limit.
-        softcap: Scores are squashed to `softcap * tanh(score / softcap)`. None: they are not.
-        sinks: `[H]` extra logits that take part in the softmax and have no value. None: there are none.
-        dropout: Dropout probability of the attention weights, while training.
-        scratch: Values that this layer keeps for later forward passes over the same tokens.
-    """
-
-    queries: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    rotation: PositionEncoding
-    scaling: float
-    sliding_window: int | None = None
-    softcap: float | None = None
-    sinks: torch.Tensor | None = None
-    dropout: float = 0.0
-    scratch: dict[str, Any] = field(default_factory=dict)
+    queries: torch.Tensor  # `[H, Q, D]`, at their natural positions; they are the last Q of the S tokens
+    keys: torch.Tensor  # `[H_kv, S, D]`, at their natural positions
+    values: torch.Tensor  # `[H_kv, S, D_v]`
+    rotation: PositionEncoding  # of the layer
+    scaling: float  # factor on the scores
+    sliding_window: int | None = None  # keys at this distance or farther along the row are not visible
+    softcap: float | None = None  # scores are squashed to `softcap * tanh(score / softcap)`
+    sinks: torch.Tensor | None = None  # `[H]` extra logits that take part in the softmax and have no value
+    dropout: float = 0.0  # probability, of the attention weights, while training
+    scratch: dict[str, Any] = field(default_factory=dict)  # kept for later forward passes over the same tokens
 
     @cached_property
     def num_key_value_groups(self) -> int:
@@ -56,10 +67,7 @@ class AttentionCall:
 
     @cached_property
     def reach(self) -> int:
-        """A bound on all shifts: twice the number of tokens, since queries and keys may both be shifted.
-
-        Rounded up to a multiple of 512, so that the tables of rotary embeddings are rarely rebuilt while decoding.
-        """
+        """A bound on all shifts: twice the tokens, rounded up, so that tables of angles are rarely rebuilt."""
         return 2 * 256 * -(-self.keys.shape[-2] // 256)
 
     @cached_property
@@ -86,15 +94,11 @@ class AttentionCall:
 
 
 class Backend(Protocol):
-    """A way to compute arrangements. All backends compute the same function, up to rounding.
-
-    Attributes:
-        name: Its name.
-        reads_together: Whether it is a `BatchBackend`: one forward pass, padded, prefills the prompts of a batch.
-    """
+    """A way to compute arrangements. All backends compute the same function, up to rounding."""
 
     name: ClassVar[str]
     reads_together: ClassVar[bool]
+    """Whether it is a `BatchBackend`: one forward pass, padded, prefills the prompts of a batch."""
 
     def attend(self, arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:
         """Return one layer's attention output `[H, Q, D_v]` for one prompt."""
@@ -107,12 +111,8 @@ class BatchBackend(Backend, Protocol):
     def batch(
         self, arrangements: Sequence[Arrangement], padding: Sequence[int], call: AttentionCall, plans: dict[Any, Any]
     ) -> torch.Tensor | None:
-        """Return `[B, Q, H, D_v]` for a whole batch at once; None for a layer that it computes row by row.
+        """Return `[B, Q, H, D_v]` for left-padded rows; None for a layer that it computes row by row.
 
-        Args:
-            arrangements: What the tokens of each row attend to.
-            padding: Tokens of padding on the left of each row.
-            call: The layer's tensors.
-            plans: What the layers of one forward pass share.
+        The layers of one forward pass share `plans`.
         """
         ...

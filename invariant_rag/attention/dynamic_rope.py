@@ -18,8 +18,6 @@ from torch import nn
 
 from invariant_rag.attention.per_model import once_per_model
 
-_DYNAMIC_ROPE_TYPES = ("dynamic", "longrope")
-
 _private: ContextVar[Mapping[nn.Module, nn.Module]] = ContextVar("private_rotary_modules", default={})  # noqa: B039 - never changed
 
 
@@ -30,8 +28,8 @@ def has_dynamic_rope(model: nn.Module) -> bool:
 
 @once_per_model
 def _dynamic_rope_modules(model: nn.Module) -> list[nn.Module]:
-    modules = [(module, str(getattr(module, "rope_type", ""))) for module in model.modules()]
-    return [module for module, rope_type in modules if any(kind in rope_type for kind in _DYNAMIC_ROPE_TYPES)]
+    kinds = [(module, str(getattr(module, "rope_type", ""))) for module in model.modules()]
+    return [module for module, kind in kinds if "dynamic" in kind or "longrope" in kind]
 
 
 @contextmanager
@@ -39,8 +37,6 @@ def private_dynamic_rope(model: nn.Module) -> Iterator[None]:
     """Give this thread length-dependent frequencies of its own, those of a newly loaded model.
 
     Law: what other threads run on the model changes no frequency of this thread, and this thread none of theirs.
-    Models whose frequencies do not depend on the length are left alone.
-
     Not to be entered by two threads for one model at a time: callers hold the model's lock.
     """
     modules = _dynamic_rope_modules(model)

@@ -34,18 +34,10 @@ def attention_with_lse(
     is_causal: bool = False,
     mask: Tensor | None = None,
 ) -> Result:
-    """Compute softmax attention on a CPU, with its log-sum-exps.
+    """Compute softmax attention on a CPU; return outputs `[B, H, Q, D_v]`, and log-sum-exps `[B, H, Q]`.
 
-    Args:
-        queries: `[B, H, Q, D]`.
-        keys: `[B, H_kv, S, D]`; the query heads share them in groups.
-        values: `[B, H_kv, S, D_v]`, at most as wide as the keys.
-        scaling: Factor on the scores.
-        is_causal: Query t sees the keys 0 to t.
-        mask: Additive mask that broadcasts to `[B, H, Q, S]`, in the dtype of the queries. None: nothing is masked.
-
-    Returns:
-        Outputs `[B, H, Q, D_v]`, and log-sum-exps of the scaled scores `[B, H, Q]`, at least in float32.
+    The arguments are those of `Kernel`. Values `[B, H_kv, S, D_v]` may be narrower than the keys; a mask has the dtype
+    of the queries. Log-sum-exps are in float32 at least.
     """
     width = values.shape[-1]
     if width < keys.shape[-1]:  # the kernel wants one width

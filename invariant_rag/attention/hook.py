@@ -1,9 +1,8 @@
 """The hook into transformers: an attention function that a model uses for the length of a `with` block.
 
-No modelling code is patched. Inside the block the model's configs name our function in transformers' attention
-interface, or, for a family that does without that interface, its attention modules ask for it (`inline`). The active
-function is held in a context variable, so other threads that call the same model meanwhile still get the model's own
-attention.
+Inside the block the model's configs name our function in transformers' attention interface, or, for a family that does
+without that interface, its attention modules ask for it (`inline`). The active function is held in a context variable,
+so other threads that call the same model meanwhile still get the model's own attention.
 """
 
 from __future__ import annotations
@@ -23,15 +22,13 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from invariant_rag.arrangement import Arrangement
-from invariant_rag.attention.call import AttentionCall, Backend, BatchBackend
+from invariant_rag.attention.call import AttentionCall, AttentionFunction, Backend, BatchBackend, LayerInputs
 from invariant_rag.attention.inline import inline_attention, replaced
-from invariant_rag.attention.layer_inputs import AttentionFunction, LayerInputs
-from invariant_rag.attention.per_model import once_per_model
+from invariant_rag.attention.per_model import cache_of, once_per_model
 from invariant_rag.attention.positions import PositionEncoding
 from invariant_rag.errors import InvalidPrompt, UnsupportedModel
 
 Output: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
-
 
 _active: ContextVar[AttentionFunction | None] = ContextVar("attention_function", default=None)
 _names: dict[str, str] = {}
@@ -50,16 +47,18 @@ def override_attention(
 ) -> Iterator[None]:
     """Run the model's layers with another attention function; restore the model afterwards.
 
-    Not to be entered twice for one model at a time: callers hold the model's lock.
-
-    Args:
-        model: The model.
-        attention: The function.
-        until_layer: Restore the model as soon as this layer has attended. None: at the end of the block.
+    With `until_layer`, restore it as soon as that layer has attended. Not to be entered twice for one model at a time:
+    callers hold the model's lock.
     """
     with ExitStack() as restore:
-        wanted = attention if until_layer is None else _OneForward(attention, until_layer, restore.close)
-        restore.callback(_active.reset, _active.set(wanted))
+
+        def once(inputs: LayerInputs) -> torch.Tensor:
+            out = attention(inputs)
+            if inputs.layer == until_layer:
+                restore.close()
+            return out
+
+        restore.callback(_active.reset, _active.set(attention if until_layer is None else once))
         inline = inline_attention(model)
         for module, way in inline:
             restore.enter_context(replaced(module, way, active_attention))
@@ -91,7 +90,7 @@ def override_only_over(model: PreTrainedModel, cache: Cache) -> Iterator[None]:
 
     def before(_model: object, _args: object, kwargs: dict[str, Any]) -> None:
         if get_ident() == thread:
-            other = kwargs.get("cache", kwargs.get("past_key_values")) is not cache and _active.get() is attention
+            other = cache_of(kwargs) is not cache and _active.get() is attention
             suspended.append(own_attention() if other else nullcontext())
             suspended[-1].__enter__()
 
@@ -104,21 +103,6 @@ def override_only_over(model: PreTrainedModel, cache: Cache) -> Iterator[None]:
             hooks.callback(model.register_forward_pre_hook(before, with_kwargs=True).remove)
             hooks.callback(model.register_forward_hook(after, always_call=True).remove)
         yield
-
-
-@dataclass(frozen=True)
-class _OneForward:
-    """Attends in one forward pass, and restores the model after its last layer."""
-
-    attention: AttentionFunction
-    last_layer: int
-    restore: Callable[[], None]
-
-    def __call__(self, inputs: LayerInputs) -> torch.Tensor:
-        out = self.attention(inputs)
-        if inputs.layer == self.last_layer:
-            self.restore()
-        return out
 
 
 @once_per_model
@@ -153,10 +137,8 @@ def _attention_over(original: str) -> Callable[..., Output]:
         attention_function = _active.get()
         if attention_function is None:
             own: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-            result: Output = ALL_ATTENTION_FUNCTIONS.get_interface(original, own)(
-                module, query, key, value, attention_mask, **options
-            )
-            return result
+            function: Callable[..., Output] = ALL_ATTENTION_FUNCTIONS.get_interface(original, own)
+            return function(module, query, key, value, attention_mask, **options)
         if query.dtype != value.dtype:  # under autocast, rotated queries and keys are wider than what is projected
             query, key = query.to(value.dtype), key.to(value.dtype)
         scaling = options.pop("scaling", None)
@@ -179,15 +161,10 @@ def _attention_over(original: str) -> Callable[..., Output]:
 def _mask_over(original: str) -> Callable[..., torch.Tensor | None]:
     def mask(**options: Any) -> torch.Tensor | None:
         if _active.get() is None:
-            result: torch.Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS[original](**options)
-            return result
-        sliding_window = _sliding_window(options["mask_function"])
+            return cast("torch.Tensor | None", ALL_MASK_ATTENTION_FUNCTIONS[original](**options))
+        window = _sliding_window(options["mask_function"])
         # Arrangements decide what is visible. The mask only has to carry the window: the shape of an empty tensor does.
-        return (
-            None
-            if sliding_window is None
-            else torch.empty((1, 1, sliding_window, 0), device=options.get("device", "cpu"))
-        )
+        return None if window is None else torch.empty((1, 1, window, 0), device=options.get("device", "cpu"))
 
     return mask
 
@@ -195,8 +172,7 @@ def _mask_over(original: str) -> Callable[..., torch.Tensor | None]:
 def _sliding_window(visible: Callable[..., Any], longest: int = 1 << 24) -> int | None:
     """Find the sliding window of a mask function `(batch, head, query, key) -> bool`; None where there is none.
 
-    Raises:
-        UnsupportedModel: The mask is neither causal nor a causal sliding window (chunked, bidirectional...).
+    UnsupportedModel: the mask is neither causal nor a causal sliding window (chunked, bidirectional...).
     """
 
     def sees(query: int, key: int) -> bool:
@@ -220,17 +196,11 @@ def _sliding_window(visible: Callable[..., Any], longest: int = 1 << 24) -> int 
 
 @dataclass(frozen=True)
 class PromptState:
-    """One prompt of a batch, as the layers attend to it.
-
-    Attributes:
-        arrangement: What every token sees.
-        padding: Tokens of padding on the left of its keys.
-        scratch: Values that each layer keeps for later forward passes over the prompt, by layer. The prefill hands them
-            on to decoding.
-    """
+    """One prompt of a batch, as the layers attend to it."""
 
     arrangement: Arrangement
-    padding: int = 0
+    padding: int = 0  # tokens on the left of its keys
+    # What each layer keeps for later forward passes over the prompt, by layer. The prefill hands it on to decoding.
     scratch: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -241,24 +211,17 @@ class PromptState:
 
 @dataclass(frozen=True)
 class ArrangedAttention:
-    """The attention function of arranged prompts.
+    """The attention function of arranged prompts, over which the rows of a batch are spread evenly (beams...).
 
-    Attributes:
-        prompts: The prompts of the batch. Its rows are spread evenly over them (beams, returned sequences).
-        backend: What computes the arrangements.
-        rotations: The position encoding of each layer.
-        last_text_only: Whether only the outputs of the last text are wanted. Then the last layer, whose outputs no
-            other layer uses, attends from the last text alone, and returns zeros for the tokens before it.
-        plans: What the layers share.
-        scratch: What each layer keeps for later forward passes over the batch, by layer.
+    With `last_text_only`, the last layer attends from the last text alone, and returns zeros for the tokens before it.
     """
 
     prompts: Sequence[PromptState]
     backend: Backend
-    rotations: Sequence[PositionEncoding]
+    rotations: Sequence[PositionEncoding]  # of each layer
     last_text_only: bool = False
-    plans: dict[Any, Any] = field(default_factory=dict, repr=False)
-    scratch: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
+    plans: dict[Any, Any] = field(default_factory=dict, repr=False)  # what the layers share
+    scratch: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)  # what each layer keeps for the batch
 
     def __call__(self, inputs: LayerInputs) -> torch.Tensor:
         """Return one layer's attention output `[B, Q, H, D_v]`."""
@@ -278,7 +241,7 @@ class ArrangedAttention:
         skipped = 0
         starts = {each.padding + each.arrangement.layout.text_spans[-1].start for each in prompts}
         # No row may begin in the middle of a segment, so all last texts have to begin at the same token.
-        if self.last_text_only and inputs.layer == len(self.rotations) - 1 and len(starts) == 1:
+        if self._wants_last_text(inputs) and len(starts) == 1:
             unasked = inputs.keys.shape[2] - inputs.queries.shape[2]
             skipped = max(0, min(*starts, inputs.keys.shape[2]) - unasked)
         rows, heads, count, _ = inputs.queries.shape
@@ -293,29 +256,29 @@ class ArrangedAttention:
     def _attend(self, inputs: LayerInputs, row: int, prompt: PromptState) -> torch.Tensor:
         """Return the output of one row of the batch `[Q, H, D_v]`."""
         call, skipped = unpad_row(inputs, row, prompt, self.rotations[inputs.layer])
-        if self.last_text_only and inputs.layer == len(self.rotations) - 1:
+        if self._wants_last_text(inputs):
             unused = max(0, prompt.arrangement.layout.text_spans[-1].start - call.query_start)
             call, skipped = replace(call, queries=call.queries[:, unused:]), skipped + unused
-        has_queries = bool(call.queries.shape[1])
+        heads, count, _ = call.queries.shape
         out = (
             self.backend.attend(prompt.arrangement, call)
-            if has_queries
-            else call.values.new_zeros(call.queries.shape[0], 0, call.values.shape[-1])
-        ).transpose(0, 1)
-        return torch.nn.functional.pad(out, (0, 0, 0, 0, skipped, 0)) if skipped else out
+            if count
+            else call.values.new_zeros(heads, 0, call.values.shape[-1])
+        )
+        return (
+            torch.nn.functional.pad(out.transpose(0, 1), (0, 0, 0, 0, skipped, 0)) if skipped else out.transpose(0, 1)
+        )
+
+    def _wants_last_text(self, inputs: LayerInputs) -> bool:
+        return self.last_text_only and inputs.layer == len(self.rotations) - 1
 
 
 def rows_per_prompt(inputs: LayerInputs, prompts: Sequence[PromptState]) -> int:
-    """Return how many rows of a batch belong to each prompt.
-
-    Raises:
-        InvalidPrompt: They cannot be spread evenly over the prompts.
-    """
+    """Return how many rows of a batch belong to each prompt; InvalidPrompt if they cannot be spread evenly."""
     rows = inputs.queries.shape[0]
     if not prompts or rows % len(prompts):
         raise InvalidPrompt(
-            f"expected as many rows for each of {len(prompts)} arranged prompts, got {rows} rows",
-            hint=_ONLY_ARRANGED,
+            f"expected as many rows for each of {len(prompts)} arranged prompts, got {rows} rows", hint=_ONLY_ARRANGED
         )
     return rows // len(prompts)
 
@@ -324,36 +287,30 @@ def _check_length(inputs: LayerInputs, prompt: PromptState) -> None:
     length, found = prompt.arrangement.layout.length, inputs.keys.shape[2] - prompt.padding
     if found < length:
         raise InvalidPrompt(
-            f"expected at least the {length} tokens of the arranged prompt, got {found}",
-            hint=_ONLY_ARRANGED,
+            f"expected at least the {length} tokens of the arranged prompt, got {found}", hint=_ONLY_ARRANGED
         )
 
 
 def unpad_row(
     inputs: LayerInputs, row: int, prompt: PromptState, rotation: PositionEncoding
 ) -> tuple[AttentionCall, int]:
-    """Return one row of a batch without its padding, and how many of its queries are padding.
-
-    Raises:
-        InvalidPrompt: The row is shorter than the prompt.
-    """
+    """Return one row of a batch without its padding, and how many of its queries are padding."""
     _check_length(inputs, prompt)
     padding, scratch = prompt.padding, prompt.scratch.setdefault(inputs.layer, {})
     if inputs.queries.shape[2] == inputs.keys.shape[2]:
         scratch.clear()  # it may be another text with the same arrangement
     skipped = max(0, padding - (inputs.keys.shape[2] - inputs.queries.shape[2]))
-    call = _call_of(inputs, rotation, scratch)
-    call = replace(
-        call,
+    unpadded = replace(
+        inputs,
         queries=inputs.queries[row, :, skipped:],
         keys=inputs.keys[row, :, padding:],
         values=inputs.values[row, :, padding:],
     )
-    return rotation.encoded(call, prompt.arrangement), skipped
+    return rotation.encoded(_call_of(unpadded, rotation, scratch), prompt.arrangement), skipped
 
 
 def _call_of(inputs: LayerInputs, rotation: PositionEncoding, scratch: dict[str, Any]) -> AttentionCall:
-    """Return the attention of the whole batch."""
+    """Return the attention of a layer's inputs, as they are."""
     return AttentionCall(
         queries=inputs.queries,
         keys=inputs.keys,

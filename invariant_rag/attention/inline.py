@@ -10,30 +10,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from invariant_rag.attention.layer_inputs import AttentionFunction, LayerInputs
+from invariant_rag.attention.call import AttentionFunction, LayerInputs
 from invariant_rag.attention.per_model import cache_of, once_per_model
 
 Output: TypeAlias = tuple[torch.Tensor, None]
 
 
-@dataclass(frozen=True)
-class Inline:
-    """How the attention of a module is reached.
-
-    Attributes:
-        method: Name of the method that is replaced.
-        compute: What it computes, from the module, its attention function, and the arguments of the method.
-    """
+class Inline(NamedTuple):
+    """The name of the method of a module that is replaced, and what replaces it."""
 
     method: str
-    compute: Callable[..., Output]
+    compute: Callable[..., Output]  # from the module, its attention function, and the arguments of the method
 
 
 @once_per_model
@@ -68,67 +61,50 @@ def replaced(module: nn.Module, inline: Inline, active: Callable[[], AttentionFu
 
 
 def _bloom(
-    module: Any, attention: AttentionFunction, states: torch.Tensor, residual: torch.Tensor, **given: Any
+    module: Any, attention: AttentionFunction, states: torch.Tensor, residual: torch.Tensor, **kw: Any
 ) -> Output:
     """BLOOM: one projection, ALiBi, and the residual added inside the module."""
     queries, keys, values = module._reshape(module.query_key_value(states))
-    bias, dropout = given["alibi"][: module.num_heads, 0], module.attention_dropout.p
-    keys, values = _cached(module, given.get("layer_past"), keys, values)
-    out = _attend(module, attention, queries, keys, values, module.inv_norm_factor, dropout, bias)
-    projected = module.dense(out.flatten(2))
-    return residual + F.dropout(projected, module.hidden_dropout, module.training), None
+    bias, dropout = kw["alibi"][: module.num_heads, 0], module.attention_dropout.p
+    cache, scaling = kw.get("layer_past"), module.inv_norm_factor
+    out = _attend(module, attention, queries, keys, values, cache, scaling, dropout, bias)
+    return residual + F.dropout(module.dense(out.flatten(2)), module.hidden_dropout, module.training), None
 
 
-def _mpt(module: Any, attention: AttentionFunction, states: torch.Tensor, **given: Any) -> Output:
+def _mpt(module: Any, attention: AttentionFunction, states: torch.Tensor, **kw: Any) -> Output:
     """MPT: one projection, which may be clipped, and ALiBi."""
     projected = module.Wqkv(states)
     if module.clip_qkv:
         projected = projected.clamp(-module.clip_qkv, module.clip_qkv)
     parts = projected.chunk(3, dim=-1)
     queries, keys, values = (each.unflatten(-1, (module.n_heads, -1)).transpose(1, 2) for each in parts)
-    keys, values = _cached(module, cache_of(given), keys, values)
-    bias, dropout = given["position_bias"][:, 0], module.attn_dropout_p
-    out = _attend(module, attention, queries, keys, values, module.softmax_scale, dropout, bias)
+    bias, dropout = kw["position_bias"][:, 0], module.attn_dropout_p
+    cache, scaling = cache_of(kw), module.softmax_scale
+    out = _attend(module, attention, queries, keys, values, cache, scaling, dropout, bias)
     return module.out_proj(out.flatten(2)), None
 
 
-def _falcon(module: Any, attention: AttentionFunction, states: torch.Tensor, **given: Any) -> Output:
+def _falcon(module: Any, attention: AttentionFunction, states: torch.Tensor, **kw: Any) -> Output:
     """Falcon: one projection in three layouts; rotary embeddings, or ALiBi that is scaled as the scores are."""
     parts = module._split_heads(module.query_key_value(states))
     queries, keys, values = (each.transpose(1, 2) for each in parts)
     bias, dropout = None, 0.0  # rotary layers drop no weights in the module itself either
-    if given["alibi"] is None:
+    if kw["alibi"] is None:
         rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb
-        queries, keys = rotate(queries, keys, *given["position_embeddings"])
+        queries, keys = rotate(queries, keys, *kw["position_embeddings"])
     else:
-        alibi = given["alibi"].reshape(-1, module.num_heads, given["alibi"].shape[-1])
+        alibi = kw["alibi"].reshape(-1, module.num_heads, kw["alibi"].shape[-1])
         bias, dropout = alibi[0] * module.inv_norm_factor, module.attention_dropout.p
-    keys, values = _cached(module, given.get("layer_past"), keys, values)
-    out = _attend(module, attention, queries, keys, values, module.inv_norm_factor, dropout, bias)
+    cache, scaling = kw.get("layer_past"), module.inv_norm_factor
+    out = _attend(module, attention, queries, keys, values, cache, scaling, dropout, bias)
     return module.dense(out.flatten(2)), None
 
 
-def _gptj(
-    module: Any,
-    attention: AttentionFunction,
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    *_: Any,
-) -> Output:
-    """GPT-J and CodeGen: a method that gets queries, keys and values."""
-    queries, keys = queries.to(values.dtype), keys.to(values.dtype)
-    scaling = 1 / float(module.scale_attn)
-    out = _attend(module, attention, queries, keys, values, scaling, module.attn_dropout.p, None)
+def _gptj(module: Any, attention: AttentionFunction, queries: Any, keys: Any, values: Any, *_: Any) -> Output:
+    """GPT-J and CodeGen: a method that gets queries, keys and values, those of the cache included."""
+    queries, keys, scaling = queries.to(values.dtype), keys.to(values.dtype), 1 / float(module.scale_attn)
+    out = _attend(module, attention, queries, keys, values, None, scaling, module.attn_dropout.p)
     return out.transpose(1, 2), None
-
-
-def _cached(module: Any, cache: Any, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add a layer's new keys and values to the cache, if there is one; return all of them."""
-    if cache is None:
-        return keys, values
-    keys, values = cache.update(keys, values, module.layer_idx)
-    return keys, values
 
 
 def _attend(
@@ -137,11 +113,14 @@ def _attend(
     queries: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
+    cache: Any,
     scaling: float,
     dropout: float,
-    alibi: torch.Tensor | None,
+    alibi: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return one layer's attention output `[B, Q, H, D_v]`. Arguments are as in `LayerInputs`."""
+    """Return one layer's attention output `[B, Q, H, D_v]`; new keys and values first go to the cache, if any."""
+    if cache is not None:
+        keys, values = cache.update(keys, values, module.layer_idx)
     inputs = LayerInputs(
         module=module,
         layer=int(module.layer_idx),

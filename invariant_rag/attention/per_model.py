@@ -1,4 +1,4 @@
-"""Facts about a model, each found out once."""
+"""Facts about a model, each found out once; and what releases of transformers name differently."""
 
 from __future__ import annotations
 
@@ -42,4 +42,4 @@ def cache_keyword(names: Container[str]) -> str:
 
 def cache_of(kwargs: Mapping[str, Any]) -> Any:
     """Return the keys and values that a model is called with, by either name; None without any."""
-    return kwargs.get("cache", kwargs.get("past_key_values"))
+    return kwargs.get(cache_keyword(kwargs))

@@ -2,37 +2,55 @@
 
 Instead of rotating the keys of a segment to its ranked position, the queries are rotated by the opposite shift, once
 per segment, so keys are never copied. Importance is computed in float32.
+
+Short segments are kept in tiles of one size, so that a few matrix products attend to all of them; to long ones, one
+fused call each is faster.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from invariant_rag.arrangement import RankedSet, Row, Span
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.masked import attend_with_mask
-from invariant_rag.attention.merge_states import AttentionState, attend_row_runs, merge_attn_states
-from invariant_rag.attention.tiles import attend_to_segments, attend_to_tiles, is_short, make_tiles
+from invariant_rag.attention.softmax import (
+    AttentionState,
+    attend_row_runs,
+    attend_with_mask,
+    merge_attn_states,
+    partial_attention,
+)
 
 _QUERY_BLOCK = 128  # queries per call, to limit the memory of float32 scores against all keys of a set
 _CPU_SCORES = 1 << 21  # scores per call on a CPU: more leave its cache, and fewer wait for the slowest thread
+_SHORT = 64  # maximum size of tiles at which matrix products are faster than one fused call per segment
+_FEW_ROWS = 16  # queries, over the heads that share keys, up to which one product for all heads is fastest
 
 
 def attend_ranked(call: AttentionCall, row: Row) -> torch.Tensor:
-    """Return `[H, Q, D_v]` for a row with ranked sets."""
-    return torch.cat([_attend_block(call, part, shifts) for part, shifts in ranked_parts(call, row)], dim=1)
-
-
-def ranked_parts(call: AttentionCall, row: Row) -> Iterator[tuple[Row, list[torch.Tensor]]]:
-    """Yield a row in blocks of queries, with the shifts of the segments of its ranked sets, `[H, Q or 1, N]` each."""
+    """Return `[H, Q, D_v]` for a row with ranked sets, computed in blocks of queries."""
     together = [segment_shifts(call, each, row.queries) for each in row.ranked if each.own is not None]
+    blocks = []
     for start in range(row.queries.start, row.queries.stop, _QUERY_BLOCK):
         part = row.part(start, min(start + _QUERY_BLOCK, row.queries.stop))
-        yield part, together or [segment_shifts(call, each, part.queries) for each in row.ranked]
+        shifts = together or [segment_shifts(call, each, part.queries) for each in row.ranked]
+        blocks.append(_attend_block(call, part, shifts))
+    return torch.cat(blocks, dim=1)
+
+
+# --- ranks ---
+
+
+def stack_by_importance(importance: torch.Tensor, lengths: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return where segments start, along `dim`, if the most important is stacked last; ties keep their order."""
+    far_to_near = torch.sort(importance, dim=dim, stable=True).indices
+    sorted_lengths = lengths.expand_as(importance).gather(dim, far_to_near)
+    starts = sorted_lengths.cumsum(dim=dim) - sorted_lengths
+    return torch.empty_like(starts).scatter_(dim, far_to_near, starts)
 
 
 @torch.no_grad()  # ranks have no gradient
@@ -41,61 +59,39 @@ def segment_shifts(call: AttentionCall, ranked: RankedSet, queries: Span) -> tor
 
     `[H, 1, N]` if the queries are one of the segments, whose own entry is undefined.
     """
-    places = _Places.of(call, ranked)
-    if ranked.own is None:
-        importance = places.means(torch.softmax(_unrotated_scores(call, ranked, queries), dim=-1))
-    else:
-        importance = _importance_to_segment(call, ranked, places)
-    rank = -importance if ranked.reverse else importance.clone()
+    bounds = [(span.start, len(span)) for span in ranked.segments]
+    places: torch.Tensor = call.kept(f"places {bounds[0][0]}", lambda: torch.tensor(bounds, device=call.keys.device).T)
+    starts, lengths = places.contiguous().unbind()
+    weights = _token_weights(call, queries, ranked) if ranked.own is None else _weights_in_segment(call, ranked)
+    rows = weights.flatten(0, 1)
+    sums = torch.segment_reduce(rows, "sum", lengths=lengths.expand(len(rows), -1), axis=1, unsafe=True)
+    importance = sums.view(*weights.shape[:-1], -1) / lengths
+    rank = -importance if ranked.reverse else importance
     if ranked.own is not None:
         rank[..., ranked.own] = float("inf")
-    far_to_near = torch.sort(rank, dim=-1, stable=True).indices  # ties in memory order
-    lengths = places.lengths[far_to_near]
-    starts = lengths.cumsum(dim=-1) - lengths + ranked.first_position
-    return torch.empty_like(starts).scatter_(-1, far_to_near, starts) - places.starts
+    return stack_by_importance(rank, lengths, -1) + ranked.first_position - starts
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Where the segments of a set lie, as tensors: without them, N segments would take N² steps of Python.
-
-    Attributes:
-        starts: Memory index of the first token of each segment `[N]`.
-        lengths: `[N]`.
-    """
-
-    starts: torch.Tensor
-    lengths: torch.Tensor
-
-    @classmethod
-    def of(cls, call: AttentionCall, ranked: RankedSet) -> _Places:
-        """Return those of a set; each layer keeps them."""
-
-        def make() -> _Places:
-            bounds = torch.tensor([(span.start, len(span)) for span in ranked.segments], device=call.keys.device)
-            return cls(*bounds.T.contiguous())
-
-        places: _Places = call.kept(f"places {ranked.segments[0].start}", make)
-        return places
-
-    def means(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return the mean weight of each segment `[H, Q, N]` from weights of tokens `[H, Q, T]`."""
-        rows = weights.flatten(0, 1)
-        lengths = self.lengths.expand(len(rows), -1)
-        sums = torch.segment_reduce(rows, "sum", lengths=lengths, axis=1, unsafe=True)
-        return sums.view(*weights.shape[:-1], -1) / self.lengths
+def _token_weights(call: AttentionCall, queries: Span, ranked: RankedSet) -> torch.Tensor:
+    """Return the weights of the tokens of a set for each query, without rotary positions `[H, Q, T]`, in float32."""
+    keys, unrotated = _unrotated_keys(call, ranked), _unrotated_queries(call, queries)
+    packed = unrotated.reshape(keys.shape[0], -1, keys.shape[-1])
+    # For one token, keys are the left factor; see `_attend_token`.
+    scores = (keys @ packed.mT).mT if len(queries) == 1 else packed @ keys.mT
+    return torch.softmax(scores.reshape(*unrotated.shape[:2], -1), dim=-1)
 
 
-def _importance_to_segment(call: AttentionCall, ranked: RankedSet, places: _Places) -> torch.Tensor:
-    """Return the importance of each segment of a set to one of them `[H, 1, N]`; the entry of itself is undefined."""
+def _weights_in_segment(call: AttentionCall, ranked: RankedSet) -> torch.Tensor:
+    """Return the weights of the tokens of a set for one of its segments `[H, 1, T]`; its own tokens have none."""
     segment, first = ranked.segments[ranked.own or 0], ranked.segments[0].start
-    keys = _unrotated_keys(call, ranked)
-    queries = _unrotated_queries(call, segment).unflatten(0, (len(keys), -1))
+    keys, queries = _unrotated_keys(call, ranked), _unrotated_queries(call, segment)
+    queries = queries.unflatten(0, (len(keys), -1))
     key_heads, groups, count, _ = queries.shape
     total = keys.new_zeros(key_heads, groups, keys.shape[1])
     block = _QUERY_BLOCK
     if keys.device.type == "cpu":
-        block = _even_share(count, max(8, _CPU_SCORES // (len(call.queries) * keys.shape[1])))
+        most = max(8, _CPU_SCORES // (len(call.queries) * keys.shape[1]))
+        block = math.ceil(count / math.ceil(count / most))  # as even as possible
     buffer = keys.new_empty(len(call.queries) * min(block, count) * keys.shape[1])
     for start in range(0, count, block):
         asking = queries[:, :, start : start + block]
@@ -105,12 +101,7 @@ def _importance_to_segment(call: AttentionCall, ranked: RankedSet, places: _Plac
         weights[..., segment.start - first : segment.stop - first] = float("-inf")
         torch.softmax(weights, dim=-1, out=weights)
         total += weights.view(shape).sum(dim=2)
-    return places.means(total.flatten(0, 1)[:, None])
-
-
-def _even_share(count: int, most: int) -> int:
-    """Return how many of `count` to take at a time, at most `most` and as evenly as possible."""
-    return math.ceil(count / math.ceil(count / most))
+    return total.flatten(0, 1)[:, None]
 
 
 def _unrotated_keys(call: AttentionCall, ranked: RankedSet) -> torch.Tensor:
@@ -132,13 +123,7 @@ def _unrotated_queries(call: AttentionCall, queries: Span) -> torch.Tensor:
     return call.rotation.unscaled(call.rotation.rotate_each(rotated, -positions, call.reach)) * call.scaling
 
 
-def _unrotated_scores(call: AttentionCall, ranked: RankedSet, queries: Span) -> torch.Tensor:
-    """Return scaled scores `[H, Q, T]` of queries against the tokens of a set, without rotary positions, in float32."""
-    keys, unrotated = _unrotated_keys(call, ranked), _unrotated_queries(call, queries)
-    packed = unrotated.reshape(keys.shape[0], -1, keys.shape[-1])
-    # For one token, keys are the left factor; see `_attend_token`.
-    scores = (keys @ packed.mT).mT if len(queries) == 1 else packed @ keys.mT
-    return scores.reshape(*unrotated.shape[:2], -1)
+# --- attention at these ranks ---
 
 
 def _attend_block(call: AttentionCall, row: Row, shifts: list[torch.Tensor]) -> torch.Tensor:
@@ -148,20 +133,10 @@ def _attend_block(call: AttentionCall, row: Row, shifts: list[torch.Tensor]) -> 
     # Scores of float32 and wider need not be rounded apart from their log-sum-exps.
     is_exact = call.queries.dtype in (torch.float32, torch.float64)
     is_last = row.queries == Span(call.keys.shape[1] - 1, call.keys.shape[1])
-    if is_exact and is_last and all(each.own is None and not is_short(each.segments) for each in row.ranked):
+    if is_exact and is_last and all(each.own is None and _tile_size(each.segments) > _SHORT for each in row.ranked):
         return _attend_token(call, row, shifts)
     ranked = [_attend_to_set(call, row, each, shift) for each, shift in zip(row.ranked, shifts, strict=True)]
     return merge_attn_states([*attend_row_runs(call, row), *ranked]).out
-
-
-def _attend_to_set(call: AttentionCall, row: Row, ranked: RankedSet, shifts: torch.Tensor) -> AttentionState:
-    queries, spans = call.queries_of(row.queries), ranked.segments
-    first = spans[0].start
-    if is_short(spans):
-        tiles = call.kept(f"tiles {first}", lambda: make_tiles(call, spans))
-        return attend_to_tiles(call, queries, tiles if ranked.own is None else tiles.without(ranked.own), shifts)
-    keys = call.kept(f"paired {first}", lambda: call.rotation.pair(call.keys[:, first : spans[-1].stop]))
-    return attend_to_segments(call, queries, keys, spans, shifts, ranked.own)
 
 
 def _attend_token(call: AttentionCall, row: Row, shifts: list[torch.Tensor]) -> torch.Tensor:
@@ -179,3 +154,90 @@ def _attend_token(call: AttentionCall, row: Row, shifts: list[torch.Tensor]) -> 
             scores[span.start] = torch.bmm(call.keys[:, span.start : span.stop], column)
     weights = torch.softmax(torch.cat([scores[start] for start in sorted(scores)], dim=1).mT, dim=-1)
     return (weights @ call.values).reshape(query.shape[0], 1, -1)
+
+
+def _attend_to_set(call: AttentionCall, row: Row, ranked: RankedSet, shifts: torch.Tensor) -> AttentionState:
+    """Attend from the queries of a row to the segments of a set, at shifts `[H, Q or 1, N]`, except their own one."""
+    queries, spans, first = call.queries_of(row.queries), ranked.segments, ranked.segments[0].start
+    if _tile_size(spans) <= _SHORT:
+        tiles = call.kept(f"tiles {first}", lambda: _make_tiles(call, spans))
+        return _attend_to_tiles(call, queries, tiles if ranked.own is None else tiles.without(ranked.own), shifts)
+    keys = call.kept(f"paired {first}", lambda: call.rotation.pair(call.keys[:, first : spans[-1].stop]))
+    states, paired = [], call.rotation.pair(queries)
+    for number, span in enumerate(spans):
+        if number != ranked.own:
+            turned = call.rotation.turn(paired, -shifts[..., number], call.reach).to(queries.dtype)
+            values = call.values[:, span.start : span.stop]
+            states.append(partial_attention(call, turned, keys[:, span.start - first : span.stop - first], values))
+    return merge_attn_states(states)
+
+
+def _tile_size(spans: Sequence[Span]) -> int:
+    lengths = sorted(map(len, spans))
+    longest = lengths[-1]
+    return longest if longest <= _SHORT else max(16, lengths[len(lengths) // 2])
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """The keys and values of one set of short segments. A long one among them takes several tiles."""
+
+    keys: torch.Tensor  # `[H_kv, M, B, D]`, laid out for `turn`, padded with zeros
+    values: torch.Tensor  # `[H_kv, M, B, D_v]`
+    bias: torch.Tensor  # `[M, 1, B]`: minus infinity for padding, else 0
+    owners: torch.Tensor  # segment of each tile `[M]`
+
+    def without(self, segment: int) -> _Tiles:
+        """Return the tiles with one segment masked."""
+        is_masked = (self.owners == segment)[:, None, None]
+        return replace(self, bias=self.bias.masked_fill(is_masked, float("-inf")))
+
+
+def _make_tiles(call: AttentionCall, spans: Sequence[Span]) -> _Tiles:
+    """Split the keys and values of a set into tiles, in memory order."""
+    size = _tile_size(spans)
+    pieces = [
+        (owner, slice(start, min(start + size, span.stop)))
+        for owner, span in enumerate(spans)
+        for start in range(span.start, span.stop, size)
+    ]
+    shape = (call.keys.shape[0], len(pieces), size)
+    keys = call.keys.new_zeros(*shape, call.keys.shape[-1])
+    values = call.values.new_zeros(*shape, call.values.shape[-1])
+    bias = call.keys.new_full((len(pieces), 1, size), float("-inf"))
+    for tile, (_, piece) in enumerate(pieces):
+        length = piece.stop - piece.start
+        keys[:, tile, :length] = call.rotation.pair(call.keys[:, piece])
+        values[:, tile, :length] = call.values[:, piece]
+        bias[tile, :, :length] = 0.0
+    return _Tiles(keys, values, bias, torch.tensor([owner for owner, _ in pieces], device=keys.device))
+
+
+def _attend_to_tiles(call: AttentionCall, queries: torch.Tensor, tiles: _Tiles, shifts: torch.Tensor) -> AttentionState:
+    """Attend from tokens `[H, Q, D]` to tiles, whose segments have shifts `[H, Q or 1, N]`, with matrix products.
+
+    With many queries, the key heads are processed one after the other, so that the scores fit into the CPU cache.
+    """
+    paired, tile_shifts = call.rotation.pair(queries), shifts[..., tiles.owners].permute(2, 0, 1)
+    dtype, (key_heads, count, _, head_dim) = tiles.keys.dtype, tiles.keys.shape
+    groups = call.num_key_value_groups
+    heads_per_call = key_heads if queries.shape[1] * groups <= _FEW_ROWS else 1
+    bias = tiles.bias.to(dtype).repeat(heads_per_call, 1, 1)
+    outs, lses = [], []
+    for head in range(0, key_heads, heads_per_call):
+        key_head = slice(head, head + heads_per_call)
+        heads = slice(head * groups, (head + heads_per_call) * groups)
+        turned = call.rotation.turn(paired[heads], -tile_shifts[:, heads], call.reach).to(dtype)
+        packed = turned.reshape(count, heads_per_call, -1, head_dim).transpose(0, 1).flatten(0, 1)
+        keys = tiles.keys[key_head].flatten(0, 1).transpose(1, 2)
+        scores = torch.baddbmm(bias, packed, keys, alpha=call.scaling)
+        scores = scores.unflatten(0, (-1, count)).transpose(1, 2).flatten(2)
+        scores = scores.to(torch.promote_types(dtype, torch.float32))
+        highest = scores.amax(dim=-1, keepdim=True)
+        weights = scores.sub_(highest).exp_()
+        normaliser = weights.sum(dim=-1, keepdim=True)
+        values = tiles.values[key_head].flatten(1, 2)
+        outs.append((weights.to(values.dtype) @ values) / normaliser.to(values.dtype))
+        lses.append((highest + normaliser.log())[..., 0])
+    shape = paired.shape[:2]
+    return AttentionState(torch.cat(outs).reshape(*shape, -1), torch.cat(lses).reshape(shape))

@@ -15,14 +15,12 @@ import torch
 from transformers import PreTrainedModel
 
 from invariant_rag.arrangement import Layout, arrange_rows
-from invariant_rag.attention.alibi import Alibi, find_slopes
+from invariant_rag.attention.call import LayerInputs
 from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
 from invariant_rag.attention.inline import inline_attention
-from invariant_rag.attention.layer_inputs import LayerInputs
 from invariant_rag.attention.per_model import forward_parameters
-from invariant_rag.attention.positions import PositionEncoding
-from invariant_rag.attention.rope import Rotation, candidates, identify
+from invariant_rag.attention.positions import Alibi, PositionEncoding, candidates, find_slopes, identify
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.errors import UnsupportedModel
 
@@ -46,7 +44,7 @@ class _InputRecorder:
 
 
 def probe(model: PreTrainedModel) -> list[PositionEncoding]:
-    """Return the position encoding of each layer. Runs three forward passes over a few tokens.
+    """Return the position encoding of each layer, from three forward passes over a few tokens.
 
     Raises:
         UnsupportedModel: The model depends on token order by other means than causal attention with rotary positions
@@ -57,74 +55,67 @@ def probe(model: PreTrainedModel) -> list[PositionEncoding]:
 
 
 def _probe(model: PreTrainedModel) -> list[PositionEncoding]:
-    family = model.config.model_type
-    config = model.config.get_text_config(decoder=True)
-    is_inline = bool(inline_attention(model))
+    is_inline, vocabulary = bool(inline_attention(model)), model.config.get_text_config(decoder=True).vocab_size
     if not is_inline and not takes_position_ids(model):
-        raise UnsupportedModel(f"{family}: its forward pass takes no position_ids, so it has no rotary positions")
+        raise _unsupported(model, "its forward pass takes no position_ids, so it has no rotary positions")
     if not is_inline and not model._can_set_attn_implementation():
-        raise UnsupportedModel(f"{family}: its attention does not go through transformers' attention interface")
-    recorder = _InputRecorder()
+        raise _unsupported(model, "its attention does not go through transformers' attention interface")
     tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 5e-2
-    device = input_device(model)
-    tokens = torch.full((2, len(_POSITIONS)), min(7, config.vocab_size - 1), device=device)
-    tokens[1, 0] = min(3, config.vocab_size - 2)
-    positions = torch.tensor(_POSITIONS, device=device)
-    with override_attention(model, recorder):
-        # Without a mask, transformers treats positions with gaps as several packed sequences.
-        options = {"attention_mask": torch.ones_like(tokens), "use_cache": False}
-        if takes_position_ids(model):
-            options["position_ids"] = positions.expand(2, -1)
-        logits = model(input_ids=tokens, **options).logits
-    layers = config.num_hidden_layers
-    missing = sorted(set(range(layers)) - set(recorder.inputs))
-    if missing:
-        raise UnsupportedModel(
-            f"{family}: expected every one of {layers} layers to call the attention interface, but "
-            f"{len(missing)} do not (layers {missing}); they mix tokens outside of attention"
-        )
-    if recorder.repeated:
-        raise UnsupportedModel(
-            f"{family}: layers call attention more than once in a forward pass ({sorted(recorder.repeated)})"
-        )
-    _check_inputs(family, recorder)
-    states = [logits, *(inputs.queries.transpose(1, 2) for inputs in recorder.inputs.values())]
+    tokens = torch.full((2, len(_POSITIONS)), min(7, vocabulary - 1), device=input_device(model))
+    tokens[1, 0] = min(3, vocabulary - 2)
+    positions = torch.tensor(_POSITIONS, device=tokens.device)
+    logits, layers = _record(model, tokens, positions)
+    states = [logits, *(inputs.queries.transpose(1, 2) for inputs in layers)]
     if any(_relative_error(state[0, 1:], state[1, 1:]) > tolerance for state in states):
-        raise UnsupportedModel(f"{family}: tokens influence later ones outside of attention")
+        raise _unsupported(model, "tokens influence later ones outside of attention")
     choices = candidates(model)
     rotations: list[PositionEncoding] = []
-    for layer in range(layers):
-        inputs = recorder.inputs[layer]
+    for inputs in layers:
         rotation = identify(choices, positions, [inputs.queries[0].cpu(), inputs.keys[0].cpu()], tolerance)
         if rotation is None:
-            raise UnsupportedModel(
-                f"{family}: position changes the queries or keys of layer {layer} by more than a rotary embedding"
-            )
-        rotations.append(_position_encoding(family, inputs, rotation, tolerance))
+            what = f"position changes the queries or keys of layer {inputs.layer} by more than a rotary embedding"
+            raise _unsupported(model, what)
+        slopes = None if inputs.alibi is None else find_slopes(inputs.alibi.cpu(), tolerance)
+        if inputs.alibi is not None and (slopes is None or rotation.module is not None):
+            what = f"layer {inputs.layer} adds biases to its scores that are not those of ALiBi alone"
+            raise _unsupported(model, what)
+        rotations.append(rotation if slopes is None else Alibi(slopes))
     _compare_with_own_attention(model, rotations, tolerance)
     return rotations
 
 
-def _check_inputs(family: str, recorder: _InputRecorder) -> None:
-    """Raise for attention with inputs other than queries, keys, values, a sliding window, a soft cap or sinks."""
-    for inputs in recorder.inputs.values():
-        unknown = {k for k, v in inputs.extra.items() if isinstance(v, torch.Tensor)} - _KNOWN_TENSORS
-        if unknown:
-            raise UnsupportedModel(f"{family}: its attention takes the unsupported inputs {', '.join(sorted(unknown))}")
-        if inputs.extra.get("is_causal") is False:
-            raise UnsupportedModel(f"{family}: its attention is not causal")
-
-
-def _position_encoding(family: str, inputs: LayerInputs, rotation: Rotation, tolerance: float) -> PositionEncoding:
-    """Return ALiBi for a layer that adds biases to its scores, else its rotary embedding."""
-    if inputs.alibi is None:
-        return rotation
-    slopes = find_slopes(inputs.alibi.cpu(), tolerance)
-    if slopes is None or rotation.module is not None:
-        raise UnsupportedModel(
-            f"{family}: layer {inputs.layer} adds biases to its scores that are not those of ALiBi alone"
+def _record(
+    model: PreTrainedModel, tokens: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, list[LayerInputs]]:
+    """Return logits, and the inputs of every layer: a sliding window, a soft cap or sinks, and no others."""
+    recorder, count = _InputRecorder(), model.config.get_text_config(decoder=True).num_hidden_layers
+    # Without a mask, transformers treats positions with gaps as several packed sequences.
+    options = {"attention_mask": torch.ones_like(tokens), "use_cache": False}
+    if takes_position_ids(model):
+        options["position_ids"] = positions.expand(2, -1)
+    with override_attention(model, recorder):
+        logits = model(input_ids=tokens, **options).logits
+    missing = sorted(set(range(count)) - set(recorder.inputs))
+    if missing:
+        raise _unsupported(
+            model,
+            f"expected every one of {count} layers to call the attention interface, but {len(missing)} do not (layers "
+            f"{missing}); they mix tokens outside of attention",
         )
-    return Alibi(slopes)
+    if recorder.repeated:
+        twice = sorted(recorder.repeated)
+        raise _unsupported(model, f"layers call attention more than once in a forward pass ({twice})")
+    for inputs in recorder.inputs.values():
+        unknown = {name for name, each in inputs.extra.items() if isinstance(each, torch.Tensor)} - _KNOWN_TENSORS
+        if unknown:
+            raise _unsupported(model, f"its attention takes the unsupported inputs {', '.join(sorted(unknown))}")
+        if inputs.extra.get("is_causal") is False:
+            raise _unsupported(model, "its attention is not causal")
+    return logits, [recorder.inputs[layer] for layer in range(count)]
+
+
+def _unsupported(model: PreTrainedModel, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(f"{model.config.model_type}: {reason}")
 
 
 def _compare_with_own_attention(model: PreTrainedModel, rotations: list[PositionEncoding], tolerance: float) -> None:
@@ -138,10 +129,8 @@ def _compare_with_own_attention(model: PreTrainedModel, rotations: list[Position
         ours = model(input_ids=tokens, use_cache=False).logits
     error = _relative_error(own, ours)
     if error > tolerance:
-        raise UnsupportedModel(
-            f"{model.config.model_type}: our attention does not reproduce the model's own logits (largest error "
-            f"{error:.1e}, relative to the largest logit)"
-        )
+        reason = "our attention does not reproduce the model's own logits (largest error"
+        raise _unsupported(model, f"{reason} {error:.1e}, relative to the largest logit)")
 
 
 def takes_position_ids(model: PreTrainedModel) -> bool:

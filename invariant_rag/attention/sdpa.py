@@ -16,15 +16,8 @@ import torch
 
 from invariant_rag.arrangement import Arrangement, Row, Run, Span
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.kernels import attend
-from invariant_rag.attention.masked import attend_with_mask
-from invariant_rag.attention.merge_states import (
-    AttentionState,
-    attend_row_runs,
-    merge_attn_states,
-    partial_attention,
-)
 from invariant_rag.attention.pine import attend_ranked
+from invariant_rag.attention.softmax import attend_row, merge_attn_states, partial_attention, rotated_keys
 
 _BATCH = 512
 """Queries, over the heads that share keys, from which on fused attention on a CPU is at its best."""
@@ -68,33 +61,29 @@ def _batches(call: AttentionCall, rows: Sequence[Row]) -> list[tuple[Row, ...]]:
 
 def _attend_rows(call: AttentionCall, rows: tuple[Row, ...]) -> torch.Tensor:
     """Return the attention outputs `[H, Q, D_v]` of neighbouring rows."""
-    row, queries = rows[0], call.queries_of(Span(rows[0].queries.start, rows[-1].queries.stop))
-    if row.ranked:
-        return attend_ranked(call, row)
-    if len(rows) > 1:
-        return merge_attn_states(_attend_neighbours(call, queries, _neighbours(rows, queries.device))).out
-    if row.length <= call.max_split:
-        return merge_attn_states(attend_row_runs(call, row)).out
-    if row.is_weighted:
-        return attend_with_mask(call, row)
-    keys = [call.rotation.rotate(call.keys[:, run.start : run.stop], run.shift) for run in row.runs]
-    values = [call.values[:, run.start : run.stop] for run in row.runs]
-    return attend(call, queries, torch.cat(keys, dim=1), torch.cat(values, dim=1))
+    if len(rows) == 1:
+        return attend_ranked(call, rows[0]) if rows[0].ranked else attend_row(call, rows[0])
+    queries = call.queries_of(Span(rows[0].queries.start, rows[-1].queries.stop))
+    shape = _neighbours(rows, queries.device)
+    keys, values = rotated_keys(call, shape.runs)
+    states = [partial_attention(call, queries, keys, values, mask=shape.mask)]
+    for span, shift in shape.common:
+        if isinstance(shift, int):
+            rotated = call.rotation.rotate(queries, -shift)
+        else:
+            rotated = call.rotation.rotate_each(queries, -shift, call.reach).to(queries.dtype)
+        keys, values = call.keys[:, span.start : span.stop], call.values[:, span.start : span.stop]
+        states.append(partial_attention(call, rotated, keys, values))
+    return merge_attn_states(states).out
 
 
 @dataclass(frozen=True)
 class _Neighbours:
-    """What several rows attend to.
+    """What several rows attend to."""
 
-    Attributes:
-        common: Keys of all queries, and the shift, which may differ between queries `[Q]`.
-        runs: Keys of some of the queries.
-        mask: Which of these each query attends to `[Q, K]`.
-    """
-
-    common: list[tuple[Span, int | torch.Tensor]]
-    runs: list[Run]
-    mask: torch.Tensor
+    common: list[tuple[Span, int | torch.Tensor]]  # keys of all queries, and the shift, which may differ by query `[Q]`
+    runs: list[Run]  # keys of some of the queries
+    mask: torch.Tensor  # which of these each query attends to `[Q, K]`
 
 
 @lru_cache(maxsize=256)
@@ -130,20 +119,3 @@ def _neighbours(rows: tuple[Row, ...], device: torch.device) -> _Neighbours:
         runs.append(run)
         mask = torch.cat((mask, visible), dim=1)
     return _Neighbours(common, runs, mask.to(device))
-
-
-def _attend_neighbours(call: AttentionCall, queries: torch.Tensor, shape: _Neighbours) -> list[AttentionState]:
-    keys = [call.rotation.rotate(call.keys[:, run.start : run.stop], run.shift) for run in shape.runs]
-    values = [call.values[:, run.start : run.stop] for run in shape.runs]
-    states = [partial_attention(call, queries, torch.cat(keys, dim=1), torch.cat(values, dim=1), mask=shape.mask)]
-    for span, shift in shape.common:
-        if isinstance(shift, int):
-            rotated = call.rotation.rotate(queries, -shift)
-        else:
-            rotated = call.rotation.rotate_each(queries, -shift, call.reach).to(queries.dtype)
-        states.append(
-            partial_attention(
-                call, rotated, call.keys[:, span.start : span.stop], call.values[:, span.start : span.stop]
-            )
-        )
-    return states

@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from filelock import FileLock, Timeout
 
-from invariant_rag.audit.calling import Answer
 from invariant_rag.audit.questions import Question, read_questions
+from invariant_rag.audit.systems import Answer
 from invariant_rag.checks import check_path
 from invariant_rag.errors import AuditFailed, FileInUse, UnusableFile
 from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
@@ -33,22 +33,23 @@ class LineFile(AbstractContextManager["LineFile[T]"], Generic[T]):
     made again. A full disk leaves the file as it was before the lines that it had no room for.
 
     Args:
-        path: The file; created when it is opened for writing.
-        parse: Turns a parsed line and its place, such as `records.jsonl, line 3`, into what `lines` holds.
+        path: The file; the lock of who writes it is `PATH.lock`.
+        parse: Turns a parsed line and its place, such as `records.jsonl, line 3`, into what `lines` holds: what was
+            in the file.
         invalid: Makes the error for a line that is no JSON, from a message.
-        writes: Whether to append, holding the lock `PATH.lock`; else the file is only read.
-
-    Attributes:
-        lines: What was in the file.
     """
 
-    def __init__(
-        self, path: Path, parse: Callable[[Any, str], T], invalid: Callable[[str], Exception], *, writes: bool = True
-    ) -> None:
+    def __init__(self, path: Path, parse: Callable[[Any, str], T], invalid: Callable[[str], Exception]) -> None:
         self.lines: list[T] = []
         self._path = path
         self._file: FileIO | None = None
-        self._lock = _lock(path) if writes else None
+        self._lock = FileLock(f"{path}.lock", thread_local=False)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise FileInUse(f"{str(path)!r} is being written by another process") from None
+        except (OSError, NotImplementedError) as error:
+            raise UnusableFile(f"{str(path)!r} cannot be locked: {reason(error)}") from error
         try:
             content = read_bytes(path) if path.exists() else b""
             self._size = content.rfind(b"\n") + 1
@@ -59,13 +60,12 @@ class LineFile(AbstractContextManager["LineFile[T]"], Generic[T]):
                 except ValueError as error:
                     raise invalid(f"{where}: expected JSON, got {line[:60]!r}: {error}") from error
                 self.lines.append(parse(document, where))
-            if writes:
-                self._file = path.open("ab", buffering=0)
-                self._file.truncate(self._size)
+            self._file = path.open("ab", buffering=0)
+            self._file.truncate(self._size)
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
-                raise UnusableFile(f"{str(path)!r} cannot be opened: {error}") from error
+                raise UnusableFile(f"{str(path)!r} cannot be opened: {reason(error)}") from error
             raise
 
     def append(self, documents: Iterable[Any]) -> None:
@@ -80,7 +80,7 @@ class LineFile(AbstractContextManager["LineFile[T]"], Generic[T]):
         except OSError as error:
             self._file.truncate(self._size)
             hint = "What was written before is kept: continue it."
-            raise UnusableFile(f"{str(self._path)!r} cannot be written: {error}", hint=hint) from error
+            raise UnusableFile(f"{str(self._path)!r} cannot be written: {reason(error)}", hint=hint) from error
         self._size = size
 
     def close(self) -> None:
@@ -89,22 +89,10 @@ class LineFile(AbstractContextManager["LineFile[T]"], Generic[T]):
             os.fsync(self._file.fileno())
             self._file.close()
             self._file = None
-        if self._lock is not None:
-            self._lock.release()
+        self._lock.release()
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _lock(path: Path) -> FileLock:
-    lock = FileLock(f"{path}.lock", thread_local=False)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise FileInUse(f"{str(path)!r} is being written by another process") from None
-    except (OSError, NotImplementedError) as error:
-        raise UnusableFile(f"{str(path)!r} cannot be locked: {error}") from error
-    return lock
 
 
 class AnswerFile:

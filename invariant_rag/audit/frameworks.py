@@ -9,7 +9,6 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.calling import settle
 from invariant_rag.audit.systems import (
     Ask,
     Reply,
@@ -20,6 +19,7 @@ from invariant_rag.audit.systems import (
     loaded,
     prompt_text,
     refuse,
+    settle,
 )
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.prompts import mark
@@ -49,10 +49,9 @@ def from_langchain(system: Any, to_input: ToInput | None) -> System | None:
     """Wrap a Runnable: a chain, an agent, a language model. None for anything else."""
     if not isinstance(system, loaded("langchain_core.runnables", "Runnable")):
         return None
-    makes, takes_text = [_text_maker(system, to_input)], is_language_model(system) or _takes_marks(system)
-    if to_input is None and not takes_text:
-        makes = _for_runnable(system)
-    return System(system.get_name(), _ask(system.invoke, makes), may_retrieve=to_input is None and not takes_text)
+    is_chain = to_input is None and not is_language_model(system) and not _takes_marks(system)
+    makes = _for_runnable(system) if is_chain else [_text_maker(system, to_input)]
+    return System(system.get_name(), _ask(system.invoke, makes), may_retrieve=is_chain)
 
 
 def from_llama_index(system: Any, to_input: ToInput | None) -> System | None:
@@ -96,7 +95,8 @@ def from_callable(system: Any, to_input: ToInput | None) -> System | None:
     """Wrap anything callable, by its signature; awaitable answers are awaited. None for anything else."""
     if not callable(system):
         return None
-    name = f"{getattr(system, '__module__', '')}.{getattr(system, '__qualname__', type(system).__qualname__)}"
+    module = getattr(system, "__module__", None) or "__main__"  # of code that is executed, None
+    name = f"{module}.{getattr(system, '__qualname__', type(system).__qualname__)}"
     if to_input is not None:
         return System(name, _ask(system, [_text_maker(system, to_input)]))
     return System(name.removeprefix("__main__."), _ask(lambda made: system(*made[0], **made[1]), _for_callable(system)))
@@ -128,11 +128,15 @@ def _takes_marks(system: Any) -> bool:
 def _text_maker(system: Any, to_input: ToInput | None) -> MakeInput:
     if to_input is not None:
         return lambda question, segments: to_input(question.text, segments)
-    return partial(_as_text, marked=_takes_marks(system))
+    return partial(_as_text, rendering=mark if _takes_marks(system) else document_rendering)
 
 
-def _as_text(question: Question, segments: Sequence[Segment], *, marked: bool = False) -> str:
-    return prompt_text(question.text, segments, mark if marked else document_rendering)
+def _as_text(question: Question, segments: Sequence[Segment], rendering: Any = document_rendering) -> str:
+    return prompt_text(question.text, segments, rendering)
+
+
+def _joined(segments: Sequence[Segment]) -> str:
+    return "\n\n".join(map(plain_rendering, segments))
 
 
 def _as_nodes(question: Question, segments: Sequence[Segment]) -> tuple[str, list[Any]]:
@@ -172,12 +176,13 @@ def _for_runnable(runnable: Any) -> list[MakeInput]:
             f"{', '.join(sorted(unknown))}",
             hint="Say what it is called with: to_input=lambda question, segments: ... (in Python).",
         )
-    takes_context = not fields or bool(set(fields) & set(CONTEXT_NAMES)) or schema.get("additionalProperties") is True
-    alone = len(fields) == 1 and not {*fields} & {"messages", *CONTEXT_NAMES}
+    contexts = set(fields) & set(CONTEXT_NAMES)
+    alone = len(fields) == 1 and not contexts and "messages" not in fields
     asked = [name for name in fields if name in QUESTION_NAMES or alone]
     # Fields that are found in code, or taken over by an assignment, are not all: there may be one for the documents.
     untyped = any(not {"type", "anyOf", "$ref"} & set(each) for each in fields.values())
     partly = untyped or any(each in schema.get("title", "") for each in ("Assign", "Sequence"))
+    takes_context = not fields or contexts or schema.get("additionalProperties") is True or partly
 
     def make(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
         if "messages" in fields and not asked:
@@ -185,11 +190,10 @@ def _for_runnable(runnable: Any) -> list[MakeInput]:
         made = _as_mapping(question, segments)
         documents = made["context"]
         for name in asked:
-            holds_all = name in _TEXT_NAMES or not (takes_context or partly)
+            holds_all = name in _TEXT_NAMES or not takes_context
             made[name] = _as_text(question, segments) if holds_all else question.text
-        for name in set(fields) & set(CONTEXT_NAMES):
-            is_text = fields[name].get("type") == "string"
-            made[name] = "\n\n".join(map(plain_rendering, segments)) if is_text else documents
+        for name in contexts:
+            made[name] = _joined(segments) if fields[name].get("type") == "string" else documents
         return made | {name: [] for name in fields if name in _EMPTY_NAMES or name == "messages"}
 
     return [make]
@@ -202,24 +206,31 @@ def _for_callable(function: Any) -> list[MakeInput]:
     or a mapping if it is annotated as one or refuses the text. Segments are texts where the annotation has `str`.
     """
     try:
-        found = list(inspect.signature(function).parameters.values())
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
-        found = None
-    if found is None or any(each.kind is each.VAR_POSITIONAL for each in found):
+        return [lambda question, segments: ((question.text, segments), {})]
+    found = list(signature.parameters.values())
+    if any(each.kind is each.VAR_POSITIONAL for each in found):
         return [lambda question, segments: ((question.text, segments), {})]
     named = [each for each in found if each.kind is not each.VAR_KEYWORD]
     wanted = [each for each in named if each.default is each.empty]
     if len(wanted) == 1:  # a second parameter with a default, which is named as documents are, takes them
         wanted += [each for each in named if each not in wanted and each.name in CONTEXT_NAMES][:1]
-    if len(wanted) not in {1, 2}:
+
+    def arguments(*values: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        bound = signature.bind_partial()
+        bound.arguments.update(zip((each.name for each in wanted), values, strict=True))
+        return bound.args, bound.kwargs
+
+    if len(wanted) == 2:
+        if wanted[0].name in CONTEXT_NAMES and wanted[1].name in QUESTION_NAMES:
+            wanted.reverse()
+        return [lambda question, segments: arguments(question.text, _annotated(segments, wanted[1].annotation))]
+    if len(wanted) != 1:
         raise UnsupportedCombination(
             f"expected a function of question and segments, got one of {[each.name for each in wanted]}",
             hint="Wrap it in a function (question, segments) -> answer.",
         )
-    if len(wanted) == 2:
-        backwards = wanted[0].name in CONTEXT_NAMES and wanted[1].name in QUESTION_NAMES
-        asked, listed = reversed(wanted) if backwards else wanted
-        return [_arguments([asked, listed], lambda question, segments: [question.text, _annotated(segments, listed)])]
 
     def mapping(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
         return {"question": question.text, "input": question.text, "context": list(map(plain_rendering, segments))}
@@ -227,20 +238,15 @@ def _for_callable(function: Any) -> list[MakeInput]:
     annotation = str(wanted[0].annotation).lower()
     makes: list[MakeInput] = [mapping] if "dict" in annotation or "mapping" in annotation else [_as_text]
     makes += [mapping] if wanted[0].annotation is inspect.Parameter.empty else []
-    return [_arguments(wanted, lambda *asked, make=make: [make(*asked)]) for make in makes]
+
+    def called_with(make: MakeInput) -> MakeInput:
+        return lambda question, segments: arguments(make(question, segments))
+
+    return list(map(called_with, makes))
 
 
-def _arguments(parameters: Sequence[inspect.Parameter], values: Callable[..., Sequence[Any]]) -> MakeInput:
-    def make(question: Question, segments: Sequence[Segment]) -> tuple[list[Any], dict[str, Any]]:
-        pairs = list(zip(parameters, values(question, segments), strict=True))
-        named = {each.name: value for each, value in pairs if each.kind is not each.POSITIONAL_ONLY}
-        return [value for each, value in pairs if each.kind is each.POSITIONAL_ONLY], named
-
-    return make
-
-
-def _annotated(segments: Sequence[Segment], parameter: inspect.Parameter) -> Any:
-    annotation = parameter.annotation if isinstance(parameter.annotation, str) else str(parameter.annotation)
-    if parameter.annotation is str or annotation == "str":
-        return "\n\n".join(map(plain_rendering, segments))
-    return [each.text for each in segments] if "str" in annotation.replace("structure", "") else tuple(segments)
+def _annotated(segments: Sequence[Segment], annotation: Any) -> Any:
+    text = annotation if isinstance(annotation, str) else str(annotation)
+    if annotation is str or text == "str":
+        return _joined(segments)
+    return [each.text for each in segments] if "str" in text.replace("structure", "") else tuple(segments)

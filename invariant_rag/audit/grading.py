@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.calling import call
 from invariant_rag.audit.matching import is_right, normal_tokens
 from invariant_rag.audit.statistics import Estimate, wilson_interval
-from invariant_rag.audit.systems import Endpoint, is_url, loaded
+from invariant_rag.audit.systems import Endpoint, call, is_url, loaded
 from invariant_rag.errors import AuditFailed, FieldWarning, InvalidChoice, RetrievalError
 from invariant_rag.shown import clean, counted, shown
 
@@ -76,12 +74,17 @@ class Grader:
         return bool(question.answers or (question.rubrics and self.judge))
 
     def _class(self, question: Question, answer: str) -> int:
-        if not self.is_scored(question):
-            return 3 + self._meaning(question, answer)
-        key = question.id, answer
-        if key not in self._right:
-            self._right[key] = self._is_right(question, answer)
-        return RIGHT if self._right[key] else WRONG
+        if self.is_scored(question):
+            key = question.id, answer
+            if key not in self._right:
+                self._right[key] = self._is_right(question, answer)
+            return RIGHT if self._right[key] else WRONG
+        known = self._meanings.setdefault(question.id, [])  # the first answer of each meaning
+        for number, each in enumerate(known):
+            if self._same(question, each, answer):
+                return 3 + number
+        known.append(answer)
+        return 2 + len(known)
 
     def _is_right(self, question: Question, answer: str) -> bool:
         if self.judge is not None:
@@ -91,15 +94,6 @@ class Grader:
             raise InvalidChoice(f"metric: expected a number from 0 to 1, got {shown(score)}")
         return score >= 0.5
 
-    def _meaning(self, question: Question, answer: str) -> int:
-        """Return the number of the first answer to a question that means the same."""
-        known = self._meanings.setdefault(question.id, [])
-        for number, each in enumerate(known):
-            if self._same(question, each, answer):
-                return number
-        known.append(answer)
-        return len(known) - 1
-
     def _same(self, question: Question, one: str, other: str) -> bool:
         tokens = [normal_tokens(each) for each in (one, other)]
         if tokens[0] == tokens[1]:
@@ -107,9 +101,7 @@ class Grader:
         if self.judge is not None:
             return self.judge.is_same(question, one, other)
         telling = [{each for each in words if each in _TELLING or any(map(str.isdigit, each))} for words in tokens]
-        if (
-            telling[0] != telling[1] or not self.embeds
-        ):  # to an embedding, 1912 and 1913 are alike, and so are yes and no
+        if telling[0] != telling[1] or not self.embeds:  # to an embedding, 1912 is like 1913, and yes like no
             return False
         try:
             return float(_embedding(one) @ _embedding(other)) >= SAME_MEANING
@@ -154,27 +146,24 @@ Second answer: {other}
 Do both answers say the same in substance, whatever their wording? Reply with one word: yes or no."""
 
 
-@dataclass
 class AnswerJudge:
     """Grades answers by a model.
 
-    Attributes:
+    Args:
         model: An `InvariantModel` or a `Judge`, which scores yes and no in one pass; an `Endpoint`, or the URL of a
             server with the chat completions of OpenAI; or a function from a prompt to text.
+
+    Attributes:
         calls: How often the model was asked.
         pairs: How often two answers were compared in both orders.
         divided: How often the two verdicts differed.
         errors: Share of the verdicts that are known which it misses; None without gold answers.
     """
 
-    model: Any
-    calls: int = field(default=0, init=False)
-    pairs: int = field(default=0, init=False)
-    divided: int = field(default=0, init=False)
-    errors: Estimate | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self._says_yes = _yes_function(self.model)
+    def __init__(self, model: Any) -> None:
+        self.calls = self.pairs = self.divided = 0
+        self.errors: Estimate | None = None
+        self._says_yes = _yes_function(model)
 
     def is_right(self, question: Question, answer: str) -> bool:
         """Return whether an answer is right, by the gold answers and rubrics of its question."""
@@ -184,10 +173,8 @@ class AnswerJudge:
 
     def is_same(self, question: Question, one: str, other: str) -> bool:
         """Return whether two answers mean the same. Both orders are asked; answers that divide the judge differ."""
-        verdicts = [
-            self._ask(_SAME.format(question=question.text, one=first, other=second))
-            for first, second in ((one, other), (other, one))
-        ]
+        pairs = ((one, other), (other, one))
+        verdicts = [self._ask(_SAME.format(question=question.text, one=one, other=other)) for one, other in pairs]
         self.pairs += 1
         self.divided += verdicts[0] != verdicts[1]
         return all(verdicts)
@@ -207,6 +194,11 @@ class AnswerJudge:
                 hint="Name a larger model as --judge, or leave it out: gold answers are then matched as tokens.",
             )
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return what it was asked, and how often it erred, as plain data."""
+        errors = self.errors and self.errors.as_dict()
+        return {"calls": self.calls, "pairs": self.pairs, "divided": self.divided, "errors": errors}
+
     def _ask(self, prompt: str) -> bool:
         self.calls += 1
         return self._says_yes(prompt)
@@ -217,13 +209,13 @@ def _yes_function(model: Any) -> Callable[[str], bool]:
     endpoint = Endpoint(model) if is_url(model) else model
     if isinstance(endpoint, Endpoint):
 
-        def patiently(prompt: str) -> str:
+        def patiently(prompt: str) -> bool:
             answer = call("judge", lambda: endpoint.complete(prompt))
             if answer.text is None:
                 raise AuditFailed(f"the judge does not answer: {answer.errors[-1]}")
-            return answer.text
+            return _is_yes(answer.text)
 
-        return lambda prompt: _is_yes(patiently(prompt))
+        return patiently
     if isinstance(model, loaded("invariant_rag.generation.model", "InvariantModel")):
         from invariant_rag.judge import Judge
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
+from functools import cache
+from typing import Any
 
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 """Scripts without spaces between words."""
-_YES = {"yes", "yeah", "yep", "yup", "true", "correct", "affirmative", "indeed", "certainly", "absolutely"}
-_NO = {"no", "nope", "nah", "false", "incorrect", "negative", "never"}
-_NEGATIONS = {"not", "never", "neither", "without", "cannot", "nor"}
-_NEGATED_VERBS = {f"{verb}nt" for verb in "is was are were wo do does did has have had ca could would should".split()}
-_VERBS = set("is was are were do does did has have had can could will would should may might".split())
-_POLARITY_OF = re.compile(
+_YES = set("yes yeah yep yup true correct affirmative indeed certainly absolutely".split())
+_NO = set("no nope nah false incorrect negative never".split())
+_WEAK = {"correct", "indeed", "never", "certainly"}
+"""Words that say yes or no only where an answer begins or ends with them."""
+_VERBS = set("is was are were do does did has have had ca can could wo will would should may might".split())
+_NEGATED_VERBS = {f"{verb}nt" for verb in _VERBS}
+_NEGATIONS = {"not", "never", "neither", "without", "cannot", "nor"} | _NEGATED_VERBS
+_CONCLUSION = re.compile(
     r"(?:answer|verdict|conclusion|it|that|this|so|therefore|hence)\W+(?:is|would be)?\W*(\w+)\W*$"
 )
 _OTHER_PLACE = "(?:New|(?:North|South|East|West)(?:ern)?)"
@@ -26,8 +30,9 @@ _REFUSALS = re.compile(
     r"(?:answer|determin|find|say|said|tell|told|known|provid|confirm|help|assist|identif)\w*"
     r"|(?:not|n't|no)\s+(?:enough\s+)?(?:information|mentioned|stated|specified|provided|found in|given in"
     r"|contain\w* (?:the|any|enough|this))|no\s+(?:answer|mention)|not\s+(?:yet\s+)?(?:known|clear|available|mention)"
-    r"|no\s+(?:document|passage|source)s?\s+\w+|(?:documents?|passages?|context|sources?|text)\s+do(?:es)?(?:n't|\s+not)\s+(?:say|mention|state|tell|specif|contain)\w*"
-    r"|unanswerable|unclear|unknown|n/a|insufficient\s+(?:information|context)|(?:i'm|i\s+am)?\s*not\s+sure)\b"
+    r"|no\s+(?:document|passage|source)s?\s+\w+|(?:documents?|passages?|context|sources?|text)\s+do(?:es)?(?:n't|\s+not)"
+    r"\s+(?:say|mention|state|tell|specif|contain)\w*|unanswerable|unclear|unknown|n/a"
+    r"|insufficient\s+(?:information|context)|(?:i'm|i\s+am)?\s*not\s+sure)\b"
 )
 _UNANSWERABLE = set("unanswerable|unknown|no answer|n/a|not answerable|none|i don't know|not mentioned".split("|"))
 
@@ -47,9 +52,7 @@ def is_right(answer: str, golds: Iterable[str]) -> bool:
 
 def contains_gold(text: str, golds: Iterable[str]) -> bool:
     """Return whether a document contains a gold answer as whole tokens. That of yes or no is in no document."""
-    return any(
-        _find(text, gold) for gold in golds if not {gold.strip().lower()} & (_YES | _NO) and not is_refusal(gold)
-    )
+    return any(_find(text, gold) for gold in golds if gold.strip().lower() not in _YES | _NO and not is_refusal(gold))
 
 
 def is_refusal(answer: str) -> bool:
@@ -58,7 +61,7 @@ def is_refusal(answer: str) -> bool:
     >>> is_refusal("I do not know."), is_refusal("No."), is_refusal("The documents do not mention it.")
     (True, False, True)
     """
-    text = plain(answer).lower()
+    text = _plain(answer).lower()
     return text.strip(" .!") in _UNANSWERABLE or bool(_REFUSALS.search(text))
 
 
@@ -69,14 +72,14 @@ def _gives(answer: str, gold: str) -> bool:
     if wanted in _YES | _NO:
         return _polarity(answer) is (wanted in _YES)
     if is_refusal(answer):
-        _, but, rest = answer.partition(" but ")
-        return bool(but) and not is_refusal(rest) and _find(rest, gold)
+        _, but, answer = answer.partition(" but ")
+        return bool(but) and not is_refusal(answer) and _find(answer, gold)
     return _find(answer, gold)
 
 
 def _find(answer: str, gold: str) -> bool:
     """Return whether a gold answer is in an answer as whole tokens that nothing denies."""
-    stripped, text = gold.strip(), plain(answer)
+    stripped, text = gold.strip(), _plain(answer)
     if re.fullmatch(r"[A-Z]", stripped):
         return _names_letter(text, stripped)
     wanted = normal_tokens(stripped)
@@ -84,13 +87,13 @@ def _find(answer: str, gold: str) -> bool:
         return answer.strip().strip(".").lower() == stripped.lower() or stripped.lower() in answer.lower().split()
     if re.fullmatch(r"(?:[A-Z]\.?){2,5}", stripped):
         capitals = stripped.replace(".", "")
-        text = re.sub(r"\b(?:[A-Z]\.){2,}", lambda found: found[0].replace(".", ""), text)
+        text = re.sub(r"\b(?:[A-Z]\.){2,}", _undotted, text)
         return bool(re.search(rf"(?<!\w){capitals}(?!\w)", text)) or text.strip(" .").lower() == capitals.lower()
     if _UNSPACED.search(stripped):
-        return plain(stripped) in text
-    said = normal_tokens(
-        re.sub(rf"\b{_OTHER_PLACE} {re.escape(stripped)}\b", "", answer) if stripped[0].isupper() else answer
-    )
+        return _plain(stripped) in text
+    if stripped[0].isupper():
+        answer = re.sub(rf"\b{_OTHER_PLACE} {re.escape(stripped)}\b", "", answer)
+    said = normal_tokens(answer)
     if stripped == stripped.lower():  # no name: one dog, two dogs
         wanted, said = (tuple(map(_singular, each)) for each in (wanted, said))
     for start in range(len(said) - len(wanted) + 1):
@@ -110,14 +113,10 @@ def _singular(word: str) -> str:
 
 def _denied(before: Sequence[str], after: Sequence[str]) -> bool:
     """Return whether words next to an answer deny it: not Paris, not built by Ann, Paris is not the capital."""
-    last = (*before[-3:],)
-    if {*last[-1:]} & (_NEGATIONS | _NEGATED_VERBS | {"except", "excluding"}) or last[-2:] == ("anything", "but"):
+    last = before[-3:]
+    if {*last[-1:]} & (_NEGATIONS | {"except", "excluding"}) or last[-2:] == ("anything", "but"):
         return True
-    if (
-        last[-1:]
-        and last[-1] in {"in", "by", "on", "at", "from", "of"}
-        and {*last[:-1]} & (_NEGATIONS | _NEGATED_VERBS)
-    ):
+    if {*last[-1:]} & {"in", "by", "on", "at", "from", "of"} and {*last[:-1]} & _NEGATIONS:
         return True
     denied = {*after[:1]} & _NEGATED_VERBS or ({*after[:1]} & _VERBS and after[1:2] in {("not",), ("never",)})
     return bool(denied) and not {*after[1:3]} & {"only", "just"}
@@ -125,93 +124,79 @@ def _denied(before: Sequence[str], after: Sequence[str]) -> bool:
 
 def _names_letter(answer: str, letter: str) -> bool:
     """Return whether an answer names an option by its letter: "B", "(b)", "B. Paris", "The answer is B"."""
-    return bool(
-        re.match(rf"\s*[\[(\"'*]*{letter}(?:[\])\"'*.:,]|\s*$)|(?i:\s*[\[(]{letter}[\])])", answer)
-        or re.search(
-            rf"(?i:answer|option|choice|response)(?i:\s+is)?\W{{0,4}}?(?:{letter}\b(?!\s+[a-z])|(?i:[\[(]{letter}[\])]))",
-            answer,
-        )
-    )
+    begins = rf"\s*[\[(\"'*]*{letter}(?:[\])\"'*.:,]|\s*$)|(?i:\s*[\[(]{letter}[\])])"
+    option = rf"{letter}\b(?!\s+[a-z])|(?i:[\[(]{letter}[\])])"
+    named = rf"(?i:answer|option|choice|response)(?i:\s+is)?\W{{0,4}}?(?:{option})"
+    return bool(re.match(begins, answer) or re.search(named, answer))
 
 
 def _polarity(answer: str) -> bool | None:
     """Return True for an answer that says yes, False for no, None for neither or both."""
-    refuses = is_refusal(answer) and not re.match(r"\W*(?:yes|no)\b\s*[,.:;!-]", answer.lower())
-    if refuses or re.match(r"\W*(?:yes (?:and|or) no|no (?:and|or) yes)\b", answer.lower()):
+    text = _plain(answer).lower()
+    if is_refusal(answer) and not re.match(r"\W*(?:yes|no)\b\s*[,.:;!-]", text):
         return None
-    text = re.sub(r"\bnot (?:yes|true|correct)\b", "false", plain(answer).lower())
+    if re.match(r"\W*(?:yes (?:and|or) no|no (?:and|or) yes)\b", text):
+        return None
+    text = re.sub(r"\bnot (?:yes|true|correct)\b", "false", text)
     text = re.sub(r"\bnot (?:no|false|incorrect)\b", "true", text)
     words = re.findall(r"[a-z']+", text)
-    if words and words[0] in _YES | _NO:
-        return words[0] in _YES
-    ended = _POLARITY_OF.search(text)
-    if ended and ended[1] in _YES | _NO:
-        return ended[1] in _YES
-    said = {word in _YES for word in words if word in (_YES | _NO) - {"correct", "indeed", "never", "certainly"}}
-    if len(said) == 1:
-        return said.pop()
-    if said or not words:
-        return None
+    for decides in (*words[:1], *_CONCLUSION.findall(text)):
+        if decides in _YES | _NO:
+            return decides in _YES
+    said = {word in _YES for word in words if word in (_YES | _NO) - _WEAK}
+    if said:
+        return said.pop() if len(said) == 1 else None
     return False if any(word in _NEGATIONS or word.endswith("n't") for word in words) else None
 
 
-_UNITS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-_SMALL = {name: value for value, name in enumerate(_UNITS)} | {name: 10 * n for n, name in enumerate(_TENS, start=2)}
-_ORDINALS = {name: value for value, name in enumerate("zeroth first second third fourth fifth sixth seventh".split())}
-_ORDINALS |= {"eighth": 8, "ninth": 9, "twelfth": 12, "twentieth": 20, "thirtieth": 30}
-_ORDINALS |= {f"{name}th": value for name, value in _SMALL.items() if 10 <= value < 20 and value != 12}
-_LARGE = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_MONTHS = {
-    name[:length]: number
-    for number, name in enumerate(
-        "january february march april may june july august september october november december".split(), start=1
-    )
-    for length in {3, len(name), 4 if name == "september" else 3}
-}
-_MONTH = rf"(?P<month>{'|'.join(sorted(_MONTHS, key=len, reverse=True))})\.?"
-_NAMED_DAY = re.compile(
-    rf"\b({'|'.join(_ORDINALS)})(?=\s+(?:of\s+)?{_MONTH.replace('?P<month>', '?:')}\b)|"
-    rf"(?<=[a-z] )({'|'.join(_ORDINALS)})(?=,?\s+\d{{4}}\b)"
+_MONTHS = "january february march april may june july august september october november december".split()
+_MONTH = rf"(?P<month>{'|'.join(f'{name[:3]}(?:{name[3:]})?' for name in _MONTHS)}|sept)"
+_SHORT = {"may", "march", "mar", "dec", "jan", "sep", "sept"}
+"""Names of months that mean something else where they stand alone."""
+_DAY = r"(?P<{}>\d{{1,2}})(?:st|nd|rd|th)?"
+_NAMED_DATE = re.compile(
+    rf"(?<!\S)(?:(?:the )?{_DAY.format('day')} (?:of )?)?{_MONTH}(?: \.)?(?: {_DAY.format('late')}(?!\S))?"
+    r"(?:(?: ,)?(?: in| of)? (?P<year>\d{4}))?(?!\S)"
 )
-"""A day in words: the fourth of July."""
-_DAY, _YEAR = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?", r"(?P<year>\d{4})"
-_DATES = tuple(
-    re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])")
-    for pattern in (
-        rf"{_YEAR}-(?P<month>\d{{1,2}})-(?P<day>\d{{1,2}})(?:t[\d:.]+z?)?",
-        rf"{_YEAR}[/.](?P<month>\d{{1,2}})[/.](?P<day>\d{{1,2}})",
-        rf"{_MONTH}\s+{_DAY}(?:\s*,\s*|\s+in\s+|\s+){_YEAR}",
-        rf"(?:the\s+)?{_DAY}\s+(?:of\s+)?{_MONTH},?(?:\s+in)?\s+{_YEAR}",
-        rf"(?P<one>\d{{1,2}})[/.](?P<two>\d{{1,2}})[/.]{_YEAR}",
-        rf"{_MONTH}(?:,|\s+of)?\s+{_YEAR}",
-        rf"{_MONTH}\s+{_DAY}",
-        rf"(?:the\s+)?{_DAY}\s+(?:of\s+)?{_MONTH}",
-    )
-)
-_BARE_MONTH = re.compile(rf"\b(?!(?:may|march|mar|dec|jan|sept?)\b){_MONTH}(?=\W|$)")
-_CLOCK = re.compile(r"\b(\d{1,2})(?:[:.](\d\d))?\s*(a|p)\.?m\b\.?")
+"""A date in tokens that are separated by spaces."""
 _MONEY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen"}
-_SIGNS = re.compile(r"([$€£¥])\s*(-?\d[\d.,]*)((?:\s*(?:hundred|thousand|million|billion|trillion|bn|k|m)\b)?)")
-_NUMBER = r"(?<![\w.])-?\d+(?:\.\d+)?"
-_TOKEN = re.compile(rf"\d+s\b|{_NUMBER}(?=[a-z%]|\b)|\w+[+#]*|%")
 _SAME = {
     "percent": "%", "dollars": "dollar", "usd": "dollar", "euros": "euro", "eur": "euro", "pounds": "pound",
     "kilometers": "km", "kilometres": "km", "kilometer": "km", "kilometre": "km", "kilograms": "kg", "kilogram": "kg",
-    "meters": "m", "metres": "m", "meter": "m", "metre": "m", "bn": "billion", "st": "saint", "colour": "color",
-    "grey": "gray", "feet": "foot", "ft": "foot", "mt": "mount", "miles": "mile", "mi": "mile", "dozen": "12",
-    "doctor": "dr", "mister": "mr", "half": "0.5", "celsius": "c", "fahrenheit": "f", "hours": "hour", "h": "hour",
-    "inches": "inch",
+    "meters": "m", "metres": "m", "meter": "m", "metre": "m", "st": "saint", "colour": "color", "grey": "gray",
+    "feet": "foot", "ft": "foot", "mt": "mount", "miles": "mile", "mi": "mile", "dozen": "12", "doctor": "dr",
+    "mister": "mr", "half": "0.5", "celsius": "c", "fahrenheit": "f", "hours": "hour", "h": "hour", "inches": "inch",
 }  # fmt: skip
-_ARTICLES = {"a", "an", "the"}
-_EXACT = 15
-"""Digits of a number that a float holds; a longer one is compared digit by digit."""
-_ROMAN = {"II": 2, "III": 3, "IV": 4, "VI": 6, "VII": 7, "VIII": 8, "IX": 9, "XI": 11, "XII": 12, "XIV": 14, "XVI": 16}
-_ROMANS = re.compile(rf"(?<=[a-z] )(?:{'|'.join(_ROMAN)})\b")
-_SPELLINGS = (
+_ROMANS = "I II III IV V VI VII VIII IX X XI XII XIII XIV XV XVI".split()
+_TOKEN = re.compile(r"\d+s\b|(?<![\w.])-?\d+(?:\.\d+)?(?:(?:st|nd|rd|th)\b)?|\w+[+#]*|[^\w\s]")
+_LONGEST = 300
+"""Digits of a number; a longer one is a word."""
+
+
+def _arabic(found: re.Match[str]) -> str:
+    return str(1 + _ROMANS.index(found[0]))
+
+
+def _undotted(found: re.Match[str]) -> str:
+    return re.sub(r"[. ]", "", found[0])
+
+
+def _day(year: str, month: int, day: int) -> str:
+    """Return a day as tokens; "" where there is none."""
+    try:
+        return f" {date(int(year), month, day):d%d m%m} {year} "
+    except ValueError:
+        return ""
+
+
+def _clock(found: re.Match[str]) -> str:
+    hour, minutes, half = found.groups()
+    return f"{int(hour) % 12 + (12 if half == 'p' else 0)}h{minutes or '00'}"
+
+
+_SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (r"\b(?:[a-z]\.){2,}", _undotted),  # U.S.
+    (r"\b[a-z]\.?(?: [a-z]\.)+(?= )", _undotted),  # J. R. R.
     (r"(\w)'s\b", r"\1"),
     (r"\b(\d+) ?' ?(\d{1,2})(?: ?\"|\u201d|'')?(?!\w)", r"\1 foot \2 inch"),  # 6'2"
     (r"\b(\d+) ?(?:ft|feet)\.? (\d{1,2}) ?in\b", r"\1 foot \2 inch"),
@@ -224,6 +209,25 @@ _SPELLINGS = (
     (r"\bdegrees?\s+(?=celsius|fahrenheit|[cf]\b)", ""),
     (r"isation", "ization"),
     (r"\b([a-z])-(?=[a-z]{3})", r"\1"),  # e-mail
+    (
+        r"(?<![\w-])(\d{4})([-/.])(\d{1,2})\2(\d{1,2})(?:t[\d:.]+z?)?(?![\w-])",
+        lambda f: _day(f[1], int(f[3]), int(f[4])) or f[0],
+    ),
+    (  # where day and month cannot be told apart, both readings
+        r"(?<![\w-])(\d{1,2})[/.](\d{1,2})[/.](\d{4})(?![\w-])",
+        lambda f: "".join(sorted({_day(f[3], int(f[2]), int(f[1])), _day(f[3], int(f[1]), int(f[2]))})) or f[0],
+    ),
+    (r"\b(\d{1,2})(?:[:.](\d\d))?\s*(a|p)\.?m\b\.?", _clock),
+    (r"\b(\d{1,2}):(\d\d)\b", lambda f: f"{int(f[1])}h{f[2]}"),
+    (r"(?<![\w./])(\d{1,3})/([1-9]\d{0,2})(?![\w/])", lambda f: f"{int(f[1]) / int(f[2]):.12g}"),
+    (r"(?<=\d)[,\s](?=\d{3}(?!\d))", ""),  # 1,500,000 and 1 500 000
+    (r"(?<=\d)\s*(k|bn)\b", lambda f: {"k": " thousand", "bn": " billion"}[f[1]]),
+    (
+        r"([$€£¥])\s*(-?\d[\d.]*(?:\s*(?:hundred|thousand|million|billion|trillion)\b)?)",
+        lambda f: f"{f[2]} {_MONEY[f[1]]} ",
+    ),
+    (r"(?<=[a-z])'(?=[a-z])|_", lambda f: " " if f[0] == "_" else ""),
+    (r"(?<=[a-z])-(?=[a-z])", " "),
 )
 """Spellings that are made alike, in lower case."""
 
@@ -234,113 +238,43 @@ def normal_tokens(text: str) -> tuple[str, ...]:
     >>> normal_tokens("On the 3rd of May 1999, twenty-one people paid $1,500.")
     ('on', 'd03', 'm05', '1999', '21', 'people', 'paid', '1500', 'dollar')
     """
-    text = _ROMANS.sub(lambda found: str(_ROMAN[found[0]]), plain(text))
+    text = re.sub(rf"(?<=[a-z] )(?!I\b|V\b|X\b)(?:{'|'.join(_ROMANS)})\b", _arabic, _plain(text))
     text = re.sub(r"(?<=\d)M\b", " million", text)
-    text = re.sub(r"\b(?:May|March)\b(?!,?\s+\d)", lambda found: f"m{_MONTHS[found[0].lower()]:02d}", text).casefold()
-    text = re.sub(r"\b(?:[a-z]\.){2,}", lambda found: found[0].replace(".", ""), text)  # U.S.
-    text = re.sub(r"\b[a-z]\.?(?: [a-z]\.)+(?= )", lambda found: re.sub(r"[. ]", "", found[0]), text)  # J. R. R.
+    text = re.sub(r"\b(?:May|March)\b(?!,?\s+\d)", lambda f: {"May": "m05", "March": "m03"}[f[0]], text).casefold()
     for pattern, same in _SPELLINGS:
         text = re.sub(pattern, same, text)
-    text = _NAMED_DAY.sub(lambda found: str(_ORDINALS[found[1] or found[2]]), text)
-    text = _dated(text)
-    text = _CLOCK.sub(lambda f: f"{int(f[1]) % 12 + (12 if f[3] == 'p' else 0)}h{f[2] or '00'}", text)
-    text = re.sub(r"\b(\d{1,2}):(\d\d)\b", lambda f: f"{int(f[1])}h{f[2]}", text)
-    text = re.sub(r"(?<![\w./])(\d{1,3})/([1-9]\d{0,2})(?![\w/])", lambda f: f"{int(f[1]) / int(f[2]):.12g}", text)
-    text = _SIGNS.sub(lambda found: f"{found[2]}{found[3]} {_MONEY[found[1]]}", text)
-    text = re.sub(r"\bminus (?=\d)", "-", text)
-    text = re.sub(r"(?<=\d)[,\s](?=\d{3}(?!\d))", "", text)  # 1,500,000 and 1 500 000
-    text = re.sub(r"\b(\d+)(?:st|nd|rd|th)\b", r"\1 nth", text)
-    text = re.sub(r"(?<=\d)\s*(k|m|bn)\b", lambda f: {"k": " thousand", "m": " m", "bn": " billion"}[f[1]], text)
-    text = re.sub(r"(?<=[a-z])[-'](?=[a-z])", lambda found: " " if found[0] == "-" else "", text)
-    words = [_SAME.get(each, each) for each in _TOKEN.findall(text.replace("_", " "))]
-    return tuple(each for each in _counted(words) if each not in _ARTICLES)
+    words = (each if len(each) < _LONGEST else f"#{each}" for each in _TOKEN.findall(text))
+    text = _NAMED_DATE.sub(_dated, " ".join(_numbers().process_words(list(words))))
+    text = re.sub(r"(?<!\S)(\d+)(?:st|nd|rd|th)(?!\S)", r"\1 nth", text)
+    text = re.sub(r"(?<!\S)(-?\d+\.\d*?)0+(?!\S)", r"\1", text)
+    found = (_SAME.get(each, each) for each in text.split())
+    return tuple(each for each in found if each not in {"a", "an", "the"} and (each == "%" or re.match(r"-?\w", each)))
 
 
-def plain(text: str) -> str:
+@cache
+def _numbers() -> Any:
+    """Return what turns numbers in words into digits: that of Whisper, but for units and single digits in a row."""
+    from transformers.models.whisper.english_normalizer import EnglishNumberNormalizer
+
+    numbers = EnglishNumberNormalizer()
+    numbers.words -= {"o", "oh", "double", "triple", "point", "plus", "positive", *numbers.following_prefixers}
+    numbers.words -= {*numbers.suffixers, *numbers.ones_plural}
+    return numbers
+
+
+def _dated(found: re.Match[str]) -> str:
+    """Return a date as tokens, such as `d14 m12 1972`, so that a month or a year is found in a date."""
+    name, day, year = found["month"], found["day"] or found["late"], found["year"]
+    if not day and not year and name in _SHORT:
+        return found[0]
+    month = next(number for number, each in enumerate(_MONTHS, start=1) if each.startswith(name[:3]))
+    if day and year:
+        return _day(year, month, int(day)) or found[0]
+    return (f"d{int(day):02d} " if day else "") + f"m{month:02d} {year or ''}"
+
+
+def _plain(text: str) -> str:
     """Return a text with compatible signs, without accents, with straight quotes and plain hyphens."""
     text = re.sub(r"[\u0300-\u036f]", "", unicodedata.normalize("NFKD", text))
     text = unicodedata.normalize("NFC", text).replace("\u2044", "/").replace("\u2019", "'").replace("\u2018", "'")
     return re.sub(r"[\u2010-\u2015\u2212]", "-", text)
-
-
-def _dated(text: str) -> str:
-    """Return a text whose dates are tokens, such as `d14 m12 1972`, so that a month or a year is found in a date.
-
-    Where day and month cannot be told apart, both readings are there.
-    """
-
-    def known(year: str, month: int, day: int) -> str:
-        try:
-            return f"{date(int(year), month, day):d%d m%m} {year} "
-        except ValueError:
-            return ""
-
-    def tokens(found: re.Match[str]) -> str:
-        parts = found.groupdict()
-        if "one" in parts:
-            one, two = int(parts["one"]), int(parts["two"])
-            return "".join(sorted({known(parts["year"], two, one), known(parts["year"], one, two)})) or found[0]
-        month = _MONTHS.get(parts["month"]) or int(parts["month"])
-        if "year" in parts and "day" in parts:
-            return f" {known(parts['year'], month, int(parts['day'])) or found[0]}"
-        return (f"d{int(parts['day']):02d} " if "day" in parts else "") + f"m{month:02d} {parts.get('year', '')}"
-
-    for pattern in _DATES:
-        text = pattern.sub(tokens, text)
-    return _BARE_MONTH.sub(lambda found: f"m{_MONTHS[found['month']]:02d}", text)
-
-
-def _counted(words: Sequence[str]) -> list[str]:
-    """Return tokens with numbers as values: those in digits, and those in words, such as twenty one or 1.5 million."""
-    number = _Number()
-    for word in words:
-        number.take(word)
-    number.finish()
-    return number.found
-
-
-class _Number:
-    """Reads a number word by word; `found` are the tokens so far."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-        self._total = 0.0  # two million, of two million | three hundred
-        self._last: float | None = None
-
-    def take(self, word: str) -> None:
-        if re.fullmatch(r"-?\d+(?:\.\d+)?", word) and len(word) <= _EXACT:
-            self.finish()
-            self._last = float(word)
-        elif word in _SMALL:
-            self._add(_SMALL[word])
-        elif word == "hundred" and self._last is not None:
-            self._last *= 100
-        elif word in _LARGE and self._last is not None:
-            self._total, self._last = self._total + self._last * _LARGE[word], 0.0
-        elif word in _ORDINALS:
-            self._add(_ORDINALS[word])
-            self.finish()
-            self.found.append("nth")
-        elif word != "and" or self._last is None or not (self._total or self._last >= 100):
-            self.finish()
-            self.found.append(word)
-
-    def finish(self) -> None:
-        if self._last is not None:
-            value = self._total + self._last
-            self.found.append(str(int(value)) if value == int(value) else repr(value))
-            if self.found[-2:-1] == ["minus"]:
-                self.found[-2:] = [f"-{self.found[-1]}"]
-        self._total, self._last = 0.0, None
-
-    def _add(self, value: int) -> None:
-        last = -1.0 if self._last is None else self._last
-        if 10 < last <= 20 and value >= 10:  # nineteen ninety
-            self._last = last * 100 + value
-        elif (last % 100 == 0 and (last >= 100 or self._total > 0)) or (
-            last % 100 >= 20 and last % 10 == 0 and value < 10  # twenty | one
-        ):
-            self._last = last + value
-        else:
-            self.finish()
-            self._last = float(value)

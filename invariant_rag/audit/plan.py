@@ -1,17 +1,26 @@
-"""Plan the calls of an audit: orders of the documents, the placebo, remedies. They follow from questions and seed."""
+"""Plan an audit: its choices, the orders of the documents, the placebo, remedies. All follow from a seed."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from invariant_rag.audit.questions import Question
 from invariant_rag.audit.screen import AGAIN, ANOTHER, FIRST, OTHER, PLACEBO, REPEATED
 from invariant_rag.audit.systems import Ask, System, lm_ask_function
-from invariant_rag.checks import check_name
-from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.checks import (
+    MOST_CALLS,
+    check_function,
+    check_items,
+    check_kind,
+    check_name,
+    check_number,
+    check_real,
+)
+from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.methods import METHODS, resolve_method
 from invariant_rag.segments import Segment
 
@@ -107,19 +116,11 @@ def _other_orders(question: Question, seed: str) -> tuple[Order, Order]:
     return orders[0], orders[-1]
 
 
-def relative_place(question: Question, order: Order) -> float | None:
-    """Return where the gold documents are, on average, in an order: 0 first, 1 last; None without one."""
+def slot_of(question: Question, order: Order) -> int | None:
+    """Return in which of the `SLOTS` parts the gold documents are, on average, in an order; None without one."""
     if not question.gold or len(question.gold) == len(question.segments):
         return None
-    return sum(map(order.index, question.gold)) / len(question.gold) / (len(question.segments) - 1)
-
-
-def slot_of(place: float) -> int:
-    """Return in which of the `SLOTS` parts a relative place is.
-
-    >>> slot_of(0.0), slot_of(0.5), slot_of(1.0)
-    (0, 2, 4)
-    """
+    place = sum(map(order.index, question.gold)) / len(question.gold) / (len(question.segments) - 1)
     return min(SLOTS - 1, int(place * SLOTS))
 
 
@@ -141,47 +142,36 @@ def _rotations(question: Question) -> list[Order]:
     return [order[start:] + order[:start] for start in starts]
 
 
-@dataclass(frozen=True)
-class Remedy:
-    """A way to ask the system so that the order matters less, or is better.
+class Remedy(NamedTuple):
+    """A way to ask so that the order matters less: the orders of one answer, whether today's then changes nothing."""
 
-    Attributes:
-        name: Name in reports.
-        ask: Calls the system, or the same model with another method.
-        orders: The orders that one answer takes.
-        fixes: Whether the order of today changes nothing after it, by construction.
-        about: What it does, in a few words.
-        votes: Calls for one answer, at most.
-    """
-
-    name: str
-    ask: Ask
     orders: Callable[[Question], list[Order]]
     fixes: bool
     about: str
     votes: int = 1
 
-    def calls(self, question: Question, index: int) -> list[Call]:
+    def calls(self, name: str, question: Question, index: int) -> list[Call]:
         """Return the calls about a question: one as it is, one with the placebo, like those of today."""
         return [
-            Call(question, index, self.name, draw, order, spaces=draw, vote=vote)
+            Call(question, index, name, draw, order, spaces=draw, vote=vote)
             for draw in range(DRAWS)
             for vote, order in enumerate(self.orders(question))
         ]
 
 
-LISTINGS: dict[str, tuple[Callable[[Question], list[Order]], bool, str]] = {
-    "sort": (lambda question: [_sorted_order(question)], True, "documents sorted by a hash of their text"),
-    "reverse": (lambda question: [_as_given(question)[::-1]], False, "documents in the reverse of the order of today"),
-    "ends-first": (  # 0 2 4 3 1
+LISTINGS = {
+    "sort": Remedy(lambda question: [_sorted_order(question)], True, "documents sorted by a hash of their text"),
+    "reverse": Remedy(
+        lambda question: [_as_given(question)[::-1]], False, "documents in the reverse of the order of today"
+    ),
+    "ends-first": Remedy(  # 0 2 4 3 1
         lambda question: [_as_given(question)[::2] + _as_given(question)[1::2][::-1]],
         False,
         "the first documents of today at both ends, the others in the middle",
     ),
-    "vote": (_rotations, True, f"a majority over up to {VOTES} orders"),
+    "vote": Remedy(_rotations, True, f"a majority over up to {VOTES} orders", VOTES),
 }
-"""Remedies for every system: the orders that one answer takes, whether the order of today changes nothing after it, and
-what it does."""
+"""Remedies for every system."""
 
 
 def check_remedies(names: Sequence[str] | None, system: System | None = None) -> None:
@@ -196,17 +186,17 @@ def check_remedies(names: Sequence[str] | None, system: System | None = None) ->
             )
 
 
-def build_remedies(names: Sequence[str], system: System) -> list[Remedy]:
-    """Return remedies of checked names, each once."""
-    found = []
-    for name in dict.fromkeys(names):
+def build_remedies(names: Sequence[str], system: System) -> dict[str, tuple[Remedy, Ask]]:
+    """Return remedies of checked names, each with what asks the system, or its model with another method."""
+    found: dict[str, tuple[Remedy, Ask]] = {}
+    for name in names:
         if name in LISTINGS:
-            found.append(Remedy(name, system.ask, *LISTINGS[name], VOTES if name == "vote" else 1))
+            found[name] = LISTINGS[name], system.ask
         elif system.lm is not None:
             model = getattr(system.lm, "invariant_branch", system.lm).with_method(resolve_method(name))
-            ask = lm_ask_function(model, system.message, system.generation)
             about = f"the method {name}, which does not depend on the order"
-            found.append(Remedy(name, ask, lambda question: [_as_given(question)], True, about))
+            remedy = Remedy(lambda question: [_as_given(question)], True, about)
+            found[name] = remedy, lm_ask_function(model, system.message, system.generation)
     return found
 
 
@@ -218,12 +208,88 @@ def choose_remedies(system: System, slots: Sequence[float | None], questions: Se
     """
 
     def promised(orders: Callable[[Question], list[Order]]) -> float:
-        places = [relative_place(each, orders(each)[0]) for each in questions]
-        known = [slots[slot_of(place)] for place in places if place is not None]
-        found = [each for each in known if each is not None]
+        places = [slot_of(each, orders(each)[0]) for each in questions]
+        found = [slots[place] or 0.0 for place in places if place is not None and slots[place] is not None]
         return sum(found) / len(found) if found else 0.0
 
-    gives = {name: promised(LISTINGS[name][0]) for name in ("reverse", "ends-first")}
+    gives = {name: promised(LISTINGS[name].orders) for name in ("reverse", "ends-first")}
     best = max(gives, key=gives.__getitem__)
     names = ["sort", *([best] if gives[best] > promised(lambda each: [_as_given(each)]) else [])]
     return [*names, "rotor"] if system.lm is not None and system.lm.method.name != "rotor" else names
+
+
+def _choice(default: Any, about: str, **bounds: Any) -> Any:
+    """Return a field with what it means, for options and documentation."""
+    return field(default=default, metadata={"about": about, **bounds})
+
+
+@dataclass(frozen=True)
+class AuditChoices:
+    """How an audit is made.
+
+    Attributes:
+        remedies: What to compare with today: `sort`, `reverse`, `ends-first`, `vote`, and for an `InvariantModel` the
+            names of invariant methods. None: those that are worth their calls, if the order matters; (): none.
+        metric: A function `(answer, gold answers) -> number from 0 to 1`: an answer is right from 0.5 on. None: if it
+            gives a gold answer as whole tokens; see `invariant_rag.audit.matching.is_right`.
+        judge: Grades instead of the metric, and says which answers mean the same: a model, an `Endpoint`, a URL, or a
+            function from a prompt to text; see `invariant_rag.audit.grading.AnswerJudge`.
+        margin: Net sensitivity below which the order does not matter.
+        k: Segments to retrieve, where a retriever is asked.
+        seed: Seed of the orders.
+        workers: Threads that make calls.
+        retries: Tries of a failed call after the first one, with pauses that double.
+        fields: Names of your fields by ours, such as `{"question": "frage"}`.
+        generation: Keywords of `InvariantModel.generate`, for our models.
+
+    Raises:
+        InvalidChoice: One is no such number or function, or too small.
+        UnknownName: There is no remedy of that name.
+    """
+
+    remedies: tuple[str, ...] | None = _choice(
+        None,
+        "sort, reverse, ends-first, vote, or a method. Repeatable.",
+        option="--remedy",
+        shown="if the order matters, a few",
+    )
+    metric: Any = None
+    judge: Any = _choice(  # noqa: RUF009 - a field, as dataclasses.field makes one
+        None, "Grade by this model or the server at this URL.", shown="none", metavar="MODEL|URL"
+    )
+    margin: float = _choice(0.05, "Net sensitivity below which the order does not matter.")
+    k: int = _choice(10, "Segments to retrieve.", min=1)
+    seed: int = _choice(0, "Seed of the orders.", min=0)
+    workers: int = _choice(1, "Threads that make calls.", min=1, max=MOST_CALLS)
+    retries: int = _choice(3, "Further tries of a failed call, with growing pauses.", min=0, max=MOST_CALLS)
+    fields: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata={"about": "A field of yours: question=frage. Repeatable.", "option": "--field", "shown": "none"},
+    )
+    generation: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            least = each.metadata.get("min")
+            if least is not None:
+                check_number(each.name, getattr(self, each.name), least, each.metadata.get("max"))
+        if self.remedies is not None:
+            object.__setattr__(self, "remedies", tuple(check_items("remedies", self.remedies, str)))
+            check_remedies(self.remedies)
+        if self.metric is not None:
+            check_function("metric", self.metric)
+        if not 0 < check_real("margin", self.margin) < 1:
+            raise InvalidChoice(f"margin: expected a share between 0 and 1, got {self.margin}")
+        for name in ("fields", "generation"):
+            check_kind(name, getattr(self, name), Mapping)  # type: ignore[type-abstract]
+
+    def changed(self, changes: Mapping[str, Any]) -> AuditChoices:
+        """Return these choices with some changed."""
+        known = [each.name for each in dataclasses.fields(self)]
+        for name in changes:
+            if name not in known:
+                raise InvalidChoice(
+                    f"audit takes no {name!r}",
+                    hint=f"Choices are {', '.join(known)}; keywords of a model go into generation={{...}}.",
+                )
+        return replace(self, **changes)

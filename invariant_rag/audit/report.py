@@ -1,4 +1,4 @@
-"""The report of an audit: audit.json, answers.csv, and pages in HTML and Markdown that begin with the answer."""
+"""What follows from an audit, in sentences and tables; its pages, CSV and JSON; and conditions that fail a build."""
 
 from __future__ import annotations
 
@@ -6,22 +6,212 @@ import csv
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.advice import p_value, percent, points
 from invariant_rag.audit.folder import RESULT
+from invariant_rag.audit.grading import RIGHT, SAME_MEANING
 from invariant_rag.audit.result import ABOUT
+from invariant_rag.audit.screen import CALLS
+from invariant_rag.errors import InvalidChoice
 from invariant_rag.files import encode_json, write_file
-from invariant_rag.shown import clean
+from invariant_rag.shown import clean, counted, shown
 
 if TYPE_CHECKING:
-    from invariant_rag.audit.result import Audit
+    from invariant_rag.audit.result import Audit, Comparison
+    from invariant_rag.audit.statistics import Estimate
 
 SHOWN = 100
 """Most questions on a page; those that flip come first."""
 
+LONG_GOLD = 12
+"""Words of a gold answer that no answer is likely to repeat."""
+
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&])")
+
+
+def percent(estimate: Estimate) -> str:
+    """Return an estimate in per cent, with its interval.
+
+    >>> from invariant_rag.audit.statistics import Estimate
+    >>> percent(Estimate(0.25, 0.2, 0.31))
+    '25.0% [20.0%, 31.0%]'
+    """
+    return "{:.1f}% [{:.1f}%, {:.1f}%]".format(*(100 * each for each in (estimate.value, estimate.low, estimate.high)))
+
+
+def points(estimate: Estimate, unit: str = " points") -> str:
+    """Return a difference in points, with its interval."""
+    value, low, high = (f"{100 * each:+.1f}" for each in (estimate.value, estimate.low, estimate.high))
+    return f"{value}{unit} [{low}, {high}]"
+
+
+def p_value(p: float) -> str:
+    """Return a p-value as people write it."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def advise(audit: Audit) -> list[tuple[str, str]]:
+    """Return title and text of each paragraph that a report begins with."""
+    found = [("Finding", _finding(audit)), ("Today", _today(audit)), ("Recommendation", _recommendation(audit))]
+    notes = " ".join([*_about_grading(audit), *_about_calls(audit)])
+    return [*found, ("To know", notes)] if notes else found
+
+
+def _finding(audit: Audit) -> str:
+    screen, margin = audit.screen, 100 * audit.screen.margin
+    asked = counted(screen.asked, "question")
+    early = f" The audit stopped after {asked} of {audit.planned:,}." if screen.asked < audit.planned else ""
+    measured = (
+        f"between orders {screen.between:.1%} of the outcomes differ, in one order {screen.within:.1%}, "
+        f"net sensitivity {points(screen.net)} ({p_value(screen.p)}, {asked})."
+    )
+    if screen.outcome == "order matters":
+        return f"The order matters: {measured}{early}"
+    if screen.outcome == "order does not matter":
+        return (
+            f"The order does not matter: net sensitivity is {100 * screen.net.value:+.1f} points, and below "
+            f"{100 * screen.bound:.1f} with 95% confidence; the margin is {margin:g} ({asked}).{early}"
+        )
+    return (
+        f"Cannot tell yet: {measured} Ask about {screen.more:,} questions more, "
+        f"{counted(CALLS * screen.more, 'call')}, or set a wider margin than {margin:g} points."
+    )
+
+
+def _today(audit: Audit) -> str:
+    measures = audit.measures
+    if "accuracy_today" not in measures:
+        return "No gold answers are known, so no answer is right or wrong: only what changes was measured."
+    today, orders, worst = measures["accuracy_today"], measures["accuracy_over_orders"], measures.get("worst_slot")
+    slot = f"; with the answer in the worst part of the prompt {percent(worst)}" if worst else ""
+    return (
+        f"In the order that your retriever gives, {percent(today)} of the answers are right; in random orders "
+        f"{percent(orders)}{slot}."
+    )
+
+
+def _recommendation(audit: Audit) -> str:
+    """Return the one thing to do: look at the call, use a remedy, leave it, or ask more questions."""
+    said = {answer.text for each in audit.asked for answer in each.answers}
+    if len(said) == 1 and len(audit.asked) > 1:
+        return f"Look at the call first: every answer was the same, {shown(said.pop())}. Does it read these documents?"
+    compared = sorted(((each.gain, each) for each in audit.comparisons if each.gain), key=lambda pair: -pair[0].value)
+    if compared and compared[0][1].is_better:
+        return f"Use {_named(*compared[0])}."
+    if audit.screen.outcome == "order does not matter":
+        return "Leave it: change nothing for the sake of the order."
+    if audit.screen.outcome == "cannot tell yet":
+        return f"Decide nothing yet: ask about {audit.screen.more:,} questions more."
+    return _where_it_matters(audit, compared)
+
+
+def _where_it_matters(audit: Audit, compared: list[tuple[Estimate, Comparison]]) -> str:
+    """Return what to do where no remedy was shown to be right more often."""
+    margin = audit.choices.margin
+    safe = [(gain, each) for gain, each in compared if each.fixes and gain.low > -margin]
+    if safe:
+        return (
+            f"For steadier answers use {_named(*max(safe, key=lambda pair: pair[0].low))}, no loss beyond the margin."
+        )
+    if not compared:
+        how = "name some (--remedy)." if audit.scored else "that takes gold answers."
+        always = "`sort` gives every order the same answer, at no cost but perhaps accuracy."
+        return f"The order matters, and no remedy was compared: {how} {always}"
+    listed = "; ".join(f"{each.name} {points(gain)}" for gain, each in compared)
+    if all(gain.high < margin for gain, _ in compared):
+        return f"Leave it: no remedy gains {100 * margin:g} points. Against today: {listed}."
+    return f"Cannot tell yet which remedy helps: ask more questions. Against today: {listed}."
+
+
+def _named(gain: Estimate, each: Comparison) -> str:
+    """Return what a remedy is, and what it gains."""
+    fixes = "; the order in which documents arrive then changes nothing" if each.fixes else ""
+    return f"`{each.name}` ({each.about}{fixes}): {points(gain)} of accuracy against today ({p_value(each.p)})"
+
+
+def _about_grading(audit: Audit) -> list[str]:
+    """Return what a right answer is, and how far that can be trusted."""
+    found, judge, metric, scored = [], audit.judge, audit.choices.metric, audit.scored
+    if scored and judge is None:
+        by_metric = f"{getattr(metric, '__name__', 'the metric')} gives it at least 0.5"
+        found.append(f"An answer is right if {by_metric if metric else 'it gives a gold answer, as whole tokens'}.")
+        long = sum(all(len(gold.split()) >= LONG_GOLD for gold in each.question.answers) for each in scored)
+        if 2 * long > len(scored) and metric is None:
+            found.append("Most gold answers are whole sentences, which no answer repeats: grade with --judge.")
+    if len(scored) < len(audit.asked):
+        how = f"by embeddings, from a similarity of {SAME_MEANING} on" if audit.embeds else "only if their words are"
+        found.append(f"Without gold answers, two answers count as the same {'by the judge' if judge else how}.")
+    if scored and not any(each == RIGHT for one in audit.asked for each in one.classes):
+        found.append(
+            "No answer was right: do gold answers say the same as answers do? See answers.csv, or use --judge."
+        )
+    if judge is None:
+        unused = sum(bool(each.question.rubrics) for each in audit.asked)
+        note = f"{counted(unused, 'question')} with checks that take a judge: without --judge, they were not made."
+        return [*found, note] if unused else found
+    found.append(f"The judge was asked {judge.calls:,} times.")
+    if judge.pairs:
+        of = f"{judge.divided:,} of {judge.pairs:,} pairs of answers"
+        found.append(f"Asked in both orders, it contradicted itself on {of}.")
+    if judge.errors is not None:
+        found.append(f"It misses {percent(judge.errors)} of the verdicts that are known.")
+    return found
+
+
+def _about_calls(audit: Audit) -> list[str]:
+    found, screen, errors = [], audit.screen, audit.measures["errors"]
+    if not screen.repeated and screen.within:
+        found.append(
+            f"Equal calls came back equal, but {screen.within:.1%} of the outcomes change with a space that cannot "
+            "matter: a cache or a fixed seed hides noise, which was counted all the same."
+        )
+    if errors.value:
+        found.append(f"Of the calls, {percent(errors)} failed after all retries: {audit.errors[-1]}")
+    if audit.unordered:
+        found.append(f"{counted(audit.unordered, 'question')} with fewer than two different documents were not asked.")
+    return found
+
+
+MEASURES = ("net-sensitivity", "accuracy-today", "accuracy-over-orders", "worst-slot", "errors")
+_BOUND = re.compile(r"\s*([a-z-]+)\s*([<>])\s*(\d{1,3}(?:\.\d+)?)\s*%\s*")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A condition: `order-matters` (without a measure), or a measure above or below a bound, which is a share."""
+
+    text: str
+    measure: str = ""
+    above: bool = True
+    bound: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Gate:
+        """Parse a condition.
+
+        >>> Gate.parse("net-sensitivity>5%").bound
+        0.05
+        """
+        if text.strip() == "order-matters":
+            return cls(text)
+        found = _BOUND.fullmatch(text)
+        if not found or found[1] not in MEASURES:
+            raise InvalidChoice(
+                f"fail-on: expected order-matters, or a bound such as net-sensitivity>5%, got {text!r}",
+                hint=f"Measures are {', '.join(MEASURES)}. A flip rate is no gate: it grows with noise and with calls.",
+            )
+        return cls(text, found[1], found[2] == ">", float(found[3]) / 100)
+
+    def holds(self, audit: Audit) -> bool:
+        """Return whether it holds beyond doubt: the whole interval is on the wrong side of the bound."""
+        if not self.measure:
+            return audit.order_matters
+        estimate = audit.measures.get(self.measure.replace("-", "_"))
+        if estimate is None:
+            raise InvalidChoice(f"fail-on: {self.measure} is not known", hint="It takes questions with gold answers.")
+        return estimate.low > self.bound if self.above else estimate.high < self.bound
 
 
 def write_report(audit: Audit, folder: Path) -> None:
@@ -42,7 +232,7 @@ def measure_rows(audit: Audit) -> list[tuple[str, str, str]]:
 def remedy_rows(audit: Audit) -> list[tuple[str, str, str, str]]:
     """Return name, accuracy, gain and p-value of each remedy."""
     return [
-        (each.name, percent(each.accuracy), points(each.gain).replace(" points", ""), p_value(each.p))
+        (each.name, percent(each.accuracy), points(each.gain, ""), p_value(each.p))
         if each.accuracy and each.gain
         else (each.name, "", "", "")
         for each in audit.comparisons
@@ -58,13 +248,8 @@ def _page(audit: Audit, template: str) -> str:
     )
     environment.filters["listed"] = _listed
     environment.filters["md"] = lambda text: _SPECIAL.sub(r"\\\1", " ".join(clean(str(text)).split()))
-    return environment.get_template(template).render(
-        audit=audit,
-        most=SHOWN,
-        measures=measure_rows(audit),
-        remedies=remedy_rows(audit),
-        percent=percent,
-    )
+    tables = {"measures": measure_rows(audit), "remedies": remedy_rows(audit)}
+    return environment.get_template(template).render(audit=audit, most=SHOWN, percent=percent, **tables)
 
 
 def _cleaned(value: Any) -> Any:

@@ -1,25 +1,23 @@
-"""The result of an audit: what was asked and answered, the screen, the measures, the remedies, the advice."""
+"""The result of an audit: what was asked and answered, the screen, the measures, the remedies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import version
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from invariant_rag.audit.advice import advise
-from invariant_rag.audit.calling import Answer
-from invariant_rag.audit.choices import AuditChoices
 from invariant_rag.audit.folder import SCHEMA_VERSION
 from invariant_rag.audit.grading import FAILED, RIGHT, WRONG, AnswerJudge
-from invariant_rag.audit.plan import SLOTS, Order, relative_place, slot_of
+from invariant_rag.audit.plan import SLOTS, AuditChoices, Order, slot_of
 from invariant_rag.audit.questions import Question
-from invariant_rag.audit.screen import ANOTHER, CALLS, FIRST, OTHER, PLACEBO, Screen
+from invariant_rag.audit.screen import ANOTHER, CALLS, FIRST, OTHER, PLACEBO, STOPPED_TAIL, Screen
 from invariant_rag.audit.statistics import TAIL, Estimate, mean_interval
+from invariant_rag.audit.systems import Answer
+from invariant_rag.files import finite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -133,25 +131,33 @@ class Audit:
     @cached_property
     def measures(self) -> dict[str, Estimate]:
         """The six measures, as far as they are known: see `invariant_rag.audit.ABOUT`."""
-        found, scored = {}, [each for each in self.asked if each.scored]
-        if scored:
-            found["accuracy_today"] = _accuracy(scored, (FIRST, PLACEBO))  # draws that no cache makes equal
-            found["accuracy_over_orders"] = _accuracy(scored, (OTHER, ANOTHER))
+        found, scored = {}, self.scored
+        right = np.array([each.classes for each in scored]) == RIGHT
+        if scored:  # of today, the draws that no cache makes equal
+            for name, columns in (("accuracy_today", [FIRST, PLACEBO]), ("accuracy_over_orders", [OTHER, ANOTHER])):
+                found[name] = mean_interval(right[:, columns].mean(axis=1), tail=STOPPED_TAIL)
         found["net_sensitivity"] = self.screen.net
-        if (worst := worst_slot(scored)) is not None:
+        if (worst := worst_slot(places_and_outcomes(scored))) is not None:
             found["worst_slot"] = worst
-        found["errors"] = mean_interval([each.classes.count(FAILED) / CALLS for each in self.asked])
-        return found | {"calls": Estimate(CALLS, CALLS, CALLS)}
+        failed = [each.classes.count(FAILED) / CALLS for each in self.asked]
+        return found | {"errors": mean_interval(failed, tail=STOPPED_TAIL), "calls": Estimate(CALLS, CALLS, CALLS)}
 
     @cached_property
     def advice(self) -> list[tuple[str, str]]:
         """Title and text of what a report begins with: finding, today, recommendation, and what to know."""
+        from invariant_rag.audit.report import advise
+
         return advise(self)
 
     @property
     def order_matters(self) -> bool:
         """Whether the order was shown to matter."""
         return self.screen.outcome == "order matters"
+
+    @property
+    def scored(self) -> list[Asked]:
+        """Questions of which answers are right or wrong."""
+        return [each for each in self.asked if each.scored]
 
     @property
     def flips(self) -> list[Asked]:
@@ -167,25 +173,20 @@ class Audit:
         """Return everything as plain data, for JSON."""
         answers = [answer for each in self.asked for answer in each.answers]
         tokens = [answer.tokens for answer in answers if answer.tokens is not None]
-        judged = {name: getattr(self.judge, name) for name in ("calls", "pairs", "divided", "errors") if self.judge}
-        document: dict[str, Any] = plain(
+        judge, slots = self.judge, slot_accuracies(places_and_outcomes(self.scored))
+        document: dict[str, Any] = finite(
             {
                 "schema_version": SCHEMA_VERSION,
-                "system": self.system,
-                "date": self.date,
+                **{name: getattr(self, name) for name in ("system", "date", "calls", "planned", "unordered", "errors")},
                 "seed": self.choices.seed,
                 "advice": [{"title": title, "text": text} for title, text in self.advice],
-                "screen": self.screen,
-                "measures": self.measures,
-                "slots": slot_accuracies([each for each in self.asked if each.scored]),
-                "remedies": self.comparisons,
-                "judge": judged or None,
-                "calls": self.calls,
+                "screen": asdict(self.screen),
+                "measures": {name: each.as_dict() for name, each in self.measures.items()},
+                "slots": [each and each.as_dict() for each in slots],
+                "remedies": [asdict(each) for each in self.comparisons],
+                "judge": judge and judge.as_dict(),
                 "tokens": sum(tokens) if tokens else None,
                 "seconds": sum(answer.seconds for answer in answers),
-                "planned": self.planned,
-                "unordered": self.unordered,
-                "errors": self.errors,
                 "versions": package_versions(),
                 "questions": [each.as_dict() for each in self.asked],
             }
@@ -193,68 +194,52 @@ class Audit:
         return document
 
 
-def slot_accuracies(scored: Sequence[Asked], tail: float = TAIL) -> list[Estimate | None]:
-    """Return the accuracy by the part of the prompt in which the documents with the answer are, from random orders.
-
-    The order of today is left out: what a retriever lists first is also what is easy to answer.
-    """
-    return [mean_interval(each, tail=tail) if len(each) >= FEWEST else None for each in _by_slot(scored)]
+Slots = list[tuple[int | None, bool]]
+"""For each random order of a question: the part of the prompt with the gold documents, and whether it was answered."""
 
 
-def worst_slot(scored: Sequence[Asked]) -> Estimate | None:
+def places_and_outcomes(scored: Sequence[Asked]) -> list[Slots]:
+    """Return the `Slots` of each question. Today is left out: what a retriever lists first is also easy to answer."""
+    return [
+        [(slot_of(each.question, each.orders[column]), each.classes[column] == RIGHT) for column in (OTHER, ANOTHER)]
+        for each in scored
+    ]
+
+
+def slot_accuracies(outcomes: Sequence[Slots], tail: float = TAIL) -> list[Estimate | None]:
+    """Return the accuracy by the part of the prompt in which the documents with the answer are."""
+    return [mean_interval(each, tail=tail) if len(each) >= FEWEST else None for each in _by_slot(outcomes)]
+
+
+def worst_slot(outcomes: Sequence[Slots]) -> Estimate | None:
     """Return the accuracy of the worst part of the prompt; None if fewer than two are known.
 
     The minimum of noisy means is too low, so the worst part is chosen on one half of the questions and measured on the
     other, both ways. The interval holds whichever part is the worst (Bonferroni).
     """
-    whole = slot_accuracies(scored)
+    whole = slot_accuracies(outcomes)
     known = [number for number, each in enumerate(whole) if each is not None]
     if len(known) < 2:
         return None
-    halves = [_by_slot(scored[start::2]) for start in range(2)]
-    values = []
+    halves, values = [_by_slot(outcomes[start::2]) for start in range(2)], []
     for chosen, measured in (halves, halves[::-1]):
         usable = [number for number in known if len(chosen[number]) and len(measured[number])]
         if usable:
             worst = min(usable, key=lambda number: float(np.mean(chosen[number])))
             values.append(float(np.mean(measured[worst])))
     low = min(each.low for each in whole if each is not None)
-    high = min(each.high for each in slot_accuracies(scored, TAIL / len(known)) if each is not None)
+    high = min(each.high for each in slot_accuracies(outcomes, TAIL / len(known)) if each is not None)
     value = sum(values) / len(values) if values else low
     return Estimate(value, min(low, value), max(high, value))
 
 
-def _by_slot(scored: Sequence[Asked]) -> list[Floats]:
+def _by_slot(outcomes: Sequence[Slots]) -> list[Floats]:
     """Return for each part the mean outcome of the calls of each question that has some there."""
     found: list[list[float]] = [[] for _ in range(SLOTS)]
-    for each in scored:
-        right: dict[int, list[bool]] = {}
-        for column in (OTHER, ANOTHER):
-            place = relative_place(each.question, each.orders[column])
-            if place is not None:
-                right.setdefault(slot_of(place), []).append(each.classes[column] == RIGHT)
-        for slot, said in right.items():
-            found[slot].append(sum(said) / len(said))
+    for each in outcomes:
+        for slot in {slot for slot, _ in each if slot is not None}:
+            found[slot].append(float(np.mean([right for place, right in each if place == slot])))
     return [np.array(values, dtype=np.float64) for values in found]
-
-
-def _accuracy(asked: Sequence[Asked], columns: Sequence[int]) -> Estimate:
-    return mean_interval([float(np.mean([each.classes[column] == RIGHT for column in columns])) for each in asked])
-
-
-def plain(value: Any) -> Any:
-    """Return dataclasses as plain data for JSON, with numbers of six digits, and None for those that JSON lacks.
-
-    >>> plain(Estimate(1 / 3, 0.25, float("nan")))
-    {'value': 0.333333, 'low': 0.25, 'high': None}
-    """
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, Mapping):
-        return {name: plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    return (round(value, 6) if isfinite(value) else None) if isinstance(value, float) else value
 
 
 def package_versions() -> dict[str, str]:

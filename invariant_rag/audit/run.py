@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from invariant_rag.audit.calling import Answer, Progress, make_calls, no_progress
-from invariant_rag.audit.choices import AuditChoices
 from invariant_rag.audit.folder import AnswerFile, read_run, start_run
 from invariant_rag.audit.grading import RIGHT, Grader
 from invariant_rag.audit.plan import (
     DRAWS,
-    TODAY,
+    AuditChoices,
     Call,
     asking_order,
     build_remedies,
@@ -26,16 +25,17 @@ from invariant_rag.audit.plan import (
     screen_calls,
 )
 from invariant_rag.audit.questions import Question, as_retrieve_function, read_questions
-from invariant_rag.audit.result import Asked, Audit, Comparison, package_versions, slot_accuracies
+from invariant_rag.audit.result import Asked, Audit, Comparison, package_versions, places_and_outcomes, slot_accuracies
 from invariant_rag.audit.screen import CALLS, FIRST, PLACEBO, Screen, looks, screen
 from invariant_rag.audit.statistics import holm, mean_difference, mean_interval, paired_p_value
-from invariant_rag.audit.systems import Ask, System, ToInput, as_system
+from invariant_rag.audit.systems import Answer, Ask, Progress, System, ToInput, as_system, make_calls, no_progress
 from invariant_rag.checks import require_extra
 from invariant_rag.errors import AuditFailed, InvalidChoice, InvalidQuestion, UnsupportedCombination
 from invariant_rag.segments import Segment
 from invariant_rag.shown import counted
 
 Questions = str | Path | Iterable[Question | Mapping[str, Any]]
+OnStep = Callable[[str], object]
 
 PROBED = 3
 """Questions that are asked with other texts, if no order ever changes an answer: does the system read its documents?"""
@@ -52,7 +52,7 @@ def audit(
     resume: str | Path | None = None,
     name: str | None = None,
     progress: Progress = no_progress,
-    on_step: Callable[[str], object] = lambda _: None,
+    on_step: OnStep = lambda _: None,
     **changes: Any,
 ) -> Audit:
     """Find out whether the order of its documents matters to a system and, where it does, what helps.
@@ -126,8 +126,7 @@ def audit(
     finally:
         store.close()
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    calls, unordered = len(store.answers), len(asked) - len(ordered)
-    facts = (calls, len(ordered), unordered, grader.judge, grader.embeds)
+    facts = (len(store.answers), len(ordered), len(asked) - len(ordered), grader.judge, grader.embeds)
     result = Audit(called, date, chosen, screened, tuple(running.asked), tuple(compared), *facts)
     if folder is not None:
         from invariant_rag.audit.report import write_report
@@ -142,43 +141,41 @@ def check_extras() -> None:
         require_extra(module, "evaluation")
 
 
+@dataclass
 class _Running:
     """The steps of an audit: asks, grades, decides. `asked` is what was asked so far, with the outcomes."""
 
-    def __init__(
-        self,
-        system: System,
-        questions: Sequence[tuple[int, Question]],
-        choices: AuditChoices,
-        grader: Grader,
-        store: AnswerFile,
-        progress: Progress,
-        on_step: Callable[[str], object],
-    ) -> None:
-        self._system, self._choices, self._grader, self._store = system, choices, grader, store
-        self._progress, self._on_step = progress, on_step
-        self._questions = questions
-        self._calls = [screen_calls(one, n, place, choices.seed) for place, (n, one) in enumerate(questions)]
-        self.asked: list[Asked] = []
+    system: System
+    questions: Sequence[tuple[int, Question]]
+    choices: AuditChoices
+    grader: Grader
+    store: AnswerFile
+    progress: Progress
+    on_step: OnStep
+    asked: list[Asked] = field(default_factory=list)
+
+    @cached_property
+    def calls(self) -> list[list[Call]]:
+        """The calls of the screen about each question."""
+        seed = self.choices.seed
+        return [screen_calls(one, number, place, seed) for place, (number, one) in enumerate(self.questions)]
 
     def screen(self) -> Screen:
         """Ask in steps until the order matters, does not matter, or all was asked."""
-        for count in looks(len(self._calls)):
-            step = self._calls[len(self.asked) : count]
-            self._on_step(
-                f"Step: {counted(len(step), 'question')}, at most {counted(CALLS * len(step), 'call')}, in today's "
-                "order and two others."
-            )
-            answers = self._ask([call for calls in step for call in calls], self._system.ask)
+        for count in looks(len(self.calls)):
+            step = self.calls[len(self.asked) : count]
+            most = counted(CALLS * len(step), "call")
+            self.on_step(f"Step: {counted(len(step), 'question')}, at most {most}, in today's order and two others.")
+            answers = self._ask([call for calls in step for call in calls], self.system.ask)
             for calls in step:
                 question, said = calls[0].question, [answers[call.key] for call in calls]
-                classes = self._grader.classes(question, [each.text for each in said])
-                scored = self._grader.is_scored(question)
-                self.asked.append(Asked(question, [call.order for call in calls], said, classes, scored))
+                classes = self.grader.classes(question, [each.text for each in said])
+                orders = [call.order for call in calls]
+                self.asked.append(Asked(question, orders, said, classes, self.grader.is_scored(question)))
             table = np.array([each.classes for each in self.asked], dtype=np.int64)
             two = [len(each.question.segments) == 2 for each in self.asked]
-            found = screen(table, two, self._choices.margin, len(self._calls))
-            self._on_step(f"After {counted(found.asked, 'question')}: {found.outcome}.")
+            found = screen(table, two, self.choices.margin, len(self.calls))
+            self.on_step(f"After {counted(found.asked, 'question')}: {found.outcome}.")
             if found.outcome != "cannot tell yet":
                 break
         self._check_use(found)
@@ -186,64 +183,60 @@ class _Running:
 
     def compare(self, found: Screen) -> list[Comparison]:
         """Ask all planned questions with remedies and as today, if the order matters or remedies were asked for."""
-        names = self._choices.remedies
+        names: Sequence[str] | None = self.choices.remedies
         if names is None:
-            asked = [each for each in self.asked if each.scored]
-            if found.outcome != "order matters" or not asked:
+            scored = [each for each in self.asked if each.scored]
+            if found.outcome != "order matters" or not scored:
                 return []
-            slots = [None if each is None else each.value for each in slot_accuracies(asked)]
-            names = tuple(choose_remedies(self._system, slots, [each.question for each in asked]))
-        remedies = build_remedies(names, self._system)
+            slots = [None if each is None else each.value for each in slot_accuracies(places_and_outcomes(scored))]
+            names = choose_remedies(self.system, slots, [each.question for each in scored])
+        remedies = build_remedies(names, self.system)
         if not remedies:
             return []
-        self._on_step(
-            f"{', '.join(each.name for each in remedies)} against today: {counted(len(self._calls), 'question')}, "
-            f"{DRAWS} calls each."
-        )
-        arms = {TODAY: (self._system.ask, [[calls[FIRST], calls[PLACEBO]] for calls in self._calls])}
-        for each in remedies:
-            arms[each.name] = each.ask, [each.calls(question, n) for n, question in self._questions]
-        scores = {}
-        for name, (ask, planned) in arms.items():
-            self._ask([call for calls in planned for call in calls], ask)
-            scored = [calls for calls in planned if self._grader.is_scored(calls[0].question)]
-            scores[name] = np.array([self._accuracy(calls) for calls in scored])
-        today = scores[TODAY]
-        described = [Comparison(each.name, each.about, each.fixes, each.votes) for each in remedies]
+        asked = counted(len(self.calls), "question")
+        self.on_step(f"{', '.join(remedies)} against today: {asked}, {DRAWS} calls each.")
+        today = self._accuracies([[calls[FIRST], calls[PLACEBO]] for calls in self.calls], self.system.ask)
+        scores = {
+            name: self._accuracies([remedy.calls(name, question, n) for n, question in self.questions], ask)
+            for name, (remedy, ask) in remedies.items()
+        }
+        compared = [Comparison(name, each.about, each.fixes, each.votes) for name, (each, _) in remedies.items()]
         if not len(today):
-            return described
-        p = holm({each.name: paired_p_value(scores[each.name] - today) for each in remedies})
+            return compared
+        p = holm({name: paired_p_value(ours - today) for name, ours in scores.items()})
         return [
             replace(each, accuracy=mean_interval(ours), gain=mean_difference(ours, today), p=p[each.name])
-            for each in described
-            for ours in [scores[each.name]]
+            for each, ours in zip(compared, scores.values(), strict=True)
         ]
+
+    def _accuracies(self, planned: Sequence[Sequence[Call]], ask: Ask) -> Any:
+        """Ask, and return the accuracy of each question with gold answers."""
+        self._ask([call for calls in planned for call in calls], ask)
+        return np.array([self._accuracy(calls) for calls in planned if self.grader.is_scored(calls[0].question)])
 
     def _accuracy(self, calls: Sequence[Call]) -> float:
         """Return the share of right draws; of several votes of a draw the most frequent counts, the first of equals."""
-        said = [self._store.answers[call.key].text for call in calls]
+        said = [self.store.answers[call.key].text for call in calls]
         draws: dict[int, list[int]] = {}
-        for call, each in zip(calls, self._grader.classes(calls[0].question, said), strict=True):
+        for call, each in zip(calls, self.grader.classes(calls[0].question, said), strict=True):
             draws.setdefault(call.draw, []).append(each)
         return float(np.mean([max(votes, key=votes.count) == RIGHT for votes in draws.values()]))
 
     def _ask(self, calls: Sequence[Call], ask: Ask) -> Mapping[str, Answer]:
         """Make the calls that have no answer, and return all answers."""
-        known = self._store.answers
-
-        def bound(call: Call) -> Callable[[], Any]:
-            return lambda: ask(call.question, call.segments)
-
-        missing = [(call.key, bound(call)) for call in calls if call.key not in known]
+        known = self.store.answers
+        missing = [
+            (call.key, lambda call=call: ask(call.question, call.segments)) for call in calls if call.key not in known
+        ]
         if missing:
             answered = any(each.text is not None for each in known.values())
-            with self._progress("Asking", len(missing)) as advance:
+            with self.progress("Asking", len(missing)) as advance:
 
                 def keep(answer: Answer) -> None:
-                    self._store.add(answer)
+                    self.store.add(answer)
                     advance()
 
-                patience = {"retries": self._choices.retries, "workers": self._choices.workers}
+                patience = {"retries": self.choices.retries, "workers": self.choices.workers}
                 make_calls(missing, keep, answered=answered, **patience)
         return known
 
@@ -254,13 +247,13 @@ class _Running:
         """
         probed = self.asked[:PROBED]
         before = [each.answers[0].text for each in probed]
-        if not self._system.may_retrieve or found.between or len(set(before)) < 2 or None in before:
+        if not self.system.may_retrieve or found.between or len(set(before)) < 2 or None in before:
             return
         calls = []
-        for (n, question), each in zip(self._questions, probed, strict=False):
+        for (n, question), each in zip(self.questions, probed, strict=False):
             blank = tuple(Segment(f"Page {number} is left blank.") for number in range(len(question.segments)))
             calls.append(Call(replace(question, segments=blank), n, "other texts", 0, each.orders[FIRST]))
-        answers = self._ask(calls, self._system.ask)
+        answers = self._ask(calls, self.system.ask)
         if [answers[call.key].text for call in calls] == before:
             raise AuditFailed(
                 "the system does not read the documents it is given: with other texts in them it answers the same",

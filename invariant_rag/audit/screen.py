@@ -53,31 +53,23 @@ Outcome = Literal["order matters", "order does not matter", "cannot tell yet"]
 
 @dataclass(frozen=True)
 class Screen:
-    """What the first stage found.
-
-    Attributes:
-        outcome: One of three.
-        p: Exact p-value of the test that the order matters, over all looks.
-        net: Net sensitivity: disagreement between orders minus disagreement within the order of today.
-        between: Disagreement between orders.
-        within: Disagreement between the order of today and the same with the placebo.
-        repeated: Disagreement between two equal calls, of the first questions; 0 behind a cache or a fixed seed.
-        bound: What net sensitivity stays below, with the confidence that the looks leave (95% in all).
-        margin: What the bound must stay below for the order not to matter.
-        asked: Questions that were compared.
-        more: How many more would probably decide; 0 unless it is too early to tell.
-    """
+    """What the first stage found."""
 
     outcome: Outcome
     p: float
+    """Exact p-value of the test that the order matters, over all looks."""
     net: Estimate
+    """Net sensitivity: disagreement between orders minus disagreement within the order of today."""
     between: float
     within: float
     repeated: float
+    """Disagreement between two equal calls, of the first questions; 0 behind a cache or a fixed seed."""
     bound: float
+    """What net sensitivity stays below, with the confidence that the looks leave (95% in all)."""
     margin: float
     asked: int
     more: int = 0
+    """Questions more that would probably decide; 0 unless it is too early to tell."""
 
 
 def looks(questions: int) -> list[int]:
@@ -106,13 +98,10 @@ def spent(level: float, share: float) -> float:
 
 
 def screen(classes: Classes, two_orders: Sequence[bool], margin: float, planned: int) -> Screen:
-    """Decide after some of the planned questions.
+    """Decide after some of the `planned` questions.
 
-    Args:
-        classes: Classes of equal outcomes `[questions, 5]`, in the order in which the questions were asked.
-        two_orders: For each question, whether it has two orders only, so that the last two columns are one order.
-        margin: Net sensitivity below which the order does not matter.
-        planned: How many questions will be asked if nothing is decided before.
+    `classes` are those of equal outcomes `[questions, 5]`, in the order of asking. A question of `two_orders` has no
+    more, so that the last two columns are one order.
     """
     asked = len(classes)
     done = [count for count in looks(planned) if count <= asked]
@@ -179,14 +168,11 @@ def disagreements(classes: Classes, two_orders: Sequence[bool]) -> tuple[Floats,
 
 
 def _sequential_test(classes: Classes, done: Sequence[int], planned: int) -> tuple[float, bool]:
-    """Test at every look whether calls in one order agree more often than chance alone would make them.
+    """Return the p-value in the stagewise order of the looks, and whether some look rejects.
 
     The answers of a question are given, and which call gave which is random under the null hypothesis. So the number of
     pairs that disagree within the order of today is a sum of independent numbers of known distributions. Its own
     distribution, over the paths that no earlier look stopped, is carried from look to look, exactly.
-
-    Returns:
-        The p-value in the stagewise order of the looks, and whether some look rejects.
     """
     odds, seen = _chances(classes)
     totals = np.cumsum(seen)

@@ -55,8 +55,6 @@ def wilson_interval(successes: int, trials: int, tail: float = TAIL) -> Estimate
 def exact_upper_bound(total: float, trials: int, tail: float = 1 - CONFIDENCE) -> float:
     """Return the exact (Clopper-Pearson) one-sided upper bound of a share; a total of parts counts as in between.
 
-    A bootstrap cannot give that of a share of which nothing was seen: every resample of zeros is zeros.
-
     >>> round(exact_upper_bound(0, 100), 4)
     0.0295
     """
@@ -66,16 +64,11 @@ def exact_upper_bound(total: float, trials: int, tail: float = 1 - CONFIDENCE) -
 
 
 def mean_interval(scores: Sequence[float] | Floats, seed: int = 0, tail: float = TAIL) -> Estimate:
-    """Return the mean of independent scores with its interval.
+    """Return the mean of independent scores, one per question, with its interval; either bound may miss by `tail`.
 
     Scores that are all 0 or 1 have a Wilson interval, others from 0 to 1 that of Agresti and Coull (1998) for means:
     two scores of 0 and two of 1 are added. A percentile bootstrap is too narrow where most scores are equal, and has no
-    width where all are. Scores without bounds, such as seconds, have a bootstrap interval.
-
-    Args:
-        scores: One score per question, at least one.
-        seed: Seed of the resamples of scores without bounds.
-        tail: How often either bound may miss.
+    width where all are. Scores without bounds, such as seconds, have a bootstrap interval, of resamples by `seed`.
     """
     values = np.asarray(scores, dtype=np.float64)
     if np.isin(values, (0.0, 1.0)).all():
@@ -94,14 +87,8 @@ def mean_difference(
 ) -> Estimate:
     """Return the mean of `ours` minus `theirs`, scores from 0 to 1 that are paired by question, with its interval.
 
-    One pair that gains everything and one that loses everything are added (Agresti and Min, 2005, add half of each), so
-    the interval is never without width, and covers where few pairs differ at all.
-
-    Args:
-        ours: Scores.
-        theirs: Those that they are compared with.
-        tail: How often either bound may miss, by the formula.
-        added: Pairs of each kind that are added.
+    One pair that gains everything and one that loses everything are `added` (Agresti and Min, 2005, add half of each),
+    so the interval is never without width, and covers where few pairs differ at all. Either bound may miss by `tail`.
     """
     return _adjusted_mean(np.subtract(ours, theirs, dtype=np.float64), (-1.0, 1.0), added, tail)
 
@@ -128,14 +115,11 @@ def paired_p_value(differences: ArrayLike, seed: int = 0) -> float:
     """Return the one-tailed p-value of "the mean of these paired differences is above 0": the sign-flip test.
 
     If nothing differs but by chance, each difference is as likely to have the other sign. Differences of one size, such
-    as right against wrong, make it the exact test of McNemar; few others are flipped in every way, more at random.
+    as right against wrong, make it the exact test of McNemar; few others are flipped in every way, more at random. NaN
+    is left out.
 
     >>> paired_p_value([1, 1, 1, 1, 1, 0, -1])
     0.109375
-
-    Args:
-        differences: One per question; NaN is left out.
-        seed: Seed of random flips.
     """
     from scipy.stats import binomtest, permutation_test
 

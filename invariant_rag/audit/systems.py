@@ -1,16 +1,22 @@
-"""Wrap the system under audit, whatever it is, as a function from a question and listed segments to a reply.
+"""The system under audit, whatever it is, as a function from a question and listed segments to a reply; and its calls.
 
 The classes of a framework are looked up in `sys.modules`: a caller who passes one of its objects has imported it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
+import re
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.checks import check_stops
@@ -20,6 +26,7 @@ from invariant_rag.segments import Segment, document_rendering
 
 if TYPE_CHECKING:
     import httpx
+    from tenacity import RetryCallState
 
     from invariant_rag.audit.questions import Question, Retrieve
     from invariant_rag.generation.model import InvariantModel
@@ -96,6 +103,10 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
     )
 
 
+_ANSWERS = ("answer", "output", "response", "result", "text", "output_text", "content")
+"""Names under which answers are returned."""
+
+
 def as_reply(said: Any, tokens: int | None = None) -> Reply:
     """Return the answer in whatever a system returns: text, a message, a mapping or an object that holds one."""
     if isinstance(said, Reply):
@@ -105,14 +116,15 @@ def as_reply(said: Any, tokens: int | None = None) -> Reply:
     usage = getattr(said, "usage_metadata", None)
     if isinstance(usage, Mapping):
         tokens = usage.get("total_tokens", tokens)
-    content = said.get("content") if isinstance(said, Mapping) else getattr(said, "content", None)
+    field_of = said.get if isinstance(said, Mapping) else partial(getattr, said)
+    content = field_of("content", None)
     if isinstance(content, list) and content:  # blocks of a message
         parts = [each if isinstance(each, str) else each.get("text", "") for each in content]
         return Reply("".join(part for part in parts if isinstance(part, str)), tokens)
     if isinstance(said, Mapping) and isinstance(said.get("messages"), Sequence) and said["messages"]:
         return as_reply(said["messages"][-1], tokens)
     for name in _ANSWERS:
-        found = said.get(name) if isinstance(said, Mapping) else getattr(said, name, None)
+        found = field_of(name, None)
         if isinstance(found, str):
             return Reply(found, tokens)
         if found is not None and not callable(found) and not isinstance(found, int | float | list | tuple):
@@ -124,16 +136,11 @@ def as_reply(said: Any, tokens: int | None = None) -> Reply:
     )
 
 
-_ANSWERS = ("answer", "output", "response", "result", "text", "output_text", "content")
-"""Names under which answers are returned."""
-
-
 def prompt_text(
     question: str, segments: Sequence[Segment], rendering: Callable[[Segment], str] = document_rendering
 ) -> str:
     """Return the default prompt for a language model of a framework: the documents, then the question."""
-    documents = "".join(map(rendering, segments))
-    return f"{DEFAULT_SYSTEM}\n\n{documents}\nQuestion: {question}\nAnswer:"
+    return f"{DEFAULT_SYSTEM}\n\n{''.join(map(rendering, segments))}\nQuestion: {question}\nAnswer:"
 
 
 def is_url(value: Any) -> bool:
@@ -161,14 +168,12 @@ def is_language_model(value: Any) -> bool:
 
 def _invariant_rag(system: Any, generation: Mapping[str, Any]) -> System | None:
     """Wrap an `InvariantModel`, a `RAG`, or a framework's wrapper around an `InvariantModel`."""
-    models = loaded("invariant_rag.generation.model", "InvariantModel")
     lm, message, retrieve = system, None, None
     if isinstance(system, loaded("invariant_rag.rag.pipeline", "RAG")):
-        lm, message = system.model, system.system
-        retrieve = partial(system.retriever.retrieve, k=system.k)
+        lm, message, retrieve = system.model, system.system, partial(system.retriever.retrieve, k=system.k)
     elif is_language_model(system):
         lm, message = getattr(system, "lm", None), getattr(system, "system_prompt", None)
-    if not isinstance(lm, models):
+    if not isinstance(lm, loaded("invariant_rag.generation.model", "InvariantModel")):
         return None
     if lm is not system and retrieve is None:
         generation = {**_wrapper_parameters(system), **generation}
@@ -184,9 +189,7 @@ def _wrapper_parameters(wrapper: Any) -> dict[str, Any]:
     if wrapper.temperature:
         sampling = {name: getattr(wrapper, name) for name in ("temperature", "top_p", "top_k", "seed")}
         options = {"do_sample": True, **options, **{name: each for name, each in sampling.items() if each is not None}}
-    if wrapper.stop:
-        options["stop_strings"] = list(wrapper.stop)
-    return options
+    return options | ({"stop_strings": list(wrapper.stop)} if wrapper.stop else {})
 
 
 def lm_ask_function(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> Ask:
@@ -274,8 +277,11 @@ class Endpoint:
 
         try:
             response = self._client.request(verb, path, json=body)
+        except httpx.TimeoutException as error:
+            raise ServerError(f"no answer within {SECONDS:g} seconds") from error
         except httpx.HTTPError as error:
-            raise ServerError(f"{self.url}: {type(error).__name__}: {error}") from error
+            why = re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
+            raise ServerError(f"the server cannot be reached: {why}") from error
         said = f"{self.url}: {response.status_code}: {response.text[:200]}"
         if response.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND}:
             raise AuditFailed(said, hint=f"Look at the address, the model, and the key in {KEY_VARIABLE}.")
@@ -297,3 +303,133 @@ def _from_url(system: Any, to_input: ToInput | None) -> System | None:
         return None
     refuse(to_input, "to_input", "an endpoint, which is sent a message")
     return System(f"{endpoint.served} at {endpoint.url}", endpoint.ask)
+
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
+"""Seconds before the second try, twice as many before each further one, and at most, unless an error names more."""
+
+HOPELESS = 10
+"""Calls that fail, without a single answer, before an audit stops."""
+
+LONGEST_ERROR = 300
+"""Characters of an error that are kept: a server may answer with a page."""
+
+Progress = Callable[..., AbstractContextManager[Callable[[], None]]]
+"""Opens a display for a label, a number of steps and the number of those done before; yields what tells of a step."""
+
+
+def no_progress(*_: Any, **__: Any) -> AbstractContextManager[Callable[[], None]]:
+    """Show nothing."""
+    return nullcontext(lambda: None)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of one call: no text if every try failed; seconds with all tries, and the error of each that failed."""
+
+    key: str
+    text: str | None
+    tokens: int | None = None
+    seconds: float = 0.0
+    errors: tuple[str, ...] = ()
+
+
+def call(key: str, function: Callable[[], Reply], retries: int = 3) -> Answer:
+    """Call a function until it returns, at most `retries` times more. An error is an outcome, but for `AuditFailed`."""
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+
+    def error_of(state: RetryCallState) -> BaseException | None:
+        return None if state.outcome is None else state.outcome.exception()
+
+    def failed(state: RetryCallState) -> None:
+        error = error_of(state)
+        errors.append(f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
+
+    def once() -> Reply:
+        try:
+            return function()
+        except SystemExit as error:
+            code = "" if error.code is None else repr(error.code)
+            raise RuntimeError(f"the system called sys.exit({code}); expected an answer or an error") from error
+
+    errors: list[str] = []
+    started, growing = perf_counter(), wait_exponential(FIRST_PAUSE, LONGEST_PAUSE)
+    reply = Retrying(
+        stop=stop_after_attempt(retries + 1),
+        wait=lambda state: max(growing(state), getattr(error_of(state), "retry_after", None) or 0.0),
+        retry=retry_if_exception(lambda error: isinstance(error, Exception) and not isinstance(error, AuditFailed)),
+        after=failed,
+        retry_error_callback=lambda _: None,
+    )(once)
+    text, tokens = (None, None) if reply is None else (reply.text, reply.tokens)
+    return Answer(key, text, tokens, perf_counter() - started, tuple(errors))
+
+
+def make_calls(
+    calls: Sequence[tuple[str, Callable[[], Reply]]],
+    on_answer: Callable[[Answer], object],
+    *,
+    retries: int,
+    workers: int,
+    answered: bool = False,
+) -> None:
+    """Make calls, each with its key, in threads; stop where nothing is ever answered, if nothing was `answered` before.
+
+    `on_answer` is called with one answer at a time.
+    """
+    stopped, lock = threading.Event(), threading.Lock()
+    failed = 0
+
+    def make(each: tuple[str, Callable[[], Reply]]) -> None:
+        nonlocal answered, failed
+        if stopped.is_set():
+            return
+        try:
+            answer = call(*each, retries)
+            with lock:
+                on_answer(answer)
+                answered, failed = answered or answer.text is not None, failed + (answer.text is None)
+                if failed >= min(HOPELESS, len(calls)) and not answered:
+                    raise AuditFailed(
+                        f"every call failed: {answer.errors[-1]}",
+                        hint="Call it once by itself. If it is given the wrong input, say what it is called with: "
+                        "to_input=lambda question, segments: ...",
+                    )
+        except BaseException:
+            stopped.set()
+            raise
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            list(pool.map(make, calls))
+        except BaseException:  # one has raised, or somebody interrupts
+            stopped.set()
+            raise
+
+
+def settle(value: Any) -> Any:
+    """Return a value; of an awaitable, what it is awaited for.
+
+    All are awaited in one event loop, in a thread of its own: clients that keep connections belong to a loop.
+    """
+    if not inspect.isawaitable(value):
+        return value
+
+    async def awaited() -> tuple[Any, BaseException | None]:
+        try:
+            return await value, None
+        except (KeyboardInterrupt, SystemExit) as error:  # raised in the loop, they would end it, and no call return
+            return None, error
+
+    with _starting:
+        if not _loops:
+            _loops.append(asyncio.new_event_loop())
+            threading.Thread(target=_loops[0].run_forever, daemon=True, name="audit-event-loop").start()
+    result, error = asyncio.run_coroutine_threadsafe(awaited(), _loops[0]).result()
+    if error is not None:
+        raise error
+    return result
+
+
+_starting = threading.Lock()
+_loops: list[asyncio.AbstractEventLoop] = []

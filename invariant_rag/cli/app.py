@@ -1,8 +1,13 @@
-"""The command line `invariant-rag`: one file per command, assembled here."""
+"""The command line `invariant-rag`: one file per command, assembled here.
+
+Commands of other packages are entry points of the group `invariant_rag.commands`, each a `typer.Typer`, loaded when
+it is called.
+"""
 
 from __future__ import annotations
 
 import sys
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
@@ -13,9 +18,12 @@ from invariant_rag.cli import models
 from invariant_rag.cli.ask import ask
 from invariant_rag.cli.audit import audit
 from invariant_rag.cli.console import handle_errors, prepare_terminal, print_text
-from invariant_rag.cli.plugins import command_of_package, names_of_packages
-from invariant_rag.cli.search_dimension import search_dimension
 from invariant_rag.cli.serve import serve
+from invariant_rag.errors import InvalidChoice
+
+PLUGINS = "invariant_rag.commands"
+_OURS = dict.fromkeys(("bench", "reproduce"), "pip install ./benchmarks")
+"""Commands of this repository's own packages, and how a clone installs them."""
 
 
 class _Commands(TyperGroup):
@@ -23,11 +31,11 @@ class _Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the core's commands, then those of packages."""
-        return list(dict.fromkeys([*super().list_commands(ctx), *names_of_packages()]))
+        return list(dict.fromkeys([*super().list_commands(ctx), *sorted({*_OURS, *entry_points(group=PLUGINS).names})]))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the core's command of that name, else the one of a package; None if there is none."""
-        return super().get_command(ctx, cmd_name) or command_of_package(cmd_name)
+        return super().get_command(ctx, cmd_name) or _command_of_package(cmd_name)
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
         with handle_errors():
@@ -45,6 +53,32 @@ class _Commands(TyperGroup):
             sys.exit(error.exit_code)
 
 
+def _command_of_package(name: str) -> Any:
+    """Return the command of a package, or one that says how to install it; None if no package has that name."""
+    found = entry_points(group=PLUGINS, name=name)
+    if not found and name not in _OURS:
+        return None
+    loaded: Any = typer.Typer(add_completion=False, rich_markup_mode=None)
+    for entry in found:
+        try:
+            loaded = entry.load()
+        except (ImportError, AttributeError) as error:
+            raise InvalidChoice(f"the command {name!r} of {entry.value!r} cannot be imported: {error}") from error
+        if not isinstance(loaded, typer.Typer):
+            raise InvalidChoice(f"the command {name!r}: expected a typer.Typer at {entry.value!r}, got {loaded!r}")
+    if not found:
+        taking_all = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+        @loaded.command(context_settings=taking_all, help=f"Not installed: {_OURS[name]}")  # type: ignore[untyped-decorator]
+        def say() -> None:
+            missing = f"{name} is a command of a package that is not installed"
+            raise InvalidChoice(missing, hint=f"In a clone: {_OURS[name]}")
+
+    command = typer.main.get_command(loaded)
+    command.name = name
+    return command
+
+
 app = typer.Typer(
     cls=_Commands,
     invoke_without_command=True,
@@ -53,7 +87,6 @@ app = typer.Typer(
 )
 app.command()(ask)
 app.command()(models.models)
-app.command("search-dimension")(search_dimension)
 app.command()(audit)
 app.command()(serve)
 for _listing in (models.methods, models.interventions, models.orderings):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import options
 from invariant_rag.cli.console import print_error, print_json, print_skipped, print_text, print_warning
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
@@ -47,17 +46,8 @@ def ask(
     max_chars: options.MaxChars = 1000,
     max_new_tokens: options.MaxNewTokens = 64,
     overflow: options.Overflow = "error",
-    stream: Annotated[bool, typer.Option("--stream", help="Print the answer while it is generated.")] = False,
     as_json: options.Json = False,
-    check_order: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=MOST_CALLS,
-            metavar="N",
-            help="Ask again in N random document orders, and compare the answers.",
-        ),
-    ] = 0,
+    check_order: options.CheckOrder = 0,
 ) -> None:
     """Answer QUESTION from documents, and cite where the answer was found. Without both, an example is asked.
 
@@ -77,25 +67,22 @@ def ask(
       order_check        null, or {orders, seed, promised, identical, distinct,
                          answers: [{text, count}], plain_distinct, plain_answers: [{text, count}]}
     """  # noqa: D301
-    if stream and as_json:
-        raise InvalidChoice("expected --stream or --json, got both", hint="Choose one of them.")
     question, paths = _asked(question, [*(docs or []), *(more or [])])
     loading = {"method": method, "ordering": ordering, "overflow": overflow, "dtype": dtype, "device_map": device_map}
     chunks, build_index = _read_chunks(paths, retriever, model, loading, max_chars=max_chars, strict=strict)
     rag, seconds = _load_rag(chunks, build_index, k, model, loading)
     if paths == [EXAMPLE_DOCUMENTS] and not as_json:
         print_text(f"{question}\n", style="bold")
-    if stream:
-        _stream_answer(rag, question, max_new_tokens)
-    else:
-        with progress_bar("Generating"):
-            answer = rag.ask(question, max_new_tokens=max_new_tokens)
-        if not as_json:
-            _print_answer(answer)
+    with progress_bar("Generating"):
+        answer = rag.ask(question, max_new_tokens=max_new_tokens)
+    if not as_json:
+        _print_answer(answer)
     prompt = rag.prompt(question) if check_order else None
     one_order = prompt is not None and len(prompt.segments) < 2 and not as_json
     check = _check(rag.model, prompt, check_order, max_new_tokens) if prompt and not one_order else None
-    described = _describe(rag.model)
+    lm = rag.model
+    names = {each: getattr(lm, each).name for each in ("method", "ordering", "backend")}
+    described: dict[str, str] = {"name": lm.name, **names}
     if as_json:
         document = {"question": question, "model": described, **answer.as_dict(), "order_check": None}
         document["timings"] = {**seconds, **document["timings"]}
@@ -126,21 +113,12 @@ def _asked(question: str | None, paths: list[Path]) -> tuple[str, list[Path]]:
         return question, paths
     asked = "a question, got none" if question is None else "a question, got blank text"
     missing = "documents, got none: --docs is missing" if (question or "").strip() else asked
-    raise InvalidChoice(
-        f"expected {missing}",
-        hint='Such as: invariant-rag ask "Who approves travel?" --docs FOLDER --model MODEL. '
-        "Without question and documents, an example is asked.",
-    )
+    hint = 'Such as: invariant-rag ask "Who approves travel?" --docs FOLDER --model MODEL. Without both: an example.'
+    raise InvalidChoice(f"expected {missing}", hint=hint)
 
 
 def _read_chunks(
-    paths: list[Path],
-    retriever: str,
-    model: str | None,
-    loading: Mapping[str, Any],
-    *,
-    max_chars: int,
-    strict: bool,
+    paths: list[Path], retriever: str, model: str | None, loading: Mapping[str, Any], *, max_chars: int, strict: bool
 ) -> tuple[list[Segment], RetrieverFactory]:
     """Return the chunks, and what indexes them; find out what can be wrong before torch is imported."""
     from invariant_rag.methods import check_method_and_ordering
@@ -181,33 +159,10 @@ def _load_rag(
     return rag, {"index": indexed - start, "load": perf_counter() - indexed}
 
 
-def _stream_answer(rag: RAG, question: str, max_new_tokens: int) -> None:
-    from invariant_rag.generation.citations import cite
-
-    prompt = rag.prompt(question)
-    stream = rag.model.stream(prompt, max_new_tokens=max_new_tokens)
-    pieces = []
-    for piece in stream:
-        print_text(piece, end="")
-        pieces.append(piece)
-    print_text("")
-    order = None if stream.generation is None else stream.generation.order
-    _print_citations(cite("".join(pieces), question, prompt.segments, order))
-
-
 def _check(model: InvariantModel, prompt: Prompt, orders: int, max_new_tokens: int) -> OrderCheck:
     from invariant_rag.audit.order_check import check_order
 
     return check_order(model, prompt, orders, progress=progress_bar, max_new_tokens=max_new_tokens)
-
-
-def _describe(model: InvariantModel) -> dict[str, str]:
-    return {
-        "name": model.name,
-        "method": model.method.name,
-        "ordering": model.ordering.name,
-        "backend": model.backend.name,
-    }
 
 
 def _print_answer(answer: Answer) -> None:
@@ -215,11 +170,9 @@ def _print_answer(answer: Answer) -> None:
     _print_citations(answer.citations)
     usage, spent = answer.generation.usage, answer.timings
     print_text(f"\nchunks as read, farthest first: {' '.join(map(str, answer.order))}", style="dim")
-    print_text(
-        f"{usage.prompt_tokens} tokens read, {usage.completion_tokens} written, "
-        f"retrieval {spent.retrieve:.2f} s, generation {spent.generate:.2f} s",
-        style="dim",
-    )
+    tokens = f"{usage.prompt_tokens} tokens read, {usage.completion_tokens} written"
+    seconds = f"retrieval {spent.retrieve:.2f} s, generation {spent.generate:.2f} s"
+    print_text(f"{tokens}, {seconds}", style="dim")
 
 
 def _print_citations(citations: Iterable[Citation]) -> None:
@@ -245,13 +198,7 @@ def _print_check(check: OrderCheck, method: str) -> None:
         print_text(said, style="green" if outputs == 1 else style)
         for text, count in answers:
             print_text(f'    {count:3} x "{truncate(text, 100)}"')
-    plain, ours = (_changed(answers) for answers in (check.plain_answers, check.answers))
-    print_text(
-        f"\nThe plain model changed its answer in {plain} of {check.orders + 1} orders; {method} in {ours}.",
-        style="bold",
-    )
-
-
-def _changed(answers: Sequence[tuple[str, int]]) -> str:
-    """Return in how many orders another answer was given than the most frequent one."""
-    return str(sum(count for _, count in answers[1:]) or "none")
+    # In how many orders another answer was given than the most frequent one.
+    plain, ours = (sum(count for _, count in each[1:]) or "none" for each in (check.plain_answers, check.answers))
+    said = f"The plain model changed its answer in {plain} of {check.orders + 1} orders; {method} in {ours}."
+    print_text(f"\n{said}", style="bold")

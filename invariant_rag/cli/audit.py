@@ -12,19 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from invariant_rag.audit.choices import AuditChoices
+from invariant_rag.audit.plan import AuditChoices
 from invariant_rag.audit.systems import Endpoint, is_url
-from invariant_rag.cli import options
-from invariant_rag.cli.console import (
-    handle_errors,
-    print_error,
-    print_json,
-    print_note,
-    print_skipped,
-    print_table,
-    print_text,
-    print_warning,
-)
+from invariant_rag.cli import console, options
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.errors import FieldWarning, InvalidChoice, RetrievalError, ToyModelWarning, UnsupportedCombination
 from invariant_rag.files import make_folder
@@ -33,7 +23,7 @@ from invariant_rag.shown import counted
 
 if TYPE_CHECKING:
     from invariant_rag.audit import Audit
-    from invariant_rag.audit.advice import Gate
+    from invariant_rag.audit.report import Gate
     from invariant_rag.generation.model import InvariantModel
 
 
@@ -97,13 +87,13 @@ def audit(
 
     Exit code: 0; 1 if a --fail-on condition holds; 2 for an error.
     """
-    from invariant_rag.audit.advice import Gate
     from invariant_rag.audit.folder import make_new_folder, read_run
+    from invariant_rag.audit.report import Gate
     from invariant_rag.audit.run import audit as run_audit
     from invariant_rag.audit.run import check_extras
     from invariant_rag.rag.retrieval import resolve_retriever
 
-    with handle_errors(), _warnings_as_notes():
+    with console.handle_errors(), _warnings_as_notes():
         chosen = _parsed_choices(choices)
         if (resume is None) == (questions is None):
             raise typer.BadParameter("name a file of QUESTIONS, or continue an audit with --resume, which has its own")
@@ -113,21 +103,20 @@ def audit(
         gates = [Gate.parse(each) for each in fail_on or ()]
         asked = read_run(resume)[2] if resume is not None else _parse(questions, chosen.fields)
         if dry_run:
-            print_json({"questions": len(asked)}) if as_json else print_text(_most_calls(len(asked), chosen.remedies))
+            console.print_json({"questions": len(asked)}) if as_json else console.print_text(
+                _most_calls(len(asked), chosen.remedies)
+            )
             return
         if resume is None:
             if out is None:
-                raise typer.BadParameter(
-                    "--out is missing: name a folder for answers and report, or ask with --dry-run"
-                )
+                raise typer.BadParameter("--out is missing: name a folder for the report, or ask with --dry-run")
             make_new_folder(make_folder(out))
             with suppress(OSError):  # what fails before the first call leaves no empty folder
                 out.rmdir()
         check_extras()
         has_model_as_judge = chosen.judge is not None and not is_url(chosen.judge)
-        _check_models(
-            chosen.judge if has_model_as_judge else None, model, method, ordering, is_system=system is not None
-        )
+        judge = chosen.judge if has_model_as_judge else None
+        _check_models(judge, model, method, ordering, is_system=system is not None)
         index = _index(docs, retriever, strict=strict) if docs else None
         if system is None:
             loading = {"method": method, "ordering": ordering, "dtype": dtype, "overflow": overflow}
@@ -138,19 +127,11 @@ def audit(
         if has_model_as_judge:
             chosen = chosen.changed({"judge": _load_model(chosen.judge, method="rotor")})
         try:
-            result = run_audit(
-                audited,
-                None if resume is not None else asked,
-                chosen,
-                retriever=index,
-                out=out,
-                resume=resume,
-                name=name,
-                progress=progress_bar,
-                on_step=print_note,
-            )
+            told: dict[str, Any] = {"progress": progress_bar, "on_step": console.print_note}
+            new = None if resume is not None else asked
+            result = run_audit(audited, new, chosen, retriever=index, out=out, resume=resume, name=name, **told)
         except KeyboardInterrupt:
-            print_note(f"\nInterrupted. What was answered is kept: continue with --resume {resume or out}.")
+            console.print_note(f"\nInterrupted. What was answered is kept: continue with --resume {resume or out}.")
             raise
         broken = [each for each in gates if each.holds(result)]
     _print(result, resume or out, broken, as_json=as_json)
@@ -168,7 +149,7 @@ def _check_models(judge: str | None, model: str | None, method: str, ordering: s
         check_method_and_ordering(method, ordering)
         check_model(model)
         if model is None:
-            print_warning(str(ToyModelWarning()))
+            console.print_warning(str(ToyModelWarning()))
 
 
 def _most_calls(questions: int, remedies: Sequence[str] | None) -> str:
@@ -197,7 +178,7 @@ def _parse(questions: Path | None, fields: Mapping[str, str]) -> list[Any]:
 
     asked = parse_questions(str(questions), fields)
     if not any(question.answers or question.rubrics for question in asked):
-        print_note("No gold answers: only changes can be measured.")
+        console.print_note("No gold answers: only changes can be measured.")
     return asked
 
 
@@ -210,7 +191,7 @@ def _warnings_as_notes() -> Iterator[None]:
 
         def show(message: Warning | str, *where: Any) -> None:
             if isinstance(message, FieldWarning):
-                print_note(f"note: {str(message).removesuffix('.')}. {message.hint}")
+                console.print_note(f"note: {str(message).removesuffix('.')}. {message.hint}")
             else:
                 others(message, *where)
 
@@ -223,7 +204,7 @@ def _index(docs: Sequence[Path], retriever: str, *, strict: bool) -> Any:
 
     skipped: list[RetrievalError] = []
     index = index_documents(docs, retriever, strict=strict, on_skipped=skipped.append)
-    print_skipped(skipped)
+    console.print_skipped(skipped)
     return index
 
 
@@ -232,19 +213,21 @@ def _print(result: Audit, folder: Path | None, broken: Sequence[Gate], *, as_jso
     from invariant_rag.audit.report import measure_rows, remedy_rows
 
     if as_json:
-        print_json(result.as_dict())
+        console.print_json(result.as_dict())
     else:
         for title, text in result.advice:
-            print_text(f"{title}: {text}", style="bold" if title in {"Finding", "Recommendation"} else "")
-        print_text("")
-        print_table([{"measure": name, "value": value} for name, value, _ in measure_rows(result)], as_json=False)
+            console.print_text(f"{title}: {text}", style="bold" if title in {"Finding", "Recommendation"} else "")
+        console.print_text("")
+        measures = [{"measure": name, "value": value} for name, value, _ in measure_rows(result)]
+        console.print_table(measures, as_json=False)
         if result.comparisons:
-            print_text("")
+            console.print_text("")
             names = ("remedy", "accuracy", "gain, points", "significance")
-            print_table([dict(zip(names, row, strict=True)) for row in remedy_rows(result)], as_json=False)
-        print_text(f"\n{counted(result.calls, 'call')}. Report: {folder and folder / 'report.html'}", style="dim")
+            console.print_table([dict(zip(names, row, strict=True)) for row in remedy_rows(result)], as_json=False)
+        report = folder and folder / "report.html"
+        console.print_text(f"\n{counted(result.calls, 'call')}. Report: {report}", style="dim")
     for each in broken:
-        print_error(f"--fail-on {each.text} holds", "")
+        console.print_error(f"--fail-on {each.text} holds", "")
 
 
 def _load_model(model: str | None, **loading: Any) -> InvariantModel:

@@ -66,15 +66,14 @@ def print_text(text: str, *, style: str = "", end: str = "\n") -> None:
 
 def print_error(message: str, hint: str) -> None:
     """Print an error in red, and its hint, to stderr."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(Text(clean(f"error: {message}"), style="red"))
+    _print_to_stderr(f"error: {message}", "red")
     if hint:
-        console.print(Text(clean(hint)))
+        _print_to_stderr(hint)
 
 
 def print_note(message: str) -> None:
     """Print a note to stderr, so that it is not in the way of what a command prints."""
-    Console(stderr=True, soft_wrap=True, highlight=False).print(Text(clean(message), style="dim"))
+    _print_to_stderr(message, "dim")
 
 
 def print_skipped(errors: Iterable[InvariantRAGError]) -> None:
@@ -85,7 +84,11 @@ def print_skipped(errors: Iterable[InvariantRAGError]) -> None:
 
 def print_warning(message: str) -> None:
     """Print a warning in yellow, to stderr."""
-    Console(stderr=True, soft_wrap=True, highlight=False).print(Text(clean(message), style="yellow"))
+    _print_to_stderr(message, "yellow")
+
+
+def _print_to_stderr(text: str, style: str = "") -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(Text(clean(text), style=style))
 
 
 _UsageError: Any = typer.BadParameter.__base__

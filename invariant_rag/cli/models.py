@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markdown import Markdown
 
 from invariant_rag.cli import options
 from invariant_rag.cli.console import print_json, print_table, print_text
 from invariant_rag.cli.progress import progress_bar
-from invariant_rag.errors import InvalidChoice
 from invariant_rag.models.hub import check_model
 
 _HOSTILE_TEXTS, _SHOWN = 500, 20
@@ -28,17 +25,10 @@ def method_rows() -> list[dict[str, Any]]:
     """Return the columns of `invariant-rag methods`."""
     from invariant_rag.methods import METHODS
 
+    facts = ("invariant", "fair", "cost", "stock_decoding")
+    found = [(name, each, {fact: getattr(each, fact) for fact in facts}) for name, each in METHODS.items()]
     return [
-        {
-            "method": name,
-            "invariant": each.invariant,
-            "fair": each.fair,
-            "cost": each.cost,
-            "stock_decoding": each.stock_decoding,
-            "ordering": each.default_ordering,
-            "paper": each.paper,
-        }
-        for name, each in METHODS.items()
+        {"method": name, **row, "ordering": each.default_ordering, "paper": each.paper} for name, each, row in found
     ]
 
 
@@ -60,9 +50,6 @@ def ordering_rows() -> list[dict[str, Any]]:
 
 
 def models(
-    embedded: Annotated[
-        bool, typer.Option("--embedded", help="Print the model cards of the embedded models instead.")
-    ] = False,
     check_tokens: Annotated[
         str | None,
         typer.Option(
@@ -74,11 +61,6 @@ def models(
     as_json: options.Json = False,
 ) -> None:
     """Probe a tiny model of every known family, and list which can be run order-invariantly."""
-    if embedded and check_tokens is not None:
-        raise InvalidChoice("expected --embedded or --check-tokens, got both", hint="Choose one of them.")
-    if embedded:
-        _print_cards(as_json)
-        return
     if check_tokens is not None:
         check_model(check_tokens, weights=False)
         _check_tokens(check_tokens, as_json)
@@ -123,7 +105,7 @@ def orderings(as_json: options.Json = False) -> None:
 def _check_tokens(model: str, as_json: bool) -> None:
     from invariant_rag.models.loading import load_tokenizer
     from invariant_rag.prompts import control_tokens, unprotected_tokens
-    from invariant_rag.prompts.control_tokens import LONGEST_PROBE
+    from invariant_rag.prompts.template_probes import LONGEST_PROBE
     from invariant_rag.testing.token_check import find_break_outs, hostile_texts
 
     with progress_bar("Checking", _HOSTILE_TEXTS) as advance:
@@ -150,13 +132,3 @@ def _check_tokens(model: str, as_json: bool) -> None:
             print_table([{key: repr(value)[:60] for key, value in row.items()} for row in rows[:_SHOWN]], as_json)
     if rows:
         raise typer.Exit(1)
-
-
-def _print_cards(as_json: bool) -> None:
-    from invariant_rag.models.embedded import EMBEDDED, model_card
-
-    if as_json:
-        print_json({name: {"folder": str(folder), "card": model_card(name)} for name, folder in EMBEDDED.items()})
-        return
-    for name in EMBEDDED:
-        Console().print(Markdown(model_card(name)))

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-# --- the model --------------------------------------------------------------------------------------------------------
+from invariant_rag.checks import MOST_CALLS
 
 Model = Annotated[str | None, typer.Option(help="Model id or folder.", show_default="the embedded model")]
 Method = Annotated[str, typer.Option(help="See `invariant-rag methods`.")]
@@ -26,8 +26,6 @@ Overflow = Annotated[
     typer.Option(help="What to do with prompts that are longer than the context window."),
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest answer of a model, in tokens.")]
-
-# --- documents --------------------------------------------------------------------------------------------------------
 
 Strict = Annotated[
     bool, typer.Option("--strict", help="Stop at a document that cannot be read, instead of skipping it.")
@@ -48,14 +46,13 @@ MoreDocuments = Annotated[
 ]
 MaxChars = Annotated[int, typer.Option(min=1, help="Longest chunk, in characters.")]
 TopK = Annotated[int, typer.Option("--k", min=1, help="Segments to retrieve.")]
-
-# --- any command ------------------------------------------------------------------------------------------------------
+_AGAIN = "Ask again in N random document orders, and compare the answers."
+CheckOrder = Annotated[int, typer.Option(min=0, max=MOST_CALLS, metavar="N", help=_AGAIN)]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
-_REPEATABLE = (frozenset[str], tuple[str, ...] | None, Mapping[str, str])
-"""Kinds of fields whose options may be given several times."""
+_REPEATABLE = (frozenset[str], tuple[str, ...] | None, Mapping[str, str])  # whose options may be given several times
 
 
 def with_fields(*kinds: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

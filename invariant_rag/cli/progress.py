@@ -11,14 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def progress_bar(label: str, total: int | None = None, completed: int = 0) -> Iterator[Callable[[], None]]:
-    """Show a progress bar, and yield the function that advances it by one step.
+    """Show a progress bar of so many steps, some of them done before, and yield the function that advances it by one.
 
-    Implements `invariant_rag.audit.calling.Progress`.
-
-    Args:
-        label: What is being done.
-        total: Number of steps. None if unknown: the bar pulses.
-        completed: Steps that were done before.
+    Without a total, the bar pulses. Implements `invariant_rag.audit.systems.Progress`.
     """
     counters = () if total is None else (MofNCompleteColumn(), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), BarColumn(), *counters, TimeElapsedColumn())

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import socket
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from invariant_rag.checks import check_real
+from invariant_rag.checks import check_real, require_extra
 from invariant_rag.cli.console import handle_errors, print_text, print_warning
 from invariant_rag.cli.options import made, with_fields
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.errors import ExtraRequired, ToyModelWarning
+from invariant_rag.errors import ToyModelWarning
 from invariant_rag.server.settings import (
     KEY_VARIABLE,
     OPERATOR_KEY_VARIABLE,
@@ -53,7 +52,8 @@ def serve(
     "documents": ["The ferry leaves at noon.", "The mill grinds barley."]}'
     """
     with handle_errors():
-        check_packages()
+        for package in _PACKAGES:
+            require_extra(package, "serve")
         from invariant_rag.methods import check_method_and_ordering
         from invariant_rag.models.hub import check_model
         from invariant_rag.server.engines.building import build_engine, build_reranker, check_reranker
@@ -80,17 +80,6 @@ def serve(
             configure_logging()
             export_traces()
             _run(engine, settings, build_reranker(reranker), reserved)
-
-
-def check_packages() -> None:
-    """Check that the extra `serve` is installed.
-
-    Raises:
-        ExtraRequired: A package is missing.
-    """
-    for name in _PACKAGES:
-        if find_spec(name) is None:
-            raise ExtraRequired(name.replace("_", "-"), "serve")
 
 
 def _run(engine: Engine, settings: Settings, reranker: Relevance, reserved: socket.socket) -> None:

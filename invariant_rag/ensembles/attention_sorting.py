@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from invariant_rag.attention.call import LayerInputs
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, unpad_row
-from invariant_rag.attention.kernels import apply_softcap, causal_mask
-from invariant_rag.attention.layer_inputs import LayerInputs
+from invariant_rag.attention.softmax import apply_softcap, causal_mask
 from invariant_rag.ensembles.base import (
     Candidates,
     Ensemble,

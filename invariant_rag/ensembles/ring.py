@@ -28,7 +28,6 @@ from invariant_rag.generation.decode import decode
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import generation_options
 from invariant_rag.generation.prefill import batch_caches
-from invariant_rag.generation.prefix_cache import prompt_prefix
 from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.methods import RoToR
 from invariant_rag.segments import Prompt
@@ -101,7 +100,7 @@ class RingAverage(Ensemble[EnsembleGeneration]):
 
     def _prefill_cuts(self, prepared: PreparedPrompt) -> tuple[DynamicCache, int]:
         """Prefill everything before the suffix; return its cache with one row per cut, and the number of cuts."""
-        prefix = prompt_prefix(prepared, self.lm.choices)
+        prefix = prepared.prefix(self.lm.method)
         if not prefix.input_ids:
             return DynamicCache(), 1
         prefilled = self.lm.prefiller.prefill_uncached([prefix])[0].cache

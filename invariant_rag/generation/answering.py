@@ -15,7 +15,8 @@ from concurrent.futures import CancelledError
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, islice, repeat
+from operator import attrgetter
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -74,14 +75,14 @@ class Answering:
         if request.prompt is not None:
             self.prompt = check_kind("prompt", request.prompt, Prompt, error=InvalidPrompt)
             return
-        messages, variables = request.messages or (), request.template_kwargs
-        reasons = self._schema is None and template_format(self._tokenizer).reasoning is not None
+        messages, variables, tokenizer = request.messages or (), request.template_kwargs, self._tokenizer
+        reasons = self._schema is None and template_format(tokenizer).reasoning is not None
         if tools or reasons or choice not in ("auto", "none"):
             calling = ToolCalling(lm, tools, tool_choice=choice, parallel=parallel)
             self.prompt = calling.prompt(messages, request.question, **variables)
             self._calling = calling if self._schema is None else None
         else:
-            self.prompt = render_chat(messages, self._tokenizer, request.question, template_kwargs=variables)
+            self.prompt = render_chat(messages, tokenizer, request.question, template_kwargs=variables)
 
     @cached_property
     def prepared(self) -> PreparedPrompt:
@@ -151,15 +152,18 @@ class Answering:
         prompt: Any = self.prompt
         if type(self.lm) is InvariantModel:  # what was prepared already need not be tokenized again
             prompt = vars(self).get("prepared", prompt)
-        return [(prompt, self._options(index)) for index in range(self._drawn)]
+        return list(zip(repeat(prompt), map(self._options, range(self._drawn))))
 
     def _options(self, index: int) -> dict[str, Any]:
         """Return the keywords of `InvariantModel.generate` for the answer of an index."""
         request = self.request
         options = {"max_new_tokens": request.max_new_tokens, **request.options}
-        names = ("top_p", "top_k", "min_p", "seed")
-        sampling = {name: value for name in names if (value := getattr(request, name)) is not None}
-        check_options(sampling, self.lm.model)  # wrong ones are refused where they mean nothing, too
+        sampling: dict[str, Any] = {}
+        for name in ("top_p", "top_k", "min_p", "seed"):
+            if (value := getattr(request, name)) is not None:
+                sampling[name] = value
+        if sampling:  # wrong ones are refused where they mean nothing, too
+            check_options(sampling, self.lm.model)
         if check_real("temperature", request.temperature, error=InvalidOption):
             options = {"do_sample": True, **options, "temperature": request.temperature, **sampling}
             if request.seed is not None:
@@ -209,9 +213,9 @@ class Answering:
     def parse(self, generations: Sequence[Generation]) -> Reply:
         """Return the reply that generations are, one for each of `calls`, or raise IncompleteObject; see `reply`."""
         first, request = generations[0], self.request
-        answers = [self._answer(each) for each in generations]
+        answers = list(map(self._answer, generations))
         answers += answers[:1] * (request.n - len(answers))
-        written = sum(each.generation.usage.completion_tokens for each in answers if each.generation)
+        written = sum(map(attrgetter("generation.usage.completion_tokens"), answers))
         return Reply(
             answers=tuple(answers),
             usage=Usage(first.usage.prompt_tokens, written, first.usage.cached_tokens),
@@ -222,7 +226,8 @@ class Answering:
     def _answer(self, generation: Generation) -> Answer:
         request, reason, kept = self.request, str(generation.finish_reason), self._kept_tokens
         text = decode_keeping(self._tokenizer, generation.token_ids, kept) if kept else generation.text
-        answer, logprobs, citations = Answer.join(self._deltas([text])), None, None
+        is_plain, logprobs, citations = self._calling is None and not request.stop, None, None
+        answer = Answer(text) if is_plain else Answer.join(self._deltas([text]))
         if request.stop and answer != Answer.join(self._deltas([text], stops=False)):
             reason = "stop"
         if reason == "stop" and answer.tool_calls:
@@ -249,7 +254,7 @@ def reply_all(
     """Generate the answers to several requests to one model; see `Answering.reply`."""
     if not answerings:
         return []
-    lm, calls = answerings[0].lm, [each.calls() for each in answerings]
+    lm, calls = answerings[0].lm, list(map(Answering.calls, answerings))
     if batcher is None and len(calls) == len(calls[0]) == 1:
         return [answerings[0].parse([generate_alone(lm, *calls[0][0], abandoned)])]
     queue = batcher or MicroBatcher()

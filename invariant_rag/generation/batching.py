@@ -19,11 +19,11 @@ from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag.checks import MOST_CALLS, check_kind, check_number
 from invariant_rag.errors import InvalidChoice, InvalidOption
+from invariant_rag.generation.decode import samples_rows
 from invariant_rag.generation.digest import choices_digest
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import as_ids, check_options, resolve_max_new_tokens, resolve_option
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.sampling import samples_rows
 from invariant_rag.generation.streaming import StopOnEvent, TextStream
 from invariant_rag.segments import Prompt
 
@@ -40,15 +40,22 @@ class _Request:
     lm: InvariantModel
     prompt: Prompt
     options: Mapping[str, Any]
-    streamer: BaseStreamer | None = None
     events: tuple[Event, ...] = ()
+    streamer: BaseStreamer | None = None
     result: Future[Generation] = field(default_factory=Future)
     started: bool = False  # whether the streamer has got a token
 
-    @property
-    def samples_rows(self) -> bool:
-        """Whether it is sampled in a way in which rows of a batch can have generators of their own."""
-        return samples_rows(self.options, self.lm.model)
+    def __post_init__(self) -> None:
+        check_options(self.options, check_kind("lm", self.lm, InvariantModel).model)
+        sequences = resolve_option(self.options, "num_return_sequences", self.lm.model.generation_config) or 1
+        if sequences > 1:
+            raise InvalidChoice(
+                f"num_return_sequences: expected 1, got {sequences}",
+                hint="Call generate several times, or call generate of the model instead of the batcher.",
+            )
+        # Sampled rows of a batch can have generators of their own, but not for every way of sampling.
+        self.samples_rows = samples_rows(self.options, self.lm.model)
+        self.new_tokens = resolve_max_new_tokens(self.options.get("max_new_tokens"), self.options)
 
     @property
     def shared_options(self) -> dict[str, Any]:
@@ -58,24 +65,21 @@ class _Request:
     @property
     def abandoned(self) -> bool:
         """Whether nobody waits for the result any more: one of the events is set."""
-        return any(event.is_set() for event in self.events)
+        return any(map(Event.is_set, self.events))
 
     def goes_before(self, running: _Request) -> bool:
-        """Return whether a request need not wait for the end of a running one.
+        """Return whether it need not wait for a running one: it is short beside it, or another tenant's and no longer.
 
-        It is short beside it; or it is another tenant's, with another cache, and no longer.
+        Tenants have different caches.
         """
-        own, other = (
-            resolve_max_new_tokens(each.options.get("max_new_tokens"), each.options) for each in (self, running)
-        )
-        return _SHORT * own <= other or (self.lm.cache is not running.lm.cache and own <= other)
+        is_others = self.lm.cache is not running.lm.cache and self.new_tokens <= running.new_tokens
+        return is_others or _SHORT * self.new_tokens <= running.new_tokens
 
     def can_batch_with(self, other: _Request) -> bool:
         """Return whether both requests can be rows of one batch.
 
-        Sampled requests can, each with a seed of its own, if `samples_rows` takes their options. Those of a model that
-        computes prompts one by one cannot, nor can requests with different caches: they may belong to tenants that must
-        not see what the other one has stored.
+        Those of a model that computes prompts one by one cannot, nor can requests with different caches: they may
+        belong to tenants that must not see what the other one has stored.
         """
         lm, its = self.lm, other.lm
         return (
@@ -86,6 +90,19 @@ class _Request:
             and (lm is its or choices_digest(lm) == choices_digest(its))
         )
 
+    def run_alone(self) -> Generation:
+        """Generate without a queue; CancelledError if it was abandoned."""
+        options = dict(self.options)
+        if self.events:
+            stops = map(StopOnEvent, self.events)
+            options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), *stops]
+        if self.streamer is not None:
+            options["streamer"] = self.streamer
+        generation = self.lm.generate(self.prompt, **options)
+        if self.abandoned:
+            raise CancelledError
+        return generation
+
 
 class MicroBatcher:
     """A queue that batches concurrent `generate` calls of several threads.
@@ -93,9 +110,8 @@ class MicroBatcher:
     There is no worker thread, and no call waits for a batch to fill: while one thread generates, other calls queue up;
     the next thread then generates for its own prompt and for the waiting calls with the same weights, choices and
     options. A request that is short beside a running batch, or another tenant's, is generated between two steps of it.
-    In a batch, an answer equals that of a single call up to rounding; sampled ones have seeds of their own.
-    A model on an engine that puts calls together itself, such as vLLM, is called at once.
-    Pickling gives a batcher with an empty queue.
+    In a batch, an answer equals that of a single call up to rounding; sampled ones have seeds of their own. A model
+    whose engine batches calls, such as vLLM, is called at once. Pickling gives a batcher with an empty queue.
 
     >>> batcher = MicroBatcher()
     >>> with ThreadPoolExecutor(8) as pool:  # doctest: +SKIP
@@ -117,7 +133,6 @@ class MicroBatcher:
         options: Mapping[str, Any] | None = None,
         *,
         batch_size: int = 8,
-        streamer: BaseStreamer | None = None,
         abandoned: Event | None = None,
     ) -> Generation:
         """Generate for a prompt, possibly in a batch with waiting prompts of other threads.
@@ -127,7 +142,6 @@ class MicroBatcher:
             prompt: The prompt.
             options: Keyword arguments of `InvariantModel.generate`.
             batch_size: Maximum number of prompts in a batch.
-            streamer: Gets the tokens of this prompt as they are chosen, in the thread that generates for the batch.
             abandoned: Once set, nobody waits for the answer any more: its row ends, and a waiting prompt is not begun.
 
         Raises:
@@ -135,7 +149,7 @@ class MicroBatcher:
             InvalidChoice: `batch_size` is below 1, or `num_return_sequences` is above 1.
         """
         given: Mapping[str, Any] = {} if options is None else check_kind("options", options, dict, error=InvalidOption)
-        return self._generations(self._queue([(prompt, given)], lm, batch_size, abandoned, streamer), batch_size)[0]
+        return self.generate_all(lm, [(prompt, given)], batch_size=batch_size, abandoned=abandoned)[0]
 
     def generate_all(
         self,
@@ -145,56 +159,10 @@ class MicroBatcher:
         batch_size: int = 8,
         abandoned: Event | None = None,
     ) -> list[Generation]:
-        """Generate for several prompts, possibly in batches with waiting prompts of other threads.
-
-        Args:
-            lm: The model.
-            calls: Prompts, each with keyword arguments of `InvariantModel.generate`.
-            batch_size: Maximum number of prompts in a batch.
-            abandoned: As for `generate`.
-        """
-        return self._generations(self._queue(calls, lm, batch_size, abandoned), batch_size)
-
-    def _queue(
-        self,
-        calls: Iterable[tuple[Prompt, Mapping[str, Any]]],
-        lm: InvariantModel,
-        batch_size: int,
-        abandoned: Event | None,
-        streamer: BaseStreamer | None = None,
-        *events: Event,
-    ) -> list[_Request]:
-        """Let requests wait, together."""
-        check_number("batch_size", batch_size, 1, MOST_CALLS)
-        ends = events if abandoned is None else (*events, abandoned)
-        requests = [_Request(lm, prompt, options, streamer, ends) for prompt, options in calls]
-        for each in requests:
-            check_options(each.options, check_kind("lm", lm, InvariantModel).model)
-            _check_sequences(each)
-        if not lm.batches_calls:
-            with self._waiting_lock:
-                self._waiting += requests
-        return requests
-
-    def _generations(self, requests: Sequence[_Request], batch_size: int) -> list[Generation]:
-        """Return the answers to requests that wait."""
-        if any(each.lm.batches_calls for each in requests):
-            with ThreadPoolExecutor(len(requests)) as pool:
-                generations = list(pool.map(_run_alone, requests)) if len(requests) > 1 else [_run_alone(requests[0])]
-        else:
-            for each in requests:
-                while not each.result.done():
-                    if not self._generate_lock.acquire(timeout=_POLL_SECONDS):  # it may have run between others
-                        continue
-                    try:
-                        if not each.result.done():
-                            _run_batch(self._pop_batch(each, batch_size), partial(self._run_between, batch_size))
-                    finally:
-                        self._generate_lock.release()
-            generations = [each.result.result() for each in requests]
-        if any(each.abandoned for each in requests):
-            raise CancelledError
-        return generations
+        """Generate for several prompts, each with keywords of `InvariantModel.generate`; see `generate`."""
+        ends = _events(abandoned)
+        requests = self._add([_Request(lm, prompt, options, ends) for prompt, options in calls], batch_size)
+        return self._results(requests, batch_size)
 
     def stream(
         self,
@@ -205,32 +173,53 @@ class MicroBatcher:
         batch_size: int = 8,
         abandoned: Event | None = None,
     ) -> TextStream:
-        """Stream the text of a prompt, possibly in a batch with waiting prompts of other threads.
+        """Stream the text of a prompt, possibly in a batch with waiting prompts of other threads; see `generate`.
 
-        The arguments are those of `generate`; `keep_tokens` is an option, too, as for `InvariantModel.stream`. The
-        prompt waits from now on: several streams that begin before one is read are decoded together.
-
-        Raises:
-            CancelledError: Raised by the stream: it was abandoned.
-            TokenizerRequired: The model has no tokenizer.
+        `keep_tokens` is an option, too, as for `InvariantModel.stream`. The prompt waits from now on: several streams
+        that begin before one is read are decoded together. It is the stream that raises CancelledError.
         """
-        closed = Event()
-        rest = dict(options or {})
+        rest, closed = dict(options or {}), Event()
         kept = {"keep_tokens": rest.pop("keep_tokens", None)}
         requests: list[_Request] = []
 
         def begin(streamer: BaseStreamer) -> None:
-            requests.extend(self._queue([(prompt, rest)], lm, batch_size, abandoned, streamer, closed))
+            mine = _Request(lm, prompt, rest, (closed, *_events(abandoned)), streamer)
+            requests.extend(self._add([mine], batch_size))
 
-        def generate(*, streamer: BaseStreamer, stopping_criteria: Sequence[StoppingCriteria]) -> Generation:
-            # The only criterion says that the stream is closed, and so does an event, for one row.
-            del streamer, stopping_criteria
-            return self._generations(requests, batch_size)[0]
+        def generate(**_: Any) -> Generation:  # whatever says that the stream is closed ends its row: the event does
+            return self._results(requests, batch_size)[0]
 
         check = lm.prefiller.shared.lock.check_new_thread
         stream = TextStream(generate, lm.tokenizer, kept, check=check, closed=closed, begin=begin)
         finalize(stream, closed.set)  # nobody waits for a stream that is not there
         return stream
+
+    def _add(self, requests: Sequence[_Request], batch_size: int) -> Sequence[_Request]:
+        """Let requests wait, together."""
+        check_number("batch_size", batch_size, 1, MOST_CALLS)
+        with self._waiting_lock:
+            self._waiting += [each for each in requests if not each.lm.batches_calls]
+        return requests
+
+    def _results(self, requests: Sequence[_Request], batch_size: int) -> list[Generation]:
+        """Return the answers to requests that wait; CancelledError if one was abandoned."""
+        if requests and requests[0].lm.batches_calls:
+            with ThreadPoolExecutor(len(requests)) as pool:
+                run = pool.map if len(requests) > 1 else map
+                return list(run(_Request.run_alone, requests))
+        for each in requests:
+            while not each.result.done():
+                if not self._generate_lock.acquire(timeout=_POLL_SECONDS):  # it may have run between others
+                    continue
+                try:
+                    if not each.result.done():
+                        _run_batch(self._pop_batch(each, batch_size), partial(self._run_between, batch_size))
+                finally:
+                    self._generate_lock.release()
+        generations = [each.result.result() for each in requests]
+        if any(each.abandoned for each in requests):
+            raise CancelledError
+        return generations
 
     def _run_between(self, batch_size: int, running: _Request) -> bool:
         """Generate between two steps of a batch for requests that need not wait for its end; say if there were any.
@@ -261,47 +250,18 @@ class MicroBatcher:
 def generate_alone(
     lm: InvariantModel, prompt: Prompt, options: Mapping[str, Any], abandoned: Event | None = None
 ) -> Generation:
-    """Generate for a prompt without a queue; see `MicroBatcher.generate`.
-
-    Raises:
-        CancelledError: It was abandoned.
-        InvalidChoice: `num_return_sequences` is above 1.
-    """
-    request = _Request(lm, prompt, options, None, () if abandoned is None else (abandoned,))
-    _check_sequences(request)
-    generation = _run_alone(request)
-    if request.abandoned:
-        raise CancelledError
-    return generation
+    """Generate for a prompt without a queue; see `MicroBatcher.generate`."""
+    return _Request(lm, prompt, options, _events(abandoned)).run_alone()
 
 
-def _check_sequences(request: _Request) -> None:
-    lm = request.lm
-    sequences = resolve_option(request.options, "num_return_sequences", lm.model.generation_config) or 1
-    if sequences > 1:
-        raise InvalidChoice(
-            f"num_return_sequences: expected 1, got {sequences}",
-            hint="Call generate several times, or call generate of the model instead of the batcher.",
-        )
-
-
-def _run_alone(request: _Request) -> Generation:
-    """Generate for a request whose model needs no queue."""
-    options = dict(request.options)
-    if request.events:
-        stops = map(StopOnEvent, request.events)
-        options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), *stops]
-    if request.streamer is not None:
-        options["streamer"] = request.streamer
-    return request.lm.generate(request.prompt, **options)
+def _events(abandoned: Event | None) -> tuple[Event, ...]:
+    return () if abandoned is None else (abandoned,)
 
 
 def _run_batch(batch: Sequence[_Request], run_between: Callable[[_Request], bool] | None = None) -> None:
     """Generate for a batch and set the results; if the batch fails, generate for each request separately.
 
-    Args:
-        batch: The requests.
-        run_between: Called between steps: it may generate for others, and says whether it did.
+    Between steps, `run_between` may generate for others, and says whether it did.
     """
     if not batch:
         return
@@ -351,21 +311,16 @@ class _Rows(StoppingCriteria):
             stops[row] |= request.abandoned
             if stops[row] or int(tokens[row]) in self._ends:  # what follows is padding
                 self._close(row)
-        if self._run_between is not None and not stops.all():
-            self._let_others_run(self._run_between)
+        start = monotonic()
+        may_run = start >= self._ours_until and not stops.all()
+        if may_run and self._run_between is not None and self._run_between(self._batch[0]):
+            self._ours_until = 2 * monotonic() - start  # nobody else for as long as that took, so neither side starves
         return stops
 
     def __deepcopy__(self, memo: Any) -> _Rows:
         other = _Rows(self._batch, self._run_between)  # a routed model generates twice
         other._criteria = deepcopy(self._criteria, memo)
         return other
-
-    def _let_others_run(self, run_between: Callable[[_Request], bool]) -> None:
-        """Let others run for a while, and then not for as long as that took: so neither side starves."""
-        start = monotonic()
-        if start >= self._ours_until and run_between(self._batch[0]):
-            end = monotonic()
-            self._ours_until = end + end - start
 
     def close(self) -> None:
         """End the streams of rows that are still open."""

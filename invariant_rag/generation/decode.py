@@ -1,4 +1,4 @@
-"""Decoding: the model's own `generate`, starting from the cache of an arranged prefill, with log-probabilities.
+"""Decoding: the model's own `generate`, starting from the cache of an arranged prefill, and what it records and draws.
 
 `output_logits=True` of transformers' `generate` would need memory for vocabulary size times length. Here a forward hook
 stores the logits of the current step only, until the next token is chosen.
@@ -7,17 +7,29 @@ stores the logits of the current step only, until the next token is chosen.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import Cache, GenerationMixin, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    Cache,
+    GenerationMixin,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from invariant_rag.attention.hook import override_only_over
 from invariant_rag.attention.per_model import cache_keyword
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.options import as_ids, as_refusal
+from invariant_rag.generation.options import as_ids, as_refusal, is_set, resolve_option
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -26,6 +38,11 @@ if TYPE_CHECKING:
     from invariant_rag.generation.prepare import PreparedPrompt
 
 _CACHE = cache_keyword(inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters)  # of `generate`
+
+_DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}
+"""What transformers' `generate` does where nobody says anything."""
+_OTHERS = ("epsilon_cutoff", "eta_cutoff", "num_beams", "num_return_sequences", "top_h", "typical_p")
+"""Ways of sampling that `sample_rows` does not know."""
 
 
 def decode(
@@ -78,28 +95,28 @@ def decode(
             hint="Phi-3 does so when an answer passes original_max_position_embeddings: reduce max_new_tokens.",
         )
     start, beams, copies = ids.shape[1], output.get("beam_indices"), options["num_return_sequences"]
-    lengths = None if beams is None else (beams >= 0).sum(dim=1).tolist()
+    beams = None if beams is None else beams.tolist()  # -1 behind the end
     end_tokens = as_ids(options["eos_token_id"])
     generations = []
-    for row, (sequence, logprobs) in enumerate(
-        zip(output.sequences.tolist(), recorder.logprobs(output.sequences, start, beams), strict=True)
-    ):
-        prompt, generated = prompts[row // copies], sequence[start:]
-        if lengths is None:
+    for row, sequence in enumerate(output.sequences.tolist()):
+        generated = sequence[start:]
+        if beams is None:
             ends = [index + 1 for index, token in enumerate(generated) if token in end_tokens][:1]
             ends += [each.lengths[row] - start for each in options["stopping_criteria"] if row in each.lengths]
             tokens, stopped = generated[: min(ends, default=None)], bool(ends)
         else:  # beams move between rows during the search, so recorded lengths do not apply
-            tokens = generated[: lengths[row]]
+            tokens = generated[: sum(each >= 0 for each in beams[row])]
             stopped = len(tokens) < max_new_tokens or tokens[-1:] in [[each] for each in end_tokens]
+        rows = [row] * len(tokens) if beams is None else beams[row]
+        steps = list(zip(tokens, rows, recorder.chances, strict=False))
         generations.append(
-            prompt.generation(
+            prompts[row // copies].generation(
                 tokenizer,
                 tokens,
-                logprobs[: len(tokens)],
+                [chances[own][token] for token, own, chances in steps],
                 finish_reason="stop" if stopped else "length",
                 cached_tokens=cached_tokens[row // copies] if cached_tokens else 0,
-                top_logprobs=recorder.top_of(row)[: len(tokens)] if top else (),
+                top_logprobs=[each[row] for each in recorder.tops[: len(tokens)]],
             )
         )
     return generations
@@ -109,25 +126,23 @@ class _LogprobRecorder(StoppingCriteria):
     """Records the log-probability of every chosen token under the model, before logits processors and sampling.
 
     It is a stopping criterion, which `generate` calls with the tokens of every step; it never stops a row. With beam
-    search, the criterion gets several candidates per prompt, each of which may extend any beam. So the
-    log-probabilities of all candidates are recorded for every beam of their prompt, and `logprobs` selects by the beam
-    indices of the output.
+    search, the criterion gets several candidates per prompt, each of which may extend any beam.
 
     Args:
         num_beams: Beams of each prompt.
         top: How many of the most likely tokens of each step to record, too; not with beams.
+
+    Attributes:
+        chances: For each step and row, the log-probability of each candidate. As Python objects: small tensors between
+            the large ones of every step would fragment the heap.
+        tops: For each step and row, the most likely tokens with their log-probabilities, the first one first.
     """
 
     def __init__(self, num_beams: int, top: int) -> None:
-        self._num_beams, self._top = num_beams, top
-        self._tops: list[tuple[torch.Tensor, torch.Tensor]] = []  # ids and log-probabilities `[R, top]` of each step
-        self._thread = get_ident()
+        self.chances: list[list[dict[int, float]]] = []
+        self.tops: list[list[tuple[tuple[int, float], ...]]] = []
+        self._num_beams, self._top, self._thread = num_beams, top, get_ident()
         self._logits: torch.Tensor | None = None
-        self._steps = 0
-        # Candidates and their log-probabilities, `[steps, R, C]` each, preallocated for more steps: small allocations
-        # between the large ones of every step would fragment the heap.
-        self._tokens = torch.empty(0, 0, 0, dtype=torch.long)
-        self._logprobs = torch.empty(0, 0, 0)
 
     def after_forward(self, _model: object, _args: object, output: Any) -> None:
         """Keep the logits of the first call of a step: a logits processor may call the model too (guidance)."""
@@ -138,50 +153,116 @@ class _LogprobRecorder(StoppingCriteria):
         """Record the log-probabilities of the tokens of a step; return False for every row `[rows]`."""
         if self._logits is not None:
             logprobs = torch.log_softmax(self._logits.float(), dim=-1)
+            self._logits = None
             candidates = input_ids[:, -1].to(logprobs.device).reshape(logprobs.shape[0] // self._num_beams, -1)
             candidates = candidates.repeat_interleave(self._num_beams, dim=0)
-            if self._steps == len(self._tokens):
-                self._tokens = _grow(self._tokens, candidates)
-                self._logprobs = _grow(self._logprobs, logprobs[:, : candidates.shape[1]])
-            self._tokens[self._steps] = candidates
-            self._logprobs[self._steps] = logprobs.gather(1, candidates)
-            self._steps += 1
-            self._logits = None
+            self.chances.append(_pairs(dict, candidates, logprobs.gather(1, candidates)))
             if self._top:
                 best = logprobs.topk(min(self._top, logprobs.shape[1]))
-                self._tops.append((best.indices.cpu(), best.values.cpu()))
+                self.tops.append(_pairs(tuple, best.indices, best.values))
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
-    def logprobs(self, sequences: torch.Tensor, start: int, beam_indices: torch.Tensor | None) -> list[list[float]]:
-        """Return the log-probabilities of the generated tokens of every row.
 
-        Args:
-            sequences: Prompts and generated tokens `[rows, tokens]`.
-            start: Index of the first generated token.
-            beam_indices: For every generated token, the beam that it extended `[rows, steps]`, negative after the end
-                of a row. None: no beam search.
-        """
-        steps = min(sequences.shape[1] - start, self._steps)
-        if not steps:
-            return [[] for _ in sequences]
-        tokens, logprobs = self._tokens[:steps].cpu(), self._logprobs[:steps].cpu()
-        if beam_indices is None:
-            return logprobs[:, :, 0].T.tolist()
-        beams = beam_indices[:, :steps].cpu().long().T  # [steps, rows]
-        chosen = sequences[:, start : start + steps].cpu().T[..., None]
-        step = torch.arange(steps)[:, None]
-        matches = tokens[step, beams.clamp_min(0)] == chosen
-        found = logprobs[step, beams.clamp_min(0)].gather(2, matches.int().argmax(dim=2, keepdim=True))[..., 0]
-        return torch.where(beams < 0, 0.0, found).T.tolist()
-
-    def top_of(self, row: int) -> list[tuple[tuple[int, float], ...]]:
-        """Return the most likely tokens of every step of a row with their log-probabilities, the first one first."""
-        return [tuple(zip(ids[row].tolist(), best[row].tolist(), strict=True)) for ids, best in self._tops]
+def _pairs(kind: Any, tokens: torch.Tensor, logprobs: torch.Tensor) -> list[Any]:
+    """Return, for each row of both `[R, C]`, its pairs in a container."""
+    return [kind(zip(*each, strict=True)) for each in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
 
 
-def _grow(recorded: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the recorded steps with twice the capacity, at least 64 more steps, shaped like `step`."""
-    larger = recorded.new_empty(len(recorded) + max(len(recorded), 64), *step.shape, device=step.device)
-    if len(recorded):
-        larger[: len(recorded)] = recorded
-    return larger
+def samples_rows(options: Mapping[str, Any], model: PreTrainedModel) -> bool:
+    """Return whether `sample_rows` takes options of `generate`: tokens are sampled, in ways that it knows."""
+    defaults = model.generation_config
+    known = not any(is_set(resolve_option(options, name, defaults)) for name in _OTHERS)
+    known = known and options.get("generation_config") is None and options.get("watermarking_config") is None
+    return known and bool(resolve_option(options, "do_sample"))
+
+
+def sample_rows(options: dict[str, Any], seeds: Sequence[int | None], model: PreTrainedModel) -> dict[str, Any]:
+    """Return keywords of `InvariantModel.generate` with which every row draws its tokens by itself.
+
+    Args:
+        options: Keywords of `InvariantModel.generate` that `samples_rows`.
+        seeds: The seed of each row. None: one from the global random state.
+        model: The model.
+    """
+    chosen = {name: resolve_option(options, name, model.generation_config) for name in _DEFAULTS}
+    chosen = {name: _DEFAULTS[name] if value is None else value for name, value in chosen.items()}
+    sampler = RowSampler(seeds, **chosen)
+    return {
+        **{name: value for name, value in options.items() if name not in ("seed", *_DEFAULTS)},
+        "do_sample": False,
+        "logits_processor": [*(options.get("logits_processor") or ()), sampler],
+    }
+
+
+class RowSampler(LogitsProcessor):
+    """Draws a token for each row, and leaves nothing else to choose. The options are those of transformers.
+
+    Of a row without a seed, it is one from the global random state.
+    """
+
+    def __init__(
+        self,
+        seeds: Sequence[int | None],
+        *,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float | None,
+    ) -> None:
+        self._seeds = [int(torch.randint(1 << 62, ())) if seed is None else seed for seed in seeds]
+        self._generators: list[torch.Generator] = []
+        self._warpers = LogitsProcessorList()  # in the order of transformers
+        if temperature != 1:
+            self._warpers.append(TemperatureLogitsWarper(temperature))
+        if top_k:
+            self._warpers.append(TopKLogitsWarper(top_k))
+        if top_p < 1:
+            self._warpers.append(TopPLogitsWarper(top_p))
+        if min_p is not None:
+            self._warpers.append(MinPLogitsWarper(min_p))
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores `[B, vocabulary]`: 0 for the token that was drawn, minus infinity for the others."""
+        if not self._generators:
+            self._generators = [torch.Generator(scores.device).manual_seed(seed) for seed in self._seeds]
+        weighed: Any = self._warpers(input_ids, scores)  # type: ignore[arg-type]
+        chances = torch.softmax(weighed, dim=-1)
+        drawn = [
+            torch.multinomial(chances[row : row + 1], 1, generator=generator)
+            for row, generator in enumerate(self._generators)
+        ]
+        return torch.full_like(scores, -torch.inf).scatter(1, torch.cat(drawn), 0.0)
+
+
+@dataclass(unsafe_hash=True)
+class TokenPenalties(LogitsProcessor):
+    """Takes `presence`, and `frequency` for each time, from the scores of tokens that were generated before.
+
+    Two with the same numbers are equal, so that their texts can be rows of one batch. Of beams it knows nothing.
+
+    Attributes:
+        presence: What a token loses that the answer has: more than 0 for other words.
+        frequency: What it loses each time that the answer has it.
+
+    Source:
+        https://platform.openai.com/docs/api-reference/chat/create (`presence_penalty`, `frequency_penalty`)
+    """
+
+    presence: float = 0.0
+    frequency: float = 0.0
+    _seen: torch.Tensor | None = field(default=None, init=False, repr=False, compare=False)
+    _start: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores `[B, vocabulary]` after prompts and answers `[B, L]`."""
+        seen, self._seen = self._seen, input_ids
+        if seen is None or not torch.equal(input_ids[:, :-1], seen):
+            self._start = input_ids.shape[1]
+        counts = torch.zeros_like(scores)
+        answered = input_ids[:, self._start :]
+        counts.scatter_add_(1, answered, torch.ones_like(answered, dtype=scores.dtype))
+        return scores - self.presence * (counts > 0) - self.frequency * counts
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TokenPenalties:
+        """Return one of answers that have not begun: a routed model writes two."""
+        return TokenPenalties(self.presence, self.frequency)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from torch.nn.modules import module as hooks_of_all_modules
 from transformers import PreTrainedModel
 
 from invariant_rag.attention.dynamic_rope import has_dynamic_rope
+from invariant_rag.errors import CacheWarning
 from invariant_rag.interventions import Intervention
 from invariant_rag.locks import ForkSafeLock
 from invariant_rag.read_only import ReadOnly
@@ -59,12 +61,9 @@ def digest_of(*parts: Any) -> str:
 def model_digest(lm: InvariantModel) -> str:
     """Return a digest of everything about a wrapped model that can change an answer.
 
-    Law: of two models with the same digest, either may answer for the other. Caches of answers are keyed by it,
-    together with the prompt and the keywords of the call. It is computed at every call, so it follows weights, configs
-    and chat templates that were changed in place. It is the same in every process, unless a choice holds an object
-    without comparable content, such as an ordering with a model in memory.
-
-    A cache of keys and values is no part of it: it changes no answer.
+    Law: of two models with the same digest, either may answer for the other. It is computed at every call, so it
+    follows what was changed in place, and is the same in every process, unless a choice holds an object without
+    comparable content, such as an ordering with a model in memory. A cache of keys and values is no part of it.
     """
     is_offloaded = any(parameter.is_meta for parameter in lm.model.parameters())
     return digest_of(
@@ -89,9 +88,8 @@ def choices_digest(lm: InvariantModel) -> str:
 def describe(value: Any) -> str:
     """Return a text that is equal for equal data, and different for different data.
 
-    Plain values, containers, dataclasses, methods, orderings, backends and interventions are described by their
-    contents, classes and functions by their import path. Any other object, such as a loaded model, is described by a
-    random token that belongs to it alone: at worst two equal ones look different.
+    Data and choices are described by their contents, classes and functions by their import path, any other object, such
+    as a loaded model, by a random token that belongs to it alone: at worst two equal ones look different.
 
     >>> describe({"a": [1], "b": None}) == describe({"b": None, "a": [1]}) != describe({"a": [1.0]})
     True
@@ -105,11 +103,8 @@ def describe(value: Any) -> str:
         items = [describe(each) for each in value]
         return f"{kind}[{', '.join(items if isinstance(value, list | tuple) else sorted(items))}]"
     is_backend = callable(getattr(type(value), "attend", None))
-    if (
-        isinstance(value, ReadOnly | Intervention)
-        or is_backend
-        or (is_dataclass(value) and not isinstance(value, type))
-    ):
+    is_data = is_dataclass(value) and not isinstance(value, type)
+    if isinstance(value, ReadOnly | Intervention) or is_backend or is_data:
         return f"{_reference(type(value))}({describe(value.__getstate__())})"
     return _reference(value)
 
@@ -123,12 +118,10 @@ def weights_digest(model: PreTrainedModel) -> str:
     digest = hashlib.sha256(model.config.to_json_string(use_diff=False).encode())
     modules = list(model.named_modules())
     if has_dynamic_rope(model):  # what it remembers of earlier calls, which ours forget
-        modules = [(name, module) for name, module in modules if not hasattr(module, "rope_type")]
+        modules = [each for each in modules if not hasattr(each[1], "rope_type")]
     digest.update("\n".join(_settings(modules)).encode())
     tensors: dict[str, Any] = model.state_dict()
-    for name, module in modules:
-        for buffer, each in module._buffers.items():
-            tensors[f"{name}.{buffer}"] = each
+    tensors |= {f"{name}.{buffer}": each for name, module in modules for buffer, each in module._buffers.items()}
     names, parts = [], []
     for name, tensor in tensors.items():
         for part in [tensor] if type(tensor) in (torch.Tensor, nn.Parameter) else _plain_tensors(tensor):
@@ -176,6 +169,15 @@ def foreign_code(model: PreTrainedModel) -> dict[str, Any]:
     return {f"{place} ({number})": each for number, (place, each) in enumerate(found) if _is_foreign(each)}
 
 
+def warn_of_foreign_code(model: PreTrainedModel) -> bool:
+    """Return whether a model runs code that no key can cover, so that no cache is used; a warning names it."""
+    found = list(foreign_code(model))
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        warnings.warn(CacheWarning(f"the key-value cache is not used: the model has {found[0]}{more}"), stacklevel=2)
+    return bool(found)
+
+
 def _is_foreign(function: Any) -> bool:
     """Return whether a function comes from another package than those whose hooks change nothing."""
     while isinstance(function, partial):
@@ -197,12 +199,11 @@ def _settings(modules: Sequence[tuple[str, nn.Module]]) -> list[str]:
             kind = type(value)  # isinstance would ask a config for its class, which takes long
             if attribute in _NO_SETTINGS or (is_model and attribute.startswith("_")):
                 continue
+            items = [*value, *value.values()] if issubclass(kind, dict) else value
             if issubclass(kind, _PLAIN):
                 found.append(f"{attribute}={value!r}")
-            elif issubclass(kind, _CONTAINERS):
-                items = [*value, *value.values()] if issubclass(kind, dict) else value
-                if all(isinstance(each, _PLAIN) for each in items):
-                    found.append(f"{attribute}={describe(value)}")
+            elif issubclass(kind, _CONTAINERS) and all(isinstance(each, _PLAIN) for each in items):
+                found.append(f"{attribute}={describe(value)}")
     return found
 
 
@@ -216,32 +217,22 @@ def _plain_tensors(value: Any) -> list[Any]:
 
 def _checksums(values: list[Any]) -> list[object]:
     """Return a checksum of each tensor, and the other values as they are. Tied weights are summed once."""
-    found: dict[Any, object] = {}
-    buffers: dict[Any, Any] = {}
-    places: list[Any] = []
-    for value in values:
-        if not isinstance(value, torch.Tensor):
-            places.append(None)
-            continue
-        places.append((value.device, value.data_ptr(), value.dtype, value.shape, value.stride()))
-        if places[-1] not in found:
-            tensor = value.detach().contiguous().flatten().view(torch.uint8)
-            found[places[-1]] = None if tensor.device.type == "cpu" else _sum_on_device(tensor)
-            if tensor.device.type == "cpu":
-                buffers[places[-1]] = tensor.numpy().data
-    if sum(map(len, buffers.values())) < _PIECE:
-        found |= zip(buffers, map(zlib.crc32, buffers.values()), strict=True)
-    else:
-        with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # zlib runs without the interpreter's lock
-            found |= zip(buffers, threads.map(zlib.crc32, buffers.values()), strict=True)
-    return [value if place is None else found[place] for place, value in zip(places, values, strict=True)]
+    tensors = {index: each.detach() for index, each in enumerate(values) if isinstance(each, torch.Tensor)}
+    places = {
+        index: (each.device, each.data_ptr(), each.dtype, each.shape, each.stride()) for index, each in tensors.items()
+    }
+    contents = {places[index]: each.contiguous().flatten().view(torch.uint8) for index, each in tensors.items()}
+    on_host = {place: each.numpy().data for place, each in contents.items() if each.device.type == "cpu"}
+    found = {place: _sum_on_device(each) for place, each in contents.items() if place not in on_host}
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # zlib runs without the interpreter's lock
+        found |= zip(on_host, threads.map(zlib.crc32, on_host.values()), strict=True)
+    return [found[places[index]] if index in places else value for index, value in enumerate(values)]
 
 
 def _sum_on_device(tensor: torch.Tensor) -> int:
-    """Return the sum of a tensor's 32-bit words `[bytes]`, each times a factor of its own, modulo 2**64, on its device.
+    """Return the sum of a tensor's 32-bit words `[bytes]`, each times an odd factor of its own, modulo 2**64.
 
-    The factors are odd, so that no single word can change without the sum; two words that do cancel each other with a
-    chance of about 2**-32.
+    No single word can change without the sum; two that do cancel each other with a chance of about 2**-32.
     """
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for number, piece in enumerate(tensor.split(_PIECE)):

@@ -4,28 +4,54 @@ Cached tensors are bitwise identical to recomputed ones, so an answer from a war
 for bit. (On a GPU, the uncached sets of a batch share a forward pass, and are identical up to rounding.) There are two
 kinds of entries. A *set* entry serves prompts whose texts and sets before the suffix are equal. A *segment* entry, for
 methods whose segments do not attend to each other, is computed once after its prefix and serves every set with it.
+
+On disk, an entry is a safetensors file `invariant-rag-NAMESPACE-DIGEST.safetensors`, which other programs can read:
+tensors `0.keys`, `0.values`, `1.keys`... of each layer, `[H_kv, T, D]`, keys as they were rotated; and the metadata
+`sha256`, the `checksum` of name and tensors, so that an entry that was renamed is as wrong as a damaged one. A checksum
+proves that nothing happened to a file by accident; it does not prove who wrote it.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import json
+import logging
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from tempfile import mkstemp
+from typing import TYPE_CHECKING, Any
 
 import torch
+from filelock import FileLock
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from transformers import DynamicCache
 
 from invariant_rag.checks import check_number, check_path, check_text
-from invariant_rag.errors import InvalidChoice
-from invariant_rag.generation.digest import digest_of
-from invariant_rag.generation.kv_cache_files import DiskStore, Entry
+from invariant_rag.errors import DamagedEntry, InvalidChoice, UnusableFile
+from invariant_rag.files import read_bytes
+from invariant_rag.generation.digest import digest_of, environment
 from invariant_rag.locks import ForkSafeLock
 from invariant_rag.shown import shown
 
+if TYPE_CHECKING:
+    from invariant_rag.generation.prefill import Prefiller
+    from invariant_rag.generation.prepare import PreparedPrompt
+
+Entry = list[tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values of each layer, `[H_kv, T, D]` each."""
+
 EntryLayout = Sequence[Sequence[tuple[tuple[int, ...], torch.dtype]]]
 """Shape and dtype of the keys and of the values of each layer of an entry."""
+
+_LOCK = "key-value-cache.lock"
+_LOCK_SECONDS = 30.0
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -86,29 +112,23 @@ class KeyValueCache:
         max_disk_bytes: int = 10 << 30,
         namespace: str = "",
     ) -> None:
-        if isinstance(max_bytes, str | Path):
-            raise InvalidChoice(
-                f"max_bytes: expected at least 0, got {shown(max_bytes)}",
-                hint="For a folder: KeyValueCache(folder=...).",
-            )
         self._max_bytes = check_number("max_bytes", max_bytes, 0)
         try:
             self._device = None if device is None else torch.device(device)
         except (OverflowError, RuntimeError, TypeError, ValueError) as error:
             raise InvalidChoice(f"device: expected a device, got {shown(device)}", hint=str(error)) from error
         self._namespace = check_text("namespace", namespace)
-        self._entries: OrderedDict[str, Entry] = OrderedDict()
-        self._stats = CacheStats()
-        self._lock = ForkSafeLock()
         room = check_number("max_disk_bytes", max_disk_bytes, 0)
-        self._store = None if folder is None else DiskStore(check_path("folder", folder), room, self._namespace)
+        self._disk = None if folder is None else _Folder(check_path("folder", folder), room, namespace)
+        settings = {"device": self._device, "folder": folder, "max_disk_bytes": room, "namespace": namespace}
+        self._settings: dict[str, Any] = {"max_bytes": max_bytes, **settings}
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._bytes, self._counts = 0, Counter[str]()
+        self._lock = ForkSafeLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the settings without the entries: a copy starts empty, with the same capacities and folder."""
-        settings: dict[str, Any] = {"max_bytes": self._max_bytes, "device": self._device, "namespace": self._namespace}
-        if self._store is not None:
-            settings |= {"folder": self._store.folder, "max_disk_bytes": self._store.max_bytes}
-        return partial(KeyValueCache, **settings), ()
+        return partial(KeyValueCache, **self._settings), ()
 
     def get(self, key: str, layout: EntryLayout | None = None) -> Entry | None:
         """Return an entry, or None. Its tensors are shared and must not be modified.
@@ -117,25 +137,33 @@ class KeyValueCache:
             key: The key.
             layout: Shapes and dtypes of the entry; one with others is removed and counts as damaged. None: any.
         """
-        stem = digest_of(check_text("key", key), self._namespace)
+        stem, counts = digest_of(check_text("key", key), self._namespace), list[str]()
         with self._lock:
             entry = self._entries.get(stem)
-        counts = {}
-        if entry is None and self._store is not None:
-            entry, failure = self._store.read(stem)
-            counts = {"disk_hits": 1} if entry is not None else {failure: 1} if failure else {}
-        if entry is not None and layout is not None and layout_of(entry) != layout:
-            entry, counts = None, {"damaged": 1}
-            if self._store is not None:
-                self._store.discard(stem)
+        try:
+            if entry is None and self._disk is not None:
+                entry = self._disk.read(stem)
+                counts = ["disk_hits"]
+            if entry is not None and layout is not None and layout_of(entry) != layout:
+                raise DamagedEntry(f"{stem}: its keys and values have other shapes or dtypes")
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            _logger.warning("cannot read an entry: %s", error)
+            counts = ["disk_errors"]
+        except DamagedEntry as error:
+            _logger.warning("removing a damaged entry, %s", error)
+            entry, counts = None, ["damaged"]
+            if self._disk is not None:
+                self._disk.discard(stem)
         with self._lock:
-            if counts:  # damaged, or read from disk
+            self._counts.update([*counts, "misses" if entry is None else "hits"])
+            if entry is None:
                 self._remove(stem)
-            if entry is not None and counts:
+            elif counts:
                 self._remember(stem, entry)
             elif stem in self._entries:
                 self._entries.move_to_end(stem)
-            self._count(**counts, **{"misses" if entry is None else "hits": 1})
         return entry
 
     def put(self, key: str, entry: Entry) -> None:
@@ -144,52 +172,58 @@ class KeyValueCache:
         if not _is_entry(entry):
             raise InvalidChoice(f"expected keys and values of at least one layer, got {shown(entry)}")
         with self._lock:
-            self._remove(stem)
             self._remember(stem, entry)
-        if self._store is not None and not self._store.write(stem, entry):
-            with self._lock:
-                self._count(disk_errors=1)
+        if self._disk is not None:
+            try:
+                self._disk.write(stem, entry)
+            except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
+                _logger.warning("cannot write an entry to %s: %s", self._disk.path, error)
+                with self._lock:
+                    self._counts["disk_errors"] += 1
 
     def clear(self) -> None:
-        """Remove all entries of the namespace, also from disk. Nothing else there is removed."""
+        """Remove all entries of the namespace, also from disk. Nothing else there is removed.
+
+        Raises:
+            UnusableFile: Those on disk cannot be removed.
+        """
         with self._lock:
             self._entries.clear()
-            self._stats = replace(self._stats, entries=0, bytes=0)
-        if self._store is not None:
-            self._store.clear()
+            self._bytes = 0
+        if self._disk is not None:
+            try:
+                self._disk.clear()
+            except (OSError, NotImplementedError) as error:
+                raise UnusableFile(f"cannot clear {str(self._disk.path)!r}: {error}") from error
 
     def stats(self) -> CacheStats:
         """Return the statistics of the cache."""
         with self._lock:
-            return self._stats
+            return CacheStats(**self._counts, entries=len(self._entries), bytes=self._bytes)
 
     def _remember(self, stem: str, entry: Entry) -> None:
         """Store an entry in memory, and evict the least recently used ones while it does not fit."""
+        self._remove(stem)
         if self._device is not None:
             entry = [(keys.to(self._device), values.to(self._device)) for keys, values in entry]
-        size = _size(entry)
-        if size > self._max_bytes:
+        if (size := _size(entry)) > self._max_bytes:
             return
-        while self._stats.bytes + size > self._max_bytes:
+        while self._bytes + size > self._max_bytes:
             self._remove(next(iter(self._entries)))
-            self._count(evictions=1)
+            self._counts["evictions"] += 1
         self._entries[stem] = entry
-        self._count(entries=1, bytes=size)
+        self._bytes += size
 
     def _remove(self, stem: str) -> None:
-        entry = self._entries.pop(stem, None)
-        if entry is not None:
-            self._count(entries=-1, bytes=-_size(entry))
-
-    def _count(self, **changes: int) -> None:
-        self._stats = replace(self._stats, **{name: getattr(self._stats, name) + by for name, by in changes.items()})
+        if (entry := self._entries.pop(stem, None)) is not None:
+            self._bytes -= _size(entry)
 
 
 def _is_entry(value: Any) -> bool:
     if not isinstance(value, list | tuple) or not value:
         return False
-    wrong = [pair for pair in value if not isinstance(pair, list | tuple) or len(pair) != 2]
-    return not wrong and not [each for pair in value for each in pair if not isinstance(each, torch.Tensor)]
+    pairs = [pair for pair in value if isinstance(pair, list | tuple) and len(pair) == 2]
+    return len(pairs) == len(value) and all(isinstance(each, torch.Tensor) for pair in pairs for each in pair)
 
 
 def _size(entry: Entry) -> int:
@@ -199,3 +233,213 @@ def _size(entry: Entry) -> int:
 def layout_of(entry: Entry) -> EntryLayout:
     """Return shape and dtype of the keys and of the values of each layer."""
     return [[(tuple(each.shape), each.dtype) for each in pair] for pair in entry]
+
+
+def checksum(name: str, tensors: dict[str, torch.Tensor]) -> str:
+    """Return the SHA-256 of the name of a file and of its tensors, contiguous and on the CPU, in hexadecimal."""
+    return hashlib.sha256(name.encode() + save(tensors)).hexdigest()
+
+
+def write_entry(entry: Entry, name: str) -> bytes:
+    """Return the content of the file of an entry."""
+    tensors = {
+        f"{layer}.{side}": tensor.contiguous().cpu()
+        for layer, pair in enumerate(entry)
+        for side, tensor in zip(("keys", "values"), pair, strict=True)
+    }
+    return save(tensors, {"sha256": checksum(name, tensors)})
+
+
+def read_entry(path: Path) -> Entry:
+    """Read and check the file of an entry, on the CPU.
+
+    Raises:
+        OSError: The file does not exist or cannot be read, or is no regular file.
+        DamagedEntry: It holds no entry, or not the one that its name says.
+    """
+    content = read_bytes(path)
+    try:
+        tensors = load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        if header["__metadata__"]["sha256"] != checksum(path.name, tensors):
+            raise ValueError("its checksum is another one")
+        entry = [(tensors.pop(f"{layer}.keys"), tensors.pop(f"{layer}.values")) for layer in range(len(tensors) // 2)]
+        if tensors or not entry:
+            raise ValueError(f"expected keys and values of each layer, got {sorted(tensors)[:4]}")
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise DamagedEntry(f"{path.name}: {error}") from error
+    return entry
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """The files of a cache.
+
+    Writers write one at a time, to `invariant-rag-*.unfinished`, and rename it: so what is unfinished when a writer
+    gets the lock was left by one that died.
+    """
+
+    path: Path
+    max_bytes: int
+    namespace: str
+
+    def __post_init__(self) -> None:
+        try:
+            self._make()
+        except (OSError, ValueError) as error:
+            raise UnusableFile(f"cannot make the folder {str(self.path)!r}: {error}", hint="Choose another.") from error
+
+    def file(self, stem: str) -> Path:
+        """Return the path of an entry, or with `*` a pattern for all of the namespace."""
+        return self.path / f"invariant-rag-{digest_of(self.namespace)[:16]}-{stem}.safetensors"
+
+    def read(self, stem: str) -> Entry:
+        entry = read_entry(self.file(stem))
+        with suppress(OSError):  # no permission: the file is used, but its age is not updated
+            os.utime(self.file(stem))
+        return entry
+
+    def write(self, stem: str, entry: Entry) -> None:
+        """Write an entry, unless it is larger than the room."""
+        content = write_entry(entry, self.file(stem).name)
+        if len(content) > self.max_bytes:
+            return
+        with self._only_writer():
+            self._make_room(len(content))
+            handle, unfinished = mkstemp(".unfinished", "invariant-rag-", self.path)  # has the mode 0600
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(content)
+                Path(unfinished).replace(self.file(stem))
+            finally:
+                Path(unfinished).unlink(missing_ok=True)
+
+    def discard(self, stem: str) -> None:
+        with suppress(OSError):  # already removed by another process, or no permission
+            self.file(stem).unlink()
+
+    def clear(self) -> None:
+        with self._only_writer():
+            for path in self._files(self.file("*").name):
+                path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _only_writer(self) -> Iterator[None]:
+        self._make()
+        with FileLock(self.path / _LOCK, timeout=_LOCK_SECONDS, mode=0o600).acquire(poll_interval=0.005):
+            for path in self._files("invariant-rag-*.unfinished"):
+                path.unlink(missing_ok=True)
+            yield
+
+    def _make(self) -> None:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _make_room(self, size: int) -> None:
+        """Remove the least recently used entries of all namespaces until there is room."""
+        files = []
+        for path in self._files("invariant-rag-*.safetensors"):
+            with suppress(FileNotFoundError):
+                files.append((path.stat().st_mtime, path.stat().st_size, path))
+        total = size + sum(each for _, each, _ in files)
+        for _, each, path in sorted(files):
+            if total <= self.max_bytes:
+                break
+            path.unlink(missing_ok=True)
+            total -= each
+
+    def _files(self, pattern: str) -> list[Path]:
+        return [path for path in self.path.glob(pattern) if path.is_file()]
+
+
+@dataclass(frozen=True)
+class PrefixCache:
+    """Loads prefixes of prompts from a cache; missing entries are computed and stored.
+
+    With a method whose segments do not attend to each other, each segment is a separate entry; otherwise the whole
+    prefix is one entry, and the missing ones of a batch share a forward pass.
+
+    Attributes:
+        prefiller: Computes missing entries.
+        cache: The cache.
+        identity: What determines keys and values besides tokens and arrangement; part of every key.
+        token_layout: Shapes and dtypes of the keys and values of one token.
+    """
+
+    prefiller: Prefiller
+    cache: KeyValueCache
+    identity: tuple[object, ...]
+    token_layout: EntryLayout
+
+    @classmethod
+    def of(cls, prefiller: Prefiller, cache: KeyValueCache) -> PrefixCache:
+        """Return the prefixes of a prefiller in a cache."""
+        choices, shared, model = prefiller.choices, prefiller.shared, prefiller.model
+        computed_by = shared.weights_digest(model), environment(model, prefiller.device)
+        if shared.entry_layout is None or shared.entry_layout[0] != computed_by:
+            shared.entry_layout = computed_by, layout_of(_entry_of(prefiller.prefill_plain([0])))
+        method = (type(choices.method).__qualname__, sorted(vars(choices.method).items()))
+        # Without `deterministic`, the prefixes of a batch may share a forward pass, and so differ by rounding.
+        identity = (*computed_by, choices.backend.name, method, choices.deterministic)
+        return cls(prefiller, cache, identity, shared.entry_layout[1])
+
+    def load(self, prefixes: Sequence[PreparedPrompt]) -> list[tuple[DynamicCache, int]]:
+        """Return the keys and values of prefixes, and how many tokens of each were cached."""
+        by_segment = self.prefiller.choices.method.context_free_segments
+        alone = [by_segment and len(each.arrangement.layout.sets) == 1 for each in prefixes]
+        wholes = iter(self._load_whole([each for each, is_alone in zip(prefixes, alone, strict=True) if not is_alone]))
+        return [
+            self._load_segments(each) if is_alone else next(wholes)
+            for each, is_alone in zip(prefixes, alone, strict=True)
+        ]
+
+    def _load_whole(self, prefixes: Sequence[PreparedPrompt]) -> list[tuple[DynamicCache, int]]:
+        """Load prefixes, each of which is one entry. Of several that are missing and equal, one is computed."""
+        keys = [digest_of(self.identity, each.input_ids, each.arrangement) for each in prefixes]
+        distinct = dict(zip(keys, prefixes, strict=True))
+        entries = {key: self._find(key, len(each.input_ids)) for key, each in distinct.items()}
+        missing = {key: distinct[key] for key, entry in entries.items() if entry is None}
+        for key, computed in zip(missing, self.prefiller.prefill_uncached([*missing.values()]), strict=True):
+            entries[key] = self._store(key, _entry_of(computed.cache))
+        return [
+            (self._as_cache([entries[key]]), 0 if missing.pop(key, None) else len(each.input_ids))
+            for key, each in zip(keys, prefixes, strict=True)
+        ]
+
+    def _load_segments(self, prefix: PreparedPrompt) -> tuple[DynamicCache, int]:
+        """Load the text before the set, and each segment as the plain model computes it directly after that text."""
+        layout, ids = prefix.arrangement.layout, prefix.input_ids
+        text, entries, cached_tokens = ids[: layout.texts[0]], list[Entry](), 0
+        parts = [((), text)] if text else []
+        for before, tokens in [*parts, *((text, ids[each.start : each.stop]) for each in layout.set_spans[0] if each)]:
+            key = digest_of(self.identity, before, tokens)
+            entry = self._find(key, len(tokens))
+            if entry is None:
+                cache = self._as_cache(entries[:1] if before else [])
+                computed = _entry_of(self.prefiller.prefill_plain(tokens, len(before), cache), len(before))
+                entry = self._store(key, computed)
+            else:
+                cached_tokens += len(tokens)
+            entries.append(entry)
+        return self._as_cache(entries), cached_tokens
+
+    def _as_cache(self, entries: Sequence[Any]) -> DynamicCache:
+        """Return consecutive entries as one cache."""
+        cache, device = DynamicCache(), self.prefiller.device
+        for index, layer in enumerate(zip(*entries, strict=True)):
+            keys, values = (torch.cat([pair[side].to(device) for pair in layer], dim=1)[None] for side in (0, 1))
+            cache.update(keys, values, index)
+        return cache
+
+    def _find(self, key: str, tokens: int) -> Entry | None:
+        layout = [[((heads, tokens, size), dtype) for (heads, _, size), dtype in pair] for pair in self.token_layout]
+        return self.cache.get(key, layout)
+
+    def _store(self, key: str, entry: Entry) -> Entry:
+        self.cache.put(key, entry)
+        return entry
+
+
+def _entry_of(cache: DynamicCache, start: int = 0) -> Entry:
+    """Return the keys and values of a cache with one row, from token `start` on."""
+    layers: list[Any] = cache.layers
+    return [(layer.keys[0, :, start:].contiguous(), layer.values[0, :, start:].contiguous()) for layer in layers]

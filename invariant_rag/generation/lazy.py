@@ -5,11 +5,10 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
-from weakref import ReferenceType, ref
+from weakref import WeakKeyDictionary
 
 from invariant_rag.checks import check_kind
 from invariant_rag.errors import InvalidChoice, ToyModelWarning
@@ -27,11 +26,8 @@ class LazyModel:
     """An `InvariantModel` that is loaded when it is first used.
 
     Weights are loaded once per process: objects with the same name and options share them as long as one of them, or a
-    model that came from one, exists. The weights that were used last are kept, so that objects made for a single call
-    do not load them again. Safe for threads.
-
-    A copy (`copy`, `deepcopy`) is the same object. A pickle holds the name and the options, without weights or a cache;
-    with a model in memory, it holds that model.
+    model that came from one, exists; those that were used last are kept. Safe for threads. A copy is the same object. A
+    pickle holds the name and the options, without weights or a cache, or the model in memory.
 
     Args:
         source: A hub id, a folder, or a model in memory. None or `native`: an embedded model; with None, a
@@ -87,44 +83,32 @@ class LazyModel:
             self._config = load_config(self._name, local_files_only=local_files_only, **self._options)
         return context_window(self._config)
 
-    def __copy__(self) -> LazyModel:
+    def __deepcopy__(self, memo: object = None) -> LazyModel:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> LazyModel:
-        return self
+    __copy__ = __deepcopy__
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LazyModel, (self._name if self._given is None else self._given, self._options)
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    """Weights that were loaded, and what they were loaded from. They are not kept alive by this."""
-
-    origin: tuple[str | None, int]
-    options: Mapping[str, Any]
-    model: ReferenceType[PreTrainedModel]
-    tokenizer: PreTrainedTokenizerBase | None
-
-
-_loaded: list[_Loaded] = []
+_loaded: WeakKeyDictionary[PreTrainedModel, tuple[object, PreTrainedTokenizerBase | None]] = WeakKeyDictionary()
+"""What weights were loaded from, and their tokenizer."""
 _last_used: deque[PreTrainedModel] = deque(maxlen=1)
 _loading = Lock()
 
 
 def _shared_model(name: str | Path | None, options: Mapping[str, Any]) -> InvariantModel:
     """Return the model of that name, with default choices; load it unless its weights are in memory."""
-    origin = _origin(name)
+    wanted = _origin(name), options
     with _loading:
-        _loaded[:] = [each for each in _loaded if each.model() is not None]
-        for each in _loaded:
-            model = each.model()
-            if model is not None and (each.origin, each.options) == (origin, options):
+        for model, (origin, tokenizer) in list(_loaded.items()):
+            if origin == wanted:
                 _last_used.append(model)
-                return InvariantModel(model, each.tokenizer)
+                return InvariantModel(model, tokenizer)
         _last_used.clear()  # frees its memory for the next one
         lm = InvariantModel.from_pretrained(name, **options)
-        _loaded.append(_Loaded(origin, options, ref(lm.model), lm.tokenizer))
+        _loaded[lm.model] = wanted, lm.tokenizer
         _last_used.append(lm.model)
         return lm
 

@@ -1,10 +1,7 @@
 """InvariantModel: a Hugging Face causal LM whose output does not depend on the order of the segments.
 
-Invariance is bitwise because segments are sorted into physical order before the input ids are built, so every
-permutation of the input gives the same input tensor.
-
-One generation: `prepare`, load the cached prefix, run the model's own `generate` with arranged attention, collect the
-outputs.
+Invariance is bitwise because segments are sorted into physical order before the input ids are built. One generation:
+`prepare`, load the cached prefix, run the model's own `generate` with arranged attention, collect the outputs.
 """
 
 from __future__ import annotations
@@ -12,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, overload
 
@@ -22,20 +20,13 @@ from invariant_rag.attention.hook import PromptState
 from invariant_rag.attention.probe import takes_position_ids
 from invariant_rag.checks import check_items, check_number, check_text, is_iterable
 from invariant_rag.errors import ImmutableModel, InvalidChoice, InvalidOption, InvalidPrompt
-from invariant_rag.generation.choices import (
-    Choices,
-    ResolvedChoices,
-    check_before_loading,
-    known_keywords,
-    takes_choices,
-)
-from invariant_rag.generation.decode import decode
+from invariant_rag.generation.choices import Choices, check_before_loading, known_keywords, takes_choices
+from invariant_rag.generation.decode import decode, sample_rows, samples_rows
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.options import check_options, check_seed, generation_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.prefill import Prefiller, batch_caches, left_pad, shared_state
 from invariant_rag.generation.prepare import Overflow, PreparedPrompt, prepare
-from invariant_rag.generation.sampling import sample_rows, samples_rows
 from invariant_rag.generation.streaming import TextStream
 from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method
@@ -54,17 +45,21 @@ from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
     from invariant_rag.attention.call import Backend
+    from invariant_rag.generation.choices import ResolvedChoices
     from invariant_rag.routing import RoutedModel
 
 Seeds: TypeAlias = int | Sequence[int | None] | None
 
 
+def _choice(name: str, doc: str) -> Any:
+    return property(attrgetter(f"prefiller.choices.{name}"), doc=doc)
+
+
 class InvariantModel:
     """A causal LM whose output depends on the set of segments, not on their order.
 
-    A wrapper is immutable: `with_method` and `with_cache` return a new wrapper of the same weights. The wrapped model
-    is probed once, never patched, and unchanged after every call. Calls from several threads are serialised per model;
-    other code may use the same model at the same time.
+    A wrapper is immutable: `with_method` and `with_cache` return another of the same weights. The wrapped model is
+    probed once, never patched, and unchanged after every call. Calls from several threads are serialised per model.
 
     Args:
         model: A causal LM of transformers.
@@ -91,18 +86,14 @@ class InvariantModel:
         check_model(model)
         if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise InvalidChoice(f"tokenizer: expected one of transformers, or None, got {shown(tokenizer)}")
-        given, shared = Choices(**known_keywords(choices)), shared_state(model)
-        resolved = given.resolve(model, has_alibi=shared.has_alibi)
-        vars(self).update(tokenizer=tokenizer, prefiller=Prefiller(model, resolved, shared))
+        given = Choices(**known_keywords(choices))
+        resolved = given.resolve(model, has_alibi=shared_state(model).has_alibi)
+        vars(self).update(tokenizer=tokenizer, prefiller=Prefiller.of(model, resolved))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), self.model, self.tokenizer, self.choices)
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
+    def __setattr__(self, name: str, *value: object) -> NoReturn:
         raise ImmutableModel(name)
 
-    def __delattr__(self, name: str) -> NoReturn:
-        raise ImmutableModel(name)
+    __delattr__ = __setattr__
 
     @classmethod
     @takes_choices
@@ -139,15 +130,13 @@ class InvariantModel:
 
         A new method resets the ordering to its default and removes the intervention, unless they are given too.
         """
-        given = {name: value for name, value in {"method": method, **choices}.items() if value is not None}
-        return self._with(**given)
+        return self._with(**{name: each for name, each in {"method": method, **choices}.items() if each is not None})
 
     def with_cache(self, cache: KeyValueCache | None) -> Self:
         """Return a wrapper of the same weights that stores keys and values in a cache. None: no cache.
 
         Raises:
-            UnsupportedCombination: The model's rotary frequencies depend on the prompt length, the model is spread over
-                several devices, or there is an intervention.
+            UnsupportedCombination: This model's keys and values cannot be reused; the message says why.
         """
         return self._with(cache=cache)
 
@@ -162,20 +151,21 @@ class InvariantModel:
 
         Args:
             alpha: Margin by which the invariant answer must be more confident.
-            plain_order: Order of the segments in the plain model's prompt. With `given`, an answer may depend on the
-                input order; with `canonical`, it does not.
+            plain_order: Order of the segments in the plain model's prompt. With `given`, an answer may depend on it.
         """
         from invariant_rag.routing import RoutedModel  # routing imports this module
 
         return RoutedModel.over(self, alpha=alpha, plain_order=plain_order)
 
-    @property
-    def model(self) -> PreTrainedModel:
-        """The wrapped model."""
-        return self.prefiller.model
-
-    batches_calls: ClassVar[bool] = False
-    """Whether calls of several threads are batched anyhow, so that a `MicroBatcher` need not batch them."""
+    method: Method = _choice("method", "Which segments each segment attends to.")
+    ordering: Ordering = _choice("ordering", "How segments are ranked.")
+    backend: Backend = _choice("backend", "The attention implementation.")
+    intervention: Intervention | None = _choice("intervention", "A change to the plain model's attention.")
+    cache: KeyValueCache | None = _choice("cache", "Where keys and values are kept. None: nowhere.")
+    context_window: int | None = _choice("context_window", "Most tokens of prompt and answer together.")
+    overflow: Overflow = _choice("overflow", "Strategy for prompts that are too long.")
+    deterministic: bool = _choice("deterministic", "Whether the prompts of a batch are computed one by one.")
+    max_segment_tokens: int | None = _choice("max_segment_tokens", "Most tokens of one segment.")
 
     @property
     def choices(self) -> ResolvedChoices:
@@ -183,49 +173,17 @@ class InvariantModel:
         return self.prefiller.choices
 
     @property
-    def method(self) -> Method:
-        """Which segments each segment attends to."""
-        return self.prefiller.choices.method
+    def model(self) -> PreTrainedModel:
+        """The wrapped model."""
+        return self.prefiller.model
 
     @property
-    def ordering(self) -> Ordering:
-        """How segments are ranked."""
-        return self.prefiller.choices.ordering
+    def device(self) -> torch.device:
+        """Device of the input ids."""
+        return self.prefiller.device
 
-    @property
-    def backend(self) -> Backend:
-        """The attention implementation."""
-        return self.prefiller.choices.backend
-
-    @property
-    def intervention(self) -> Intervention | None:
-        """The change to the plain model's attention, or None."""
-        return self.prefiller.choices.intervention
-
-    @property
-    def cache(self) -> KeyValueCache | None:
-        """The cache of keys and values, or None."""
-        return self.prefiller.choices.cache
-
-    @property
-    def context_window(self) -> int | None:
-        """Maximum number of tokens of prompt and answer together; None if the config has no limit."""
-        return self.prefiller.choices.context_window
-
-    @property
-    def overflow(self) -> Overflow:
-        """Strategy for prompts that are too long."""
-        return self.prefiller.choices.overflow
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether the prompts of a batch are computed one by one, so that they change no bit of each other."""
-        return self.prefiller.choices.deterministic
-
-    @property
-    def max_segment_tokens(self) -> int | None:
-        """Maximum number of tokens of one segment; None: no limit."""
-        return self.prefiller.choices.max_segment_tokens
+    batches_calls: ClassVar[bool] = False
+    """Whether calls of several threads are batched anyhow, so that a `MicroBatcher` need not batch them."""
 
     @property
     def invariant(self) -> bool:
@@ -235,12 +193,8 @@ class InvariantModel:
     @property
     def name(self) -> str:
         """Hub id, folder, or family of the wrapped model."""
-        return str(self.model.config._name_or_path or self.model.config.model_type)
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the input ids."""
-        return self.prefiller.device
+        config = self.model.config
+        return str(config._name_or_path or config.model_type)
 
     def __repr__(self) -> str:
         return (
@@ -264,9 +218,8 @@ class InvariantModel:
             question: The question.
             segments: The documents to answer from.
             system: The system message. None: the default.
-            messages: Instead of the above: a conversation with segments in any turn. The content of a message is a
-                string, a `SegmentSet`, or a list of strings, `Segment`s and `SegmentSet`s. Calls of tools and their
-                results are described at `render_chat`.
+            messages: Instead of the above: a conversation, as `render_chat` takes it, with segments in any turn: the
+                content of a message is a string, a `SegmentSet`, or a list of strings, `Segment`s and `SegmentSet`s.
             tools: Tools that the model may call; see `invariant_rag.generation.tools` for the calls.
             **template_kwargs: Variables of the chat template, such as `enable_thinking`.
 
@@ -276,18 +229,15 @@ class InvariantModel:
         """
         if (question is None) == (messages is None):
             raise InvalidPrompt("expected either a question or messages")
-        if question is not None:
-            check_text("question", question, error=InvalidPrompt)
-        if messages is not None and (segments or system is not None):
+        if messages is None:
+            chosen = segments if isinstance(segments, SegmentSet) else SegmentSet(segments)
+            messages = question_messages(check_text("question", question, error=InvalidPrompt), chosen, system)
+        elif segments or system is not None:
             raise InvalidPrompt(
                 "expected messages alone, got segments or a system message beside them",
                 hint="Put segments into the content of a message, and the system message first.",
             )
-        if messages is not None:
-            return render_chat(messages, self.tokenizer, tools=tools, template_kwargs=template_kwargs)
-        chosen = segments if isinstance(segments, SegmentSet) else SegmentSet(segments)
-        asked = question_messages(str(question), chosen, system)
-        return render_chat(asked, self.tokenizer, question, tools=tools, template_kwargs=template_kwargs)
+        return render_chat(messages, self.tokenizer, question, tools=tools, template_kwargs=template_kwargs)
 
     def prepare(self, prompt: Prompt, *, new_tokens: int = 0) -> PreparedPrompt:
         """Tokenise, order and arrange a prompt, reserving `new_tokens` of the context window for the answer.
@@ -334,17 +284,17 @@ class InvariantModel:
         """Generate with the model's own `generate`, from an arranged prefill.
 
         Args:
-            prompt: One prompt, or several, which are one batch. On CUDA they are read together, too.
+            prompt: One prompt, or several, which are one batch.
             max_new_tokens: Maximum number of tokens to generate per prompt. None: that of `generation_config`, or 64.
-            seed: Seed for sampling; the global random state, which all threads share, is restored afterwards. None:
-                sample from that state. A list gives each prompt a seed, and the tokens that it has alone.
-            **kwargs: Keyword arguments of transformers' `generate`: `do_sample`, `num_beams`, `stop_strings`,
-                `logits_processor`... Decoding is greedy unless `do_sample` or `generation_config` enables sampling.
-                With `top_logprobs=k`, the k most likely tokens of each step are recorded, too; not with beams.
+            seed: Seed for sampling; the global random state is restored afterwards. None: sample from that state, which
+                all threads share. A list gives each prompt a seed, and the tokens that it has alone.
+            **kwargs: Those of transformers' `generate`: `do_sample`, `num_beams`, `stop_strings`... Decoding is greedy
+                unless `do_sample` or `generation_config` enables sampling. With `top_logprobs=k`, the k most likely
+                tokens of each step are recorded, too; not with beams.
 
         Returns:
-            One generation for one prompt, and a list for several. With `num_return_sequences`, a list in which the
-            sequences of a prompt are consecutive.
+            One generation for one prompt; a list for several, or with `num_return_sequences`, where the sequences of a
+            prompt are consecutive.
 
         Raises:
             InvalidOption: There is no such keyword, or its value is of another kind or out of bounds.
@@ -364,10 +314,10 @@ class InvariantModel:
                 kwargs, seed = sample_rows(kwargs, seed, self.model), None
         prepared = [self.prepare_to_generate(each, wanted) for each in prompts]
         seeds: Sequence[Any] = seed if isinstance(seed, list | tuple) else [seed] * len(prepared)
+        batches = [([each], own) for each, own in zip(prepared, seeds, strict=True)]
+        if not one_by_one or not prepared:
+            batches = [(prepared, seeds[0] if seeds else None)]
         generations: list[Generation] = []
-        batches = [(prepared, seeds[0] if seeds else None)]
-        if one_by_one:
-            batches = [([each], own) for each, own in zip(prepared, seeds, strict=True)]
         for batch, own in batches:
             stock = self.prefiller.stock_decoding(batch)
             options = generation_options(kwargs, self.model, self.tokenizer, stock_decoding=stock)
@@ -384,16 +334,14 @@ class InvariantModel:
     ) -> TextStream:
         """Generate in a background thread, and yield pieces of text. Joined, they are the text of `generate`.
 
-        Closing the stream stops the generation, and errors are raised by the stream. After the last piece, the
-        attribute `generation` of the stream is the result that `generate` returns.
-
-        The keywords are those of `generate`, with a single sequence and no beams; and `keep_tokens`: special tokens
-        that are part of the text.
+        Closing the stream stops the generation, and errors are raised by the stream. After the last piece, its
+        attribute `generation` is what `generate` returns. The keywords are those of `generate`, with a single sequence
+        and no beams; and `keep_tokens`: special tokens that are part of the text.
 
         Raises:
             TokenizerRequired: The model has no tokenizer.
-            UnsupportedCombination: Raised by the first piece within `arranged`, a logits processor, a stopping
-                criterion or a streamer of the same model: its thread would wait for this one, and this one for it.
+            UnsupportedCombination: Raised by the first piece within `arranged` or a callback of the same model: its
+                thread would wait for this one, and this one for it.
         """
 
         def generate(**more: Any) -> Generation:
@@ -405,15 +353,10 @@ class InvariantModel:
         return TextStream(generate, self.tokenizer, kwargs, check=self.prefiller.shared.lock.check_new_thread)
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> list[float]:
-        """Return the log-probability of each candidate as the continuation of the prompt.
-
-        Args:
-            prompt: The prompt.
-            candidates: Continuations, as text or token ids. They are scored in one batch.
+        """Return the log-probability of each candidate, text or token ids, as the continuation of the prompt.
 
         Raises:
-            InvalidPrompt: A candidate has no token or one outside of the vocabulary, `candidates` is a single text, or
-                the prompt has segments but no suffix.
+            InvalidPrompt: As for `candidate_ids`; or the prompt has segments but no suffix.
         """
         options = self.candidate_ids(candidates)
         if not options:
@@ -429,18 +372,15 @@ class InvariantModel:
             InvalidPrompt: A candidate has no token or one outside of the vocabulary, or `candidates` is a single text.
             TokenizerRequired: A candidate is text, and the model has no tokenizer.
         """
-        if isinstance(candidates, str):
+        if isinstance(candidates, str) or not is_iterable(candidates):
             raise InvalidPrompt(
-                f"expected several candidates, got one text: {shown(candidates)}", hint="Put it into a list."
-            )
-        if not is_iterable(candidates):
-            raise InvalidPrompt(
-                f"expected candidates, got {shown(candidates)}", hint="Give a list of texts, or of lists of token ids."
+                f"expected several candidates, got {shown(candidates)}",
+                hint="Give a list of texts, or of lists of token ids.",
             )
         options = [tokenize_text(each, self.tokenizer) for each in candidates]
-        if not all(options):
-            raise InvalidPrompt(f"expected candidates of at least one token, got none in {shown(candidates)}")
         for option in options:
+            if not option:
+                raise InvalidPrompt(f"expected candidates of at least one token, got none in {shown(candidates)}")
             self._check_vocabulary(option)
         return options
 
@@ -461,7 +401,7 @@ class InvariantModel:
     def arranged(self, prompts: Sequence[PreparedPrompt]) -> Iterator[None]:
         """Use arranged attention in the wrapped model's own forward pass, with gradients, for training.
 
-        Tokens that follow those of a prompt are read as its answer. Their positions count on from the prompt's last.
+        Tokens that follow those of a prompt are its answer. Their positions count on from the prompt's last.
 
         >>> with lm.arranged([prepared]):  # doctest: +SKIP
         ...     ids, positions = torch.tensor([prepared.input_ids]), torch.tensor([prepared.positions])
@@ -498,26 +438,14 @@ class InvariantModel:
         copies = max(options["num_beams"], options["num_return_sequences"])
         # Prompts are prefilled here, or by the first forward pass of `generate`: one prompt after what its cache has of
         # it, several where there is no cache.
-        is_one = len(prepared) == 1 or (
-            prefiller.choices.cache is None and prefiller.shares_prefill([len(each.input_ids) for each in prepared])
-        )
+        lengths = [len(each.input_ids) for each in prepared]
+        is_one = len(prepared) == 1 or (self.cache is None and prefiller.shares_prefill(lengths))
         prefills = copies == 1 and is_one
         prefilled = prefiller.load_cached_prefixes(prepared) if prefills else prefiller.prefill(prepared)
         cache: Cache = batch_caches([each.cache for each in prefilled], batch.padding, copies)
         is_whole = prefills and not cache.get_seq_length()
         states = [replace(each.state, padding=by) for each, by in zip(prefilled, batch.padding, strict=True)]
+        cached = [each.cached_tokens for each in prefilled]
         with (prefiller.generation_attention if is_whole else prefiller.decoding_attention)(states):
-            cached = [each.cached_tokens for each in prefilled]
             inputs = batch.ids, batch.mask, cache
             return decode(prefiller.model, self.tokenizer, prepared, *inputs, max_new_tokens, options, cached)
-
-
-def _unpickled(
-    kind: type[InvariantModel],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None,
-    choices: ResolvedChoices,
-) -> InvariantModel:
-    lm = object.__new__(kind)
-    vars(lm).update(tokenizer=tokenizer, prefiller=Prefiller(model, choices, shared_state(model)))
-    return lm

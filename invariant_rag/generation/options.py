@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from numbers import Real
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
@@ -154,9 +155,9 @@ def _refuse(
     if names := sorted(_OWN_INPUTS & given.keys()):
         reason = f"options of decoding, got {', '.join(names)}, which the prompt and its arrangement determine"
         hint = "Remove the option. Token ids go into the Prompt; the length of an answer is max_new_tokens."
-    elif names := sorted(name for name in _FOREIGN_CODE & known.keys() if is_set(known[name])):
+    elif names := sorted(filter(lambda name: is_set(known[name]), _FOREIGN_CODE & known.keys())):
         reason = f"a decoding loop of transformers itself, got {', '.join(names)}, for which it runs other code"
-    elif names := sorted(name for name in _OWN_PREFILL & known.keys() if known[name] is not False):
+    elif names := sorted(filter(lambda name: known[name] is not False, _OWN_PREFILL & known.keys())):
         reason = f"decoding after an arranged prefill, got {', '.join(names)}, with which transformers prefills itself"
     elif called.get("use_cache") is False:
         reason = "decoding with a cache, got use_cache=False: the cache holds the arranged prefill"
@@ -198,7 +199,7 @@ def as_ids(value: Any, name: str = "eos_token_id") -> list[int]:
     """Return a token id, several (also as a tensor), or None as a list; or raise InvalidOption."""
     listed = value.flatten().tolist() if hasattr(value, "flatten") else [] if value is None else value
     listed = list(listed) if is_iterable(listed) and not isinstance(listed, str | bytes) else [listed]
-    return [check_number(name, each, error=InvalidOption) for each in listed]
+    return list(map(partial(check_number, name, error=InvalidOption), listed))
 
 
 def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:

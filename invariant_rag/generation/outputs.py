@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from invariant_rag.checks import check_kind
 from invariant_rag.generation.answers import Usage
-from invariant_rag.prompts.labels import Labels
+from invariant_rag.labels import Labels
 
 if TYPE_CHECKING:
     from invariant_rag.segments import Prompt
@@ -82,12 +83,12 @@ def ledger(generation: Generation, prompt: Prompt, *, recognized: bool = True) -
         a cache; `method`: name of the method; `invariant`: whether the order given could not change the answer, None
         without documents; `bitwise`: there, and False, if other requests in its batch may have changed its last bits.
     """
-    names = [segment.content_hash for segment in prompt.segments]
+    name_of = list(map(attrgetter("content_hash"), prompt.segments)).__getitem__
     return {
         "sets": list(generation.sets),
-        "order": [names[index] for index in generation.order],
-        "dropped": sorted([names[index] for index in generation.dropped]),
-        "trimmed": sorted([names[index] for index in generation.trimmed]),
+        "order": list(map(name_of, generation.order)),
+        "dropped": sorted(map(name_of, generation.dropped)),
+        "trimmed": sorted(map(name_of, generation.trimmed)),
         "cached_tokens": generation.usage.cached_tokens,
         "method": generation.method,
         "invariant": generation.invariant if recognized else False,

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,15 +19,15 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import natural_positions
-from invariant_rag.attention.alibi import Alibi
 from invariant_rag.attention.dynamic_rope import has_dynamic_rope, private_dynamic_rope
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, own_attention
 from invariant_rag.attention.per_model import forward_parameters, once_per_model
+from invariant_rag.attention.positions import Alibi
 from invariant_rag.attention.probe import input_device, probe
 from invariant_rag.cancellation import check_cancelled
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.digest import weights_digest
-from invariant_rag.generation.prefix_cache import PrefixCache, prompt_prefix, warn_of_foreign_code
+from invariant_rag.generation.digest import warn_of_foreign_code, weights_digest
+from invariant_rag.generation.kv_cache import EntryLayout, PrefixCache
 from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.interventions import PromptBatch
 from invariant_rag.locks import ForkSafeLock
@@ -34,34 +35,25 @@ from invariant_rag.locks import ForkSafeLock
 if TYPE_CHECKING:
     from invariant_rag.attention.positions import PositionEncoding
     from invariant_rag.generation.choices import ResolvedChoices
-    from invariant_rag.generation.kv_cache import EntryLayout
     from invariant_rag.segments import TokenIds
 
 RUNS_ELSEWHERE = "invariant_rag_runs_elsewhere"
 """An attribute of models without weights, of which only configuration and tokenizer are needed."""
 
 
-@dataclass(eq=False)
-class _Hold:
-    """A lock while a thread holds it."""
-
-    lock: ModelLock
-    thread: int
-    active: bool = True
-
-
-_holds: ContextVar[tuple[_Hold, ...]] = ContextVar("held_model_locks", default=())
+_holds: ContextVar[tuple[tuple[ModelLock, object], ...]] = ContextVar("held_model_locks", default=())
 
 
 class ModelLock:
     """A re-entrant lock that is refused to a thread for whose end the holder may be waiting.
 
-    Such a thread was started by the holder, or with a copy of its context as asyncio and LangChain do. It would wait
-    for the lock, and the holder for it.
+    Such a thread was started by the holder, with a copy of its context as asyncio and LangChain do. It would wait for
+    the lock, and the holder for it.
     """
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock()
+        self._threads: dict[object, int] = {}  # of the holds that have not ended
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -75,24 +67,21 @@ class ModelLock:
             self._refuse(get_ident())
         with self._lock:
             check_cancelled()
-            hold = _Hold(self, get_ident())
-            token = _holds.set((*_holds.get(), hold))
+            hold = object()
+            self._threads[hold] = get_ident()
+            token = _holds.set((*_holds.get(), (self, hold)))
             try:
                 yield
             finally:
-                hold.active = False
+                del self._threads[hold]
                 _holds.reset(token)
 
     def check_new_thread(self) -> None:
-        """Check that a new thread could get the lock while this one waits for it.
-
-        Raises:
-            UnsupportedCombination: This thread holds it.
-        """
+        """Check that a new thread could get the lock while this one waits for it; else UnsupportedCombination."""
         self._refuse(None)
 
     def _refuse(self, thread: int | None) -> None:
-        if any(hold.active and hold.lock is self and hold.thread != thread for hold in _holds.get()):
+        if any(lock is self and self._threads.get(hold, thread) != thread for lock, hold in _holds.get()):
             raise UnsupportedCombination(
                 "expected a call from outside of `lm.arranged`, logits processors, stopping criteria and streamers of "
                 "the same model, got one from a thread that they wait for, so that both would wait for ever",
@@ -169,6 +158,14 @@ class Prefiller:
     choices: ResolvedChoices
     shared: SharedState
 
+    @classmethod
+    def of(cls, model: PreTrainedModel, choices: ResolvedChoices) -> Prefiller:
+        """Return one that shares with others of the model what belongs to no single wrapper."""
+        return cls(model, choices, shared_state(model))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.of, (self.model, self.choices)
+
     @property
     def device(self) -> torch.device:
         """Device of the input ids."""
@@ -231,7 +228,7 @@ class Prefiller:
         rotations = self.shared.rotations
         if self.choices.intervention is not None:
             return self.choices.intervention.applied(self.model, PromptBatch(prompts, rotations))
-        if not [prompt for prompt in prompts if not prompt.arrangement.is_plain]:
+        if all(map(attrgetter("arrangement.is_plain"), prompts)):
             return nullcontext()
         attention = ArrangedAttention(prompts, self.choices.backend, rotations, last_text_only)
         return override_attention(self.model, attention, until_layer=len(rotations) - 1 if once else None)
@@ -293,7 +290,7 @@ class Prefiller:
             return results
         cached = [number for number, each in enumerate(prompts) if _has_prefix(each)]
         if cached and not warn_of_foreign_code(self.model):
-            prefixes = [prompt_prefix(prompts[number], self.choices) for number in cached]
+            prefixes = [prompts[number].prefix(self.choices.method) for number in cached]
             loaded = PrefixCache.of(self, store).load(prefixes)
             for number, (cache, tokens) in zip(cached, loaded, strict=True):
                 results[number] = replace(results[number], cache=cache, cached_tokens=tokens)
@@ -305,38 +302,30 @@ class Prefiller:
         self._run([tokens], [range(start, start + len(tokens))], cache=cache)
         return cache
 
-    def prefill_uncached(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
-        """Run the model over whole prompts, and keep their keys and values: in one forward pass where that pays."""
-        results = [PrefillResult(PromptState(each.arrangement), DynamicCache()) for each in prompts]
-        lengths = [len(each.input_ids) for each in prompts]
-        if len(prompts) < 2 or not self.shares_prefill(lengths):
-            return self._continue_each(prompts, results)
-        batch, cache = left_pad(prompts, 0, self.device), DynamicCache()
-        positions = (batch.mask.cumsum(dim=1) - 1).clamp(min=0) if batch.positions is None else batch.positions
-        states = [replace(each.state, padding=by) for each, by in zip(results, batch.padding, strict=True)]
-        with self.generation_attention(states):
-            self._run(batch.ids, positions, batch.mask, cache=cache)
-        rows = unbatch_cache(cache, batch.padding, lengths)
-        return [replace(each, cache=row) for each, row in zip(results, rows, strict=True)]
-
     def prefill(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
         """Prefill all tokens of prompts but the last of each, with which decoding starts.
 
         The last tokens take part and are then cropped, so that rotary scalings that depend on the length see the whole
         prompt. Layers with a sliding window keep their full length too.
         """
-        results = self.load_cached_prefixes(prompts)
-        starts = [each.cache.get_seq_length() for each in results]
-        uncached = [len(each.input_ids) - start for each, start in zip(prompts, starts, strict=True)]
-        if not any(starts):
-            results = self.prefill_uncached(prompts)
-        elif len(prompts) > 1 and all(starts) and self.shares_prefill(uncached):
-            results = self._continue_together(prompts, results, starts)
-        else:
-            results = self._continue_each(prompts, results)
+        results = self.prefill_uncached(prompts, self.load_cached_prefixes(prompts))
         for result in results:
             result.cache.crop(-1)
         return results
+
+    def prefill_uncached(
+        self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult] | None = None
+    ) -> list[PrefillResult]:
+        """Prefill what follows the prefixes of prompts (None: all of them), in one forward pass where that pays."""
+        if prefixes is None:
+            prefixes = [PrefillResult(PromptState(each.arrangement), DynamicCache()) for each in prompts]
+        starts = [each.cache.get_seq_length() for each in prefixes]
+        uncached = [len(each.input_ids) - start for each, start in zip(prompts, starts, strict=True)]
+        if len(prompts) > 1 and (all(starts) or not any(starts)) and self.shares_prefill(uncached):
+            return self._prefill_together(prompts, prefixes, starts)
+        for prepared, prefix in zip(prompts, prefixes, strict=True):
+            self._continue(prepared, prefix)
+        return list(prefixes)
 
     def _continue(self, prepared: PreparedPrompt, prefix: PrefillResult, keep: int = 1) -> torch.Tensor:
         """Prefill the rest of a prompt; return logits of at least the last `keep` tokens `[tokens, vocabulary]`."""
@@ -344,21 +333,12 @@ class Prefiller:
         with (self.decoding_attention if start else self.generation_attention)([prefix.state]):
             return self.forward(prepared, keep, start, cache=prefix.cache)
 
-    def _continue_each(
-        self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult]
-    ) -> list[PrefillResult]:
-        """Prefill the rest of each prompt by itself, into the cache of its prefix."""
-        for prepared, prefix in zip(prompts, prefixes, strict=True):
-            self._continue(prepared, prefix)
-        return list(prefixes)
-
-    def _continue_together(
+    def _prefill_together(
         self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult], starts: Sequence[int]
     ) -> list[PrefillResult]:
-        """Prefill the last texts of prompts in one forward pass.
+        """Prefill what follows prefixes in one forward pass.
 
-        The prefixes are padded on the left and the texts on the right, so that every text follows its prefix. No token
-        attends to what follows it.
+        The prefixes are padded on the left and what follows on the right. No token attends to what follows it.
         """
         padding = [max(starts) - start for start in starts]
         count = max(len(each.input_ids) - start for each, start in zip(prompts, starts, strict=True))
@@ -370,9 +350,8 @@ class Prefiller:
             mask.append([0] * padded + [1] * (start + count))
         states = [replace(each.state, padding=by, scratch={}) for each, by in zip(prefixes, padding, strict=True)]
         cache = batch_caches([each.cache for each in prefixes], padding)
-        with self.decoding_attention(states):
-            seen = torch.tensor(mask, device=self.device)
-            self._run(ids, positions, seen, cache=cache)
+        with (self.decoding_attention if any(starts) else self.generation_attention)(states):
+            self._run(ids, positions, torch.tensor(mask, device=self.device), cache=cache)
         rows = unbatch_cache(cache, padding, [len(each.input_ids) for each in prompts])
         return [replace(each, cache=row) for each, row in zip(prefixes, rows, strict=True)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from invariant_rag.arrangement import Arrangement, Layout
 from invariant_rag.errors import ContextOverflow, InvalidPrompt
 from invariant_rag.generation.outputs import Generation, Usage
+from invariant_rag.labels import Labels, labels_of
 from invariant_rag.prompts import tokenize_in_slots, tokenize_prompt
-from invariant_rag.prompts.labels import Labels, labels_of
-from invariant_rag.prompts.literal_text import CUT
+from invariant_rag.prompts.tokenization import CUT
 from invariant_rag.segments import Prompt, verdict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from invariant_rag.generation.choices import ResolvedChoices
+    from invariant_rag.methods import Method
 
 Overflow: TypeAlias = Literal["error", "drop_last", "trim_segments"]
+_REPORTED = ("order", "dropped", "trimmed", "method", "labels", "invariant")  # with a generation
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class PreparedPrompt:
         dropped: Segments that were dropped because the prompt was too long.
         trimmed: Segments that were truncated because the prompt was too long.
         method: Name of the method.
-        labels: Which segment has which label, such as the 2 of `[2]`; see `prompts.labels`.
+        labels: Which segment has which label, such as the 2 of `[2]`; see `labels`.
         invariant: Whether the input is the same for every order of the segments; see `segments.verdict`.
     """
 
@@ -52,7 +54,7 @@ class PreparedPrompt:
     @property
     def sets(self) -> tuple[int, ...]:
         """Number of segments of each set, without those that were dropped."""
-        return tuple([len(lengths) for lengths in self.arrangement.layout.sets if lengths])
+        return tuple(map(len, filter(None, self.arrangement.layout.sets)))
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -68,6 +70,12 @@ class PreparedPrompt:
     def suffix_length(self) -> int:
         """Number of tokens of the suffix, the last text."""
         return self.arrangement.layout.texts[-1]
+
+    def prefix(self, method: Method) -> PreparedPrompt:
+        """Return the prompt without its suffix, as a method arranges it."""
+        layout = self.arrangement.layout
+        prefix = replace(layout, texts=(*layout.texts[:-1], 0))
+        return replace(self, input_ids=self.input_ids[: prefix.length], arrangement=method.arrange(prefix))
 
     def generation(
         self,
@@ -87,7 +95,7 @@ class PreparedPrompt:
             usage=Usage(len(self.input_ids), len(token_ids), cached_tokens),
             top_logprobs=tuple(top_logprobs),
             sets=self.sets,
-            **{name: getattr(self, name) for name in ("order", "dropped", "trimmed", "method", "labels", "invariant")},
+            **dict(zip(_REPORTED, attrgetter(*_REPORTED)(self), strict=True)),
         )
 
 
@@ -111,15 +119,15 @@ def prepare(
         query = suffix.replace(CUT, "")
     else:
         query = "" if tokenizer is None else str(tokenizer.decode(list(suffix)))
-    ranks = [choices.ordering.rank(candidates, query) for candidates in tokens.sets]
-    ranked_ids = [
-        [candidates[i].token_ids for i in rank]
-        if segments.slots is None
-        else tokenize_in_slots(segments, rank, tokenizer)
-        for segments, candidates, rank in zip(prompt.sets, tokens.sets, ranks, strict=True)
-    ]
+    ranks, ranked_ids, ranked_lengths = [], [], []
+    for segments, candidates in zip(prompt.sets, tokens.sets, strict=True):
+        rank = choices.ordering.rank(candidates, query)
+        by_rank = [candidates[i].token_ids for i in rank]
+        ranks.append(rank)
+        ranked_ids.append(by_rank if segments.slots is None else tokenize_in_slots(segments, rank, tokenizer))
+        ranked_lengths.append(list(map(len, ranked_ids[-1])))
     lengths = fit_segments(
-        [list(map(len, each)) for each in ranked_ids],
+        ranked_lengths,
         choices.overflow,
         window=choices.context_window,
         max_segment_tokens=choices.max_segment_tokens,
@@ -188,7 +196,7 @@ def fit_segments(
     Raises:
         ContextOverflow: The prompt is too long, and the strategy is `error` or the texts alone do not fit.
     """
-    sets = [list(lengths) for lengths in ranked]
+    sets = list(map(list, ranked))
     limit = max_segment_tokens
     if limit is not None and (longest := max(map(_longest, sets), default=0)) > limit:
         if overflow == "error":

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 
+from invariant_rag.attention.call import LayerInputs
 from invariant_rag.attention.hook import PromptState, rows_per_prompt, unpad_row
-from invariant_rag.attention.kernels import attend
-from invariant_rag.attention.layer_inputs import LayerInputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,11 +43,6 @@ class PromptBatch:
             prompt = self.prompts[index // repeats]
             call, padded_queries = unpad_row(inputs, index, prompt, self.rotations[inputs.layer])
             yield BatchRow(call, padded_queries, prompt.length)
-
-
-def plain_attention(call: AttentionCall) -> torch.Tensor:
-    """Return the attention output of the plain model `[H, Q, D_v]`."""
-    return attend(call, call.queries, call.keys, call.values)
 
 
 def stack_rows(outputs: Sequence[tuple[BatchRow, torch.Tensor]]) -> torch.Tensor:

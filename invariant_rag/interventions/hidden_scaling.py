@@ -14,15 +14,15 @@ import torch
 from torch import nn
 from transformers import Cache, PreTrainedModel
 
+from invariant_rag.attention.call import LayerInputs
 from invariant_rag.attention.hook import active_attention, override_attention
-from invariant_rag.attention.kernels import attend
-from invariant_rag.attention.layer_inputs import LayerInputs
 from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.attention.probe import input_device
+from invariant_rag.attention.softmax import plain_attention
 from invariant_rag.checks import check_flag, check_items, check_number, check_path, check_real, check_text
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnusableFile
 from invariant_rag.files import read_bytes, write_file
-from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch, plain_attention, stack_rows
+from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch, stack_rows
 from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
@@ -116,7 +116,9 @@ class HiddenScaling(Intervention):
         check_text("model", model)
         published = {_short_name(name): parameters for name, parameters in PUBLISHED.items()}
         if (name := _short_name(model)) not in published:
-            hint = "`invariant-rag search-dimension` finds parameters for a model; HiddenScaling.load loads them."
+            hint = (
+                "`interventions.search.search_dimension` finds parameters for a model; HiddenScaling.load loads them."
+            )
             raise UnknownName("model in the published table", model, PUBLISHED, hint=hint)
         return cls(*published[name])
 
@@ -127,7 +129,7 @@ class HiddenScaling(Intervention):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Load parameters from a file of `save` or of `invariant-rag search-dimension`; refuse any other file."""
+        """Load parameters from a file of `save`, of these or of a search; refuse any other file."""
         try:
             content = read_bytes(check_path("path", path))
         except OSError as error:
@@ -261,9 +263,10 @@ class _ScaledAttention:
         end = call.query_start + before
         outputs = []
         if before:
-            outputs.append(attend(call, call.queries[:, :before], call.keys[:, :end], call.values[:, :end]))
+            keys, values = call.keys[:, :end], call.values[:, :end]
+            outputs.append(plain_attention(replace(call, queries=call.queries[:, :before], keys=keys, values=values)))
         if before < call.queries.shape[1]:
-            outputs.append(attend(call, scaled.queries[:, before:], scaled.keys, scaled.values))
+            outputs.append(plain_attention(replace(scaled, queries=scaled.queries[:, before:])))
         return torch.cat(outputs, dim=1)
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from invariant_rag.attention.call import LayerInputs
 from invariant_rag.attention.hook import override_attention
-from invariant_rag.attention.kernels import apply_softcap, causal_mask
-from invariant_rag.attention.layer_inputs import LayerInputs
+from invariant_rag.attention.softmax import apply_softcap, causal_mask, plain_attention
 from invariant_rag.checks import check_number, check_real
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
-from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch, plain_attention, stack_rows
+from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch, stack_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -34,5 +34,6 @@ class RoToR(Method):
                 prefix = [Run(0, origin, segment.stop - stop)] if origin else []
                 after = Run(segment.stop, stop, origin - stop)
                 rows.append(Row(segment, (*prefix, after, Run(origin, segment.stop, 0))))
-            rows += [Row(segment, (Run(0, segment.stop, 0),)) for segment in segments[-1:]]
+            if segments:
+                rows.append(Row(segments[-1], (Run(0, segments[-1].stop, 0),)))
         return Arrangement.of(layout, rows)

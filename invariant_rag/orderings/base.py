@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from operator import eq
 from typing import Any, ClassVar
 
 from invariant_rag.read_only import ReadOnly
@@ -62,7 +62,8 @@ class Ordering(ReadOnly):
         """
         keys = self.sort_keys(candidates, query)
         ranks = sorted(range(len(candidates)), key=keys.__getitem__, reverse=self.descending)
-        if not [i for i, j in pairwise(ranks) if keys[i] == keys[j]]:
+        ordered = list(map(keys.__getitem__, ranks))
+        if not any(map(eq, ordered, ordered[1:])):
             return ranks
         unique = [(key, candidate.tie_breaker) for key, candidate in zip(keys, candidates, strict=True)]
         return sorted(ranks, key=unique.__getitem__, reverse=self.descending)

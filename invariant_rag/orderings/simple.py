@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import ClassVar
 
 from invariant_rag.errors import InvalidSegment
@@ -21,7 +22,7 @@ class Lexical(Ordering):
 
     def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[tuple[int, ...]]:
         """Return the token ids."""
-        return [candidate.token_ids for candidate in candidates]
+        return list(map(attrgetter("token_ids"), candidates))
 
 
 class LexicalReversed(Lexical):

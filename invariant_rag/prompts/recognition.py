@@ -1,267 +1,181 @@
-"""Recognise a slot that is a set: nothing but the texts of one retrieval, each once, in one constant template.
+"""Recognise a slot that is a set: the value of one variable of a prompt template, one tool message, or content block.
 
-A slot is the value of one variable of a prompt template, the content of one tool message, or one content block. Nothing
-else is looked at, and what is not recognised stays as it is written.
+Nothing else is looked at, and what is not recognised stays as it is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from string import ascii_lowercase, ascii_uppercase
 
-from invariant_rag.prompts.retrievals import Retrieval
 from invariant_rag.segments import Segment, SegmentSet, Slot
 
-_MOST_STATES = 20_000  # steps of one comparison of templates; that of a usual one takes a few hundred
+_TELLING = re.compile(r"(?=.*\d|\S.*\w.*\S)\S(?:.*\S)?", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class _Parsed:
-    """A slot as units with a separator between them; a unit is a document with the same text before and after each."""
+class Retrieval:
+    """What one call of a retriever returned."""
 
-    segments: tuple[Segment, ...]
-    before: str
-    after: str
-    separator: str
-
-    @property
-    def units(self) -> list[str]:
-        return [self.before + each.text + self.after for each in self.segments]
+    segments: tuple[Segment, ...]  # in the order in which they were listed
+    query: str = ""  # what was asked, if that is known: a slot with this text is the user's question, and no set
+    fields: tuple[Mapping[str, str], ...] = ()  # texts of templates beside title and metadata, for each document
+    one_by_one: bool = False  # whether a model may be asked about one document: it runs inside of the retriever
+    is_set: bool = True  # whether their order means nothing; a list that no retriever returned is a reason to warn
 
     @property
-    def key(self) -> tuple[list[str], str]:
-        """What two parses share if they render alike in any order."""
-        return sorted(self.units), self.separator
+    def rows(self) -> list[dict[str, str]]:
+        """The fields of each document."""
+        rows = []
+        for place, each in enumerate(self.segments):
+            row = {"title": each.title} if each.title else {}
+            if each.metadata:
+                row["metadata"] = str(dict(each.metadata))
+                row.update((f"metadata.{key}", str(value)) for key, value in each.metadata.items())
+            rows.append({**row, **(self.fields[place] if place < len(self.fields) else {})})
+        return rows
 
-    def write(self, order: Iterable[int]) -> str:
-        """Return what the template writes for the documents in another order."""
-        units = self.units
-        return self.separator.join(units[index] for index in order)
+    @property
+    def columns(self) -> list[tuple[str, ...]]:
+        """The fields that tell documents apart, each with its text for every document; "" where one has none.
 
-    def to_set(self) -> SegmentSet:
-        behind = [self.after + self.separator] * (len(self.segments) - 1) + [self.after]
-        return SegmentSet(self.segments, slots=[Slot(self.before, each) for each in behind])
+        Fields with running numbers or letters are left out: a template may count.
+        """
+        rows = self.rows
+        names = sorted({name for row in rows for name in row})
+        columns = dict.fromkeys(tuple(row.get(name, "") for row in rows) for name in names)
+        return [each for each in columns if len(set(each)) > 1 and not _counts(each)]
+
+
+def _counts(values: Sequence[str]) -> bool:
+    """Return whether values are those of a count of documents from 0, 1 or A on, in any order."""
+    listed = sorted(each.lstrip("0") or "0" if each.isdecimal() else each for each in values)
+    numbers = [sorted(map(str, range(first, first + len(values)))) for first in (0, 1)]
+    return listed in (*numbers, *(list(alphabet[: len(values)]) for alphabet in (ascii_lowercase, ascii_uppercase)))
 
 
 def find_set(slot: str, retrievals: Iterable[Retrieval]) -> SegmentSet | None:
-    r"""Return the set that a slot is; None if it is text.
+    """Return the set that a slot is; None if it is text.
 
     A slot is a set if it is nothing but the texts of one retrieval, each exactly once, in one constant template: equal
-    texts before, between and behind them, where a document's own fields are fields of the template. What a template
-    writes beside a document from its fields is part of the segment. Text that counts is no field.
+    texts before, between and behind them, once a document's own fields are put back as fields. These are part of the
+    segment. Text that counts is no field. White space around documents is the template's: the same for all of them.
 
     Law: `set_text` of the set is the slot. The same template with the documents in another order gives an equal set,
     or None for each order.
-
-    >>> known = [Retrieval((Segment("Ferries.", metadata={"year": 2021}), Segment("Mills.", metadata={"year": 1987})))]
-    >>> [each.text for each in find_set("1987: Mills.\n2021: Ferries.", known)]
-    ['1987: Mills.', '2021: Ferries.']
-    >>> find_set("[1] Mills.\n[2] Ferries.", known) is None
-    True
-
-    Args:
-        slot: The value of a template's variable, the content of a tool message, or a content block.
-        retrievals: What was retrieved in this run.
     """
     listed = list(retrievals)
     parses = [found for each in listed if (found := _parse(slot, each)) is not None]
-    most = max((len(each.segments) for each in parses), default=0)
-    largest = [each for each in parses if len(each.segments) == most]
-    if not largest or any(each.key != largest[0].key for each in largest):
+    most = max(map(len, parses), default=0)
+    largest = [each for each in parses if len(each) == most]
+    if not largest or any(_key(each) != _key(largest[0]) for each in largest):
         return None
-    around = largest[0].before + largest[0].after if most == 1 else ""
+    found = largest[0]
+    around = "".join(each.before + each.after for each in found.slots or ()) if most == 1 else ""
     if any(each.text.strip() and each.text.strip() in around for one in listed for each in one.segments):
         return None  # other documents stand beside the only one
-    queries = {each.query for each in listed} - {""}
-    if any(_is_query(slot, largest[0], each, listed) for each in queries):
+    for query in {each.query for each in listed} - {""}:
+        asked = [_key(parsed) for each in listed if (parsed := _parse(query, each)) is not None]
+        if slot.strip() == query.strip() or _key(found) in asked:
+            return None  # the user's question, if in another order
+    return found
+
+
+def _key(found: SegmentSet) -> tuple[list[str], str]:
+    """Return what sets share that are written alike in any order: documents with what is beside them, a separator."""
+    slots = found.slots or (Slot(),)
+    before, after, separator = slots[-1].before, slots[-1].after, slots[0].after.removeprefix(slots[-1].after)
+    return sorted(before + each.text + after for each in found), separator
+
+
+def _parse(slot: str, retrieval: Retrieval) -> SegmentSet | None:
+    """Return the set that a slot is; None if it is none, or would be none with the documents in another order."""
+    texts = [each.text.strip() for each in retrieval.segments]
+    pairs = list(zip(retrieval.segments, texts, strict=True))
+    padding = {tuple(each.text.split(text, 1)) for each, text in pairs if text}
+    if not all(text and text in slot for text in texts) or len(padding) != 1:
         return None
-    return largest[0].to_set()
-
-
-def _is_query(slot: str, found: _Parsed, query: str, retrievals: Iterable[Retrieval]) -> bool:
-    """Return whether a slot is the question: the same text, or the same set in another order."""
-    if slot.strip() == query.strip():
-        return True
-    return any((asked := _parse(query, each)) is not None and asked.key == found.key for each in retrievals)
-
-
-def _parse(slot: str, retrieval: Retrieval) -> _Parsed | None:
-    """Return the only parse of a slot; None if there is none, or if the documents in another order had several."""
-    segments = retrieval.segments
-    if not all(each.text.strip() in slot for each in segments):
+    segments = [each if each.text == text else replace(each, text=text) for each, text in pairs]
+    if len(segments) == 1:  # no other shows the template: it stands alone, or beside a field of its own
+        before, _, after = slot.partition(texts[0])
+        beside = any(value and (value in before or value in after) for value in retrieval.rows[0].values())
+        fits = texts[0] not in after and (beside or not (before + after).strip())
+        return SegmentSet(segments, slots=[Slot(before, after)]) if fits else None
+    columns = retrieval.columns
+    rows = {(text, *(column[index] for column in columns)) for index, text in enumerate(texts)}
+    places = _places(slot, texts) if len(rows) == len(set(texts)) else []
+    if not places:  # or: which of the equal texts has which fields?
         return None
-    if len(segments) == 1:
-        return _parse_single(slot, segments[0], retrieval.rows[0])
-    columns = [each for each in retrieval.columns if all(value in slot for value in each)]
-    found = _only_parse(slot, segments, columns)
-    if found is None:
+    starts, stops, order = zip(*places, strict=True)
+    first, *inner, last = (slot[stop:start] for stop, start in zip((0, *stops), (*starts, len(slot)), strict=True))
+    fields = [_Fields([column[index] for column in columns]) for index in order]
+    front, back = fields[0].taken_out(first), fields[-1].taken_out(last)
+    befores, afters = [each.put_in(front) for each in fields], [each.put_in(back) for each in fields]
+    separator = inner[0][len(afters[0]) : len(inner[0]) - len(befores[1])]
+    joint = back + separator + front
+    varies = any(
+        (each.taken_out(before), each.taken_out(after)) != (front, back) or any(value in joint for value in each.values)
+        for each, before, after in zip(fields, befores, afters, strict=True)
+    )
+    once = len(segments) == 2 and any(map(str.isalnum, separator))  # words that are written once are no template
+    if once or varies or inner != [a + separator + b for a, b in zip(afters, befores[1:], strict=False)]:
         return None
-    texts = {text for each in segments for text in (each.text, each.text.strip())}
-    joint = found.after + found.separator + found.before
-    once = len(segments) == 2 and any(map(str.isalnum, found.separator))  # words that are written once are no template
-    if once or _may_be_stripped(segments, joint):
+    units = [before + texts[index] + after for before, index, after in zip(befores, order, afters, strict=True)]
+    if _meet(units, separator, texts):
         return None
-    fielded = any(each.text not in texts for each in found.segments)
-    padded = any(each.text != each.text.strip() for each in segments)
-    if fielded or padded or any(all(value in joint for value in each) for each in columns):
-        by_content = sorted(range(len(segments)), key=lambda index: found.segments[index].canonical_key)
-        for first in range(len(segments)):
-            rotated = [*by_content[first:], *by_content[:first]]
-            for order in (rotated, rotated[::-1]):
-                other = _only_parse(found.write(order), segments, columns)
-                if other is None or other.key != found.key:
-                    return None
-    return None if _meet(found, texts) else found
+    before, after, listed = befores[0], afters[0], [segments[index] for index in order]
+    if len({*befores}) > 1 or len({*afters}) > 1:
+        before, after, listed = "", "", [replace(each, text=unit) for each, unit in zip(listed, units, strict=True)]
+    behind = [after + separator] * (len(listed) - 1) + [after]
+    return SegmentSet(listed, slots=[Slot(before, each) for each in behind])
 
 
-def _parse_single(slot: str, segment: Segment, row: Mapping[str, str]) -> _Parsed | None:
-    """Return the parse of a single document, alone or beside a field of its own: no other shows the template."""
-    text = segment.text if segment.text in slot else segment.text.strip()
-    before, found, after = slot.partition(text) if text else (slot, "", "")
-    beside = any(value and (value in before or value in after) for value in row.values())
-    if not found or text in after or ((before or after) and not beside):
-        return None
-    return _Parsed((replace(segment, text=text),), before, after, "")
+class _Fields:
+    """The fields of a document that its template may write: those that hardly stand in other text by chance."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        self.values = list(filter(None, values))
+        named = [(each, chr(0xF0000 + column)) for column, each in enumerate(values) if _TELLING.fullmatch(each)]
+        self.signs = sorted(named, key=lambda each: -len(each[0]))
+
+    def taken_out(self, text: str) -> str:
+        """Return a text with a sign in the place of each value."""
+        for value, sign in self.signs:
+            text = text.replace(value, sign)
+        return text
+
+    def put_in(self, text: str) -> str:
+        """Return a text with the values in the place of their signs."""
+        for value, sign in self.signs:
+            text = text.replace(sign, value)
+        return text
 
 
-def _only_parse(slot: str, segments: Sequence[Segment], columns: Sequence[Sequence[str]]) -> _Parsed | None:
-    """Return the parse of a slot; None if there is not one. Documents are looked for as they are, and stripped."""
-    stripped = [each if each.text == each.text.strip() else replace(each, text=each.text.strip()) for each in segments]
-    if not all(each.text for each in stripped):
-        return None
-    found = _parses(slot, segments, columns)
-    if any(one is not other for one, other in zip(segments, stripped, strict=True)):
-        if not _places(slot, stripped):
-            return None
-        found += _parses(slot, stripped, columns)
-    return found[0] if found and all(each.key == found[0].key for each in found) else None
-
-
-def _parses(slot: str, segments: Sequence[Segment], columns: Sequence[Sequence[str]]) -> list[_Parsed]:
-    places = _places(slot, segments)
-    if not places:
-        return []
-    stops = [0, *(start + len(segments[index].text) for start, index in places)]
-    gaps = [slot[stop:start] for stop, start in zip(stops, [*(start for start, _ in places), len(slot)], strict=True)]
-    order = [index for _, index in places]
-    alike = len({each.text for each in segments}) < len(segments)
-    if alike and columns:
-        return []  # which of the equal texts has which fields?
-    first, *inner, last = gaps
-    by_left = [[column[index] for index in (order[-1], *order[:-1])] for column in columns]
-    by_right = [[column[index][::-1] for index in order] for column in columns]
-    parses: list[_Parsed] = []
-    for after_last, *after in _written([last, *inner], by_left):
-        for before in _written([each[::-1] for each in (first, *inner)], by_right):
-            parsed = _parse_gaps(
-                slot, [segments[index] for index in order], places, before, [*after, after_last], inner
-            )
-            parses += [] if parsed is None else [parsed]
-    return parses
-
-
-def _places(slot: str, segments: Sequence[Segment]) -> list[tuple[int, int]]:
-    """Return where each document starts, and its index, from the first to the last.
-
-    Nothing if a text does not occur as often as it is listed, also where it is a part of another one.
-    """
-    listed: dict[str, list[int]] = {}
-    for index in sorted(range(len(segments)), key=lambda each: segments[each].canonical_key):
-        listed.setdefault(segments[index].text, []).append(index)
-    places: list[tuple[int, int]] = []
-    for text, indices in listed.items():
-        starts: list[int] = []
-        start = slot.find(text)
-        while start >= 0 and len(starts) <= len(indices):
-            starts.append(start)
-            start = slot.find(text, start + 1)
-        if len(starts) != len(indices):
+def _places(slot: str, texts: Sequence[str]) -> list[tuple[int, int, int]]:
+    """Return where each document starts and stops, and its index; nothing if one occurs more or less often."""
+    places: list[tuple[int, int, int]] = []
+    for text, count in Counter(texts).items():
+        starts = [match.start() for match in re.finditer(f"(?={re.escape(text)})", slot)]
+        if len(starts) != count:
             return []
-        places += zip(starts, indices, strict=True)
+        indices = (index for index, each in enumerate(texts) if each == text)
+        places += [(start, start + len(text), index) for start, index in zip(starts, indices, strict=True)]
     places.sort()
-    apart = all(start + len(segments[index].text) <= after for (start, index), (after, _) in pairwise(places))
-    return places if apart else []
+    return places if all(stop <= start for (_, stop, _), (start, _, _) in pairwise(places)) else []
 
 
-def _written(texts: Sequence[str], columns: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
-    """Return how much of each text one template may have written: the whole of the first, and as much of the others.
-
-    A template is a sequence of characters and fields; a column holds a field's value for every text.
-    """
-    found: list[tuple[int, ...]] = []
-    seen: set[tuple[int, ...]] = set()
-    waiting = [(0,) * len(texts)]
-    while waiting and len(seen) < _MOST_STATES:
-        at = waiting.pop()
-        if at in seen:
-            continue
-        seen.add(at)
-        if at[0] == len(texts[0]):
-            found.append(at)
-        letters = {text[index : index + 1] for text, index in zip(texts, at, strict=True)}
-        if len(letters) == 1 and "" not in letters:
-            waiting.append(tuple(index + 1 for index in at))
-        written = [each for each in columns if all(map(str.startswith, texts, each, at))]
-        waiting += [tuple(index + len(value) for index, value in zip(at, each, strict=True)) for each in written]
-    return [] if waiting else found
-
-
-def _parse_gaps(
-    slot: str,
-    segments: Sequence[Segment],
-    places: Sequence[tuple[int, int]],
-    before: Sequence[int],
-    after: Sequence[int],
-    inner: Sequence[str],
-) -> _Parsed | None:
-    """Return the parse in which so many characters before and after each document belong to it."""
-    between = {gap[left : len(gap) - right] for gap, left, right in zip(inner, after, before[1:], strict=False)}
-    overlap = any(left + right > len(gap) for gap, left, right in zip(inner, after, before[1:], strict=False))
-    (separator, *others) = between
-    if overlap or others:
-        return None
-    units = []
-    for segment, (start, _), left, right in zip(segments, places, before, after, strict=True):
-        stop = start + len(segment.text)
-        units.append((slot[start - left : start], segment, slot[stop : stop + right]))
-    befores, afters = {unit[0] for unit in units}, {unit[2] for unit in units}
-    if len(befores) == len(afters) == 1:
-        return _Parsed(tuple(segments), befores.pop(), afters.pop(), separator)
-    written = (replace(segment, text=left + segment.text + right) for left, segment, right in units)
-    return _Parsed(tuple(written), "", "", separator)
-
-
-def _may_be_stripped(segments: Sequence[Segment], joint: str) -> bool:
-    """Return whether white space beside documents may be the template's in one order, and a document's in another."""
-    ends = {(text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]) for text in (s.text for s in segments)}
-    leading, trailing = (any(each) for each in zip(*ends, strict=True))
-    open_ends = (trailing and not joint[:1].strip()) or (leading and not joint[-1:].strip())
-    return len(ends) > 1 and open_ends
-
-
-def _meet(parsed: _Parsed, texts: set[str]) -> bool:
+def _meet(units: Sequence[str], separator: str, texts: Iterable[str]) -> bool:
     """Return whether a document may occur across the end of a unit and the start of another, in some order."""
-    separator, units = parsed.separator, parsed.units
-    for text in texts:
-        for start in _overlaps(text, separator):
-            head, tail = text[: max(start, 0)], text[max(start + len(separator), 0) :]
-            if any(each.endswith(head) for each in units) and any(each.startswith(tail) for each in units):
-                return True
+    for ends, starts in ((units, [separator + each for each in units]), ([each + separator for each in units], units)):
+        lasts, firsts = {each[-1] for each in ends}, {each[0] for each in starts}
+        for text in set(texts):
+            for cut in range(1, len(text)):
+                if text[cut - 1] in lasts and text[cut] in firsts:  # else no need to look at the rest
+                    head, tail = text[:cut], text[cut:]
+                    if any(each.endswith(head) for each in ends) and any(each.startswith(tail) for each in starts):
+                        return True
     return False
-
-
-def _overlaps(text: str, separator: str) -> Iterator[int]:
-    """Yield where a separator would stand, if it were a part of a text, or if the text began or ended within it."""
-    if not separator:
-        yield from range(1, len(text))
-        return
-    start = text.find(separator)
-    while start >= 0:
-        yield start
-        start = text.find(separator, start + 1)
-    for part in range(1, len(separator)):
-        if text.startswith(separator[part:]):
-            yield -part
-        if text.endswith(separator[:part]):
-            yield len(text) - part

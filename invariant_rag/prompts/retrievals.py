@@ -1,78 +1,24 @@
-"""What a retriever returned, and what was retrieved in which run: kept with the run, and gone with it."""
+"""What was retrieved in which run: kept with the run, and gone with it."""
 
 from __future__ import annotations
 
 from asyncio import current_task
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from string import ascii_lowercase, ascii_uppercase
+from functools import partial
 from threading import Lock, get_ident
 
-from invariant_rag.segments import Segment
+from invariant_rag.prompts.recognition import Retrieval
 
 _MOST_RUNS = 10_000
 
 
-@dataclass(frozen=True)
-class Retrieval:
-    """What one call of a retriever returned.
-
-    Attributes:
-        segments: The documents, in the order in which they were listed.
-        query: What it was asked; "" if that is not known. A slot with this text is the user's question, and no set.
-        fields: For each document, further texts that a template may write beside it, by name. Its title, its metadata
-            and each value of them, by `str()`, are fields anyway.
-        one_by_one: Whether a model may be asked about a single document: it runs inside of the retriever.
-        is_set: Whether their order means nothing. A list that no retriever returned is only a reason to warn.
-    """
-
-    segments: tuple[Segment, ...]
-    query: str = ""
-    fields: tuple[Mapping[str, str], ...] = ()
-    one_by_one: bool = False
-    is_set: bool = True
-
-    @property
-    def rows(self) -> list[dict[str, str]]:
-        """The fields of each document."""
-        rows = []
-        for place, each in enumerate(self.segments):
-            row = {"title": each.title} if each.title else {}
-            if each.metadata:
-                row["metadata"] = str(dict(each.metadata))
-                row.update((f"metadata.{key}", str(value)) for key, value in each.metadata.items())
-            rows.append({**row, **(self.fields[place] if place < len(self.fields) else {})})
-        return rows
-
-    @property
-    def columns(self) -> list[tuple[str, ...]]:
-        """The fields that tell documents apart, each with its text for every document; "" where one has none.
-
-        Fields with running numbers or letters are left out: a template may count.
-        """
-        rows = self.rows
-        names = sorted({name for row in rows for name in row})
-        columns = dict.fromkeys(tuple(row.get(name, "") for row in rows) for name in names)
-        return [each for each in columns if len(set(each)) > 1 and not _counts(each)]
-
-
-def _counts(values: Sequence[str]) -> bool:
-    """Return whether values are those of a count of documents from 0, 1 or A on, in any order.
-
-    >>> _counts(["2", "1", "3"]), _counts(["b", "a"]), _counts(["2019", "2020"])
-    (True, True, False)
-    """
-    listed = sorted(each.lstrip("0") or "0" if each.isdecimal() else each for each in values)
-    numbers = [sorted(map(str, range(first, first + len(values)))) for first in (0, 1)]
-    letters = [list(alphabet[: len(values)]) for alphabet in (ascii_lowercase, ascii_uppercase)]
-    return listed in (*numbers, *letters)
-
-
 @dataclass
 class Outside:
-    """What was last retrieved in a context by a run that no model was asked in, such as a retriever on its own."""
+    """What was last retrieved in a context by a run that asked no model, such as a retriever on its own."""
 
     retrievals: list[Retrieval]
     task: tuple[int, int]  # the thread and the task in which the run began
@@ -84,16 +30,14 @@ _OUTSIDE: ContextVar[Outside | None] = ContextVar("invariant_rag_outside", defau
 def begin_outside() -> Outside:
     """Return where an outermost run of this thread and task puts what it retrieves, if it asks no model.
 
-    It is known to `outside_retrievals` in this context, and in copies of it. Other threads and tasks have one of their
-    own. To be called where the run is: its end may be reported in a task of the framework.
+    It is known in this context, and in copies of it. To be called where the run begins: its end may be reported in a
+    task of the framework.
     """
-    outside = _OUTSIDE.get()
-    try:
+    outside, task = _OUTSIDE.get(), (get_ident(), 0)
+    with suppress(RuntimeError):  # no event loop runs in this thread
         task = get_ident(), id(current_task())
-    except RuntimeError:  # no event loop runs in this thread
-        task = get_ident(), 0
     if outside is None or outside.task != task:
-        outside = Outside(outside_retrievals(), task)
+        outside = Outside([] if outside is None else outside_retrievals(), task)
         _OUTSIDE.set(outside)
     return outside
 
@@ -101,51 +45,37 @@ def begin_outside() -> Outside:
 def outside_retrievals() -> list[Retrieval]:
     """Return what was last retrieved in this context for no model: a reason to warn of texts with it, and no set."""
     outside = _OUTSIDE.get()
-    if outside is None or not outside.retrievals:
-        return []
-    return [replace(each, one_by_one=True, is_set=False) for each in outside.retrievals]
+    found = () if outside is None else outside.retrievals
+    return list(map(partial(replace, one_by_one=True, is_set=False), found))
 
 
 def forget_outside(texts: Iterable[str]) -> None:
     """Forget what was retrieved for no model, if one got all of it in these texts: a later question may quote it."""
-    outside = _OUTSIDE.get()
-    if outside is not None and outside.retrievals:
-        joined = "\n".join(texts)
-        if all(each.text.strip() in joined for one in outside.retrievals for each in one.segments):
-            begin_outside().retrievals = []
+    found, joined = outside_retrievals(), "\n".join(texts)
+    if found and all(each.text.strip() in joined for one in found for each in one.segments):
+        begin_outside().retrievals = []
 
 
 @dataclass(eq=False)
 class _Run:
     parent: _Run | None
     query: str | None  # of a retriever
+    outside: Outside | None  # of a root
     noted: list[tuple[_Run, Retrieval]] = field(default_factory=list)  # in a root: with the run that retrieved it
     slots: dict[str, None] = field(default_factory=dict)  # in a root
-    outside: Outside | None = None  # of a root
     is_asked: bool = False  # whether a model was asked in this root
     ended: bool = False
 
     @property
     def path(self) -> list[_Run]:
-        """The run, its parent, ... and its root."""
         path = [self]
         while path[-1].parent is not None:
             path.append(path[-1].parent)
         return path
 
-    @property
-    def root(self) -> _Run | None:
-        """The root, as long as it goes on."""
-        root = self.path[-1]
-        return None if root.ended else root
-
 
 class RunRetrievals:
-    """Retrievals and slots by run. Runs are trees of calls, as frameworks trace them: a chain, a retriever, a model.
-
-    They are known within one root run, and forgotten when it ends. `outside_retrievals` has them then if no model was
-    asked in it. Safe for threads.
-    """
+    """Retrievals and slots by run, in trees of calls: known within one root run, and gone with it. Safe for threads."""
 
     def __init__(self) -> None:
         self._runs: OrderedDict[Hashable, _Run] = OrderedDict()
@@ -155,16 +85,14 @@ class RunRetrievals:
         """Note that a run began, and what a retriever is asked. It is a root run if nothing is known of its parent."""
         with self._lock:
             above = self._runs.get(parent) if parent is not None and parent != run else None
-            self._runs[run] = _Run(above, query, outside=_OUTSIDE.get() if above is None else None)
+            self._runs[run] = _Run(above, query, _OUTSIDE.get() if above is None else None)
             while len(self._runs) > _MOST_RUNS:  # runs that never ended, such as abandoned generators
                 self._runs.popitem(last=False)[1].ended = True
 
     def end(self, run: Hashable, *, failed: bool = False) -> None:
         """Note that a run ended. What a root run retrieved for no model is then known outside of it."""
         with self._lock:
-            own = self._runs.pop(run, None)
-            if own is None:
-                return
+            own = self._runs.pop(run, None) or _Run(None, None, None)
             own.ended = True
             if own.outside is not None and own.noted and not failed:
                 own.outside.retrievals = [] if own.is_asked else [each for _, each in own.noted]
@@ -172,11 +100,10 @@ class RunRetrievals:
     def add(self, run: Hashable, retrieval: Retrieval) -> None:
         """Note what a run retrieved. It replaces what retrievers below this one found: it chose from that."""
         with self._lock:
-            own = self._runs.get(run)
-            root = None if own is None else own.root
+            own, root = self._find(run)
             if own is None or root is None or not retrieval.segments:
                 return
-            if not retrieval.is_set and any(each.segments == retrieval.segments for _, each in root.noted):
+            if not retrieval.is_set and retrieval.segments in [each.segments for _, each in root.noted]:
                 return  # handed from run to run
             if own.query is not None:
                 root.noted = [(each, found) for each, found in root.noted if own not in each.path]
@@ -186,17 +113,21 @@ class RunRetrievals:
     def add_slots(self, run: Hashable, *slots: str) -> None:
         """Note values of the variables of a prompt that was filled in, in the root run of a run."""
         with self._lock:
-            own = self._runs.get(run)
-            if own is not None and own.root is not None:
-                own.root.slots.update(dict.fromkeys(slots))
+            _, root = self._find(run)
+            if root is not None:
+                root.slots.update(dict.fromkeys(slots))
 
     def of(self, run: Hashable | None) -> tuple[list[Retrieval], list[str]]:
         """Return retrievals and slots of the root run of a run; nothing for None: no run."""
         with self._lock:
-            own = self._runs.get(run) if run is not None else None
-            root = None if own is None else own.root
+            own, root = self._find(run)
             if own is None or root is None:
                 return [], []
             root.is_asked = True
             inside = any(each.query is not None for each in own.path)
             return [replace(each, one_by_one=inside) for _, each in root.noted], list(root.slots)
+
+    def _find(self, run: Hashable | None) -> tuple[_Run | None, _Run | None]:
+        own = self._runs.get(run)
+        root = None if own is None else own.path[-1]
+        return own, None if root is None or root.ended else root

@@ -20,69 +20,48 @@ _NAME = re.compile(r"[\w./:-]{1,128}")
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that a model may call.
+    """A function that a model may call."""
 
-    Attributes:
-        name: Letters, digits, and `_ . / : -`.
-        description: What it does, for the model.
-        parameters: JSON schema of its arguments: of an object.
-    """
-
-    name: str
-    description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=_NO_PARAMETERS.copy)
+    name: str  # letters, digits, and `_ . / : -`
+    description: str = ""  # what it does, for the model
+    parameters: Mapping[str, Any] = field(default_factory=_NO_PARAMETERS.copy)  # JSON schema of an object
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise InvalidTool(
-                f"expected a tool's name of up to 128 letters, digits and _ . / : -, got {shown(self.name)}"
-            )
+            raise InvalidTool(f"expected a name of up to 128 letters, digits and _ . / : -, got {shown(self.name)}")
         check_text("description", self.description, error=InvalidTool)
         if not isinstance(self.parameters, Mapping) or self.parameters.get("type", "object") != "object":
             raise InvalidTool(
-                f"expected a JSON schema of an object as parameters of tool {self.name!r}, got {shown(self.parameters)}"
+                f"expected a schema of an object as parameters of {self.name!r}, got {shown(self.parameters)}"
             )
         _check_json(f"parameters of tool {self.name!r}", self.parameters)
 
     @classmethod
     def of(cls, tool: Tool | Mapping[str, Any]) -> Tool:
-        """Return a tool, also from OpenAI's shape; raise `InvalidTool` for anything else.
-
-        >>> Tool.of({"type": "function", "function": {"name": "now", "parameters": None}})
-        Tool(name='now', description='', parameters={'type': 'object', 'properties': {}})
-        """
+        """Return a tool, also from OpenAI's shape; raise `InvalidTool` for anything else."""
         if isinstance(tool, Tool):
             return tool
-        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping) or "name" not in function:
+        function = _function_of(tool)
+        if "name" not in function:
             raise InvalidTool(f"expected a Tool, or a dict with the name of a function, got {shown(tool)}")
         description, parameters = function.get("description"), function.get("parameters")
-        return cls(
-            function["name"],
-            "" if description is None else description,
-            _NO_PARAMETERS if parameters is None or (isinstance(parameters, dict) and not parameters) else parameters,
-        )
+        if parameters is None or (isinstance(parameters, dict) and not parameters):
+            parameters = _NO_PARAMETERS
+        return cls(function["name"], "" if description is None else description, parameters)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the tool in OpenAI's shape, which chat templates take."""
-        parameters = dict(self.parameters)
-        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        """Return the tool in OpenAI's shape."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that a model wrote.
+    """A call that a model wrote."""
 
-    Attributes:
-        id: Identifies the call in the result's message. A function of the prompt and of the call's place in the answer.
-        name: Name of the tool.
-        arguments: Its arguments, as JSON has them.
-    """
-
-    id: str
-    name: str
-    arguments: Mapping[str, Any]
+    id: str  # which the message with the result names; see `call_id`
+    name: str  # of the tool
+    arguments: Mapping[str, Any]  # as JSON has them
 
     def __post_init__(self) -> None:
         check_text("id", self.id, error=InvalidTool)
@@ -94,15 +73,11 @@ class ToolCall:
 
     @classmethod
     def of(cls, call: ToolCall | Mapping[str, Any]) -> ToolCall:
-        """Return a call, also from the shapes of OpenAI and LangChain; raise `InvalidTool` for anything else.
-
-        >>> ToolCall.of({"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}})
-        ToolCall(id='1', name='now', arguments={})
-        """
+        """Return a call, also from the shapes of OpenAI and LangChain; raise `InvalidTool` for anything else."""
         if isinstance(call, ToolCall):
             return call
-        function = call.get("function", call) if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        function: Mapping[str, Any] = _function_of(call)
+        if not isinstance(call, Mapping) or not isinstance(function.get("name"), str):
             raise InvalidTool(f"expected a ToolCall, or a dict with name and arguments, got {shown(call)}")
         arguments = function.get("arguments", function.get("args"))
         try:
@@ -110,17 +85,19 @@ class ToolCall:
                 arguments = parse_json(arguments) if arguments.strip() else None
         except ValueError as error:
             raise InvalidTool(f"expected JSON as arguments of {function['name']!r}, got {shown(arguments)}") from error
-        identifier = call.get("id")
-        return cls(
-            "" if identifier is None else check_text("id", identifier, error=InvalidTool),
-            function["name"],
-            {} if arguments is None else arguments,
-        )
+        identifier = "" if call.get("id") is None else call["id"]
+        return cls(identifier, function["name"], {} if arguments is None else arguments)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the call in the shape that transformers documents for `tool_calls` of a message."""
+        """Return the call in the shape that transformers documents."""
         function = {"name": self.name, "arguments": dict(self.arguments)}
         return {"type": "function", "id": self.id, "function": function}
+
+
+def _function_of(given: Any) -> Mapping[str, Any]:
+    """Return the function of a tool or a call in OpenAI's shape, or what stands for it; nothing for another value."""
+    function = given.get("function", given) if isinstance(given, Mapping) else None
+    return function if isinstance(function, Mapping) else {}
 
 
 def _check_json(what: str, fields: Mapping[Any, Any]) -> None:
@@ -145,22 +122,14 @@ def as_tools(tools: Iterable[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
 
 
 def choice_of(given: Mapping[str, Any] | str | bool | None) -> str:
-    """Return the choice of a tool, in a shape of OpenAI or of a framework, as `AnswerRequest` takes it.
-
-    >>> choice_of(None), choice_of(True), choice_of(False), choice_of({"function": {"name": "search"}})
-    ('auto', 'required', 'none', 'search')
-    """
+    """Return the choice of a tool, in a shape of OpenAI or of a framework, as `AnswerRequest` takes it."""
     if given is None or isinstance(given, str):
         return given or "auto"
     if isinstance(given, bool):
         return "required" if given else "none"
-    function = given.get("function", given) if isinstance(given, Mapping) else None
-    if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-        return str(function["name"])
-    raise InvalidTool(
-        "expected 'auto', 'none', 'required', the name of a tool, or a dict with that name as tool_choice, got "
-        f"{shown(given)}"
-    )
+    if isinstance(name := _function_of(given).get("name"), str):
+        return name
+    raise InvalidTool(f"tool_choice: expected 'auto', 'none', 'required', or the name of a tool, got {shown(given)}")
 
 
 def call_id(prompt: str, index: int, name: str) -> str:

@@ -1,8 +1,4 @@
-"""Conversations in which every segment is in a set.
-
-Segments arrive as parts of a turn, between marks inside text, or as slots of a template; see `recognition`. Text is
-split where a set stands in it, and never changed.
-"""
+"""Conversations in which every segment is in a set. Text is split where a set stands in it, and never changed."""
 
 from __future__ import annotations
 
@@ -14,9 +10,8 @@ from operator import attrgetter
 from typing import Any
 
 from invariant_rag.prompts.markers import Marked, split_marked
-from invariant_rag.prompts.order_warnings import Finding, holds_documents, looks_introduced, looks_listed, states_order
-from invariant_rag.prompts.recognition import find_set
-from invariant_rag.prompts.retrievals import Retrieval
+from invariant_rag.prompts.order_warnings import Finding, holds_documents, looks_listed, states_order
+from invariant_rag.prompts.recognition import Retrieval, find_set
 from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_rendering
 
 
@@ -45,28 +40,20 @@ class Turn:
 
 @dataclass(frozen=True)
 class Recognition:
-    """A conversation in which every segment is in a set, and why its answer may depend on their order all the same.
-
-    `texts` are what is neither in a set nor said by an assistant, and the documents of the sets.
-    """
+    """A conversation in which every segment is in a set, and why its answer may depend on their order all the same."""
 
     turns: tuple[Turn, ...]
     findings: tuple[Finding, ...]
-    texts: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()  # what is neither in a set nor said by an assistant, and the documents of the sets
     sets: tuple[SegmentSet, ...] = ()
 
 
 def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots: Iterable[str] = ()) -> Recognition:
     """Put the segments of a conversation into sets, and say what is not understood.
 
-    Neighbouring segments of a turn are a set, if nothing but white space, or the same text, is between them. What an
+    Neighbouring segments of a turn are a set, if nothing but white space, or the same text, is between them. A slot
+    that `find_set` recognises in the retrievals of the run becomes a set in its place, if it occurs once. What an
     assistant said is never a slot, and nobody is warned of it.
-
-    Args:
-        turns: The conversation.
-        retrievals: What was retrieved in this run.
-        slots: Values of the template's variables, contents of tool messages, and content blocks. One that `find_set`
-            recognises becomes a set in its place, if it occurs in the conversation once.
     """
     known = list(retrievals)
     findings: list[Finding] = []
@@ -82,14 +69,20 @@ def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots
 
 
 def parse_marked(text: str) -> Prompt:
-    """Parse a string with segments written by `mark` into a prompt; nothing is reported.
-
-    >>> from invariant_rag.prompts import mark
-    >>> parse_marked("Documents: " + mark("one") + mark("two") + " Which?").segments == SegmentSet(["one", "two"])
-    True
-    """
+    """Parse a string with segments written by `mark` into a prompt; nothing is reported."""
     (turn,) = recognize([Turn("user", (text,))]).turns
     return Prompt.of(*turn.parts, rendering=document_rendering)
+
+
+def merge_texts(parts: Iterable[Any]) -> list[Any]:
+    """Join neighbouring texts, and leave out empty ones. Those of a framework's own kind of str stay by themselves."""
+    merged: list[Any] = []
+    for part in parts:
+        if type(part) is str and merged and type(merged[-1]) is str:
+            merged[-1] += part
+        elif not isinstance(part, str) or part:
+            merged.append(part)
+    return merged
 
 
 def _contents(turns: Iterable[Turn]) -> tuple[list[str], list[SegmentSet]]:
@@ -105,40 +98,25 @@ def _contents(turns: Iterable[Turn]) -> tuple[list[str], list[SegmentSet]]:
 
 
 def _placed(turn: Turn, slot: str, segments: SegmentSet) -> Turn:
-    """Return a turn with a set in the place of a slot."""
     parts: list[Any] = []
     for part in turn.parts:
-        if isinstance(part, str) and slot in part:
-            before, _, after = part.partition(slot)
-            parts += [before, segments, after]
-        else:
-            parts.append(part)
+        before, found, after = part.partition(slot) if isinstance(part, str) else (part, "", "")
+        parts += [before, segments, after] if found else [part]
     return replace(turn, parts=tuple(merge_texts(parts)))
 
 
-def merge_texts(parts: Iterable[Any]) -> list[Any]:
-    """Join neighbouring texts, and leave out empty ones. Texts of a framework's own kind of str stay by themselves."""
-    merged: list[Any] = []
-    for part in parts:
-        if type(part) is str and merged and type(merged[-1]) is str:
-            merged[-1] += part
-        elif not isinstance(part, str) or part:
-            merged.append(part)
-    return merged
-
-
-# --- declared segments ---
-
-
 def _with_sets(turn: Turn, known: Sequence[Retrieval], findings: list[Finding]) -> Turn:
-    """Return a turn whose declared segments are in sets."""
     parts: list[Any] = []
+    marked: list[Marked] = []
     for part in turn.parts:
         pieces, rest = split_marked(part) if isinstance(part, str) else ([part], False)
         if rest:
             findings.append(Finding("marks", "the prompt holds marks that were cut in two, or of another process."))
-        parts += [part] if pieces == [part] else pieces  # the same object: a framework may use its own kind of str
-    marked = [part for part in parts if isinstance(part, Marked)]
+        if pieces == [part]:
+            parts.append(part)  # the same object: a framework may use its own kind of str
+        else:
+            parts += pieces
+            marked += [each for each in pieces if isinstance(each, Marked)]
     arrived = Counter(map(attrgetter("group"), marked))
     for part in marked:
         if part.size and arrived[part.group] % part.size:
@@ -163,13 +141,12 @@ def _with_sets(turn: Turn, known: Sequence[Retrieval], findings: list[Finding]) 
             group = own
         else:
             found.append(part)
-    return replace(turn, parts=tuple(merge_texts([*found, *_joined(segments, gaps, findings)])))
+    found += _joined(segments, gaps, findings) if segments else []
+    return replace(turn, parts=tuple(merge_texts(found)))
 
 
 def _joined(segments: list[Segment], gaps: list[str], findings: list[Finding]) -> list[Any]:
     """Return neighbours as one set, or each by itself where other text stands between them than elsewhere."""
-    if not segments:
-        return []
     *inner, last = gaps
     if not any(map(str.strip, inner)):
         return [SegmentSet(segments), last]
@@ -181,14 +158,11 @@ def _joined(segments: list[Segment], gaps: list[str], findings: list[Finding]) -
 
 
 def _restored(segment: Segment, known: Sequence[Retrieval]) -> Segment:
-    """Return a marked segment with the metadata and score of its document, which marks do not carry."""
+    """Return a marked segment with what marks do not carry of its document."""
     alike = (each for one in known for each in one.segments if each.text == segment.text)
-    document = min(alike, key=lambda each: each.canonical_key, default=segment)
+    document = min(alike, key=attrgetter("canonical_key"), default=segment)
     score = document.score if segment.score is None else segment.score
     return replace(segment, metadata=document.metadata, score=score)
-
-
-# --- what is not understood ---
 
 
 def _check(turns: Iterable[Turn], known: Sequence[Retrieval], free: str, sets: Sequence[SegmentSet]) -> list[Finding]:
@@ -196,7 +170,7 @@ def _check(turns: Iterable[Turn], known: Sequence[Retrieval], free: str, sets: S
     found: list[Finding] = []
     if known and any(holds_documents(free, each) for each in known):
         found.append(Finding("no_segments", "the prompt holds retrieved documents as text, and not as a set."))
-    elif looks_listed(free) or (not sets and looks_introduced(free)):
+    elif looks_listed(free, introduced=not sets):
         found.append(Finding("no_segments", "the prompt holds a list of documents as text."))
     sizes = list(map(len, sets))
     if sizes.count(1) > 1:
@@ -206,7 +180,7 @@ def _check(turns: Iterable[Turn], known: Sequence[Retrieval], free: str, sets: S
         for part in turn.parts if turn.role != "assistant" else ():
             if isinstance(part, str):
                 above += part + "\n"
-            elif isinstance(part, SegmentSet) and len(part) > 1 and states_order(above, known):
+            elif isinstance(part, SegmentSet) and above and len(part) > 1 and states_order(above, known):
                 message = "the prompt says in which order the documents are, above a set, which has none."
                 return [*found, Finding("stated", message)]
     return found

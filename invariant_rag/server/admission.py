@@ -17,8 +17,8 @@ from threading import Event, Lock
 from invariant_rag.server.errors import Busy
 from invariant_rag.server.logs import Metrics
 from invariant_rag.server.settings import Settings
-from invariant_rag.server.worker import POLL_SECONDS
 
+POLL_SECONDS = 0.05  # how often a waiting thread looks whether somebody still waits for the result
 _WEIGHT = 0.2  # of the latest request, in the mean of how long requests take
 _LONGEST_WAIT = 60
 

@@ -8,8 +8,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from threading import Lock
@@ -52,8 +52,8 @@ class Metrics:
         self.first_seconds = made(Histogram, "time_to_first_token_seconds", "Until the first piece of a stream.")
         self.between_seconds = made(Histogram, "inter_token_latency_seconds", "Between the pieces of a stream.")
         self._prompt = made(Counter, "prompt_tokens", "Tokens of prompts.")
-        self._cached = made(Counter, "cached_tokens", "Those from a cache.")
-        self._written = made(Counter, "completion_tokens", "Tokens of answers.")
+        self._cached = made(Counter, "prompt_tokens_cached", "Those from a cache.")
+        self._written = made(Counter, "generation_tokens", "Tokens of answers.")
         if watched := list(caches):
             self.registry.register(_Caches(watched))
 
@@ -163,17 +163,17 @@ class Tracing:
 
             self._tracer = trace.get_tracer("invariant_rag.server")
 
-    @contextmanager
-    def span(self, name: str, headers: Mapping[str, str]) -> Iterator[None]:
-        """Have a span during the block, within the trace that the headers name."""
+    def span(self, name: str, headers: Mapping[str, str]) -> AbstractContextManager[Any]:
+        """Return a span to have during a block, within the trace that the headers name."""
         if self._tracer is None:
-            yield
-            return
+            return nullcontext()
         from opentelemetry.propagate import extract
 
-        attributes = {"request.id": headers.get("x-request-id", "")}
-        with self._tracer.start_as_current_span(f"invariant_rag.{name}", extract(headers), attributes=attributes):
-            yield
+        attributes = {"gen_ai.request.id": headers.get("x-request-id", "")}
+        span: AbstractContextManager[Any] = self._tracer.start_as_current_span(
+            f"invariant_rag.{name}", extract(headers), attributes=attributes
+        )
+        return span
 
 
 def export_traces() -> None:

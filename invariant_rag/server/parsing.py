@@ -35,10 +35,8 @@ _MOST_ARGUMENTS = 10_000  # values of the arguments of all calls: the chat templ
 _MOST_BYTES = 65_536  # of a schema, and of all tools together
 _MOST_TOOLS = 128
 _EXPLANATION_TOKENS = 128
-_ELSEWHERE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)": "([^#"][^"]*)"')
-"""A reference in the text of a schema that leads out of it."""
-_FIELDS = {"name", "tool_calls", "tool_call_id", "reasoning_content"}
-"""Of a message beside role and content, those that a model gets."""
+_ELSEWHERE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)": "([^#"][^"]*)"')  # a reference out of a schema
+_FIELDS = {"name", "tool_calls", "tool_call_id", "reasoning_content"}  # what a model gets beside role and content
 
 
 @dataclass(frozen=True)

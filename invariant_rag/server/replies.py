@@ -176,9 +176,9 @@ def report_of(generation: Generation, prompt: Prompt, ordering: str, warnings: S
         "ordering": ordering,
         "sets": list(generation.sets),
         "set_key": set_key(prompt.sets) if ids else None,
-        "order": [ids[index] for index in generation.order],
-        "dropped": sorted([ids[index] for index in generation.dropped]),
-        "trimmed": sorted([ids[index] for index in generation.trimmed]),
+        "order": list(map(ids.__getitem__, generation.order)),
+        "dropped": sorted(map(ids.__getitem__, generation.dropped)),
+        "trimmed": sorted(map(ids.__getitem__, generation.trimmed)),
         "invariant": generation.invariant and not warnings,
         "warnings": list(warnings),
     }
@@ -195,19 +195,13 @@ def report_of_request(request: PlainRequest, method: str, ordering: str, warning
 
 def citations_of(text: str, spans: Iterable[CitedSpan], prompt: Prompt) -> list[dict[str, Any]]:
     """Return the parts of an answer that have a source, in Cohere v2's shape, with the number of its set from 0."""
-    found: dict[tuple[int, int], list[CitedSpan]] = {}
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    set_of_segment = [number for number, each in enumerate(prompt.sets) for _ in each]
     for span in spans:
-        found.setdefault((span.start, span.end), []).append(span)
-    set_of_segment = [number for number, each in enumerate(prompt.sets) for _ in each] if found else []
+        found.setdefault((span.start, span.end), []).append(_source(span.segment, set_of_segment[span.index]))
     return [
-        {
-            "start": start,
-            "end": end,
-            "text": text[start:end],
-            "sources": [_source(each.segment, set_of_segment[each.index]) for each in spans],
-            "type": "TEXT_CONTENT",
-        }
-        for (start, end), spans in found.items()
+        {"start": start, "end": end, "text": text[start:end], "sources": sources, "type": "TEXT_CONTENT"}
+        for (start, end), sources in found.items()
     ]
 
 

@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from invariant_rag.errors import InvalidSchema, InvariantRAGError
 from invariant_rag.generation.json_schema import compile_tag, validate_value
+from invariant_rag.server.admission import POLL_SECONDS, FairQueue
 
 if TYPE_CHECKING:
     from invariant_rag.generation.structured import Vocabulary
-    from invariant_rag.server.admission import FairQueue
 
 T = TypeVar("T")
 
-POLL_SECONDS = 0.05  # how often a waiting thread looks whether somebody still waits for the result
 _START_SECONDS = 120.0  # for a process to start and to import what it needs
 _MAIN = "import sys; sys.path[:] = {path!r}; from invariant_rag.server.worker import serve; serve({pipe})"
 
@@ -146,21 +145,21 @@ def serve(number: int) -> None:
         pipe.send(answer)
 
 
-COMPILING_SECONDS = 20.0
-"""A schema may take. One with `maxLength: 200` takes half of that with 150,000 tokens."""
+COMPILING_SECONDS = 20.0  # that a schema may take; one with `maxLength: 200` takes half of that with 150,000 tokens
 _MOST = 1000
 
-PARSERS = Workers(2)
-"""Parse bodies, for all applications of this process. They keep nothing of a request."""
+PARSERS = Workers(2)  # parse bodies, for all applications of this process, and keep nothing of a request
 COMPILERS = Workers(1)  # compiles schemas, for all models of this process
 VALIDATORS = Workers(2)  # validate answers: patterns may backtrack, and references fan out
 VALIDATION_SECONDS = 5.0
+VALIDATION_TURNS = FairQueue(VALIDATORS.count, 1)
 
 
-def validate(value: Any, schema: Mapping[str, Any], abandoned: Event) -> None:
-    """Validate what an answer says, in a worker; see `validate_value`. What takes too long is an InvalidSchema."""
+def validate(value: Any, schema: Mapping[str, Any], tenant: str, abandoned: Event) -> None:
+    """Validate what an answer says, in a worker and in turns of tenants; what takes too long is an InvalidSchema."""
     try:
-        VALIDATORS.call(VALIDATION_SECONDS, abandoned, validate_value, value, dict(schema))
+        with VALIDATION_TURNS.turn(tenant, 0.0, abandoned):
+            VALIDATORS.call(VALIDATION_SECONDS, abandoned, validate_value, value, dict(schema))
     except TimeoutError:
         raise InvalidSchema(
             f"expected a schema that validates an answer in {VALIDATION_SECONDS:g} seconds, got one that does not",

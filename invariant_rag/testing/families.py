@@ -131,7 +131,7 @@ def probe_families() -> Iterator[FamilyReport]:
 
 def _detail(encodings: Sequence[PositionEncoding]) -> str:
     """Return in words what the probe found in the layers of a model."""
-    from invariant_rag.attention.rope import Rotation
+    from invariant_rag.attention.positions import Rotation
 
     rotations = [each for each in encodings if isinstance(each, Rotation)]
     if not rotations:

@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from threading import Thread
 
 import pytest
@@ -19,21 +20,22 @@ PROMPT = random_prompt(random.Random(0), (9, 4, 11), suffix=5)
 BEYOND = random_prompt(random.Random(0), (30, 4, 61), suffix=5)
 """Longer than the trained length (64)."""
 EVEN_LONGER = torch.arange(3, 123)[None] % 90
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0 + index for index in range(8)],
+    "original_max_position_embeddings": 64,
+    "factor": 4.0,
+}
 
 
+@cache
 def model_of(kind: str) -> PreTrainedModel:
     if kind == "dynamic":
-        return tiny_model("llama (dynamic scaling)", eos_token_id=None)
-    size = tiny_model("llama").model.rotary_emb.inv_freq.shape[0]
-    scaling = {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "short_factor": [1.0] * size,
-        "long_factor": [2.0 + index for index in range(size)],
-        "original_max_position_embeddings": 64,
-        "factor": 4.0,
-    }
-    return tiny_model("llama", eos_token_id=None, rope_parameters=scaling, max_position_embeddings=256)
+        return tiny_model("llama (dynamic scaling)", eos_token_id=None, num_hidden_layers=2)
+    options = {"eos_token_id": None, "num_hidden_layers": 2, "max_position_embeddings": 256}
+    return tiny_model("llama", rope_parameters=LONGROPE, **options)
 
 
 @contextmanager
@@ -80,8 +82,7 @@ def test_another_thread_in_the_middle_of_a_forward_pass_changes_no_bit(kind: str
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_another_thread_gets_the_frequencies_of_its_own_prompt(kind: str) -> None:
-    model = model_of(kind)
-    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    model, ids = copy.deepcopy(model_of(kind)), torch.tensor([[5, 6, 7, 8, 9]])
     expected = copy.deepcopy(model)(input_ids=ids, use_cache=False).logits
     with another_thread_at_every_layer(model, ids) as seen:
         InvariantModel(model).generate(BEYOND, max_new_tokens=2)
@@ -93,8 +94,7 @@ def test_another_thread_gets_the_frequencies_of_its_own_prompt(kind: str) -> Non
 def test_one_call_within_another_has_its_own_frequencies() -> None:
     model = model_of("dynamic")
     lm = InvariantModel(model)
-    alone = lm.logits(PROMPT)
-    prepared = lm.prepare(BEYOND)
+    alone, prepared = lm.logits(PROMPT), lm.prepare(BEYOND)
     ids, positions = torch.tensor([prepared.input_ids]), torch.tensor([prepared.positions])
     with lm.arranged([prepared]), torch.no_grad():
         before = model(ids, position_ids=positions, use_cache=False).logits

@@ -1,4 +1,8 @@
-"""The backend `varlen`: its windows say what the rows say, its kernels agree, and its calls do not grow."""
+"""The backend `varlen`: its windows say what the rows say, its kernels agree, and its calls do not grow.
+
+Where there is no GPU, a double stands for the function that CUDA's kernel calls. It does what the documentation of that
+function says, for the arguments that it was given.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,46 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PreTrainedModel
 
-from invariant_rag import InvariantModel
-from invariant_rag.arrangement import Arrangement, Layout
+from invariant_rag.arrangement import Arrangement, Layout, Span
+from invariant_rag.attention import backend_label
 from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.positions import Rotation
 from invariant_rag.attention.reference import Reference
-from invariant_rag.attention.rope import Rotation
-from invariant_rag.attention.varlen import Grouped, Varlen, VarlenKernel
+from invariant_rag.attention.sdpa import SDPA
+from invariant_rag.attention.softmax import AttentionState
+from invariant_rag.attention.varlen import Grouped, TorchVarlen, Varlen, VarlenKernel, difference, usable_kernel
+from invariant_rag.attention.varlen.kernels import PackedLayer, PackedWindows
 from invariant_rag.methods import METHODS, resolve_method
-from invariant_rag.testing import random_prompt
+from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
-from tests.attention.test_varlen_kernels import Dense
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 16
-WINDOWED = list(METHODS)
+CPU = torch.device("cpu")
+
+
+class Dense:
+    """Matrix products over all keys, and a mask, in float32 or wider; the number of operators does not grow."""
+
+    name = "dense"
+
+    def __call__(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, windows: PackedWindows, scaling: float
+    ) -> AttentionState:
+        wide, (count, heads, _) = torch.promote_types(queries.dtype, torch.float32), queries.shape
+        grouped = queries.to(wide).unflatten(1, (keys.shape[1], -1))
+        scores = torch.einsum("thgd,shd->thgs", grouped, keys.to(wide)) * scaling
+        window = torch.repeat_interleave(windows.query_starts.diff(), output_size=count)
+        place, query = torch.arange(len(keys), device=keys.device), torch.arange(count, device=keys.device)
+        first = windows.key_starts[window]
+        stop = first + windows.key_lengths[window]
+        if windows.is_causal:
+            stop = stop - (windows.query_starts[window + 1] - 1 - query)
+        visible = (place >= first[:, None]) & (place < (first + windows.key_lengths[window])[:, None])
+        visible &= place < stop[:, None]
+        scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
+        out = torch.einsum("thgs,shd->thgd", scores.softmax(dim=-1), values.to(wide))
+        return AttentionState(out.flatten(1, 2).to(queries.dtype), scores.logsumexp(dim=-1).view(count, heads))
 
 
 class _Frequencies(torch.nn.Module):
@@ -41,116 +70,99 @@ def _arrangement(method: str, chance: random.Random) -> Arrangement:
 
 
 def _batch(
-    arrangements: Sequence[Arrangement], num_queries: int | None = None, generated: int = 0
+    arrangements: Sequence[Arrangement], num_queries: int | None = None, generated: int = 0, **options: Any
 ) -> tuple[list[int], AttentionCall]:
     lengths = [each.layout.length + generated for each in arrangements]
     longest = max(lengths)
     keys, values = (torch.randn(len(lengths), KEY_HEADS, longest, SIZE, dtype=torch.float64) for _ in range(2))
     queries = torch.randn(len(lengths), HEADS, num_queries or longest, SIZE, dtype=torch.float64)
     rotation = Rotation(_Frequencies(), "inv_freq")
-    return [longest - length for length in lengths], AttentionCall(queries, keys, values, rotation, SIZE**-0.5)
+    call = AttentionCall(queries, keys, values, rotation, SIZE**-0.5, **options)
+    return [longest - length for length in lengths], call
 
 
-def _by_reference(arrangement: Arrangement, padding: int, call: AttentionCall, row: int) -> torch.Tensor:
-    skipped = max(0, padding - (call.keys.shape[2] - call.queries.shape[2]))
-    one = AttentionCall(
-        call.queries[row, :, skipped:],
-        call.keys[row, :, padding:],
-        call.values[row, :, padding:],
-        call.rotation,
-        call.scaling,
-        sinks=call.sinks,
-    )
-    return Reference().attend(arrangement, one).transpose(0, 1)
+def _assert_by_reference(
+    found: torch.Tensor | None, arrangements: Sequence[Arrangement], padding: Sequence[int], call: AttentionCall
+) -> None:
+    """Assert that each row of a batch `[B, Q, H, D]` is what the reference gives for it alone."""
+    assert found is not None
+    assert torch.isfinite(found).all()
+    for row, (arrangement, padded) in enumerate(zip(arrangements, padding, strict=True)):
+        skipped = max(0, padded - (call.keys.shape[2] - call.queries.shape[2]))
+        tensors = call.queries[row, :, skipped:], call.keys[row, :, padded:], call.values[row, :, padded:]
+        one = AttentionCall(*tensors, call.rotation, call.scaling, sinks=call.sinks)
+        bound = rounding(Reference().attend, arrangement, one)  # parts merge in float32
+        expected = Reference().attend(arrangement, one).transpose(0, 1)
+        torch.testing.assert_close(found[row, skipped:], expected, atol=bound, rtol=0)
 
 
-@pytest.mark.parametrize("kernel", [Dense(), Grouped()], ids=lambda each: each.name)
-@pytest.mark.parametrize("method", WINDOWED)
+@pytest.mark.parametrize(
+    ("method", "kernel"), [*((method, Dense()) for method in METHODS), ("rotor", Grouped()), ("pine", Grouped())]
+)
 def test_a_padded_batch_gets_what_each_prompt_gets_by_the_reference(method: str, kernel: VarlenKernel) -> None:
     chance = random.Random(method)
     for size in (1, 3):
         arrangements = [_arrangement(method, chance) for _ in range(size)]
         padding, call = _batch(arrangements)
-        found = Varlen(kernel).batch(arrangements, padding, call, {})
-        assert found is not None
-        for row, (arrangement, padded) in enumerate(zip(arrangements, padding, strict=True)):
-            expected = _by_reference(arrangement, padded, call, row)
-            bound = rounding(_by_reference, arrangement, padded, call, row)  # parts merge in float32
-            torch.testing.assert_close(found[row, padded:], expected, atol=bound, rtol=0)
-        assert torch.isfinite(found).all()
+        _assert_by_reference(Varlen(kernel).batch(arrangements, padding, call, {}), arrangements, padding, call)
 
 
 def test_the_last_text_alone_and_sinks_are_attended_to_in_a_batch() -> None:
     chance = random.Random(1)
     arrangements = [_arrangement("rotor", chance) for _ in range(3)]
-    padding, call = _batch(arrangements, num_queries=1)
-    call = AttentionCall(**{**vars(call), "sinks": torch.randn(HEADS)})
-    found = Varlen(Dense()).batch(arrangements, padding, call, {})
-    assert found is not None
-    for row, (arrangement, padded) in enumerate(zip(arrangements, padding, strict=True)):
-        expected = _by_reference(arrangement, padded, call, row)
-        bound = rounding(_by_reference, arrangement, padded, call, row, dtype=torch.float64)
-        torch.testing.assert_close(found[row], expected, atol=bound, rtol=0)
+    padding, call = _batch(arrangements, num_queries=1, sinks=torch.randn(HEADS))
+    _assert_by_reference(Varlen(Dense()).batch(arrangements, padding, call, {}), arrangements, padding, call)
 
 
 @pytest.mark.parametrize("change", [{"softcap": 5.0}, {"dropout": 0.1}, {"sliding_window": 3}])
 def test_layers_that_no_such_kernel_computes_are_left_to_the_other_backend(change: dict[str, Any]) -> None:
     arrangements = [_arrangement("rotor", random.Random(0))]
-    padding, call = _batch(arrangements)
-    assert Varlen().batch(arrangements, padding, AttentionCall(**{**vars(call), **change}), {}) is None
+    padding, call = _batch(arrangements, **change)
+    assert Varlen().batch(arrangements, padding, call, {}) is None
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_logits_are_those_of_the_reference(llama: PreTrainedModel, method: str) -> None:
-    prompt = random_prompt(random.Random(0), (3, 5, 2))
-    expected = InvariantModel(llama, method=method, backend="reference").logits(prompt)
-    found = InvariantModel(llama, method=method, backend="varlen").logits(prompt)
-    torch.testing.assert_close(
-        found, expected, atol=rounding(InvariantModel(llama, method=method).logits, prompt), rtol=0
-    )
-
-
-class _Operators(TorchDispatchMode):
-    """Counts the operators of PyTorch that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = Counter[str]()
-
-    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls[str(function)] += 1
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("kernel", [Dense(), Grouped()], ids=lambda each: each.name)
-@pytest.mark.parametrize("method", ["pine", "pine-reverse"])
+@pytest.mark.parametrize(("method", "kernel"), [("pine", Dense()), ("pine-reverse", Grouped())])
 def test_every_decoded_token_gets_what_it_gets_by_the_reference(method: str, kernel: VarlenKernel) -> None:
-    chance, generated = random.Random(method), 4
-    for size in (1, 3, 3, 3):
+    chance, generated = random.Random(method), 3
+    for size in (1, 3, 3):
         arrangements = [_arrangement(method, chance) for _ in range(size)]
-        padding, whole = _batch(arrangements, generated + 1, generated)
-        whole = AttentionCall(**{**vars(whole), "sinks": torch.randn(HEADS) if size == 1 else None})
+        sinks = torch.randn(HEADS) if size == 1 else None
+        padding, whole = _batch(arrangements, generated + 1, generated, sinks=sinks)
         plans, scratch = dict[Any, Any](), dict[str, Any]()
         for token in range(generated + 1):
             behind = whole.keys.shape[2] - generated + token
             parts = {name: getattr(whole, name)[:, :, :behind] for name in ("keys", "values")}
             queries = whole.queries[:, :, token : token + 1]
             call = AttentionCall(**{**vars(whole), **parts, "queries": queries, "scratch": scratch})
-            found = Varlen(kernel).batch(arrangements, padding, call, plans)
-            assert found is not None
-            for row, (arrangement, padded) in enumerate(zip(arrangements, padding, strict=True)):
-                expected = _by_reference(arrangement, padded, call, row)
-                bound = rounding(_by_reference, arrangement, padded, call, row, dtype=torch.float64)
-                torch.testing.assert_close(found[row], expected, atol=bound, rtol=0)
+            _assert_by_reference(Varlen(kernel).batch(arrangements, padding, call, plans), arrangements, padding, call)
 
 
-METHODS_IN_WINDOWS = ["rotor", "isolated", "set-based", "parallel-windows", "ape", "structured", "pine"]
+# --- what a layer costs ---
+
 WAITS = ("equal", "item", "_local_scalar_dense", "nonzero", "masked_select", "unique", "lift_fresh")
 """Parts of the names of operators that wait for the device, or bring numbers of the host to it."""
 
 
+class _Operators(TorchDispatchMode):
+    """Counts the operators of PyTorch that are called, and what they return that shares no memory with their inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = Counter[str]()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[str(function)] += 1
+        given = {each.untyped_storage().data_ptr() for each in args if isinstance(each, torch.Tensor)}
+        out = function(*args, **(kwargs or {}))
+        for each in out if isinstance(out, tuple) else (out,):
+            if isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() not in given:
+                self.sizes.append(each.numel())
+        return out
+
+
 @pytest.mark.parametrize("decoding", [False, True], ids=["prefill", "decoding"])
-@pytest.mark.parametrize("method", METHODS_IN_WINDOWS)
+@pytest.mark.parametrize("method", ["rotor", "set-based", "ape", "pine"])
 def test_the_operators_of_a_layer_do_not_grow_with_segments_or_prompts(method: str, decoding: bool) -> None:
     def count(prompts: int, segments: int) -> Counter[str]:
         layout = Layout((3, 4), ((3,) * segments,))
@@ -188,22 +200,114 @@ def test_another_token_of_the_batch_copies_no_keys() -> None:
     padding, call = _batch(arrangements, 1)
     backend, plans = Varlen(Grouped()), dict[Any, Any]()
     backend.batch(arrangements, padding, call, plans)
-    with _Sizes() as sizes:
+    with _Operators() as operators:
         backend.batch(arrangements, padding, call, plans)
-    assert max(sizes.elements) < call.keys.numel() / 4
+    assert max(operators.sizes) < call.keys.numel() / 4
 
 
-class _Sizes(TorchDispatchMode):
-    """Keeps the sizes of what operators return that shares no memory with what they were given."""
+# --- kernels ---
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements: list[int] = []
 
-    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {each.untyped_storage().data_ptr() for each in args if isinstance(each, torch.Tensor)}
-        out = function(*args, **(kwargs or {}))
-        for each in out if isinstance(out, tuple) else (out,):
-            if isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() not in given:
-                self.elements.append(each.numel())
-        return out
+class Late(Dense):
+    """Every window begins one key late."""
+
+    def __call__(self, queries: Any, keys: Any, values: Any, windows: PackedWindows, scaling: float) -> AttentionState:
+        return super().__call__(queries, keys.roll(1, 0), values.roll(1, 0), windows, scaling)
+
+
+def test_kernels_agree_on_windows_that_overlap_and_a_wrong_one_is_found_out() -> None:
+    assert not difference(Dense(), CPU, torch.float32)
+    assert not difference(Grouped(), CPU, torch.bfloat16)
+    assert "not those" in difference(Late(), CPU, torch.float32)
+    queries, keys = torch.randn(9, 4, 16), torch.randn(14, 2, 16)
+    for is_causal in (True, False):
+        windows = PackedWindows.of((4, 5), [Span(0, 9), Span(3, 14)], is_causal, CPU)
+        bound = rounding(Dense(), queries, keys, keys, windows, 0.3)
+        found, expected = (each(queries, keys, keys, windows, 0.3) for each in (Grouped(), Dense()))
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, atol=bound, rtol=0)
+
+
+def test_a_kernel_gets_no_more_windows_than_a_gpu_can_start_blocks() -> None:
+    class Limited(Dense):
+        calls = 0
+
+        def __call__(self, queries: Any, keys: Any, values: Any, windows: PackedWindows, scaling: float) -> Any:
+            assert len(windows.key_lengths) < 1 << 16
+            self.calls += 1
+            return super().__call__(queries, keys, values, windows, scaling)
+
+    kernel, lengths = Limited(), [1, 2] * 35_000
+    spans = [Span(index % 3, index % 3 + 2) for index in range(len(lengths))]
+    queries, keys = torch.randn(sum(lengths), 1, 2), torch.randn(5, 1, 2)
+    layer = PackedLayer(kernel, AttentionCall(queries, keys, keys, Rotation(None), scaling=1.0), queries, keys, keys)
+    for is_causal in (True, False):
+        windows = PackedWindows.of(lengths, spans, is_causal, CPU)
+        found = layer.attend(windows, queries)
+        for each, expected in zip(found, Dense()(queries, keys, keys, windows, 1.0), strict=True):
+            torch.testing.assert_close(each, expected)
+    assert kernel.calls == 4
+
+
+def test_a_backend_says_which_kernel_it_takes_and_without_one_computes_rows_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    labels = [backend_label(each, tiny_model("llama")) for each in (SDPA(), Varlen(), Varlen(Dense()))]
+    assert labels == ["sdpa", "varlen (grouped)", "varlen (dense)"]
+
+    def missing(*_: object) -> None:
+        raise ImportError("no varlen here")
+
+    monkeypatch.setattr(TorchVarlen, "__call__", missing)
+    usable_kernel.cache_clear()
+    assert Varlen().kernel_for(torch.device("meta"), torch.bfloat16, 64) is None
+    assert "one by one: ImportError: no varlen here" in caplog.text
+    usable_kernel.cache_clear()
+
+
+def test_the_kernel_for_cuda_computes_all_windows_if_its_function_does_what_is_documented(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason=f"PyTorch {torch.__version__} has none")
+
+    def documented(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cu_seq_q: torch.Tensor,
+        cu_seq_k: torch.Tensor,
+        max_q: int,
+        max_k: int,
+        *,
+        return_aux: Any,
+        scale: float,
+        window_size: tuple[int, int],
+        enable_gqa: bool,
+        seqused_k: torch.Tensor,
+    ) -> Any:
+        assert return_aux.lse
+        assert {each.dtype for each in (cu_seq_q, cu_seq_k, seqused_k)} == {torch.int32}
+        assert len(cu_seq_q) == len(cu_seq_k) == len(seqused_k) + 1
+        assert enable_gqa or query.shape[1] == key.shape[1]
+        assert (max_q, max_k) == (int(cu_seq_q.diff().max()), int(seqused_k.max()))
+        windows = PackedWindows(cu_seq_q, cu_seq_k, seqused_k, max_q, max_k, window_size == (-1, 0))
+        out, lse = Dense()(query, key, value, windows, scale)
+        return out, lse.T
+
+    assert difference(TorchVarlen(), CPU, torch.float32), "this cannot be computed on a CPU"
+    monkeypatch.setattr(varlen, "varlen_attn", documented)
+    assert not difference(TorchVarlen(), CPU, torch.float32)
+
+
+def test_the_function_of_the_installed_pytorch_takes_the_arguments() -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason=f"PyTorch {torch.__version__} has none")
+    if not hasattr(varlen, "AuxRequest"):
+        pytest.skip(f"in PyTorch {torch.__version__} it returns no log-sum-exps on request")
+    meta = torch.device("meta")
+    queries = torch.empty(12, 4, 64, dtype=torch.bfloat16, device=meta)
+    keys = torch.empty(9, 2, 64, dtype=torch.bfloat16, device=meta)
+    for is_causal in (True, False):
+        windows = PackedWindows.of((4, 8), [Span(0, 5), Span(0, 9)], is_causal, meta)
+        out, lse = TorchVarlen()(queries, keys, keys, windows, 0.125)
+        assert (out.shape, out.dtype) == ((12, 4, 64), torch.bfloat16)
+        assert (lse.shape, lse.dtype) == ((12, 4), torch.float32)

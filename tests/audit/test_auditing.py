@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from invariant_rag.audit import Question, Reply, audit
-from invariant_rag.audit.advice import Gate
 from invariant_rag.audit.grading import Grader
+from invariant_rag.audit.report import Gate
 from invariant_rag.errors import (
     AuditFailed,
     InvalidChoice,

@@ -39,9 +39,6 @@ except FileInUse as error:
         assert done.stdout == "refused\n"
         with pytest.raises(FileInUse, match="is being written by another process"):
             lines(path)
-        assert LineFile(path, lambda line, _: line, InvalidQuestion, writes=False).lines == [
-            ANSWER
-        ]  # who only reads may
     with lines(path) as file:
         assert file.lines == [ANSWER]
 

@@ -79,7 +79,6 @@ def test_a_model_without_a_tokenizer_is_an_error_with_a_hint(tmp_path: Path) -> 
     result = check(tmp_path)
     assert result.exit_code == 2
     assert "expected a tokenizer" in result.stderr
-    assert check(tmp_path, "--embedded").exit_code == 2
 
 
 def test_loading_warns_once_of_tokens_that_look_like_roles(unprotected_folder: Path, tiny_folder: Path) -> None:

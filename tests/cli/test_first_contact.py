@@ -18,7 +18,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.cli.console import handle_errors
 from invariant_rag.errors import ContextOverflow, InvalidPrompt, OutOfMemory, UnsupportedModel
-from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.testing import toy_tokenizer
 from tests.cli.conftest import refused, run
 
@@ -71,26 +70,13 @@ def test_a_wrong_name_and_a_gated_model_are_told_apart(hub: str, tmp_path: Path)
     assert "https://huggingface.co/gated/model, then run `hf auth login`" in gated
 
 
-def test_the_toy_says_once_that_its_answers_to_documents_of_the_user_mean_nothing(docs: Path) -> None:
-    asked = ("Who?", "--docs", docs, "--retriever", "bm25", "--max-new-tokens", 1)
-    result = run("ask", *asked)
-    assert result.exit_code == 0, result.output
-    assert result.stderr.count("answered by the embedded toy model") == 1
-    assert "Name a model: " in result.stderr
-    assert "of the embedded toy" in result.stdout
-    for silent in ((*asked, "--model", EMBEDDED["generator"]), ("--max-new-tokens", 1)):  # by name; the example
-        result = run("ask", *silent)
-        assert result.exit_code == 0, result.output
-        assert "toy" not in result.stderr
-
-
-def test_without_a_network_a_name_is_to_be_downloaded_elsewhere() -> None:
-    assert "hf download Qwen/Qwen99-7B --local-dir" in refused("ask", "--model", "Qwen/Qwen99-7B")
-
-
-def test_a_folder_without_a_model_is_to_be_looked_at(tmp_path: Path) -> None:
+def test_what_is_no_model_names_the_next_command(tmp_path: Path) -> None:
+    assert "hf download Qwen/Qwen99-7B --local-dir" in refused("ask", "--model", "Qwen/Qwen99-7B")  # without a network
     for folder in (tmp_path, tmp_path / "nothing"):
         assert "`ls " in refused("ask", "--model", folder)
+    with pytest.raises(UnsupportedModel) as caught:
+        InvariantModel(GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2)))
+    assert "`invariant-rag models`" in caught.value.hint
 
 
 def test_memory_of_a_device_that_does_not_suffice_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,9 +110,3 @@ def test_without_a_chat_template_one_question_is_asked_and_a_conversation_names_
     with pytest.raises(InvalidPrompt, match="no chat template") as caught:
         lm.chat_prompt(messages=[{"role": role, "content": "x"} for role in ("user", "assistant", "user")])
     assert "instruct version" in caught.value.hint
-
-
-def test_a_family_that_is_not_supported_leads_to_those_that_are() -> None:
-    with pytest.raises(UnsupportedModel) as caught:
-        InvariantModel(GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2)))
-    assert "`invariant-rag models`" in caught.value.hint

@@ -6,10 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from typer.core import TyperOption
 
+from invariant_rag.checks import MOST_CALLS
+from invariant_rag.cli import app
 from invariant_rag.cli.console import print_error, print_skipped, print_table
 from invariant_rag.errors import DocumentSkipped, RetrievalError
 from invariant_rag.rag.readers import warn_skipped
@@ -30,9 +36,6 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-WRONG_IN_ONE_PROCESS = ALL_IN_ONE_PROCESS.replace("not ended.code", "ended.code == 2")
-
-
 BAD_FILES = {
     "deep.jsonl": (QUESTION + ', "id": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested at most 100 deep"),
     "digits.jsonl": (QUESTION + ', "id": ' + "9" * 5000 + "}", "Exceeds the limit"),
@@ -45,19 +48,18 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_FILES)
-def test_questions_that_cannot_be_read_are_named(name: str, tmp_path: Path) -> None:
-    content, message = BAD_FILES[name]
-    file = tmp_path / name
-    file.write_bytes(content.encode() if isinstance(content, str) else content)
-    error = refused("audit", file, "--out", tmp_path / "out")
-    assert name in error
-    assert message in error
-
-
-def test_a_named_pipe_of_questions_is_not_waited_for(tmp_path: Path) -> None:
+def test_questions_that_cannot_be_read_are_named(questions: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
-    assert "got a named pipe" in refused("audit", tmp_path / "pipe.jsonl", "--out", tmp_path / "out")
+    cases = {"pipe.jsonl": (b"", "got a named pipe"), "nofile.jsonl": (b"", "nofile.jsonl"), **BAD_FILES}
+    for name, (content, message) in cases.items():
+        file = tmp_path / name
+        if content:
+            file.write_bytes(content.encode() if isinstance(content, str) else content)
+        error = refused("audit", file)  # before a missing --out
+        assert name in error
+        assert message in error
+        assert "--out" not in error
+    assert "--out is missing" in refused("audit", questions)
 
 
 @pytest.fixture
@@ -67,46 +69,34 @@ def questions(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
-def in_ascii(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> tuple[Path, bytes]:
-    """A folder of three commands that ran in a terminal that shows ASCII only, and what they printed."""
-    folder = tmp_path_factory.mktemp("ascii")
-    (folder / "words.py").write_text("def answer(question, segments):\n    return segments[0].text[:9]\n")
-    (folder / "a.csv").write_text(f"question,segment\nQ,{'x' * 140_000}\nQ,b\n")
-    (folder / "b.jsonl").write_text(
-        '{"question": "Q\\ud800", "segments": ["a\\ud800", "b"], "answers": ["\\ud800"], "id": "\\udfff"}\n'
-    )
-    (folder / "docs").mkdir()
-    (folder / "docs" / "a.txt").write_text("三十メートルの塔。", encoding="utf-8")
-    commands = [
-        ["audit", name, "--out", f"out-{name}", "--remedy", "sort", "--system", "words:answer"]
-        for name in ("a.csv", "b.jsonl")
+def test_odd_texts_are_read_and_a_terminal_of_ascii_shows_the_rest_as_escapes(
+    tmp_path: Path, tiny_folder: Path
+) -> None:
+    (tmp_path / "words.py").write_text("def answer(question, segments):\n    return segments[0].text[:9]\n")
+    (tmp_path / "a.csv").write_text(f"question,segment\nQ,{'x' * 140_000}\nQ,b\n")
+    line = {"question": "Q\ud800", "segments": ["a\ud800", "b"], "answers": ["\ud800"], "id": "\udfff"}
+    (tmp_path / "b.jsonl").write_text(json.dumps(line) + "\n")
+    (tmp_path / "a.txt").write_text("三十メートルの塔。", encoding="utf-8")
+    audits = [
+        f"audit {name} --out out-{name} --remedy sort --system words:answer".split() for name in ("a.csv", "b.jsonl")
     ]
-    options = ["--docs", "docs", "--model", str(tiny_folder), "--retriever", "bm25", "--max-new-tokens", "4"]
+    asked = ["ask", "三?", "--model", str(tiny_folder), *"--docs a.txt --retriever bm25 --max-new-tokens 4".split()]
     done = subprocess.run(
-        [sys.executable, "-c", ALL_IN_ONE_PROCESS, json.dumps([*commands, ["ask", "三?", *options]])],
-        cwd=folder,
+        [sys.executable, "-c", ALL_IN_ONE_PROCESS, json.dumps([*audits, asked])],
+        cwd=tmp_path,
         capture_output=True,
         check=False,
         env={**os.environ, "PYTHONIOENCODING": "ascii", "LANG": "C", "PYTHONPATH": f"{ROOT}{os.pathsep}."},
     )
     assert done.returncode == 0, done.stderr
-    return folder, done.stdout
-
-
-def test_long_fields_of_csv_and_half_surrogates_are_read(in_ascii: tuple[Path, bytes]) -> None:
-    for name in ("a.csv", "b.jsonl"):
-        assert (in_ascii[0] / f"out-{name}" / "report.md").exists()
+    assert all((tmp_path / f"out-{name}" / "report.md").exists() for name in ("a.csv", "b.jsonl"))
+    assert done.stdout.isascii()
 
 
 @pytest.mark.parametrize("out", ["file", "file/below", "x" * 5000])
-@pytest.mark.parametrize("command", [["search-dimension", "no-such/model"], None])
-def test_an_out_that_is_no_folder_is_refused_before_the_work(
-    command: list[str] | None, out: str, questions: Path, tmp_path: Path
-) -> None:
+def test_an_out_that_is_no_folder_is_refused_before_the_work(out: str, questions: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
-    given = ["audit", questions] if command is None else command
-    assert "cannot make the folder" in refused(*given, "--out", tmp_path / out)
+    assert "cannot make the folder" in refused("audit", questions, "--out", tmp_path / out)
     assert (tmp_path / "file").read_text() == "kept"
 
 
@@ -134,126 +124,67 @@ def test_options_that_cannot_be_used_are_refused(
     assert message in refused("audit", questions, "--out", tmp_path / "out", *options)
 
 
-MISSPELT = [
-    (["--method", "rotr"], "unknown method 'rotr'", "rotor"),
-    (["--ordering", "lexcal"], "unknown ordering 'lexcal'", "lexical"),
-    (["--retriever", "fais"], "unknown retriever 'fais'", "faiss"),
+AUDIT, ASK = "audit {questions} --out {out}", "ask Who? --docs {docs}"
+BEFORE_LOADING = [
+    ("ask {blank} --docs {docs}", "expected a question, got blank text"),
+    (f"{ASK} --model {{docs}}/none", "no such folder Run `ls "),
+    (f"{ASK} --model {{docs}}/mill.md", "a file Run `ls "),
+    (f"{ASK} --model {{docs}}", "its config.json cannot be read: No such file or directory"),
+    (f"{ASK} --model {{bare}}", "its config.json names no model_type"),
+    (f"{ASK} --model no-such/model", "no-such/model"),
+    ("ask Who? --docs {empty}", "no document in "),
+    ("ask Who? --docs {pdf}", "bad.pdf"),
+    (f"{ASK} --dtype int8", "--dtype: expected one of auto, float32"),
+    (f"{ASK} --k many", "--k: expected a whole number, got many"),
+    (f"{ASK} --k 0", "--k: expected at least 1, got 0"),
+    (f"{ASK} --overflow cut", "expected one of error, drop_last, trim_segments, got cut"),
+    ("ask Who?", "--docs is missing"),
+    ("ask --docs x", "a question, got none"),
+    ("ask Who? --doc {docs}", "No such option: --doc"),
+    ("serve {docs}/none", "no such folder"),
+    ("serve --dtype int8", "--dtype: expected one of auto, float32"),
+    ("serve --reranker no-such/model", "expected monot5, cross-encoder or a checkpoint"),
+    ("serve --port 99999", "--port: expected at most 65535, got 99999"),
+    ("serve --method rotr", "did you mean 'rotor'?"),
+    ("models --check-tokens {docs}/none", "no such folder"),
+    (f"{AUDIT} --docs {{empty}}", "no document in "),
+    (f"{AUDIT} --judge {{docs}}/none", "none: no such folder"),
+    (f"{AUDIT} --model no-such/model --remedy srot", "unknown remedy 'srot'| did you mean 'sort'?"),
+    *(
+        (f"{each} --docs no-such-folder --model no-such/model", "no such file or folder: no-such-folder")
+        for each in (ASK, AUDIT)
+    ),
+    *(
+        (f"{each} --model no-such/model --{kind} {name}", f"unknown {kind} '{name}'| did you mean '{meant}'?")
+        for each in (ASK, f"{AUDIT} --docs {{docs}}")
+        for kind, name, meant in (
+            ("method", "rotr", "rotor"),
+            ("ordering", "lexcal", "lexical"),
+            ("retriever", "fais", "faiss"),
+        )
+    ),
 ]
 
 
-@pytest.mark.parametrize("command", ["ask", "audit"])
-@pytest.mark.parametrize(("options", "message", "meant"), MISSPELT)
-def test_a_misspelt_name_is_refused_before_anything_is_indexed_or_loaded(
-    command: str, options: list[str], message: str, meant: str, questions: Path, docs: Path, tmp_path: Path
-) -> None:
-    given = [questions, "--out", tmp_path / "out"] if command == "audit" else ["Who?"]
-    # Were it loaded first, the error would be about this model.
-    error = refused(command, *given, "--docs", docs, "--model", "no-such/model", *options)
-    assert message in error
-    assert f"did you mean '{meant}'?" in error
-    assert "Indexing" not in error
-    assert "Loading" not in error
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("ask Who? --docs {docs} --stream --json", "expected --stream or --json, got both"),
-        ("ask {blank} --docs {docs}", "expected a question, got blank text"),
-        ("ask Who? --docs {docs} --model {docs}/none", "no such folder Run `ls "),
-        ("ask Who? --docs {docs} --model {docs}/mill.md", "a file Run `ls "),
-        ("ask Who? --docs {docs} --model {docs}", "its config.json cannot be read: No such file or directory"),
-        ("ask Who? --docs {docs} --model {bare}", "its config.json names no model_type"),
-        ("ask Who? --docs {empty}", "no document in "),
-        ("models --embedded --check-tokens x", "expected --embedded or --check-tokens, got both"),
-        ("ask Who? --docs {docs} --k many", "--k: expected a whole number, got many"),
-        ("ask Who? --docs {docs} --k 0", "--k: expected at least 1, got 0"),
-        ("ask Who? --docs {docs} --overflow cut", "expected one of error, drop_last, trim_segments, got cut"),
-        ("ask Who?", "--docs is missing"),
-        ("ask --docs x", "a question, got none"),
-        ("ask Who? --doc {docs}", "No such option: --doc"),
-        ("serve {docs}/none", "no such folder"),
-        ("serve --port 99999", "--port: expected at most 65535, got 99999"),
-        ("serve --method rotr", "did you mean 'rotor'?"),
-        ("search-dimension {docs}/none --out {empty}", "no such folder"),
-        ("models --check-tokens {docs}/none", "no such folder"),
-    ],
-)
-def test_what_cannot_be_asked_is_refused(command: str, message: str, docs: Path, tmp_path: Path) -> None:
-    bare, empty = tmp_path / "bare", tmp_path / "empty"
+def test_what_is_wrong_is_said_before_torch_is_imported(docs: Path, questions: Path, tmp_path: Path) -> None:
+    bare, empty, pdf = (tmp_path / name for name in ("bare", "empty", "bad.pdf"))
     bare.mkdir()
     empty.mkdir()
     (bare / "config.json").write_text("{}")
-    named = {"docs": docs, "blank": "  ", "empty": empty, "bare": bare}
-    error = refused(*[each.format(**named) for each in command.split()])
-    assert message in error
-    assert "PosixPath" not in error
-    assert "Loading model" not in error
-
-
-def test_what_is_wrong_is_said_before_torch_is_imported(docs: Path, questions: Path, tmp_path: Path) -> None:
-    (tmp_path / "none").mkdir()
-    (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
-    commands = [
-        ["ask", "Who?", "--docs", str(docs), "--model", "./no-folder"],
-        ["ask", "Who?", "--docs", str(docs), "--model", "no-such/model"],
-        ["ask", "Who?", "--docs", str(tmp_path / "none")],
-        ["ask", "Who?", "--docs", str(tmp_path / "bad.pdf")],
-        ["ask", "Who?", "--docs", str(docs), "--dtype", "int8"],
-        ["serve", "./no-folder"],
-        ["serve", "--dtype", "int8"],
-        ["serve", "--reranker", "no-such/model"],
-        ["audit", str(questions), "--out", str(tmp_path / "a"), "--model", "./no-folder"],
-        ["audit", str(questions), "--out", str(tmp_path / "b"), "--docs", str(tmp_path / "none")],
-        ["audit", str(questions), "--out", str(tmp_path / "c"), "--judge", "./no-folder"],
-        ["models", "--check-tokens", "./no-folder"],
-    ]
-    program = WRONG_IN_ONE_PROCESS + "assert 'torch' not in sys.modules"
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(commands)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("error: ") == len(commands)
-
-
-def test_a_judge_that_is_not_there_is_named_before_anything_is_loaded(questions: Path, tmp_path: Path) -> None:
-    error = refused("audit", questions, "--out", tmp_path / "out", "--judge", tmp_path / "none")
-    assert "none: no such folder" in error
-    assert "Loading model" not in error
-
-
-def test_a_misspelt_remedy_is_refused_before_the_model_is_loaded(questions: Path, tmp_path: Path) -> None:
-    error = refused("audit", questions, "--out", tmp_path / "out", "--model", "no-such/model", "--remedy", "srot")
-    assert "unknown remedy 'srot'" in error
-    assert "did you mean 'sort'?" in error
-
-
-def test_an_audit_names_a_missing_file_of_questions_before_a_missing_out(questions: Path, tmp_path: Path) -> None:
-    error = refused("audit", tmp_path / "nofile.jsonl")
-    assert "nofile.jsonl" in error
-    assert "--out" not in error
-    assert "--out is missing" in refused("audit", questions)
-
-
-def test_more_chunks_than_64_bits_count_are_all_there_are(docs: Path, tiny_folder: Path) -> None:
-    for retriever in ("bm25", "faiss"):
-        fixed = ["--docs", docs, "--model", tiny_folder, "--retriever", retriever, "--max-new-tokens", 1]
-        result = run("ask", "Who?", *fixed, "--k", 2**70, "--json")
-        assert result.exit_code == 0, result.output
-        assert len(json.loads(result.stdout)["segments"]) == 5
-
-
-def test_a_skipped_document_is_named_and_strict_stops_at_it(tmp_path: Path, tiny_folder: Path) -> None:
-    (tmp_path / "good.txt").write_text("The mill of Brenn.")
-    (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
-    (tmp_path / "page.html").write_text("The mill of Brenn.")
-    fixed = ["ask", "Who?", "--docs", tmp_path, "--model", tiny_folder, "--retriever", "bm25", "--max-new-tokens", 1]
-    result = run(*fixed)
-    assert result.exit_code == 0, result.output
-    assert "skipped" in result.stderr
-    assert "bad.pdf: cannot be read as PDF" in result.stderr
-    assert "skipped 1 file of other types: .html (1); read are" in result.stderr
-    assert "bad.pdf: cannot be read as PDF" in refused(*fixed, "--strict")
+    pdf.write_bytes(b"%PDF-1.4 nothing")
+    named = {"docs": docs, "blank": "  ", "empty": empty, "bare": bare, "pdf": pdf, "questions": questions}
+    commands = [[word.format(**named, out=tmp_path / "out") for word in each.split()] for each, _ in BEFORE_LOADING]
+    program = ALL_IN_ONE_PROCESS.replace("assert not ended.code, arguments", "print('=', ended.code, file=sys.stderr)")
+    program += "assert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", program, json.dumps(commands)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    told = done.stderr.split("= 2\n")
+    assert (len(told), told.pop()) == (len(BEFORE_LOADING) + 1, "")
+    for error, (given, message) in zip(told, BEFORE_LOADING, strict=True):
+        assert all(part in " ".join(error.split()) for part in message.split("|")), given
+        for never in ("PosixPath", "Loading model", "Indexing", "Traceback"):
+            assert never not in error, given
 
 
 def test_no_name_of_a_file_reaches_the_terminal_as_a_control_sequence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,5 +218,29 @@ def test_a_listing_that_finds_no_room_says_so(arguments: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_terminal_of_ascii_shows_the_rest_as_escapes(in_ascii: tuple[Path, bytes]) -> None:
-    assert in_ascii[1].isascii()
+def whole_numbers(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every option of a command, and of those below it, that takes a whole number."""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from whole_numbers(inner, (*path, name))
+    for option in command.params:
+        if isinstance(option, TyperOption) and "int" in str(option.type_descriptor.annotation):
+            yield path, option.opts[0]
+
+
+@pytest.mark.parametrize("value", ["nan", "-1", "1e400", "9" * 5000], ids=lambda value: ascii(value)[:8])
+def test_what_is_no_whole_number_is_refused_by_name(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {*whole_numbers(typer.main.get_command(app))}
+    assert len(options) >= 16
+    assert {("ask",), ("audit",), ("serve",)} <= {path for path, _ in options}
+    for path, option in options:
+        result = run(*path, f"{option}={value}")
+        assert (type(result.exception), result.exit_code) == (SystemExit, 2), (path, option)
+
+
+def test_a_number_of_calls_beyond_sense_is_refused() -> None:
+    for command in ("audit --workers", "audit --retries", "ask q --check-order"):
+        result = run(*f"{command}={1 << 70}".split())
+        assert (result.exit_code, str(MOST_CALLS) in result.stderr) == (2, True), command

@@ -24,14 +24,8 @@ TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorials" / "server.md"
 QUESTION = "What colour is the flag of Ostra?"
 FLAGS = ["The flag of Ostra is white.", "The flag of Brenn is green.", "The mill of Ostra grinds barley."]
 ORDERS = [list(order) for order in permutations(FLAGS)]
-SEARCH = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "Search the atlas.",
-        "parameters": {"type": "object", "properties": {"town": {"enum": ["Ostra", "Brenn"]}}, "required": ["town"]},
-    },
-}
+TOWN = {"type": "object", "properties": {"town": {"enum": ["Ostra", "Brenn"]}}, "required": ["town"]}
+SEARCH = {"type": "function", "function": {"name": "search", "description": "Search the atlas.", "parameters": TOWN}}
 
 
 class Colour(BaseModel):
@@ -48,9 +42,6 @@ class Colours(BaseModel):
 
 def test_this_environment_has_no_torch() -> None:
     assert importlib.util.find_spec("torch") is None
-
-
-# --- openai -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -86,9 +77,6 @@ def test_openai_parses_objects_and_raises_its_own_errors(client: openai.OpenAI) 
         ask(client.with_options(api_key="key-2"), FLAGS)
 
 
-# --- LangChain --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def chat(server: str) -> ChatOpenAI:
     return ChatOpenAI(base_url=f"{server}/v1", api_key="key-1", model="small", max_retries=0)  # type: ignore[arg-type]
@@ -113,29 +101,16 @@ def test_langchain_calls_tools_and_parses_objects(chat: ChatOpenAI) -> None:
         chat.bind(max_tokens=2).with_structured_output(Colours).invoke(QUESTION)
 
 
-# --- LlamaIndex -------------------------------------------------------------------------------------------------------
-
-
 def test_llama_index_gets_one_answer_for_every_order(server: str) -> None:
+    asked = [ChatMessage(role="user", content=QUESTION)]
+    fixed: Any = {"model": "small", "api_base": f"{server}/v1", "api_key": "key-1", "is_chat_model": True}
     texts = set()
     for order in ORDERS:
-        llm = OpenAILike(
-            model="small",
-            api_base=f"{server}/v1",
-            api_key="key-1",
-            is_chat_model=True,
-            context_window=4096,
-            additional_kwargs={"extra_body": {"documents": order}},
-        )
-        texts.add(str(llm.chat([ChatMessage(role="user", content=QUESTION)]).message.content))
+        llm = OpenAILike(**fixed, context_window=4096, additional_kwargs={"extra_body": {"documents": order}})
+        texts.add(str(llm.chat(asked).message.content))
     assert texts == {"white"}
-    assert (
-        "".join(each.delta or "" for each in llm.stream_chat([ChatMessage(role="user", content=QUESTION)])) == "white"
-    )
+    assert "".join(each.delta or "" for each in llm.stream_chat(asked)) == "white"
     assert llm.complete(QUESTION).text == "white"
-
-
-# --- Cohere -----------------------------------------------------------------------------------------------------------
 
 
 def test_cohere_ranks_alike_in_every_order(server: str) -> None:
@@ -144,12 +119,8 @@ def test_cohere_ranks_alike_in_every_order(server: str) -> None:
     for order in ORDERS:
         reply = client.rerank(model="monot5", query=QUESTION, documents=order, top_n=2)
         rankings.add(tuple((order[each.index], each.relevance_score) for each in reply.results))
-    assert len(rankings) == 1
     (ranking,) = rankings
     assert ranking[0][0] == FLAGS[0]
-
-
-# --- curl, and the page -----------------------------------------------------------------------------------------------
 
 
 def blocks(language: str) -> list[str]:

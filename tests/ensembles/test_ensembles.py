@@ -144,54 +144,39 @@ def test_a_score_is_the_mean_over_the_rotations(lm: InvariantModel) -> None:
     assert PermutationAverage(lm).score(PROMPT, []) == []
 
 
-def test_rotations_put_every_segment_in_every_place_once(lm: InvariantModel) -> None:
+def test_rotations_put_every_segment_in_every_place_once_and_random_ones_change_with_the_seed(
+    lm: InvariantModel,
+) -> None:
     places = [each.order for each in PermutationAverage(lm).permute(PROMPT)]
     assert places[0] == list(lm.prepare(PROMPT).order)
     assert [sorted(place) for place in places] == [[0, 1, 2, 3]] * 4
     assert [sorted(column) for column in zip(*places, strict=True)] == [[0, 1, 2, 3]] * 4
     assert [each.order for each in PermutationAverage(lm, 2).permute(PROMPT)] == [places[0], places[2]]
     assert len(PermutationAverage(lm, 9).permute(PROMPT)) == 4
-
-
-def test_random_permutations_are_as_many_as_asked_and_change_with_the_seed(lm: InvariantModel) -> None:
-    drawn = [PermutationAverage(lm, 9, permutations="random", seed=seed).permute(PROMPT) for seed in (0, 0, 1)]
-    one, same, other = [[each.order for each in group] for group in drawn]
+    drawn = [PermutationAverage(lm, 9, permutations="random", seed=seed) for seed in (0, 0, 1)]
+    one, same, other = [[each.order for each in average.permute(PROMPT)] for average in drawn]
     assert len(one) == 9
     assert one == same != other
+    orders = {each.generate(PROMPT, max_new_tokens=1).order for each in drawn}
+    assert orders == {lm.prepare(PROMPT).order}, "an average names the order that was permuted"
 
 
-def test_an_average_names_the_order_that_was_permuted(lm: InvariantModel) -> None:
-    ensembles = [PermutationAverage(lm, 3, permutations="random", seed=seed) for seed in range(3)]
-    orders = {each.generate(PROMPT, max_new_tokens=1).order for each in ensembles}
-    assert orders == {lm.prepare(PROMPT).order}
+@pytest.mark.parametrize("segments", [[], [[5, 6, 7]]])
+def test_one_segment_or_none_is_the_model_itself(lm: InvariantModel, segments: list[list[int]]) -> None:
+    prompt = Prompt([3, 4], segments, [8, 9])
+    expected, result = (each.generate(prompt, max_new_tokens=2) for each in (lm, PermutationAverage(lm, 2)))
+    assert result.token_ids == expected.token_ids
+    assert result.logprobs == pytest.approx(expected.logprobs, abs=rounding(lm.generate, prompt, max_new_tokens=2))
 
 
-def test_one_segment_or_none_is_the_model_itself(lm: InvariantModel) -> None:
-    for segments in ([], [[5, 6, 7]]):
-        prompt = Prompt([3, 4], segments, [8, 9])
-        expected = lm.generate(prompt, max_new_tokens=4)
-        for ensemble in (PermutationAverage(lm), PermutationAverage(lm, 2)):
-            result = ensemble.generate(prompt, max_new_tokens=4)
-            assert result.token_ids == expected.token_ids
-            assert result.logprobs == pytest.approx(
-                expected.logprobs, abs=rounding(lm.generate, prompt, max_new_tokens=4)
-            )
-
-
-def test_an_average_writes_one_text_and_refuses_what_would_write_several(lm: InvariantModel) -> None:
+def test_an_average_writes_one_text_that_stops_where_the_model_says_so() -> None:
+    average = PermutationAverage(InvariantModel(tiny_model("llama", num_hidden_layers=2, eos_token_id=None)))
     for option in ({"do_sample": True}, {"num_beams": 2}, {"num_return_sequences": 3}, {"streamer": object()}):
         with pytest.raises(UnsupportedCombination, match=next(iter(option))):
-            PermutationAverage(lm).generate(PROMPT, **option)
-    assert PermutationAverage(lm).generate(PROMPT, max_new_tokens=2, num_beams=1, do_sample=False).token_ids
-
-
-def test_an_average_stops_where_the_model_says_so() -> None:
-    model = tiny_model("llama", num_hidden_layers=2, eos_token_id=None)
-    written = PermutationAverage(InvariantModel(model)).generate(PROMPT, max_new_tokens=5)
+            average.generate(PROMPT, **option)
+    written = average.generate(PROMPT, max_new_tokens=5, num_beams=1, do_sample=False)
     assert written.finish_reason == "length"
-    stopped = PermutationAverage(InvariantModel(model)).generate(
-        PROMPT, max_new_tokens=5, eos_token_id=written.token_ids[2]
-    )
+    stopped = average.generate(PROMPT, max_new_tokens=5, eos_token_id=written.token_ids[2])
     assert stopped.finish_reason == "stop"
     assert stopped.token_ids == written.token_ids[: written.token_ids.index(written.token_ids[2]) + 1]
 
@@ -215,23 +200,18 @@ def test_a_tie_goes_to_the_first_answer_in_the_alphabet(
     chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     lm = InvariantModel(chat_llama, tokenizer, method="sequential", ordering="lexical")
-    prompt = Prompt("Read:", ["one", "two"], "Say:")
-    votes = [SelfConsistency(lm, answer=name).generate(prompt, max_new_tokens=3).votes for name in (str.strip, len_of)]
-    assert [count for _, count in votes[0]] == [1, 1], "two permutations, two answers: a tie"
-    assert votes[0][0][0] < votes[0][1][0]
-    assert votes[1] == (("any", 2),)
+    prompt, rules = Prompt("Read:", ["one", "two"], "Say:"), (str.strip, lambda _: "any")
+    votes, alike = (SelfConsistency(lm, answer=rule).generate(prompt, max_new_tokens=3).votes for rule in rules)
+    assert [count for _, count in votes] == [1, 1], "two permutations, two answers: a tie"
+    assert votes[0][0] < votes[1][0]
+    assert alike == (("any", 2),)
 
 
 def test_votes_have_no_log_probabilities_and_say_what_has(lm: InvariantModel) -> None:
-    with pytest.raises(UnsupportedCombination, match="counts votes") as caught:
-        SelfConsistency(lm).score(PROMPT, CANDIDATES)
-    assert "PermutationAverage" in caught.value.hint
-    with pytest.raises(UnsupportedCombination, match="counts votes"):
-        ContextualCalibration(SelfConsistency(lm), [[9]]).score(PROMPT, CANDIDATES)
-
-
-def len_of(text: str) -> str:
-    return "any"
+    for scorer in (SelfConsistency(lm), ContextualCalibration(SelfConsistency(lm), [[9]])):
+        with pytest.raises(UnsupportedCombination, match="counts votes") as caught:
+            scorer.score(PROMPT, CANDIDATES)
+        assert "PermutationAverage" in caught.value.hint
 
 
 # --- calibration ----------------------------------------------------------------------------------------------------
@@ -273,22 +253,17 @@ def test_calibration_gives_the_figures_of_the_published_arithmetic(llama: PreTra
     assert_rounded_alike(np.exp(calibrated), [0.24 / 0.85, 0.61 / 0.85])
 
 
-def test_where_there_is_nothing_to_read_calibration_leaves_no_preference(lm: InvariantModel) -> None:
+def test_calibration_of_text_uses_the_published_content_free_inputs_and_leaves_no_preference_without_content(
+    lm: InvariantModel, chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
     empty = Prompt([3, 4], [[9], [9]], [11, 12])
     assert max(lm.score(empty, CANDIDATES)) - min(lm.score(empty, CANDIDATES)) > 0.1
-    calibrated = ContextualCalibration(lm, [[9]]).score(empty, CANDIDATES)
-    assert_rounded_alike(calibrated, [math.log(1 / 3)] * 3)
-
-
-def test_calibration_of_text_uses_the_published_content_free_inputs(
-    chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    lm = InvariantModel(chat_llama, tokenizer)
-    calibration = ContextualCalibration(lm)
+    assert_rounded_alike(ContextualCalibration(lm, [[9]]).score(empty, CANDIDATES), [math.log(1 / 3)] * 3)
+    of_text = InvariantModel(chat_llama, tokenizer)
+    calibration = ContextualCalibration(of_text)
     assert calibration.content_free == ("N/A", "[MASK]", "")
-    prompt = lm.chat_prompt("Why?", [Segment("It rains.", title="Weather"), "Nothing."])
-    scores = calibration.score(prompt, ["yes", "no"])
-    assert_rounded_alike(sum(map(math.exp, scores)), 1.0)
+    prompt = of_text.chat_prompt("Why?", [Segment("It rains.", title="Weather"), "Nothing."])
+    assert_rounded_alike(sum(map(math.exp, calibration.score(prompt, ["yes", "no"]))), 1.0)
     assert calibration.score(prompt, []) == []
 
 
@@ -316,12 +291,6 @@ def test_the_attention_of_the_last_token_is_the_models_own(family: str) -> None:
     assert segment_attention(lm, lm.prepare(prompt)) == pytest.approx(expected, abs=bound)
 
 
-def test_the_attention_under_an_intervention_is_not_the_models_own(lm: InvariantModel) -> None:
-    changed = lm.with_method("sequential", intervention="ms-poe")
-    with pytest.raises(UnsupportedCombination, match="ms-poe"):
-        segment_attention(changed, changed.prepare(PROMPT))
-
-
 def test_each_round_puts_the_segment_with_the_most_attention_last(lm: InvariantModel) -> None:
     plain, order = lm.with_method(ordering="given"), list(lm.prepare(PROMPT).order)
     for rounds in (1, 2, 3):
@@ -341,14 +310,17 @@ def test_each_round_puts_the_segment_with_the_most_attention_last(lm: InvariantM
         assert result.token_ids == expected.token_ids
 
 
-def test_a_method_whose_suffix_sees_segments_elsewhere_cannot_be_sorted_by_attention(lm: InvariantModel) -> None:
+def test_what_cannot_be_sorted_by_attention_is_refused(lm: InvariantModel) -> None:
+    """The suffix sees segments elsewhere, or attends with other weights than the model's own."""
+    changed = lm.with_method("sequential", intervention="ms-poe")
+    with pytest.raises(UnsupportedCombination, match="ms-poe"):
+        segment_attention(changed, changed.prepare(PROMPT))
     with pytest.raises(UnsupportedCombination, match="pine"):
         AttentionSorting(lm.with_method("pine")).generate(PROMPT)
-    with pytest.raises(UnsupportedCombination, match="num_return_sequences"):
-        AttentionSorting(lm).generate(PROMPT, num_return_sequences=2, do_sample=True)
-    several = GenerationConfig(num_return_sequences=2, do_sample=True)
-    with pytest.raises(UnsupportedCombination, match="num_return_sequences"):
-        AttentionSorting(lm).generate(PROMPT, generation_config=several)
+    several = {"num_return_sequences": 2, "do_sample": True}
+    for options in (several, {"generation_config": GenerationConfig(**several)}):
+        with pytest.raises(UnsupportedCombination, match="num_return_sequences"):
+            AttentionSorting(lm).generate(PROMPT, **options)
 
 
 # --- cost, and the interface ----------------------------------------------------------------------------------------

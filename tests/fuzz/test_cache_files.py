@@ -16,8 +16,7 @@ from safetensors.torch import save
 
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.errors import DamagedEntry
-from invariant_rag.generation.digest import digest_of
-from invariant_rag.generation.kv_cache_files import Entry, read_entry, to_bytes
+from invariant_rag.generation.kv_cache import Entry, read_entry, write_entry
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
 from tests.fuzz.mutations import mutated
@@ -59,10 +58,10 @@ def of_another_format(source: random.Random) -> bytes:
 
 @pytest.mark.rounds(600)
 def test_a_mutated_entry_is_served_as_it_was_or_not_at_all(rounds: Rounds, tmp_path: Path) -> None:
-    path = tmp_path / f"{digest_of('x', '')}.kv"
+    path = tmp_path / "invariant-rag-x.safetensors"
     for source in rounds():
         stored = entry(source)
-        path.write_bytes(mutated(to_bytes(stored, path.stem), source))
+        path.write_bytes(mutated(write_entry(stored, path.name), source))
         try:
             served = read_entry(path)
         except DamagedEntry as error:
@@ -88,7 +87,7 @@ def treat(folder: Path, source: random.Random) -> None:
     entries = {(tenant, key): entry(source) for tenant in caches for key in "wxyz"}  # a key determines its entry
     foreign: dict[Path, bytes] = {}
     for _ in range(20):
-        files = sorted(folder.glob("*.kv"))
+        files = sorted(folder.glob("*.safetensors"))
         ours = [path for path in files if path not in foreign]
         tenant, key = source.choice(("", "a")), source.choice("wxyz")
         match source.randrange(8):
@@ -102,7 +101,11 @@ def treat(folder: Path, source: random.Random) -> None:
                 one, other = source.sample(ours, 2)
                 one.replace(other)
             case 4:
-                name = f"{source.randbytes(32).hex()}.kv" if source.random() < 0.5 else f"{source.randrange(99)}.kv"
+                name = (
+                    f"{source.randbytes(32).hex()}.safetensors"
+                    if source.random() < 0.5
+                    else f"{source.randrange(99)}.safetensors"
+                )
                 foreign[folder / name] = of_another_format(source)
                 (folder / name).write_bytes(foreign[folder / name])
             case 5 if ours:
@@ -138,7 +141,7 @@ def test_files_that_are_exchanged_or_mutated_change_no_answer(rounds: Rounds, tm
         prompts = [random_prompt(source, (3, 2, 3), prefix=3, suffix=2) for _ in range(2)]
         asked = [(lm.with_method(method, ordering="lexical"), prompt) for lm in models for prompt in prompts]
         expected = [lm.with_cache(KeyValueCache(folder=folder)).logits(prompt) for lm, prompt in asked]
-        files = sorted(folder.glob("*.kv"))
+        files = sorted(folder.glob("*.safetensors"))
         for path in source.sample(files, min(3, len(files))):
             other = source.choice(files)
             if not path.exists():
@@ -150,7 +153,7 @@ def test_files_that_are_exchanged_or_mutated_change_no_answer(rounds: Rounds, tm
                     other.write_bytes(path.read_bytes())
                 case 2:  # its own name and a right checksum, but something is missing; what it holds has another layout
                     with suppress(DamagedEntry):
-                        path.write_bytes(to_bytes(source.choice(CUTS)(read_entry(path)), path.stem))
+                        path.write_bytes(write_entry(source.choice(CUTS)(read_entry(path)), path.name))
                 case _:
                     path.write_bytes(mutated(path.read_bytes(), source))
         found = [lm.with_cache(KeyValueCache(folder=folder)).logits(prompt) for lm, prompt in asked]

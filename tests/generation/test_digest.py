@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from invariant_rag import InvariantModel, KeyValueCache, MicroBatcher
+from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.generation import digest, prefill
 from invariant_rag.generation.digest import describe, model_digest, weights_digest
 from invariant_rag.generation.prefill import SharedState
@@ -140,21 +140,6 @@ def test_objects_are_told_by_what_they_are_and_never_by_an_address_that_is_used_
     assert describe(lambda: 1) != describe(lambda: 1)
     data = [1, True, "1", 1.0, None, (1,), [1], {1}, {1: 1}, b"1", Path("1"), torch.float32]
     assert len(set(map(describe, data))) == len(data)
-
-
-def test_a_batch_holds_prompts_of_one_identity(model: InvariantModel) -> None:
-    prompt = model.chat_prompt("Where?", ["The ferry leaves the harbour at noon.", "The mill grinds barley."])
-    trimmed = [model.with_method(max_segment_tokens=size, overflow="trim_segments") for size in (5, 20)]
-    lms, batcher, options = [model, *trimmed] * 8, MicroBatcher(), {"max_new_tokens": 6}
-    random.Random(0).shuffle(lms)
-    alone = [lm.generate(prompt, **options).text for lm in lms]
-    assert len(set(alone)) == 3
-    with ThreadPoolExecutor(len(lms)) as pool:
-        with batcher._generate_lock:
-            calls = [pool.submit(batcher.generate, lm, prompt, options) for lm in lms]
-            while len(batcher._waiting) < len(lms):
-                time.sleep(0.001)
-        assert [call.result().text for call in calls] == alone
 
 
 def _swapped(data: torch.Tensor, first: int, second: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from invariant_rag import InvariantModel, MicroBatcher, Prompt
-from invariant_rag.generation.sampling import TokenPenalties
+from invariant_rag.generation.decode import TokenPenalties
 from invariant_rag.generation.structured import constrain, parse_object
 from invariant_rag.segments import Segment
 

@@ -24,7 +24,7 @@ from invariant_rag.generation.answers import Answer, AnswerRequest
 from invariant_rag.generation.streaming import decode_keeping
 from invariant_rag.generation.tools import Tool, ToolCall, ToolCalling
 from invariant_rag.prompts import ReasoningFormat, template_format
-from invariant_rag.prompts.template_format import OWN_FORMAT
+from invariant_rag.prompts.template_probes import OWN_FORMAT
 from invariant_rag.testing import tiny_model
 from tests.prompts.tool_templates import ALL, templated
 

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
-from typer.testing import CliRunner
 
 from invariant_rag import InvariantModel, Prompt
-from invariant_rag.cli import app
 from invariant_rag.errors import ContextOverflow, InvalidChoice, TokenizerRequired, UnsupportedModel
 from invariant_rag.interventions import HiddenScaling
 from invariant_rag.interventions.search import (
@@ -188,14 +186,11 @@ def test_uuid_examples_are_chat_prompts_that_ask_at_the_quarters(tokenizer: PreT
         uuid_examples(bare)
 
 
-def test_the_found_dimension_is_measured_where_it_was_planted(result: SearchResult) -> None:
-    """It is the share of the first token among those that are averaged: one over their number."""
+def test_a_result_is_measured_drawn_and_loaded_as_an_intervention(result: SearchResult, tmp_path: Path) -> None:
+    """What was planted is the share of the first token among those that are averaged: one over their number."""
     assert result.positions == tuple(range(50, 200))
     for curve in result.curves:
         assert np.corrcoef(curve, 1 / (1 + np.array(result.positions)))[0, 1] > 0.99
-
-
-def test_a_result_survives_a_file_and_is_loaded_as_an_intervention(result: SearchResult, tmp_path: Path) -> None:
     path = tmp_path / "search.json"
     for saved in (result, result.found):
         saved.save(path)
@@ -204,14 +199,13 @@ def test_a_result_survives_a_file_and_is_loaded_as_an_intervention(result: Searc
         path.write_text(text)
         with pytest.raises(InvalidChoice, match=r"dimensions, factor and layers"):
             HiddenScaling.load(path)
-
-
-def test_the_picture_is_a_picture(result: SearchResult, tmp_path: Path) -> None:
     result.draw(tmp_path / "dimension.png")
     assert (tmp_path / "dimension.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_model_with_few_layers_or_without_positional_dimensions_is_refused(examples: list[Example]) -> None:
+def test_models_without_positional_dimensions_and_searches_without_texts_are_refused(
+    planted: PreTrainedModel, examples: list[Example]
+) -> None:
     texts = [[1, *range(2, 60)]]
     with pytest.raises(UnsupportedModel, match=r"at least 5 layers for the published search.*got 4"):
         search_dimension(tiny_model("llama", num_hidden_layers=4), examples=examples, texts=texts)
@@ -221,9 +215,6 @@ def test_a_model_with_few_layers_or_without_positional_dimensions_is_refused(exa
             weight.zero_()
     with pytest.raises(UnsupportedModel, match="no hidden dimension is monotone"):
         search_dimension(model, examples=examples, texts=texts)
-
-
-def test_a_search_needs_examples_and_texts(planted: PreTrainedModel) -> None:
     for given in ({}, {"examples": [Example((1, 2), (3,))]}, {"texts": [[1] * 20]}):
         with pytest.raises(TokenizerRequired):
             search_dimension(planted, **given)
@@ -232,24 +223,13 @@ def test_a_search_needs_examples_and_texts(planted: PreTrainedModel) -> None:
             search_dimension(planted, examples=nothing, texts=[[1] * 20])
 
 
-def test_the_command_writes_what_the_library_loads(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_a_search_saves_what_the_library_loads(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     model = tiny_model("llama", num_hidden_layers=5, vocab_size=261, max_position_embeddings=512)
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    options = ["--out", str(tmp_path / "out"), "--examples", "2", "--pairs", "2", "--keep", "1"]
-    ran = CliRunner().invoke(app, ["search-dimension", str(tmp_path / "model"), *options, "--json"])
-    assert ran.exit_code == 0, ran.output
-    found = json.loads((tmp_path / "out" / "search.json").read_text())
-    assert json.loads(ran.stdout)["dimensions"] == found["dimensions"]
-    assert sorted(factor for _, factor, _ in found["trials"]) == sorted(FACTORS)
-    assert (tmp_path / "out" / "dimension.png").exists()
-    ran = CliRunner().invoke(app, ["search-dimension", str(tmp_path / "model"), *options])
-    assert "validation loss" in ran.stdout
-    (tmp_path / "taken").write_text("a file")
-    ran = CliRunner().invoke(app, ["search-dimension", str(tmp_path / "model"), "--out", str(tmp_path / "taken")])
-    assert ran.exit_code == 2
-    assert "cannot make the folder" in ran.stderr
-    assert "Loading model" not in ran.stderr
-    ran = CliRunner().invoke(app, ["search-dimension", str(tmp_path / "nowhere"), *options])
-    assert ran.exit_code == 2
-    assert "expected the hub id or the folder of a model" in ran.stderr
+    examples = uuid_examples(tokenizer, 2, pairs=2)
+    found = search_dimension(model, tokenizer, examples, keep=1)
+    found.save(tmp_path / "search.json")
+    found.draw(tmp_path / "dimension.png")
+    saved = json.loads((tmp_path / "search.json").read_text())
+    assert HiddenScaling.load(tmp_path / "search.json").dimensions == found.found.dimensions
+    assert sorted(factor for _, factor, _ in saved["trials"]) == sorted(FACTORS)
+    assert (tmp_path / "dimension.png").exists()

@@ -1,4 +1,7 @@
-"""ALiBi in BLOOM, MPT and Falcon: what is refused, put back or combined. `tests/oracle` computes their logits."""
+"""ALiBi in BLOOM, MPT and Falcon, and attention in a module's own code: what is refused, put back or combined.
+
+`test_families` holds the other laws for these families; `tests/oracle` computes their logits.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,12 @@ from invariant_rag.errors import UnsupportedCombination, UnsupportedModel
 from invariant_rag.interventions import HiddenScaling, MsPoE
 from invariant_rag.methods import METHODS
 from invariant_rag.models.loading import context_window
-from invariant_rag.testing import MethodContract, random_prompt
+from invariant_rag.testing import random_prompt
 from invariant_rag.testing.contracts import plain_logits
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
 
-ALIBI = ("bloom", "mpt", "falcon (ALiBi)")
-INLINE = (*ALIBI, "falcon", "gptj", "codegen")
+INLINE = ("bloom", "mpt", "falcon (ALiBi)", "falcon", "gptj", "codegen")
 PROMPT = random_prompt(random.Random(0), (3, 4, 1, 2), prefix=3, suffix=3)
 
 
@@ -36,72 +38,45 @@ def model_of(family: str) -> PreTrainedModel:
     return tiny_model(family, eos_token_id=None, num_hidden_layers=2)
 
 
-def flat(prompt: Prompt) -> list[int]:
-    return [*prompt.prefix, *(token for each in prompt.segments for token in each.token_ids or ()), *prompt.suffix]
-
-
-class TestRoToRWithBloom(MethodContract):
-    method, family = "rotor", "bloom"
-
-
-class TestSetBasedWithFalcon(MethodContract):
-    method, family = "set-based", "falcon (ALiBi)"
-
-
-class TestAPEWithMPT(MethodContract):
-    method, family = "ape", "mpt"
-
-
-@pytest.mark.parametrize("method", [name for name, each in METHODS.items() if each.reads_later_positions])
-def test_a_method_that_reads_later_positions_is_refused_for_alibi(method: str) -> None:
+def test_methods_that_read_later_positions_are_refused_for_alibi_and_only_these_have_such_rows() -> None:
     """The biases of ALiBi are those of keys at some distance before the query."""
-    lm = InvariantModel(model_of("bloom"))
-    with pytest.raises(UnsupportedCombination, match=f"'{method}': bloom has ALiBi"):
-        lm.with_method(method)
-    with pytest.raises(UnsupportedCombination, match=f"'{method}': mpt has ALiBi"):
-        InvariantModel(model_of("mpt"), method=method)
-
-
-def test_no_other_method_has_a_row_with_later_positions() -> None:
-    """What `reads_later_positions` says, seen in the arrangements."""
     prompt = Prompt([3, 4], [[5, 6, 7], [8], [9, 10]], [11, 12])
-    for name in METHODS:
-        lm = InvariantModel(tiny_model("llama"), method=name)
-        arrangement: Any = lm.prepare(prompt).arrangement
+    for name, method in METHODS.items():
+        arrangement = InvariantModel(tiny_model("llama"), method=name).prepare(prompt).arrangement
         at, later = arrangement.positions, False
-        for row in getattr(arrangement, "rows", ()):
+        for row in arrangement.rows:
             for query in range(row.queries.start, row.queries.stop):
                 keys = [(key, at[key] + run.shift) for run in row.runs for key in range(run.start, run.stop)]
                 hidden = row.queries.stop - 1 - query
                 later |= any(position > at[query] for _, position in keys[: len(keys) - hidden])
-        assert later == METHODS[name].reads_later_positions, name
+        assert later == method.reads_later_positions, name
+        if later:
+            with pytest.raises(UnsupportedCombination, match=f"'{name}': mpt has ALiBi"):
+                InvariantModel(model_of("mpt"), method=name)
+            with pytest.raises(UnsupportedCombination, match=f"'{name}': bloom has ALiBi"):
+                InvariantModel(model_of("bloom")).with_method(name)
 
 
-@pytest.mark.parametrize("method", ["rotor", "set-based"])
-def test_a_warm_cache_scores_and_writes_as_a_cold_one_and_as_none(method: str) -> None:
-    for family in ("bloom", "gptj"):
-        lm = InvariantModel(model_of(family), method=method)
-        cached = lm.with_cache(KeyValueCache())
-        wanted = lm.generate(PROMPT, max_new_tokens=4).token_ids
-        for _ in range(2):
-            assert cached.generate(PROMPT, max_new_tokens=4).token_ids == wanted
-            assert cached.score(PROMPT, [[7], [8, 9]]) == pytest.approx(
-                lm.score(PROMPT, [[7], [8, 9]]), abs=rounding(lm.score, PROMPT, [[7], [8, 9]])
-            )
-        assert cached.cache is not None
-        assert cached.cache.stats().hits
+@pytest.mark.parametrize(("family", "method"), [("bloom", "set-based"), ("gptj", "rotor")])
+def test_a_warm_cache_scores_and_writes_as_a_cold_one_and_as_none(family: str, method: str) -> None:
+    lm = InvariantModel(model_of(family), method=method)
+    cached = lm.with_cache(KeyValueCache())
+    wanted, bound = lm.generate(PROMPT, max_new_tokens=4).token_ids, rounding(lm.score, PROMPT, [[7], [8, 9]])
+    for _ in range(2):
+        assert cached.generate(PROMPT, max_new_tokens=4).token_ids == wanted
+        assert cached.score(PROMPT, [[7], [8, 9]]) == pytest.approx(lm.score(PROMPT, [[7], [8, 9]]), abs=bound)
+    assert cached.cache is not None
+    assert cached.cache.stats().hits
 
 
 def test_shared_positions_are_kept_while_decoding_so_guidance_is_refused() -> None:
-    """The model's own attention would take indices for positions. RoToR's positions are indices."""
-    model = model_of("bloom")
-    assert InvariantModel(model).generate(PROMPT, max_new_tokens=2, guidance_scale=1.5).token_ids
+    """The model's own attention would take indices for positions. RoToR's positions, and one segment's, are indices."""
+    model, options = model_of("bloom"), {"max_new_tokens": 2, "guidance_scale": 1.5}
+    assert InvariantModel(model).generate(PROMPT, **options).token_ids
     with pytest.raises(UnsupportedCombination, match="guidance_scale"):
-        InvariantModel(model, method="set-based").generate(PROMPT, max_new_tokens=2, guidance_scale=1.5)
-    alone = InvariantModel(model, method="set-based").generate(
-        Prompt(PROMPT.prefix, PROMPT.segments[:1], PROMPT.suffix), max_new_tokens=2, guidance_scale=1.5
-    )
-    assert alone.token_ids
+        InvariantModel(model, method="set-based").generate(PROMPT, **options)
+    alone = Prompt(PROMPT.prefix, PROMPT.segments[:1], PROMPT.suffix)
+    assert InvariantModel(model, method="set-based").generate(alone, **options).token_ids
 
 
 def test_an_average_over_cuts_needs_rotary_positions() -> None:
@@ -111,7 +86,7 @@ def test_an_average_over_cuts_needs_rotary_positions() -> None:
     assert PermutationAverage(lm, 2).generate(PROMPT, max_new_tokens=2).token_ids
 
 
-@pytest.mark.parametrize("family", ["bloom", "mpt", "gptj"])
+@pytest.mark.parametrize("family", ["bloom", "gptj"])
 def test_the_attention_that_segments_are_sorted_by_is_the_models_own(family: str) -> None:
     model = model_of(family)
     if model._can_set_attn_implementation():
@@ -132,9 +107,8 @@ def test_interventions_that_change_nothing_are_the_plain_model(family: str) -> N
     model = model_of(family)
     for intervention in (HiddenScaling(3, 1.0, [0, 1]), MsPoE(1.0, 1.0, first_layer=0)):
         lm = InvariantModel(model, method="sequential", intervention=intervention)
-        torch.testing.assert_close(
-            lm.logits(PROMPT), plain_logits(model, PROMPT), atol=rounding(lm.logits, PROMPT), rtol=0
-        )
+        bound = rounding(lm.logits, PROMPT)
+        torch.testing.assert_close(lm.logits(PROMPT), plain_logits(model, PROMPT), atol=bound, rtol=0)
 
 
 def test_scaled_positions_are_a_flatter_slope(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,8 +131,7 @@ def test_scaling_a_hidden_dimension_changes_the_last_token_alone() -> None:
 
 @pytest.mark.parametrize("family", INLINE)
 def test_other_threads_get_the_models_own_attention_meanwhile(family: str) -> None:
-    model, ids = model_of(family), torch.tensor([flat(PROMPT)])
-    results: list[torch.Tensor] = []
+    model, ids, results = model_of(family), torch.tensor([range(3, 16)]), list[torch.Tensor]()
 
     def plain() -> None:
         with torch.no_grad():
@@ -181,8 +154,7 @@ def test_other_threads_get_the_models_own_attention_meanwhile(family: str) -> No
 def test_a_forward_pass_that_accelerate_replaced_is_put_back() -> None:
     model = tiny_model("bloom", num_hidden_layers=1)
     module: Any = model.transformer.h[0].self_attention
-    own = module.forward
-    module.forward = partial(own)
+    module.forward = partial(module.forward)
     replaced, wanted = module.forward, plain_logits(model, PROMPT)
     lm = InvariantModel(model, ordering="given")
     what = "in RoToR's first layer, the suffix reads as in the plain model"
@@ -190,19 +162,14 @@ def test_a_forward_pass_that_accelerate_replaced_is_put_back() -> None:
     assert module.forward is replaced
 
 
-def test_falcon_with_eager_attention_adds_its_biases_twice_and_is_refused() -> None:
-    """In transformers, the eager code adds the biases to the scores and once more with the mask."""
-    model = tiny_model("falcon (ALiBi)")
-    model.config._attn_implementation = "eager"
+def test_biases_that_are_no_line_or_are_added_twice_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = tiny_model("falcon (ALiBi)")
+    model.config._attn_implementation = "eager"  # adds the biases to the scores and once more with the mask
     with pytest.raises(UnsupportedModel, match="does not reproduce the model's own logits"):
         probe(model)
-
-
-def test_biases_that_are_no_line_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("mpt")
-    body: Any = model.transformer
-    own = body.build_mpt_alibi_tensor
-    monkeypatch.setattr(body, "build_mpt_alibi_tensor", lambda *args, **kwargs: own(*args, **kwargs) ** 2)
+    own = model.transformer.build_mpt_alibi_tensor
+    monkeypatch.setattr(model.transformer, "build_mpt_alibi_tensor", lambda *args, **kw: own(*args, **kw) ** 2)
     with pytest.raises(UnsupportedModel, match="mpt: layer 0 adds biases"):
         probe(model)
 

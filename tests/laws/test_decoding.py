@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from threading import Thread
+from threading import Event, Thread, get_ident
 
 import pytest
 import torch
@@ -23,51 +23,64 @@ from invariant_rag.testing import random_prompt
 from invariant_rag.testing.contracts import plain_logits
 from invariant_rag.testing.rounding import rounding
 
-METHODS = ("rotor", "pine")
 PROMPTS = [
     random_prompt(random.Random(seed), lengths) for seed, lengths in enumerate([(3, 5, 2), (1, 9), (4, 4, 4, 1)])
 ]
+in_parallel = pytest.mark.parametrize("lm", ["rotor", "pine", "structured", "ape"], indirect=True)
+"""Also methods whose positions go on behind the longest segment."""
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(params=["rotor", "pine"])
 def lm(request: pytest.FixtureRequest, llama: PreTrainedModel) -> InvariantModel:
     return InvariantModel(llama, method=request.param)
 
 
-@pytest.fixture(params=METHODS)
-def chat(
-    request: pytest.FixtureRequest, chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> InvariantModel:
-    return InvariantModel(chat_llama, tokenizer, method=request.param)
+@pytest.fixture
+def chat(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> InvariantModel:
+    return InvariantModel(chat_llama, tokenizer, method="pine")
 
 
-def test_log_probabilities_are_those_of_the_logits(lm: InvariantModel) -> None:
+def longer(prompt: Prompt, tokens: list[int] | tuple[int, ...]) -> Prompt:
+    return Prompt(prompt.prefix, prompt.segments, [*prompt.suffix, *tokens])
+
+
+def logprobs_of(lm: InvariantModel, prompt: Prompt, tokens: list[int] | tuple[int, ...]) -> list[float]:
+    """Log-probabilities of tokens behind a prompt, from `logits` alone."""
+    logprobs = torch.log_softmax(lm.logits(longer(prompt, tokens)), dim=-1)[len(prompt.suffix) - 1 : -1]
+    return [float(logprobs[step, token]) for step, token in enumerate(tokens)]
+
+
+@in_parallel
+def test_log_probabilities_and_scores_are_those_of_the_logits(lm: InvariantModel) -> None:
     written = lm.generate(PROMPTS[0], max_new_tokens=5)
-    again = lm.logits(Prompt(PROMPTS[0].prefix, PROMPTS[0].segments, [*PROMPTS[0].suffix, *written.token_ids]))
-    logprobs = torch.log_softmax(again, dim=-1)[len(PROMPTS[0].suffix) - 1 : -1]
-    expected = [float(logprobs[step, token]) for step, token in enumerate(written.token_ids)]
-    assert written.logprobs == pytest.approx(expected, abs=rounding(lm.generate, PROMPTS[0], max_new_tokens=5))
+    bound = rounding(lm.generate, PROMPTS[0], max_new_tokens=5)
+    assert written.logprobs == pytest.approx(logprobs_of(lm, PROMPTS[0], written.token_ids), abs=bound)
+    prompt, candidates = PROMPTS[2], [[5], [6, 7, 8], [9, 9]]
+    expected = [sum(logprobs_of(lm, prompt, candidate)) for candidate in candidates]
+    assert lm.score(prompt, candidates) == pytest.approx(expected, abs=rounding(lm.score, prompt, candidates))
+    assert lm.score(prompt.shuffled(random.Random(0)), candidates) == lm.score(prompt, candidates)
+    assert lm.score(prompt, []) == []
 
 
+@in_parallel
 def test_beams_equal_beams_over_full_recomputation(lm: InvariantModel) -> None:
     """Beam search by hand, from `logits` alone."""
     prompt, beams = PROMPTS[0], [((), 0.0)]
     for _ in range(4):
         grown = []
         for tokens, total in beams:
-            logits = lm.logits(Prompt(prompt.prefix, prompt.segments, [*prompt.suffix, *tokens]))[-1]
-            scores = torch.log_softmax(logits, dim=-1)
+            scores = torch.log_softmax(lm.logits(longer(prompt, tokens))[-1], dim=-1)
             grown += [((*tokens, token), total + float(scores[token])) for token in range(len(scores))]
         beams = sorted(grown, key=lambda beam: -beam[1])[:3]
     assert lm.generate(prompt, max_new_tokens=4, num_beams=3).token_ids == beams[0][0]
 
 
+@in_parallel
 def test_a_batch_of_beams_equals_single_calls(lm: InvariantModel) -> None:
     options = {"max_new_tokens": 4, "num_beams": 3, "num_return_sequences": 2}
     single = [each for prompt in PROMPTS for each in lm.generate(prompt, **options)]
     batch = lm.generate(PROMPTS, **options)
-    assert [each.token_ids for each in batch] == [each.token_ids for each in single]
-    assert [each.order for each in batch] == [each.order for each in single]
+    assert [(each.token_ids, each.order) for each in batch] == [(each.token_ids, each.order) for each in single]
 
 
 def test_sampling_with_a_seed_repeats_itself_and_leaves_the_global_state_alone(lm: InvariantModel) -> None:
@@ -145,49 +158,32 @@ def test_stopping_criteria_end_a_generation(lm: InvariantModel) -> None:
 
 def test_a_stream_joined_is_the_generated_text(chat: InvariantModel) -> None:
     prompt = chat.chat_prompt("Why?", ["one", "two", "three"])
-    options = {"max_new_tokens": 60, "logits_processor": LogitsProcessorList([Letters(chat.tokenizer)])}
+    options = {"max_new_tokens": 40, "logits_processor": LogitsProcessorList([Letters(chat.tokenizer)])}
     pieces = list(chat.stream(prompt, **options))
     assert "".join(pieces) == chat.generate(prompt, **options).text
     assert len(pieces) > 1
 
 
-def test_closing_a_stream_ends_its_generation_and_frees_the_model(chat: InvariantModel) -> None:
-    prompt = chat.chat_prompt("Why?", ["one", "two", "three"])
-    pieces = chat.stream(prompt, max_new_tokens=2000)
+def test_a_stream_that_is_closed_or_fails_frees_the_model(chat: InvariantModel) -> None:
+    pieces = chat.stream(chat.chat_prompt("Why?", ["one", "two", "three"]), max_new_tokens=2000)
     next(pieces)
     pieces.close()
-    assert chat.generate(prompt, max_new_tokens=1).token_ids
-
-
-def test_an_error_while_streaming_reaches_the_reader(chat: InvariantModel) -> None:
     with pytest.raises(InvalidOption, match="not_a_keyword"):
         list(chat.stream(chat.chat_prompt("Why?", ["one"]), not_a_keyword=1))
+    assert chat.generate(chat.chat_prompt("Why?", ["one"]), max_new_tokens=1).token_ids
 
 
-def test_text_needs_a_tokenizer(lm: InvariantModel) -> None:
-    with pytest.raises(TokenizerRequired):
-        lm.stream(PROMPTS[0])
-    with pytest.raises(TokenizerRequired):
-        lm.generate(PROMPTS[0], stop_strings=["x"])
-    with pytest.raises(TokenizerRequired):
-        lm.generate(Prompt("text", ["more"], "text"))
-    with pytest.raises(TokenizerRequired):
-        lm.chat_prompt("Why?", ["one"])
-
-
-def test_scores_are_sums_of_log_probabilities(lm: InvariantModel) -> None:
-    prompt, candidates = PROMPTS[2], [[5], [6, 7, 8], [9, 9]]
-    expected = []
-    for candidate in candidates:
-        logits = lm.logits(Prompt(prompt.prefix, prompt.segments, [*prompt.suffix, *candidate]))
-        logprobs = torch.log_softmax(logits[len(prompt.suffix) - 1 : -1], dim=-1)
-        expected.append(sum(float(logprobs[step, token]) for step, token in enumerate(candidate)))
-    assert lm.score(prompt, candidates) == pytest.approx(expected, abs=rounding(lm.score, prompt, candidates))
-    assert lm.score(prompt.shuffled(random.Random(0)), candidates) == lm.score(prompt, candidates)
-    assert lm.score(prompt, []) == []
-
-
-def test_a_score_of_text_is_a_score_of_its_tokens(chat: InvariantModel) -> None:
+def test_text_needs_a_tokenizer_and_a_score_of_text_is_one_of_its_tokens(
+    lm: InvariantModel, chat: InvariantModel
+) -> None:
+    for needs in (
+        lambda: lm.stream(PROMPTS[0]),
+        lambda: lm.generate(PROMPTS[0], stop_strings=["x"]),
+        lambda: lm.generate(Prompt("text", ["more"], "text")),
+        lambda: lm.chat_prompt("Why?", ["one"]),
+    ):
+        with pytest.raises(TokenizerRequired):
+            needs()
     prompt = chat.chat_prompt("Why?", ["one", "two"])
     ids = chat.tokenizer("no", add_special_tokens=False)["input_ids"]
     assert chat.score(prompt, ["no"]) == chat.score(prompt, [ids])
@@ -195,10 +191,9 @@ def test_a_score_of_text_is_a_score_of_its_tokens(chat: InvariantModel) -> None:
 
 def test_generation_needs_a_suffix_and_logits_of_none_are_empty(lm: InvariantModel) -> None:
     prompt = Prompt([3], [[4, 5], [6]], [])
-    with pytest.raises(InvalidPrompt, match="suffix"):
-        lm.generate(prompt)
-    with pytest.raises(InvalidPrompt, match="suffix"):
-        lm.score(prompt, [[1]])
+    for needs in (lambda: lm.generate(prompt), lambda: lm.score(prompt, [[1]])):
+        with pytest.raises(InvalidPrompt, match="suffix"):
+            needs()
     assert lm.logits(prompt).shape == (0, 128)
     assert lm.generate([]) == []
 
@@ -206,18 +201,59 @@ def test_generation_needs_a_suffix_and_logits_of_none_are_empty(lm: InvariantMod
 def test_other_threads_keep_the_plain_model_while_ours_is_at_work(llama: PreTrainedModel) -> None:
     """One model object serves plain and invariant calls at the same time."""
     lm, prompt = InvariantModel(llama, method="pine"), PROMPTS[0]
-    plain, ours = plain_logits(llama, prompt), lm.logits(prompt)
-    wrong: list[str] = []
+    calls = {"plain": lambda: plain_logits(llama, prompt), "ours": lambda: lm.logits(prompt)}
+    expected, wrong = {name: call() for name, call in calls.items()}, list[str]()
 
-    def run(check: str) -> None:
-        for _ in range(25):
-            got = plain_logits(llama, prompt) if check == "plain" else lm.logits(prompt)
-            if not torch.equal(got, plain if check == "plain" else ours):
-                wrong.append(check)
+    def run(name: str) -> None:
+        wrong.extend(name for _ in range(15) if not torch.equal(calls[name](), expected[name]))
 
-    threads = [Thread(target=run, args=(check,)) for check in ("plain", "ours", "plain", "ours")]
+    threads = [Thread(target=run, args=(name,)) for name in ("plain", "ours", "plain", "ours")]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_thread_that_calls_the_model_across_the_call_of_a_processor_disturbs_neither(llama: PreTrainedModel) -> None:
+    """It begins before that call does, and ends before it."""
+    lm, ids, found, main = InvariantModel(llama, method="pine"), torch.tensor([[5, 6, 7, 8]]), [], get_ident()
+    expected, plain = lm.generate(PROMPTS[0], max_new_tokens=3), llama(ids).logits.detach()
+    begun, called = Event(), Event()
+
+    def run() -> None:
+        with torch.no_grad():
+            found.append(llama(ids).logits)
+
+    class Calls(LogitsProcessor):
+        other: Thread | None = None
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            begun.clear()
+            called.clear()
+            thread = Thread(target=run)
+            thread.start()
+            assert begun.wait(60)
+            self.other = thread
+            run()
+            self.other = None
+            return scores
+
+    calls = Calls()
+
+    def meet(*_: object) -> None:
+        if get_ident() != main:
+            begun.set()
+            called.wait(60)
+        elif calls.other is not None:
+            called.set()
+            calls.other.join(60)
+
+    hook = llama.model.layers[0].register_forward_pre_hook(meet)
+    try:
+        written = lm.generate(PROMPTS[0], max_new_tokens=3, logits_processor=LogitsProcessorList([calls]))
+    finally:
+        hook.remove()
+    assert (written.token_ids, written.logprobs) == (expected.token_ids, expected.logprobs)
+    assert len(found) == 6
+    assert all(torch.equal(each, plain) for each in found)

@@ -33,7 +33,7 @@ def test_falcon_with_alibi_decodes_otherwise_than_it_is_prefilled_beyond_256_tok
 def test_with_deterministic_a_warm_cache_changes_no_bit(backend: str) -> None:
     model = tiny_model("llama", num_hidden_layers=2, eos_token_id=None)
     lm = InvariantModel(model, backend=backend, deterministic=True, cache=KeyValueCache())
-    for seed in range(6):
+    for seed in range(1 if backend == "reference" else 5):
         source = random.Random(seed)
         prompt = random_prompt(source, [source.randrange(1, 40) for _ in range(4)])
         cold, warm = (lm.generate(prompt, max_new_tokens=6) for _ in range(2))

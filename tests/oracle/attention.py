@@ -50,8 +50,9 @@ class Layer:
         keys = row.keys if self.sliding_window is None else row.keys[-self.sliding_window :]
         copied = [each for each in keys for _ in range(row.copies(each[0]))]
         indices = np.array([index for index, _ in copied])
-        query = self._rotated(self.queries[head, token], row.position)
-        scores = np.array([self._rotated(self.keys[group, index], at) @ query for index, at in copied]) * self.scaling
+        rotate = (lambda x, _: x) if self.rotary is None else self.rotary.rotate
+        query = rotate(self.queries[head, token], row.position)
+        scores = np.array([rotate(self.keys[group, index], at) @ query for index, at in copied]) * self.scaling
         if self.slopes is not None:
             scores = scores + [self.slopes[head] * (at - row.position) for _, at in copied]
         if self.softcap is not None:
@@ -68,14 +69,8 @@ class Layer:
                 sums.append(weights @ self.values[group, indices[inside]] / weights.sum())
         return np.average(sums, axis=0, weights=masses)
 
-    def _rotated(self, x: np.ndarray, position: float) -> np.ndarray:
-        return x if self.rotary is None else self.rotary.rotate(x, position)
-
     def _importance(self, head: int, group: int, queries: Sequence[int], segments: Sequence[range]) -> list[float]:
-        """Return PINE's importance of segments to some tokens: softmax over the segments' tokens, without positions.
-
-        Summed over the queries and over the tokens of a segment, divided by its length (arXiv 2407.01100, section 3.3).
-        """
+        """Return PINE's importance: softmax without positions, summed over queries, mean over tokens of a segment."""
         keys = [key for segment in segments for key in segment]
         total = dict.fromkeys(keys, 0.0)
         for query in queries if keys else ():
@@ -88,14 +83,9 @@ class Layer:
 def oracle_logits(
     model: PreTrainedModel, ids: Sequence[int], world: World, method: RowOf, largest: float
 ) -> torch.Tensor:
-    """Return the logits of all tokens `[T, V]`: the model's own layers, with the attention of this file.
+    """Return the logits of all tokens `[T, V]`: the layers of a float64 model, with the attention of this file.
 
-    Args:
-        model: A model in float64.
-        ids: All tokens.
-        world: The prompt.
-        method: Row of each token.
-        largest: Largest position of the prompt, by which dynamic frequencies are chosen.
+    Dynamic frequencies are chosen by the largest position of the prompt.
     """
     modules = [each for each in model.modules() if hasattr(each, "layer_idx") and _output_projection(each) is not None]
     if [each.layer_idx for each in modules] != list(range(len(modules))) or not modules:
@@ -113,16 +103,13 @@ def oracle_logits(
     for module in modules:
         vars(module)["forward"] = replacement(module)
     try:
-        more = {"position_ids": torch.zeros(1, len(ids), dtype=torch.long)} if _has_table(model, len(ids)) else {}
+        # GPT-J looks up positions in a table that may end before these. The replaced modules need none.
+        is_short = model.config.model_type == "gptj" and len(ids) > model.config.max_position_embeddings
+        more = {"position_ids": torch.zeros(1, len(ids), dtype=torch.long)} if is_short else {}
         return model(input_ids=torch.tensor([ids]), use_cache=False, **more).logits[0]
     finally:
         for module in modules:
             del vars(module)["forward"]
-
-
-def _has_table(model: PreTrainedModel, length: int) -> bool:
-    """Return whether a model looks up positions in a table that ends before these. The replaced modules need none."""
-    return model.config.model_type in ("gptj", "codegen") and length > model.config.max_position_embeddings
 
 
 def layer_of(module: Any, config: Any, hidden: torch.Tensor, largest: float) -> Layer:
@@ -166,9 +153,8 @@ def _projections(module: Any, heads: int, hidden: torch.Tensor) -> tuple[torch.T
     elif hasattr(module, "Wqkv"):  # MPT
         queries, keys, values = module.Wqkv(hidden).unflatten(-1, (3, heads, -1)).unbind(dim=1)
     elif getattr(module, "multi_query", False):  # Falcon
-        queries, keys, values = (
-            module.query_key_value(hidden).unflatten(-1, (heads + 2, -1)).split([heads, 1, 1], dim=1)
-        )
+        split = module.query_key_value(hidden).unflatten(-1, (heads + 2, -1))
+        queries, keys, values = split.split([heads, 1, 1], dim=1)
     else:  # GPT-NeoX, BLOOM
         queries, keys, values = module.query_key_value(hidden).unflatten(-1, (heads, 3, -1)).unbind(dim=2)
     return queries, keys, values
@@ -191,11 +177,7 @@ class _Doubling(TorchFunctionMode):
 
 @contextmanager
 def float64_throughout() -> Iterator[None]:
-    """Compute in float64 wherever code asks for float32.
-
-    transformers has float32 sines, norms and softmaxes in float64 models, too. Without them, whatever is larger than
-    the rounding of float64 is a mistake.
-    """
+    """Compute in float64 wherever code asks for float32: transformers has float32 sines, norms and softmaxes."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

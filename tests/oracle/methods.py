@@ -17,31 +17,19 @@ Importance = Callable[[Sequence[int], Sequence[range]], list[float]]
 
 @dataclass(frozen=True)
 class Row:
-    """What one token attends to.
-
-    Attributes:
-        position: Position of the token.
-        keys: Index in memory and position of every key, far to near. A sliding window covers the last of them.
-        copies: How often a key counts.
-        parts: Keys that have a softmax of their own (APE).
-    """
+    """What one token attends to."""
 
     position: float
-    keys: list[tuple[int, float]]
-    copies: Callable[[int], int] = lambda _: 1
-    parts: tuple[range, ...] = ()
+    keys: list[tuple[int, float]]  # index in memory and position, far to near; a sliding window covers the last of them
+    copies: Callable[[int], int] = lambda _: 1  # how often a key counts
+    parts: tuple[range, ...] = ()  # keys that have a softmax of their own (APE)
 
 
 @dataclass(frozen=True)
 class World:
-    """A prompt as it lies in memory: texts, and a set of segments between any two of them.
+    """A prompt as it lies in memory: texts, and a set of segments between any two of them, farthest segment first."""
 
-    Attributes:
-        texts: The tokens of each text. Generated tokens belong to the last one.
-        sets: The tokens of each segment of each set, farthest from the next text first.
-    """
-
-    texts: list[range]
+    texts: list[range]  # generated tokens belong to the last one
     sets: list[list[range]]
 
     @classmethod
@@ -89,9 +77,8 @@ class World:
     def alone(self, token: int) -> list[int]:
         """Return the keys of a token where segments attend to the prefix and to themselves."""
         number, own = self.place(token)
-        return (
-            list(range(token + 1)) if own is None else [*range(self.texts[number].stop), *range(own.start, token + 1)]
-        )
+        prefix = range(token + 1) if own is None else chain(range(self.texts[number].stop), range(own.start, token + 1))
+        return list(prefix)
 
 
 def _stacked(keys: Sequence[int]) -> Row:
@@ -188,21 +175,9 @@ def structured(world: World, token: int, importance: Importance) -> Row:
 def ape(world: World, token: int, importance: Importance) -> Row:
     """APE: the context has a softmax of its own, with a temperature and a scale (arXiv 2502.05431, section 4)."""
     row, (behind, _) = set_based(world, token, importance), world.place(token)
-    sets = (number for number in range(behind) if world.windows([number]) > 1)
-    return Row(
-        row.position, row.keys, parts=tuple(range(s[0].start, s[-1].stop) for s in (world.sets[n] for n in sets))
-    )
+    sets = [world.sets[number] for number in range(behind) if world.windows([number]) > 1]
+    return Row(row.position, row.keys, parts=tuple(range(each[0].start, each[-1].stop) for each in sets))
 
 
-METHODS: dict[str, Callable[[World, int, Importance], Row]] = {
-    "sequential": sequential,
-    "isolated": isolated,
-    "rotor": rotor,
-    "pine": pine,
-    "pine-reverse": pine_reverse,
-    "pine-in-place": pine_in_place,
-    "set-based": set_based,
-    "parallel-windows": parallel_windows,
-    "structured": structured,
-    "ape": ape,
-}
+_ALL = sequential, isolated, rotor, pine, pine_reverse, pine_in_place, set_based, parallel_windows, structured, ape
+METHODS: dict[str, Callable[[World, int, Importance], Row]] = {each.__name__.replace("_", "-"): each for each in _ALL}

@@ -120,14 +120,8 @@ def _longrope(size: int, options: dict[str, Any], trained: int, length: float) -
     return [each / by for each, by in zip(plain, factors, strict=True)], attention_factor
 
 
-SCALINGS = {
-    "default": _default,
-    "linear": _linear,
-    "dynamic": _dynamic,
-    "llama3": _llama3,
-    "yarn": _yarn,
-    "longrope": _longrope,
-}
+_ALL = {"default": _default, "linear": _linear, "dynamic": _dynamic, "llama3": _llama3}
+SCALINGS = {**_ALL, "yarn": _yarn, "longrope": _longrope}
 
 
 def slopes_of(config: Any) -> list[float] | None:

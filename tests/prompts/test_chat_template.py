@@ -1,49 +1,49 @@
-"""Chat templates around sets."""
+"""Chat templates around sets; tools, calls and results in the manners of several templates."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from invariant_rag import Segment, SegmentSet
-from invariant_rag.errors import InvalidPrompt
+from invariant_rag.errors import InvalidPrompt, InvalidTool
 from invariant_rag.prompts import (
     DEFAULT_SYSTEM,
+    Tool,
+    ToolCall,
     control_tokens,
     question_messages,
     render_chat,
+    template_format,
     tokenize_literal,
     tokenize_prompt,
+    tokenize_text,
 )
-from invariant_rag.prompts.literal_text import CUT, PRIVATE
+from invariant_rag.prompts.template_probes import OWN_FORMAT, CallFormat
+from invariant_rag.prompts.tokenization import CUT, PRIVATE
 from invariant_rag.testing import toy_tokenizer
+from tests.prompts.tool_templates import ALL, templated
 
 TOY = toy_tokenizer()
-any_text = st.text(
-    st.one_of(st.characters(codec=None), st.sampled_from("\ueca0\ueca1\ueca2\ueca3\ueca4\ueca5<|>\n ")), max_size=20
-)  # type: ignore[arg-type]
-CHATML = TOY.chat_template
+any_text = st.text(st.one_of(st.characters(codec=None), st.sampled_from("\ueca0\ueca3\ueca4\ueca5<|>\n ")), max_size=20)  # type: ignore[arg-type]
+NO_SYSTEM = "{% for m in messages %}{% if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + NO_SYSTEM
+TWICE = "{% for m in messages %}{{ m.content }}{% endfor %}{{ messages[-1].content }}"
 
 
-def templated(template: str) -> PreTrainedTokenizerFast:
+def with_template(template: Any) -> PreTrainedTokenizerFast:
     tokenizer = toy_tokenizer()
     tokenizer.chat_template = template
     return tokenizer
 
 
-def starting_with(single: str, **names: str) -> PreTrainedTokenizerFast:
-    """A toy tokenizer whose post-processor puts special tokens around every text."""
-    tokenizer = toy_tokenizer()
-    for name, value in names.items():
-        setattr(tokenizer, name, value)
-    special = [(each.content, index) for index, each in tokenizer.added_tokens_decoder.items()]
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
-    return tokenizer
+def asked(template: Any, *given_segments: str, system: str | None = "Be brief.") -> Any:
+    return render_chat(question_messages("Why?", SegmentSet(given_segments), system), with_template(template))
 
 
 def test_a_question_is_rendered_once_with_the_set_in_its_place() -> None:
@@ -78,36 +78,22 @@ def test_no_text_of_a_message_can_pass_for_a_set(question: str, system: str) -> 
     assert not any(each in str(text).replace(CUT, "") for text in prompt.texts for each in PRIVATE)
 
 
-def test_a_template_may_write_bos_and_it_is_not_doubled() -> None:
-    tokenizer = starting_with("<bos> $A")
-    tokenizer.chat_template = "{{ bos_token }}" + CHATML
-    prompt = render_chat(question_messages("Why?", SegmentSet(["one"])), tokenizer)
-    assert tokenize_prompt(prompt, tokenizer).texts[0].count(tokenizer.bos_token_id) == 1
-
-
-NO_SYSTEM = "{% for m in messages %}{% if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
-REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + NO_SYSTEM
-TWICE = "{% for m in messages %}{{ m.content }}{% endfor %}{{ messages[-1].content }}"
-
-
 def test_a_template_may_drop_a_system_message_of_text_but_not_one_of_segments() -> None:
-    prompt = render_chat(question_messages("Why?", SegmentSet(["one"]), "Be brief."), templated(NO_SYSTEM))
-    assert prompt.texts == ("[user]", "\nQuestion: Why?")
+    assert asked(NO_SYSTEM, "one").texts == ("[user]", "\nQuestion: Why?")
     messages = [{"role": "system", "content": SegmentSet(["one"])}, {"role": "user", "content": "Why?"}]
     with pytest.raises(InvalidPrompt, match="set 0 of 1 0 times") as caught:
-        render_chat(messages, templated(NO_SYSTEM))
+        render_chat(messages, with_template(NO_SYSTEM))
     assert "chat_template" in caught.value.hint
 
 
 def test_where_a_template_refuses_a_system_message_it_opens_the_first_question() -> None:
-    prompt = render_chat(question_messages("Why?", SegmentSet(["one"]), "Be brief."), templated(REFUSES))
-    assert prompt.texts == ("[user]Be brief.\n\n", "\nQuestion: Why?")
+    assert asked(REFUSES, "one").texts == ("[user]Be brief.\n\n", "\nQuestion: Why?")
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": ["Rules: ", SegmentSet(["r"])]},
         {"role": "user", "content": [SegmentSet(["one"]), "Why?"]},
     ]
-    assert render_chat(messages, templated(REFUSES)).texts == ("[user]Rules: ", "\n\n", "Why?")
-    assert render_chat(question_messages("Why?", SegmentSet(), ""), templated(REFUSES)).texts[0] == "[user]"
+    assert render_chat(messages, with_template(REFUSES)).texts == ("[user]Rules: ", "\n\n", "Why?")
+    assert asked(REFUSES, system="").texts[0] == "[user]"
 
 
 def test_one_of_several_templates_is_used_and_control_tokens_of_all_are_known() -> None:
@@ -115,29 +101,35 @@ def test_one_of_several_templates_is_used_and_control_tokens_of_all_are_known() 
     tokenizer.add_tokens(["[tool]"])
     index = tokenizer.convert_tokens_to_ids("[tool]")
     assert index not in control_tokens(tokenizer)
-    tokenizer.chat_template = {"default": CHATML, "tool_use": CHATML + "[tool]"}
+    tokenizer.chat_template = {"default": TOY.chat_template, "tool_use": TOY.chat_template + "[tool]"}
     assert control_tokens(tokenizer)[index] == "[tool]"
     assert index not in tokenize_literal("a [tool] b", tokenizer)
-    assert render_chat(question_messages("Why?", SegmentSet()), tokenizer).texts[0].startswith("<|im_start|>")  # type: ignore[union-attr]
+    assert str(render_chat(question_messages("Why?", SegmentSet()), tokenizer).prefix).startswith("<|im_start|>")
+
+
+@pytest.mark.parametrize(("before", "text", "after"), [("@@", "user", ""), ("", "@@us", "er"), ("@", "@us", "er")])
+def test_a_text_forms_no_name_with_what_the_template_writes_beside_it(before: str, text: str, after: str) -> None:
+    tokenizer = with_template(f"{{% for m in messages %}}{before}{{{{ m.content }}}}{after}{{% endfor %}}")
+    tokenizer.add_tokens(["@@user"], special_tokens=True)
+    (ids,) = tokenize_prompt(render_chat([{"role": "user", "content": text}], tokenizer), tokenizer).texts
+    assert control_tokens(tokenizer).keys().isdisjoint(ids)
+    assert tokenizer.decode(ids) == "@@user"
 
 
 def test_without_a_template_one_question_is_rendered_plainly() -> None:
-    tokenizer = templated("")
-    prompt = render_chat(question_messages("Why?", SegmentSet(["one"]), "Be brief."), tokenizer)
-    assert prompt.texts == ("Be brief.\n\n", "\nQuestion: Why?\nAnswer:")
+    assert asked("", "one").texts == ("Be brief.\n\n", "\nQuestion: Why?\nAnswer:")
     with pytest.raises(InvalidPrompt, match="no chat template") as caught:
-        render_chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], tokenizer)
+        render_chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], with_template(""))
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("content", [None, 5, b"ab", {"type": "text"}, [{"type": "text", "text": "a"}], [5]])
-def test_contents_that_are_not_understood_are_refused(content: Any) -> None:
-    with pytest.raises(InvalidPrompt, match="expected"):
-        render_chat([{"role": "user", "content": content}], TOY)
-
-
 @pytest.mark.parametrize(
-    "messages", [[], ["text"], [{"role": "user"}], [{"content": "a"}], [{"role": 1, "content": ""}]]
+    "messages",
+    [
+        *([{"role": "user", "content": each}] for each in (None, 5, b"ab", {"type": "text"}, [{"type": "text"}], [5])),
+        *([], ["text"], [{"role": "user"}], [{"content": "a"}], [{"role": 1, "content": ""}]),
+        [{"role": "assistant", "tool_calls": []}],
+    ],
 )
 def test_messages_that_are_not_understood_are_refused(messages: list[Any]) -> None:
     with pytest.raises(InvalidPrompt, match="expected"):
@@ -154,4 +146,178 @@ def test_messages_that_are_not_understood_are_refused(messages: list[Any]) -> No
 )
 def test_what_a_template_cannot_render_is_a_typed_error(template: str, message: str) -> None:
     with pytest.raises(InvalidPrompt, match=message):
-        render_chat(question_messages("Why?", SegmentSet(["one"])), templated(template))
+        asked(template, "one")
+
+
+def test_variables_reach_the_template_and_unknown_ones_are_refused() -> None:
+    tokenizer, messages = templated("hermes"), [{"role": "user", "content": "When?"}]
+    plain = render_chat(messages, tokenizer)
+    assert plain.texts == (tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True),)
+    thinking = render_chat(messages, tokenizer, template_kwargs={"enable_thinking": True})
+    assert str(thinking.suffix).endswith("<|im_start|>assistant\n<think>\n")
+    assert render_chat(messages, tokenizer, template_kwargs={"enable_thinking": False}) == plain
+    for name in ("enable_thinkin", "documents", "tokenize", "messages", "tools", "add_generation_prompt"):
+        with pytest.raises(InvalidPrompt, match=f"got {name}"):
+            render_chat(messages, tokenizer, template_kwargs={name: []})
+
+
+# --- tools ---
+
+SEARCH = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Search the records.",
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+    },
+}
+CALL = {"id": "abc123", "type": "function", "function": {"name": "search", "arguments": '{"query": "ferry"}'}}
+
+
+def conversation(result: Any = "At noon.") -> list[dict[str, Any]]:
+    return [
+        {"role": "user", "content": "When?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "abc123", "content": result},
+        {"role": "user", "content": "Sure?"},
+    ]
+
+
+def rendered(kind: str, messages: list[dict[str, Any]]) -> str:
+    return "[SET]".join(map(str, render_chat(messages, templated(kind), tools=[SEARCH]).texts))
+
+
+def test_the_format_of_calls_is_found_out_by_rendering() -> None:
+    found = {kind: template_format(templated(kind)) for kind in ALL}
+    hermes = (
+        '<tool_call>\n{"name": "',
+        '", "arguments": ',
+        '}\n</tool_call><tool_call>\n{"name": "',
+        "}\n</tool_call>",
+    )
+    named = ("<|calls|><|call|>function<|sep|>", "\n```json\n", "\n```<|/call|><|call|>function<|sep|>")
+    assert {kind: form.calls for kind, form in found.items()} == {
+        "hermes": CallFormat(*hermes),
+        "list": CallFormat('[TOOL_CALLS] [{"name": "', '", "arguments": ', '}, {"name": "', "}]"),
+        "bare": CallFormat('{"name": "', '", "parameters": ', None, "}"),
+        "named": CallFormat(*named, "\n```<|/call|><|/calls|>"),
+        "strict": None,
+        "chatml": None,
+    }
+    assert [kind for kind, form in found.items() if not form.results] == ["strict"]
+    triggers = {"list": "[TOOL_CALLS]", "bare": "{", "named": "<|calls|>"}
+    assert {kind: form.call_format.trigger for kind, form in found.items()} == {
+        **dict.fromkeys(ALL, "<tool_call>"), **triggers,
+    }  # fmt: skip
+    reasoning = found["hermes"].reasoning
+    assert reasoning is not None
+    assert (reasoning.open, reasoning.close) == ("<think>", "</think>")
+
+
+def test_a_format_that_nobody_can_parse_is_replaced_by_our_own() -> None:
+    tokenizer = templated("hermes")
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        """{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}""",
+        "{{ call.function.arguments | tojson }} for {{ call.function.name }}",
+    )
+    assert not template_format(tokenizer).tools  # nobody could parse what the model would write
+    assert template_format(tokenizer).call_format == OWN_FORMAT
+    described = str(render_chat(conversation(), tokenizer, tools=[SEARCH]).texts[0])
+    assert '<tool_call>\n{"name": "search", "arguments": {"query": "ferry"}}\n</tool_call>' in described
+
+
+def test_a_template_gets_tools_calls_and_results_as_transformers_documents_them() -> None:
+    tokenizer, messages = templated("hermes"), conversation()
+    prompt = render_chat(messages, tokenizer, tools=[Tool.of(SEARCH)])
+    call, arguments = ToolCall.of(CALL), {"query": "ferry"}
+    plain = [dict(message) for message in messages]
+    plain[1] = {"role": "assistant", "content": "", "tool_calls": [call.to_dict()]}
+    expected = tokenizer.apply_chat_template(plain, tools=[SEARCH], tokenize=False, add_generation_prompt=True)
+    assert prompt.texts == (expected,)
+    assert '{"name": "search", "arguments": {"query": "ferry"}}' in expected
+    assert messages[1]["content"] is None  # what was given is as it was
+    for shape in (call, call.to_dict(), {"id": "abc123", "name": "search", "args": arguments, "type": "tool_call"}):
+        assert ToolCall.of(shape) == ToolCall("abc123", "search", arguments)
+    assert ToolCall.of({"name": "now", "arguments": ""}) == ToolCall("", "now", {})
+    assert Tool.of(Tool.of(SEARCH).to_dict()).to_dict() == SEARCH
+    assert Tool.of({"name": "now", "parameters": None}) == Tool("now", "", {"type": "object", "properties": {}})
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_template_shows_tools_calls_and_results_somehow_and_keeps_retrieved_segments(kind: str) -> None:
+    text = rendered(kind, conversation())
+    for part in ("Search the records.", '{"query": "ferry"}', "At noon.", "When?", "Sure?"):
+        assert text.count(part) == 1, part
+    assert text.index('{"query"') < text.index("At noon.") < text.index("Sure?")
+    prompt = render_chat(conversation(["Found: ", Segment("one"), Segment("two")]), templated(kind), tools=[SEARCH])
+    assert prompt.sets == (SegmentSet(["one", "two"]),)
+    assert str(prompt.texts[0]).endswith("Found: ")
+
+
+def test_where_a_template_refuses_roles_a_result_is_part_of_the_users_turn() -> None:
+    assert rendered("strict", conversation()).startswith("<|im_start|>user\nYou may call these tools:\n")
+    assert (
+        "<|im_start|>assistant\n"
+        '<tool_call>\n{"name": "search", "arguments": {"query": "ferry"}}\n</tool_call><|im_end|>'
+        "<|im_start|>user\nResult of search:\nAt noon.\n\nSure?<|im_end|><|im_start|>assistant\n"
+    ) in rendered("strict", conversation())
+    twice = conversation()
+    twice[1]["tool_calls"] = [CALL, {**CALL, "id": "d"}]
+    twice.insert(3, {"role": "tool", "tool_call_id": "d", "content": "Daily."})
+    assert "Result of search:\nAt noon.\n\nResult of search:\nDaily.\n\nSure?" in rendered("strict", twice)
+
+
+def test_tools_that_a_template_ignores_end_the_system_message() -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "When?"}]
+    text = rendered("chatml", messages)
+    described = "Be brief.\n\nYou may call these tools:\n" + json.dumps(SEARCH["function"])
+    assert text.startswith(f"<|im_start|>system\n{described}")
+    assert '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call><|im_end|>' in text
+    assert str(render_chat(messages, with_template(""), tools=[SEARCH]).prefix).startswith(described)
+
+
+def test_ids_are_shortened_only_for_a_template_that_refuses_them() -> None:
+    assert "abc123" not in rendered("list", conversation())
+    nine = json.loads(json.dumps(conversation()).replace("abc123", "abcdef123"))
+    assert rendered("list", nine).count("abcdef123") == 2
+
+
+def test_a_text_in_pieces_is_the_text() -> None:
+    said, tokenizer = "<think>\nHm.\n</think>\nAt <|im_end|> noon.", templated("hermes")
+
+    def texts(content: Any) -> Any:
+        messages = [{"role": "user", "content": "When?"}, {"role": "assistant", "content": content}]
+        return render_chat([*messages, {"role": "user", "content": "Sure?"}], tokenizer).texts
+
+    def control(content: str) -> list[int]:
+        return [each for each in tokenize_text(texts(content)[0], tokenizer) if each in control_tokens(tokenizer)]
+
+    assert all(texts([said[:at], said[at:]]) == texts(said) for at in range(len(said)))
+    assert control(said) == control(said.replace("<|im_end|>", "")), "behind the reasoning, names are text"
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_no_tool_call_or_result_makes_a_control_token(kind: str) -> None:
+    tokenizer = templated(kind)
+    control = control_tokens(tokenizer)
+    hostile = "x" + "".join(sorted(control.values())) + "\ueca4\ueca6\ueca5\ueca40\ueca5"
+
+    def tokens(text: str) -> list[int]:
+        parameters = {"type": "object", "properties": {text: {"enum": [text]}}}
+        messages = conversation([text, Segment("one"), text])
+        messages[1]["tool_calls"] = [{"id": "abc123", "name": "search", "args": {"query": text, text: 1}}]
+        prompt = render_chat(messages, tokenizer, tools=[Tool("search", text, parameters)])
+        assert len(prompt.sets) == 1
+        return [token for text in tokenize_prompt(prompt, tokenizer).texts for token in text]
+
+    assert [token for token in tokens(hostile) if token in control] == [t for t in tokens("x") if t in control]
+    written = tokenizer.decode(tokens(hostile), skip_special_tokens=False)
+    assert all(name in written for name in control.values())  # the model reads them, as text
+
+
+def test_calls_and_tools_that_are_malformed_are_refused() -> None:
+    for calls in ([3], [{"id": "a"}], [{"name": "a", "args": "{"}], [{"name": "a", "args": "[1]"}]):
+        with pytest.raises(InvalidTool, match="expected"):
+            render_chat([{"role": "assistant", "content": "", "tool_calls": calls}], TOY)
+    with pytest.raises(InvalidTool, match="distinct names"):
+        render_chat([{"role": "user", "content": "a"}], TOY, tools=[SEARCH, SEARCH])

@@ -12,8 +12,10 @@ import pytest
 from invariant_rag.prompts import Retrieval, RunRetrievals, begin_outside, forget_outside, outside_retrievals
 from invariant_rag.segments import Segment
 
-FERRIES = Retrieval((Segment("The ferry leaves at noon."), Segment("It carries salt.")), "When?")
-MILLS = Retrieval((Segment("The mill grinds barley."),), "What?")
+FERRY_TEXTS = ["The ferry leaves at noon.", "It carries salt."]
+MILL_TEXTS = ["The mill grinds barley."]
+FERRIES = Retrieval(tuple(map(Segment, FERRY_TEXTS)), "When?")
+MILLS = Retrieval(tuple(map(Segment, MILL_TEXTS)), "What?")
 
 
 def texts() -> list[list[str]]:
@@ -32,39 +34,31 @@ def retrieve(*found: Retrieval, asks: bool = False, failed: bool = False) -> Non
     runs.end("root", failed=failed)
 
 
-def known_after(*steps: Callable[[], object]) -> list[list[str]]:
-    def take() -> list[list[str]]:
-        for step in steps:
-            step()
-        return texts()
-
-    return Context().run(take)
-
-
-FERRY_TEXTS = [each.text for each in FERRIES.segments]
-
-
 @pytest.mark.parametrize(
-    ("steps", "expected"),
+    ("then", "expected"),
     [
-        ([], []),
-        ([lambda: retrieve(FERRIES)], [FERRY_TEXTS]),
-        ([lambda: retrieve(FERRIES), lambda: retrieve(MILLS)], [["The mill grinds barley."]]),
-        ([lambda: retrieve(FERRIES), retrieve], [FERRY_TEXTS]),  # a run that retrieved nothing
-        ([lambda: retrieve(FERRIES), lambda: retrieve(MILLS, failed=True)], [FERRY_TEXTS]),
-        ([lambda: retrieve(FERRIES), lambda: retrieve(MILLS, asks=True)], []),
-        ([lambda: retrieve(FERRIES), lambda: forget_outside([" ".join(FERRY_TEXTS)])], []),
-        ([lambda: retrieve(FERRIES), lambda: forget_outside(FERRY_TEXTS[:1])], [FERRY_TEXTS]),
-        ([lambda: retrieve(FERRIES), lambda: copy_context().run(forget_outside, FERRY_TEXTS)], []),
+        (lambda: None, [FERRY_TEXTS]),
+        (lambda: retrieve(MILLS), [MILL_TEXTS]),
+        (retrieve, [FERRY_TEXTS]),  # a run that retrieved nothing
+        (lambda: retrieve(MILLS, failed=True), [FERRY_TEXTS]),
+        (lambda: retrieve(MILLS, asks=True), []),
+        (lambda: forget_outside([" ".join(FERRY_TEXTS)]), []),
+        (lambda: forget_outside(FERRY_TEXTS[:1]), [FERRY_TEXTS]),
+        (lambda: copy_context().run(forget_outside, FERRY_TEXTS), []),
     ],
 )
-def test_the_last_retrieval_for_no_model_is_known(steps: list[Callable[[], object]], expected: list[list[str]]) -> None:
-    assert known_after(*steps) == expected
+def test_the_last_retrieval_for_no_model_is_known_to_warn_and_is_no_set(
+    then: Callable[[], object], expected: list[list[str]]
+) -> None:
+    def known() -> list[list[str]]:
+        assert texts() == []
+        retrieve(FERRIES)
+        (found,) = outside_retrievals()
+        assert (found.is_set, found.one_by_one, found.query) == (False, True, "When?")
+        then()
+        return texts()
 
-
-def test_it_is_a_reason_to_warn_and_no_set() -> None:
-    (found,) = Context().run(lambda: (retrieve(FERRIES), outside_retrievals())[1])
-    assert (found.is_set, found.one_by_one, found.query) == (False, True, "When?")
+    assert Context().run(known) == expected
 
 
 def test_other_threads_and_tasks_know_nothing_of_it() -> None:
@@ -85,5 +79,5 @@ def test_other_threads_and_tasks_know_nothing_of_it() -> None:
 
         return [*await asyncio.gather(tenant(FERRIES), tenant(MILLS), tenant()), texts()]
 
-    assert Context().run(in_threads) == ([], [["The mill grinds barley."]])
-    assert Context().run(asyncio.run, in_tasks()) == [[FERRY_TEXTS], [["The mill grinds barley."]], [], []]
+    assert Context().run(in_threads) == ([], [MILL_TEXTS])
+    assert Context().run(asyncio.run, in_tasks()) == [[FERRY_TEXTS], [MILL_TEXTS], [], []]

@@ -1,4 +1,4 @@
-"""What people and models write arrives as it was written; only slots and declared segments are sets."""
+"""What people and models write arrives as it was written; slots and declared segments are sets, and the rest warns."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from collections.abc import Sequence
 import pytest
 
 from invariant_rag.api_models import set_text
-from invariant_rag.prompts import Recognition, Retrieval, Turn, mark, mark_set, recognize
+from invariant_rag.errors import InvariantRAGError, OrderWarning
+from invariant_rag.prompts import Finding, Recognition, Retrieval, Turn, mark, mark_set, recognize, report
+from invariant_rag.prompts.order_warnings import looks_listed, states_order
 from invariant_rag.segments import Segment, SegmentSet, verdict
 
 STEPS = ("Open the valve.", "Start the pump.", "Close the hatch.")
-FACTS = (
-    Segment("Revenue was 9 million.", metadata={"year": 2021, "source": "a.txt"}),
-    Segment("Revenue was 14 million.", metadata={"year": 2019, "source": "b.txt"}),
-    Segment("Revenue was 11 million.", metadata={"year": 2020, "source": "c.txt"}),
-)
-
+SLOT = "\n\n".join(STEPS)
+KNOWN = Retrieval(tuple(map(Segment, STEPS)))
 ORDERED = [
     template.format(*STEPS)
     for template in (
@@ -25,35 +23,35 @@ ORDERED = [
         "I wrote '{0}' first, then '{1}', then '{2}'. Was that right?",
         "{0} {1} {2} Is that the order?",
         "{0}\n{1}\n{2}\nWhich of these lines comes first?",
-        "Day 1: {0} Day 2: {1} Day 3: {2} What was on day 2?",
         "9:00 {0}\n10:00 {1}\n11:00 {2}\nWhat happened at ten?",
         "Version 1: {0} Version 2: {1} Version 3: {2} Which is the oldest?",
-        "Grade A: {0}\nGrade B: {1}\nGrade C: {2}",
         "docs = [Document(page_content='{0}'), Document(page_content='{1}'), Document(page_content='{2}')]",
         '[{{"text": "{0}"}}, {{"text": "{1}"}}, {{"text": "{2}"}}]',
         "<a>{0}</a><b>{1}</b><c>{2}</c>",
         "- {0}\n- {1}\n- {2}\n\nPut these in the right order.",
         "{0} But {1} And {2}",
-        "first: {0}\nsecond: {1}\nthird: {2}",
         "for each in ({0!r}, {1!r}, {2!r}): print(each)",
         "| 1 | {0} |\n| 2 | {1} |\n| 3 | {2} |",
-        "A then B then C: {0} -> {1} -> {2}",
         "Page 1\n{0}\nPage 2\n{1}\nPage 3\n{2}",
-        "If '{0}' fails, '{1}' is next; '{2}' is last.",
         "[1] {0}\n[2] {1}\n[3] {2}\nWhat does [1] say?",
     )
 ]
-"""Twenty texts whose order has a meaning, of which each names all retrieved documents."""
+"""Texts whose order has a meaning, of which each names all retrieved documents."""
 
 
 def asked(
     text: str, *, system: str = "Be brief.", history: Sequence[Turn] = (), slots: Sequence[str] = ()
 ) -> Recognition:
-    known = [Retrieval(tuple(Segment(each) for each in STEPS), text)]
+    known = [Retrieval(KNOWN.segments, text)]
     return recognize([Turn("system", (system,)), *history, Turn("user", (text,))], known, [text, *slots])
 
 
-@pytest.mark.parametrize("text", [*ORDERED, "\n\n".join(STEPS)])
+def kinds(*parts: object, known: Sequence[Retrieval] = (), slots: Sequence[str] = ()) -> list[str]:
+    found = recognize([Turn("user", parts)], known, slots)
+    return [each.kind for each in found.findings]
+
+
+@pytest.mark.parametrize("text", [*ORDERED, SLOT])
 def test_what_people_and_models_wrote_arrives_byte_for_byte(text: str) -> None:
     assert asked(text).turns[-1].parts == (text,), "the question"
     prompt = f"Draft:\n{text}\n\nImprove it."
@@ -65,41 +63,25 @@ def test_what_people_and_models_wrote_arrives_byte_for_byte(text: str) -> None:
     assert found.turns[1].parts == (text,), "an answer, although it is a set"
 
 
-def test_a_slot_is_a_set_where_it_stands_and_the_text_around_it_stays() -> None:
-    slot = "\n\n".join(STEPS)
-    prompt = f"Context:\n{slot}\n\nQuestion: Is '{STEPS[0]}' right?"
-    known = [Retrieval(tuple(Segment(each) for each in STEPS), "right?")]
-    before, found, after = recognize([Turn("user", (prompt,))], known, [slot]).turns[0].parts
+def test_a_slot_is_a_set_where_it_stands_once_and_the_text_around_it_stays() -> None:
+    prompt = f"Context:\n{SLOT}\n\nQuestion: Is '{STEPS[0]}' right?"
+    known = [Retrieval(KNOWN.segments, "right?")]
+    before, found, after = recognize([Turn("user", (prompt,))], known, [SLOT]).turns[0].parts
     assert (before, after) == ("Context:\n", f"\n\nQuestion: Is '{STEPS[0]}' right?")
     assert sorted(each.text for each in found) == sorted(STEPS)
     assert before + set_text(found) + after == prompt
-
-
-def test_a_slot_that_stands_twice_stays_text_and_warns() -> None:
-    slot = "\n\n".join(STEPS)
-    prompt = f"{slot}\n\nAgain: {slot}"
-    found = recognize([Turn("user", (prompt,))], [Retrieval(tuple(Segment(each) for each in STEPS))], [slot])
-    assert found.turns[0].parts == (prompt,)
-    assert [each.kind for each in found.findings] == ["no_segments"]
-    listed = Retrieval(tuple(Segment(each) for each in STEPS), is_set=False)
-    found = recognize([Turn("user", (slot,))], [listed], [slot])
-    assert found.turns[0].parts == (slot,), "no retriever returned it: it keeps its order"
-    assert [each.kind for each in found.findings] == ["no_segments"]
-
-
-def test_an_order_that_is_stated_above_a_set_warns_and_stays() -> None:
-    turn = Turn("user", ("Newest first:\n", SegmentSet(["a", "b"]), "\nWhich ferry came first?"))
-    found = recognize([turn])
-    assert found.turns == (turn,)
-    assert [each.kind for each in found.findings] == ["stated"]
-
-
-# --- the verdict ---
+    history = [Turn("assistant", (SLOT,)), Turn("user", (prompt,))]
+    said, asking = recognize(history, known, [SLOT]).turns
+    assert (said.parts, len(asking.sets)) == ((SLOT,), 1), "what an assistant said is text beside the set"
+    listed = Retrieval(KNOWN.segments, is_set=False)  # no retriever returned it: it keeps its order
+    for text, retrieval in ((f"{SLOT}\n\nAgain: {SLOT}", KNOWN), (SLOT, listed)):
+        found = recognize([Turn("user", (text,))], [retrieval], [SLOT])
+        assert found.turns[0].parts == (text,)
+        assert [each.kind for each in found.findings] == ["no_segments"]
 
 
 def test_several_sets_of_one_promise_nothing() -> None:
-    assert verdict([1, 1, 2]) is False
-    assert verdict([1, 1]) is False
+    assert verdict([1, 1, 2]) is verdict([1, 1]) is False
     assert verdict([1, 2]) is verdict([2, 2]) is verdict([1]) is True
     assert verdict([]) is verdict([0]) is None
     assert verdict([], recognized=False) is verdict([3], recognized=False) is verdict([3], sorts=False) is False
@@ -113,22 +95,19 @@ def test_neighbouring_segments_are_a_set_and_text_between_parts_them() -> None:
     assert recognize([Turn("user", ("Read: ", a, " \n", b, "Which?"))]).turns[0].parts == (
         "Read: ", SegmentSet([a, b]), "Which?",
     )  # fmt: skip
-    found = recognize([Turn("user", (a, "and also", b, "but not", c))])
-    assert [len(each) for each in found.turns[0].sets] == [1, 1, 1]
-    assert [each.kind for each in found.findings] == ["separate", "incomplete"]
+    assert [len(each) for each in recognize([Turn("user", (a, "and also", b, "but not", c))]).sets] == [1, 1, 1]
+    assert kinds(a, "and also", b, "but not", c) == ["separate", "incomplete"]
 
 
 def test_marked_segments_are_sets_with_the_text_between_them_or_a_reason_to_warn() -> None:
     text = "Read:\n- " + "\n- ".join(mark(each) for each in STEPS) + "\nWhich?"
     before, found, after = recognize([Turn("user", (text,))]).turns[0].parts
     assert before + set_text(found) + after == "Read:\n- " + "\n- ".join(STEPS) + "\nWhich?"
-    assert [each.kind for each in recognize([Turn("user", (mark(STEPS[0], 3),))]).findings] == ["incomplete"]
-    assert "marks" in [each.kind for each in recognize([Turn("user", (mark_set(STEPS)[:-3],))]).findings]
-
-
-def test_marked_segments_get_their_metadata_from_the_retrieval() -> None:
-    found = recognize([Turn("user", (mark_set(each.text for each in FACTS),))], [Retrieval(FACTS)])
-    assert found.turns[0].sets[0] == SegmentSet(FACTS)
+    assert kinds(mark(STEPS[0], 3)) == ["incomplete"]
+    assert "marks" in kinds(mark_set(STEPS)[:-3])
+    facts = tuple(Segment(each, metadata={"source": each[:4]}) for each in STEPS)
+    (marked,) = recognize([Turn("user", (mark_set(STEPS),))], [Retrieval(facts)]).sets
+    assert marked == SegmentSet(facts), "with the metadata of the retrieval"
 
 
 def test_what_is_no_text_stays_the_same_object() -> None:
@@ -140,3 +119,62 @@ def test_what_is_no_text_stays_the_same_object() -> None:
     assert parts[0] is text
     assert parts[1] is image
     assert parts[2] == json.dumps(STEPS)
+
+
+# --- warnings ---
+
+
+@pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")  # or it would be raised without strict
+def test_every_finding_warns_with_its_fix_and_strict_raises_the_first() -> None:
+    findings = [Finding("separate", "two segments stand apart."), Finding("marks", "marks are left.")]
+    with pytest.warns(OrderWarning) as caught:
+        report(findings, fixes={"marks": "Do this."})
+    assert [str(each.message).rpartition(". ")[2] for each in caught] == [
+        "Write the same text around each segment, or none.",
+        "Do this.",
+    ]
+    with pytest.raises(OrderWarning, match="stand apart") as raised:
+        report(findings, strict=True)
+    assert isinstance(raised.value, InvariantRAGError)
+    report([], strict=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Documents, newest first:", "The documents are ranked by price.", "Context, sorted from cheapest to dearest",
+        "The last document is the authority.", "Later passages win: the final passage is right.",
+        "In chronological order:", "Most relevant results at the top:", "The first source is the contract.",
+        "Listed in descending order of score.", "Prefer the earlier document where two disagree.",
+    ],
+)  # fmt: skip
+def test_a_prompt_that_states_an_order_above_a_set_warns_and_stays(text: str) -> None:
+    turn = Turn("user", (f"{text}\n", SegmentSet(["a", "b"]), "\nWhich ferry came first?"))
+    assert recognize([turn]).turns == (turn,)
+    assert kinds(*turn.parts) == ["stated"]
+    other = "Answer from the documents. First, greet. Who ranked highest? Provide a final result in this format:"
+    assert not states_order(other)
+    assert not states_order(f"Question: {text}", [Retrieval((Segment("a"),), text)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Document 1: The ferry leaves at noon.\nDocument 2: The mill grinds barley.",
+        "[Source 1]\nThe ferry leaves at noon.\n[Source 2]\nThe mill grinds barley.",
+        "<document>The ferry leaves at noon.</document><document>The mill grinds barley.</document>",
+    ],
+)
+def test_a_list_of_documents_in_text_is_noticed(text: str) -> None:
+    assert looks_listed(text)
+    assert kinds(text) == ["no_segments"]
+
+
+def test_a_context_is_introduced_only_if_two_paragraphs_of_it_follow() -> None:
+    above, below = (
+        "Use the provided context.\nBelow:\n---\n",
+        "---\nGiven the context information, answer.\nQuery: when?",
+    )
+    one, other = "The ferry leaves at noon.\n\n", "The mill grinds barley.\n\n"
+    assert looks_listed(above + one + other + below, introduced=True)
+    assert not looks_listed(above + one + below, introduced=True), "what follows is what to do with it"

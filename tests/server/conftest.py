@@ -86,6 +86,11 @@ def body(**more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": QUESTION}], "documents": FLAGS, **more}
 
 
+def form(schema: Any, **more: Any) -> dict[str, Any]:
+    """Return a `response_format`."""
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, **more}}
+
+
 def ask(client: openai.OpenAI, documents: list[Any], question: str = QUESTION, **options: Any) -> Any:
     """Ask a question over documents."""
     more = {"documents": documents, **options.pop("extra_body", {})}

@@ -38,69 +38,46 @@ SCHEMAS: tuple[Any, ...] = (
 )
 _MESSAGE = {"role": "user", "content": "What colour is the flag of Ostra?"}
 _DOCUMENTS = ["The flag of Ostra is white.", {"id": "b", "title": "T", "text": "The flag of Brenn is green."}]
-_TOOL = {
-    "type": "function",
-    "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}},
-}
+_INTEGER = {"type": "object", "properties": {"x": {"type": "integer"}}}
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": _INTEGER}}
 _CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+_SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+_READ = [{"type": "document", "document": {"text": "a"}}, {"type": "text", "text": "b"}]
+_TURNS = [
+    {"role": "user", "content": _READ},
+    {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "result"},
+]
+_EVERYTHING: dict[str, Any] = {
+    "model": "small",
+    "messages": [{"role": "system", "content": "Be short."}, _MESSAGE],
+    "documents": [*_DOCUMENTS, {"data": {"title": "T", "snippet": "s"}}],
+    "invariant": {"method": "rotor", "ordering": "lexical", "overflow": "error"},
+    "stream_options": {"include_usage": True},
+    **dict.fromkeys(("max_tokens", "n", "seed"), 1),
+    **dict.fromkeys(("temperature", "top_p"), 0.9),
+    "stop": ["."],
+    "logprobs": True,
+    "stream": False,
+    "chat_template_kwargs": {},
+}
+_JUDGED = {
+    "question": "Which?",
+    "answers": ["a", "b"],
+    "criteria": {"brevity": "short"},
+    "reference": "a",
+    "by": "letters",
+}
+_CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
 REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
-    (
-        "/v1/chat/completions",
-        {
-            "model": "small",
-            "messages": [{"role": "system", "content": "Be short."}, _MESSAGE],
-            "documents": [*_DOCUMENTS, {"data": {"title": "T", "snippet": "s"}}],
-            "max_tokens": 4,
-            "temperature": 0.0,
-            "top_p": 0.9,
-            "n": 1,
-            "stop": ["."],
-            "seed": 1,
-            "logprobs": True,
-            "stream": False,
-            "stream_options": {"include_usage": True},
-            "invariant": {"method": "rotor", "ordering": "lexical", "overflow": "error"},
-            "chat_template_kwargs": {},
-        },
-    ),
-    (
-        "/v1/chat/completions",
-        {
-            "messages": [
-                {
-                    "role": "user",
-                    "content": [{"type": "document", "document": {"text": "a"}}, {"type": "text", "text": "b"}],
-                },
-                {"role": "assistant", "content": None, "tool_calls": [_CALL]},
-                {"role": "tool", "tool_call_id": "1", "content": "result"},
-            ],
-            "tools": [_TOOL],
-            "tool_choice": "auto",
-            "max_tokens": 16,
-        },
-    ),
-    (
-        "/v1/chat/completions",
-        {
-            "messages": [_MESSAGE],
-            "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}},
-            "max_tokens": 16,
-        },
-    ),
-    ("/v1/completions", {"prompt": ["a", "b"], "documents": _DOCUMENTS, "max_tokens": 3, "logprobs": 1, "n": 1}),
-    ("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 3, "stream": True, "seed": 2, "temperature": 1.0}),
+    (_CHAT, _EVERYTHING),
+    (_CHAT, {"messages": _TURNS, "tools": [_TOOL], "tool_choice": "auto", "max_tokens": 16}),
+    (_CHAT, {"messages": [_MESSAGE], "response_format": _SCHEMA, "max_tokens": 16}),
+    (_TEXT, {"prompt": ["a", "b"], "documents": _DOCUMENTS, "max_tokens": 3, "logprobs": 1, "n": 1}),
+    (_TEXT, {"prompt": [1, 2, 3], "max_tokens": 3, "stream": True, "seed": 2, "temperature": 1.0}),
     ("/tokenize", {"messages": [_MESSAGE], "documents": _DOCUMENTS, "tools": [_TOOL]}),
     ("/v1/rerank", {"query": "flag", "documents": _DOCUMENTS, "top_n": 1, "return_documents": True}),
-    (
-        "/v1/judge",
-        {
-            "question": "Which?",
-            "answers": ["a", "b"],
-            "criteria": {"brevity": "short"},
-            "reference": "a",
-            "by": "letters",
-        },
-    ),
+    ("/v1/judge", _JUDGED),
 )
 
 
@@ -132,10 +109,8 @@ def _change(body: Any, source: random.Random) -> None:
         case 2 if isinstance(holder, list) and holder:
             holder.extend(copy.deepcopy(holder) * source.choice((1, 3, 40)))
         case 3 if place == "schema" or "response_format" in body:
-            body["response_format"] = {
-                "type": "json_schema",
-                "json_schema": {"name": "s", "schema": source.choice(SCHEMAS)},
-            }
+            schema = {"name": "s", "schema": source.choice(SCHEMAS)}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
         case _ if place is not None:
             holder[place] = _value(source)
 

@@ -13,14 +13,7 @@ import invariant_rag.server
 
 
 class Lab:
-    """One open page.
-
-    Attributes:
-        page: The page.
-        url: Where its server is.
-        requests: Addresses that it asked for.
-        complaints: Errors, dialogs and lines of the console.
-    """
+    """One open page: the addresses that it asked for, and its errors, dialogs and lines of the console."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.page, self.url = page, url
@@ -87,6 +80,16 @@ class Lab:
         self.press("Add these")
         expect(self.page.locator("#documents > li")).to_have_count(len(documents))
 
+    def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Drag with the mouse, between places in pixels."""
+        self.page.mouse.move(*start)
+        self.page.mouse.down()
+        self.page.mouse.move(*end, steps=6)
+        self.page.mouse.up()
+
+    def clipboard(self) -> str:
+        return str(self.page.evaluate("navigator.clipboard.readText()"))
+
     def document(self, name: str) -> Locator:
         """The row of a document, where Tab stops."""
         return self.page.locator(f"#documents > li[data-name={name}] summary")
@@ -101,6 +104,7 @@ class Lab:
 PAGE = Path(invariant_rag.server.__file__).parent / "page"
 EXAMPLES = json.loads((PAGE / "examples.json").read_text("utf-8"))
 EXAMPLE = EXAMPLES[0]
+READINGS = ("plain", "sorted", "invariant")
 NAMES = "ABCDEF"[: len(EXAMPLE["documents"])]
 HOSTILE = [
     '<img src="https://evil.test/1.png" onerror="alert(1)">',
@@ -123,17 +127,13 @@ def body(order: str, reading: str, example: dict[str, Any] = EXAMPLE) -> dict[st
 
 def post(url: str, order: str, reading: str, example: dict[str, Any] = EXAMPLE) -> dict[str, Any]:
     """Ask a server without the page."""
-    response = httpx.post(
-        f"{url}/v1/chat/completions", json=body(order, reading, example), timeout=60
-    ).raise_for_status()
-    reply: dict[str, Any] = response.json()
-    return reply
+    response = httpx.post(f"{url}/v1/chat/completions", json=body(order, reading, example), timeout=60)
+    return dict(response.raise_for_status().json())
 
 
 def content_of(reply: dict[str, Any]) -> str:
     """Return the text of an answer."""
-    text: str = reply["choices"][0]["message"]["content"]
-    return text
+    return str(reply["choices"][0]["message"]["content"])
 
 
 CONTRASTS = """() => {

@@ -43,9 +43,8 @@ def refusal(message: str, **more: Any) -> dict[str, Any]:
 
 def events(*chunks: Any) -> bytes:
     """Return server-sent events."""
-    return b"".join(
-        b"data: " + (each if isinstance(each, bytes) else json.dumps(each).encode()) + b"\n\n" for each in chunks
-    )
+    lines = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in chunks]
+    return b"".join(b"data: " + line + b"\n\n" for line in lines)
 
 
 @dataclass
@@ -90,11 +89,8 @@ class ScriptedAPI:
 def scripted_api() -> Iterator[ScriptedAPI]:
     """Run one on loopback."""
     api = ScriptedAPI()
-    routes = [
-        Route("/v1/chat/completions", api.answer, methods=["POST"]),
-        Route("/v1/completions", api.answer, methods=["POST"]),
-        Route("/v1/models", api.models),
-    ]
+    paths = ("/v1/chat/completions", "/v1/completions")
+    routes = [Route("/v1/models", api.models), *(Route(path, api.answer, methods=["POST"]) for path in paths)]
     config = uvicorn.Config(Starlette(routes=routes), "127.0.0.1", 0, log_level="critical", lifespan="off")
     with in_thread(uvicorn.Server(config)) as url:
         api.url = f"{url}/v1"

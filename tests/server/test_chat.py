@@ -18,93 +18,69 @@ import invariant_rag
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.server import InProcess
 from invariant_rag.testing.rounding import rounding
-from tests.server.conftest import CHAT, FLAGS, QUESTION, ask, body, client_of, content_of
+from tests.server.conftest import CHAT, FLAGS, QUESTION, ask, body, client_of, content_of, form
 
 ORDERS = list(permutations(FLAGS[:3]))
-SEARCH: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "Search the atlas.",
-        "parameters": {"type": "object", "properties": {"town": {"enum": ["Ostra", "Brenn"]}}, "required": ["town"]},
-    },
-}
+TOWN = {"type": "object", "properties": {"town": {"enum": ["Ostra", "Brenn"]}}, "required": ["town"]}
+FUNCTION = {"name": "search", "description": "Search the atlas.", "parameters": TOWN}
+SEARCH: dict[str, Any] = {"type": "function", "function": FUNCTION}
 COLOUR = {
     "type": "object",
     "properties": {"colour": {"enum": ["white", "green"]}},
     "required": ["colour"],
     "additionalProperties": False,
 }
+ASKED: Any = [{"role": "user", "content": QUESTION}]
+
+
+def text_of(chunks: list[Any]) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
 def test_every_order_gives_the_reply_of_the_library(client: openai.OpenAI, embedded: InvariantModel) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR, "strict": True}}
-    objects = {ask(client, list(order), response_format=form).choices[0].message.content for order in ORDERS}
-    assert json.loads("".join(objects))["colour"] in {"white", "green"}
+    asked = {"response_format": form(COLOUR, strict=True)}
+    (found,) = {ask(client, list(order), **asked).choices[0].message.content for order in ORDERS}
+    assert json.loads(found)["colour"] in {"white", "green"}
     replies = [content_of(ask(client, list(order), logprobs=True)) for order in ORDERS]
     assert all(reply == replies[0] for reply in replies)
     expected = embedded.generate(embedded.chat_prompt(QUESTION, FLAGS[:3]), max_new_tokens=256)
     assert replies[0]["choices"][0]["message"]["content"] == expected.text == "white"
-    assert replies[0]["invariant"]["invariant"]
-    assert replies[0]["invariant"]["sets"] == [3]
+    assert {"invariant": True, "sets": [3]}.items() <= replies[0]["invariant"].items()
     twice, once = ask(client, [*FLAGS, FLAGS[0]]), ask(client, FLAGS)
     assert twice.invariant["sets"] == [5]
     assert twice.invariant["set_key"] != once.invariant["set_key"]
 
 
-def test_documents_of_every_shape_are_read_alike(client: openai.OpenAI) -> None:
+def test_documents_of_every_shape_are_read_alike_and_cited(client: openai.OpenAI) -> None:
     texts = [{"id": str(number), "title": "Atlas", "text": text} for number, text in enumerate(FLAGS)]
     data = [{"id": str(number), "data": {"title": "Atlas", "snippet": text}} for number, text in enumerate(FLAGS)]
     plain, cohere = ask(client, texts), ask(client, data)
     assert content_of(plain) == content_of(cohere)
-    assert plain.invariant["order"] == cohere.invariant["order"]
     assert sorted(plain.invariant["order"]) == list("0123")
-
-
-def test_the_answer_cites_the_documents_that_hold_it(client: openai.OpenAI) -> None:
-    documents = [{"id": f"doc {number}", "text": text} for number, text in enumerate(FLAGS)]
-    (choice,) = ask(client, documents).choices
-    assert choice.message.citations == [
-        {
-            "start": 0,
-            "end": 5,
-            "text": "white",
-            "sources": [{"type": "document", "id": "doc 0", "set": 0, "document": {"id": "doc 0", "text": FLAGS[0]}}],
-            "type": "TEXT_CONTENT",
-        }
-    ]
+    (choice,) = ask(client, [{"id": "doc", "text": FLAGS[0]}, *FLAGS[1:]]).choices
+    source = {"type": "document", "id": "doc", "set": 0, "document": {"id": "doc", "text": FLAGS[0]}}
+    cited = {"start": 0, "end": 5, "text": "white", "sources": [source], "type": "TEXT_CONTENT"}
+    assert choice.message.citations == [cited]
 
 
 def test_each_set_may_number_its_documents_anew_and_a_citation_names_the_set(client: openai.OpenAI) -> None:
     mills, flags = ([{"id": str(place), "text": each[place]} for place in (0, 1)] for each in (FLAGS[2:], FLAGS))
     mill = [{"type": "documents", "documents": mills}, {"type": "text", "text": "What does the mill grind?"}]
-    turns = [{"role": "user", "content": mill}, {"role": "assistant", "content": "barley"}]
-    messages = [*turns, {"role": "user", "content": QUESTION}]
+    messages = [{"role": "user", "content": mill}, {"role": "assistant", "content": "barley"}, *ASKED]
     (choice,) = ask(client, flags, messages=messages).choices
     sources = [source for each in choice.message.citations for source in each["sources"]]
     assert [(each["set"], each["id"], each["document"]["text"]) for each in sources] == [(1, "0", FLAGS[0])]
 
 
-def test_documents_that_were_read_before_come_from_the_cache(client: openai.OpenAI) -> None:
-    documents = [f"{text} Once more." for text in FLAGS]
-    first, second = ask(client, documents), ask(client, documents[::-1])
-    assert first.usage.prompt_tokens_details.cached_tokens == 0
-    assert second.usage.prompt_tokens_details.cached_tokens > 40
-    assert second.usage.total_tokens == second.usage.prompt_tokens + second.usage.completion_tokens
-
-
 def test_a_stream_is_the_whole_answer_in_pieces(client: openai.OpenAI) -> None:
     whole = ask(client, FLAGS, logprobs=True)
     chunks = list(ask(client, FLAGS, stream=True, logprobs=True, stream_options={"include_usage": True}))
-    assert chunks[0].choices[0].delta.role == "assistant"
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "white"
+    assert (chunks[0].choices[0].delta.role, text_of(chunks)) == ("assistant", "white")
     *_, last, usage = chunks
-    assert last.choices[0].finish_reason == whole.choices[0].finish_reason
-    assert last.choices[0].delta.citations == whole.choices[0].message.citations
-    assert last.choices[0].logprobs.model_dump() == whole.choices[0].logprobs.model_dump()
-    assert last.invariant == whole.invariant
-    assert usage.choices == []
-    assert usage.usage.total_tokens == whole.usage.total_tokens
+    (ended,), (choice,) = last.choices, whole.choices
+    assert (ended.finish_reason, ended.delta.citations) == (choice.finish_reason, choice.message.citations)
+    assert (ended.logprobs.model_dump(), last.invariant) == (choice.logprobs.model_dump(), whole.invariant)
+    assert (usage.choices, usage.usage.total_tokens) == ([], whole.usage.total_tokens)
     assert len({chunk.id for chunk in chunks}) == 1
 
 
@@ -118,87 +94,75 @@ def test_a_seed_gives_the_same_samples_and_each_answer_its_own(client: openai.Op
     assert len(set(first)) > 1
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_ends_the_answer_and_is_not_in_it(stream: bool, client: openai.OpenAI) -> None:
-    question = "Who is the mayor of Ostra?"  # "The documents do not say."
-    reply = ask(client, FLAGS, question, stop=["not"], stream=stream)
-    if stream:
-        chunks = list(reply)
-        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-        reason = chunks[-1].choices[0].finish_reason
-    else:
-        text, reason = reply.choices[0].message.content, reply.choices[0].finish_reason
-    assert (text, reason) == ("The documents do ", "stop")
+def test_a_stop_string_ends_the_answer_and_is_not_in_it(client: openai.OpenAI) -> None:
+    asked: Any = {"question": "Who is the mayor of Ostra?", "stop": ["not"]}  # "The documents do not say."
+    (whole,), chunks = ask(client, FLAGS, **asked).choices, list(ask(client, FLAGS, stream=True, **asked))
+    assert whole.message.content == text_of(chunks) == "The documents do "
+    assert whole.finish_reason == chunks[-1].choices[0].finish_reason == "stop"
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "search"}}])
 def test_a_tool_is_called_with_arguments_of_its_schema(choice: Any, client: openai.OpenAI) -> None:
-    (whole,) = ask(client, FLAGS, tools=[SEARCH], tool_choice=choice).choices
-    (call,) = whole.message.tool_calls[:1]
-    assert whole.finish_reason == "tool_calls"
-    assert call.function.name == "search"
-    assert json.loads(call.function.arguments)["town"] in {"Ostra", "Brenn"}
+    asked = {"tools": [SEARCH], "tool_choice": choice}
+    (whole,) = ask(client, FLAGS, **asked).choices
+    call = whole.message.tool_calls[0].function
+    assert (whole.finish_reason, call.name) == ("tool_calls", "search")
+    assert json.loads(call.arguments)["town"] in {"Ostra", "Brenn"}
     pieces = [
-        chunk.choices[0].delta.tool_calls[0]
-        for chunk in ask(client, FLAGS, tools=[SEARCH], tool_choice=choice, stream=True)
-        if chunk.choices[0].delta.tool_calls
+        each for chunk in ask(client, FLAGS, stream=True, **asked) for each in chunk.choices[0].delta.tool_calls or ()
     ]
-    assert json.loads("".join(each.function.arguments or "" for each in pieces if each.index == 0)) == json.loads(
-        call.function.arguments
-    )
+    written = "".join(each.function.arguments or "" for each in pieces if each.index == 0)
+    assert json.loads(written) == json.loads(call.arguments)
 
 
 def test_results_of_tools_may_hold_documents(client: openai.OpenAI) -> None:
-    def messages(texts: Any) -> list[dict[str, Any]]:
-        call = {"id": "call_1", "type": "function", "function": {"name": "search", "arguments": '{"town": "Ostra"}'}}
-        documents = [{"type": "document", "document": {"text": text}} for text in texts]
-        return [
-            {"role": "user", "content": QUESTION},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "call_1", "content": documents},
-        ]
-
-    replies = [ask(client, [], messages=messages(order), tools=[SEARCH], max_tokens=16) for order in ORDERS]
-    assert all(content_of(reply) == content_of(replies[0]) for reply in replies)
-    assert replies[0].invariant["sets"] == [3]
+    call = {"id": "call_1", "type": "function", "function": {"name": "search", "arguments": '{"town": "Ostra"}'}}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    replies = []
+    for order in ORDERS:
+        documents = [{"type": "document", "document": {"text": text}} for text in order]
+        messages = [*ASKED, called, {"role": "tool", "tool_call_id": "call_1", "content": documents}]
+        replies.append(content_of(ask(client, [], messages=messages, tools=[SEARCH], max_tokens=16)))
+    assert all(reply == replies[0] for reply in replies)
+    assert replies[0]["invariant"]["sets"] == [3]
 
 
 def test_an_answer_that_runs_out_of_tokens_says_length(client: openai.OpenAI) -> None:
-    schema = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
-    form: Any = {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}
+    free: Any = {
+        "response_format": form(
+            {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
+        )
+    }
     tools: Any = {"tools": [SEARCH], "tool_choice": "required", "parallel_tool_calls": False}
-    asked: Any = {"model": "small", "messages": [{"role": "user", "content": QUESTION}]}
-    for more in (form, tools):
+    asked: Any = {"model": "small", "messages": ASKED}
+    for more in (free, tools):
         for budget in (1, 5, 10):
             (choice,) = client.chat.completions.create(max_tokens=budget, **asked, **more).choices
             assert choice.finish_reason == "length"
             for call in choice.message.tool_calls or ():
                 with pytest.raises(json.JSONDecodeError):
                     json.loads(call.function.arguments)
-            chunks = list(client.chat.completions.create(max_tokens=budget, stream=True, **asked, **more))
+            chunks = client.chat.completions.create(max_tokens=budget, stream=True, **asked, **more)
             reasons = [each.choices[0].finish_reason for each in chunks if each.choices]
             assert [each for each in reasons if each] == ["length"]
     with pytest.raises(openai.LengthFinishReasonError):
-        client.chat.completions.parse(max_tokens=5, **asked, **form)
+        client.chat.completions.parse(max_tokens=5, **asked, **free)
 
 
 def test_what_parse_returned_is_taken_back_and_not_read(client: openai.OpenAI, http: httpx.Client) -> None:
-    parameters = {**SEARCH["function"]["parameters"], "additionalProperties": False}
-    function = {**SEARCH["function"], "parameters": parameters, "strict": True}
-    strict: Any = {"type": "function", "function": function}
-    asked: Any = [{"role": "user", "content": QUESTION}]
-    tools: Any = {"tools": [strict], "tool_choice": "required", "parallel_tool_calls": False}
-    reply = client.chat.completions.parse(model="small", messages=asked, max_tokens=200, **tools)
-    plain = reply.choices[0].message.to_dict()
-    parsed = [call["function"].pop("parsed_arguments") for call in plain["tool_calls"]]  # type: ignore[attr-defined]
+    function = {**FUNCTION, "parameters": {**TOWN, "additionalProperties": False}, "strict": True}
+    tools: Any = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    reply = client.chat.completions.parse(
+        model="small", messages=ASKED, max_tokens=200, parallel_tool_calls=False, **tools
+    )
+    plain: Any = reply.choices[0].message.to_dict()
+    parsed = [call["function"].pop("parsed_arguments") for call in plain["tool_calls"]]
     assert parsed[0]["town"] in {"Ostra", "Brenn"}
     said = reply.choices[0].message.to_dict() | {"parsed": {"colour": "white"}}
-
-    def read(message: Any) -> Any:
-        return http.post("/tokenize", json={"messages": [*asked, message, *asked]}).json()["tokens"]
-
     assert "parsed_arguments" in str(said)
-    assert read(said) == read(plain)
+    sent = [{"messages": [*ASKED, message, *ASKED]} for message in (said, plain)]
+    tokens = [http.post("/tokenize", json=each).json()["tokens"] for each in sent]
+    assert tokens[0] == tokens[1]
 
 
 def test_a_request_chooses_how_its_documents_are_read(client: openai.OpenAI, embedded: InvariantModel) -> None:
@@ -207,8 +171,7 @@ def test_a_request_chooses_how_its_documents_are_read(client: openai.OpenAI, emb
     lm = embedded.with_method("sequential")
     expected = lm.generate(lm.chat_prompt(question, documents), max_new_tokens=256).text
     assert plain.choices[0].message.content == expected
-    assert (plain.invariant["method"], plain.invariant["ordering"]) == ("sequential", "given")
-    assert not plain.invariant["invariant"]
+    assert {"method": "sequential", "ordering": "given", "invariant": False}.items() <= plain.invariant.items()
 
 
 def test_documents_pasted_into_text_are_reported(client: openai.OpenAI) -> None:
@@ -220,8 +183,8 @@ def test_documents_pasted_into_text_are_reported(client: openai.OpenAI) -> None:
 
 def test_tokens_are_made_likelier_and_what_was_said_before_unlikelier(http: httpx.Client) -> None:
     def said(**more: Any) -> str:
-        body = {"prompt": QUESTION, "max_tokens": 12, **more}
-        return str(http.post("/v1/completions", json=body).json()["choices"][0]["text"])
+        sent = {"prompt": QUESTION, "max_tokens": 12, **more}
+        return str(http.post("/v1/completions", json=sent).json()["choices"][0]["text"])
 
     (token,) = http.post("/tokenize", json={"prompt": " barley"}).json()["tokens"][-1:]
     repeated = said(logit_bias={str(token): 100.0})
@@ -246,29 +209,33 @@ def test_the_likeliest_tokens_are_those_of_the_model(
     content = (list(found)[-1] if stream else found).choices[0].logprobs.content
     for each, wanted in zip(content, expected, strict=True):
         assert [top.logprob for top in each.top_logprobs] == pytest.approx(wanted, abs=bound)
-    assert [each.top_logprobs[0].logprob for each in content] == [each.logprob for each in content]  # greedy
-    body = {"prompt": QUESTION, "max_tokens": 3, "logprobs": 2}
-    tokens = http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+        assert each.top_logprobs[0].logprob == each.logprob  # greedy
+    sent = {"prompt": QUESTION, "max_tokens": 3, "logprobs": 2}
+    tokens = http.post("/v1/completions", json=sent).json()["choices"][0]["logprobs"]
     assert [len(each) for each in tokens["top_logprobs"]] == [2, 2, 2]
 
 
-def test_null_means_the_default_and_some_fields_are_ignored(http: httpx.Client) -> None:
-    nulls = {"n": None, "stream": None, "documents": None, "invariant": None}
-    chat = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 4}
-    for path, sent, more in (
-        ("/v1/chat/completions", chat, {**nulls, "tools": None}),
-        ("/v1/chat/completions", chat, {"prompt_cache_key": "a", "safety_identifier": "b", "logit_bias": {}}),
-        ("/v1/completions", {"prompt": QUESTION, "max_tokens": 4}, nulls),
-        ("/tokenize", {"messages": chat["messages"]}, {"documents": None, "tools": None}),
+NULLS = {"n": None, "stream": None, "documents": None, "invariant": None}
+TALK, TEXT = {"messages": ASKED, "max_tokens": 4}, {"prompt": QUESTION, "max_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "more"),
+    [
+        (CHAT, TALK, {**NULLS, "tools": None}),
+        (CHAT, TALK, {"prompt_cache_key": "a", "safety_identifier": "b", "logit_bias": {}}),
+        ("/v1/completions", TEXT, NULLS),
+        ("/tokenize", {"messages": ASKED}, {"documents": None, "tools": None}),
         ("/v1/judge", {"answers": ["a", "b"]}, {"invariant": None}),
-    ):
-        plain, given = (http.post(path, json=each).json() for each in (sent, sent | more))
-        assert _told(given) == _told(plain)
-
-
-def _told(reply: dict[str, Any]) -> dict[str, Any]:
-    assert "error" not in reply
-    return {name: value for name, value in reply.items() if name not in ("id", "created", "usage")}
+    ],
+)
+def test_null_means_the_default_and_some_fields_are_ignored(
+    path: str, sent: Any, more: Any, http: httpx.Client
+) -> None:
+    plain, given = (http.post(path, json=each) for each in (sent, sent | more))
+    told = [{k: v for k, v in each.json().items() if k not in ("id", "created", "usage")} for each in (plain, given)]
+    assert (plain.status_code, told[0]) == (given.status_code, told[1])
+    assert given.status_code == 200
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -289,4 +256,4 @@ def test_one_chat_takes_few_calls(cached: bool, embedded: InvariantModel) -> Non
                 assert http.post(CHAT, json=body(documents=documents, max_tokens=2)).status_code == 200
     finally:
         threading.setprofile(None)  # type: ignore[arg-type]
-    assert min(calls[number] for number in (1, 2, 3)) <= (742 if cached else 668)
+    assert min(calls[number] for number in (1, 2, 3)) <= (705 if cached else 620)

@@ -1,10 +1,10 @@
-"""Workers: processes that parse bodies and compile schemas, and that can be stopped."""
+"""Workers: processes that parse bodies, compile schemas and validate answers, and that can be stopped."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from threading import Event, Timer
 from typing import Any
@@ -24,46 +24,36 @@ from invariant_rag.server.admission import FairQueue
 from invariant_rag.server.errors import InvalidRequest
 from invariant_rag.server.parsing import parse
 from invariant_rag.server.worker import SchemaCompiler, Worker, WorkerFailed, Workers
-from invariant_rag.testing.families import tiny_model
-from invariant_rag.testing.toy_inputs import toy_tokenizer
-from tests.server.conftest import serving
-
-SLOW = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a{50000}$"}}, "required": ["a"]}
-LENGTHY = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 20_000}}, "required": ["a"]}
-QUICK = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+from invariant_rag.testing import tiny_model, toy_tokenizer
+from tests.server.conftest import CHAT, client_of, form, wait_until
 
 
-@pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
-    """A server whose model has many tokens, of which few have a text."""
-    model = tiny_model("llama", vocab_size=32_000, max_position_embeddings=8192)
-    engine = InProcess(InvariantModel(model, toy_tokenizer()), "many")
-    with serving(engine, Settings(timeout=60)) as url, httpx.Client(base_url=url, timeout=60) as client:
-        yield client
+def text(**keywords: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": {"type": "string", **keywords}}, "required": ["a"]}
 
 
-def body(field: str, schema: dict[str, Any]) -> dict[str, Any]:
-    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
-    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-    given = form if field == "response_format" else tools
-    return {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8, field: given}
-
-
-@pytest.mark.parametrize("field", ["response_format", "tools"])
-def test_a_schema_that_compiles_too_long_is_refused_and_remembered(
-    field: str, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    http.post("/v1/chat/completions", json=body(field, QUICK))
-    for seconds in (0.3, 0.001):  # were it compiled again, the error would be about the second
-        monkeypatch.setattr(workers, "COMPILING_SECONDS", seconds)
-        response = http.post("/v1/chat/completions", json=body(field, SLOW))
-        error = response.json()["error"]
-        assert (response.status_code, error["code"], error["param"]) == (400, "invalid_schema", field)
-        assert "0.3 seconds" in error["message"]
+SLOW, LENGTHY, QUICK = text(pattern="^a{50000}$"), text(maxLength=8_000), text()
+FAN = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
 
 
 def tag_of(schema: dict[str, Any]) -> str:
     return json.dumps({"type": "structural_tag", "format": json_format(schema)})
+
+
+def test_a_schema_that_compiles_too_long_is_refused_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = tiny_model("llama", vocab_size=32_000, max_position_embeddings=8192)  # tokens, of which few have a text
+    function = {"type": "function", "function": {"name": "f", "parameters": SLOW}}
+    given = {"response_format": form(SLOW), "tools": [function]}
+    asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8}
+    with client_of(InProcess(InvariantModel(many, toy_tokenizer()), "many"), Settings(timeout=60)) as http:
+        http.post(CHAT, json={**asked, "response_format": form(QUICK)})
+        for field, value in given.items():
+            for seconds in (0.3, 0.001):  # were it compiled again, the error would be about the second
+                monkeypatch.setattr(workers, "COMPILING_SECONDS", seconds)
+                response: httpx.Response = http.post(CHAT, json={**asked, field: value})
+                error = response.json()["error"]
+                assert (response.status_code, error["code"], error["param"]) == (400, "invalid_schema", field)
+                assert "0.3 seconds" in error["message"]
 
 
 def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leaves(model: InvariantModel) -> None:
@@ -81,23 +71,37 @@ def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leave
     compiler.compile("", Event(), words, tag_of(QUICK))  # there is room for one
     assert compiler.compile("", Event(), words, tag) is not found[0]
     mine, theirs = (allocate_token_bitmask(1, 288) for _ in range(2))
-    GrammarMatcher(words.compile(tag_of(LENGTHY))).fill_next_token_bitmask(mine)
+    GrammarMatcher(words.compile(tag)).fill_next_token_bitmask(mine)
     GrammarMatcher(found[0]).fill_next_token_bitmask(theirs)
     assert torch.equal(mine, theirs)
 
 
-def test_slow_schemas_of_one_tenant_do_not_keep_those_of_another_waiting(model: InvariantModel) -> None:
-    words, compiler = vocabulary(model.tokenizer, 288), SchemaCompiler(1 << 30, FairQueue(1, 1))
-    slow = [{"type": "object", "properties": {"a": {"type": "string", "maxLength": 20_000 + n}}} for n in range(6)]
+def compiled(model: InvariantModel) -> tuple[FairQueue, Callable[[str, int], Any]]:
+    words, turns = vocabulary(model.tokenizer, 288), FairQueue(1, 1)
+    compiler = SchemaCompiler(1 << 30, turns)
+    return turns, lambda tenant, n: compiler.compile(tenant, Event(), words, tag_of(text(maxLength=8_000 + n)))
+
+
+def validated(_model: InvariantModel) -> tuple[FairQueue, Callable[[str, int], Any]]:
+    def validate(tenant: str, _number: int) -> None:
+        value = "a" * 60 + "!" if tenant == "greedy" else 1
+        with pytest.raises(InvalidSchema if tenant == "greedy" else InvalidObject):
+            workers.validate(value, {"type": "string", "pattern": "^(a|a)*$"}, tenant, Event())
+
+    return workers.VALIDATION_TURNS, validate
+
+
+@pytest.mark.parametrize(("work", "together"), [(compiled, 1), (validated, 2)])
+def test_slow_schemas_of_one_tenant_do_not_keep_those_of_another_waiting(
+    work: Any, together: int, model: InvariantModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "VALIDATION_SECONDS", 1.0)
+    turns, run = work(model)
     with ThreadPoolExecutor(6) as pool:
-        asked = [pool.submit(compiler.compile, "greedy", Event(), words, tag_of(each)) for each in slow]
-        while compiler._turns.waiting < 5:
-            time.sleep(0.001)
-        compiler.compile("modest", Event(), words, tag_of(QUICK))
-        assert sum(each.done() for each in asked) <= 2
-
-
-FAN = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
+        asked = [pool.submit(run, "greedy", number) for number in range(6)]
+        wait_until(lambda: turns.waiting == 6 - together)
+        run("modest", 9)
+        assert sum(each.done() for each in asked) <= 2 * together
 
 
 @pytest.mark.parametrize(
@@ -114,33 +118,30 @@ def test_a_validation_that_never_ends_is_stopped(
 ) -> None:
     monkeypatch.setattr(workers, "VALIDATION_SECONDS", 0.3)
     with pytest.raises(InvalidSchema, match=r"0\.3 seconds"):
-        workers.validate(value, schema, Event())
+        workers.validate(value, schema, "", Event())
     with pytest.raises(InvalidObject):
-        workers.validate(value, {"type": "null"}, Event())
+        workers.validate(value, {"type": "null"}, "", Event())
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
     found = Worker()
     yield found
     found.stop()
 
 
-def test_a_call_that_takes_too_long_is_stopped_and_the_next_one_answered(worker: Worker) -> None:
-    assert worker.call(5, Event(), divmod, 7, 2) == (3, 1)
+def test_a_call_that_takes_too_long_or_is_abandoned_is_stopped_and_the_next_one_answered(worker: Worker) -> None:
+    left, start = Event(), time.monotonic()
+    assert worker.call(5, left, divmod, 7, 2) == (3, 1)
     with pytest.raises(TimeoutError):
-        worker.call(0.1, Event(), time.sleep, 60)
-    assert worker.call(5, Event(), divmod, 7, 2) == (3, 1)
-
-
-def test_a_call_that_nobody_waits_for_is_stopped(worker: Worker) -> None:
-    left = Event()
-    worker.call(5, left, divmod, 7, 2)
+        worker.call(0.1, left, time.sleep, 60)
+    assert worker.call(5, left, divmod, 7, 2) == (3, 1)
     Timer(0.1, left.set).start()
-    start = time.monotonic()
     with pytest.raises(CancelledError):
         worker.call(60, left, time.sleep, 60)
     assert time.monotonic() - start < 30
+    with pytest.raises(CancelledError):
+        Workers(0).call(5, left, divmod, 7, 2)  # waits for a worker that is idle
 
 
 def test_what_a_function_raises_comes_back_without_texts_unless_it_is_ours(worker: Worker) -> None:
@@ -150,10 +151,3 @@ def test_what_a_function_raises_comes_back_without_texts_unless_it_is_ours(worke
     with pytest.raises(WorkerFailed, match="ValueError") as failed:
         worker.call(5, Event(), int, "secret")
     assert "secret" not in str(failed.value)
-
-
-def test_calls_wait_for_a_worker_that_is_idle() -> None:
-    workers, gone = Workers(0), Event()
-    gone.set()
-    with pytest.raises(CancelledError):
-        workers.call(5, gone, divmod, 7, 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import wraps
 from statistics import median
 from threading import Event
@@ -24,7 +23,9 @@ from invariant_rag.server.engines.base import Call, Emit, EngineReply
 from tests.server.conftest import CHAT, bearer, body, client_of, metric, wait_until
 
 TENANTS = ("greedy", "modest")
-TIMES_AS_LATE = 3
+GREEDY, MODEST = map(bearer, TENANTS)
+KEYS: Any = {"keys": {tenant: tenant for tenant in TENANTS}, "operator_key": "key-of-operator"}
+TIMES_AS_LATE, ASKED = 3, 5
 
 
 class Watched(MicroBatcher):
@@ -51,9 +52,8 @@ class Watching(InProcess):
     """An engine that counts the passes until the first text of each answer to the modest tenant."""
 
     def __init__(self, lm: InvariantModel) -> None:
-        caches = {tenant: KeyValueCache(namespace=tenant) for tenant in TENANTS}
-        super().__init__(lm, caches=caches)
-        self.watched = self.batcher = Watched(caches["modest"])
+        super().__init__(lm, caches={tenant: KeyValueCache(namespace=tenant) for tenant in TENANTS})
+        self.watched = self.batcher = Watched(self.caches["modest"])
         self.late: list[int] = []
 
     def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
@@ -85,22 +85,20 @@ def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(
 
     def lateness(http: httpx.Client) -> float:
         engine.late.clear()
-        for _ in range(5):
+        for _ in range(ASKED):
             time.sleep(0.5)  # whoever asks again at once shares the model with the flood, half and half
             engine.watched.arrived.clear()
             sent = body(stream=True, max_tokens=40, **more)
-            assert http.post(CHAT, json=sent, headers=bearer("modest")).status_code == 200
-        assert len(engine.late) == 5
+            assert http.post(CHAT, json=sent, headers=MODEST).status_code == 200
+        assert len(engine.late) == ASKED
         return median(engine.late)
 
     def flood(http: httpx.Client) -> None:
         while not stop.is_set():
-            sent = body(max_tokens=100, **more)
-            if http.post(CHAT, json=sent, headers=bearer("greedy")).status_code == 429:
+            if http.post(CHAT, json=body(max_tokens=100, **more), headers=GREEDY).status_code == 429:
                 stop.wait(1)
 
-    settings = Settings(keys={tenant: tenant for tenant in TENANTS}, operator_key="key-of-operator")
-    with client_of(engine, settings) as http, ThreadPoolExecutor(80) as pool:
+    with client_of(engine, Settings(**KEYS)) as http, ThreadPoolExecutor(80) as pool:
         alone = lateness(http)
         flooding = [pool.submit(flood, http) for _ in range(80)]
         try:
@@ -115,35 +113,30 @@ def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(
 
 def test_a_part_of_the_places_is_kept_for_tenants_who_are_not_there() -> None:
     shares = Shares(12, 2)
-    taken = 0
-    while shares.has_room("greedy"):
-        shares.move("greedy", 1)
-        taken += 1
-    assert taken == 9
-    for _ in range(3):
-        assert shares.has_room("modest")
-        shares.move("modest", 1)
-    assert not shares.has_room("modest")
+    for tenant, places in (("greedy", 9), ("modest", 3)):
+        for _ in range(places):
+            assert shares.has_room(tenant)
+            shares.move(tenant, 1)
+        assert not shares.has_room(tenant)
     shares.move("greedy", -1)
     assert shares.has_room("greedy")
     assert shares.has_room("modest")
 
 
 def test_over_http_one_tenant_does_not_get_all_places(model: InvariantModel) -> None:
-    keys = {tenant: tenant for tenant in TENANTS}
-    settings = Settings(keys=keys, operator_key="key-of-operator", max_requests=4)
-    long = body(max_tokens=3000)  # the answers of this model never end by themselves
+    long = body(max_tokens=3000)
+    settings = Settings(**KEYS, max_requests=4, timeout=3)
     with client_of(InProcess(model), settings) as http, ThreadPoolExecutor(3) as pool:
         for _ in range(3):
-            pool.submit(http.post, CHAT, json=long, headers=bearer("greedy"), timeout=5)
+            pool.submit(http.post, CHAT, json=long, headers=GREEDY)
         wait_until(lambda: metric(http, "active_requests") == 3)
-        refused = http.post(CHAT, json=long, headers=bearer("greedy"))
+        refused = http.post(CHAT, json=long, headers=GREEDY)
         assert (refused.status_code, "Retry-After" in refused.headers) == (429, True)
-        assert http.post(CHAT, json=body(max_tokens=2), headers=bearer("modest")).status_code == 200
+        assert http.post(CHAT, json=body(max_tokens=2), headers=MODEST).status_code == 200
 
 
-def test_turns_go_round_and_short_requests_overtake_long_ones_that_came_shortly_before() -> None:
-    queue, done = FairQueue(1, 2), []
+def test_turns_go_round_short_requests_overtake_long_ones_and_who_leaves_keeps_none() -> None:
+    queue, done, left = FairQueue(1, 2), list[str](), Event()
     waiting = [
         ("greedy", 60.0, "long"),
         ("greedy", 1.0, "short"),
@@ -158,17 +151,10 @@ def test_turns_go_round_and_short_requests_overtake_long_ones_that_came_shortly_
     with ThreadPoolExecutor(4) as pool, queue.turn("greedy", 0.0, Event()):
         for number, each in enumerate(waiting, 1):
             pool.submit(wait, *each)
-            while queue.waiting < number:
-                time.sleep(0.001)
-    assert done == ["other", "short", "long", "longer"]
-
-
-def test_who_leaves_while_waiting_keeps_no_turn() -> None:
-    queue, left = FairQueue(1, 1), Event()
-    left.set()
-    with ExitStack() as stack:
-        stack.enter_context(queue.turn("", 0.0, Event()))
-        with pytest.raises(CancelledError), queue.turn("", 0.0, left):
+            wait_until(lambda: queue.waiting == number)  # noqa: B023
+        left.set()
+        with pytest.raises(CancelledError), queue.turn("modest", 0.0, left):
             pass
+    assert done == ["other", "short", "long", "longer"]
     with queue.turn("", 0.0, Event()):
         assert queue.waiting == 0

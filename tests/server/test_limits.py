@@ -1,10 +1,10 @@
-"""Keys, tenants, limits, deadlines, clients that leave, logs and shutdown."""
+"""Keys, tenants, limits and deadlines; and what operators see: metrics, traces, lines of JSON, the shutdown."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -13,29 +13,37 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.server import InProcess, Settings
-from invariant_rag.server.logs import JsonLines
-from tests.server.conftest import CHAT, FLAGS, QUESTION, bearer, body, client_of, metric, wait_until
+from invariant_rag.server.engines.upstream import Upstream
+from invariant_rag.server.logs import JsonLines, RateLimit
+from tests.server.conftest import CHAT, FLAGS, bearer, body, client_of, metric, serving, wait_until
+from tests.server.scripted import Answer, completion, scripted_api
 
+ADA, IVO, OPERATOR = bearer("key-of-ada"), bearer("key-of-ivo"), bearer("key-of-operator")
 KEYS = {"key-of-ada": "ada", "key-of-ivo": "ivo"}
+LONG = body(max_tokens=3000)  # the answers of this model never end by themselves
+TRACE = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "x-request-id": "mine-7"}
 
 
 @pytest.fixture(scope="module")
 def limited(model: InvariantModel) -> Iterator[httpx.Client]:
-    """A server with two tenants and narrow limits, and a model whose answers never end by themselves."""
+    """A server with two tenants and narrow limits."""
     caches = {tenant: KeyValueCache(namespace=tenant) for tenant in KEYS.values()}
     engine = InProcess(model, caches=caches, max_prompt_tokens=600)
-    settings = Settings(
-        keys=KEYS, operator_key="key-of-operator", max_body_bytes=20_000, max_requests=3, timeout=1.5, body_timeout=0.4
-    )
-    with client_of(engine, settings) as http:
+    narrow: dict[str, Any] = {"max_body_bytes": 20_000, "max_requests": 3, "timeout": 1.5, "body_timeout": 0.4}
+    with client_of(engine, Settings(keys=KEYS, operator_key="key-of-operator", **narrow)) as http:
         yield http
 
 
@@ -51,31 +59,40 @@ def test_without_a_valid_key_nothing_is_answered(headers: dict[str, str], limite
     assert limited.get("/health", headers=headers).status_code == 200
 
 
-def test_a_tenant_learns_nothing_of_what_another_has_asked(limited: httpx.Client) -> None:
-    documents = [f"{text} Twice." for text in FLAGS]
+def test_a_tenant_learns_nothing_of_what_another_has_asked_nor_a_worker_a_key(limited: httpx.Client) -> None:
+    def cached(headers: dict[str, str]) -> int:
+        asked = body(documents=[f"{text} Twice." for text in FLAGS], max_tokens=4)
+        usage = limited.post(CHAT, json=asked, headers=headers).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
 
-    def cached(key: str) -> int:
-        reply = limited.post(CHAT, json=body(documents=documents, max_tokens=4), headers=bearer(key)).json()
-        tokens: int = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
-        return tokens
-
-    assert cached("key-of-ada") == 0
-    assert cached("key-of-ivo") == 0
-    assert cached("key-of-ada") > 0
+    assert [cached(ADA), cached(IVO)] == [0, 0]
+    assert cached(ADA) > 0
+    sent = Settings(keys=KEYS, operator_key="key-of-operator").without_keys()  # what the process gets
+    assert b"key-of" not in pickle.dumps(sent)
 
 
-def test_bodies_and_prompts_that_are_too_long_are_refused(limited: httpx.Client) -> None:
-    for content in (json.dumps(body(documents=["word " * 5000])).encode(), iter([b" " * 9000] * 3)):
-        response = limited.post(CHAT, content=content, headers=bearer("key-of-ada"))
-        assert (response.status_code, response.json()["error"]["code"]) == (413, "too_large")
-    response = limited.post(CHAT, json=body(documents=["word " * 500]), headers=bearer("key-of-ada"))
-    assert response.status_code == 413
-    assert "at most 600 tokens" in response.json()["error"]["message"]
-    for by in ("letters", "texts"):
-        judged = {"question": QUESTION, "answers": ["word " * 500, "b"], "by": by}
-        response = limited.post("/v1/judge", json=judged, headers=bearer("key-of-ada"))
-        assert response.status_code == 413
-        assert "at most 600 tokens" in response.json()["error"]["message"]
+LONGER = "at most 600 tokens"
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "told"),
+    [
+        (CHAT, json.dumps(body(documents=["word " * 5000])).encode(), "20000 bytes"),
+        (CHAT, [b" " * 9000] * 3, "20000 bytes"),
+        (CHAT, json.dumps(body(documents=["word " * 500])).encode(), LONGER),
+        *(
+            ("/v1/judge", json.dumps({"question": "?", "answers": ["word " * 500, "b"], "by": by}).encode(), LONGER)
+            for by in ("letters", "texts")
+        ),
+    ],
+)
+def test_bodies_and_prompts_that_are_too_long_are_refused(
+    path: str, content: Any, told: str, limited: httpx.Client
+) -> None:
+    given = content if isinstance(content, bytes) else iter(content)
+    response = limited.post(path, content=given, headers={**ADA, "content-type": "application/json"})
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "too_large")
+    assert told in response.text
 
 
 def test_a_body_that_comes_too_slowly_is_refused(limited: httpx.Client) -> None:
@@ -84,12 +101,11 @@ def test_a_body_that_comes_too_slowly_is_refused(limited: httpx.Client) -> None:
         time.sleep(0.8)
         yield b"[]}"
 
-    assert limited.post(CHAT, content=slowly(), headers=bearer("key-of-ada")).status_code == 408
+    assert limited.post(CHAT, content=slowly(), headers=ADA).status_code == 408
 
 
 def test_a_head_that_comes_too_slowly_ends_the_connection(limited: httpx.Client) -> None:
-    url = limited.base_url
-    with socket.create_connection((url.host, url.port)) as slow:
+    with socket.create_connection((limited.base_url.host, limited.base_url.port)) as slow:
         slow.settimeout(5)
         for piece in (b"POST / HTTP/1.1\r\n", b"Host: a\r\n", b"X: b\r\n"):
             slow.sendall(piece)
@@ -97,99 +113,132 @@ def test_a_head_that_comes_too_slowly_ends_the_connection(limited: httpx.Client)
         assert slow.recv(100) == b""
 
 
-def long_answer(**more: Any) -> dict[str, Any]:
-    """Return a request whose answer takes many seconds."""
-    return body(max_tokens=3000, **more)
-
-
 def test_an_answer_that_takes_too_long_is_given_up(limited: httpx.Client) -> None:
-    response = limited.post(CHAT, json=long_answer(), headers=bearer("key-of-ada"))
+    response = limited.post(CHAT, json=LONG, headers=ADA)
     assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
-    with limited.stream("POST", CHAT, json=long_answer(stream=True), headers=bearer("key-of-ada")) as response:
-        lines = [line for line in response.iter_lines() if line.startswith("data: ")]
-    assert response.status_code == 200
-    assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+    response = limited.post(CHAT, json={**LONG, "stream": True}, headers=ADA)
+    last = [line for line in response.text.splitlines() if line.startswith("data: ")][-1]
+    assert (response.status_code, json.loads(last[6:])["error"]["code"]) == (200, "deadline_exceeded")
 
 
-def test_a_request_too_many_is_told_when_to_come_back(limited: httpx.Client) -> None:
+def test_a_request_too_many_is_told_when_to_come_back_and_the_server_stays_ready(limited: httpx.Client) -> None:
     wait_until(lambda: metric(limited, "active_requests") == 0)
     with ThreadPoolExecutor(6) as pool:
-        calls = [pool.submit(limited.post, CHAT, json=long_answer(), headers=bearer("key-of-ada")) for _ in range(6)]
-        statuses = sorted(call.result().status_code for call in calls)
-    refused = [call.result() for call in calls if call.result().status_code == 429]
-    assert statuses.count(429) == 4
+        calls = [pool.submit(limited.post, CHAT, json=LONG, headers=ADA) for _ in range(6)]
+        wait_until(lambda: metric(limited, "rejected_total", reason="queue") >= 4)
+        assert limited.get("/ready").status_code == 200  # a full queue is no reason to be taken out of service
+        replies = [call.result() for call in calls]
+    refused = [each for each in replies if each.status_code == 429]
+    assert len(refused) == 4
     assert all(1 <= int(each.headers["retry-after"]) <= 60 for each in refused)
-    assert metric(limited, "rejected_total", reason="queue") >= 4
 
 
 def test_requests_are_named_and_logged_without_their_contents_unless_these_are_asked_for(
     limited: httpx.Client, embedded: InvariantModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "invariant_rag.server"):
-        good = limited.post(CHAT, json=body(max_tokens=4), headers={**bearer("key-of-ada"), "x-request-id": "mine-1"})
-        bad = limited.post(CHAT, json=body(secret="barley"), headers={**bearer("key-of-ada"), "x-request-id": "no no"})
-        time.sleep(0.1)
-    assert good.headers["x-request-id"] == "mine-1"
-    assert good.json()["id"] == "chatcmpl-mine-1"
+        good = limited.post(CHAT, json=body(max_tokens=4), headers={**ADA, "x-request-id": "mine-1"})
+        bad = limited.post(CHAT, json=body(secret="barley"), headers={**ADA, "x-request-id": "no no"})
+        wait_until(lambda: sum(each.getMessage() == "request" for each in caplog.records) >= 2)
+    assert (good.headers["x-request-id"], good.json()["id"]) == ("mine-1", "chatcmpl-mine-1")
     assert bad.headers["x-request-id"] not in {"", "no no"}
-    lines = [json.loads(JsonLines().format(record)) for record in caplog.records if record.name.startswith("invariant")]
+    lines = [json.loads(JsonLines().format(each)) for each in caplog.records if each.name.startswith("invariant")]
     found = {line["request_id"]: line for line in lines}
     assert found["mine-1"]["status"] == 200
     assert found["mine-1"]["prompt_tokens"] > 0
     assert found[bad.headers["x-request-id"]]["error"] == "InvalidRequest"
-    written = json.dumps(lines)
-    assert not any(word in written for word in ("barley", "Ostra", "key-of-ada", "secret"))
+    assert not any(word in json.dumps(lines) for word in ("barley", "Ostra", "key-of-ada", "secret"))
     with client_of(InProcess(embedded), Settings(log_contents=True)) as http, caplog.at_level(logging.INFO):
         http.post(CHAT, json=body())
     assert any("barley" in JsonLines().format(record) for record in caplog.records)
 
 
+HISTOGRAMS = ("time_to_first_token", "inter_token_latency", "request_queue_time", "e2e_request_latency")
+
+
+def test_metrics_are_for_the_operator_and_have_the_names_that_vllm_has(limited: httpx.Client) -> None:
+    limited.post(CHAT, json=body(stream=True, max_tokens=60), headers=ADA)
+    for key in (ADA, IVO, bearer("key")):
+        response = limited.get("/metrics", headers=key)
+        assert response.status_code == 401
+        assert "INVARIANT_RAG_OPERATOR_KEY" in response.json()["error"]["hint"]
+    assert limited.post(CHAT, json=body(), headers=OPERATOR).status_code == 401
+    counters = ("prompt_tokens_total", "generation_tokens_total", "prompt_tokens_cached_total", "cache_misses_total")
+    for name in (*(f"{each}_seconds_count" for each in HISTOGRAMS), *counters):
+        assert metric(limited, name) > 0, name
+
+
+def test_names_of_request_and_trace_and_what_an_engine_has_are_passed_on() -> None:
+    more = {"frequency_penalty": 0.5, "presence_penalty": -1.0, "logit_bias": {"7": 3.0}, "top_logprobs": 2}
+    top = [{"token": "white", "logprob": -0.1, "bytes": None}, {"token": "red", "logprob": -2.5, "bytes": None}]
+    answer = completion()
+    answer["choices"][0]["logprobs"] = {"content": [{**top[0], "top_logprobs": top}]}
+    with scripted_api() as api, client_of(Upstream(api.url, "far")) as http:
+        api.plan(Answer(body=answer))
+        response = http.post(CHAT, json=body(logprobs=True, **more), headers=TRACE)
+        assert "invariant_rag_cache_hits" not in http.get("/metrics").text  # there is no cache here: 0 would be a lie
+    assert response.headers["x-request-id"] == "mine-7"
+    assert TRACE.items() <= api.headers[-1].items()
+    assert more.items() <= api.bodies[-1].items()
+    assert response.json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == top
+
+
+def test_spans_belong_to_the_trace_of_the_client(embedded: InvariantModel) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    with serving(InProcess(embedded)) as url:
+        httpx.post(f"{url}{CHAT}", json=body(), headers=TRACE, timeout=30)
+    spans: list[ReadableSpan] = [each for each in exporter.get_finished_spans() if "invariant_rag" in each.name]
+    assert {each.name for each in spans} == {"invariant_rag.parse", "invariant_rag.answer"}
+    assert {f"{each.context.trace_id:032x}" for each in spans} == {TRACE["traceparent"].split("-")[1]}
+    assert all(each.attributes and each.attributes["gen_ai.request.id"] == "mine-7" for each in spans)
+
+
+def test_every_line_is_json_and_what_comes_again_and_again_is_counted() -> None:
+    stream, limit = StringIO(), RateLimit()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines())
+    handler.addFilter(limit)
+    logger = logging.getLogger("invariant_rag.test_limits")
+    logger.propagate, logger.handlers = False, [handler]
+    clock = iter([0.0] * 279 + [60.0])
+    limit.now = lambda: next(clock)
+    for _ in range(280):
+        logger.warning("the disk is\nfull")
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert (len(lines), lines[-1]["left_out"]) == (21, 259)
+
+
 @pytest.mark.slow
 def test_the_command_finishes_what_runs_before_it_ends(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = "from invariant_rag.cli import app; app()"
-    log = tmp_path / "log"
-    with log.open("wb") as stderr:
-        server = subprocess.Popen(
-            [sys.executable, "-c", command, "serve", "--port", str(port)],
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_for(url, server)
-        found: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    url, log, found = f"http://127.0.0.1:{port}", tmp_path / "log", list[str]()
+    command = [sys.executable, "-c", "from invariant_rag.cli import app; app()", "serve", "--port", port]
 
-        def read() -> None:
-            with httpx.stream(
-                "POST", f"{url}{CHAT}", json=body(stream=True, temperature=2.0, seed=1, max_tokens=150)
-            ) as r:
-                found.extend(r.iter_lines())
+    def read() -> None:
+        asked = body(stream=True, temperature=2.0, seed=1, max_tokens=150)
+        with httpx.stream("POST", f"{url}{CHAT}", json=asked) as response:
+            found.extend(response.iter_lines())
 
-        reader = threading.Thread(target=read)
-        reader.start()
-        while not found and "active_requests 1.0" not in httpx.get(f"{url}/metrics").text:
-            time.sleep(0.01)
-        server.send_signal(signal.SIGTERM)
-        reader.join(30)
-        assert "data: [DONE]" in found
-        assert server.wait(30) in {0, -signal.SIGTERM}  # uvicorn passes the signal on when it has ended
-        assert all(isinstance(json.loads(line), dict) for line in log.read_text().splitlines() if line.startswith("{"))
-    finally:
-        server.kill()
-        server.wait()
-
-
-def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and server.poll() is None:
+    def is_up() -> bool:
+        assert server.poll() is None, "it ended"
         try:
-            httpx.get(f"{url}/health")
+            return httpx.get(f"{url}/health").is_success
         except httpx.ConnectError:
-            time.sleep(0.1)
-        else:
-            return
-    pytest.fail("the server did not start")
+            return False
+
+    with log.open("wb") as stderr, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr) as server:
+        try:
+            wait_until(is_up, 90)
+            reader = threading.Thread(target=read)
+            reader.start()
+            wait_until(lambda: found or "active_requests 1.0" in httpx.get(f"{url}/metrics").text)
+            server.send_signal(signal.SIGTERM)
+            reader.join(30)
+            assert "data: [DONE]" in found
+            assert server.wait(30) in {0, -signal.SIGTERM}  # uvicorn passes the signal on when it has ended
+        finally:
+            server.kill()
+    assert all(isinstance(json.loads(line), dict) for line in log.read_text().splitlines() if line.startswith("{"))

@@ -22,9 +22,10 @@ from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import MonoT5
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.engines.base import Call, Emit, EngineReply
+from invariant_rag.server.logs import JsonLines
 from invariant_rag.server.serving import reserve
 from invariant_rag.server.settings import read_keys
-from tests.server.conftest import CHAT, FLAGS, QUESTION, body, client_of, exchanged, wait_until
+from tests.server.conftest import CHAT, FLAGS, QUESTION, bearer, body, client_of, exchanged, form, wait_until
 from tests.server.hostile import SECRET, check_refusal
 
 TEXT, JUDGE = "/v1/completions", "/v1/judge"
@@ -50,10 +51,6 @@ def http(embedded: InvariantModel, monot5: MonoT5) -> Iterator[httpx.Client]:
 
 def chat(**more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 40, **more}
-
-
-def form(schema: Any, **more: Any) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, **more}}
 
 
 def asked_for(schema: Any) -> dict[str, Any]:
@@ -178,9 +175,16 @@ PYTHON = ("max_new_tokens", "stop_strings", "--", "Segment(", "Judge(", "pydanti
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_error_names_the_field_and_what_to_do_over_http(name: str, http: httpx.Client) -> None:
+def test_an_error_names_the_field_and_what_to_do_over_http(
+    name: str, http: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
     path, sent, status, param, expected = CASES[name]
-    response = http.post(path, json=sent)
+    with caplog.at_level(logging.INFO):
+        response = http.post(path, json=sent, headers=bearer("key-of-ada"))
+        wait_until(lambda: "request" in caplog.messages)
+    logged = "".join(JsonLines().format(each) for each in caplog.records if each.name != "httpx")
+    for secret in ("key-of-ada", QUESTION, "word word", "a" * 99):
+        assert secret not in response.text + logged, secret
     error = response.json()["error"]
     assert response.status_code == status, error
     assert param in (None, error["param"]), error
@@ -193,48 +197,38 @@ def test_an_error_names_the_field_and_what_to_do_over_http(name: str, http: http
         assert http.post(path, json={**sent, "stream": True}).json()["error"] == error
 
 
-NESTED = [
-    json.dumps(chat(metadata={"a": 0})).replace("0}", '{"a":' * depth + "1" + "}" * depth + "}")
-    for depth in (150, 5000)
-]
+NESTED = [json.dumps(chat(metadata={"a": 0})).replace("0}", '{"a":' * n + "1" + "}" * n + "}") for n in (150, 5000)]
 NO_NUMBERS = [json.dumps(chat()).replace("40", each) for each in ("NaN", "-Infinity", "9" * 5000)]
+JSON, PLAIN = "application/json", "text/plain"
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "kind", "told"),
     [
-        *((each, "nested") for each in NESTED),
-        *((each, "expected a body of JSON") for each in NO_NUMBERS),
-        (b"\xff", "expected a body of JSON"),
+        *((each, JSON, "nested") for each in NESTED),
+        *((each, JSON, "expected a body of JSON") for each in (*NO_NUMBERS, b"\xff")),
+        (json.dumps(chat()), PLAIN, "content-type"),
     ],
     ids=lambda value: str(value)[:9],
 )
-def test_a_body_that_is_no_json_is_refused(content: str | bytes, told: str, http: httpx.Client) -> None:
-    response = http.post(CHAT, content=content, headers={"content-type": "application/json"})
+def test_a_body_that_is_no_json_is_refused(content: str | bytes, kind: str, told: str, http: httpx.Client) -> None:
+    response = http.post(CHAT, content=content, headers={"content-type": kind})
     assert (response.status_code, told in response.json()["error"]["message"]) == (400, True)
-    typeless = http.post(CHAT, content=json.dumps(chat()), headers={"content-type": "text/plain"})
-    assert "content-type" in typeless.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", CHAT, 405), ("POST", "/v1/none", 404)])
-def test_what_is_no_route_leads_to_those_that_are(method: str, path: str, status: int, http: httpx.Client) -> None:
-    response = http.request(method, path)
-    assert (response.status_code, "/openapi.json" in response.json()["error"]["hint"]) == (status, True)
+def test_what_is_no_route_leads_to_those_that_are_and_of_many_errors_ten_are_listed(http: httpx.Client) -> None:
+    for method, path, status in (("GET", CHAT, 405), ("POST", "/v1/none", 404)):
+        response = http.request(method, path)
+        assert (response.status_code, "/openapi.json" in response.json()["error"]["hint"]) == (status, True)
     assert CHAT in http.get("/openapi.json").json()["paths"]
-
-
-def test_of_many_errors_ten_are_listed(http: httpx.Client) -> None:
     message = http.post(CHAT, json=chat(**{f"field{each}": each for each in range(1000)})).json()["error"]["message"]
-    assert message.count("unknown field") == 10
-    assert message.endswith("; and 990 more")
+    assert (message.count("unknown field"), message.endswith("; and 990 more")) == (10, True)
 
 
 def test_strict_false_leaves_the_check_to_the_caller(http: httpx.Client) -> None:
-    tools = {"tool_choice": "required", "max_tokens": 80}
-    lax = chat(tools=[tool("f", TWICE, strict=False)], **tools)
+    lax = chat(tools=[tool("f", TWICE, strict=False)], tool_choice="required", max_tokens=80)
     call = http.post(CHAT, json=lax).json()["choices"][0]["message"]
     assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"a": [1, 1]}
-    assert http.post(CHAT, json=chat(tools=[tool("f", TWICE, strict=True)], **tools)).status_code == 422
 
 
 def test_a_fault_is_logged_once_and_its_answer_has_the_id_of_the_request(

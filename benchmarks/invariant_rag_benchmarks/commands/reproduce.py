@@ -38,7 +38,7 @@ def reproduce(
     Without TABLE, list the tables. For a model that is not in the table, every method of the table is measured, and
     there are no published numbers. Rows of selective routing, interventions and ensembles are measured too. Cells that
     a run cannot measure are printed as "not measured", and a note under the table says why. With --intervention or
-    --ensemble, only rows with it are measured; a file of search-dimension replaces the published parameters, and an
+    --ensemble, only rows with it are measured; a file of a search replaces the published parameters, and an
     ensemble that the table does not have is a row without published numbers.
     """
     with handle_errors():

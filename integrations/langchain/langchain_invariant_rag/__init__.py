@@ -7,9 +7,10 @@ Public names are loaded on first use, so that importing the package does not imp
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from invariant_rag._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from invariant_rag.errors import OrderWarning
@@ -24,26 +25,17 @@ if TYPE_CHECKING:
 
 __version__ = version("langchain-invariant-rag")
 
-_MODULES = {
-    "api_models": ["canonical", "vote"],
-    "chat_models": ["ChatInvariant"],
-    "documents": ["Segments"],
-    "errors": ["OrderWarning"],
-    "llms": ["InvariantLLM"],
-    "middleware": ["InvariantRAGMiddleware"],
-    "prompts": ["SEGMENT_PROMPT", "SegmentsPlaceholder", "create_invariant_documents_chain"],
-    "retrievers": ["InvariantEmbeddings", "InvariantRetriever", "as_segments"],
+_HOMES = {
+    "api_models": "canonical vote",
+    "chat_models": "ChatInvariant",
+    "documents": "Segments",
+    "errors": "OrderWarning",
+    "llms": "InvariantLLM",
+    "middleware": "InvariantRAGMiddleware",
+    "prompts": "SEGMENT_PROMPT SegmentsPlaceholder create_invariant_documents_chain",
+    "retrievers": "InvariantEmbeddings InvariantRetriever as_segments",
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = [*sorted(_HOMES), "__version__"]  # noqa: PLE0604
+__all__ = [*sorted(" ".join(_HOMES.values()).split()), "__version__"]  # noqa: PLE0604
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_exports(__name__, {name: home for home in _HOMES for name in _HOMES[home].split()})

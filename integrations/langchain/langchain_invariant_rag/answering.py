@@ -11,7 +11,7 @@ from invariant_rag.checks import check_kind, check_stops, check_tools
 from invariant_rag.errors import InvalidTool
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply
 from invariant_rag.generation.citations import CitedSpan
-from invariant_rag.prompts.tools import choice_of
+from invariant_rag.prompts.tools import ToolCall, choice_of
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.messages.content import Citation
@@ -47,10 +47,12 @@ def request_of(
         value = options.pop(name, None)
         asked[name] = parameters.get(name) if value is None else value
     top_logprobs = asked["top_logprobs"] or 0
-    variables = check_kind("template_kwargs", options.pop("template_kwargs", None) or {}, Mapping)  # type: ignore[type-abstract]
+    tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
+    if variables := options.pop("template_kwargs", None) or {}:
+        check_kind("template_kwargs", variables, Mapping)  # type: ignore[type-abstract]
     return AnswerRequest(
-        tools=to_tools(options.pop("tools", None)),
-        tool_choice=choice_of(options.pop("tool_choice", None)),
+        tools=[] if tools is None else to_tools(tools),
+        tool_choice="auto" if choice is None else choice_of(choice),
         parallel=options.pop("parallel_tool_calls", None) is not False,
         template_kwargs={**parameters.get("template_kwargs", {}), **variables},
         schema=options.pop("json_schema", None),
@@ -71,8 +73,6 @@ def request_of(
 
 def to_tools(tools: Any) -> list[dict[str, Any]]:
     """Return tools in OpenAI's shape, or raise `InvalidTool`."""
-    if tools is None:
-        return []
     try:
         return list(map(convert_to_openai_tool, check_tools(tools)))
     except ValueError as error:
@@ -84,7 +84,7 @@ def to_message(answer: Answer, reply: Reply, model_name: str) -> AIMessage:
     cut = answer.cut_call
     return AIMessage(
         content=answer.content if answer.citations is None else _cited(answer),
-        tool_calls=[tool_call(name=each.name, args=dict(each.arguments), id=each.id) for each in answer.tool_calls],
+        tool_calls=list(map(_tool_call, answer.tool_calls)),
         invalid_tool_calls=[] if cut is None else [_cut_call(cut.name, cut.arguments, cut.id)],
         additional_kwargs={"reasoning_content": answer.reasoning} if answer.reasoning else {},
         usage_metadata=usage_of(reply),
@@ -138,6 +138,10 @@ def _is_json(text: str | None) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _tool_call(call: ToolCall) -> Any:
+    return tool_call(name=call.name, args=dict(call.arguments), id=call.id)
 
 
 def _cut_call(name: str | None, arguments: str | None, identifier: str | None) -> Any:

@@ -262,15 +262,14 @@ def canonical(
 ) -> Any:
     """Wrap a model, so that it gets segments, one `Document: ...` each, in an order by their contents.
 
-    Guaranteed: the request does not depend on the order of the segments, and neither does the answer of a deterministic
-    model. Not guaranteed: equal accuracy wherever a segment is. The model still gets a sequence, and may overlook what
-    the ordering puts in the middle.
+    The request does not depend on the order of the segments, and neither does the answer of a deterministic model. It
+    still gets a sequence, and may overlook what the ordering puts in the middle.
 
     Args:
         model: A chat model, for which a chat model is returned: it streams, calls tools and writes structured output
             if the wrapped one does. Or any other runnable that takes the input of language models.
         ordering: The content ordering: a name from `invariant-rag orderings`, or an `Ordering`. Rank 0 is last, nearest
-            to the question. `lexical` compares bytes.
+            to the question.
         find_documents: As for `ChatInvariant`, as are the next two.
         strict: Whether to raise where the order of documents may change an answer.
         require_segments: Whether to raise for a prompt without any segment.
@@ -279,7 +278,9 @@ def canonical(
         UnsupportedCombination: The ordering keeps the order given.
         UnsupportedModel: The model is no runnable.
     """
-    return _wrap(model, (ordering,), find_documents, strict, require_segments)
+    PlainRequests(ordering)  # raises its errors as they are
+    switches = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
+    return _wrap(model, ordering=ordering, **switches)
 
 
 def vote(
@@ -295,14 +296,13 @@ def vote(
 ) -> Any:
     """Wrap a model, so that it is asked about several orders of the segments, and the most frequent answer is returned.
 
-    This is permutation self-consistency (arXiv 2310.07712). The first order is the canonical one; the others are drawn
-    from it, and of equally frequent answers that of the first wins. What `canonical` guarantees holds, for `votes`
-    concurrent calls, or as many as there are different orders; callbacks see one. Free text hardly ever agrees word for
-    word, and then the vote is the first answer. A stream is one chunk. `usage_metadata` reports the tokens of all
-    calls, `response_metadata["vote"]` the `calls` made and how many `agreed`.
+    This is permutation self-consistency (arXiv 2310.07712), in `votes` concurrent calls, or as many as there are
+    orders; callbacks see one. The first order is the canonical one; of equally frequent answers that of the first
+    wins, so free text should be short. A stream is one chunk. `usage_metadata` reports the tokens of all calls,
+    `response_metadata["vote"]` the `calls` made and how many `agreed`.
 
     Args:
-        model: As for `canonical`, as are all arguments but these three.
+        model: As for `canonical`, as are `ordering`, `find_documents`, `strict` and `require_segments`.
         votes: How many orders to ask about.
         seed: Seed of the orders.
         ordering: The content ordering.
@@ -315,16 +315,14 @@ def vote(
     Raises:
         InvalidChoice: Fewer than one vote. Else as for `canonical`.
     """
-    return _wrap(model, (ordering, votes, seed), find_documents, strict, require_segments, answer_of=answer_of)
+    PlainRequests(ordering, votes, seed)  # raises its errors as they are
+    own = {"ordering": ordering, "votes": votes, "seed": seed, "answer_of": answer_of}
+    switches = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
+    return _wrap(model, **own, **switches)
 
 
-def _wrap(
-    model: object, orders: tuple[Any, ...], find_documents: bool, strict: bool, require_segments: bool, **options: Any
-) -> Any:
+def _wrap(model: object, **options: Any) -> Any:
     """Wrap a chat model, one with bound keywords, or another runnable."""
-    PlainRequests(*orders)  # raises its errors as they are
-    options |= zip(("ordering", "votes", "seed"), orders, strict=False)
-    options |= {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
     if isinstance(model, BaseChatModel):
         return CanonicalChatModel(model=model, **options)
     if isinstance(model, Runnable):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Literal, Self, get_args
 
-from invariant_rag.errors import UnknownName
+from invariant_rag.errors import ContextOverflow, UnknownName
 from invariant_rag.generation.answers import AnswerRequest
 from invariant_rag.prompts.tools import choice_of
 from langchain_core.language_models import LanguageModelInput
@@ -20,7 +20,7 @@ from langchain_core.tools import BaseTool
 from pydantic import BaseModel, Field
 
 from langchain_invariant_rag.answering import PER_CHAT, request_of, to_chunks, to_message, to_tools
-from langchain_invariant_rag.errors import langchain_errors
+from langchain_invariant_rag.errors import InvariantContextOverflowError
 from langchain_invariant_rag.messages import chat_messages
 from langchain_invariant_rag.parameters import InvariantParameters
 from langchain_invariant_rag.parsing import ObjectParser, response_schema
@@ -99,9 +99,11 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
         """Return how many tokens the model reads for these messages: chat template, segments and tools included."""
         from invariant_rag.generation.answering import Answering
 
-        with langchain_errors():
-            request = self._asked(messages, None, {**kwargs, "tools": tools})
+        request = self._asked(messages, None, {**kwargs, "tools": tools})
+        try:
             return len(self.lm.prepare(Answering(self.lm, request).prompt).input_ids)
+        except ContextOverflow as error:
+            raise InvariantContextOverflowError.of(error) from error
 
     def _asked(self, messages: Any, stop: Any, keywords: dict[str, Any]) -> AnswerRequest:
         """Return the request of messages, which are recognised if they were not yet."""

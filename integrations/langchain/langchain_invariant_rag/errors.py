@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from invariant_rag.errors import ContextOverflow, OrderWarning, UnknownParameter
 from langchain_core.exceptions import ContextOverflowError
 
-__all__ = ["DISTRIBUTION", "InvariantContextOverflowError", "OrderWarning", "UnknownParameter", "langchain_errors"]
+__all__ = ["DISTRIBUTION", "InvariantContextOverflowError", "OrderWarning", "UnknownParameter"]
 
 DISTRIBUTION = "langchain-invariant-rag"  # whose extras `ExtraRequired` names
 
@@ -16,11 +13,7 @@ DISTRIBUTION = "langchain-invariant-rag"  # whose extras `ExtraRequired` names
 class InvariantContextOverflowError(ContextOverflow, ContextOverflowError):
     """A prompt does not fit into the context window. LangChain's middleware and fallbacks know its second base."""
 
-
-@contextmanager
-def langchain_errors() -> Iterator[None]:
-    """Raise errors for which LangChain has a class of its own as that class too."""
-    try:
-        yield
-    except ContextOverflow as error:
-        raise InvariantContextOverflowError(str(error), hint=error.hint) from error
+    @classmethod
+    def of(cls, error: ContextOverflow) -> InvariantContextOverflowError:
+        """Return an error of the core as one that LangChain knows, too."""
+        return cls(str(error), hint=error.hint)

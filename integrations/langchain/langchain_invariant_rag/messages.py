@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -68,19 +68,16 @@ def to_content(parts: Sequence[Any], *, sort: bool = False) -> Any:
     blocks: list[Any] = []
     for part in parts:
         if isinstance(part, SegmentSet):
-            found = list(map(to_block, sorted(part, key=attrgetter("canonical_key")) if sort else part))
-            for block, slot in zip(found, part.slots or [Slot()] * len(found), strict=True):
-                blocks += [*map(_text_block, filter(None, [slot.before])), block]
-                blocks += map(_text_block, filter(None, [slot.after]))
-        elif isinstance(part, BlockText):
-            blocks.append(part.block)
+            listed = sorted(part, key=attrgetter("canonical_key")) if sort else part
+            for segment, slot in zip(listed, part.slots or repeat(Slot()), strict=False):
+                around = (slot.before, to_block(segment), slot.after)
+                blocks += filter(None, around)
         else:
-            blocks.append(_text_block(part) if isinstance(part, str) else part)
+            blocks.append(part.block if isinstance(part, BlockText) else part)
+    for index, block in enumerate(blocks):
+        if isinstance(block, str):
+            blocks[index] = {"type": "text", "text": block}
     return blocks
-
-
-def _text_block(text: Any) -> dict[str, Any]:
-    return {"type": "text", "text": text}
 
 
 def in_order_of_calls(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
@@ -122,7 +119,11 @@ def chat_messages(messages: Sequence[BaseMessage], turns: Iterable[Turn]) -> tup
 
 
 def _convert(message: BaseMessage, turn: Turn) -> dict[str, Any]:
-    converted: dict[str, Any] = {"role": turn.role, "content": list(map(_understood, turn.parts))}
+    content = list(turn.parts)
+    for index, part in enumerate(content):
+        if not isinstance(part, str | Segment | SegmentSet):
+            content[index] = _upload(part)
+    converted: dict[str, Any] = {"role": turn.role, "content": content}
     if isinstance(message, AIMessage):
         if message.tool_calls:
             converted["tool_calls"] = list(message.tool_calls)
@@ -138,11 +139,10 @@ def _convert(message: BaseMessage, turn: Turn) -> dict[str, Any]:
     return converted
 
 
-def _understood(part: Any) -> str | Segment | SegmentSet:
-    if isinstance(part, str | Segment | SegmentSet):
-        return part
+def _upload(part: Any) -> str:
+    """Return the text of an upload, whose place is the user's; no other block has a text."""
     if isinstance(part, dict) and part.get("type") == BLOCK_TYPE and isinstance(part.get("text"), str):
-        return document_rendering(to_segment(part))  # an upload is text: its place is the user's
+        return document_rendering(to_segment(part))
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
     raise InvalidPrompt(
         f"expected text and documents, got a content block of type {kind!r}",

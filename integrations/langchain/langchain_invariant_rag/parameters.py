@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias, c
 
 import invariant_rag
 from invariant_rag.checks import check_stops
-from invariant_rag.errors import InvalidChoice, ModelNotFound, UnsupportedCombination
+from invariant_rag.errors import ContextOverflow, InvalidChoice, ModelNotFound, UnsupportedCombination
 from invariant_rag.generation.answers import AnswerDelta, AnswerRequest, Reply
 from invariant_rag.generation.prepare import Overflow
 from invariant_rag.methods import Method, resolve_method
@@ -27,7 +27,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, model_valid
 
 from langchain_invariant_rag import __version__
 from langchain_invariant_rag.answering import PER_CALL, PROVIDER
-from langchain_invariant_rag.errors import UnknownParameter, langchain_errors
+from langchain_invariant_rag.errors import InvariantContextOverflowError, UnknownParameter
 from langchain_invariant_rag.recognition import OrderRules, RecognizesDocuments
 
 if TYPE_CHECKING:
@@ -320,13 +320,13 @@ class InvariantParameters(RecognizesDocuments):
             ls_temperature=kwargs.get("temperature", self.temperature),
             ls_max_tokens=kwargs.get("max_tokens", self.max_tokens),
         )
-        if stops := check_stops(stop or self.stop):
-            params["ls_stop"] = stops
+        if stop or self.stop:
+            params["ls_stop"] = check_stops(stop or self.stop)
         return params
 
     def _replies(self, requests: Sequence[AnswerRequest], abandoned: Event | None) -> list[Reply]:
         """Answer requests, decoded in batches where that is possible and wanted."""
-        with langchain_errors():
+        try:
             if self._remote is not None:
                 return [self._remote.reply(each, choices=self._remote_choices) for each in requests]
             from invariant_rag.generation.answering import Answering, reply_all
@@ -334,10 +334,12 @@ class InvariantParameters(RecognizesDocuments):
             batcher = self._batcher if self.micro_batching else None
             answerings = list(map(Answering, repeat(self.lm), requests))
             return reply_all(answerings, batcher, batch_size=self.batch_size, abandoned=abandoned)
+        except ContextOverflow as error:
+            raise InvariantContextOverflowError.of(error) from error
 
     def _pieces(self, request: AnswerRequest, abandoned: Event | None) -> Iterator[AnswerDelta | Reply]:
         """Answer a request in pieces. See `_replies`."""
-        with langchain_errors():
+        try:
             if self._remote is not None:
                 yield from self._remote.stream_reply(request, choices=self._remote_choices)
                 return
@@ -345,6 +347,8 @@ class InvariantParameters(RecognizesDocuments):
 
             batcher = self._batcher if self.micro_batching else None
             yield from Answering(self.lm, request).stream(batcher, batch_size=self.batch_size, abandoned=abandoned)
+        except ContextOverflow as error:
+            raise InvariantContextOverflowError.of(error) from error
 
     @property
     def _remote_choices(self) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class RecognizesDocuments(BaseLanguageModel[Any]):
         known: list[Retrieval] = []
         slots: list[str] = []
         if self.find_documents:
-            of_run, slots = RUNS.of(run)
+            of_run, slots = ([], []) if run is None else RUNS.of(run)
             if known := [*of_run, *retrievals, *outside_retrievals()]:
                 slots += [part for turn in turns for part in turn.parts if isinstance(part, str)]
         found = recognize(turns, known, slots)

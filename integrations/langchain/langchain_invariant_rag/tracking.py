@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from itertools import chain
+from operator import attrgetter
 from typing import Any, cast
 from uuid import UUID
 
@@ -22,6 +24,7 @@ from langchain_core.tracers.context import register_configure_hook
 
 from langchain_invariant_rag.documents import document_list, to_segment
 
+_content = attrgetter("content")
 RUNS = RunRetrievals()
 """What is known in which run."""
 
@@ -97,7 +100,7 @@ class RunTracker(BaseCallbackHandler):
 
     def on_chat_model_start(self, serialized: Any, messages: list[list[BaseMessage]], **kwargs: Any) -> None:
         """Say that marks reach a model that does not know them. Models of this package have parsed them before."""
-        _check_marks([message.content for batch in messages for message in batch])
+        _check_marks(list(map(_content, chain(*messages))))
 
     def on_llm_start(self, serialized: Any, prompts: list[str], **kwargs: Any) -> None:
         """Say that marks reach a model that does not know them."""

@@ -17,7 +17,7 @@ import torch
 from invariant_rag.arrangement import Arrangement
 from invariant_rag.attention import resolve_backend
 from invariant_rag.attention.call import AttentionCall, BatchBackend
-from invariant_rag.attention.rope import Rotation
+from invariant_rag.attention.positions import Rotation
 from invariant_rag.attention.varlen.passes import shifts_of
 
 from vllm_invariant_rag.errors import UnsupportedServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from invariant_rag.attention.rope import Rotation, of_table
+from invariant_rag.attention.positions import Rotation, of_table
 from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.utils.torch_utils import is_quantized_kv_cache

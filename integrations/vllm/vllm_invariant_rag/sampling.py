@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from invariant_rag.checks import check_stops
 from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.generation.decode import TokenPenalties
 from invariant_rag.generation.options import as_ids, resolve_option
-from invariant_rag.generation.sampling import TokenPenalties
 from invariant_rag.generation.streaming import StopOnEvent
 from invariant_rag.generation.structured import GrammarProcessor
 

@@ -1,29 +1,33 @@
-"""The backend `varlen`: all rows of a batch, whatever their segments, in a few calls of one kernel per layer."""
+"""The backend `varlen`: all rows of a batch, whatever their segments, in a few calls of one kernel per layer.
+
+A plan is made once for a batch and used by all layers. In a layer, nothing depends on the number of segments or
+prompts: the causal windows are one call, the others are one call for every few slots, and what they give is merged by
+log-sum-exps.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from invariant_rag.arrangement import Arrangement
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.rope import Rotation
+from invariant_rag.attention.positions import Rotation
 from invariant_rag.attention.sdpa import SDPA
-from invariant_rag.attention.varlen.decoding import Decoding, make_decoding
-from invariant_rag.attention.varlen.kernels import VarlenKernel, usable_kernel
-from invariant_rag.attention.varlen.plan import Plan, make_plan
-
-_MOST_PLANS = 4
+from invariant_rag.attention.softmax import merge_attn_states
+from invariant_rag.attention.varlen.kernels import PackedLayer, PackedWindows, VarlenKernel, usable_kernel
+from invariant_rag.attention.varlen.passes import Pass, Weights, attend_packed, lay_windows, make_passes, merge_sinks
+from invariant_rag.attention.varlen.ranking import Decoding, Ranking, make_decoding, make_ranking
 
 
 class Varlen(SDPA):
     """Compute whole batches with a kernel for packed queries of variable lengths.
 
-    RoToR is two calls per layer. PINE decodes with two
-    calls, the first of which ranks the segments. Layers with a narrow sliding window or a soft cap, training, and what
-    no window tells, are computed as `sdpa` does.
+    RoToR is two calls per layer. PINE decodes with two calls, the first of which ranks the segments. Layers with a
+    narrow sliding window or a soft cap, training, and what no window tells, are computed as `sdpa` does.
 
     Args:
         kernel: The kernel. None: `torch-varlen` on CUDA, in half precision; PyTorch's fused attention on a CPU.
@@ -52,33 +56,6 @@ class Varlen(SDPA):
         return self.kernel or usable_kernel(device, dtype, head_size)
 
 
-def _plan_of(
-    arrangements: Sequence[Arrangement], padding: Sequence[int], call: AttentionCall, plans: dict[Any, Any]
-) -> Plan | Decoding:
-    """Return the plan of a batch, which is made once for all layers."""
-    num_queries, num_keys, device = call.queries.shape[2], call.keys.shape[2], call.queries.device
-    if num_queries == 1:
-        decoding: Decoding | None = _known(
-            plans, ("decoding", tuple(padding), device), lambda: make_decoding(arrangements, padding, num_keys, device)
-        )
-        if decoding is not None:
-            return decoding
-    else:
-        call.scratch.clear()  # it may be another text with the same arrangement
-    key = (num_queries, num_keys, tuple(padding), device)
-    plan: Plan = _known(plans, key, lambda: make_plan(arrangements, padding, num_queries, num_keys, device))
-    return plan
-
-
-def _known(plans: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
-    """Return a plan, made where it is not known; those made first are forgotten first."""
-    if key not in plans:
-        while len(plans) >= _MOST_PLANS:
-            del plans[next(iter(plans))]
-        plans[key] = make()
-    return plans[key]
-
-
 def _can_window(call: AttentionCall) -> bool:
     """Return whether kernels for packed queries compute a layer: plain softmax attention, rotary, no gradients."""
     return (
@@ -88,4 +65,75 @@ def _can_window(call: AttentionCall) -> bool:
         and call.dropout == 0.0
         and (call.sliding_window is None or call.sliding_window >= call.keys.shape[2])
         and not call.has_gradients()
+    )
+
+
+def _plan_of(
+    arrangements: Sequence[Arrangement], padding: Sequence[int], call: AttentionCall, plans: dict[Any, Any]
+) -> _Plan | Decoding:
+    """Return the plan of a batch, which is made once for all layers."""
+    num_queries, num_keys, device = call.queries.shape[2], call.keys.shape[2], call.queries.device
+    if num_queries == 1:
+        key: Any = ("decoding", tuple(padding), device)
+        decoding: Decoding | None = _known(plans, key, lambda: make_decoding(arrangements, padding, num_keys, device))
+        if decoding is not None:
+            return decoding
+    else:
+        call.scratch.clear()  # it may be another text with the same arrangement
+    key = (num_queries, num_keys, tuple(padding), device)
+    plan: _Plan = _known(plans, key, lambda: _make_plan(arrangements, padding, num_queries, num_keys, device))
+    return plan
+
+
+def _known(plans: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+    """Return a plan, made where it is not known; of more than four, those made first are forgotten."""
+    if key not in plans:
+        while len(plans) >= 4:
+            del plans[next(iter(plans))]
+        plans[key] = make()
+    return plans[key]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How one layer attends for a batch."""
+
+    causal: PackedWindows  # what all queries attend to causally
+    weights: Weights | None  # how that is weighed
+    others: tuple[Pass, ...]
+    rankings: tuple[Ranking, ...]  # who ranks which segments, for the first, second... set that tokens rank
+    to_zero: torch.Tensor  # shifts of all keys of the batch to position 0 `[T, 1]`, for rankings
+
+    def attend(self, kernel: VarlenKernel, call: AttentionCall) -> torch.Tensor:
+        """Return one layer's attention `[B, Q, H, D]`."""
+        packed = (each.transpose(1, 2).flatten(0, 1) for each in (call.queries, call.keys, call.values))
+        layer = PackedLayer(kernel, call, *packed)
+        state = attend_packed(layer, self.causal, layer.queries, self.weights)
+        for each in self.others:
+            state = merge_attn_states((state, each.attend(layer)))
+        if self.rankings:
+            unturned = call.rotation.unscaled(call.rotation.rotate_by(layer.keys, self.to_zero))
+            for ranking in self.rankings:
+                state = ranking.attend(layer, unturned, state)
+        out = merge_sinks(state, call.sinks).out
+        return out.reshape(call.queries.shape[0], -1, *out.shape[1:])
+
+
+def _make_plan(
+    arrangements: Sequence[Arrangement], padding: Sequence[int], num_queries: int, num_keys: int, device: torch.device
+) -> _Plan:
+    """Return the plan of a left-padded batch."""
+    windows = lay_windows(arrangements, padding, num_queries, num_keys)
+
+    def positions(count: int) -> list[int]:
+        return [max(0, num_keys - count + index - padded) for padded in padding for index in range(count)]
+
+    lengths, seen = [len(each.queries) for each in windows.causal], [each.keys for each in windows.causal]
+    asked = positions(num_queries)
+    return _Plan(
+        causal=PackedWindows.of(lengths, seen, True, device),
+        weights=Weights.of(windows.causal, device),
+        others=make_passes(windows.others, len(arrangements) * num_queries, device),
+        rankings=tuple(make_ranking(each, asked, device) for each in windows.ranked),
+        to_zero=-torch.tensor(positions(num_keys), device=device)[:, None],
     )

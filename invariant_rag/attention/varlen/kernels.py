@@ -12,46 +12,29 @@ from typing import ClassVar, Protocol
 import torch
 
 from invariant_rag.arrangement import Span
+from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.fused import attention_with_lse
-from invariant_rag.attention.merge_states import AttentionState, merge_attn_states
+from invariant_rag.attention.softmax import AttentionState, merge_attn_states
 
 _logger = logging.getLogger(__name__)
 
-MOST_WINDOWS = 65_535
-"""Windows of one call: CUDA starts no more blocks along the axis on which FlashAttention 2 and its like have them."""
+MOST_WINDOWS = 65_535  # of one call: CUDA starts no more blocks along the axis on which FlashAttention 2 has them
 
 
 @dataclass(frozen=True, eq=False)
 class PackedWindows:
-    """Windows of packed queries, as kernels take them.
+    """Windows of packed queries, as kernels take them. All queries are in one, in order; no window is empty of keys."""
 
-    Attributes:
-        query_starts: int32 `[W + 1]`: the first query of each window, and the end of the last. The windows cover all
-            queries, in order.
-        key_starts: int32 `[W + 1]`: the first key of each window, and the end of the last. Windows may overlap.
-        key_lengths: int32 `[W]`, no window empty.
-        max_queries: Queries of the longest window.
-        max_keys: Keys of the longest window.
-        is_causal: Whether the last query of a window sees all of its keys, the one before all but the last, and so on.
-    """
-
-    query_starts: torch.Tensor
-    key_starts: torch.Tensor
-    key_lengths: torch.Tensor
-    max_queries: int
+    query_starts: torch.Tensor  # int32 `[W + 1]`: the first query of each window, and the end of the last
+    key_starts: torch.Tensor  # int32 `[W + 1]`: the first key of each window, and the end of the last; they may overlap
+    key_lengths: torch.Tensor  # int32 `[W]`
+    max_queries: int  # of the longest window
     max_keys: int
-    is_causal: bool
+    is_causal: bool  # whether the last query of a window sees all of its keys, the one before all but the last...
 
     @classmethod
     def of(cls, lengths: Sequence[int], keys: Sequence[Span], is_causal: bool, device: torch.device) -> PackedWindows:
-        """Return windows with their tables on a device.
-
-        Args:
-            lengths: Queries of each window.
-            keys: Keys of each window.
-            is_causal: Whether the windows are causal.
-            device: Where the tables are to be.
-        """
+        """Return windows with so many queries each, and their keys, as tables on a device."""
 
         def table(numbers: Sequence[int]) -> torch.Tensor:
             return torch.tensor(numbers, dtype=torch.int32, device=device)
@@ -88,11 +71,9 @@ class PackedWindows:
     def spans(self) -> list[tuple[Span, Span]]:
         """Queries and keys of each window, for kernels that are called window by window. The device is waited for."""
         queries = self.query_starts.tolist()
-        keys = zip(self.key_starts.tolist(), self.key_lengths.tolist(), strict=False)
-        return [
-            (Span(first, stop), Span(start, start + length))
-            for first, stop, (start, length) in zip(queries, queries[1:], keys, strict=False)
-        ]
+        starts = self.key_starts[:-1]
+        keys = map(Span, starts.tolist(), (starts + self.key_lengths).tolist())
+        return list(zip(map(Span, queries, queries[1:]), keys, strict=True))
 
 
 class VarlenKernel(Protocol):
@@ -105,29 +86,31 @@ class VarlenKernel(Protocol):
     ) -> AttentionState:
         """Return outputs `[T, H, D]` in the dtype of the queries, and log-sum-exps of the scaled scores `[T, H]`.
 
-        Args:
-            queries: `[T, H, D]`.
-            keys: `[S, H_kv, D]`; the query heads share them in groups.
-            values: `[S, H_kv, D]`.
-            windows: What each query sees.
-            scaling: Factor on the scores.
+        Queries are `[T, H, D]`, keys and values `[S, H_kv, D]`; the query heads share them in groups.
         """
         ...
 
 
-def attend_windows(
-    kernel: VarlenKernel,
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    windows: PackedWindows,
-    scaling: float,
-) -> AttentionState:
-    """Call a kernel as often as it takes; see `VarlenKernel` for the arguments."""
-    if len(windows.key_lengths) <= MOST_WINDOWS:
-        return kernel(queries, keys, values, windows, scaling)
-    parts = [kernel(queries[span.start : span.stop], keys, values, part, scaling) for span, part in windows.parts]
-    return AttentionState(*(torch.cat(each) for each in zip(*parts, strict=True)))
+@dataclass(frozen=True)
+class PackedLayer:
+    """One layer of a batch with its tensors packed: queries `[T, H, D]`, keys and values `[S, H_kv, D]`."""
+
+    kernel: VarlenKernel
+    call: AttentionCall
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def attend(self, windows: PackedWindows, queries: torch.Tensor, keys: torch.Tensor | None = None) -> AttentionState:
+        """Attend from packed queries, and maybe with other keys, in as many calls of the kernel as it takes."""
+        keys = self.keys if keys is None else keys
+        if len(windows.key_lengths) <= MOST_WINDOWS:
+            return self.kernel(queries, keys, self.values, windows, self.call.scaling)
+        parts = [
+            self.kernel(queries[span.start : span.stop], keys, self.values, part, self.call.scaling)
+            for span, part in windows.parts
+        ]
+        return AttentionState(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 class Grouped:
@@ -139,22 +122,23 @@ class Grouped:
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, windows: PackedWindows, scaling: float
     ) -> AttentionState:
         """Attend; see `VarlenKernel`."""
-        by_head = [each.transpose(0, 1)[None] for each in (queries, keys, values)]
-        parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+        queries, keys, values = (each.transpose(0, 1)[None] for each in (queries, keys, values))
+        parts: list[AttentionState] = []
         for rows, span in windows.spans:
-            block = by_head[0][:, :, rows.start : rows.stop]
             own = span.stop - len(rows) if windows.is_causal else span.start
-            states = [self._attend(block, by_head, Span(own, span.stop), windows.is_causal, scaling)]
-            if own > span.start:
-                states.append(self._attend(block, by_head, Span(span.start, own), False, scaling))
-            parts.append(merge_attn_states([AttentionState(out[0], lse[0]) for out, lse in states]))
+            states = []
+            for start, stop in ((own, span.stop), (span.start, own)):
+                if start < stop:
+                    out, lse = attention_with_lse(
+                        queries[:, :, rows.start : rows.stop],
+                        keys[:, :, start:stop],
+                        values[:, :, start:stop],
+                        scaling=scaling,
+                        is_causal=windows.is_causal and stop > own,
+                    )
+                    states.append(AttentionState(out[0], lse[0]))
+            parts.append(merge_attn_states(states))
         return AttentionState(*(torch.cat(each, dim=1).transpose(0, 1) for each in zip(*parts, strict=True)))
-
-    def _attend(
-        self, queries: torch.Tensor, packed: list[torch.Tensor], span: Span, is_causal: bool, scaling: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = (each[:, :, span.start : span.stop] for each in packed[1:])
-        return attention_with_lse(queries, keys, values, scaling=scaling, is_causal=is_causal)
 
 
 class TorchVarlen:

@@ -1,21 +1,94 @@
-"""One call of a kernel: packed queries, how they are turned and weighed, and where their results go."""
+"""Rows of a batch as windows of neighbouring keys, and the calls of a kernel that attend to them.
+
+Variable-length kernels take packed queries and keys, and for each stretch of queries one window of the keys. A row of
+an arrangement is a few such windows: one that ends with its own tokens, which is causal, and one for every other run of
+keys, for which the queries are rotated instead of the keys.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeVar
 
 import torch
 
-from invariant_rag.arrangement import Span, Weighting
-from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.merge_states import AttentionState, merge_attn_states, merge_stacked
-from invariant_rag.attention.varlen.kernels import PackedWindows, VarlenKernel, attend_windows
-from invariant_rag.attention.varlen.windows import Window
+from invariant_rag.arrangement import UNWEIGHTED, Arrangement, RankedSet, Span, Weighting
+from invariant_rag.attention.softmax import AttentionState, merge_attn_states, merge_stacked
+from invariant_rag.attention.varlen.kernels import PackedLayer, PackedWindows
 
 _MOST_COPIES, _MOST_QUERIES = 4, 1 << 16
 """A call packs as many copies of all queries, or as many queries if that is more, so that memory stays linear."""
+
+_Item = TypeVar("_Item")
+
+
+# --- windows: plain integers, no tensors ---
+
+
+@dataclass(frozen=True)
+class Window:
+    """Neighbouring queries, and neighbouring keys that they attend to: their shift, and how they weigh."""
+
+    queries: Span
+    keys: Span
+    shift: int = 0
+    weighting: Weighting = UNWEIGHTED
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Neighbouring queries of a batch that rank the segments of one set."""
+
+    queries: Span
+    set: RankedSet  # as tokens of its prompt
+    offset: int  # index of the first token of the prompt among the keys of the batch
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What all queries of a batch attend to, by *slots*: items of a slot have no query in common, and are in order."""
+
+    causal: list[Window]  # windows that end with their own queries, and cover all queries, in order
+    others: list[list[Window]]
+    ranked: list[list[Ranked]]  # the first, second... set that a query ranks
+
+
+def lay_windows(
+    arrangements: Sequence[Arrangement], padding: Sequence[int], num_queries: int, num_keys: int
+) -> Windows:
+    """Return the windows of a left-padded batch, whose queries `[B, num_queries]` are the last of its tokens.
+
+    Padding, so many tokens of each row, attends to itself, so that every query has a key.
+    """
+    causal: list[Window] = []
+    others: list[list[Window]] = []
+    ranked: list[list[Ranked]] = []
+    unasked = num_keys - num_queries  # tokens of each row, padding among them, that have no query
+    for number, (arrangement, padded) in enumerate(zip(arrangements, padding, strict=True)):
+        key, query = number * num_keys + padded, number * num_queries + padded - unasked
+        if padded > unasked:
+            causal.append(Window(Span(number * num_queries, query), Span(key - padded + unasked, key)))
+        for row in arrangement.rows_from(max(0, unasked - padded), num_keys - padded):
+            queries = Span(row.queries.start + query, row.queries.stop + query)
+            *before, own = [
+                Window(queries, Span(run.start + key, run.stop + key), run.shift, run.weighting) for run in row.runs
+            ]
+            causal.append(own)
+            _add_to_slots(others, before)
+            _add_to_slots(ranked, [Ranked(queries, each, key) for each in row.ranked])
+    return Windows(causal, others, ranked)
+
+
+def _add_to_slots(slots: list[list[_Item]], items: Sequence[_Item]) -> None:
+    """Add the first item to the first slot, the second to the second..."""
+    slots += [[] for _ in items[len(slots) :]]
+    for slot, item in zip(slots, items, strict=False):
+        slot.append(item)
+
+
+# --- calls ---
 
 
 def shifts_of(shifts: Sequence[int], device: torch.device) -> torch.Tensor | None:
@@ -25,13 +98,7 @@ def shifts_of(shifts: Sequence[int], device: torch.device) -> torch.Tensor | Non
 
 @dataclass(frozen=True)
 class Weights:
-    """How the results of packed queries are weighed.
-
-    Attributes:
-        temperatures: `[T, 1, 1]`.
-        factors: `[T, 1]`.
-        offsets: `[T, 1]`.
-    """
+    """How the results of packed queries are weighed: temperatures `[T, 1, 1]`, factors and offsets `[T, 1]`."""
 
     temperatures: torch.Tensor
     factors: torch.Tensor
@@ -41,7 +108,7 @@ class Weights:
     def of(cls, windows: Sequence[Window], device: torch.device) -> Weights | None:
         """Return the weights of the queries of some windows; None where nothing is weighed."""
         weightings = [window.weighting for window in windows for _ in range(len(window.queries))]
-        if set(weightings) <= {Weighting()}:
+        if set(weightings) <= {UNWEIGHTED}:
             return None
 
         def column(name: str) -> torch.Tensor:
@@ -51,61 +118,37 @@ class Weights:
 
 
 def attend_packed(
-    kernel: VarlenKernel,
-    packed: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    windows: PackedWindows,
-    scaling: float,
-    weights: Weights | None,
+    layer: PackedLayer, windows: PackedWindows, queries: torch.Tensor, weights: Weights | None
 ) -> AttentionState:
-    """Call a kernel, and weigh what it gives."""
+    """Attend from packed queries to their windows, and weigh what comes out."""
     if weights is None:
-        return attend_windows(kernel, packed, keys, values, windows, scaling)
-    sharpened = (packed / weights.temperatures).to(packed.dtype)
-    out, lse = attend_windows(kernel, sharpened, keys, values, windows, scaling)
+        return layer.attend(windows, queries)
+    out, lse = layer.attend(windows, (queries / weights.temperatures).to(queries.dtype))
     return AttentionState(out, lse * weights.factors + weights.offsets)
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One call for windows in slots. T is the number of packed queries, M that of slots, and Q that of all queries.
+    """One call for windows in slots. T is the number of packed queries, M that of slots, and Q that of all queries."""
 
-    Attributes:
-        windows: What each packed query sees.
-        queries: Which queries are packed `[T]`.
-        slot_of: The slot of each packed query, among all slots `[T]`.
-        shifts: How they are rotated `[T, 1]`; None: not at all.
-        weights: How their results are weighed; None: as they are.
-        slots: Where the result of each query stands among those packed, or behind them if it has none `[M, Q]`.
-    """
+    windows: PackedWindows  # what each packed query attends to
+    queries: torch.Tensor  # which queries are packed `[T]`
+    slot_of: torch.Tensor  # the slot of each packed query, among all slots `[T]`
+    shifts: torch.Tensor | None  # how they are rotated `[T, 1]`
+    weights: Weights | None  # how their results are weighed
+    slots: torch.Tensor  # row of each query in the packed output; T if it has none `[M, Q]`
 
-    windows: PackedWindows
-    queries: torch.Tensor
-    slot_of: torch.Tensor
-    shifts: torch.Tensor | None
-    weights: Weights | None
-    slots: torch.Tensor
-
-    def attend(
-        self, kernel: VarlenKernel, call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> AttentionState:
-        """Return what each query gets from all of its windows."""
-        packed = queries[self.queries]
+    def attend(self, layer: PackedLayer) -> AttentionState:
+        """Return the attention of each query to all of its windows."""
+        packed = layer.queries[self.queries]
         if self.shifts is not None:
-            packed = call.rotation.rotate_by(packed, self.shifts)
-        out, lse = attend_packed(kernel, packed, keys, values, self.windows, call.scaling, self.weights)
+            packed = layer.call.rotation.rotate_by(packed, self.shifts)
+        out, lse = attend_packed(layer, self.windows, packed, self.weights)
         return merge_stacked(in_slots(out, self.slots), in_slots(lse, self.slots, -torch.inf))
 
 
 def in_slots(packed: torch.Tensor, slots: torch.Tensor, missing: float = 0.0) -> torch.Tensor:
-    """Return packed results by slot `[M, Q, H, ...]`, with a number where a query has none.
-
-    Args:
-        packed: The results `[T, H, ...]`.
-        slots: Which of them stands where `[M, Q]`; T where there is none.
-        missing: What stands there instead.
-    """
+    """Return packed results `[T, H, ...]` by slot `[M, Q, H, ...]`, with a number where a query has none."""
     return torch.cat((packed, torch.full_like(packed[:1], missing)))[slots]
 
 
@@ -131,7 +174,7 @@ def make_passes(slots: Sequence[Sequence[Window]], num_queries: int, device: tor
 
 def _make_pass(slots: Sequence[Sequence[Window]], start: int, num_queries: int, device: torch.device) -> Pass:
     windows = [window for slot in slots for window in slot]
-    queries = [[index for window in slot for index in _indices(window.queries)] for slot in slots]
+    queries = [[index for window in slot for index in indices(window.queries)] for slot in slots]
     counts = torch.tensor(list(map(len, queries)))
     packed = torch.tensor(list(chain.from_iterable(queries)))
     places = torch.full((len(slots), num_queries), len(packed))
@@ -141,11 +184,12 @@ def _make_pass(slots: Sequence[Sequence[Window]], start: int, num_queries: int, 
         PackedWindows.of([len(window.queries) for window in windows], [w.keys for w in windows], False, device),
         packed.to(device),
         (slot_of + start).to(device),
-        shifts_of([-window.shift for window in windows for _ in _indices(window.queries)], device),
+        shifts_of([-window.shift for window in windows for _ in indices(window.queries)], device),
         Weights.of(windows, device),
         places.to(device),
     )
 
 
-def _indices(span: Span) -> range:
+def indices(span: Span) -> range:
+    """Return the indices of the tokens of a span."""
     return range(span.start, span.stop)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Usage
 from invariant_rag.segments import SegmentSet
+from invariant_rag.server.admission import POLL_SECONDS
 from invariant_rag.server.schemas import JudgeRequest
-from invariant_rag.server.worker import POLL_SECONDS
 
 if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
@@ -70,7 +70,9 @@ class Call:
         """The sets of documents."""
         if (prompt := self.request.prompt) is not None:
             return list(prompt.sets)
-        parts = (part for each in self.request.messages or () for part in each["content"])
+        parts: list[Any] = []
+        for each in self.request.messages or ():
+            parts += each["content"]
         return [part for part in parts if isinstance(part, SegmentSet)]
 
 

@@ -18,16 +18,16 @@ from invariant_rag.cancellation import cancellable, cancelled_event
 from invariant_rag.generation.answering import Answering, reply_all
 from invariant_rag.generation.answers import Answer, AnswerDelta, Reply
 from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.decode import TokenPenalties
 from invariant_rag.generation.json_schema import check_complete
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.sampling import TokenPenalties
 from invariant_rag.generation.streaming import StopOnEvent
 from invariant_rag.generation.structured import CACHE_BYTES, compile_elsewhere
 from invariant_rag.judge import DEFAULT_CRITERIA, Judge, Verdict
 from invariant_rag.methods import METHODS
 from invariant_rag.models.embedded import is_toy
 from invariant_rag.orderings import ORDERINGS
-from invariant_rag.segments import Prompt
+from invariant_rag.segments import Prompt, SegmentSet
 from invariant_rag.server.admission import FairQueue
 from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, Engine, EngineReply, JudgeCall, in_threads
 from invariant_rag.server.errors import TooLarge, about
@@ -80,8 +80,8 @@ class ModelEngine(Engine):
     def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
         """Answer the prompts of a request as one batch; see `Engine.answer_all`."""
         lm = self.model_for(calls[0].choices, calls[0].headers)
-        answerings = [self._prepared(lm, call, abandoned) for call in calls]
         with _about_parts(calls[0]):
+            answerings = [self._prepared(lm, call, abandoned) for call in calls]
             hook = compile_elsewhere.set(partial(self._schemas.compile, calls[0].choices.tenant, abandoned))
             try:
                 replies = self._replies(answerings, calls[0], emit, abandoned)
@@ -97,10 +97,9 @@ class ModelEngine(Engine):
 
     def _prepared(self, lm: InvariantModel, call: Call, abandoned: Event) -> Answering:
         long = self._check_characters(_characters_of(call), call.field) > _LONG
-        with _about_parts(call):
-            answering = _answering(lm, call)
+        answering = _answering(lm, call)
         if long or self._max_prompt_tokens is not None:
-            with about(call.field), cancellable(abandoned):  # only here: batches are decoded for others, too
+            with cancellable(abandoned):  # only here: batches are decoded for others, too
                 _check_length(answering.prepared, self._max_prompt_tokens)
         return answering
 
@@ -193,14 +192,21 @@ class InProcess(ModelEngine):
 def _characters_of(call: Call) -> int:
     """Return the length of the texts of a request; of calls of tools, as JSON."""
     asked, prompt = call.request, call.request.prompt
-    parts: list[Any] = list(prompt.texts) if prompt else [each["content"] for each in asked.messages or ()]
-    found = sum([len(segment.text) + len(segment.title or "") for each in call.sets for segment in each])
-    found += sum([len(slot.before) + len(slot.after) for each in call.sets for slot in each.slots or ()])
-    if prompt is None:
-        parts = [part for content in parts for part in content]
-        found += sum([len(json.dumps({**each, "content": None})) for each in asked.messages or () if len(each) > 2])
-        found += sum([len(json.dumps(each)) for each in (*asked.tools, asked.template_kwargs)])
-    return found + sum([len(part) for part in parts if isinstance(part, str)])
+    parts: list[Any] = [*prompt.texts, *prompt.sets] if prompt else list(map(json.dumps, asked.tools))
+    for message in asked.messages or ():
+        parts += message["content"]
+        if len(message) > 2:
+            parts.append(json.dumps({**message, "content": None}))
+    found = len(json.dumps(asked.template_kwargs)) if asked.template_kwargs else 0
+    for part in parts:
+        if isinstance(part, str):
+            found += len(part)
+        elif isinstance(part, SegmentSet):
+            for segment in part:
+                found += len(segment.text) + len(segment.title or "")
+            for slot in part.slots or ():
+                found += len(slot.before) + len(slot.after)
+    return found
 
 
 class _LimitedJudge(Judge):
@@ -269,13 +275,15 @@ def _validate(answer: Answer, call: Call, abandoned: Event) -> None:
     Tools with `strict: false` have a caller who does that.
     """
     if call.request.schema is not None and call.is_strict and answer.finish_reason != "length":
-        validate(check_complete(answer.content), call.request.schema, abandoned)
+        validate(check_complete(answer.content), call.request.schema, call.choices.tenant, abandoned)
+    if not answer.tool_calls:
+        return
     functions: Any = {each["function"]["name"]: each["function"] for each in call.request.tools}  # type: ignore[index]
     for each in answer.tool_calls:
         function = functions.get(each.name)
         if function is not None and function.get("strict") is not False:
             schema = {"type": "object", **(function.get("parameters") or {})}
-            validate(dict(each.arguments), schema, abandoned)
+            validate(dict(each.arguments), schema, call.choices.tenant, abandoned)
 
 
 def _engine_reply(call: Call, prompt: Prompt, reply: Reply, ordering: str) -> EngineReply:

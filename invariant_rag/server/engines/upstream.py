@@ -24,9 +24,9 @@ from invariant_rag.errors import ContextOverflow, InvalidChoice, UnsupportedComb
 from invariant_rag.generation.answers import Answer, AnswerDelta, CallDelta, Usage, parse_deltas, parse_logprobs
 from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.json_schema import check_complete
+from invariant_rag.labels import Labels
 from invariant_rag.orderings import ORDERINGS, resolve_ordering
 from invariant_rag.prompts import Turn
-from invariant_rag.prompts.labels import Labels
 from invariant_rag.segments import Prompt
 from invariant_rag.server.engines.base import Call, Choice, Emit, Engine, EngineReply, JudgeCall, in_threads, wait_for
 from invariant_rag.server.errors import Busy, DeadlineExceeded, UpstreamFailed, UpstreamRefused, about, encode
@@ -95,7 +95,7 @@ class Upstream(Engine):
         self._ordering = _DEFAULT_ORDERING[method] if ordering is None else resolve_ordering(ordering).name
         if method in api_models.STRATEGIES:
             api_models.content_ordering(self._ordering)
-        self._limit = "max_tokens"
+        self._limit, self._key = "max_tokens", key
         headers = {"content-type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
         self._client = httpx.AsyncClient(
             base_url=url.rstrip("/"),
@@ -169,7 +169,7 @@ class Upstream(Engine):
             with _failures():
                 response = await self._client.get("/models", timeout=_CHECK_SECONDS)
             if response.status_code in (401, 403) or response.status_code >= 500:
-                _refuse(response)
+                _refuse(response, self._key)
 
         self._portal.call(check)
 
@@ -234,7 +234,7 @@ class Upstream(Engine):
             async with self._client.stream("POST", path, content=content, headers=headers) as response:
                 if not response.is_success:
                     await response.aread()
-                    _refuse(response)
+                    _refuse(response, self._key)
                 if not body.get("stream"):
                     return _take_all(_parsed(await response.aread()), take)
                 async for line in response.aiter_lines():
@@ -341,7 +341,7 @@ def _choice(call: Call, written: WrittenAnswer, labels: Labels, abandoned: Event
     is_cut = written.finish_reason == "length"
     if asked.schema is not None and call.is_strict and not answer.tool_calls and not is_cut:
         with about("response_format"):
-            validate(check_complete(answer.content), asked.schema, abandoned)
+            validate(check_complete(answer.content), asked.schema, call.choices.tenant, abandoned)
     if asked.logprobs and written.logprobs is None:
         with about("logprobs"):
             raise UnsupportedCombination(
@@ -392,7 +392,7 @@ def _parsed(content: str | bytes) -> Mapping[str, Any]:
     return reply
 
 
-def _refuse(response: httpx.Response) -> NoReturn:
+def _refuse(response: httpx.Response, key: str | None) -> NoReturn:
     """Raise what a response says. Only what is about the request is repeated: other messages may name an account."""
     status = response.status_code
     try:
@@ -401,7 +401,7 @@ def _refuse(response: httpx.Response) -> NoReturn:
         described = {}
     error = described.get("error", described)
     fields: Mapping[str, Any] = error if isinstance(error, Mapping) else {"message": error}
-    message = str(fields.get("message") or "no reason")[:_LONGEST_MESSAGE]
+    message = str(fields.get("message") or "no reason").replace(key or "\0", "[key]")[:_LONGEST_MESSAGE]
     if fields.get("code") == "context_length_exceeded":
         raise ContextOverflow(message)
     if status in _REFUSED:

@@ -1,0 +1,163 @@
+"""Rotations are found by observation, and turn as the model's own do; ALiBi moves in four dimensions, as these turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from invariant_rag.arrangement import Arrangement, Layout
+from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.positions import Alibi, Rotation, candidates, find_slopes, identify
+from invariant_rag.attention.probe import probe
+from invariant_rag.testing.families import tiny_model
+from invariant_rag.testing.rounding import assert_rounded_alike, rounding
+
+# --- rotary embeddings ---
+
+
+class _Frequencies(nn.Module):
+    def __init__(self, *frequencies: float) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", torch.tensor(frequencies))
+
+
+@pytest.fixture(params=[False, True], ids=["half-split", "interleaved"])
+def rotation(request: pytest.FixtureRequest) -> Rotation:
+    return Rotation(_Frequencies(1.0, 0.3, 0.05), "inv_freq", request.param)
+
+
+def test_rotations_add_up_undo_each_other_and_leave_other_dimensions_alone(rotation: Rotation) -> None:
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    turned = rotation.rotate(rotation.rotate(x, 700), -3)
+    assert_rounded_alike(turned, rotation.rotate(x, 697), 3 * 700)  # angles of up to 700 radians, three times
+    assert_rounded_alike(rotation.rotate(turned, -697), x, 3 * 700)
+    assert torch.equal(rotation.rotate(x, 0), x)
+    assert torch.equal(rotation.rotate(x, 9)[..., 6:], x[..., 6:])
+    assert not torch.equal(rotation.rotate(x, 9)[..., :6], x[..., :6])
+
+
+def test_rotating_each_by_its_own_shift_is_rotating_one_by_one_whatever_the_layout(rotation: Rotation) -> None:
+    x, shifts = torch.randn(2, 3, 8), torch.tensor([[5, -2, 0], [40, 1, -40]])
+    together = rotation.rotate_each(x, shifts, 40)
+    for head in range(2):
+        for token in range(3):
+            one = rotation.rotate(x[head, token].double(), int(shifts[head, token])).float()
+            assert_rounded_alike(together[head, token], one)
+    keys = torch.randn(2, 5, 8)
+    turned = rotation.turn(rotation.pair(x), shifts, 40) @ rotation.pair(keys).mT
+    assert_rounded_alike(turned, together @ keys.mT)
+
+
+def test_the_table_of_angles_follows_the_frequencies(rotation: Rotation) -> None:
+    x, shift = torch.randn(1, 8), torch.tensor([3])
+    before = rotation.rotate_each(x, shift, 10)
+    rotation.module.inv_freq = torch.tensor([0.7, 0.2, 0.01])
+    after = rotation.rotate_each(x, shift, 10)
+    assert not torch.equal(before, after)
+    assert_rounded_alike(after, rotation.rotate(x, 3))
+    rotation.module.inv_freq *= 2  # the same tensor, with other numbers
+    assert_rounded_alike(rotation.rotate_each(x, shift, 10), rotation.rotate(x, 3))
+    assert not torch.equal(rotation.rotate_each(x, shift, 10), after)
+
+
+def test_a_layer_without_rotation_leaves_everything_as_it_is() -> None:
+    x, still, shifts = torch.randn(2, 3, 8), Rotation(None), torch.tensor([[1], [2]])
+    for moved in (still.rotate(x, 5), still.rotate_each(x, shifts, 5), still.turn(still.pair(x), shifts, 5)):
+        assert torch.equal(moved, x)
+
+
+def test_what_no_candidate_explains_is_not_explained() -> None:
+    positions, noise = torch.tensor([0, 1, 5]), torch.randn(2, 3, 8)
+    known = [Rotation(None), Rotation(_Frequencies(1.0, 0.3, 0.05), "inv_freq")]
+    assert identify(known, positions, [noise], tolerance=1e-3) is None
+    assert identify(known, positions, [noise[:, :1].expand(2, 3, 8)], tolerance=1e-3) is known[0]
+
+
+def test_two_bases_in_one_model_are_told_apart_and_half_precision_is_probed_alike() -> None:
+    names = [rotation.buffer for rotation in probe(tiny_model("gemma3_text", num_hidden_layers=6))]
+    assert names == ["sliding_attention_inv_freq"] * 5 + ["full_attention_inv_freq"]
+    for dtype in (torch.float32, torch.bfloat16):
+        assert [each.interleaved for each in probe(tiny_model("glm4").to(dtype))] == [True] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_frequencies_of_a_table_of_sines_are_exact_in_half_precision_too(dtype: torch.dtype) -> None:
+    """GPT-J keeps a table `[positions, R]` in each layer. The angles of its last position are nearly exact."""
+    model = tiny_model("gptj", max_position_embeddings=2048).to(dtype)
+    found = [each.frequencies() for each in candidates(model) if each.module is not None]
+    exact = 10000.0 ** -(torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+    assert len(found) == 2, "one for each layout, from the first layer"
+    angles = torch.finfo(dtype).eps + 2047 * torch.finfo(torch.float32).eps  # of the table, and of 2047 radians in it
+    torch.testing.assert_close(found[0], exact, atol=angles / 2047, rtol=0)
+
+
+# --- ALiBi ---
+
+SLOPES = torch.tensor([0.5, 0.125], dtype=torch.float64)
+ALIBI = Alibi(SLOPES)
+
+
+def encoded(given: AttentionCall, *positions: int) -> AttentionCall:
+    """The call for a prompt of one text whose tokens have these positions."""
+    return ALIBI.encoded(given, Arrangement(Layout((len(positions),), ()), (), positions))
+
+
+def call(dtype: torch.dtype = torch.float64, queries: int = 3) -> AttentionCall:
+    """Two heads of queries that share one of keys, of seven tokens; scores are scaled by 0.25."""
+    shapes = (2, queries, 8), (1, 7, 8), (1, 7, 8)
+    return AttentionCall(*(torch.randn(shape).to(dtype) for shape in shapes), rotation=ALIBI, scaling=0.25)
+
+
+def scores(given: AttentionCall) -> torch.Tensor:
+    return given.queries @ given.keys.mT * given.scaling
+
+
+def test_scores_lose_slope_times_distance_also_behind_the_prompt() -> None:
+    plain, positions = call(), torch.tensor([0, 1, 2, 2, 3, 9, 10])
+    expected = scores(plain) - SLOPES[:, None, None] * (positions[-3:, None] - positions)
+    assert_rounded_alike(scores(encoded(plain, *positions.tolist())), expected)
+    wanted = scores(encoded(replace(plain, scratch={}), 0, 1, 2, 2, 9, 10, 11))
+    for known in ((0, 1, 2, 2, 9), (0, 1, 2, 2, 9, 10, 11, 12, 13)):
+        assert_rounded_alike(scores(encoded(replace(plain, scratch={}), *known)), wanted)
+
+
+def test_a_moved_key_is_farther_or_nearer_and_a_moved_query_the_other_way_round() -> None:
+    known = encoded(call(), *range(7))
+    for moved, sign in (
+        (replace(known, keys=ALIBI.rotate(known.keys, 5)), 1),
+        (replace(known, queries=ALIBI.rotate(known.queries, 5)), -1),
+        (replace(known, queries=ALIBI.rotate(known.queries, 8), keys=ALIBI.rotate(known.keys, 8)), 0),
+    ):
+        assert_rounded_alike(scores(moved), scores(known) + sign * 5 * SLOPES[:, None, None])
+    for x in (known.queries, known.keys):
+        moved = ALIBI.rotate(ALIBI.rotate(x, 700), -3)
+        assert_rounded_alike(moved, ALIBI.rotate(x, 697), magnitude=700)
+        assert_rounded_alike(ALIBI.rotate(moved, -697), x, magnitude=700)
+        each = ALIBI.rotate_each(x, torch.tensor([[4], [-2]]), 10)
+        assert_rounded_alike(each[1], ALIBI.rotate(x[-1], -2).float())
+
+
+def test_without_positions_nothing_is_left_of_the_bias() -> None:
+    plain, back = call(queries=7), -torch.arange(7)
+    known = encoded(plain, *range(7))
+    undone = replace(known, queries=ALIBI.rotate_by(known.queries, back), keys=ALIBI.rotate_by(known.keys, back))
+    assert_rounded_alike(scores(undone), scores(plain))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_widened_so_that_every_position_fits(dtype: torch.dtype) -> None:
+    plain = call(dtype)
+    known = encoded(plain, *range(4000, 4007))
+    assert known.keys.dtype == known.values.dtype == torch.float32
+    expected = plain.queries.double() @ plain.keys.double().mT * 0.25
+    expected -= SLOPES[:, None, None] * (torch.arange(4, 7)[:, None] - torch.arange(7))
+    torch.testing.assert_close(scores(known).double(), expected, atol=rounding(scores, known), rtol=0)
+
+
+def test_slopes_are_found_up_to_a_constant_and_only_on_lines() -> None:
+    positions = torch.arange(9)
+    assert_rounded_alike(find_slopes(SLOPES[:, None] * (positions - 4), 1e-3), SLOPES)
+    assert find_slopes(SLOPES[:, None] * positions**2, 1e-3) is None

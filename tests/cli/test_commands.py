@@ -1,0 +1,135 @@
+"""Claims about all commands: their lists, options that they share, the progress bar, and commands of other packages."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from importlib import import_module
+from importlib.metadata import EntryPoint, EntryPoints
+from typing import Any
+
+import pytest
+import typer
+
+from invariant_rag import __version__
+from invariant_rag.cli import app
+from invariant_rag.cli.console import print_table
+from invariant_rag.cli.progress import progress_bar
+from invariant_rag.interventions import INTERVENTIONS
+from invariant_rag.methods import METHODS
+from invariant_rag.orderings import ORDERINGS
+from invariant_rag.testing import families
+from tests.cli.conftest import run
+
+ROOT: Any = typer.main.get_command(app)
+ROTOR = {"invariant": True, "fair": False, "cost": "attention both ways", "stock_decoding": True}
+
+
+def test_without_arguments_two_commands_are_offered_that_exist_and_need_no_documents() -> None:
+    result = run()
+    assert (result.exit_code, __version__ in result.stdout) == (0, True)
+    offline, _, own = result.stdout.partition("Then with your own documents")
+    assert "--docs FOLDER" in own
+    lines = [line.split("   ")[0].split() for line in offline.splitlines() if line.startswith("  invariant-rag ")]
+    assert len(lines) == 2
+    for _, *words in lines:
+        assert words[0] in ROOT.commands
+        assert not {"--docs", "--model"} & {*words}
+    assert run("--version").stdout == f"invariant-rag {__version__}\n"
+    assert "--install-completion" in run("--help").stdout
+
+
+def test_models_prints_the_table_that_the_probe_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "FAMILIES", {name: families.FAMILIES[name] for name in ("llama", "mamba")})
+    found = [(each["family"], each["supported"]) for each in json.loads(run("models", "--json").stdout)]
+    assert found == [("llama", True), ("mamba", False)]
+    assert [line.split()[:2] for line in run("models").stdout.splitlines()[1:3]] == [["llama", "yes"], ["mamba", "no"]]
+
+
+@pytest.mark.parametrize(
+    ("command", "registry"), [("methods", METHODS), ("interventions", INTERVENTIONS), ("orderings", ORDERINGS)]
+)
+def test_the_registries_are_listed(command: str, registry: dict[str, type]) -> None:
+    listed = {each.pop(command.removesuffix("s")): each for each in json.loads(run(command, "--json").stdout)}
+    assert [*listed] == [*registry]
+    assert all(each.get("about", "It is.").endswith(".") for each in listed.values())
+    printed = run(command).stdout
+    assert all(name in printed for name in registry)
+    if command == "methods":
+        assert listed["rotor"] == {**ROTOR, "ordering": "lexical", "paper": "arXiv 2502.08662"}
+        assert all(each["cost"] and each["paper"] for each in listed.values())
+
+
+def test_a_table_is_not_cut_off_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    row = {"name": "x" * 30, "stock_decoding": True, "about": "seven words " * 3 + "incomprehensibilities"}
+    print_table([row], as_json=False)
+    printed = capsys.readouterr().out
+    assert "x" * 30 in printed
+    assert "decoding" in printed
+    about = [line.partition("x" * 30)[2].removeprefix("  yes") or line for line in printed.splitlines()[2:]]
+    assert "incomprehensibilities" in "".join("".join(about).split())
+
+
+def test_a_shared_option_says_the_same_in_every_command() -> None:
+    texts: dict[str, list[str]] = defaultdict(list)
+    for command in ROOT.commands.values():
+        for option in command.params:
+            for flag in option.opts:
+                texts[flag].append(getattr(option, "help", None) or "")
+    for flag in ("--model", "--ordering", "--dtype", "--device-map", "--overflow", "--strict", "--json"):
+        assert len(texts[flag]) > len(set(texts[flag])) == 1, flag
+
+
+@pytest.mark.parametrize("total", [3, None])
+def test_the_bar_is_on_stderr_and_counts_what_was_done_before(
+    total: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with progress_bar("Counting sheep", total, completed=1) as advance:
+        advance()
+        advance()
+    printed = capsys.readouterr()
+    assert (printed.out, "Counting sheep" in printed.err, "3/3" in printed.err) == ("", True, total is not None)
+
+
+greeter = typer.Typer(add_completion=False)
+
+
+@greeter.command()
+def greet(name: str) -> None:
+    """Say hello."""
+    typer.echo(f"hello {name}")
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+    """Pretend that packages with these commands are installed, and no others."""
+    found = EntryPoints(EntryPoint(name, value, "invariant_rag.commands") for name, value in values.items())
+    monkeypatch.setattr(import_module("invariant_rag.cli.app"), "entry_points", found.select)
+
+
+@pytest.mark.parametrize("arguments", [["bench"], ["bench", "xquad", "--help"], ["reproduce", "t", "--model", "m"]])
+def test_a_command_that_is_not_installed_says_how_to_install_it(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(monkeypatch)
+    result, missing = run(*arguments), f"error: {arguments[0]} is a command of a package that is not installed"
+    assert (result.exit_code, result.stderr.splitlines()) == (2, [missing, "In a clone: pip install ./benchmarks"])
+    assert "Not installed: pip install ./benchmarks" in run("--help").stdout
+
+
+def test_a_command_of_a_package_is_listed_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, greet=f"{__name__}:greeter", ask=f"{__name__}:greeter")
+    monkeypatch.setattr(EntryPoint, "load", lambda entry: greeter)
+    assert "Say hello." in run("--help").stdout
+    assert run("greet", "Ann").stdout == "hello Ann\n"
+    assert "from documents" in run("ask", "--help").stdout, "the core's own commands stay"
+
+
+@pytest.mark.parametrize("value", ["no_such_package:app", "json:nothing", "json:dumps"])
+def test_a_broken_command_is_one_line_and_breaks_no_other(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, broken=value)
+    result = run("broken")
+    assert (result.exit_code, result.stderr.count("error: "), value in result.stderr) == (2, 1, True)
+    assert run("methods").exit_code == 0
