@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from concurrent.futures import CancelledError
 from dataclasses import replace
@@ -115,9 +114,8 @@ def test_a_stop_string_ends_text_and_neither_calls_nor_objects() -> None:
 @pytest.mark.parametrize("name", ["a forced call", "an object or calls"])
 def test_a_stop_string_in_a_call_or_an_object_that_ran_out_of_tokens_leaves_length(name: str) -> None:
     lm, request = lm_of("hermes"), replace(REQUESTS[name], stop=('"', "{"))
-    whole = Answering(lm, request).reply().first
-    assert whole.tool_calls or SCHEMA["required"] == [*json.loads(whole.content)]
-    for limit in (8, 20, 30, len(whole.generation.token_ids) - 1):
+    length = len(Answering(lm, request).reply().first.generation.token_ids)
+    for limit in (length // 2, length - 1):
         cut = Answering(lm, replace(request, max_new_tokens=limit)).reply().first
         assert (cut.finish_reason, cut.generation.finish_reason) == ("length", "length")
     writing = {"logits_processor": [Writing(lm, "Well. At noon.")]}
