@@ -224,7 +224,11 @@ def test_paths_without_documents_are_named(tmp_path):
 
 
 HEADINGS = {
-    "# A": "A", "## A ##": "A", "### C#": "C#", "# A #B": "A #B", "###### six": "six",
+    "# A": "A",
+    "## A ##": "A",
+    "### C#": "C#",
+    "# A #B": "A #B",
+    "###### six": "six",
     **dict.fromkeys(("####### seven", "#tag", "## ##")),
 }
 
