@@ -40,7 +40,8 @@ SLOTS = 5
 """Parts of the prompt, from the first to the last place, of which accuracy is measured."""
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True)
+class Call:
     """One call about a question: `draw` is a column of the screen, or which draw of a remedy (`arm`, else `today`)."""
 
     question: Question

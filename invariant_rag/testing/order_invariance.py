@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import ceil, log
 from typing import Any
 
@@ -102,7 +103,7 @@ def assert_order_invariant(
     ]
     flipping = {today.index for today, *_ in pairs}
     for number in range(rounds(len(asked))):
-        again = outcomes([call._replace(spaces=number + 1) for pair in pairs for call in pair[:2]])
+        again = outcomes([replace(call, spaces=number + 1) for pair in pairs for call in pair[:2]])
         came = zip(pairs, again[::2], again[1::2], strict=True)
         pairs = [pair for pair, one, other in came if (one[0], other[0]) == (pair[2][0], pair[3][0])]
     confirmed = {pair[0].index: pair for pair in pairs}
