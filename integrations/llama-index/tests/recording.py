@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from invariant_rag.errors import OrderWarning
-from llama_index.core.base.llms.types import ChatMessage, CompletionResponse, MessageRole, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole, ToolCallBlock
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.llms.callbacks import llm_completion_callback
 from llama_index.core.llms.mock import MockFunctionCallingLLM
@@ -62,6 +62,6 @@ async def consumed(asked: Any) -> tuple[str, Any]:
     elif inspect.isgenerator(pieces):
         found = list(pieces)
     else:
-        return str(response.message.content if hasattr(response, "message") else response), response
+        return str(response.message.content if isinstance(response, ChatResponse) else response), response
     text = "".join(each if isinstance(each, str) else each.delta or "" for each in found)
     return text, response if is_stream else found[-1]

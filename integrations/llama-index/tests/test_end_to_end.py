@@ -151,9 +151,10 @@ def test_importing_brings_no_other_framework_and_no_optional_package() -> None:
         "from llama_index.core.prompts import PromptTemplate\n"
         "from invariant_rag.errors import ExtraRequired\n"
         "from pydantic import create_model\n"
-        "print(len(InvariantLLM(max_tokens=1).complete('Hello').raw))\n"
+        "llm = InvariantLLM(max_tokens=1)\n"
+        "print(len(llm.complete('Hello').raw))\n"
         "try:\n"
-        "    InvariantLLM(max_tokens=1).structured_predict(create_model('A', a=int), PromptTemplate('x'))\n"
+        "    llm.structured_predict(create_model('A', a=int), PromptTemplate('x'))\n"
         "except ExtraRequired as error:\n"
         "    print(error)\n"
     )

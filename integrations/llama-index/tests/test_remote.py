@@ -106,6 +106,8 @@ def test_tools_and_objects_are_decoded_on_the_server(remote: InvariantLLM) -> No
 
 def test_what_a_server_cannot_do_is_refused(base_url: str, remote: InvariantLLM, embedded: InvariantModel) -> None:
     assert remote.metadata.context_window == 4096
+    chosen = InvariantLLM(base_url=base_url, method="pine", max_tokens=1)
+    assert [each.chat(asked(FLAGS), max_tokens=1).raw["method"] for each in (remote, chosen)] == ["rotor", "pine"]
     with pytest.raises(ContextOverflow):
         remote.complete("word " * 5000)
     with pytest.raises(UnsupportedCombination, match="num_beams"):

@@ -154,7 +154,7 @@ async def test_a_conversation_ignores_the_order_of_the_nodes_and_tells_what_was_
     llm: InvariantLLM, way: str
 ) -> None:
     found = []
-    for order, marks in [*((order, {}) for order in ORDERS), (ORDERS[1], MARKED)]:
+    for order, marks in [*((order, {}) for order in ORDERS[:: 1 if way == "chat" else 2]), (ORDERS[1], MARKED)]:
         options = {"llm": llm, "system_prompt": "Be brief.", **marks}
         engine = InvariantChatEngine.from_defaults(ListRetriever(nodes_of(order)), **options)
         first, second = await said(engine, way, QUERY), await said(engine, way, "And then?")

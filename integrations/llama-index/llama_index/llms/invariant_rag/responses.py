@@ -155,9 +155,6 @@ def _tool_fields(message: ChatMessage) -> dict[str, Any]:
     return {"tool_calls": calls} if calls else {}
 
 
-# --- calls ---
-
-
 class AnswerFailed(InvariantRAGError, RuntimeError):
     """A call failed with a `ValueError` or `TypeError`, the `__cause__`: LlamaIndex would answer "Empty Response"."""
 
