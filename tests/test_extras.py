@@ -26,7 +26,7 @@ from invariant_rag.api_models import canonical_order, content_ordering
 from invariant_rag.cli import app
 from invariant_rag.cli.ask import EXAMPLE_DOCUMENTS
 from invariant_rag.errors import ExtraRequired
-from invariant_rag.generation import constrain
+from invariant_rag.generation.structured import constrain
 from invariant_rag.interventions.search import search_dimension
 from invariant_rag.models.embedders import load_embedder
 from invariant_rag.orderings import CrossEncoder

@@ -35,7 +35,8 @@ from invariant_rag import (
 from invariant_rag.audit import Question, check_order
 from invariant_rag.ensembles import blank_segments
 from invariant_rag.errors import InvalidOption, InvalidTool, InvariantRAGError
-from invariant_rag.generation import LazyModel, constrain, generate_structured
+from invariant_rag.generation.lazy import LazyModel
+from invariant_rag.generation.structured import constrain, generate_structured
 from invariant_rag.generation.tools import ToolCalling
 from invariant_rag.interventions import HiddenScaling, MsPoE, resolve_intervention
 from invariant_rag.interventions.search import search_dimension

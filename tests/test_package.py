@@ -22,7 +22,7 @@ def test_importing_the_package_and_reading_documents_loads_no_heavy_library():
     assert not HEAVY & set(loaded)
 
 
-@pytest.mark.parametrize("package", ["", ".audit", ".generation", ".models", ".rag"])
+@pytest.mark.parametrize("package", ["", ".audit", ".models", ".rag"])
 def test_every_public_name_of_a_package_exists(package):
     module = import_module(f"invariant_rag{package}")
     assert module.__all__

@@ -184,8 +184,7 @@ def fit_segments(
 
     Args:
         ranked: For each set, the lengths of its segments in rank order (rank 0 first).
-        overflow: `error` raises. `drop_last` drops segments that do not fit even alone, then the segments of the lowest
-            rank until the prompt fits. `trim_segments` truncates the longest segments, all to the same length.
+        overflow: As for `Choices`.
         window: Maximum number of positions of prompt and answer together. None: no limit.
         max_segment_tokens: Maximum number of tokens of one segment. None: no limit.
         text_tokens: Number of tokens of the texts.
