@@ -139,6 +139,8 @@ def test_a_system_that_only_rewords_is_judged_by_meaning() -> None:
     found = audit(rewording, asked, judge=judge, remedies=())
     assert found.screen.outcome == "order does not matter"
     assert "contradicted itself on 0 of" in dict(found.advice)["To know"]
+    divided = audit(first, asked[:8], judge=lambda prompt: "yes" if "First answer: Nu" in prompt else "no", remedies=())
+    assert divided.judge.divided > 0
     grader = Grader([Question("Who?", ())], judge=lambda prompt: "yes" if "First answer: Ann" in prompt else "no")
     assert grader.classes(Question("Who?", ()), ["Ann", "Bo"]) == [3, 4]  # divided by their order, they differ
 
@@ -153,21 +155,13 @@ def test_embeddings_tell_other_words_from_other_answers() -> None:
     assert grader.classes(asked, ["Yes.", "No."]) != grader.classes(asked, ["Yes.", "Yes!"])
 
 
-def test_a_judge_that_is_often_wrong_is_refused_and_one_that_flips_is_told() -> None:
-    with pytest.raises(AuditFailed, match="wrong on 50% of the verdicts"):
-        audit(first, records(20), judge=lambda prompt: "yes")
-    asked = [{name: each[name] for name in ("question", "segments")} for each in records(20)]
-    found = audit(first, asked, judge=lambda prompt: "yes" if "First answer: Nu" in prompt else "no", remedies=())
-    assert found.judge.divided > 0
-
-
-def test_errors_are_an_outcome(tmp_path: Path) -> None:
+def test_errors_and_exits_are_an_outcome(tmp_path: Path) -> None:
     def failing(question: str, segments: Sequence[Segment]) -> str:
         if "right" in segments[0].text:
             raise RuntimeError("no such page")
         return symmetric(question, segments)
 
-    found = audit(failing, records(60), retries=0, out=tmp_path / "out", remedies=())
+    found = audit(failing, records(20), retries=0, out=tmp_path / "out", remedies=())
     assert found.order_matters
     assert 0.1 < found.measures["errors"].value < 0.4
     assert "RuntimeError: no such page" in dict(found.advice)["To know"]
@@ -175,13 +169,10 @@ def test_errors_are_an_outcome(tmp_path: Path) -> None:
     stored = (tmp_path / "out" / "answers.jsonl").read_text().splitlines()
     assert len(stored) == sum(answer.text is not None for each in found.asked for answer in each.answers)
 
-
-def test_a_system_that_exits_fails_that_call_and_no_other() -> None:
     def exits(question: str, segments: Sequence[Segment]) -> str:
         return sys.exit(3) if "right" in segments[0].text else "x"
 
     async def exits_later(question: str, segments: Sequence[Segment]) -> str:
-        await asyncio.sleep(0)
         return exits(question, segments)
 
     for system in (exits, exits_later):
@@ -221,49 +212,39 @@ def test_an_edited_system_never_gets_answers_of_the_old_one(tmp_path: Path) -> N
         assert "resume" in refused.value.hint or "new folder" in refused.value.hint
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"remedies": ["srot"]}, UnknownName, "did you mean 'sort'"),
-        ({"remedies": ["rotor"]}, UnsupportedCombination, "not one of ours"),
-        ({"metric": "best"}, InvalidChoice, "metric: expected a function"),
-        ({"margin": 0}, InvalidChoice, "margin"),
-        ({"workers": 0}, InvalidChoice, "workers"),
-        ({"max_new_tokens": 4}, InvalidChoice, "audit takes no 'max_new_tokens'"),
-        ({"out": "a", "resume": "b"}, InvalidChoice, "resume"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_asked(
-    changes: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        audit(first, records(2), **changes)
+def refused(error: type[Exception], message: str, options: Any = None, **changes: Any) -> Any:
+    return pytest.param(changes, options or {}, error, message, id=message)
 
 
 @pytest.mark.parametrize(
     ("changes", "options", "error", "message"),
     [
-        ({"question": " "}, {}, InvalidQuestion, "with question as text, got question"),
-        ({"segments": ["a"]}, {}, InvalidQuestion, "there is no order"),
-        ({"segments": ["a", None]}, {}, InvalidQuestion, "got NoneType"),
-        ({}, {"metric": lambda answer, golds: 7}, InvalidChoice, "a number from 0 to 1, got 7"),
-        ({}, {"metric": lambda answer, golds: 1 / 0}, ZeroDivisionError, "by zero"),
-        ({}, {"judge": 3}, InvalidChoice, "judge: expected a model"),
-        ({}, {"judge": lambda prompt: None}, AuditFailed, "replied with NoneType"),
-        ({"segments": []}, {"retriever": lambda question: []}, InvalidQuestion, "there is no order"),
+        refused(UnknownName, "did you mean 'sort'", {"remedies": ["srot"]}),
+        refused(UnsupportedCombination, "not one of ours", {"remedies": ["rotor"]}),
+        refused(InvalidChoice, "metric: expected a function", {"metric": "best"}),
+        refused(InvalidChoice, "margin", {"margin": 0}),
+        refused(InvalidChoice, "workers", {"workers": 0}),
+        refused(InvalidChoice, "audit takes no 'max_new_tokens'", {"max_new_tokens": 4}),
+        refused(InvalidChoice, "resume", {"out": "a", "resume": "b"}),
+        refused(InvalidQuestion, "with question as text, got question", question=" "),
+        refused(InvalidQuestion, "there is no order", segments=["a"]),
+        refused(InvalidQuestion, "got NoneType", segments=["a", None]),
+        refused(InvalidQuestion, "there is no order", {"retriever": lambda question: []}, segments=[]),
+        refused(InvalidChoice, "a number from 0 to 1, got 7", {"metric": lambda answer, golds: 7}),
+        refused(ZeroDivisionError, "by zero", {"metric": lambda answer, golds: 1 / 0}),
+        refused(InvalidChoice, "judge: expected a model", {"judge": 3}),
+        refused(AuditFailed, "replied with NoneType", {"judge": lambda prompt: None}),
+        refused(AuditFailed, "wrong on 50% of the verdicts", {"judge": lambda prompt: "yes"}),
     ],
 )
-def test_what_is_wrong_with_questions_and_graders_is_said_before_a_call_is_spent(
+def test_what_cannot_be_is_refused_before_a_call_is_spent(
     changes: dict[str, Any], options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     calls = list[str]()
-
-    def counting(question: str, segments: Sequence[Segment]) -> str:
-        calls.append(question)
-        return first(question, segments)
-
     with pytest.raises(error, match=message):
-        audit(counting, [{**each, **changes} for each in records(2)], **options)
+        audit(
+            lambda question, segments: calls.append(question), [{**each, **changes} for each in records(2)], **options
+        )
     assert not calls
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from invariant_rag.audit.screen import ALONE, FALSE_ALARMS, REPEATED, Screen, looks, screen, spent, upper_bound
-from invariant_rag.audit.statistics import mean_difference
-from tests.audit.worlds import BLIND, DEPENDS, World, at_net, draw
+from invariant_rag.audit.statistics import mean_difference, mean_interval
+from tests.audit.worlds import BLIND, DEPENDS, RIGHT, World, at_net, draw, expected
 
 AUDITS = 40
 
@@ -70,6 +70,23 @@ def test_ten_points_at_200_questions_are_found(world: World) -> None:
     found = [run(sensitive, 200, source)[0].outcome for _ in range(AUDITS // 2)]
     assert found.count("order matters") >= 0.82 * len(found)  # 90% and more in calibrate-audit, with 200 audits
     assert "order does not matter" not in found
+
+
+@pytest.mark.parametrize("world", [BLIND[5], DEPENDS[0]], ids=lambda world: world.name)
+def test_intervals_hold_the_truth(world: World) -> None:
+    source, truth = np.random.default_rng(5), expected(world, 100_000)
+    missed = {"net": 0, "today": 0, "gain": 0}
+    for _ in range(2 * AUDITS):
+        drawn = draw(world, 100, source)
+        today, remedy = ((each == RIGHT).mean(axis=1) for each in (drawn.classes[:, [0, 2]], drawn.remedy))
+        net = screen(drawn.classes, [world.two] * 100, 0.05, 100).net
+        for name, estimate in {
+            "net": net,
+            "today": mean_interval(today),
+            "gain": mean_difference(remedy, today),
+        }.items():
+            missed[name] += not estimate.low <= truth[name] <= estimate.high
+    assert max(missed.values()) <= 0.11 * 2 * AUDITS, missed
 
 
 def test_the_bound_that_clears_is_exact_where_nothing_differs_and_not_below_the_normal_one() -> None:
