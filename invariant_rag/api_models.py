@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 from invariant_rag.checks import check_number
 from invariant_rag.errors import InvalidSegment, UnsupportedCombination
+from invariant_rag.labels import Labels, labels_of
 from invariant_rag.orderings import Candidate, Ordering, resolve_ordering
 from invariant_rag.prompts import Turn, recognize
-from invariant_rag.prompts.labels import Labels, labels_of
 from invariant_rag.prompts.turns import merge_texts
 from invariant_rag.segments import Segment, SegmentSet, document_rendering, plain_rendering, verdict
 
@@ -34,17 +34,11 @@ STRATEGIES = frozenset({"canonical", "vote"})
 
 @dataclass(frozen=True)
 class PlainRequest:
-    """A conversation as plain text, for a model that knows no segments.
+    """A conversation as plain text, for a model that knows no segments."""
 
-    Attributes:
-        turns: The turns, in which strings and other parts are left.
-        sets: The sets that were written, each in the order in which its segments are listed.
-        labels: Label of a document in the request -> index of its segment among those of all sets, as given.
-    """
-
-    turns: tuple[Turn, ...]
-    sets: tuple[SegmentSet, ...]
-    labels: Labels
+    turns: tuple[Turn, ...]  # in which strings and other parts are left
+    sets: tuple[SegmentSet, ...]  # that were written, each in the order in which its segments are listed
+    labels: Labels  # of documents in the request -> index of the segment among those of all sets, as given
 
     @property
     def text(self) -> str:
@@ -66,17 +60,11 @@ class PlainRequest:
 
 @dataclass(frozen=True)
 class PlainRequests:
-    """Writes conversations with sets of segments as plain text, so that the order of the segments does not show.
+    """Writes conversations with sets of segments as plain text, so that the order of the segments does not show."""
 
-    Attributes:
-        ordering: The content ordering of every set: a name or an instance. Rank 0 stands last, nearest to what follows.
-        votes: How many requests to write, each in another order; the first is the canonical one. None: that alone.
-        seed: Seed of the other orders.
-    """
-
-    ordering: str | Ordering = "lexical"
-    votes: int | None = None
-    seed: int = 0
+    ordering: str | Ordering = "lexical"  # by content, of every set; rank 0 stands last, nearest to what follows
+    votes: int | None = None  # how many requests to write, each in another order; None: the canonical one alone
+    seed: int = 0  # of the other orders
 
     def __post_init__(self) -> None:
         content_ordering(self.ordering)
@@ -87,14 +75,9 @@ class PlainRequests:
     def of_turns(self, turns: Sequence[Turn], query: str | None = None) -> list[PlainRequest]:
         """Return requests: the turns with every segment as plain text, once per order.
 
-        Law: listing the segments of a set in another order gives the same requests, but for their `labels`.
-
-        Args:
-            turns: The conversation; segments outside of sets form sets as `invariant_rag.prompts.recognize` has it.
-            query: What relevance orderings compare segments with. None: the text of the last `user` turn.
-
-        Returns:
-            `votes` requests, or fewer where the sets have no more orders, each with a turn for each of `turns`.
+        Law: listing the segments of a set in another order gives the same requests, but for their `labels`. There are
+        fewer than `votes` where the sets have no more orders. `query` is what relevance orderings compare segments
+        with: by default the text of the last `user` turn.
         """
         turns = recognize(turns).turns
         sets = [part for turn in turns for part in turn.parts if isinstance(part, SegmentSet)]
@@ -145,10 +128,7 @@ def canonical_order(segments: SegmentSet, ordering: Ordering, query: str = "") -
     """Return the indices of segments in the order of an ordering, rank 0 last: nearest to what follows.
 
     Law: listing the segments in another order gives the same sequence of contents. There is no tokenizer: the bytes of
-    a text stand for its token ids. A segment of token ids is an `InvalidSegment`.
-
-    >>> canonical_order(SegmentSet(["a", "b"]), content_ordering("lexical"))
-    [1, 0]
+    a text stand for its token ids.
     """
     rendering = document_rendering if segments.slots is None else plain_rendering
     candidates = [_candidate(segment, rendering(segment)) for segment in segments]

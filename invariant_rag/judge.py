@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any, Literal, TypeAlias, get_args
 
-from invariant_rag.checks import check_flag, check_items, check_name, check_text
+from invariant_rag.checks import check_flag, check_items, check_kind, check_name, check_text
 from invariant_rag.errors import (
     ContextOverflow,
     InvalidChoice,
@@ -52,11 +52,7 @@ class Verdict:
         return self.best[0] if len(self.best) == 1 else None
 
     def describe(self, names: Sequence[str]) -> str:
-        """Write the probabilities in full precision and, if there is one, the explanation; names are of the options.
-
-        >>> Verdict((0.25, 0.75), (1, 0), (1,), ("B", "A"), "A is shorter.").describe(["first", "second"])
-        'Probability of being the best: first 0.25, second 0.75. With first as B, second as A: A is shorter.'
-        """
+        """Write the probabilities in full precision and, if there is one, the explanation; names are of the options."""
         names = check_items("names", names, str)
         if len(names) != len(self.probabilities):
             raise InvalidChoice(f"names: expected one for each of {len(self.probabilities)} options, got {len(names)}")
@@ -79,15 +75,11 @@ class Judge:
         criteria: What makes an answer good, for `compare` and `rank`: a text such as `"brevity"`, or a mapping of names
             to descriptions, such as `{"brevity": "Is it short?"}`, in any order.
         by: What is scored: `letters` or `texts`; see the module.
-
-    Raises:
-        TokenizerRequired: The model has no tokenizer.
     """
 
     def __init__(self, lm: InvariantModel, *, criteria: Criteria = DEFAULT_CRITERIA, by: By = "letters") -> None:
         check_judge_options(criteria, by)
-        if not isinstance(lm, InvariantModel):
-            raise InvalidChoice(f"lm: expected an InvariantModel, got {type(lm).__name__}")
+        check_kind("lm", lm, InvariantModel)
         if lm.tokenizer is None:
             raise TokenizerRequired("expected a model with a tokenizer: the prompt of a judge is text")
         self.lm = lm.with_method(overflow="error")
@@ -107,17 +99,8 @@ class Judge:
     ) -> Verdict:
         """Compare two answers: `winner` is 0 for `a`, 1 for `b`, None for a tie. Equal answers tie.
 
-        Args:
-            question: The question that they answer; None if there is none.
-            a: The first answer.
-            b: The second answer.
-            reference: A right answer, for the judge to compare with.
-            explain: Whether to generate an explanation too, which takes a second pass.
-            **kwargs: Keywords of `InvariantModel.generate`, for the explanation.
-
-        Raises:
-            InvalidPrompt: An answer is no text, or it is empty and judged by its text.
-            ContextOverflow: The answers do not fit into the context window.
+        `reference` is a right answer, for the judge to compare with. With `explain`, a second pass generates an
+        explanation, for which `kwargs` are keywords of `InvariantModel.generate`.
         """
         return self.rank(question, [a, b], reference=reference, explain=explain, **kwargs)
 
@@ -150,12 +133,7 @@ class Judge:
         Options have no order: one that refers to a position, such as "none of the above", refers to nothing.
         """
         check_text("question", question, error=InvalidPrompt)
-        task = _Task(
-            context=f"Question: {question}\n\n",
-            instruction="Which option answers the question?",
-            rendering=option_rendering,
-            query=question,
-        )
+        task = _Task(f"Question: {question}\n\n", "Which option answers the question?", option_rendering, question)
         return self._judge(task, options, explain, kwargs)
 
     def _judge(self, task: _Task, options: Sequence[str], explain: bool, generation: dict[str, Any]) -> Verdict:
@@ -262,14 +240,10 @@ def _descriptions(criteria: Criteria) -> str | None:
 
 
 def response_rendering(segment: Segment) -> str:
-    """Render a response with its label."""
-    return f"Response{_label(segment)}: {segment.text}\n"
+    """Render a response with its label, which is its title."""
+    return f"Response {segment.title}: {segment.text}\n" if segment.title else f"Response: {segment.text}\n"
 
 
 def option_rendering(segment: Segment) -> str:
-    """Render an option with its label."""
-    return f"Option{_label(segment)}: {segment.text}\n"
-
-
-def _label(segment: Segment) -> str:
-    return f" {segment.title}" if segment.title else ""
+    """Render an option with its label, which is its title."""
+    return f"Option {segment.title}: {segment.text}\n" if segment.title else f"Option: {segment.text}\n"

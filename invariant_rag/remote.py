@@ -33,20 +33,12 @@ if TYPE_CHECKING:
 _PLAIN = str | int | float | bool | None
 _TRY_AGAIN = (429, 502, 503)
 _LONGEST_PAUSE = 30.0
-_TYPED = {
-    re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind
-    for kind in (
-        errors.IncompleteObject,
-        errors.InvalidChoice,
-        errors.InvalidObject,
-        errors.InvalidOption,
-        errors.InvalidPrompt,
-        errors.InvalidSchema,
-        errors.InvalidSegment,
-        errors.InvalidTool,
-        errors.UnsupportedCombination,
-        errors.UnsupportedModel,
-    )
+_NAMES = (
+    "IncompleteObject InvalidChoice InvalidObject InvalidOption InvalidPrompt InvalidSchema InvalidSegment InvalidTool"
+)
+_TYPED: dict[str, type[errors.InvariantRAGError]] = {
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower(): getattr(errors, name)
+    for name in (*_NAMES.split(), "UnsupportedCombination", "UnsupportedModel")
 } | {"context_length_exceeded": errors.ContextOverflow}
 """Errors of the server that are raised here as what they are there, by their code."""
 
@@ -79,12 +71,8 @@ class RemoteModel:
 
         if not re.match(r"https?://", check_text("base_url", base_url)):
             raise InvalidChoice(f"base_url: expected an address with http:// or https://, got {base_url!r}")
-        self._settings: dict[str, Any] = {
-            "model": model,
-            "api_key": api_key,
-            "timeout": timeout,
-            "max_retries": max_retries,
-        }
+        given = {"model": model, "api_key": api_key, "timeout": timeout, "max_retries": max_retries}
+        self._settings: dict[str, Any] = given
         self.model = model
         self.max_retries = check_number("max_retries", max_retries, 0)
         headers = {} if api_key is None else {"Authorization": f"Bearer {check_text('api_key', api_key)}"}
@@ -96,11 +84,10 @@ class RemoteModel:
         return partial(RemoteModel, **self._settings), (str(self._client.base_url).rstrip("/"),)
 
     def reply(self, request: AnswerRequest, *, choices: Mapping[str, Any] = MappingProxyType({})) -> Reply:
-        """Answer a request as `generation.answering` does for a model of this process; errors are those of `chat`.
+        """Answer a request as `generation.answering` does for a model of this process.
 
-        Args:
-            request: The request. Options that a server does not take are an `UnsupportedCombination`.
-            choices: Method, ordering and overflow to ask for.
+        `choices` are method, ordering and overflow to ask for. Options that a server does not take are an
+        `UnsupportedCombination`.
         """
         fields = request_fields(request, choices)
         if request.messages is not None:
@@ -120,12 +107,8 @@ class RemoteModel:
     def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
         """Answer a conversation; return a `chat.completion` of OpenAI's, with `invariant` and citations.
 
-        Args:
-            messages: As for `InvariantModel.chat_prompt`: contents are texts, `Segment`s and `SegmentSet`s.
-            **fields: Other fields of the request: `max_tokens`, `tools`, `invariant`... None: left away.
-
-        Raises:
-            RemoteError: The server cannot be reached, or refuses the request. Else as in a model of this process.
+        Messages are those of `InvariantModel.chat_prompt`; other fields of the request that are None are left away.
+        A server that cannot be reached, or refuses the request, is a `RemoteError`; else errors are as in this process.
         """
         return self._post("/chat/completions", {"messages": chat_messages(messages), **fields})
 

@@ -3,10 +3,8 @@
 The router returns the invariant answer only if that model is more confident than the plain one by a margin. It costs
 two generations. With `plain_order="given"`, as published, the answer may change with the order of the segments.
 
-Confidences are those of the published code, which its margin of 0.2 was chosen for: the largest probability in a
-softmax over the candidates alone, and for a text the mean of its token probabilities. But a candidate of several tokens
-is scored whole, not by its first token, and a token counts with its probability under the model, not with the largest
-one after logits processors.
+Confidences are those of the published code, which its margin of 0.2 was chosen for. But a candidate of several tokens
+is scored whole, and a token counts with its probability under the model, not with the largest one after processors.
 """
 
 from __future__ import annotations
@@ -44,9 +42,6 @@ def route(plain_confidence: float, invariant_confidence: float, alpha: float = A
     """Choose a branch: the plain one if `plain_confidence + alpha > invariant_confidence`, else the invariant one.
 
     On a tie the invariant answer is taken, as in the paper (section 3.3) and in the published `run.py`.
-
-    >>> route(0.5, 0.8), route(0.5, 0.625, alpha=0.125), route(0.9, 0.95)
-    ('invariant', 'invariant', 'plain')
     """
     plain = check_real("plain_confidence", plain_confidence)
     invariant = check_real("invariant_confidence", invariant_confidence)
@@ -54,21 +49,13 @@ def route(plain_confidence: float, invariant_confidence: float, alpha: float = A
 
 
 def text_confidence(logprobs: Sequence[float]) -> float:
-    """Return the mean of the token probabilities of a text, its end token included; 0 for no tokens.
-
-    >>> text_confidence([math.log(0.5), math.log(0.125)])
-    0.3125
-    """
+    """Return the mean of the token probabilities of a text, its end token included; 0 for no tokens."""
     listed = check_items("logprobs", logprobs, Real)
     return math.fsum(map(math.exp, listed)) / len(listed) if listed else 0.0
 
 
 def candidate_confidence(logprobs: Sequence[float]) -> float:
-    """Return the largest probability in a softmax over the candidates alone, given the log-probability of each.
-
-    >>> round(candidate_confidence([math.log(0.002), math.log(0.006)]), 4)
-    0.75
-    """
+    """Return the largest probability in a softmax over the candidates alone, given the log-probability of each."""
     listed = check_items("logprobs", logprobs, Real)
     if not listed:
         raise InvalidChoice("logprobs: expected at least one number, got none")
@@ -216,14 +203,8 @@ class RoutedModel(InvariantModel):
     def generate(self, prompt: Prompt | Sequence[Prompt], **kwargs: Any) -> Generation | list[Generation]:
         """Generate with both branches, and return one answer for one prompt, and a list for several.
 
-        Args:
-            prompt: One prompt, or several.
-            **kwargs: As for `InvariantModel.generate`. A streamer receives the tokens after both branches have
-                finished. With `num_return_sequences`, the i-th sequences of both branches are compared.
-
-        Raises:
-            UnsupportedCombination: A streamer with several answers, or a logits processor or stopping criterion that
-                cannot be copied.
+        Keywords are those of `InvariantModel.generate`. A streamer receives the tokens after both branches have
+        finished. With `num_return_sequences`, the i-th sequences of both branches are compared.
         """
         check_options(kwargs, self.model)
         streamer = kwargs.pop("streamer", None)

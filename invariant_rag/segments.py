@@ -47,11 +47,7 @@ _written = json.JSONEncoder(default=str).encode
 
 
 def canonical_json(value: Any) -> str:
-    """Serialize a value so that the iteration order of its mappings and sets does not matter.
-
-    >>> canonical_json({"page": 3, "tags": {"b", "a"}})
-    '{"page": 3, "tags": {"a", "b"}}'
-    """
+    """Serialize a value so that the iteration order of its mappings and sets does not matter."""
     if isinstance(value, Mapping):
         if _SCALARS.issuperset(map(type, value.values())) and {str}.issuperset(map(type, value)):
             return _written(dict(sorted(value.items())))
@@ -230,15 +226,9 @@ class SegmentSet(Sequence[Segment]):
 def verdict(sizes: Iterable[int], *, sorts: bool = True, recognized: bool = True) -> bool | None:
     """Return whether the order in which documents were listed cannot change what a model gets; None: no documents.
 
-    Several sets of one segment each may be one set that was not understood: they keep the order given.
-
-    >>> verdict([3]), verdict([1, 3]), verdict([1, 1, 2]), verdict([])
-    (True, True, False, None)
-
-    Args:
-        sizes: Number of segments of each set.
-        sorts: Whether the segments of a set are put in an order by content.
-        recognized: Whether every document is known to be in a set.
+    Several sets of one segment each may be one set that was not understood: they keep the order given. `sizes` are
+    those of the sets; `sorts` says whether their segments are put in an order by content, and `recognized` whether
+    every document is known to be in a set.
     """
     listed = list(filter(None, sizes))
     if not listed and recognized:

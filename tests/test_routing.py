@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerFast, StoppingCriteria
 
-from invariant_rag import RAG, InvariantModel, Prompt, RoutedModel, SegmentSet
+from invariant_rag import RAG, InvariantModel, Prompt, RoutedModel, Segment
 from invariant_rag.audit.order_check import check_order
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
+from invariant_rag.rag import BM25Retriever
 from invariant_rag.routing import (
     ALPHAS,
     RoutedGeneration,
@@ -32,13 +33,6 @@ from invariant_rag.testing.rounding import assert_rounded_alike
 
 PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
 CANDIDATES = [[40], [41, 42], [43]]
-probability = st.floats(0, 1)
-
-
-def stored_scores() -> list[tuple[list[float], list[float]]]:
-    """Log-probabilities of ` A` to ` D` under the plain and the invariant model, for some questions of MMLU."""
-    stored = json.loads(Path(__file__).with_name("mmlu_scores.json").read_text())
-    return [(each["plain"], each["invariant"]) for each in stored]
 
 
 @pytest.fixture
@@ -51,9 +45,6 @@ def chat(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Inv
     return InvariantModel(chat_llama, tokenizer)
 
 
-# --- the rule -------------------------------------------------------------------------------------------------------
-
-
 def test_the_published_rule_on_stored_confidences() -> None:
     stored = [(0.31, 0.52, "invariant"), (0.31, 0.50, "plain"), (0.9, 0.99, "plain"), (0.0, 0.21, "invariant")]
     assert [route(plain, ours) for plain, ours, _ in stored] == [branch for *_, branch in stored]
@@ -61,20 +52,9 @@ def test_the_published_rule_on_stored_confidences() -> None:
     assert route(0.25, 0.5, alpha=0.25) == route(0.5, 0.5, alpha=0) == "invariant", "so a tie is, as in the paper"
 
 
-@given(plain=probability, ours=probability, alpha=st.floats(-1, 1), more=st.floats(0, 1))
-def test_a_larger_margin_never_takes_the_invariant_answer_more_often(
-    plain: float, ours: float, alpha: float, more: float
-) -> None:
-    if route(plain, ours, alpha + more) == "invariant":
-        assert route(plain, ours, alpha) == "invariant"
-
-
-def test_confidence_is_the_mean_probability_of_tokens_and_the_largest_share_among_candidates_alone() -> None:
+def test_confidence_is_the_mean_probability_of_tokens() -> None:
     assert_rounded_alike(text_confidence([math.log(0.5), math.log(0.125)]), 0.3125)  # 0.25 in the geometric mean
     assert text_confidence([]) == 0
-    assert_rounded_alike(candidate_confidence([math.log(each) for each in (0.001, 0.002, 0.006, 0.001)]), 0.6)
-    assert_rounded_alike(candidate_confidence([-800.0, -801.0]), 1 / (1 + math.exp(-1)))
-    assert candidate_confidence([-3.0] * 4) == 0.25
 
 
 @given(st.lists(st.floats(-50, 0), min_size=1, max_size=5), st.floats(-900, 0))
@@ -90,7 +70,8 @@ def test_the_share_among_candidates_does_not_depend_on_what_else_the_vocabulary_
 @pytest.mark.parametrize(("alpha", "routed"), [(-0.5, 24), (0.0, 13), (0.2, 2), (0.5, 0)])
 def test_the_published_margins_route_some_questions_and_leave_others(alpha: float, routed: int) -> None:
     """Scores of the embedded model for 24 questions of MMLU; the paper's Table 11 reports 6 to 12 per cent for 0.2."""
-    branches = [RoutedScores(*both, alpha).branch for both in stored_scores()]
+    stored = json.loads(Path(__file__).with_name("mmlu_scores.json").read_text())
+    branches = [RoutedScores(each["plain"], each["invariant"], alpha).branch for each in stored]
     assert branches.count("invariant") == routed
 
 
@@ -119,13 +100,11 @@ def test_equally_good_margins_are_decided_by_their_size() -> None:
             tune_alpha(nothing, [])
 
 
-# --- the model ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, 1.0])
 def test_a_routed_answer_is_that_of_the_branch_it_names(lm: InvariantModel, alpha: float) -> None:
     routed = lm.with_routing(alpha)
     branches = {"plain": lm.with_method("sequential"), "invariant": lm}
+    other_of = {"plain": "invariant", "invariant": "plain"}
     answers = {name: model.generate(PROMPT, max_new_tokens=4) for name, model in branches.items()}
     result = routed.generate(PROMPT, max_new_tokens=4)
     assert result.plain_confidence == text_confidence(answers["plain"].logprobs)
@@ -134,13 +113,11 @@ def test_a_routed_answer_is_that_of_the_branch_it_names(lm: InvariantModel, alph
     assert result.branch == {-1.0: "invariant", 1.0: "plain"}.get(alpha, result.branch)
     kept = answers[result.branch]
     assert (result.token_ids, result.logprobs, result.order) == (kept.token_ids, kept.logprobs, kept.order)
-    rejected = answers["plain" if result.branch == "invariant" else "invariant"]
-    assert result.rejected == rejected
-
+    assert result.rejected == answers[other_of[result.branch]]
     scores = {name: model.score(PROMPT, CANDIDATES) for name, model in branches.items()}
     chosen: Any = routed.score(PROMPT, CANDIDATES)
     assert chosen == scores[chosen.branch]
-    assert chosen.rejected == scores["plain" if chosen.branch == "invariant" else "invariant"]
+    assert chosen.rejected == scores[other_of[chosen.branch]]
     assert chosen.plain_confidence == candidate_confidence(scores["plain"])
     assert chosen.invariant_confidence == candidate_confidence(scores["invariant"])
     assert chosen.branch == route(chosen.plain_confidence, chosen.invariant_confidence, alpha)
@@ -180,12 +157,9 @@ def test_only_with_the_canonical_order_the_plain_branch_is_invariant_too(lm: Inv
 
 def test_an_order_check_promises_nothing_that_the_router_does_not_keep(chat: InvariantModel) -> None:
     prompt = chat.chat_prompt("Why?", ["It rains.", "It snows.", "The sun shines."])
-    loose = check_order(chat.with_routing(1), prompt, 4, max_new_tokens=3)
-    assert not loose.promised
-    assert not loose.identical
-    strict = check_order(chat.with_routing(1, plain_order="canonical"), prompt, 4, max_new_tokens=3)
-    assert strict.promised
-    assert strict.identical
+    for order, kept in (("given", False), ("canonical", True)):
+        checked = check_order(chat.with_routing(1, plain_order=order), prompt, 4, max_new_tokens=3)  # type: ignore[arg-type]
+        assert checked.promised is checked.identical is kept
 
 
 @pytest.mark.parametrize("alpha", [-1.0, 1.0])
@@ -215,13 +189,13 @@ class Remembering(LogitsProcessor):
 
 
 class Full(StoppingCriteria):
-    """Ends a text once its processor has chosen some tokens."""
+    """Ends a text once its processor has chosen three tokens."""
 
-    def __init__(self, memory: Remembering, size: int) -> None:
-        self.memory, self.size = memory, size
+    def __init__(self, memory: Remembering) -> None:
+        self.memory = memory
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return torch.full((len(input_ids),), len(self.memory.used) >= self.size)
+        return torch.full((len(input_ids),), len(self.memory.used) >= 3)
 
 
 class Unique(Remembering):
@@ -230,13 +204,12 @@ class Unique(Remembering):
 
 
 def test_a_processor_that_remembers_a_text_meets_each_branch_anew(lm: InvariantModel) -> None:
-    expected = lm.generate(PROMPT, max_new_tokens=5, logits_processor=[Remembering()]).token_ids
-    plain = lm.with_method("sequential").generate(PROMPT, max_new_tokens=5, logits_processor=[Remembering()]).token_ids
-    for alpha, tokens in ((-1, expected), (1, plain)):
+    for alpha, branch in ((-1, lm), (1, lm.with_method("sequential"))):
+        tokens = branch.generate(PROMPT, max_new_tokens=5, logits_processor=[Remembering()]).token_ids
         result = lm.with_routing(alpha).generate(PROMPT, max_new_tokens=5, logits_processor=[Remembering()])
         assert result.token_ids == tokens
         memory = Remembering()
-        both = {"logits_processor": [memory], "stopping_criteria": [Full(memory, 3)]}
+        both = {"logits_processor": [memory], "stopping_criteria": [Full(memory)]}
         assert lm.with_routing(alpha).generate(PROMPT, max_new_tokens=5, **both).token_ids == tokens[:3]
     with pytest.raises(UnsupportedCombination, match="only one of it") as caught:
         lm.with_routing().generate(PROMPT, logits_processor=[Unique()])
@@ -263,18 +236,9 @@ def test_a_routed_model_is_a_model(chat: InvariantModel) -> None:
 
 
 def test_a_rag_pipeline_takes_a_routed_model(chat: InvariantModel) -> None:
-    class Fixed:
-        def retrieve(self, query: str, k: int) -> SegmentSet:
-            return SegmentSet(["one", "two", "three"])
-
-    rag = RAG(chat.with_routing(), Fixed(), k=3)
+    rag = RAG(chat.with_routing(), BM25Retriever([Segment("one"), Segment("two")]), k=2)
     answer = rag.ask("Why?", max_new_tokens=3)
     assert answer.generation.branch in {"plain", "invariant"}
     assert "".join(rag.stream("Why?", max_new_tokens=3)) == answer.text
-
-
-def test_senseless_choices_are_refused(lm: InvariantModel) -> None:
-    with pytest.raises(InvalidChoice, match="alpha"):
-        lm.with_routing(math.nan)
     with pytest.raises(UnknownName, match="'canonical', 'given'"):
-        lm.with_routing(plain_order="sorted")
+        chat.with_routing(plain_order="sorted")  # type: ignore[arg-type]

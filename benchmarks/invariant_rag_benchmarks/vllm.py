@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from uuid import uuid4
 
 from invariant_rag.audit.systems import Progress, no_progress
-from invariant_rag.generation import InvariantModel
+from invariant_rag.generation.model import InvariantModel
 from invariant_rag.segments import Prompt
 
 from invariant_rag_benchmarks.config import ServingConfig

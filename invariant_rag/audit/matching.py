@@ -243,7 +243,7 @@ def normal_tokens(text: str) -> tuple[str, ...]:
     text = re.sub(r"\b(?:May|March)\b(?!,?\s+\d)", lambda f: {"May": "m05", "March": "m03"}[f[0]], text).casefold()
     for pattern, same in _SPELLINGS:
         text = re.sub(pattern, same, text)
-    words = (each if len(each) < _LONGEST else f"#{each}" for each in _TOKEN.findall(text))
+    words = (each if len(each) < _LONGEST else f"n{each}" for each in _TOKEN.findall(text))
     text = _NAMED_DATE.sub(_dated, " ".join(_numbers().process_words(list(words))))
     text = re.sub(r"(?<!\S)(\d+)(?:st|nd|rd|th)(?!\S)", r"\1 nth", text)
     text = re.sub(r"(?<!\S)(-?\d+\.\d*?)0+(?!\S)", r"\1", text)

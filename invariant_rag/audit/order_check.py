@@ -27,8 +27,7 @@ class OrderCheck:
         promised: Whether the model is invariant by design: its ordering gives one canonical order.
         distinct: Number of distinct outputs: text, token ids and log-probabilities, compared bit for bit.
         answers: The distinct texts with their counts, most frequent first; the given order is included.
-        plain_distinct: Number of distinct outputs of the plain model (`sequential` with ordering `given`).
-        plain_answers: Its distinct texts with their counts, for the same orders.
+        plain_distinct, plain_answers: The same of the plain model (`sequential` with ordering `given`).
     """
 
     orders: int
@@ -76,10 +75,6 @@ def check_order(
         seed: Seed of the orders.
         progress: Shows a progress bar; one step for each of the `2 * (orders + 1)` generations.
         generation: Keywords of `InvariantModel.generate`. With sampling, outputs differ whatever the order.
-
-    Raises:
-        InvalidPrompt: `orders` is below 1 or absurdly large, or `prompt` is none.
-        InvalidChoice: `model` is none, or the seed is no whole number.
     """
     check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
     check_number("orders", orders, 1, MOST_CALLS, error=InvalidPrompt)

@@ -75,10 +75,7 @@ def has_orders(question: Question) -> bool:
 
 
 def screen_calls(question: Question, index: int, place: int, seed: int) -> list[Call]:
-    """Return the five calls of the screen about a question, of which `place` others are asked before it.
-
-    Of the first `REPEATED`, the second call is a plain repeat; of the others a placebo, which no cache can answer.
-    """
+    """Return the five calls of the screen about a question, which `place` others are asked before."""
     today = _as_given(question)
     one, other = _other_orders(question, f"{seed} {index} {question.text!r}")
     spaces = {AGAIN: 0 if place < REPEATED else 2, PLACEBO: 1}
@@ -87,10 +84,7 @@ def screen_calls(question: Question, index: int, place: int, seed: int) -> list[
 
 
 def _spaced(question: Question, spaces: int) -> list[Segment]:
-    """Return the documents in the order of today, with more spaces in one of them, if possible one without the answer.
-
-    This changes the prompt, so that no cache and no seed gives the same draw again, and cannot matter to what it says.
-    """
+    """Return the documents with more spaces in one, if possible one without the answer: no cache knows that prompt."""
     segments = list(question.segments)
     places = [place for place in range(len(segments)) if place not in question.gold] or [len(segments) - 1]
     segment = segments[places[-1]]
@@ -203,8 +197,7 @@ def build_remedies(names: Sequence[str], system: System) -> dict[str, tuple[Reme
 def choose_remedies(system: System, slots: Sequence[float | None], questions: Sequence[Question]) -> list[str]:
     """Return the remedies that are worth their calls: sorting, the best listing by rank, RoToR where there are weights.
 
-    A listing by rank moves the gold documents to other places. What that would give follows from the accuracy of the
-    places (`slots`, in random orders); the better of `reverse` and `ends-first` is tried if it promises a gain.
+    A listing by rank moves the gold documents, and the accuracy of the places (`slots`) says what that would give.
     """
 
     def promised(orders: Callable[[Question], list[Order]]) -> float:
@@ -236,15 +229,9 @@ class AuditChoices:
             function from a prompt to text; see `invariant_rag.audit.grading.AnswerJudge`.
         margin: Net sensitivity below which the order does not matter.
         k: Segments to retrieve, where a retriever is asked.
-        seed: Seed of the orders.
-        workers: Threads that make calls.
-        retries: Tries of a failed call after the first one, with pauses that double.
+        seed, workers, retries: Seed of the orders; threads that make calls; tries of a failed call after the first.
         fields: Names of your fields by ours, such as `{"question": "frage"}`.
         generation: Keywords of `InvariantModel.generate`, for our models.
-
-    Raises:
-        InvalidChoice: One is no such number or function, or too small.
-        UnknownName: There is no remedy of that name.
     """
 
     remedies: tuple[str, ...] | None = _choice(

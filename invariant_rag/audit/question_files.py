@@ -211,11 +211,9 @@ def rows_of(document: Mapping[str, Any], where: str) -> list[Any]:
 def as_record(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record with `question`, `segments` and `answers`; everything else is kept under its name.
 
-    A record of ragas has `user_input` (or `question`), `retrieved_contexts` (`contexts`) and `reference`
-    (`ground_truth`); its `response` or, beside `contexts` and such a reference, its `answer` is what a system said. A
-    test case of deepeval has `input`, `retrieval_context` and `expected_output`, a sample of inspect `input`, `target`
-    and `metadata`. A test of promptfoo has `vars`, and `assert` with `contains`, `equals` or their like, or with
-    `llm-rubric`, `similar` and others that take a judge.
+    ragas has `user_input`, `retrieved_contexts` and `reference`, and names of before; its `response`, or its `answer`
+    beside those, is what a system said. deepeval has `input`, `retrieval_context` and `expected_output`; inspect
+    `input`, `target` and `metadata`; promptfoo `vars`, and `assert` with literal texts or checks that take a judge.
 
     >>> as_record({"user_input": "Who?", "retrieved_contexts": ["Ann."], "reference": "Ann"})
     {'question': 'Who?', 'segments': ['Ann.'], 'answers': 'Ann'}
@@ -241,10 +239,7 @@ def as_record(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_promptfoo(test: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of a test, the literal texts that it expects as `answers`, and its other checks as rubrics.
-
-    Checks that are neither, such as `javascript`, are fields that mean nothing here.
-    """
+    """Return the variables of a test, the literal texts it expects as `answers`, and checks for a judge as rubrics."""
     graded: dict[str, list[Any]] = {"answers": [], "rubrics": []}
     unread = {}
     for each in filter(lambda each: isinstance(each, Mapping), test.get("assert") or ()):
@@ -275,12 +270,7 @@ def _parse_list(text: Any) -> Any:
 
 
 def describe_unknown(fields: Iterable[str], lacking: Iterable[str]) -> str:
-    """Return a sentence on fields that mean nothing to an audit, with what may be meant; "" if there are none.
-
-    Args:
-        fields: Names of fields.
-        lacking: Which of `question`, `segments`, `answers` and `gold` some record lacks.
-    """
+    """Return a sentence on fields that mean nothing, with what of the `lacking` ones may be meant; "" without any."""
     known = [each for name in sorted(lacking) for each in _NAMES.get(name, (name,))]
     said = []
     for name in sorted({*map(str, fields)} - {*FIELDS} - _OTHERS):

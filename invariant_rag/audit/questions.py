@@ -1,4 +1,4 @@
-"""Questions of an audit with their retrieved segments: read from a file or objects, or retrieved now."""
+"""Questions of an audit with their retrieved segments: parsed from records of any tool, or retrieved now."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def parse_questions(
     source: str | Path | Iterable[Question | Mapping[str, Any]], fields: Mapping[str, str] | None = None
 ) -> list[Question]:
     """Parse questions as `read_questions` does, without retrieval."""
-    if is_file := isinstance(source, str | Path):
+    prefix = f"{source}: " if isinstance(source, str | Path) else ""
+    if isinstance(source, str | Path):
         entries = read_entries(check_path("questions", source, error=InvalidQuestion))
     elif is_iterable(source) and not isinstance(source, bytes | Mapping):
         entries = [(f"question {index}", each) for index, each in enumerate(source)]
@@ -107,12 +108,12 @@ def parse_questions(
         raise InvalidQuestion(f"expected a file or a list of questions, got {type(source).__name__}")
     entries = join_rows([(where, _renamed(entry, fields or {}, where)) for where, entry in entries])
     if not entries:
-        raise InvalidQuestion(f"{f'{source}: ' if is_file else ''}expected at least one question, got none")
+        raise InvalidQuestion(f"{prefix}expected at least one question, got none")
     unknown = set[str]()
     parsed = [_parse_question(entry, where, unknown) for where, entry in entries]
     lacking = [name for name in ("segments", "answers", "gold") if not all(getattr(each, name) for each in parsed)]
     if said := describe_unknown(unknown, lacking):
-        warnings.warn(FieldWarning(f"{source}: {said}" if is_file else said), stacklevel=2)
+        warnings.warn(FieldWarning(prefix + said), stacklevel=2)
     taken = Counter(each.id for each in parsed)
     return [
         replace(each, id=each.id + (f"#{number}" if taken[each.id] > 1 else "") if each.id else str(number))
@@ -163,9 +164,8 @@ def as_retrieve_function(retriever: Any, k: int) -> Retrieve:
 
     It retrieves `k` segments, if the retriever takes a number.
     """
-    find = next(
-        (each for name in ("retrieve", "invoke") if callable(each := getattr(retriever, name, None))), retriever
-    )
+    methods = [getattr(retriever, name, None) for name in ("retrieve", "invoke")]
+    find = next(filter(callable, methods), retriever)
     if not callable(find):
         raise UnsupportedCombination(f"expected a retriever, got {type(retriever).__name__}", hint="Pass a function.")
     takes_k = hasattr(retriever, "retrieve") and "k" in inspect.signature(find).parameters
@@ -209,12 +209,8 @@ def _parse_question(entry: Any, where: str, unknown: set[str]) -> Question:
 
 def _as_list(value: Any, name: str, kind: Any) -> Sequence[Any]:
     """Return one value, or a list of values, as a list."""
-
-    def fits(each: Any) -> bool:
-        return isinstance(each, kind) and not isinstance(each, bool)
-
-    listed = () if value is None else (value,) if fits(value) else value
-    if not isinstance(listed, list | tuple) or not all(map(fits, listed)):
+    listed = () if value is None else value if isinstance(value, list | tuple) else (value,)
+    if not all(isinstance(each, kind) and not isinstance(each, bool) for each in listed):
         what = "an index" if kind is int else "a text"
         raise InvalidQuestion(f"expected {name} as {what} or a list of them, got {shown(value)}")
     return listed

@@ -74,14 +74,8 @@ class Asked:
 class Comparison:
     """A remedy against today: as many distinct draws of each, on the same questions.
 
-    Attributes:
-        name: The remedy.
-        about: What it does.
-        fixes: Whether the order of today changes nothing after it, by construction.
-        calls: Calls for one answer.
-        accuracy: Accuracy with it; None without gold answers, as is `gain`.
-        gain: Accuracy with it minus accuracy today.
-        p: One-tailed p-value of the gain, corrected for the number of remedies.
+    After one that `fixes`, the order of today changes nothing, by construction. `calls` are those for one answer, `p`
+    is the one-tailed p-value of the gain, corrected for the number of remedies.
     """
 
     name: str
@@ -110,8 +104,8 @@ class Audit:
         asked: The questions that were asked, with all answers.
         comparisons: Each remedy against today.
         calls: Calls of the system.
-        planned: Questions that would have been asked if nothing had been decided before.
-        unordered: Questions without two different documents, which were not asked.
+        planned, unordered: Questions that would have been asked if nothing had been decided before; and those without
+            two different documents, which were not asked.
         judge: The judge, with what it was asked and how often it erred; None without one.
         embeds: Whether answers without gold answers were compared by embeddings.
     """
@@ -214,8 +208,8 @@ def slot_accuracies(outcomes: Sequence[Slots], tail: float = TAIL) -> list[Estim
 def worst_slot(outcomes: Sequence[Slots]) -> Estimate | None:
     """Return the accuracy of the worst part of the prompt; None if fewer than two are known.
 
-    The minimum of noisy means is too low, so the worst part is chosen on one half of the questions and measured on the
-    other, both ways. The interval holds whichever part is the worst (Bonferroni).
+    The minimum of noisy means is too low, so it is chosen on one half of the questions and measured on the other, both
+    ways. The interval holds whichever part is the worst (Bonferroni).
     """
     whole = slot_accuracies(outcomes)
     known = [number for number, each in enumerate(whole) if each is not None]

@@ -59,7 +59,7 @@ def audit(
 
     The screen asks each question five times: in the order that the retriever gives, again, with a placebo, and in two
     other orders. It stops as soon as it is clear that the order matters, or that it does not. Then remedies are
-    compared with today, on the same questions. See `docs/explanation/audit.md`.
+    compared with today, on the same questions.
 
     Args:
         system: Anything that answers questions; see `invariant_rag.audit.systems.as_system`.

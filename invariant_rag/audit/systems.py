@@ -50,16 +50,10 @@ class Reply:
 
 @dataclass(frozen=True)
 class System:
-    """A system under audit.
+    """A system under audit: its name in reports, and what calls it with a question and its segments in an order.
 
-    Attributes:
-        name: Name in reports.
-        ask: Calls the system with a question and its segments, listed in the order that it is to be given.
-        lm: The `InvariantModel` behind the system, if there is one: methods can be tried on it.
-        message: System message for `lm`; None for the default.
-        retrieve: Finds segments for a question, if the system has a retriever of its own.
-        generation: Keywords of `InvariantModel.generate`.
-        may_retrieve: Whether the system could replace the given segments by others.
+    Behind it there may be an `InvariantModel`, with a system message and keywords of `generate`: methods can be tried
+    on it. It may have a retriever of its own, or replace the given segments by others.
     """
 
     name: str

@@ -105,7 +105,7 @@ def orderings(as_json: options.Json = False) -> None:
 def _check_tokens(model: str, as_json: bool) -> None:
     from invariant_rag.models.loading import load_tokenizer
     from invariant_rag.prompts import control_tokens, unprotected_tokens
-    from invariant_rag.prompts.control_tokens import LONGEST_PROBE
+    from invariant_rag.prompts.template_probes import LONGEST_PROBE
     from invariant_rag.testing.token_check import find_break_outs, hostile_texts
 
     with progress_bar("Checking", _HOSTILE_TEXTS) as advance:

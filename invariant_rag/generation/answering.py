@@ -44,17 +44,11 @@ if TYPE_CHECKING:
 
 
 class Answering:
-    """A request to one model.
-
-    Attributes:
-        lm: The model.
-        request: The request.
-        prompt: What the model gets.
+    """A request to one model; `prompt` is what the model gets.
 
     Raises:
         InvalidPrompt: There is not one of messages and prompt; or as for `render_chat`.
         InvalidTool: As for `ToolCalling`.
-        TokenizerRequired: There are messages, tools or a schema, and the model has no tokenizer.
     """
 
     def __init__(self, lm: InvariantModel, request: AnswerRequest) -> None:
@@ -104,12 +98,10 @@ class Answering:
         Args:
             batcher: Where to wait for concurrent requests, to be decoded with them. None: nowhere.
             batch_size: The most sequences of a batch.
-            abandoned: Once set, nobody waits for the answer any more, and the generation ends.
+            abandoned: Once set, nobody waits for the answer any more: the generation ends with a CancelledError.
 
         Raises:
-            CancelledError: It was abandoned.
             IncompleteObject: The model ended its answer within a call, though there was room for more.
-            InvariantRAGError: As for `InvariantModel.generate` and `constrain`.
         """
         return reply_all([self], batcher, batch_size=batch_size, abandoned=abandoned)[0]
 
@@ -198,12 +190,13 @@ class Answering:
 
     def _deltas(self, texts: Iterable[str], *, stops: bool = True) -> Iterator[AnswerDelta]:
         """Yield what pieces of a text mean, up to the first stop string."""
-        early, late = (self._stops, self.request.stop if self._schema is None else ()) if stops else ((), ())
+        early = self._stops if stops else ()
         deltas = until_stop_string(map(AnswerDelta, filter(None, texts)), early)
         if self._calling is None:
             return deltas
         parsed = self._calling.parser(self.prompt).parse(each.content for each in deltas)
-        return self._with_object(until_stop_string(parsed, late))
+        is_text = stops and not self._calling.forced  # a call that is cut before its arguments looks like text
+        return self._with_object(until_stop_string(parsed, self.request.stop if is_text else ()))
 
     def _with_object(self, deltas: Iterable[AnswerDelta]) -> Iterator[AnswerDelta]:
         """Yield the parts of an answer, with calls of the tool that stands for the object of a schema as text."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from threading import Event, Lock
 from time import monotonic
@@ -46,16 +46,22 @@ class _Request:
     started: bool = False  # whether the streamer has got a token
 
     def __post_init__(self) -> None:
-        check_options(self.options, check_kind("lm", self.lm, InvariantModel).model)
-        sequences = resolve_option(self.options, "num_return_sequences", self.lm.model.generation_config) or 1
-        if sequences > 1:
+        model = check_kind("lm", self.lm, InvariantModel).model
+        sequences = resolve_option(self.options, "num_return_sequences", model.generation_config)
+        if isinstance(sequences, int) and sequences > 1:
             raise InvalidChoice(
                 f"num_return_sequences: expected 1, got {sequences}",
                 hint="Call generate several times, or call generate of the model instead of the batcher.",
             )
-        # Sampled rows of a batch can have generators of their own, but not for every way of sampling.
-        self.samples_rows = samples_rows(self.options, self.lm.model)
-        self.new_tokens = resolve_max_new_tokens(self.options.get("max_new_tokens"), self.options)
+
+    @cached_property
+    def samples_rows(self) -> bool:
+        """Whether it is sampled in a way in which rows of a batch can have generators of their own."""
+        return samples_rows(self.options, self.lm.model)
+
+    @cached_property
+    def new_tokens(self) -> int:
+        return resolve_max_new_tokens(self.options.get("max_new_tokens"), self.options)
 
     @property
     def shared_options(self) -> dict[str, Any]:
@@ -197,6 +203,8 @@ class MicroBatcher:
     def _add(self, requests: Sequence[_Request], batch_size: int) -> Sequence[_Request]:
         """Let requests wait, together."""
         check_number("batch_size", batch_size, 1, MOST_CALLS)
+        for each in requests:  # of no request that waits, others hear of a wrong option; alone, `generate` says so
+            check_options(each.options, each.lm.model)
         with self._waiting_lock:
             self._waiting += [each for each in requests if not each.lm.batches_calls]
         return requests

@@ -11,7 +11,7 @@ from numbers import Integral
 from typing import Any
 
 from invariant_rag.checks import check_items, check_number, check_text
-from invariant_rag.prompts.labels import find_labels, without_labels
+from invariant_rag.labels import find_labels, without_labels
 from invariant_rag.segments import Segment, plain_rendering
 from invariant_rag.words import split_words
 

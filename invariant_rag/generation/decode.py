@@ -156,33 +156,27 @@ class _LogprobRecorder(StoppingCriteria):
             self._logits = None
             candidates = input_ids[:, -1].to(logprobs.device).reshape(logprobs.shape[0] // self._num_beams, -1)
             candidates = candidates.repeat_interleave(self._num_beams, dim=0)
-            self.chances.append(_pairs(dict, candidates, logprobs.gather(1, candidates)))
+            found = logprobs.gather(1, candidates).tolist()
+            self.chances.append(list(map(dict, map(zip, candidates.tolist(), found))))
             if self._top:
                 best = logprobs.topk(min(self._top, logprobs.shape[1]))
-                self.tops.append(_pairs(tuple, best.indices, best.values))
+                self.tops.append(list(map(tuple, map(zip, best.indices.tolist(), best.values.tolist()))))
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-
-
-def _pairs(kind: Any, tokens: torch.Tensor, logprobs: torch.Tensor) -> list[Any]:
-    """Return, for each row of both `[R, C]`, its pairs in a container."""
-    return [kind(zip(*each, strict=True)) for each in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
 
 
 def samples_rows(options: Mapping[str, Any], model: PreTrainedModel) -> bool:
     """Return whether `sample_rows` takes options of `generate`: tokens are sampled, in ways that it knows."""
+    if not resolve_option(options, "do_sample"):
+        return False
     defaults = model.generation_config
     known = not any(is_set(resolve_option(options, name, defaults)) for name in _OTHERS)
-    known = known and options.get("generation_config") is None and options.get("watermarking_config") is None
-    return known and bool(resolve_option(options, "do_sample"))
+    return known and options.get("generation_config") is None and options.get("watermarking_config") is None
 
 
 def sample_rows(options: dict[str, Any], seeds: Sequence[int | None], model: PreTrainedModel) -> dict[str, Any]:
-    """Return keywords of `InvariantModel.generate` with which every row draws its tokens by itself.
+    """Return keywords of `InvariantModel.generate`, which `samples_rows`, with which every row draws by itself.
 
-    Args:
-        options: Keywords of `InvariantModel.generate` that `samples_rows`.
-        seeds: The seed of each row. None: one from the global random state.
-        model: The model.
+    A seed that is None is one from the global random state.
     """
     chosen = {name: resolve_option(options, name, model.generation_config) for name in _DEFAULTS}
     chosen = {name: _DEFAULTS[name] if value is None else value for name, value in chosen.items()}
@@ -195,10 +189,7 @@ def sample_rows(options: dict[str, Any], seeds: Sequence[int | None], model: Pre
 
 
 class RowSampler(LogitsProcessor):
-    """Draws a token for each row, and leaves nothing else to choose. The options are those of transformers.
-
-    Of a row without a seed, it is one from the global random state.
-    """
+    """Draws a token for each row, and leaves nothing else to choose. The options are those of transformers."""
 
     def __init__(
         self,
@@ -236,13 +227,9 @@ class RowSampler(LogitsProcessor):
 
 @dataclass(unsafe_hash=True)
 class TokenPenalties(LogitsProcessor):
-    """Takes `presence`, and `frequency` for each time, from the scores of tokens that were generated before.
+    """Takes `presence`, and `frequency` for each time, from the scores of tokens that the answer has already.
 
     Two with the same numbers are equal, so that their texts can be rows of one batch. Of beams it knows nothing.
-
-    Attributes:
-        presence: What a token loses that the answer has: more than 0 for other words.
-        frequency: What it loses each time that the answer has it.
 
     Source:
         https://platform.openai.com/docs/api-reference/chat/create (`presence_penalty`, `frequency_penalty`)

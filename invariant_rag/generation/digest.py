@@ -217,16 +217,23 @@ def _plain_tensors(value: Any) -> list[Any]:
 
 def _checksums(values: list[Any]) -> list[object]:
     """Return a checksum of each tensor, and the other values as they are. Tied weights are summed once."""
-    tensors = {index: each.detach() for index, each in enumerate(values) if isinstance(each, torch.Tensor)}
-    places = {
-        index: (each.device, each.data_ptr(), each.dtype, each.shape, each.stride()) for index, each in tensors.items()
-    }
-    contents = {places[index]: each.contiguous().flatten().view(torch.uint8) for index, each in tensors.items()}
-    on_host = {place: each.numpy().data for place, each in contents.items() if each.device.type == "cpu"}
-    found = {place: _sum_on_device(each) for place, each in contents.items() if place not in on_host}
+    found: dict[Any, object] = {}
+    on_host: dict[Any, Any] = {}
+    places: list[Any] = []
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            places.append(None)
+            continue
+        places.append((value.device, value.data_ptr(), value.dtype, value.shape, value.stride()))
+        if places[-1] not in found and places[-1] not in on_host:
+            content = value.detach().contiguous().flatten().view(torch.uint8)
+            if content.device.type == "cpu":
+                on_host[places[-1]] = content.numpy().data
+            else:
+                found[places[-1]] = _sum_on_device(content)
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # zlib runs without the interpreter's lock
         found |= zip(on_host, threads.map(zlib.crc32, on_host.values()), strict=True)
-    return [found[places[index]] if index in places else value for index, value in enumerate(values)]
+    return [value if place is None else found[place] for place, value in zip(places, values, strict=True)]
 
 
 def _sum_on_device(tensor: torch.Tensor) -> int:

@@ -33,12 +33,10 @@ def json_schema(schema: Any) -> dict[str, Any]:
 
 
 def check_expressible(part: Any, *, is_schema: bool = True) -> None:
-    """Check that a schema has no keyword that xgrammar ignores, or raise InvalidSchema, which names it.
-
-    What else a grammar does not say, such as bounds beside an `anyOf`, is found when the finished text is validated.
-    """
+    """Check that a schema has no keyword that xgrammar ignores, or raise InvalidSchema, which names it."""
     for name, value in part.items() if isinstance(part, dict) else ():
-        if is_schema and value and name in _IGNORED:
+        several = name == "allOf" and isinstance(value, list) and len(value) > 1
+        if is_schema and value and (several or name in _IGNORED):
             raise InvalidSchema(
                 f"expected keywords that decoding can follow, got {name!r} in {shown(part)}",
                 hint="Leave it away, or say it with a type, a pattern, an enum or bounds.",
@@ -64,12 +62,9 @@ def compile_tag(compiler: Any, tag: str) -> Any:
 
 
 def parse_object(text: str, schema: Any) -> Any:
-    """Parse a text as JSON and validate it: an instance of a class; for a JSON schema, what the JSON says.
+    """Return what a JSON text says: an instance of a class; for a JSON schema, plain values.
 
-    Raises:
-        IncompleteObject: The text is no JSON: it was cut off.
-        InvalidObject: It does not satisfy the schema, or a validator of the class rejects it.
-        InvalidSchema: The schema is none, or refers to what is elsewhere.
+    A text that was cut off raises IncompleteObject; one that the schema or a validator rejects, InvalidObject.
     """
     value = check_complete(text)
     if isinstance(schema, str | Mapping):

@@ -222,8 +222,8 @@ class KeyValueCache:
 def _is_entry(value: Any) -> bool:
     if not isinstance(value, list | tuple) or not value:
         return False
-    pairs = [pair for pair in value if isinstance(pair, list | tuple) and len(pair) == 2]
-    return len(pairs) == len(value) and all(isinstance(each, torch.Tensor) for pair in pairs for each in pair)
+    wrong = [pair for pair in value if not isinstance(pair, list | tuple) or len(pair) != 2]
+    return not wrong and not [each for pair in value for each in pair if not isinstance(each, torch.Tensor)]
 
 
 def _size(entry: Entry) -> int:

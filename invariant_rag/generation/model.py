@@ -314,9 +314,9 @@ class InvariantModel:
                 kwargs, seed = sample_rows(kwargs, seed, self.model), None
         prepared = [self.prepare_to_generate(each, wanted) for each in prompts]
         seeds: Sequence[Any] = seed if isinstance(seed, list | tuple) else [seed] * len(prepared)
-        batches = [([each], own) for each, own in zip(prepared, seeds, strict=True)]
-        if not one_by_one or not prepared:
-            batches = [(prepared, seeds[0] if seeds else None)]
+        batches = [(prepared, seeds[0] if seeds else None)]
+        if one_by_one and prepared:
+            batches = [([each], own) for each, own in zip(prepared, seeds, strict=True)]
         generations: list[Generation] = []
         for batch, own in batches:
             stock = self.prefiller.stock_decoding(batch)
@@ -432,9 +432,9 @@ class InvariantModel:
         self, prepared: Sequence[PreparedPrompt], max_new_tokens: int, options: dict[str, Any]
     ) -> list[Generation]:
         prefiller = self.prefiller
-        batch = left_pad(prepared, options["pad_token_id"], prefiller.device)
-        if batch.positions is not None and takes_position_ids(prefiller.model):
-            options["position_ids"] = batch.positions
+        ids, mask, padding, positions = left_pad(prepared, options["pad_token_id"], prefiller.device)
+        if positions is not None and takes_position_ids(prefiller.model):
+            options["position_ids"] = positions
         copies = max(options["num_beams"], options["num_return_sequences"])
         # Prompts are prefilled here, or by the first forward pass of `generate`: one prompt after what its cache has of
         # it, several where there is no cache.
@@ -442,10 +442,10 @@ class InvariantModel:
         is_one = len(prepared) == 1 or (self.cache is None and prefiller.shares_prefill(lengths))
         prefills = copies == 1 and is_one
         prefilled = prefiller.load_cached_prefixes(prepared) if prefills else prefiller.prefill(prepared)
-        cache: Cache = batch_caches([each.cache for each in prefilled], batch.padding, copies)
+        cache: Cache = batch_caches([each.cache for each in prefilled], padding, copies)
         is_whole = prefills and not cache.get_seq_length()
-        states = [replace(each.state, padding=by) for each, by in zip(prefilled, batch.padding, strict=True)]
+        states = [replace(each.state, padding=by) for each, by in zip(prefilled, padding, strict=True)]
         cached = [each.cached_tokens for each in prefilled]
         with (prefiller.generation_attention if is_whole else prefiller.decoding_attention)(states):
-            inputs = batch.ids, batch.mask, cache
-            return decode(prefiller.model, self.tokenizer, prepared, *inputs, max_new_tokens, options, cached)
+            inputs = prepared, ids, mask, cache
+            return decode(prefiller.model, self.tokenizer, *inputs, max_new_tokens, options, cached)

@@ -79,7 +79,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # what others may be, 
 }
 _OWN_INPUTS = {  # the prompt and its arrangement determine these
     *("attention_mask", "cache", "cache_config", "cache_position", "input_ids", "inputs", "inputs_embeds", "labels"),
-    *("logits_to_keep", "past_key_values", "position_ids", "return_dict_in_generate"),
+    *("logits_to_keep", "max_length", "past_key_values", "position_ids", "return_dict_in_generate"),
 }
 _FOREIGN_CODE = {  # another decoding loop, from a repository of a hub or of the caller
     *("constraints", "custom_generate", "dola_layers", "force_words_ids", "num_beam_groups", "penalty_alpha"),
@@ -100,22 +100,16 @@ def generation_options(
     *,
     stock_decoding: bool = True,
 ) -> dict[str, Any]:
-    """Return the keyword arguments for transformers' `generate`.
+    """Return the keyword arguments for transformers' `generate`, of those of `InvariantModel.generate`.
 
     Options that are not in `kwargs` come from its `generation_config`, and then from the model's. Decoding is greedy,
-    from a cache that grows, unless `kwargs` or their `generation_config` say otherwise.
-
-    Args:
-        kwargs: Keyword arguments of `InvariantModel.generate`.
-        model: The model.
-        tokenizer: Its tokenizer.
-        stock_decoding: Whether generated tokens use the model's own attention.
+    from a cache that grows, unless `kwargs` or their `generation_config` say otherwise. `stock_decoding` is whether
+    generated tokens use the model's own attention.
 
     Raises:
         InvalidOption: There is no such keyword, or its value is of another kind or out of bounds.
         TokenizerRequired: Stop strings without a tokenizer.
-        UnsupportedCombination: Assisted decoding, token healing, `use_cache=False`, chunked prefill, or a cache that
-            does not grow; guidance without `stock_decoding`.
+        UnsupportedCombination: What prefills the prompt in another way, or needs another cache; see `_refuse`.
     """
     given = _chosen(kwargs)
     called = {**_chosen(given.get("generation_config")), **given}
@@ -160,10 +154,7 @@ def _refuse(
     reason, hint = "", "Remove the option."
     if names := sorted(_OWN_INPUTS & given.keys()):
         reason = f"options of decoding, got {', '.join(names)}, which the prompt and its arrangement determine"
-        hint = "Remove the option. Token ids go into the Prompt."
-    elif "max_length" in given:
-        reason = "the length of the answer, got max_length, which counts the prompt too"
-        hint = "Give max_new_tokens instead."
+        hint = "Remove the option. Token ids go into the Prompt; the length of an answer is max_new_tokens."
     elif names := sorted(filter(lambda name: is_set(known[name]), _FOREIGN_CODE & known.keys())):
         reason = f"a decoding loop of transformers itself, got {', '.join(names)}, for which it runs other code"
     elif names := sorted(filter(lambda name: known[name] is not False, _OWN_PREFILL & known.keys())):
@@ -212,11 +203,7 @@ def as_ids(value: Any, name: str = "eos_token_id") -> list[int]:
 
 
 def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
-    """Check names, kinds and bounds of keywords of `generate`, a seed among them, and of its `generation_config`.
-
-    Raises:
-        InvalidOption: There is no such keyword, or its value is of another kind or out of bounds.
-    """
+    """Check names, kinds and bounds of keywords of `generate` and of its config, or raise InvalidOption."""
     if not kwargs:
         return
     check_seed(kwargs.get("seed"))

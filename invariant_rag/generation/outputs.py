@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from invariant_rag.checks import check_kind
 from invariant_rag.generation.answers import Usage
-from invariant_rag.prompts.labels import Labels
+from invariant_rag.labels import Labels
 
 if TYPE_CHECKING:
     from invariant_rag.segments import Prompt
@@ -80,8 +80,7 @@ def ledger(generation: Generation, prompt: Prompt, *, recognized: bool = True) -
     Returns:
         `sets`: sizes of the sets; `order`: content hashes of all segments in physical order, farthest from the suffix
         first; `dropped` and `trimmed`: of those that did not fit; `cached_tokens`: tokens of the prompt that came from
-        a cache; `method`: name of the method; `invariant`: whether the order given could not change the answer, None
-        without documents; `bitwise`: there, and False, if other requests in its batch may have changed its last bits.
+        a cache; `method` and `invariant`, as in `Generation`; `bitwise`: only there where it is False.
     """
     name_of = list(map(attrgetter("content_hash"), prompt.segments)).__getitem__
     return {

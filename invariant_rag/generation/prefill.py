@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -47,8 +47,7 @@ _holds: ContextVar[tuple[tuple[ModelLock, object], ...]] = ContextVar("held_mode
 class ModelLock:
     """A re-entrant lock that is refused to a thread for whose end the holder may be waiting.
 
-    Such a thread was started by the holder, with a copy of its context as asyncio and LangChain do. It would wait for
-    the lock, and the holder for it.
+    Such a thread was started by the holder, with a copy of its context as asyncio and LangChain do.
     """
 
     def __init__(self) -> None:
@@ -125,12 +124,9 @@ class SharedState:
 
 @once_per_model
 def shared_state(model: PreTrainedModel) -> SharedState:
-    """Return the state that all wrappers of a model share; the model is probed the first time.
+    """Return the state that all wrappers of a model share. It is probed the first time; UnsupportedModel says why not.
 
     One without weights, which another engine runs, has nothing to probe.
-
-    Raises:
-        UnsupportedModel: Its attention cannot be arranged; the message gives the reason.
     """
     return SharedState([] if getattr(model, RUNS_ELSEWHERE, False) else probe(model), has_dynamic_rope(model))
 
@@ -218,12 +214,10 @@ class Prefiller:
     def arranged_attention(
         self, prompts: Sequence[PromptState], *, last_text_only: bool = False, once: bool = False
     ) -> AbstractContextManager[None]:
-        """Override the model's attention with that of arranged prompts; nothing where all of them are plain.
+        """Override the model's attention with that of the prompts of a batch; nothing where all of them are plain.
 
-        Args:
-            prompts: The prompts of the batch.
-            last_text_only: Whether only the outputs of the last text are wanted.
-            once: Whether the model gets its own attention back after one forward pass. An intervention stays.
+        With `last_text_only`, only the outputs of the last text are wanted. With `once`, the model gets its own
+        attention back after one forward pass; an intervention stays.
         """
         rotations = self.shared.rotations
         if self.choices.intervention is not None:
@@ -305,8 +299,7 @@ class Prefiller:
     def prefill(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
         """Prefill all tokens of prompts but the last of each, with which decoding starts.
 
-        The last tokens take part and are then cropped, so that rotary scalings that depend on the length see the whole
-        prompt. Layers with a sliding window keep their full length too.
+        The last ones take part and are then cropped: rotary scalings that depend on the length see the whole prompt.
         """
         results = self.prefill_uncached(prompts, self.load_cached_prefixes(prompts))
         for result in results:
@@ -358,10 +351,7 @@ class Prefiller:
     def continuation_logits(self, prepared: PreparedPrompt, continuations: Sequence[TokenIds]) -> torch.Tensor:
         """Return the logits that predict every token of each continuation: `[continuations, longest, vocabulary]`.
 
-        Args:
-            prepared: The prompt.
-            continuations: Token ids, at least one continuation and at least one token each. Shorter ones are padded;
-                logits beyond their end mean nothing.
+        There is at least one, of at least one token. Logits beyond the end of shorter ones mean nothing.
         """
         longest, last = max(map(len, continuations)), prepared.input_ids[-1]
         rows = [[last, *each[:-1]] + [each[-1]] * (longest - len(each)) for each in continuations]
@@ -387,24 +377,15 @@ def _has_prefix(prepared: PreparedPrompt) -> bool:
     return bool(layout.sets and layout.text_spans[-1].start and prepared.suffix_length)
 
 
-class PaddedBatch(NamedTuple):
-    """A batch of prompts, left-padded to one length.
+def left_pad(
+    prompts: Sequence[PreparedPrompt], pad_token_id: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, list[int], torch.Tensor | None]:
+    """Left-pad prompts to the length of the longest.
 
-    Attributes:
-        ids: Input ids `[B, L]`.
-        mask: Attention mask `[B, L]`.
-        padding: Number of padding tokens of each row.
-        positions: Rotary positions `[B, L]`, those of padding 0; None if every row has 0, 1, 2... after the padding.
+    Returns:
+        Input ids `[B, L]`; the attention mask `[B, L]`; the number of padding tokens of each row; and the rotary
+        positions `[B, L]`, None if every row has 0, 1, 2... after the padding.
     """
-
-    ids: torch.Tensor
-    mask: torch.Tensor
-    padding: list[int]
-    positions: torch.Tensor | None
-
-
-def left_pad(prompts: Sequence[PreparedPrompt], pad_token_id: int, device: torch.device) -> PaddedBatch:
-    """Left-pad prompts to the length of the longest."""
     lengths = [len(each.input_ids) for each in prompts]
     padding = [max(lengths) - length for length in lengths]
     ids, mask, positions, is_natural = [], [], [], True
@@ -414,7 +395,7 @@ def left_pad(prompts: Sequence[PreparedPrompt], pad_token_id: int, device: torch
         positions.append([0] * count + list(prompt.arrangement.positions))
         is_natural = is_natural and prompt.is_natural
     found = None if is_natural else torch.tensor(positions, device=device)
-    return PaddedBatch(torch.tensor(ids, device=device), torch.tensor(mask, device=device), padding, found)
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device), padding, found
 
 
 def batch_caches(caches: Sequence[DynamicCache], padding: Sequence[int], copies: int = 1) -> DynamicCache:

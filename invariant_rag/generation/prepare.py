@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from invariant_rag.arrangement import Arrangement, Layout
 from invariant_rag.errors import ContextOverflow, InvalidPrompt
 from invariant_rag.generation.outputs import Generation, Usage
+from invariant_rag.labels import Labels, labels_of
 from invariant_rag.prompts import tokenize_in_slots, tokenize_prompt
-from invariant_rag.prompts.labels import Labels, labels_of
 from invariant_rag.prompts.tokenization import CUT
 from invariant_rag.segments import Prompt, verdict
 
@@ -38,7 +38,7 @@ class PreparedPrompt:
         dropped: Segments that were dropped because the prompt was too long.
         trimmed: Segments that were truncated because the prompt was too long.
         method: Name of the method.
-        labels: Which segment has which label, such as the 2 of `[2]`; see `prompts.labels`.
+        labels: Which segment has which label, such as the 2 of `[2]`; see `labels`.
         invariant: Whether the input is the same for every order of the segments; see `segments.verdict`.
     """
 
@@ -184,8 +184,7 @@ def fit_segments(
 
     Args:
         ranked: For each set, the lengths of its segments in rank order (rank 0 first).
-        overflow: `error` raises. `drop_last` drops segments that do not fit even alone, then the segments of the lowest
-            rank until the prompt fits. `trim_segments` truncates the longest segments, all to the same length.
+        overflow: As for `Choices`.
         window: Maximum number of positions of prompt and answer together. None: no limit.
         max_segment_tokens: Maximum number of tokens of one segment. None: no limit.
         text_tokens: Number of tokens of the texts.

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["constrain", "generate_structured", "parse_object"]
 
-CACHE_BYTES = 1 << 28
-"""Of grammars that are kept once they are compiled: schemas from outside are without number."""
+CACHE_BYTES = 1 << 28  # of grammars that are kept once they are compiled: schemas from outside are without number
 # What xgrammar lets into strings of JSON: control characters, overlong forms of UTF-8, and surrogates.
 _BROKEN = re.compile(rb"[\x00-\t\v\f\x0e-\x1f]|\xe0[\x80-\x9f]|\xed[\xa0-\xbf]|\xf0[\x80-\x8f]")
 
@@ -43,11 +42,9 @@ def constrain(lm: InvariantModel, schema: Any, **kwargs: Any) -> dict[str, Any]:
 
     Args:
         lm: The model.
-        schema: A pydantic class, another type that pydantic knows, or a JSON schema as dict or string.
+        schema: A pydantic class, another type that pydantic knows, or a JSON schema as dict or string. A keyword that
+            xgrammar does not follow is an `InvalidSchema`.
         **kwargs: Keywords of `generate`. Neither beams nor stop strings.
-
-    Raises:
-        InvalidSchema: It is no schema, or has a keyword that xgrammar does not follow.
     """
     described = json_schema(schema)
     check_expressible(described)
@@ -131,8 +128,7 @@ class Vocabulary:
         return compile_tag(self._compiler, tag) if elsewhere is None else elsewhere(self, tag)
 
 
-vocabulary = lru_cache(maxsize=8)(Vocabulary)
-"""The vocabulary of a tokenizer and a model with so many logits, which is built once."""
+vocabulary = lru_cache(maxsize=8)(Vocabulary)  # of a tokenizer and so many logits, built once
 
 
 @dataclass(unsafe_hash=True)

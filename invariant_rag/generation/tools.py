@@ -32,9 +32,6 @@ class ToolCalling:
         tools: The tools: `Tool`s, or dicts in OpenAI's shape. Without any, answers are parsed for reasoning only.
         tool_choice: Whether answers hold calls: `auto`, `none`, `required` (or `any`), or those of a tool by its name.
         parallel: Whether an answer may hold several calls.
-
-    Raises:
-        InvalidTool: A tool is malformed, two share a name, or the choice is none of them.
     """
 
     def __init__(
@@ -79,10 +76,10 @@ class ToolCalling:
         return render_chat(messages, self._tokenizer, query, tools=self.offered, template_kwargs=template_kwargs)
 
     def constrain(self, prompt: Prompt, **kwargs: Any) -> dict[str, Any]:
-        """Return keywords of `generate` with which a model answers a prompt with well-formed calls.
+        """Return keywords of `generate` with which calls in the answer to a prompt are well-formed.
 
         A forced answer is nothing but calls; it skips the reasoning that the prompt opened. With `auto`, text is free
-        until a call begins; after a call there are only more calls.
+        until a call begins, behind which there are only more calls.
         """
         check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
         if not self.offered:

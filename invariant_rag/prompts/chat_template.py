@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from invariant_rag.checks import check_items, check_text, is_iterable
 from invariant_rag.errors import InvalidPrompt, TokenizerRequired
-from invariant_rag.prompts.control_tokens import templates_of
-from invariant_rag.prompts.template_format import TemplateFormat, template_format
+from invariant_rag.prompts.template_probes import TemplateFormat, template_format, templates_of
 from invariant_rag.prompts.tokenization import CUT, PRIVATE, Literals, Trusted, literals_of
 from invariant_rag.prompts.tools import Tool, ToolCall, as_tools
 from invariant_rag.segments import Prompt, Segment, SegmentSet, document_rendering
@@ -23,15 +22,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 DEFAULT_SYSTEM = "Answer the question using only the documents."
-"""Default system message for a question over documents."""
-
-Content: TypeAlias = str | Trusted | Segment | SegmentSet | Sequence[str | Trusted | Segment | SegmentSet]
 Message: TypeAlias = Mapping[str, Any]
 
-# Stands for a set while the template is rendered. Private-use characters, which no text of a message may contain.
-_PLACEHOLDER = re.compile("\ueca4([0-9]+)\ueca5")
+_PLACEHOLDER = re.compile("\ueca4([0-9]+)\ueca5")  # of a set, while the template is rendered: no text may hold it
 _PART = str | Trusted | Segment | SegmentSet
-_OF = ("name", "tool_call_id")  # what says which call a result is of
+_OF = ("name", "tool_call_id")  # what says of which call a message is the result
 
 
 def question_messages(question: str, segments: SegmentSet, system: str | None = None) -> list[Message]:
@@ -54,22 +49,17 @@ def render_chat(
 
     The template gets a placeholder for each set, never the text of a segment. Only the template makes control tokens:
     their names in messages, tools, calls and results are literal text, unless a part of a content is `Trusted`, or they
-    are the markers of the reasoning with which an assistant's message begins.
+    are the markers of the reasoning with which an assistant's message begins. What it does not render of tools, calls
+    and results is written as text. Without a template, one question, with or without a system message, is plain text.
 
     Args:
         messages: `{"role": ..., "content": ...}`; a content is a string, a `Trusted` text, a `SegmentSet`, or a list
             of these and of `Segment`s, of which adjacent ones form a set. An assistant's message may have `tool_calls`
             (what `ToolCall.of` takes); a result has the role `tool`, and `tool_call_id` or `name`.
-        tokenizer: The tokenizer. Without a template, one user message, with or without a system message, is plain text.
+        tokenizer: The tokenizer.
         query: Query that relevance orderings score segments against.
-        tools: Tools that the model may call: `Tool`s, or dicts in OpenAI's shape. What the template does not render of
-            tools, calls and results is written as text: into the system message, their message, the user's turn.
+        tools: Tools that the model may call: `Tool`s, or dicts in OpenAI's shape.
         template_kwargs: Other variables of the template, such as `enable_thinking`.
-
-    Raises:
-        TokenizerRequired: There is no tokenizer.
-        InvalidPrompt: A message is malformed, or the template cannot render the messages, with every set once.
-        InvalidTool: A tool or a call is malformed, or two tools share a name.
     """
     if tokenizer is None:
         raise TokenizerRequired("expected a model with a tokenizer: a chat prompt needs its chat template")
@@ -88,17 +78,15 @@ def render_chat(
         form = template_format(tokenizer) if tokenizer.chat_template else TemplateFormat()
         plain, described = _prepare_tool_messages(plain, offered, form, literals.cut)
     rendered = literals.needed_cuts(_apply_template(plain, tokenizer, described, variables))
-    pieces = _PLACEHOLDER.split(rendered)  # text, index, text, ...
+    parts: list[Any] = _PLACEHOLDER.split(rendered)  # text, index, text, ...
     for index in range(len(sets)):
-        count = pieces[1::2].count(str(index))
-        if count != 1:
+        if (count := parts[1::2].count(str(index))) != 1:
             raise InvalidPrompt(
                 f"expected the chat template of {tokenizer.name_or_path!r} to render every set of segments once; "
                 f"it rendered set {index} of {len(sets)} {count} times",
                 hint="Set tokenizer.chat_template, or put the segments into a message that the template renders.",
             )
-    parts: list[Any] = list(pieces)
-    parts[1::2] = map(sets.__getitem__, map(int, pieces[1::2]))
+    parts[1::2] = map(sets.__getitem__, map(int, parts[1::2]))
     return Prompt.of(*parts, query=query, rendering=document_rendering)
 
 
@@ -152,10 +140,7 @@ def _replace_sets(content: Any, sets: list[SegmentSet], literal: Callable[[str],
 
 
 def _keep_reasoning(text: str, tokenizer: PreTrainedTokenizerBase, cut: Callable[[str], str]) -> str:
-    """Make what an assistant said literal, but for the two markers of the reasoning that it begins with.
-
-    Templates leave the reasoning of earlier turns away, and know it by its markers.
-    """
+    """Make what an assistant said literal, but for the markers of its reasoning, by which templates leave it away."""
     literal = cut(text)
     if CUT not in literal:
         return literal
@@ -169,18 +154,11 @@ def _keep_reasoning(text: str, tokenizer: PreTrainedTokenizerBase, cut: Callable
 
 def _template_variables(given: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     own = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages"} - {"kwargs"}
-    if taken := sorted(own & given.keys()):
-        raise InvalidPrompt(
-            f"template_kwargs: expected variables of the chat template, got {', '.join(taken)}",
-            hint="Documents are segments in a message; tools have an argument of their own.",
-        )
     template = "\n".join(templates_of(tokenizer))
-    if unknown := sorted(name for name in given if not re.search(rf"\b{re.escape(name)}\b", template)):
-        raise InvalidPrompt(
-            "template_kwargs: expected variables of the chat template, "
-            f"got {', '.join(unknown)}, which do not occur in it",
-            hint="Leave them away: they would change nothing.",
-        )
+    unknown = {name for name in given if not re.search(rf"\b{re.escape(name)}\b", template)}
+    if wrong := ", ".join(sorted((own & given.keys()) | unknown)):
+        hint = "Documents are segments in a message, tools have an argument of their own; others change nothing."
+        raise InvalidPrompt(f"template_kwargs: expected variables of the chat template, got {wrong}", hint=hint)
     return dict(given)
 
 
@@ -201,8 +179,12 @@ def _prepare_tool_messages(
             literal = [ToolCall(call.id, cut(call.name), cut(call.arguments)) for call in calls]
             prepared["content"] = "\n".join(filter(None, (prepared["content"], form.call_format.write(literal))))
         is_result = prepared["role"] == "tool"
-        if is_result and (name := _tool_of(prepared, names)):
-            prepared["name"] = cut(name)
+        if is_result:
+            said = {
+                key: check_text(key, prepared[key], error=InvalidPrompt) for key in _OF if prepared.get(key) is not None
+            }
+            if name := said.get("name") or names.get(said.get("tool_call_id", "")):
+                prepared["name"] = cut(name)
         if is_result and not form.results:
             title = f"Result of {prepared.get('name', 'the tool')}"
             prepared = {"role": "user", "content": f"{title}:\n{prepared['content']}"}
@@ -218,12 +200,6 @@ def _prepare_tool_messages(
     text = f"You may call these tools:\n{listed}\n\nTo call one, write this and nothing after it:\n{example}"
     system = found.pop(0)["content"] if found and found[0]["role"] == "system" else ""
     return [{"role": "system", "content": "\n\n".join(filter(None, (system, text)))}, *found], None
-
-
-def _tool_of(result: Mapping[str, Any], called: Mapping[str, str]) -> str | None:
-    """Return the name of the tool that a result is of, if it is known."""
-    given = {key: check_text(key, result[key], error=InvalidPrompt) for key in _OF if result.get(key) is not None}
-    return given.get("name") or called.get(given.get("tool_call_id", ""))
 
 
 def _apply_template(
@@ -246,30 +222,24 @@ def _apply_template(
                 contents = [message["content"] for message in messages[:2]]
                 first = {**messages[1], "content": "\n\n".join(filter(None, contents))}
                 return _apply_template([first, *messages[2:]], tokenizer, tools, variables)
-            raise InvalidPrompt(
-                f"the chat template of {tokenizer.name_or_path!r} cannot render roles {roles}: {error}",
-                hint="Change the order of the roles, or set tokenizer.chat_template.",
-            ) from error
+            message = f"the chat template of {tokenizer.name_or_path!r} cannot render roles {roles}: {error}"
+            hint = "Change the order of the roles, or set tokenizer.chat_template."
+            raise InvalidPrompt(message, hint=hint) from error
     roles = [message["role"] for message in messages]
     if roles not in (["user"], ["system", "user"]):
         raise InvalidPrompt(
-            "expected one user message, with or without a system message: this tokenizer has no chat template, "
-            f"got roles {roles}",
+            f"expected one question, with or without a system message, got roles {roles}: there is no chat template",
             hint="Take its instruct version, set tokenizer.chat_template, or build Prompt(prefix, segments, suffix).",
         )
     return "\n\n".join(message["content"] for message in messages) + "\nAnswer:"
 
 
-def _with_short_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages in which ids of calls have nine letters or digits."""
-
-    def short(fields: dict[str, Any], key: str) -> dict[str, Any]:
-        text = str(fields.get(key))
-        fits = key not in fields or re.fullmatch("[a-zA-Z0-9]{9}", text)
-        return fields if fits else {**fields, key: hashlib.sha256(text.encode()).hexdigest()[:9]}
-
-    found = [short(message, "tool_call_id") for message in messages]
-    return [
-        {**each, "tool_calls": [short(call, "id") for call in each["tool_calls"]]} if "tool_calls" in each else each
-        for each in found
-    ]
+def _with_short_ids(fields: Any) -> Any:
+    """Return messages or calls in which ids of calls have nine letters or digits."""
+    if isinstance(fields, list):
+        return list(map(_with_short_ids, fields))
+    found = {**fields, "tool_calls": _with_short_ids(fields["tool_calls"])} if "tool_calls" in fields else dict(fields)
+    for key in {"id", "tool_call_id"} & found.keys():
+        text = str(found[key])
+        found[key] = text if re.fullmatch("[a-zA-Z0-9]{9}", text) else hashlib.sha256(text.encode()).hexdigest()[:9]
+    return found

@@ -25,32 +25,25 @@ _MARKED = re.compile(
     rf"{_BEGIN}(?P<nonce>[0-9a-f]*);(?P<size>\d*);(?P<group>[0-9a-f]*);(?P<score>(?:{_NUMBER})?){_HEADER_END}"
     rf"(?:(?P<title>{_TEXT}){_TITLE_END})?(?P<text>{_TEXT}){_END}"
 )
-_REST = re.compile(
+_REST = re.compile(  # what is left of marks that were cut in two, or whose characters a dump has escaped
     rf"(?:{_BEGIN}|(?<!\\)\\+ueca0)(?P<nonce>[0-9a-f]{{4,}});[0-9a-f;.+in-]*(?:{_HEADER_END}|\\+ueca1)?"
     rf"|[{_HEADER_END}-{_END}]|\\+ueca[23]"
 )
-"""What is left of marks that were cut in two, or whose characters a dump has escaped."""
 
 
 @dataclass(frozen=True)
 class Marked:
-    """A segment that was marked inside a string, with the size of its set and a digest of it if the mark has them."""
+    """A segment that was marked inside a string."""
 
     segment: Segment
-    size: int | None = None
+    size: int | None = None  # of its set, and a digest of that
     group: str = ""
 
 
 def mark(segment: Segment | str, size: int | None = None, *, group: str = "", nonce: str = _NONCE) -> str:
-    """Write a segment with text as a string with marks around it, from which `split_marked` restores it.
+    """Write title and text of a segment with marks around them, from which `split_marked` restores them.
 
-    The characters of marks in its own title and text are removed. Metadata is not written.
-
-    Args:
-        segment: The segment.
-        size: Number of segments of its set, so that missing ones are noticed. None: not said.
-        group: Digest that tells the set from its neighbours; see `mark_set`.
-        nonce: Proof that this process wrote the mark.
+    `size` is the number of segments of its set, and `group` tells that from its neighbours: see `mark_set`.
     """
     segment = Segment.of(segment)
     if segment.token_ids is not None:
@@ -69,14 +62,9 @@ def mark_set(segments: Iterable[Segment | str], *, nonce: str = _NONCE) -> str:
 
 
 def split_marked(text: str, *, nonce: str = _NONCE) -> tuple[list[str | Marked], bool]:
-    """Split a string with marks into texts and segments.
+    """Split a string with marks into texts and segments, without empty texts.
 
-    >>> [part if isinstance(part, str) else part.segment.text for part in split_marked("a " + mark("b") + " c")[0]]
-    ['a ', 'b', ' c']
-
-    Returns:
-        The parts, without empty texts; and whether there were other marks, which are removed: of another process, cut
-        in two, or escaped.
+    Also return whether there were other marks, which are removed: of another process, cut in two, or escaped.
     """
     if not has_marks(text):
         return [text] if text else [], False
@@ -85,8 +73,7 @@ def split_marked(text: str, *, nonce: str = _NONCE) -> tuple[list[str | Marked],
     found = [match for match in _MARKED.finditer(text) if match["nonce"] == nonce]
     for match in [*found, None]:
         between = text[position:] if match is None else text[position : match.start()]
-        if has_marks(between):
-            rest = True
+        rest = rest or has_marks(between)
         parts.append(between)
         if match is not None:
             segment = Segment(match["text"], match["title"], score=float(match["score"]) if match["score"] else None)
@@ -110,8 +97,5 @@ def _without_rest(text: str) -> str:
 
 
 def has_marks(text: str) -> bool:
-    """Return whether a text holds marks, of this process or another one, also in a dump that escapes them.
-
-    The characters of marks alone are none: fonts use them for icons.
-    """
+    """Return whether a text holds marks, also of another process or escaped; not just characters, fonts' icons."""
     return (_BEGIN in text or "ueca0" in text) and any(match["nonce"] for match in _REST.finditer(text))

@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 from invariant_rag.errors import OrderWarning
 from invariant_rag.prompts.recognition import Retrieval
@@ -32,11 +31,7 @@ class Finding:
 
 
 def report(findings: Iterable[Finding], *, fixes: Mapping[str, str] = FIXES, strict: bool = False) -> None:
-    """Warn of every finding with what to do about it, here or in `FIXES`; with `strict`, raise the first one.
-
-    Raises:
-        OrderWarning: There is a finding, and `strict` is set or Python's filters make warnings errors.
-    """
+    """Warn of every finding with what to do about it, here or in `FIXES`; with `strict`, raise the first one."""
     for finding in findings:
         fix = {**FIXES, **fixes}[finding.kind]
         warning = OrderWarning(f"The answer may depend on the order of the documents: {finding.message} {fix}", hint="")
@@ -47,16 +42,14 @@ def report(findings: Iterable[Finding], *, fixes: Mapping[str, str] = FIXES, str
 
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\W{_IDEOGRAPHS}]+")
-_PHRASE, _BEGINNING, _NAME = 5, 3, 3
-"""Neighbouring words that two texts hardly share by chance, the first words of a document that was cut, and characters
-of a title or a source that hardly occurs in other text by chance."""
+_PHRASE, _BEGINNING = 5, 3  # words that two texts hardly share by chance, and first words of a document that was cut
 
 
 def holds_documents(text: str, retrieval: Retrieval) -> bool:
     """Return whether a text holds documents of a retrieval, whole or in part, or names them all by title or source.
 
-    White space, letter case and punctuation do not matter, and neither does what the retriever was asked. One document
-    of several is enough if it is a phrase: the template may have picked the first.
+    White space, letter case, punctuation and what was asked do not matter. One of several documents is enough if it is
+    a phrase: the template may have picked the first.
     """
     documents = list(dict.fromkeys(each.text for each in retrieval.segments))
     if len(documents) < 2:
@@ -83,8 +76,7 @@ def _phrases(text: str, length: int, most: int | None = None) -> set[tuple[str, 
 
 
 def _names(text: str, values: Sequence[str]) -> bool:
-    """Return whether a text names a document by one of its fields."""
-    names = (each for each in values if len(each) >= _NAME and any(map(str.isalpha, each)) and each in text)
+    names = (each for each in values if len(each) > 2 and any(map(str.isalpha, each)) and each in text)
     return any(re.search(rf"(?<!\w){re.escape(each)}(?!\w)", text) for each in names)
 
 
@@ -95,14 +87,9 @@ _LABELLED = re.compile(
     _FLAGS,
 )
 _TAGGED = re.compile(
-    r"<(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>([^<]*)</\1>", re.IGNORECASE
+    r"<(doc|document|source|passage|chunk|context|snippet|search_result)\b[^<>]*>\s*(?:[^<\s]+\s+){2}[^<\s][^<]*</\1>",
+    re.IGNORECASE,
 )
-_SOURCED = re.compile(
-    r"^[^\w\n]*(?:source|title|file|url|metadata)[^\w\n]*:[^\n]*\n"
-    r"[^\w\n]*(?:page[ _])?(?:content|text|excerpt)[^\w\n]*:",
-    _FLAGS,
-)
-_PRINTED = re.compile(r"\bDocument\((?:id='[^'\n]*', )?metadata=\{")
 _ANNOUNCED = re.compile(
     r"\b(?:following|provided|given|retrieved)(?: (?:pieces|parts|of|the|retrieved|provided|relevant|text)){0,4} "
     r"(?:context|documents?|passages|sources|excerpts|snippets|search results)\b(?! (?:class|manager|menu|window)s?\b)"
@@ -118,30 +105,20 @@ _CODE = re.compile(r"```.*?```", re.DOTALL)
 _INSTRUCTION = re.compile(
     r"\W*given (?:the|this|these) (?:\w+ )?(?:context|documents?|information|sources)\b", re.IGNORECASE
 )
-"""How a paragraph begins that says what to do with a context, below it."""
-_TELLING_WORDS = 3
-
-
-def _is_telling(text: str) -> bool:
-    return len(text.split()) >= _TELLING_WORDS
 
 
 def looks_listed(text: str, *, introduced: bool = False) -> bool:
-    r"""Return whether a text plainly holds several documents: labelled by numbers or sources, in tags, or printed.
+    """Return whether a text plainly holds several documents of three words or more: labelled by numbers, or in tags.
 
-    What follows a label has to say something: `Document 1: the contract` is a list of documents, and not their text.
     With `introduced`, it is enough that a context is announced and two paragraphs that are no question follow.
-
-    >>> text = "Use the following context:\n\nFerries leave at noon.\n\nMills grind barley.\n\nQuestion: when?"
-    >>> looks_listed(text), looks_listed(text, introduced=True)
-    (False, True)
     """
     labels = list(_LABELLED.finditer(text))
     stops = [*map(re.Match.start, labels[1:]), len(text)]
-    telling = {int(each[1]) for each, stop in zip(labels, stops, strict=False) if _is_telling(text[each.end() : stop])}
+    telling = {
+        int(each[1]) for each, stop in zip(labels, stops, strict=False) if len(text[each.end() : stop].split()) > 2
+    }
     counted = not telling.isdisjoint(map((1).__add__, telling))
-    tagged = sum(map(_is_telling, map(itemgetter(1), _TAGGED.findall(text))))
-    if counted or max(tagged, len(_SOURCED.findall(text)), len(_PRINTED.findall(text))) > 1:
+    if counted or len(_TAGGED.findall(text)) > 1:
         return True
     text = _CODE.sub("", text)
     announced = _ANNOUNCED.search(text) if introduced else None
@@ -150,7 +127,7 @@ def looks_listed(text: str, *, introduced: bool = False) -> bool:
     inside = text[(_CONTEXT.search(text, announced.end()) or announced).end() :]
     closed = _CLOSED.search(inside)
     paragraphs = re.split(r"\n[ \t]*\n", inside[: closed.start()] if closed else inside)
-    told = (each for each in paragraphs if _is_telling(each) and not _INSTRUCTION.match(each))
+    told = (each for each in paragraphs if len(each.split()) > 2 and not _INSTRUCTION.match(each))
     return sum(not each.rstrip().endswith("?") for each in told) > 1
 
 
@@ -167,15 +144,7 @@ _STATED = re.compile(
 
 
 def states_order(text: str, retrievals: Iterable[Retrieval] = ()) -> bool:
-    """Return whether a text says that documents are in an order. What retrievers were asked does not count.
-
-    A *final result* is what the model is to write, and no document.
-
-    >>> states_order("Documents, newest first:"), states_order("Use the documents:")
-    (True, False)
-    """
-    if _STATED.search(text) is None:
-        return False
+    """Return whether a text says that documents are in an order. What retrievers were asked does not count."""
     for query in sorted({each.query.strip() for each in retrievals} - {""}, key=len, reverse=True):
         text = text.replace(query, " ")
     return _STATED.search(text) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncio import current_task
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +18,7 @@ _MOST_RUNS = 10_000
 
 @dataclass
 class Outside:
-    """What was last retrieved in a context by a run that no model was asked in, such as a retriever on its own."""
+    """What was last retrieved in a context by a run that asked no model, such as a retriever on its own."""
 
     retrievals: list[Retrieval]
     task: tuple[int, int]  # the thread and the task in which the run began
@@ -29,14 +30,12 @@ _OUTSIDE: ContextVar[Outside | None] = ContextVar("invariant_rag_outside", defau
 def begin_outside() -> Outside:
     """Return where an outermost run of this thread and task puts what it retrieves, if it asks no model.
 
-    It is known to `outside_retrievals` in this context, and in copies of it. Other threads and tasks have one of their
-    own. To be called where the run is: its end may be reported in a task of the framework.
+    It is known in this context, and in copies of it. To be called where the run begins: its end may be reported in a
+    task of the framework.
     """
-    outside = _OUTSIDE.get()
-    try:
+    outside, task = _OUTSIDE.get(), (get_ident(), 0)
+    with suppress(RuntimeError):  # no event loop runs in this thread
         task = get_ident(), id(current_task())
-    except RuntimeError:  # no event loop runs in this thread
-        task = get_ident(), 0
     if outside is None or outside.task != task:
         outside = Outside([] if outside is None else outside_retrievals(), task)
         _OUTSIDE.set(outside)
@@ -69,7 +68,6 @@ class _Run:
 
     @property
     def path(self) -> list[_Run]:
-        """The run, its parent, ... and its root."""
         path = [self]
         while path[-1].parent is not None:
             path.append(path[-1].parent)
@@ -77,11 +75,7 @@ class _Run:
 
 
 class RunRetrievals:
-    """Retrievals and slots by run. Runs are trees of calls, as frameworks trace them: a chain, a retriever, a model.
-
-    They are known within one root run, and forgotten when it ends. `outside_retrievals` has them then if no model was
-    asked in it. Safe for threads.
-    """
+    """Retrievals and slots by run, in trees of calls: known within one root run, and gone with it. Safe for threads."""
 
     def __init__(self) -> None:
         self._runs: OrderedDict[Hashable, _Run] = OrderedDict()
@@ -98,9 +92,7 @@ class RunRetrievals:
     def end(self, run: Hashable, *, failed: bool = False) -> None:
         """Note that a run ended. What a root run retrieved for no model is then known outside of it."""
         with self._lock:
-            own = self._runs.pop(run, None)
-            if own is None:
-                return
+            own = self._runs.pop(run, None) or _Run(None, None, None)
             own.ended = True
             if own.outside is not None and own.noted and not failed:
                 own.outside.retrievals = [] if own.is_asked else [each for _, each in own.noted]
@@ -111,7 +103,7 @@ class RunRetrievals:
             own, root = self._find(run)
             if own is None or root is None or not retrieval.segments:
                 return
-            if not retrieval.is_set and any(each.segments == retrieval.segments for _, each in root.noted):
+            if not retrieval.is_set and retrieval.segments in [each.segments for _, each in root.noted]:
                 return  # handed from run to run
             if own.query is not None:
                 root.noted = [(each, found) for each, found in root.noted if own not in each.path]
@@ -136,7 +128,6 @@ class RunRetrievals:
             return [replace(each, one_by_one=inside) for _, each in root.noted], list(root.slots)
 
     def _find(self, run: Hashable | None) -> tuple[_Run | None, _Run | None]:
-        """Return a run, and its root as long as that goes on."""
         own = self._runs.get(run)
         root = None if own is None else own.path[-1]
         return own, None if root is None or root.ended else root

@@ -1,8 +1,7 @@
 """Tokenize every part of a prompt on its own, and keep text from outside text.
 
 Names of control tokens in text from outside are cut while a template is rendered, and never matched. A copy of the
-tokenizer encodes such text. Its control tokens have other names, which nobody can know, so a name in the text is like
-any other word.
+tokenizer encodes such text. Its control tokens have other names, which nobody can know.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, proxy
 
 from invariant_rag.checks import check_text
-from invariant_rag.errors import InvalidPrompt, InvalidSegment, TokenizerRequired
+from invariant_rag.errors import InvalidPrompt, InvalidSegment, InvariantRAGError, TokenizerRequired
 from invariant_rag.locks import ForkSafeLock
 from invariant_rag.orderings.base import Candidate
-from invariant_rag.prompts.control_tokens import control_tokens, rendered_probes
+from invariant_rag.prompts.template_probes import control_tokens, rendered_probes
 from invariant_rag.segments import (
     Prompt,
     Segment,
@@ -40,16 +39,12 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
-CUT = "\ueca4\ueca6\ueca5"
-"""In a rendered text, cuts the name of a control token that came from outside: the name is literal."""
-PRIVATE = "\ueca4\ueca5\ueca6"
-"""Characters that stand for cuts and sets in a rendered text. They are removed from every text of a message."""
-
+CUT = "\ueca4\ueca6\ueca5"  # in a rendered text, makes the name of a control token literal
+PRIVATE = "\ueca4\ueca5\ueca6"  # stand for cuts and sets in a rendered text, and are removed from every message
 _PRIVATE = re.compile(f"[{PRIVATE}]")
 _AFTER = rf"\g<0>{CUT}"
 _SPACE = "\u2581"  # SentencePiece's mark of a space
-_CHOSEN_KEYS = frozenset({"$defs", "arguments", "definitions", "patternProperties", "properties"})
-"""Fields of tools and calls in which the keys of an object come from outside too."""
+_CHOSEN_KEYS = {"$defs", "arguments", "definitions", "patternProperties", "properties"}  # keys are from outside, too
 _LONG = 4096  # characters
 _SAMPLE = "A harbour, 3 ships."
 _NONCE = secrets.token_hex(8)
@@ -57,27 +52,22 @@ _NONCE = secrets.token_hex(8)
 
 @dataclass(frozen=True)
 class TokenizedPrompt:
-    """A prompt as token ids: of the texts around the sets, and of the segments, in input order, to be ranked."""
+    """A prompt as token ids."""
 
-    texts: tuple[TokenIds, ...]
-    sets: tuple[tuple[Candidate, ...], ...]
+    texts: tuple[TokenIds, ...]  # around the sets
+    sets: tuple[tuple[Candidate, ...], ...]  # of segments in input order, to be ranked
 
 
 def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> TokenizedPrompt:
     """Tokenize every text and every segment of a prompt separately.
 
     Special tokens are parsed in texts and are literal in segments. Those that the tokenizer prepends to a text (bos)
-    are prepended to the first text, unless it starts with them. Token ids are not changed, and get no bos.
-
-    Raises:
-        InvalidPrompt: `prompt` is not a `Prompt`.
-        TokenizerRequired: The prompt holds text and there is no tokenizer.
+    are prepended to the first text, unless it starts with them. Token ids are not changed, and get no bos. Text without
+    a tokenizer is a `TokenizerRequired`.
     """
     if not isinstance(prompt, Prompt):
-        raise InvalidPrompt(
-            f"expected a Prompt, got {type(prompt).__name__}",
-            hint="Build one with lm.chat_prompt(question, documents), or with Prompt(prefix, segments, suffix).",
-        )
+        hint = "Build one with lm.chat_prompt(question, documents), or with Prompt(prefix, segments, suffix)."
+        raise InvalidPrompt(f"expected a Prompt, got {type(prompt).__name__}", hint=hint)
     literals = None if tokenizer is None else literals_of(tokenizer)
     texts = list(map(_encode_text if literals is None else literals.encode_text, prompt.texts))
     first, last = prompt.texts[0], prompt.texts[-1]
@@ -90,23 +80,18 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -
         segments = tuple(each)
         written = list(map(prompt.rendering if each.slots is None else plain_rendering, segments))
         encoded = _encode_segments(segments, written, literals)
-        candidates = []
-        for segment, rendered, ids in zip(segments, written, encoded, strict=True):
-            text: str | None = rendered
-            if segment.token_ids is not None:
-                text = None if tokenizer is None else str(tokenizer.decode(list(segment.token_ids)))
-            candidates.append(Candidate(segment, ids, text))
-        sets.append(tuple(candidates))
+        texts_of: list[str | None] = [*written]
+        for place, ids in enumerate(map(attrgetter("token_ids"), segments)):
+            if ids is not None:
+                texts_of[place] = None if tokenizer is None else str(tokenizer.decode(list(ids)))
+        sets.append(tuple(map(Candidate, segments, encoded, texts_of)))
     return TokenizedPrompt(tuple(texts), tuple(sets))
 
 
 def tokenize_in_slots(
     segments: SegmentSet, ranks: Sequence[int], tokenizer: PreTrainedTokenizerBase | None
 ) -> list[TokenIds]:
-    """Tokenize the segments of a set that has slots, each in the slot of its physical place; return ids by rank.
-
-    `ranks` are indices of the segments by rank. Rank 0 takes the last slot: it is placed nearest to what follows.
-    """
+    """Tokenize segments, given by rank, each in the slot of its physical place. Rank 0 takes the last: the nearest."""
     ranked = [segments[index] for index in ranks]
     slots = reversed(segments.slots or ())
     written = [slot.render(segment) for segment, slot in zip(ranked, slots, strict=True)]
@@ -157,7 +142,7 @@ class Trusted:
 
 
 def literals_of(tokenizer: PreTrainedTokenizerBase) -> Literals:
-    """Return what makes text literal for a tokenizer, made once per tokenizer and control tokens."""
+    """Return what makes text literal for a tokenizer: made once, as long as it has the same control tokens."""
     control = control_tokens(tokenizer)
     known = _literals.get(tokenizer)
     if known is None or known.control is not control:
@@ -206,32 +191,28 @@ class Literals:
                 if index in self.control and (name := text[start:stop].strip()):
                     yield name, index
 
-    # --- while a template is rendered ---
-
     def cut(self, value: Any, key: str = "") -> Any:
         """Keep a string, or JSON with strings in it, from forming names of control tokens.
 
-        The cuts are at every character with which a name begins or ends, so a template may also leave parts of the text
-        away without joining a name from the rest. A string is cut off from what the template writes beside it, if the
-        two could form a name. The cuts pass through a chat template, and end in `tokenize_prompt`. `PRIVATE` characters
-        are removed. `key` is the field of the value: types of a schema are words that templates compare.
+        The cuts are where a name could begin or end, so a template may also leave parts of the text away, or write
+        something beside it. `key` is the field of the value: types of a schema are words that templates compare.
         """
         if isinstance(value, str):
             text = _PRIVATE.sub("", value)
-            ids = _ids(self._aliased, text) if self._unknown_is_control and self._aliased is not None else ()
-            if ids and (found := self._control_in(ids)):
-                raise InvalidPrompt(
-                    f"the tokenizer encodes a character of {shown(text)} as a control token: {found}",
-                    hint="Remove what it cannot encode as text, or use another tokenizer.",
-                )
+            if self._unknown_is_control and self._aliased is not None:
+                self._refuse_control(text, _ids(self._aliased, text), InvalidPrompt)
             return self._cut_names(text) if key == "type" else self._cut_off(text)
         if isinstance(value, Mapping):
             cut_key = self.cut if key in _CHOSEN_KEYS else self._cut_key
             return {cut_key(name): self.cut(each, name) for name, each in value.items()}
         return [self.cut(each, key) for each in value] if isinstance(value, list | tuple) else value
 
-    def _control_in(self, ids: Iterable[int]) -> str:
-        return ", ".join(sorted({self.control[index] for index in ids if index in self.control}))
+    def _refuse_control(self, text: str, ids: TokenIds, error: type[InvariantRAGError]) -> None:
+        if names := sorted({self.control[index] for index in ids if index in self.control}):
+            hint = "Remove what it cannot encode as text, or use another tokenizer."
+            raise error(
+                f"the tokenizer encodes a part of {shown(text)} as a control token: {', '.join(names)}", hint=hint
+            )
 
     def _cut_key(self, key: Any) -> Any:
         """Cut a key, unless it is a word: templates look for keys by their names."""
@@ -281,8 +262,6 @@ class Literals:
         parts = (piece + (CUT if place in inside else "") for piece, place in zip(pieces, places, strict=False))
         return "".join(parts) + pieces[-1]
 
-    # --- token ids ---
-
     def encode_text(self, text: Text) -> TokenIds:
         """Return ids of a text in which names of control tokens count, unless they are cut; ids as they are given."""
         if not isinstance(text, str):
@@ -300,10 +279,7 @@ class Literals:
         for text in texts:
             ids = self._encode_halves(text) if self._aliased is None else _ids(self._aliased, text)
             if not self.control.keys().isdisjoint(ids):
-                raise InvalidSegment(
-                    f"the tokenizer encodes {shown(text)} in a segment as a control token: {self._control_in(ids)}",
-                    hint="Remove what it cannot encode as text from the segment, or use another tokenizer.",
-                )
+                self._refuse_control(text, ids, InvalidSegment)
             found.append(ids)
         return found
 
@@ -369,15 +345,11 @@ _literals: WeakKeyDictionary[PreTrainedTokenizerBase, Literals] = WeakKeyDiction
 
 
 def _first_signs(names: Iterable[str]) -> list[str]:
-    """Return the characters with which names begin, if they are no letters."""
     return sorted({name[0] for name in names if not name[0].isalnum()})
 
 
 def _cuts(names: Iterable[str]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return patterns of where texts are cut: before the last character of a name, and behind its first.
-
-    Letters are too common for that: a name that begins with one is cut where all of it occurs.
-    """
+    """Return where texts are cut: before the last sign of a name, and behind its first."""
     bare = {name: name.strip(f"{_SPACE} \n\r\t") or name for name in names}
     closings = sorted({name[-1] for name in bare.values() if len(name) > 1 and not name[-1].isalnum()})
     words = {name for name, each in bare.items() if each[0].isalnum()}
@@ -394,8 +366,7 @@ def _ids(tokenizer: Tokenizer, text: str) -> TokenIds:
     return tuple(encoded.ids)
 
 
-def _alias(index: int) -> str:
-    """Return a name that no text holds, and that normalizers leave as it is: letters and digits."""
+def _alias(index: int) -> str:  # no text holds it, and normalizers leave it: letters and digits
     return f"\ua66e{_NONCE}{index}\ua66e"
 
 

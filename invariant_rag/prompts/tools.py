@@ -28,13 +28,11 @@ class Tool:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise InvalidTool(
-                f"expected a tool's name of up to 128 letters, digits and _ . / : -, got {shown(self.name)}"
-            )
+            raise InvalidTool(f"expected a name of up to 128 letters, digits and _ . / : -, got {shown(self.name)}")
         check_text("description", self.description, error=InvalidTool)
         if not isinstance(self.parameters, Mapping) or self.parameters.get("type", "object") != "object":
             raise InvalidTool(
-                f"expected a JSON schema of an object as parameters of tool {self.name!r}, got {shown(self.parameters)}"
+                f"expected a schema of an object as parameters of {self.name!r}, got {shown(self.parameters)}"
             )
         _check_json(f"parameters of tool {self.name!r}", self.parameters)
 
@@ -47,15 +45,12 @@ class Tool:
         if "name" not in function:
             raise InvalidTool(f"expected a Tool, or a dict with the name of a function, got {shown(tool)}")
         description, parameters = function.get("description"), function.get("parameters")
-        nothing = parameters is None or (isinstance(parameters, dict) and not parameters)
-        return cls(
-            function["name"],
-            "" if description is None else description,
-            _NO_PARAMETERS if nothing else parameters,
-        )
+        if parameters is None or (isinstance(parameters, dict) and not parameters):
+            parameters = _NO_PARAMETERS
+        return cls(function["name"], "" if description is None else description, parameters)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the tool in OpenAI's shape, which chat templates take."""
+        """Return the tool in OpenAI's shape."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
@@ -90,15 +85,11 @@ class ToolCall:
                 arguments = parse_json(arguments) if arguments.strip() else None
         except ValueError as error:
             raise InvalidTool(f"expected JSON as arguments of {function['name']!r}, got {shown(arguments)}") from error
-        identifier = call.get("id")
-        return cls(
-            "" if identifier is None else check_text("id", identifier, error=InvalidTool),
-            function["name"],
-            {} if arguments is None else arguments,
-        )
+        identifier = "" if call.get("id") is None else call["id"]
+        return cls(identifier, function["name"], {} if arguments is None else arguments)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the call in the shape that transformers documents for `tool_calls` of a message."""
+        """Return the call in the shape that transformers documents."""
         function = {"name": self.name, "arguments": dict(self.arguments)}
         return {"type": "function", "id": self.id, "function": function}
 
@@ -131,21 +122,14 @@ def as_tools(tools: Iterable[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
 
 
 def choice_of(given: Mapping[str, Any] | str | bool | None) -> str:
-    """Return the choice of a tool, in a shape of OpenAI or of a framework, as `AnswerRequest` takes it.
-
-    >>> choice_of(None), choice_of(True), choice_of(False), choice_of({"function": {"name": "search"}})
-    ('auto', 'required', 'none', 'search')
-    """
+    """Return the choice of a tool, in a shape of OpenAI or of a framework, as `AnswerRequest` takes it."""
     if given is None or isinstance(given, str):
         return given or "auto"
     if isinstance(given, bool):
         return "required" if given else "none"
     if isinstance(name := _function_of(given).get("name"), str):
         return name
-    raise InvalidTool(
-        "expected 'auto', 'none', 'required', the name of a tool, or a dict with that name as tool_choice, got "
-        f"{shown(given)}"
-    )
+    raise InvalidTool(f"tool_choice: expected 'auto', 'none', 'required', or the name of a tool, got {shown(given)}")
 
 
 def call_id(prompt: str, index: int, name: str) -> str:

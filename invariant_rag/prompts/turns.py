@@ -1,8 +1,4 @@
-"""Conversations in which every segment is in a set.
-
-Segments arrive as parts of a turn, between marks inside text, or as slots of a template; see `recognition`. Text is
-split where a set stands in it, and never changed.
-"""
+"""Conversations in which every segment is in a set. Text is split where a set stands in it, and never changed."""
 
 from __future__ import annotations
 
@@ -55,14 +51,9 @@ class Recognition:
 def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots: Iterable[str] = ()) -> Recognition:
     """Put the segments of a conversation into sets, and say what is not understood.
 
-    Neighbouring segments of a turn are a set, if nothing but white space, or the same text, is between them. What an
+    Neighbouring segments of a turn are a set, if nothing but white space, or the same text, is between them. A slot
+    that `find_set` recognises in the retrievals of the run becomes a set in its place, if it occurs once. What an
     assistant said is never a slot, and nobody is warned of it.
-
-    Args:
-        turns: The conversation.
-        retrievals: What was retrieved in this run.
-        slots: Values of the template's variables, contents of tool messages, and content blocks. One that `find_set`
-            recognises becomes a set in its place, if it occurs in the conversation once.
     """
     known = list(retrievals)
     findings: list[Finding] = []
@@ -78,18 +69,13 @@ def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots
 
 
 def parse_marked(text: str) -> Prompt:
-    """Parse a string with segments written by `mark` into a prompt; nothing is reported.
-
-    >>> from invariant_rag.prompts import mark
-    >>> parse_marked("Documents: " + mark("one") + mark("two") + " Which?").segments == SegmentSet(["one", "two"])
-    True
-    """
+    """Parse a string with segments written by `mark` into a prompt; nothing is reported."""
     (turn,) = recognize([Turn("user", (text,))]).turns
     return Prompt.of(*turn.parts, rendering=document_rendering)
 
 
 def merge_texts(parts: Iterable[Any]) -> list[Any]:
-    """Join neighbouring texts, and leave out empty ones. Texts of a framework's own kind of str stay by themselves."""
+    """Join neighbouring texts, and leave out empty ones. Those of a framework's own kind of str stay by themselves."""
     merged: list[Any] = []
     for part in parts:
         if type(part) is str and merged and type(merged[-1]) is str:
@@ -112,19 +98,14 @@ def _contents(turns: Iterable[Turn]) -> tuple[list[str], list[SegmentSet]]:
 
 
 def _placed(turn: Turn, slot: str, segments: SegmentSet) -> Turn:
-    """Return a turn with a set in the place of a slot."""
     parts: list[Any] = []
     for part in turn.parts:
-        if isinstance(part, str) and slot in part:
-            before, _, after = part.partition(slot)
-            parts += [before, segments, after]
-        else:
-            parts.append(part)
+        before, found, after = part.partition(slot) if isinstance(part, str) else (part, "", "")
+        parts += [before, segments, after] if found else [part]
     return replace(turn, parts=tuple(merge_texts(parts)))
 
 
 def _with_sets(turn: Turn, known: Sequence[Retrieval], findings: list[Finding]) -> Turn:
-    """Return a turn whose declared segments are in sets."""
     parts: list[Any] = []
     marked: list[Marked] = []
     for part in turn.parts:
@@ -177,12 +158,11 @@ def _joined(segments: list[Segment], gaps: list[str], findings: list[Finding]) -
 
 
 def _restored(segment: Segment, known: Sequence[Retrieval]) -> Segment:
-    """Return a marked segment with the metadata and score of its document, which marks do not carry."""
+    """Return a marked segment with what marks do not carry of its document."""
     alike = (each for one in known for each in one.segments if each.text == segment.text)
     document = min(alike, key=attrgetter("canonical_key"), default=segment)
-    return replace(
-        segment, metadata=document.metadata, score=document.score if segment.score is None else segment.score
-    )
+    score = document.score if segment.score is None else segment.score
+    return replace(segment, metadata=document.metadata, score=score)
 
 
 def _check(turns: Iterable[Turn], known: Sequence[Retrieval], free: str, sets: Sequence[SegmentSet]) -> list[Finding]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from invariant_rag.errors import InvariantRAGError
 from invariant_rag.prompts import Tool, control_tokens, question_messages, render_chat, tokenize_prompt
-from invariant_rag.prompts.control_tokens import rendered_probes, template_words
+from invariant_rag.prompts.template_probes import rendered_probes, template_words
 from invariant_rag.segments import Prompt, Segment, SegmentSet
 
 if TYPE_CHECKING:

@@ -20,14 +20,13 @@ from invariant_rag.attention import BACKENDS, resolve_backend
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, _sliding_window, override_attention
 from invariant_rag.attention.per_model import cache_keyword, forward_parameters
-from invariant_rag.attention.positions import Rotation, of_table
-from invariant_rag.attention.softmax import causal_mask, merge_attn_states, partial_attention
+from invariant_rag.attention.positions import of_table
 from invariant_rag.errors import UnknownName, UnsupportedModel
 from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.methods import resolve_method
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
-from invariant_rag.testing.rounding import assert_rounded_alike, rounding
+from invariant_rag.testing.rounding import rounding
 
 
 def test_backends_have_names_and_auto_chooses_by_the_device() -> None:
@@ -137,22 +136,6 @@ def test_rows_of_a_ring_give_the_same_alone_and_together(
     expected = lm.with_method(backend="reference").logits(prompt)
     monkeypatch.setattr("invariant_rag.attention.sdpa._BATCH", together)
     torch.testing.assert_close(lm.logits(prompt), expected, atol=rounding(lm.logits, prompt), rtol=0)
-
-
-def test_a_part_and_the_rest_merge_to_the_whole() -> None:
-    draw = torch.Generator().manual_seed(0)
-    queries, keys, values = (torch.randn(heads, 11, 16, generator=draw, dtype=torch.float64) for heads in (4, 2, 2))
-    call = AttentionCall(queries, keys, values, Rotation(None), scaling=0.25)
-    whole = partial_attention(call, queries, keys, values).out
-    for cut in (1, 5, 10):
-        parts = [partial_attention(call, queries, keys[:, a:b], values[:, a:b]) for a, b in ((0, cut), (cut, 11))]
-        assert_rounded_alike(merge_attn_states(parts).out, whole)
-
-
-def test_masks_show_the_past_within_the_sliding_window() -> None:
-    assert causal_mask(2, 4, None, torch.device("cpu")).tolist() == [[True, True, True, False], [True] * 4]
-    windowed = [[False, True, True, False], [False, False, True, True]]
-    assert causal_mask(2, 4, 2, torch.device("cpu")).tolist() == windowed
 
 
 def test_the_window_is_read_off_the_mask_of_transformers_and_other_masks_are_refused() -> None:

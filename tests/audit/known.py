@@ -25,12 +25,10 @@ def records(count: int = 24, size: int = 4) -> list[dict[str, object]]:
 
 
 def first(question: str, segments: Sequence[Segment]) -> str:
-    """Answer from the first segment."""
     return segments[0].text
 
 
 def sorting(question: str, segments: Sequence[Segment]) -> str:
-    """Sort, and answer from the first segment."""
     return min(segment.text for segment in segments)
 
 
@@ -40,5 +38,4 @@ def symmetric(question: str, segments: Sequence[Segment]) -> str:
 
 
 def at_random(question: str, segments: Sequence[Segment]) -> str:
-    """Answer from any segment."""
     return random.choice(segments).text

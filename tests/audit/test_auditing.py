@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from invariant_rag.audit import Question, Reply, audit
+from invariant_rag.audit import ABOUT, Estimate, Question, Reply, audit
 from invariant_rag.audit.grading import Grader
 from invariant_rag.audit.report import Gate
 from invariant_rag.errors import (
@@ -93,14 +93,6 @@ def test_a_system_that_reads_the_last_is_told_to_reverse_and_the_gain_is_right()
     assert dict(found.advice)["Recommendation"].startswith("Use `reverse`")
 
 
-def test_without_evidence_nothing_is_left_and_nothing_is_kept() -> None:
-    found = audit(noisy(last, 0.3), records(20), seed=2)
-    assert found.screen.outcome == "cannot tell yet"
-    advice = dict(found.advice)
-    assert "Leave it" not in advice["Recommendation"]
-    assert f"{found.screen.more:,} questions more" in advice["Recommendation"]
-
-
 def test_remedies_and_today_have_as_many_distinct_draws() -> None:
     seen = list[tuple[str, ...]]()
 
@@ -113,14 +105,6 @@ def test_remedies_and_today_have_as_many_distinct_draws() -> None:
     assert found.calls == len(seen) == 5 * found.screen.asked + 3 * 2 * 30 + 2 * (30 - found.screen.asked)
     repeats = 20  # of the first questions, one call is a plain repeat
     assert len(seen) - len(set(seen)) <= repeats + 30  # sorting may give the order of today
-
-
-def test_a_remedy_among_several_has_a_corrected_p_value() -> None:
-    p_values = []
-    for remedies in (("reverse",), ("reverse", "sort", "ends-first")):
-        found = audit(noisy(last, 0.05), records(20, size=6), remedies=remedies, seed=3)
-        p_values.append(next(each.p for each in found.comparisons if each.name == "reverse"))
-    assert p_values[1] >= min(1.0, 1.5 * p_values[0])
 
 
 def test_a_vote_is_compared_on_request_and_its_calls_are_told() -> None:
@@ -155,8 +139,10 @@ def test_a_system_that_only_rewords_is_judged_by_meaning() -> None:
     found = audit(rewording, asked, judge=judge, remedies=())
     assert found.screen.outcome == "order does not matter"
     assert "contradicted itself on 0 of" in dict(found.advice)["To know"]
-    by_words = audit(rewording, asked, remedies=())
-    assert by_words.screen.outcome != "order matters"  # chance is no order, whatever counts as the same
+    divided = audit(first, asked[:8], judge=lambda prompt: "yes" if "First answer: Nu" in prompt else "no", remedies=())
+    assert divided.judge.divided > 0
+    grader = Grader([Question("Who?", ())], judge=lambda prompt: "yes" if "First answer: Ann" in prompt else "no")
+    assert grader.classes(Question("Who?", ()), ["Ann", "Bo"]) == [3, 4]  # divided by their order, they differ
 
 
 def test_embeddings_tell_other_words_from_other_answers() -> None:
@@ -169,27 +155,13 @@ def test_embeddings_tell_other_words_from_other_answers() -> None:
     assert grader.classes(asked, ["Yes.", "No."]) != grader.classes(asked, ["Yes.", "Yes!"])
 
 
-def test_answers_that_divide_a_judge_by_their_order_are_different_answers() -> None:
-    asked = Question("Who?", ())
-    grader = Grader([asked], judge=lambda prompt: "yes" if "First answer: Ann" in prompt else "no")
-    assert grader.classes(asked, ["Ann", "Bo"]) == [3, 4]
-
-
-def test_a_judge_that_is_often_wrong_is_refused_and_one_that_flips_is_told() -> None:
-    with pytest.raises(AuditFailed, match="wrong on 50% of the verdicts"):
-        audit(first, records(20), judge=lambda prompt: "yes")
-    asked = [{name: each[name] for name in ("question", "segments")} for each in records(20)]
-    found = audit(first, asked, judge=lambda prompt: "yes" if "First answer: Nu" in prompt else "no", remedies=())
-    assert found.judge.divided > 0
-
-
-def test_errors_are_an_outcome(tmp_path: Path) -> None:
+def test_errors_and_exits_are_an_outcome(tmp_path: Path) -> None:
     def failing(question: str, segments: Sequence[Segment]) -> str:
         if "right" in segments[0].text:
             raise RuntimeError("no such page")
         return symmetric(question, segments)
 
-    found = audit(failing, records(60), retries=0, out=tmp_path / "out", remedies=())
+    found = audit(failing, records(20), retries=0, out=tmp_path / "out", remedies=())
     assert found.order_matters
     assert 0.1 < found.measures["errors"].value < 0.4
     assert "RuntimeError: no such page" in dict(found.advice)["To know"]
@@ -197,70 +169,16 @@ def test_errors_are_an_outcome(tmp_path: Path) -> None:
     stored = (tmp_path / "out" / "answers.jsonl").read_text().splitlines()
     assert len(stored) == sum(answer.text is not None for each in found.asked for answer in each.answers)
 
-
-def test_a_failure_that_passes_is_tried_again(tmp_path: Path) -> None:
-    failed = list[str]()
-
-    def flaky(question: str, segments: Sequence[Segment]) -> str:
-        if len(failed) < 2:
-            failed.append(question)
-            raise ConnectionError("try later")
-        return symmetric(question, segments)
-
-    found = audit(flaky, records(4), remedies=())
-    assert found.measures["errors"].value == 0.0
-    assert found.errors == ["ConnectionError: try later"]
-
-
-def test_a_system_that_never_answers_stops_the_audit_soon() -> None:
-    calls = []
-
-    def failing(question: str, segments: Sequence[Segment]) -> str:
-        calls.append(question)
-        raise ConnectionError("no line")
-
-    with pytest.raises(AuditFailed, match="ConnectionError: no line"):
-        audit(failing, records(20), retries=0)
-    assert len(calls) == 10
-
-
-def test_a_system_that_exits_fails_that_call_and_no_other() -> None:
     def exits(question: str, segments: Sequence[Segment]) -> str:
         return sys.exit(3) if "right" in segments[0].text else "x"
 
     async def exits_later(question: str, segments: Sequence[Segment]) -> str:
-        await asyncio.sleep(0)
         return exits(question, segments)
 
     for system in (exits, exits_later):
         found = audit(system, records(8), retries=0, remedies=())
         assert 0 < found.measures["errors"].value < 1
         assert found.errors == ["RuntimeError: the system called sys.exit(3); expected an answer or an error"]
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_an_interrupt_stops_an_audit(is_async: bool) -> None:
-    def interrupted(question: str, segments: Sequence[Segment]) -> str:
-        raise KeyboardInterrupt
-
-    async def interrupted_later(question: str, segments: Sequence[Segment]) -> str:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        audit(interrupted_later if is_async else interrupted, records(3))
-
-
-def test_async_systems_are_awaited_in_one_loop() -> None:
-    loops = set()
-
-    async def awaited(question: str, segments: Sequence[Segment]) -> Reply:
-        loops.add(asyncio.get_running_loop())
-        await asyncio.sleep(0)
-        return Reply(first(question, segments), tokens=3)
-
-    found = audit(awaited, records(3), workers=4)
-    assert len(loops) == 1
-    assert found.as_dict()["tokens"] == 45
 
 
 def test_an_audit_is_resumed_and_asks_nothing_twice(tmp_path: Path) -> None:
@@ -294,101 +212,40 @@ def test_an_edited_system_never_gets_answers_of_the_old_one(tmp_path: Path) -> N
         assert "resume" in refused.value.hint or "new folder" in refused.value.hint
 
 
-def test_the_order_of_a_run_does_not_depend_on_threads(tmp_path: Path) -> None:
-    one, many = (audit(first, records(12), workers=workers).as_dict() for workers in (1, 6))
-    for each in (one, many):
-        del each["date"], each["seconds"]
-    assert one == many
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"remedies": ["srot"]}, UnknownName, "did you mean 'sort'"),
-        ({"remedies": ["rotor"]}, UnsupportedCombination, "not one of ours"),
-        ({"metric": "best"}, InvalidChoice, "metric: expected a function"),
-        ({"margin": 0}, InvalidChoice, "margin"),
-        ({"workers": 0}, InvalidChoice, "workers"),
-        ({"max_new_tokens": 4}, InvalidChoice, "audit takes no 'max_new_tokens'"),
-        ({"out": "a", "resume": "b"}, InvalidChoice, "resume"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_asked(
-    changes: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        audit(first, records(2), **changes)
+def refused(error: type[Exception], message: str, options: Any = None, **changes: Any) -> Any:
+    return pytest.param(changes, options or {}, error, message, id=message)
 
 
 @pytest.mark.parametrize(
     ("changes", "options", "error", "message"),
     [
-        ({"question": " "}, {}, InvalidQuestion, "with question as text, got question"),
-        ({"segments": ["a"]}, {}, InvalidQuestion, "there is no order"),
-        ({"segments": ["a", None]}, {}, InvalidQuestion, "got NoneType"),
-        ({}, {"metric": lambda answer, golds: 7}, InvalidChoice, "a number from 0 to 1, got 7"),
-        ({}, {"metric": lambda answer, golds: 1 / 0}, ZeroDivisionError, "by zero"),
-        ({}, {"judge": 3}, InvalidChoice, "judge: expected a model"),
-        ({}, {"judge": lambda prompt: None}, AuditFailed, "replied with NoneType"),
-        ({"segments": []}, {"retriever": lambda question: []}, InvalidQuestion, "there is no order"),
+        refused(UnknownName, "did you mean 'sort'", {"remedies": ["srot"]}),
+        refused(UnsupportedCombination, "not one of ours", {"remedies": ["rotor"]}),
+        refused(InvalidChoice, "metric: expected a function", {"metric": "best"}),
+        refused(InvalidChoice, "margin", {"margin": 0}),
+        refused(InvalidChoice, "workers", {"workers": 0}),
+        refused(InvalidChoice, "audit takes no 'max_new_tokens'", {"max_new_tokens": 4}),
+        refused(InvalidChoice, "resume", {"out": "a", "resume": "b"}),
+        refused(InvalidQuestion, "with question as text, got question", question=" "),
+        refused(InvalidQuestion, "there is no order", segments=["a"]),
+        refused(InvalidQuestion, "got NoneType", segments=["a", None]),
+        refused(InvalidQuestion, "there is no order", {"retriever": lambda question: []}, segments=[]),
+        refused(InvalidChoice, "a number from 0 to 1, got 7", {"metric": lambda answer, golds: 7}),
+        refused(ZeroDivisionError, "by zero", {"metric": lambda answer, golds: 1 / 0}),
+        refused(InvalidChoice, "judge: expected a model", {"judge": 3}),
+        refused(AuditFailed, "replied with NoneType", {"judge": lambda prompt: None}),
+        refused(AuditFailed, "wrong on 50% of the verdicts", {"judge": lambda prompt: "yes"}),
     ],
 )
-def test_what_is_wrong_with_questions_and_graders_is_said_before_a_call_is_spent(
+def test_what_cannot_be_is_refused_before_a_call_is_spent(
     changes: dict[str, Any], options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     calls = list[str]()
-
-    def counting(question: str, segments: Sequence[Segment]) -> str:
-        calls.append(question)
-        return first(question, segments)
-
     with pytest.raises(error, match=message):
-        audit(counting, [{**each, **changes} for each in records(2)], **options)
+        audit(
+            lambda question, segments: calls.append(question), [{**each, **changes} for each in records(2)], **options
+        )
     assert not calls
-
-
-@pytest.mark.parametrize("answer", [None, 3, {"docs": 1}])
-def test_a_system_that_returns_no_answer_is_refused_at_its_first_call(answer: Any) -> None:
-    with pytest.raises(AuditFailed, match="expected an answer as text"):
-        audit(lambda question, segments: answer, records(2))
-
-
-def test_a_metric_may_say_true_or_false() -> None:
-    found = audit(symmetric, records(4), metric=lambda answer, golds: golds[0] in answer)
-    assert found.measures["accuracy_today"].value == 1.0
-
-
-@pytest.mark.parametrize("answers", ["", " ", [], None, [""], float("nan")])
-def test_an_empty_gold_answer_is_none(answers: Any) -> None:
-    found = audit(symmetric, [{**each, "answers": answers} for each in records(4)])
-    assert "accuracy_today" not in found.measures
-    assert "No gold answers" in dict(found.advice)["Today"]
-
-
-def test_who_answers_always_the_same_is_not_told_to_leave_it() -> None:
-    advice = dict(audit(lambda question, segments: "Ann", records(60)).advice)
-    assert advice["Recommendation"].startswith("Look at the call first: every answer was the same, 'Ann'")
-
-
-def test_what_fails_before_the_first_call_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(AuditFailed):
-        audit(first, records(4), judge="http://127.0.0.1:9/v1", out=tmp_path / "out")
-    assert not list(tmp_path.iterdir())
-
-
-def test_questions_without_an_order_are_counted_and_not_asked() -> None:
-    alone = [{"question": "Who?", "segments": ["Ann."]}, {"question": "When?", "segments": ["May.", "May."]}]
-    found = audit(first, [*records(3), *alone])
-    assert (found.planned, found.unordered) == (3, 2)
-    assert "2 questions with fewer than two different documents" in dict(found.advice)["To know"]
-    with pytest.raises(InvalidQuestion, match="there is no order"):
-        audit(first, alone)
-
-
-@pytest.mark.parametrize("gold", ["*", "A", "the", "no"])
-def test_a_gold_answer_of_signs_or_one_letter_ends_no_audit(gold: str) -> None:
-    asked = [{"question": f"q{n}", "segments": ["a b", "c d"], "answers": [gold]} for n in range(3)]
-    assert audit(lambda question, segments: gold, asked).measures["accuracy_today"].value == 1.0
 
 
 def test_gates_hold_beyond_doubt_only() -> None:
@@ -409,12 +266,102 @@ def test_gates_hold_beyond_doubt_only() -> None:
     assert "grows with noise" in refused.value.hint
 
 
-def test_the_result_is_plain_data_with_a_version(tmp_path: Path) -> None:
-    found = audit(first, records(20), out=tmp_path / "out")
+def test_without_evidence_nothing_is_left_and_equal_answers_are_looked_at() -> None:
+    found = audit(noisy(last, 0.3), records(20), seed=2)
+    advice = dict(found.advice)["Recommendation"]
+    assert found.screen.outcome == "cannot tell yet"
+    assert "Leave it" not in advice
+    assert f"{found.screen.more:,} questions more" in advice
+    alike = dict(audit(lambda question, segments: "Ann", records(20)).advice)["Recommendation"]
+    assert alike.startswith("Look at the call first: every answer was the same, 'Ann'")
+
+
+def test_a_remedy_among_several_has_a_corrected_p_value() -> None:
+    found = [
+        {
+            each.name: each.p
+            for each in audit(noisy(last, 0.05), records(20, size=6), remedies=names, seed=3).comparisons
+        }
+        for names in (("reverse",), ("reverse", "sort", "ends-first"))
+    ]
+    assert found[1]["reverse"] >= min(1.0, 1.5 * found[0]["reverse"])
+
+
+def test_calls_are_tried_again_and_given_up_where_nothing_is_ever_answered(tmp_path: Path) -> None:
+    failed, calls = list[str](), list[str]()
+
+    def flaky(question: str, segments: Sequence[Segment]) -> str:
+        if not failed:
+            failed.append(question)
+            raise ConnectionError("try later")
+        return symmetric(question, segments)
+
+    found = audit(flaky, records(4), remedies=())
+    assert found.measures["errors"].value == 0.0
+    assert found.errors == ["ConnectionError: try later"]
+
+    def failing(question: str, segments: Sequence[Segment]) -> str:
+        calls.append(question)
+        raise ConnectionError("no line")
+
+    with pytest.raises(AuditFailed, match="ConnectionError: no line"):
+        audit(failing, records(20), retries=0)
+    assert len(calls) == 10
+    with pytest.raises(AuditFailed, match="expected an answer as text"):
+        audit(lambda question, segments: {"docs": 1}, records(2))
+    with pytest.raises(AuditFailed, match="the server cannot be reached: Connection refused"):
+        audit(first, records(4), judge="http://127.0.0.1:9/v1", out=tmp_path / "out")
+    assert not list(tmp_path.iterdir()), "what fails before the first call leaves no folder"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_async_systems_are_awaited_in_one_loop_and_an_interrupt_stops_an_audit(is_async: bool) -> None:
+    loops = set()
+
+    async def awaited(question: str, segments: Sequence[Segment]) -> Reply:
+        loops.add(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        return Reply(first(question, segments), tokens=3)
+
+    def interrupted(question: str, segments: Sequence[Segment]) -> str:
+        raise KeyboardInterrupt
+
+    async def interrupted_later(question: str, segments: Sequence[Segment]) -> str:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        audit(interrupted_later if is_async else interrupted, records(3))
+    if is_async:
+        assert audit(awaited, records(3), workers=4).as_dict()["tokens"] == 45
+        assert len(loops) == 1
+
+
+def test_the_result_is_plain_data_that_does_not_depend_on_threads(tmp_path: Path) -> None:
+    found = audit(first, records(12), out=tmp_path / "out", workers=6)
+    one, many = audit(first, records(12)).as_dict(), found.as_dict()
     written = json.loads((tmp_path / "out" / "audit.json").read_text())
-    assert written["schema_version"] == 1
-    assert written["screen"]["outcome"] == found.screen.outcome
-    assert set(written["measures"]) == {
-        "accuracy_today", "accuracy_over_orders", "net_sensitivity", "worst_slot", "errors", "calls"
-    }  # fmt: skip
-    assert len(written["questions"]) == 20
+    assert (written["schema_version"], written["screen"]["outcome"]) == (1, found.screen.outcome)
+    assert list(written["measures"]) == [name for name in ABOUT if name in found.measures]
+    assert set(ABOUT) == {*written["measures"], "worst_slot"}
+    assert len(written["questions"]) == 12
+    for each in (one, many):
+        del each["date"], each["seconds"]
+    assert one == many
+
+
+@pytest.mark.parametrize("gold", ["", [], None, [""], float("nan"), "*", "A", "the", "no"])
+def test_an_odd_gold_answer_ends_no_audit_and_an_empty_one_is_none(gold: Any) -> None:
+    asked = [{"question": f"q{n}", "segments": ["a b", "c d"], "answers": gold} for n in range(3)]
+    found = audit(lambda question, segments: str(gold), asked, metric=None)
+    assert found.measures.get("accuracy_today", Estimate(0, 0, 0)).value == (isinstance(gold, str) and gold != "")
+    assert ("No gold answers" in dict(found.advice)["Today"]) is ("accuracy_today" not in found.measures)
+    if gold == "no":
+        right = audit(lambda question, segments: "yes", asked, metric=lambda answer, golds: golds[0] == "no")
+        assert right.measures["accuracy_today"].value == 1.0, "a metric may say True"
+
+
+def test_questions_without_an_order_are_counted_and_not_asked() -> None:
+    alone = [{"question": "Who?", "segments": ["Ann."]}, {"question": "When?", "segments": ["May.", "May."]}]
+    found = audit(first, [*records(3), *alone])
+    assert (found.planned, found.unordered) == (3, 2)
+    assert "2 questions with fewer than two different documents" in dict(found.advice)["To know"]

@@ -57,7 +57,7 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     Server.seen = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/v1"
     server.shutdown()
     server.server_close()
@@ -74,26 +74,23 @@ def test_a_url_is_a_system_that_is_asked_again_when_it_is_busy(url: str) -> None
     assert Server.seen[0]["temperature"] == 0
 
 
-def test_a_model_and_parameters_are_sent(url: str) -> None:
-    audit(Endpoint(url, "other", {"temperature": 0, "seed": 3}), records(1))
-    assert {(each["model"], each["seed"]) for each in Server.seen} == {("other", 3)}
-
-
 def test_a_server_that_refuses_is_not_asked_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "wrong")
     with pytest.raises(AuditFailed, match="401") as refused:
-        audit(url, records(2))
+        audit(Endpoint(url, "other", {"temperature": 0, "seed": 3}), records(2))
     assert "OPENAI_API_KEY" in refused.value.hint
-    assert len(Server.seen) == 1
-    with pytest.raises(AuditFailed, match="lists no model"):
-        audit("http://127.0.0.1:9/v1", records(1))
+    assert [(each["model"], each["seed"]) for each in Server.seen] == [("other", 3)]
 
 
-def test_the_command_takes_a_url(url: str, tmp_path: Path) -> None:
+def test_the_command_takes_a_url_and_says_in_words_why_a_server_does_not_answer(url: str, tmp_path: Path) -> None:
     questions = tmp_path / "questions.jsonl"
     questions.write_text("\n".join(json.dumps(each) for each in records(2)))
-    command = ["audit", str(questions), "--out", str(tmp_path / "out"), "--system", url, "--remedy", "sort"]
-    run = CliRunner().invoke(app, [*command, "--model", "mine", "--workers", "4"])
+    command = ["audit", str(questions), "--out", str(tmp_path / "out"), "--remedy", "sort", "--system"]
+    run = CliRunner().invoke(app, [*command, url, "--model", "mine", "--workers", "4"])
     assert run.exit_code == 0, run.output
     assert {each["model"] for each in Server.seen} == {"mine"}
     assert "at most 10 calls" in run.stderr
+    gone = CliRunner().invoke(app, [*command[:3], str(tmp_path / "gone"), "--system", "http://127.0.0.1:9/v1"])
+    assert gone.exit_code == 2
+    assert "the server cannot be reached: Connection refused" in " ".join(gone.stderr.split())
+    assert "Errno" not in gone.stderr

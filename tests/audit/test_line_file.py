@@ -22,9 +22,10 @@ def lines(path: Path) -> LineFile[object]:
     return LineFile(path, lambda line, _: line, InvalidQuestion)
 
 
-def test_a_second_process_is_refused_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_and_a_writer_that_was_killed_holds_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     child = f"""
+import os, signal
 from pathlib import Path
 from invariant_rag.errors import FileInUse
 from invariant_rag.audit.folder import AnswerFile
@@ -32,6 +33,8 @@ try:
     AnswerFile(Path({str(path.parent)!r}))
 except FileInUse as error:
     print("refused")
+else:
+    os.kill(os.getpid(), signal.SIGKILL)
 """
     with lines(path) as file:
         file.append([ANSWER])
@@ -39,21 +42,9 @@ except FileInUse as error:
         assert done.stdout == "refused\n"
         with pytest.raises(FileInUse, match="is being written by another process"):
             lines(path)
+    assert subprocess.run([sys.executable, "-c", child], check=False).returncode == -signal.SIGKILL
     with lines(path) as file:
         assert file.lines == [ANSWER]
-
-
-def test_a_writer_that_was_killed_holds_no_lock(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
-    child = f"""
-import os, signal
-from pathlib import Path
-from invariant_rag.audit.folder import AnswerFile
-AnswerFile(Path({str(path.parent)!r}))
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    assert subprocess.run([sys.executable, "-c", child], check=False).returncode == -signal.SIGKILL
-    AnswerFile(path.parent).close()
 
 
 def test_a_full_disk_is_an_error_and_tears_no_line(tmp_path: Path) -> None:
@@ -74,13 +65,14 @@ def test_a_full_disk_is_an_error_and_tears_no_line(tmp_path: Path) -> None:
         assert file.lines == ["kept", "later"]
 
 
-def test_half_a_surrogate_pair_is_written_and_read(tmp_path: Path) -> None:
+def test_a_torn_line_is_removed_and_half_a_surrogate_pair_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     with lines(path) as file:
         file.append([{"é \ud800": "\u2028\r\n"}])
-    path.read_bytes().decode("utf-8")
+    path.write_bytes(path.read_bytes() + b'{"torn')
     with lines(path) as file:
         assert file.lines == [{"é \ud800": "\u2028\r\n"}]
+    assert path.read_bytes().decode().count("\n") == 1
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
@@ -91,16 +83,13 @@ def test_what_is_no_file_is_refused_and_not_waited_for(kind: str, tmp_path: Path
         AnswerFile(path.parent)
 
 
-WRONG = [None, 5, True, "x", [], {}, [1], {"a": "b"}, float("nan"), 10**400, "\ud800"]
-
-
 @pytest.mark.parametrize("name", ANSWER)
 def test_an_answer_with_a_value_of_another_type_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    allowed = {"tokens": [None, 5, 10**400], "seconds": [5, 10**400], "errors": [[]]}.get(name, ["x", "\ud800"])
-    for value in WRONG:
+    allowed = {"tokens": [None, 5], "seconds": [5, 0.5], "errors": [[]]}.get(name, ["x", "\ud800"])
+    for value in [None, 5, 0.5, True, "x", [], {}, [1], {"a": "b"}, "\ud800"]:
         path.write_text(json.dumps({**ANSWER, name: value}) + "\n")
-        if (value in allowed and not isinstance(value, bool)) or (name == "seconds" and isinstance(value, float)):
+        if value in allowed and not isinstance(value, bool):
             AnswerFile(path.parent).close()
         else:
             with pytest.raises(AuditFailed, match="line 1"):

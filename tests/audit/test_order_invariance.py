@@ -19,11 +19,11 @@ def test_a_system_that_follows_the_order_fails_with_the_order_that_came_back() -
     with pytest.raises(AssertionError, match=r"changes the outcome of \d+ of 8 questions, again and again") as failed:
         assert_order_invariant(first, records(8))
     assert "with the documents in the order" in str(failed.value)
-
-
-def test_a_system_that_does_not_passes() -> None:
-    assert_order_invariant(symmetric, records(8))
     assert_order_invariant(first, records(8), allowed=1.0)
+    assert_order_invariant(symmetric, records(8))
+    with pytest.raises(InvalidChoice, match="allowed"):
+        assert_order_invariant(first, records(2), allowed=2)
+    assert rounds(1) < rounds(20) < rounds(2000)
 
 
 def blind(noise: float, cached: bool, seed: int) -> Callable[[str, Sequence[Segment]], str]:
@@ -38,11 +38,11 @@ def blind(noise: float, cached: bool, seed: int) -> Callable[[str, Sequence[Segm
 
 
 @pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize("noise", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("noise", [0.01, 0.5])
 @pytest.mark.filterwarnings("ignore::invariant_rag.errors.NoiseWarning")
 def test_chance_fails_no_run(noise: float, cached: bool) -> None:
     failed = 0
-    for run in range(20):
+    for run in range(12):
         try:
             assert_order_invariant(blind(noise, cached, run), records(20), seed=run)
         except AssertionError:
@@ -72,9 +72,3 @@ def test_an_order_that_always_fails_is_an_outcome_and_a_system_that_always_does_
         assert_order_invariant(failing, records(8), retries=0)
     with pytest.raises(AuditFailed):
         assert_order_invariant(lambda question, segments: 1 / 0, records(2), retries=0)
-
-
-def test_a_share_is_a_share_and_rounds_grow_with_the_questions() -> None:
-    with pytest.raises(InvalidChoice, match="allowed"):
-        assert_order_invariant(first, records(2), allowed=2)
-    assert rounds(1) < rounds(20) < rounds(2000)

@@ -53,20 +53,17 @@ def test_records_of_other_tools_are_read_and_what_a_system_said_is_no_gold_answe
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_columns_and_a_list_in_a_document_are_read(document: dict[str, Any], tmp_path: Path) -> None:
-    for name in ("q.json", "q.yaml"):  # a document of JSON is one of YAML
-        (tmp_path / name).write_text(json.dumps(document))
-        assert read_questions(tmp_path / name, None) == [EXPECTED]
+    (tmp_path / "q.yaml").write_text(json.dumps(document))  # a document of JSON is one of YAML
+    assert read_questions(tmp_path / "q.yaml", None) == [EXPECTED]
 
 
 def test_reference_contexts_of_ragas_and_segments_that_hold_an_answer_are_gold_unless_all_do() -> None:
-    record = {"user_input": "Who?", "retrieved_contexts": ["a", "b"], "reference_contexts": ["b"], "reference": "x"}
-    assert read_questions([record], None)[0].gold == (1,)
+    def gold(answer: str, *segments: str, **more: Any) -> tuple[int, ...]:
+        return read_questions([{"question": "q", "answer": answer, "segments": segments, **more}], None)[0].gold
 
-    def gold(*segments: str) -> tuple[int, ...]:
-        return read_questions([{"question": "q", "answer": "Ann", "segments": segments}], None)[0].gold
-
-    assert gold("none", "the ANN!", "ann") == (1, 2)
-    assert gold("Ann", "Ann too") == gold("nobody") == ()
+    assert gold("x", "a", "b", reference_contexts=["b"]) == (1,)
+    assert gold("Ann", "none", "the ANN!", "ann") == (1, 2)
+    assert gold("Ann", "Ann", "Ann too") == gold("Ann", "nobody") == ()
 
 
 PROMPTFOO = """
@@ -117,29 +114,23 @@ def test_a_jsonl_a_csv_and_mappings_say_the_same(tmp_path: Path) -> None:
     assert read_questions(lines, None) == read_questions(rows, None) == read_questions([mapping], None) == [FULL]
 
 
-ROWS = "question;segment;score;gold;answer\nWho?;It was Ann.;0,5;1;Ann\nWho?;Nobody.;0,25;;\n"
+ROWS = "QUESTION; Segment ;score;gold;answer;Page\nWho?;It was Ann.;0,5;1;Ann;3\nWho?;Nobody.;0,25;;;\n"
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
-@pytest.mark.parametrize("delimiter", [";", "\t"])
-def test_what_spreadsheets_write_is_read(encoding: str, delimiter: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("encoding", "delimiter"), [("utf-8", ";"), ("utf-8-sig", "\t"), ("utf-16", ";"), ("utf-32", "\t")]
+)
+def test_what_spreadsheets_write_is_read_whatever_the_case_of_its_names(
+    encoding: str, delimiter: str, tmp_path: Path
+) -> None:
     (tmp_path / "q.csv").write_bytes(ROWS.replace(";", delimiter).replace("\n", "\r\n").encode(encoding))
-    (found,) = read_questions(tmp_path / "q.csv", None)
+    with pytest.warns(FieldWarning, match="'Page'"):
+        (found,) = read_questions(tmp_path / "q.csv", None)
     assert found.answers == EXPECTED.answers
     assert [each.score for each in found.segments] == [0.5, 0.25]
     lines = tmp_path / "q.jsonl"
     lines.write_bytes('{"question": "Wer?", "segments": ["Ä", "b"]}'.encode(encoding))
     assert read_questions(lines, None)[0].segments[0].text == "Ä"
-
-
-def test_a_table_is_read_whatever_the_case_of_its_names_and_what_they_are_called(tmp_path: Path) -> None:
-    path = tmp_path / "q.csv"
-    path.write_text("QUESTION, Contexts ,Reference,Page\nWho?,\"['It was Ann.', 'Nobody.']\",Ann,3\n")
-    with pytest.warns(FieldWarning, match="'Page'"):
-        assert read_questions(path, None) == [EXPECTED]
-    path.write_text("Frage;Text;Loesung\nWho?;It was Ann.;Ann\nWho?;Nobody.;\n")
-    fields = {"question": "Frage", "segment": "Text", "answer": "Loesung"}
-    assert read_questions(path, None, fields) == [EXPECTED]
 
 
 @pytest.mark.parametrize(("name", "write"), [("q.xlsx", "to_excel"), ("q.parquet", "to_parquet"), ("q.tsv", "to_csv")])
@@ -169,21 +160,16 @@ def test_segments_come_live_from_a_retriever() -> None:
         as_retrieve_function(3, 2)
 
 
-def test_a_field_map_names_the_fields_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "q.jsonl"
-    path.write_text(json.dumps({"frage": "Who?", "texte": TEXTS, "loesung": "Ann"}))
-    fields = {"question": "frage", "segments": "texte", "answers": "loesung"}
-    assert read_questions(path, None, fields) == [EXPECTED]
+def test_a_field_map_names_the_fields_of_a_file_and_what_means_nothing_is_named_once(tmp_path: Path) -> None:
+    path = tmp_path / "q.csv"
+    path.write_text("Frage;Text;Loesung\nWho?;It was Ann.;Ann\nWho?;Nobody.;\n")
+    assert read_questions(path, None, {"question": "Frage", "segment": "Text", "answer": "Loesung"}) == [EXPECTED]
     with pytest.raises(InvalidQuestion, match="expected 'prompt' for question"):
         read_questions(path, None, {"question": "prompt"})
     with pytest.raises(UnknownName, match="unknown field 'qestion'"):
-        read_questions(path, None, {"qestion": "frage"})
-
-
-def test_fields_that_mean_nothing_are_named_once_with_what_was_meant(tmp_path: Path) -> None:
-    asked = [{"question": "Who?", "segmnets": ["a"], "anwsers": ["Ann"], "page": 3} for _ in range(3)]
+        read_questions(path, None, {"qestion": "Frage"})
     path = tmp_path / "q.json"
-    path.write_text(json.dumps(asked))
+    path.write_text(json.dumps([{"question": "Who?", "segmnets": ["a"], "anwsers": ["Ann"], "page": 3}] * 3))
     with pytest.warns(FieldWarning) as caught:
         parsed = parse_questions(path)
     assert len(caught) == 1
@@ -191,14 +177,9 @@ def test_fields_that_mean_nothing_are_named_once_with_what_was_meant(tmp_path: P
     assert str(caught[0].message) == f"{path}: No field of a question, and not used: {meant}"
     with pytest.raises(InvalidQuestion, match=r"'Who\?': no segments"):  # a warning would be an error here
         read_questions(parsed, None)
-    read_questions([{"question": "q", "segments": ["a", "b"], "response": "x"}], None)
-
-
-def test_the_questions_of_the_cookbook_are_read_with_all_of_their_fields() -> None:
     with pytest.warns(FieldWarning, match=r"questions\.jsonl: No field of a question, and not used: 'article'\.$"):
         questions = read_questions(ROOT / "cookbook" / "data" / "questions.jsonl", lambda question: ["a", "b"])
-    assert len(questions) == 42
-    assert questions[0].answers == ("orange and black",)
+    assert (len(questions), questions[0].answers) == (42, ("orange and black",))
 
 
 @pytest.mark.parametrize(
@@ -235,11 +216,7 @@ LAUGHS_IN = ("id: *a8", "gold: *a8", "note: *a8", "segments: [{text: a, metadata
         ("q.txt", "", "expected a file of .jsonl, .json, .yaml"),
         ("q.jsonl", "{", "line 1: expected JSON"),
         ("q.jsonl", "\n", r"q\.jsonl: expected at least one question, got none"),
-        (
-            "q.jsonl",
-            '{"question": "a", "segments": ["x"]}\n\n{"question": "b", "segments": ["x"], "gold": [4]}',
-            "line 3",
-        ),
+        ("q.jsonl", '{"question": "a", "segments": ["x"]}\n\n{"question": "b", "gold": [4]}', "line 3"),
         ("q.jsonl", '{"question": "a", "segments": [{"text": "x", "metadata": 3}]}', "line 1: metadata"),
         ("q.jsonl", '{"question": "a", "segments": [{"text": "x", "score": "high"}]}', "line 1: score"),
         ("q.jsonl", '{"question": "a", "segments": [3]}', "A line of a .jsonl file"),
@@ -264,7 +241,7 @@ LAUGHS_IN = ("id: *a8", "gold: *a8", "note: *a8", "segments: [{text: a, metadata
         ("q.yaml", "[" * 2000, r"q\.yaml: .*nested"),
         ("q.yaml", f"tests:\n- file://{'a' * 5000}.json", r"aaa\.json: cannot be read"),
         *(("q.yaml", f"{LAUGHS}tests:\n- question: Who?\n  {use}\n", r"alias(.|\n)*line \d") for use in LAUGHS_IN),
-        ("q.csv", "," * 100_000, "expected at least one question"),
+        ("q.csv", "," * 5_000, "expected at least one question"),
         ("q.csv", f"question,segment,gold\na,b,{'1' * 5000}\n", "1 or 0"),
     ],
 )
@@ -278,19 +255,21 @@ def test_what_is_wrong_with_a_file_is_said_with_its_place_and_what_to_do(
     assert len(str(caught.value)) < 5000
 
 
-@pytest.mark.parametrize("name", ["gone.jsonl", "gone.csv", "gone"])
-def test_a_missing_file_is_said_to_be_missing_and_nothing_else(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidQuestion) as refused:
-        read_questions(tmp_path / name, None)
-    assert (str(refused.value), refused.value.hint) == (f"no such file: {tmp_path / name}", "")
-
-
-def test_a_folder_is_no_file_and_a_long_path_gives_a_short_message(tmp_path: Path) -> None:
+def test_a_missing_file_is_said_to_be_missing_and_a_long_path_gives_a_short_message(tmp_path: Path) -> None:
+    for name in ("gone.jsonl", "gone"):
+        with pytest.raises(InvalidQuestion) as refused:
+            read_questions(tmp_path / name, None)
+        assert (str(refused.value), refused.value.hint) == (f"no such file: {tmp_path / name}", "")
     with pytest.raises(InvalidQuestion, match=r"expected a file of \.jsonl"):
         read_questions(tmp_path, None)
-    with pytest.raises(InvalidQuestion) as caught:
-        read_questions(tmp_path / f"{'d' * 200}/{'e' * 9000}.csv", None)
-    assert len(str(caught.value)) < 5000
+    value: Any = ["l"] * 10
+    for _ in range(20):
+        value = [value] * 10
+    records = [{"question": "Who?", "segments": ["a"], "gold": value}]
+    for source, most in ((tmp_path / f"{'d' * 200}/{'e' * 9000}.csv", 5000), (records, 200)):
+        with pytest.raises(InvalidQuestion) as refused:
+            parse_questions(source)
+        assert len(str(refused.value)) < most
 
 
 def test_aliases_of_a_yaml_file_are_read(tmp_path: Path) -> None:
@@ -298,12 +277,3 @@ def test_aliases_of_a_yaml_file_are_read(tmp_path: Path) -> None:
     path.write_text("- {question: Who, segments: &both [a, b]}\n- {question: Where, segments: *both}\n")
     first, second = read_questions(path, None)
     assert first.segments == second.segments == (Segment("a"), Segment("b"))
-
-
-def test_a_message_about_a_value_that_stands_for_many_is_made_at_once() -> None:
-    value: Any = ["l"] * 10
-    for _ in range(20):
-        value = [value] * 10
-    with pytest.raises(InvalidQuestion, match=r"expected gold .*, got list \[\[") as caught:
-        parse_questions([{"question": "Who?", "segments": ["a"], "gold": value}])
-    assert len(str(caught.value)) < 200

@@ -21,59 +21,35 @@ WRONG, RIGHT, FAILED = 0, 1, 2
 
 @dataclass(frozen=True)
 class World:
-    """A system, its retriever, and what grades its answers.
-
-    Attributes:
-        name: What it does.
-        finds: Whether the gold document is found at a place (0: first, 1: last), where the order matters at all.
-        share: Share of the questions where it does; the others are right four times out of five, in every order.
-        noise: Chance that a draw is turned around.
-        coins: Share of the questions whose answer is a coin, whatever the order.
-        fails: Chance that a call fails.
-        copies: Whether an equal call gets an equal answer: a cache, or a fixed seed.
-        first: How often the retriever lists the gold document first; else anywhere.
-        last: Whether that is last instead.
-        wordings: Number of wordings that a system without gold answers draws from; 0: answers are right or wrong.
-        merged: Share of different wordings that the judge says mean the same.
-        two: Whether each question has two documents only.
-    """
+    """A system, its retriever, and what grades its answers."""
 
     name: str
-    finds: Callable[[Floats], NDArray[np.bool_]] | None = None
-    share: float = 0.0
-    noise: float = 0.0
-    coins: float = 0.0
-    fails: float = 0.0
-    copies: bool = False
-    first: float = 0.9
-    last: bool = False
-    wordings: int = 0
-    merged: float = 1.0
-    two: bool = False
-
-    @property
-    def blind(self) -> bool:
-        """Whether the order changes nothing."""
-        return self.finds is None
+    finds: Callable[[Floats], NDArray[np.bool_]] | None = None  # the gold document, at a place (0: first, 1: last)
+    share: float = 0.0  # of the questions where the order matters; others are right 4 times of 5, in every order
+    noise: float = 0.0  # chance that a draw is turned around
+    coins: float = 0.0  # share of the questions whose answer is a coin, whatever the order
+    fails: float = 0.0  # chance that a call fails
+    copies: bool = False  # an equal call gets an equal answer: a cache, or a fixed seed
+    first: float = 0.9  # how often the retriever lists the gold document first; else anywhere
+    last: bool = False  # that is last instead
+    wordings: int = 0  # that a system without gold answers draws from; 0: answers are right or wrong
+    merged: float = 1.0  # share of different wordings that the judge says mean the same
+    two: bool = False  # each question has two documents only
 
 
 def only_first(place: Floats) -> NDArray[np.bool_]:
-    """The first place."""
     return place == 0
 
 
 def only_last(place: Floats) -> NDArray[np.bool_]:
-    """The last place."""
     return place == 1
 
 
 def late(place: Floats) -> NDArray[np.bool_]:
-    """The last third."""
     return place > 2 / 3
 
 
 def ends(place: Floats) -> NDArray[np.bool_]:
-    """All but the middle."""
     return (place < 0.25) | (place > 0.75)
 
 

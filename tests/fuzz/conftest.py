@@ -7,6 +7,7 @@ does is written beside it, with `@pytest.mark.rounds(N)`.
 from __future__ import annotations
 
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -24,17 +25,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def rounds(request: pytest.FixtureRequest) -> Callable[[], Iterator[random.Random]]:
     """Return sources of randomness, each seeded by its number: a fixed number, or until the hours are over."""
-    hours = request.config.getoption("--hours")
-    seconds = hours * 3600 / len(request.session.items)
-    first = request.config.getoption("--fuzz-seed")
-    marker = request.node.get_closest_marker("rounds")
-    count = ROUNDS if marker is None else marker.args[0]
+    option, marker = request.config.getoption, request.node.get_closest_marker("rounds")
+    seconds, count = option("--hours") * 3600 / len(request.session.items), marker.args[0] if marker else ROUNDS
 
     def sources() -> Iterator[random.Random]:
-        deadline, seed = time.monotonic() + seconds, first
-        while seed < first + count or time.monotonic() < deadline:
+        deadline, seed = time.monotonic() + seconds, option("--fuzz-seed")
+        last = seed + count
+        while seed < last or time.monotonic() < deadline:
             print(f"--fuzz-seed {seed}")  # noqa: T201 - shown if the test fails
             yield random.Random(seed)
             seed += 1
 
     return sources
+
+
+@pytest.fixture
+def ignored_size_signal() -> Iterator[None]:
+    """Let a file that becomes too large be an error of the disk, and not the end of the process."""
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGXFSZ, handler)

@@ -1,8 +1,11 @@
-"""Mutations of files: bytes flipped, cut, doubled and exchanged for what parsers dislike."""
+"""Mutations of files: bytes flipped, cut, doubled and exchanged for what parsers dislike; and a full disk."""
 
 from __future__ import annotations
 
 import random
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 TOKENS = (
     *(b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\r", b"\n", b"\\ud800", b"9" * 5000, b"1e999", b"NaN"),
@@ -43,3 +46,14 @@ def mutated(content: bytes, source: random.Random) -> bytes:
             case _:
                 del changed[at + source.randrange(400) :]
     return bytes(changed)
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file becomes larger than `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

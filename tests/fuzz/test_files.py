@@ -23,16 +23,8 @@ from tests.rag.test_documents import write_pdf
 
 Rounds = Callable[[], Iterator[random.Random]]
 MOST_SECONDS = 10
-QUESTIONS = [
-    {
-        "id": f"q{number}",
-        "question": "Who built it?",
-        "segments": ["a mill", {"text": "a ferry", "title": "T", "score": 0.5, "metadata": {"page": 1}}],
-        "answers": ["a"],
-        "gold": [1],
-    }
-    for number in range(3)
-]
+SEGMENTS = ["a mill", {"text": "a ferry", "title": "T", "score": 0.5, "metadata": {"page": 1}}]
+QUESTION = {"question": "Who built it?", "segments": SEGMENTS, "answers": ["a"], "gold": [1]}
 
 
 def lines(records: list[object]) -> bytes:
@@ -55,7 +47,19 @@ def read_documents(path: Path) -> None:
             assert each.content_hash
 
 
-@pytest.mark.rounds(500)
+def errors(rounds: Rounds, content: bytes, file: Path, read: Callable[[Path], None]) -> Iterator[str]:
+    """Read mutations of a file, each within seconds, and yield what is said of those that are refused."""
+    for source in rounds():
+        file.write_bytes(mutated(content, source))
+        start = time.process_time()
+        try:
+            read(file)
+        except InvariantRAGError as error:
+            yield str(error)
+        assert time.process_time() - start < MOST_SECONDS
+
+
+@pytest.mark.rounds(200)
 @pytest.mark.filterwarnings("default")  # pypdf warns of what it repairs
 @pytest.mark.parametrize("suffix", ["pdf", "encrypted.pdf", "jsonl", "md", "txt"])
 def test_a_mutated_document_is_read_or_named(suffix: str, rounds: Rounds, tmp_path: Path) -> None:
@@ -68,32 +72,26 @@ def test_a_mutated_document_is_read_or_named(suffix: str, rounds: Rounds, tmp_pa
     else:
         original.write_text("## Castle Orn ##\n\nIt stands above the Aru. It has a market.\n\n- 山は高い。\n" * 5)
     content, file = original.read_bytes(), tmp_path / f"a.{suffix}"
-    for source in rounds():
-        file.write_bytes(mutated(content, source))
-        start = time.process_time()
-        try:
-            read_documents(file)
-        except InvariantRAGError as error:
-            assert file.name in str(error) or "holds documents" in str(error)  # noqa: PT017
-        assert time.process_time() - start < MOST_SECONDS
-
-
-@pytest.mark.rounds(2000)
-@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
-def test_mutated_questions_are_read_or_named(suffix: str, rounds: Rounds, tmp_path: Path) -> None:
-    content, file = lines([*QUESTIONS]) if suffix == "jsonl" else table(), tmp_path / f"a.{suffix}"
-    for source in rounds():
-        file.write_bytes(mutated(content, source))
-        start = time.process_time()
-        try:
-            for each in read_questions(file, None):
-                assert [segment.canonical_key for segment in each.segments]
-        except InvariantRAGError as error:
-            assert str(error)  # noqa: PT017
-        assert time.process_time() - start < MOST_SECONDS
+    for error in errors(rounds, content, file, read_documents):
+        assert file.name in error or "holds documents" in error
 
 
 @pytest.mark.rounds(500)
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_mutated_questions_are_read_or_named(suffix: str, rounds: Rounds, tmp_path: Path) -> None:
+    content, file = (
+        lines([{"id": f"q{number}", **QUESTION} for number in range(3)]) if suffix == "jsonl" else table(),
+        tmp_path / f"a.{suffix}",
+    )
+
+    def read(path: Path) -> None:
+        for each in read_questions(path, None):
+            assert [segment.canonical_key for segment in each.segments]
+
+    assert all(errors(rounds, content, file, read))
+
+
+@pytest.mark.rounds(200)
 def test_a_mutated_run_is_continued_without_loss_or_refused(rounds: Rounds, tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     content = lines([{**ANSWER, "key": str(n)} for n in range(4)])

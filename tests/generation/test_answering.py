@@ -103,13 +103,24 @@ def test_an_answer_stays_as_written_and_its_numbers_lead_to_the_documents() -> N
 def test_a_stop_string_ends_text_and_neither_calls_nor_objects() -> None:
     lm = lm_of("hermes")
     options = {"logits_processor": [Writing(lm, "one. two. three")]}
-    stopped = (
-        Answering(lm, AnswerRequest(prompt=PLAIN, stop=(". t",), max_new_tokens=30, options=options)).reply().first
-    )
+    request = AnswerRequest(prompt=PLAIN, stop=(". t",), max_new_tokens=30, options=options)
+    stopped = Answering(lm, request).reply().first
     assert (stopped.content, stopped.finish_reason) == ("one", "stop")
     forced = REQUESTS["a forced call"]
     assert Answering(lm, replace(forced, stop=("{", '"'))).reply().first.tool_calls
     assert Answering(lm, replace(REQUESTS["an object"], stop=("{",))).reply().first.content.startswith("{")
+
+
+@pytest.mark.parametrize("name", ["a forced call", "an object or calls"])
+def test_a_stop_string_in_a_call_or_an_object_that_ran_out_of_tokens_leaves_length(name: str) -> None:
+    lm, request = lm_of("hermes"), replace(REQUESTS[name], stop=('"', "{"))
+    length = len(Answering(lm, request).reply().first.generation.token_ids)
+    for limit in (length // 2, length - 1):
+        cut = Answering(lm, replace(request, max_new_tokens=limit)).reply().first
+        assert (cut.finish_reason, cut.generation.finish_reason) == ("length", "length")
+    writing = {"logits_processor": [Writing(lm, "Well. At noon.")]}
+    said = Answering(lm, replace(request, schema=None, tool_choice="auto", stop=(" At",), options=writing)).reply()
+    assert (said.first.content, said.first.finish_reason) == ("Well.", "stop")
 
 
 def test_an_abandoned_request_has_no_reply() -> None:

@@ -249,6 +249,11 @@ def test_closing_a_stream_ends_its_row_and_abandons_nothing_else(model: Invarian
         assert rest.result() == model.generate(TEXTS[1], max_new_tokens=200).text
     assert left.generation is None
     assert not gone.is_set()
+    with batch_sizes(model.model) as sizes:
+        alone = batcher.stream(model, TEXTS[0], {"max_new_tokens": 1000})
+        next(alone)
+        alone.close()
+    assert len(sizes) < 900, "the model rests"
 
 
 def test_a_prompt_that_is_abandoned_while_it_waits_is_not_begun(llama: PreTrainedModel) -> None:

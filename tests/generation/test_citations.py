@@ -50,15 +50,17 @@ def test_chunks_are_cited_that_hold_the_answer_or_half_of_its_distinctive_words(
     assert [(each.index, each.exact) for each in cite(answer, question, chunks)] == expected
 
 
-def test_chunks_that_were_not_read_are_not_looked_at() -> None:
-    def cited_of(answer: str, read: tuple[int, ...]) -> list[tuple[int, bool]]:
-        return [(each.index, each.exact) for each in cite(answer, QUESTION, CHUNKS, read)]
-
-    assert cited_of("Ada Kolm", (3, 2, 0)) == [(2, True)]
-    assert cited_of("Ada Kolm", (3, 0)) == []
-    assert cited_of("Ada Kolm", ()) == []
-    # Word for word in a chunk that was not read does not keep one in other words from being cited.
-    assert cited_of("built by Ada Kolm", (2, 3)) == [(2, False)]
+@pytest.mark.parametrize(
+    ("answer", "read", "expected"),
+    [
+        ("Ada Kolm", (3, 2, 0), [(2, True)]),
+        ("Ada Kolm", (3, 0), []),
+        ("Ada Kolm", (), []),
+        ("built by Ada Kolm", (2, 3), [(2, False)]),  # what has it word for word was not read
+    ],
+)
+def test_chunks_that_were_not_read_are_not_looked_at(answer: str, read: tuple[int, ...], expected: list[Any]) -> None:
+    assert [(each.index, each.exact) for each in cite(answer, QUESTION, CHUNKS, read)] == expected
 
 
 @given(st.sampled_from(["Ada Kolm", "It was Ada, by the river", "noon", ""]), st.randoms(use_true_random=False))
@@ -76,28 +78,29 @@ def spans(answer: str, chunks: list[Segment] = CHUNKS, **options: Any) -> list[t
     return [(answer[each.start : each.end], each.index) for each in found]
 
 
-def test_every_sentence_is_cited_by_the_chunks_that_contain_it() -> None:
-    answer = "By Ada Kolm. She was 3.5 m tall!\nThe river is long"
-    assert spans(answer) == [("By Ada Kolm.", 1), ("The river is long", 3)]
-    assert spans("Ada Kolm? Ada Kolm.") == [("Ada Kolm?", 2), ("Ada Kolm?", 1), ("Ada Kolm.", 2), ("Ada Kolm.", 1)]
-    assert spans("塔は高い。橋は古い。", [Segment("橋は古い")]) == [("橋は古い。", 0)]
+NUMBERS = {"1": 3, "2": 1}
 
 
-def test_numbers_in_an_answer_name_chunks_and_are_no_words_of_a_sentence() -> None:
-    numbers = {"1": 3, "2": 1}
-    assert spans("By Ada Kolm [2]. See [1, 2], source 1 and [7].", numbers=numbers) == [
-        ("By Ada Kolm [2].", 1),
-        ("[2]", 1),
-        ("[1, 2]", 3),
-        ("[1, 2]", 1),
-        ("source 1", 3),
-    ]
-    assert spans("As in [2].") == []
-
-
-def test_a_chunk_that_was_not_read_has_no_span_and_an_equal_one_only_one() -> None:
-    assert spans("Ada Kolm [2].", included=[2], numbers={"2": 1}) == [("Ada Kolm [2].", 2)]
-    assert spans("The river is long", [CHUNKS[3], CHUNKS[3]]) == [("The river is long", 0)]
+@pytest.mark.parametrize(
+    ("answer", "options", "expected"),
+    [
+        ("By Ada Kolm. She was 3.5 m tall!\nThe river is long", {}, [("By Ada Kolm.", 1), ("The river is long", 3)]),
+        ("Kolm? Kolm.", {}, [("Kolm?", 2), ("Kolm?", 1), ("Kolm.", 2), ("Kolm.", 1)]),
+        ("塔は高い。橋は古い。", {"chunks": [Segment("橋は古い")]}, [("橋は古い。", 0)]),
+        (
+            "By Ada Kolm [2]. See [1, 2], source 1 and [7].",  # numbers name chunks, and are no words of a sentence
+            {"numbers": NUMBERS},
+            [("By Ada Kolm [2].", 1), ("[2]", 1), ("[1, 2]", 3), ("[1, 2]", 1), ("source 1", 3)],
+        ),
+        ("As in [2].", {}, []),
+        ("Ada Kolm [2].", {"included": [2], "numbers": NUMBERS}, [("Ada Kolm [2].", 2)]),
+        ("The river is long", {"chunks": [CHUNKS[3], CHUNKS[3]]}, [("The river is long", 0)]),
+    ],
+)
+def test_sentences_and_numbers_are_cited_by_the_chunks_that_were_read(
+    answer: str, options: dict[str, Any], expected: list[tuple[str, int]]
+) -> None:
+    assert spans(answer, **options) == expected
 
 
 @given(st.randoms())

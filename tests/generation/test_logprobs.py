@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from invariant_rag import InvariantModel, Prompt
+from invariant_rag import Generation, InvariantModel, Prompt
 from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.rounding import rounding
 
@@ -27,21 +27,40 @@ DECODING: list[dict[str, Any]] = [
 ]
 
 
+PROMPTS = [random_prompt(random.Random(seed), (4, 2, 5)) for seed in range(2)]
+
+
+@pytest.fixture(scope="module")
+def lms() -> dict[bool, InvariantModel]:
+    """Models whose answers end, and do not."""
+    tokens = {True: list(range(40, 60)), False: None}
+    return {
+        ends: InvariantModel(tiny_model("llama", num_hidden_layers=2, eos_token_id=tokens[ends])) for ends in tokens
+    }
+
+
+@pytest.fixture(scope="module")
+def bounds(lms: dict[bool, InvariantModel]) -> list[float]:
+    return [2 * rounding(lms[True].logits, prompt) for prompt in PROMPTS]
+
+
+def logprobs_of(lm: InvariantModel, prompt: Prompt, answer: Generation) -> torch.Tensor:
+    """The log-probabilities of all tokens, at each of an answer."""
+    logits = lm.logits(Prompt(prompt.prefix, prompt.segments, [*prompt.suffix, *answer.token_ids]))
+    return torch.log_softmax(logits[len(prompt.suffix) - 1 : -1], dim=-1)
+
+
 @pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("decoding", DECODING, ids=str)
 def test_log_probabilities_are_those_of_the_model_for_every_way_of_decoding(
-    decoding: dict[str, Any], ends: bool
+    decoding: dict[str, Any], ends: bool, lms: dict[bool, InvariantModel], bounds: list[float]
 ) -> None:
-    model = tiny_model("llama", num_hidden_layers=2, eos_token_id=list(range(40, 60)) if ends else None)
-    lm, lengths = InvariantModel(model), []
-    for seed in range(3):
-        prompt = random_prompt(random.Random(seed), (4, 2, 5))
-        answers = lm.generate(prompt, max_new_tokens=10, **decoding)
-        bound = 2 * rounding(lm.logits, prompt)
+    lengths = []
+    for prompt, bound in zip(PROMPTS, bounds, strict=True):
+        answers = lms[ends].generate(prompt, max_new_tokens=10, **decoding)
         for answer in answers if isinstance(answers, list) else [answers]:
-            logits = lm.logits(Prompt(prompt.prefix, prompt.segments, [*prompt.suffix, *answer.token_ids]))
-            logprobs = torch.log_softmax(logits[len(prompt.suffix) - 1 : -1], dim=-1)
-            expected = logprobs.gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0].tolist()
+            chosen = torch.tensor(answer.token_ids)[:, None]
+            expected = logprobs_of(lms[ends], prompt, answer).gather(1, chosen)[:, 0].tolist()
             assert answer.logprobs == pytest.approx(expected, abs=bound)
             lengths.append(len(answer.logprobs))
     assert min(lengths) > 0
@@ -50,20 +69,16 @@ def test_log_probabilities_are_those_of_the_model_for_every_way_of_decoding(
 
 
 @pytest.mark.parametrize("decoding", [each for each in DECODING if "num_beams" not in each], ids=str)
-def test_the_most_likely_tokens_are_those_of_the_model_alone_and_in_a_batch(decoding: dict[str, Any]) -> None:
-    lm = InvariantModel(tiny_model("llama", num_hidden_layers=2, eos_token_id=list(range(40, 60))))
-    prompts = [random_prompt(random.Random(seed), (4, 2, 5)) for seed in range(3)]
-    options = {**decoding, "max_new_tokens": 6, "top_logprobs": 4}
-    copies = decoding.get("num_return_sequences", 1)
-    for batch in (*([each] for each in prompts), prompts):
-        answers = lm.generate(batch, **options)
-        for index, answer in enumerate(answers):
-            prompt = batch[index // copies]
-            logits = lm.logits(Prompt(prompt.prefix, prompt.segments, [*prompt.suffix, *answer.token_ids]))
-            best = torch.log_softmax(logits[len(prompt.suffix) - 1 : -1], dim=-1).topk(4).values
+def test_the_most_likely_tokens_are_those_of_the_model_alone_and_in_a_batch(
+    decoding: dict[str, Any], lms: dict[bool, InvariantModel], bounds: list[float]
+) -> None:
+    options, copies = {**decoding, "max_new_tokens": 6, "top_logprobs": 4}, decoding.get("num_return_sequences", 1)
+    for batch in (PROMPTS[:1], PROMPTS):
+        for index, answer in enumerate(lms[True].generate(batch, **options)):
+            best = logprobs_of(lms[True], batch[index // copies], answer).topk(4).values
             told = torch.tensor([[value for _, value in step] for step in answer.top_logprobs])
             assert told.shape == best.shape
-            assert torch.allclose(told, best, rtol=0, atol=2 * rounding(lm.logits, prompt))
+            assert torch.allclose(told, best, rtol=0, atol=bounds[index // copies])
 
 
 @pytest.fixture

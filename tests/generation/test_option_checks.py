@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.ensembles import PermutationAverage, RingAverage
@@ -18,24 +18,23 @@ from invariant_rag.generation.structured import constrain
 PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
 
 WRONG: list[tuple[str, Any, str]] = [
-    *(("max_new_tokens", value, "at least 1") for value in (0, -1, "4", 2.5, True)),
-    *(("num_beams", value, "at least 1") for value in (0, -1, "2", 1.5, True)),
-    *(("num_return_sequences", value, "at least 1") for value in (0, "2")),
+    *(("max_new_tokens", value, "at least 1") for value in (0, "4", 2.5, True)),
+    ("num_beams", 0, "at least 1"),
+    ("num_return_sequences", "2", "at least 1"),
     *(("seed", value, "whole number") for value in ("x", 1.5, True, 1 << 64)),
-    *(("do_sample", value, "True or False") for value in ("yes", 2)),
-    *(("temperature", value, "temperature") for value in (-1, "hot", float("nan"), float("inf"))),
-    *(("top_p", value, "top_p") for value in (2, "x")),
-    *(("top_k", value, "at least 0") for value in (-1, "a", 1.5)),
-    *(("stop_strings", value, "none of them empty") for value in (5, [5], "", [""])),
+    ("do_sample", 2, "True or False"),
+    *(("temperature", value, "temperature") for value in (-1, "hot", float("nan"))),
+    ("top_p", 2, "top_p"),
+    *(("top_k", value, "at least 0") for value in (-1, 1.5)),
+    ("top_k", 1 << 63, "64 bits"),
+    *(("stop_strings", value, "none of them empty") for value in (5, [5], "", [""], "\ud800", "a" * 1001)),
     *(("pad_token_id", value, "pad_token_id") for value in ("x", -5, 10**9)),
+    *((name, [4, -3], f"{name}: expected token ids of at least 0") for name in ("eos_token_id", "suppress_tokens")),
     *((name, value, "list of functions") for name in ("logits_processor", "stopping_criteria") for value in (5, ["x"])),
     ("eos_token_id", "x", "whole number"),
     ("generation_config", {}, "GenerationConfig"),
     ("generation_config", GenerationConfig(num_beams=0), "at least 1"),
-    ("max_time", "x", "finite number"),
-    ("min_new_tokens", "x", "at least 0"),
     ("prefix_allowed_tokens_fn", 5, "a function"),
-    ("repetition_penalty", "x", "finite number"),
     ("repetition_penalty", 0, "strictly positive"),
     ("streamer", 5, "put and end"),
     ("use_cache", "x", "True or False"),
@@ -56,15 +55,9 @@ def test_a_value_of_another_kind_or_out_of_bounds_is_refused(
         assert caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("name", "nearest"), [("max_new_token", "max_new_tokens"), ("temprature", "temperature"), ("num_beam", "num_beams")]
-)
-def test_a_misspelt_keyword_is_refused_with_the_nearest_one(
-    chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, name: str, nearest: str
-) -> None:
-    lm = InvariantModel(chat_llama, tokenizer)
-    prompt = lm.chat_prompt("Why?", ["one", "two"])
-    wrong: dict[str, Any] = {name: 1}
+def test_a_misspelt_keyword_is_refused_with_the_nearest_one(model: InvariantModel) -> None:
+    lm, prompt = model, model.chat_prompt("Why?", ["one", "two"])
+    wrong: dict[str, Any] = {"temprature": 1}
     calls: list[Callable[[], object]] = [
         lambda: lm.generate(prompt, **wrong),
         lambda: lm.generate([prompt, prompt], **wrong),
@@ -76,9 +69,9 @@ def test_a_misspelt_keyword_is_refused_with_the_nearest_one(
         lambda: constrain(lm, {"type": "object"}, **wrong),
     ]
     for call in calls:
-        with pytest.raises(InvalidOption, match=f"got '{name}'") as caught:
+        with pytest.raises(InvalidOption, match="got 'temprature'") as caught:
             call()
-        assert f"'{nearest}'" in caught.value.hint
+        assert "'temperature'" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -133,14 +126,14 @@ def test_what_are_no_candidates_is_refused(llama: PreTrainedModel, wrong: Any) -
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"max_segment_tokens": value} for value in (0, -1, "5", 2.5, True)),
-        *({name: 5} for name in ("method", "ordering", "backend", "overflow", "intervention")),
+        *({"max_segment_tokens": value} for value in (0, "5", 2.5, True)),
         *({name: ["x"]} for name in ("method", "ordering", "backend", "overflow", "intervention")),
+        {"cache": 5},
+        {"deterministic": "yes"},
     ],
     ids=str,
 )
 def test_choices_of_another_kind_are_refused(llama: PreTrainedModel, wrong: dict[str, Any]) -> None:
-    with pytest.raises((InvariantRAGError, InvalidChoice), match=r"expected|unknown"):
-        InvariantModel(llama).with_method(**wrong)
-    with pytest.raises((InvariantRAGError, InvalidChoice), match=r"expected|unknown"):
-        InvariantModel(llama, **wrong)
+    for call in (InvariantModel(llama).with_method, lambda **given: InvariantModel(llama, **given)):
+        with pytest.raises((InvariantRAGError, InvalidChoice), match=r"expected|unknown"):
+            call(**wrong)

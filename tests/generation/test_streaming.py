@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 import torch
@@ -19,11 +20,6 @@ from invariant_rag.generation.answers import AnswerDelta
 from invariant_rag.generation.streaming import TextStream
 from invariant_rag.testing import toy_tokenizer
 
-
-def before_stop(pieces, stops):
-    return (each.content for each in until_stop_string(map(AnswerDelta, pieces), stops))
-
-
 BYTES = toy_tokenizer()
 
 
@@ -31,8 +27,7 @@ def metaspace() -> PreTrainedTokenizerFast:
     """Words begin with a mark for their space, which the decoder strips from the beginning of a text."""
     pieces = ["<unk>", "\n", "▁", "▁a", "▁▁b", "c", "é", "文", "."]
     backend = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = decoders.Metaspace()
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", clean_up_tokenization_spaces=False)
 
 
@@ -42,70 +37,59 @@ METASPACE = metaspace()
 def streamed(tokens: list[int], tokenizer: PreTrainedTokenizerFast) -> list[str]:
     def generate(**options: object) -> None:
         streamer = options["streamer"]
-        streamer.put(torch.tensor([[1, 2, 3]]))  # type: ignore[attr-defined]
-        for token in tokens:
-            streamer.put(torch.tensor([token]))  # type: ignore[attr-defined]
+        for piece in ([[1, 2, 3]], *([token] for token in tokens)):  # first the prompt
+            streamer.put(torch.tensor(piece))  # type: ignore[attr-defined]
         streamer.end()  # type: ignore[attr-defined]
 
     return list(TextStream(generate, tokenizer, {}))
 
 
-@settings(deadline=None)
-@example([5] + [0] * 40 + [2, 5])  # a long run of special tokens, then a space
-@given(st.lists(st.integers(0, 8), max_size=20) | st.lists(st.integers(0, 8), min_size=60, max_size=80))
-def test_pieces_join_to_the_text_where_a_decoder_strips_white_space(tokens: list[int]) -> None:
-    assert "".join(streamed(tokens, METASPACE)) == METASPACE.decode(tokens, skip_special_tokens=True)
+def lists(most: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, most), max_size=20) | st.lists(st.integers(0, most), min_size=60, max_size=80)
 
 
-@settings(deadline=None)
-@given(st.text(max_size=60))
-def test_pieces_join_to_the_text_where_characters_are_several_tokens(text: str) -> None:
+@settings(deadline=None, max_examples=60)
+@example([5] + [0] * 40 + [2, 5], [], "")  # a long run of special tokens, then a space
+@given(lists(8), lists(260), st.text(max_size=60))
+def test_pieces_join_to_the_text(words: list[int], some_bytes: list[int], text: str) -> None:
+    """Where a decoder strips white space, of any bytes, and where characters are several tokens."""
+    assert "".join(streamed(words, METASPACE)) == METASPACE.decode(words, skip_special_tokens=True)
+    assert "".join(streamed(some_bytes, BYTES)) == BYTES.decode(some_bytes, skip_special_tokens=True)
     tokens = BYTES(text, add_special_tokens=False)["input_ids"]
     pieces = streamed(tokens, BYTES)
     assert "".join(pieces) == BYTES.decode(tokens, skip_special_tokens=True)
     assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 260), max_size=20) | st.lists(st.integers(0, 260), min_size=60, max_size=80))
-def test_pieces_join_to_the_text_of_any_bytes(tokens: list[int]) -> None:
-    assert "".join(streamed(tokens, BYTES)) == BYTES.decode(tokens, skip_special_tokens=True)
-
-
 def test_pieces_come_one_by_one_and_special_tokens_do_not() -> None:
     assert streamed(BYTES("<bos>ab<eos>c", add_special_tokens=False)["input_ids"], BYTES) == ["a", "b", "c"]
 
 
-def test_a_stream_ends_with_its_generation(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    lm = InvariantModel(chat_llama, tokenizer)
-    prompt = lm.chat_prompt("Why?", ["one", "two"])
-    stream = lm.stream(prompt, max_new_tokens=8)
-    next(stream)
+def running() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "invariant-rag-stream"]
+
+
+def test_a_stream_ends_with_its_generation_or_when_it_is_dropped(model: InvariantModel) -> None:
+    prompt = model.chat_prompt("Why?", ["one", "two"])
+    stream = model.stream(prompt, max_new_tokens=8)
+    first = next(stream)
     assert stream.generation is None
-    text = lm.generate(prompt, max_new_tokens=8).text
-    rest = "".join(stream)
-    assert text.endswith(rest)
-    assert stream.generation == lm.generate(prompt, max_new_tokens=8)
-
-
-def test_a_stream_that_is_dropped_ends_the_generation(
-    chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    lm = InvariantModel(chat_llama, tokenizer)
-    for _ in lm.stream(lm.chat_prompt("Why?", ["one"]), max_new_tokens=200):
+    expected = model.generate(prompt, max_new_tokens=8)
+    assert first + "".join(stream) == expected.text
+    assert stream.generation == expected
+    for _ in model.stream(prompt, max_new_tokens=200):
         break
-    assert not [each for each in threading.enumerate() if each.name == "invariant-rag-stream"]
+    assert not running()
 
 
-def test_an_error_while_generating_reaches_the_reader(
-    chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    lm = InvariantModel(chat_llama, tokenizer)
-    prompt = lm.chat_prompt("Why?", ["one"])
+def test_errors_reach_the_reader(model: InvariantModel, chat_llama: PreTrainedModel) -> None:
+    prompt = model.chat_prompt("Why?", ["one"])
     with pytest.raises(InvalidOption, match="beam"):
-        list(lm.stream(prompt, num_beams=2))
+        list(model.stream(prompt, num_beams=2))
     with pytest.raises(UnsupportedCombination, match="one sequence to stream, got 2"):
-        list(lm.stream(prompt, do_sample=True, num_return_sequences=2))
+        list(model.stream(prompt, do_sample=True, num_return_sequences=2))
+    with pytest.raises(TokenizerRequired):
+        InvariantModel(chat_llama).stream(None)  # type: ignore[arg-type]
 
 
 def test_a_reader_who_leaves_ends_the_generation() -> None:
@@ -113,8 +97,8 @@ def test_a_reader_who_leaves_ends_the_generation() -> None:
 
     def generate(streamer: object, stopping_criteria: StoppingCriteriaList) -> None:
         deadline = time.monotonic() + 5
-        streamer.put(torch.tensor([[1]]))  # type: ignore[attr-defined]
-        streamer.put(torch.tensor([5]))  # type: ignore[attr-defined]
+        for piece in ([[1]], [5]):
+            streamer.put(torch.tensor(piece))  # type: ignore[attr-defined]
         while not stopping_criteria(torch.tensor([[1]]), torch.zeros(1, 9)).all():
             assert time.monotonic() < deadline
         ended.append(True)
@@ -123,12 +107,11 @@ def test_a_reader_who_leaves_ends_the_generation() -> None:
     assert next(stream) == "c"
     stream.close()
     assert ended, "closing waits until the generation is over"
-    assert not [each for each in threading.enumerate() if each.name == "invariant-rag-stream"]
+    assert not running()
 
 
-def test_a_stream_without_a_tokenizer_is_refused_at_once(chat_llama: PreTrainedModel) -> None:
-    with pytest.raises(TokenizerRequired):
-        InvariantModel(chat_llama).stream(None)  # type: ignore[arg-type]
+def before_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
+    return (each.content for each in until_stop_string(map(AnswerDelta, pieces), stops))
 
 
 @settings(deadline=None)
@@ -149,12 +132,9 @@ def test_pieces_up_to_a_stop_string_join_to_the_text_before_it(pieces: list[str]
         assert before == text
 
 
-def test_only_what_may_be_a_stop_string_is_held_back() -> None:
+def test_only_what_may_be_a_stop_string_is_held_back_and_all_pieces_are_consumed() -> None:
     assert list(before_stop(["xa", "b", "y"], ["abc"])) == ["x", "aby"]
     assert next(before_stop(iter(["hello "]), ["stop"])) == "hello "
-
-
-def test_a_stream_is_read_to_its_end_behind_a_stop_string() -> None:
     pieces = iter(["a", "b", "c"])
     assert list(before_stop(pieces, ["b"])) == ["a"]
     assert list(pieces) == []

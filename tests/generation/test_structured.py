@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from contextlib import suppress
-from datetime import date, datetime, time, timedelta
+from datetime import date, datetime, timedelta
 from ipaddress import IPv4Address
 from random import Random
 from typing import Annotated, Any, Literal
@@ -23,6 +23,7 @@ from invariant_rag.errors import (
     IncompleteObject,
     InvalidChoice,
     InvalidObject,
+    InvalidOption,
     InvalidSchema,
     TokenizerRequired,
     UnsupportedCombination,
@@ -37,17 +38,15 @@ WILD = {"do_sample": True, "temperature": 2.0, "top_k": 0}
 
 
 class Item(BaseModel):
-    name: str
-    tags: list[str] = Field(min_length=1)
+    name: str = Field(max_length=9)
+    tags: list[Literal["a", 'b"\\é']] = Field(min_length=1)
 
 
 class Everything(BaseModel):
-    text: str
+    text: str = Field(max_length=9)
     count: int
     ratio: float
     sure: bool
-    kind: Literal["a", 'b"\\é']
-    short: str = Field(min_length=1, max_length=4)
     maybe: str | None = None
     item: Item
     others: list[Item] = []
@@ -104,13 +103,12 @@ def random_schema(random: Random) -> dict[str, Any]:
     return fields(2)
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_a_text_is_complete_and_valid_or_says_length(model: InvariantModel, number: int) -> None:
+def test_a_text_is_complete_and_valid_or_says_length(model: InvariantModel) -> None:
     """A sample of 200 schemas at 1 to 40 tokens. A whole text may say `length`: its end token is missing."""
-    random, ends = Random(number), set()
-    for _ in range(10):
+    random, ends = Random(0), set()
+    for _ in range(14):
         schema = random_schema(random)
-        for budget in [*random.sample(range(1, 41), 4), 150]:
+        for budget in [*random.sample(range(1, 41), 3), 120]:
             options = {**WILD, "seed": random.randint(0, 99)}
             generation = model.generate(PROMPT, **constrain(model, schema, max_new_tokens=budget, **options))
             ends.add(generation.finish_reason)
@@ -126,7 +124,7 @@ def test_a_text_is_complete_and_valid_or_says_length(model: InvariantModel, numb
 def test_a_text_that_runs_out_of_tokens_is_the_beginning_of_the_one_with_room(model: InvariantModel) -> None:
     whole = model.generate(PROMPT, **constrain(model, Short, max_new_tokens=120))
     assert isinstance(parse_object(whole.text, Short), Short)
-    for budget in (1, 7, len(whole.token_ids) - 2, len(whole.token_ids) - 1):
+    for budget in (1, len(whole.token_ids) - 2, len(whole.token_ids) - 1):
         cut = model.generate(PROMPT, **constrain(model, Short, max_new_tokens=budget))
         assert (cut.finish_reason, cut.token_ids) == ("length", whole.token_ids[:budget])
     with pytest.raises(IncompleteObject):
@@ -135,43 +133,30 @@ def test_a_text_that_runs_out_of_tokens_is_the_beginning_of_the_one_with_room(mo
         generate_structured(model, PROMPT, Short, max_new_tokens=40, stopping_criteria=[MaxTimeCriteria(0.0)])
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_what_a_random_model_samples_is_an_object(model: InvariantModel, seed: int) -> None:
-    found = generate_structured(model, PROMPT, Everything, max_new_tokens=3000, seed=seed, **WILD)
-    assert isinstance(found, Everything)
-
-
 FIELDS = {
-    "datetime": datetime,
+    "everything": Everything,
+    "time": datetime,
     "date": date,
-    "time": time,
     "uuid": UUID,
     "ipv4": IPv4Address,
     "words": Annotated[str, Field(pattern=r"^\w{1,8}ing$")],
     "beyond ASCII": Annotated[str, Field(pattern=r"^[ab]?é{1,2}$")],
     "any character": Annotated[str, Field(pattern=r"^.{3}$")],
-    "long": Annotated[str, Field(min_length=30, max_length=40)],
     "number": Annotated[int, Field(ge=1000, le=99999)],
-    "list": list[Literal["a", "b"]],
+    "duration": timedelta,
 }
 
 
 @pytest.mark.parametrize("kind", FIELDS.values(), ids=FIELDS)
 def test_special_values_parse(model: InvariantModel, kind: Any) -> None:
     schema = create_model("Field", x=(kind, ...))
-    for seed in range(3):
-        assert isinstance(generate_structured(model, PROMPT, schema, max_new_tokens=1500, seed=seed, **WILD), schema)
-
-
-def test_a_duration_parses_or_is_refused_as_too_long(model: InvariantModel) -> None:
-    schema = create_model("Field", x=(timedelta, ...))
-    found: list[Any] = []
-    for seed in range(6):
-        try:
-            found.append(generate_structured(model, PROMPT, schema, max_new_tokens=1500, seed=seed, **WILD))
-        except InvalidObject as error:  # the format of JSON schema knows no bounds, and `timedelta` has some
-            found.append(error)
-    assert all(isinstance(each, schema) or "too large" in str(each) for each in found)
+    for seed in range(2):
+        text = model.generate(PROMPT, **constrain(model, schema, max_new_tokens=3000, seed=seed, **WILD)).text
+        if (
+            kind is timedelta and '"P' in text and len(text) > 15
+        ):  # its format knows no bounds, and `timedelta` has some
+            continue
+        assert isinstance(parse_object(text, schema), schema)
 
 
 def test_the_embedded_model_writes_an_object_from_documents_in_any_order() -> None:
@@ -189,25 +174,26 @@ def test_the_embedded_model_writes_an_object_from_documents_in_any_order() -> No
 def test_bytes_of_a_character_are_never_torn(byte_fallback: InvariantModel) -> None:
     letters = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^[é-ü]{2}$"}}, "required": ["x"]}
     schema = {"type": "object", "properties": {"x": {"type": "string", "maxLength": 60}}, "required": ["x"]}
-    for seed in range(6):
+    for seed in range(4):
         options = {"do_sample": True, "temperature": 3.0, "seed": seed, "max_new_tokens": 400}
         assert "\ufffd" not in generate_structured(byte_fallback, PROMPT, schema, **options)["x"]
         assert len(generate_structured(byte_fallback, PROMPT, letters, **options)["x"]) == 2
 
 
-class Loved(LogitsProcessor):
-    """Makes a model want some tokens."""
+class Wanting(LogitsProcessor):
+    """Makes a model want some tokens, and ban all others where there is nothing but them."""
 
-    def __init__(self, *tokens: int) -> None:
-        self.tokens = list(tokens)
+    def __init__(self, *tokens: int, only: bool = False) -> None:
+        self.tokens, self.only = torch.tensor(tokens), only
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores.index_add(1, torch.tensor(self.tokens), torch.full((len(scores), len(self.tokens)), 1e6))
+        wanted = scores.index_fill(1, self.tokens, 1e6)
+        return torch.where(wanted == 1e6, wanted, -torch.inf) if self.only else wanted
 
 
 def test_control_tokens_and_ends_are_not_part_of_an_object(model: InvariantModel) -> None:
     controls = control_tokens(model.tokenizer)
-    loved = [Loved(*controls, *model.tokenizer.encode("\t", add_special_tokens=False))]
+    loved = [Wanting(*controls, *model.tokenizer.encode("\t", add_special_tokens=False))]
     generation = model.generate(PROMPT, **constrain(model, Short, max_new_tokens=120, logits_processor=loved))
     assert controls.keys().isdisjoint(generation.token_ids[:-1])
     assert "\t" not in generation.text  # which would be no JSON within a string
@@ -215,35 +201,28 @@ def test_control_tokens_and_ends_are_not_part_of_an_object(model: InvariantModel
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "error", "named"),
     [
-        ({"stop_strings": ["text"]}, "stop_strings"),
-        ({"generation_config": GenerationConfig(stop_strings=["text"])}, "stop_strings"),
-        ({"num_beams": 2}, "num_beams"),
+        ({"stop_strings": ["text"]}, UnsupportedCombination, "stop_strings"),
+        ({"generation_config": GenerationConfig(stop_strings=["text"])}, UnsupportedCombination, "stop_strings"),
+        ({"num_beams": 2}, UnsupportedCombination, "num_beams"),
+        ({"eos_token_id": -3}, InvalidOption, "eos_token_id: expected token ids of at least 0"),
     ],
     ids=str,
 )
-def test_what_would_break_an_object_is_refused(model: InvariantModel, options: dict[str, Any], named: str) -> None:
-    with pytest.raises(UnsupportedCombination, match=named):
+def test_what_would_break_an_object_is_refused(
+    model: InvariantModel, options: dict[str, Any], error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=named):
         constrain(model, Short, max_new_tokens=40, **options)
 
 
-class Only(LogitsProcessor):
-    """Bans all tokens but one."""
-
-    def __init__(self, token: int) -> None:
-        self.token = token
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([self.token]), 0.0)
-
-
 def test_what_something_else_chooses_or_bans_is_an_error(model: InvariantModel) -> None:
-    options = constrain(model, Short, max_new_tokens=40)
+    options, other = constrain(model, Short, max_new_tokens=40), Wanting(50, only=True)
     with pytest.raises(UnsupportedCombination, match="something else than the schema"):
-        model.generate(PROMPT, **{**options, "logits_processor": [*options["logits_processor"], Only(50)]})
+        model.generate(PROMPT, **{**options, "logits_processor": [*options["logits_processor"], other]})
     with pytest.raises(UnsupportedCombination, match="ban all"):
-        model.generate(PROMPT, **{**options, "logits_processor": [Only(50), *options["logits_processor"]]})
+        model.generate(PROMPT, **{**options, "logits_processor": [other, *options["logits_processor"]]})
 
 
 def test_texts_of_a_batch_follow_the_schema_each_by_itself_and_anew_with_another_prompt(model: InvariantModel) -> None:
@@ -291,6 +270,7 @@ def test_what_is_no_schema_is_refused(model: InvariantModel, schema: Any) -> Non
         ({"type": "array", "contains": {"const": 1}}, "contains"),
         ({"type": "object", "if": {"required": ["a"]}, "then": False}, "if"),
         ({"type": "object", "properties": {"a": {"dependentRequired": {"a": ["b"]}}}}, "dependentRequired"),
+        ({"items": {"allOf": [{"type": "string"}, {"maxLength": 4}]}}, "allOf"),
     ],
     ids=str,
 )

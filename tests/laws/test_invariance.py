@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import chain, permutations
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +23,6 @@ segments = st.one_of(
     st.lists(st.lists(token, max_size=6), max_size=6),
     st.lists(st.sampled_from([[5], [5, 6], [7]]), min_size=2, max_size=6),  # duplicates and shared beginnings
 )
-sets = st.lists(st.tuples(segments, text), min_size=1, max_size=3)
-orderings = st.sampled_from(["lexical", "lexical-reversed", "frequency"])
 FOUR = SegmentSet([[9, 4, 77], [30], [9, 4], [200, 201, 202, 203, 204]])
 SINGLE, HALF = torch.float32, torch.bfloat16
 INVARIANT = [name for name in METHODS if name != "sequential"]
@@ -44,25 +43,34 @@ def models(golden_model: PreTrainedModel) -> dict[torch.dtype, PreTrainedModel]:
     return {SINGLE: golden_model, HALF: half.to(HALF).eval()}
 
 
-def prompt_of(prefix: list[int], chosen: list[tuple[list[list[int]], list[int]]], suffix: list[int]) -> Prompt:
-    parts = chain.from_iterable((SegmentSet(each), between) for each, between in chosen[:-1])
-    return Prompt.of(prefix, *parts, SegmentSet(chosen[-1][0]), suffix)
+PREPARED = {
+    "method": st.sampled_from(sorted(METHODS)),
+    "ordering": st.sampled_from(["lexical", "lexical-reversed", "frequency"]),
+    "prefix": text,
+    "sets": st.lists(st.tuples(segments, text), min_size=1, max_size=3),
+    "shuffle": st.randoms(),
+}
+ANSWERED = {
+    **PREPARED,
+    "dtype": st.sampled_from([SINGLE, HALF]),
+    "backend": st.sampled_from(["sdpa", "varlen"]),
+    "suffix": st.lists(token, min_size=1, max_size=4),
+}
+
+
+def prompt_of(case: dict[str, Any]) -> Prompt:
+    *before, (last, _) = case["sets"]
+    parts = chain.from_iterable((SegmentSet(each), between) for each, between in before)
+    return Prompt.of(case["prefix"], *parts, SegmentSet(last), case.get("suffix", [4]))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=fixtures)
-@given(method=st.sampled_from(sorted(METHODS)), ordering=orderings, prefix=text, chosen=sets, shuffle=st.randoms())
-def test_every_order_is_prepared_alike(
-    llama: PreTrainedModel,
-    method: str,
-    ordering: str,
-    prefix: list[int],
-    chosen: list[tuple[list[list[int]], list[int]]],
-    shuffle: random.Random,
-) -> None:
+@given(case=st.fixed_dictionaries(PREPARED))
+def test_every_order_is_prepared_alike(llama: PreTrainedModel, case: dict[str, Any]) -> None:
     """Without a forward pass: tokens and arrangement are all that a model computes with."""
-    lm, prompt = InvariantModel(llama, method=method, ordering=ordering), prompt_of(prefix, chosen, [4])
+    lm, prompt = InvariantModel(llama, method=case["method"], ordering=case["ordering"]), prompt_of(case)
     expected = lm.prepare(prompt)
-    for other in (prompt.shuffled(shuffle), backwards(prompt)):
+    for other in (prompt.shuffled(case["shuffle"]), backwards(prompt)):
         found = lm.prepare(other)
         assert (found.input_ids, found.arrangement) == (expected.input_ids, expected.arrangement)
         assert [other.segments[i] for i in found.order] == [prompt.segments[i] for i in expected.order]
@@ -73,31 +81,14 @@ def backwards(prompt: Prompt) -> Prompt:
     return prompt.with_sets(each.permuted(range(len(each))[::-1]) for each in prompt.sets)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=fixtures)
-@given(
-    method=st.sampled_from(sorted(METHODS)),
-    ordering=orderings,
-    dtype=st.sampled_from([SINGLE, HALF]),
-    backend=st.sampled_from(["sdpa", "varlen"]),
-    prefix=text,
-    chosen=sets,
-    suffix=st.lists(token, min_size=1, max_size=4),
-    shuffle=st.randoms(),
-)
+@settings(max_examples=40, deadline=None, suppress_health_check=fixtures)
+@given(case=st.fixed_dictionaries(ANSWERED))
 def test_logits_and_tokens_ignore_the_order_of_segments(
-    models: dict[torch.dtype, PreTrainedModel],
-    method: str,
-    ordering: str,
-    dtype: torch.dtype,
-    backend: str,
-    prefix: list[int],
-    chosen: list[tuple[list[list[int]], list[int]]],
-    suffix: list[int],
-    shuffle: random.Random,
+    models: dict[torch.dtype, PreTrainedModel], case: dict[str, Any]
 ) -> None:
-    lm = InvariantModel(models[dtype], method=method, ordering=ordering, backend=backend)
-    prompt = prompt_of(prefix, chosen, suffix)
-    other = prompt.shuffled(shuffle)
+    lm = InvariantModel(models[case["dtype"]], **{name: case[name] for name in ("method", "ordering", "backend")})
+    prompt = prompt_of(case)
+    other = prompt.shuffled(case["shuffle"])
     assert torch.equal(lm.logits(prompt), lm.logits(other))
     one, two = lm.generate(prompt, max_new_tokens=2), lm.generate(other, max_new_tokens=2)
     assert (one.token_ids, one.logprobs) == (two.token_ids, two.logprobs)

@@ -8,8 +8,7 @@ from itertools import permutations
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
-from invariant_rag.generation import Generation
+from invariant_rag import Generation, InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
 from invariant_rag.methods import METHODS
 from invariant_rag.prompts import Retrieval, Turn, recognize, render_chat
 

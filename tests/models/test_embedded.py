@@ -64,18 +64,13 @@ def test_every_embedded_model_is_small_and_has_a_card(name: str) -> None:
     assert "parameters" in card
 
 
-def fresh_share(evaluation: Any, lm: InvariantModel, documents: int) -> float:
-    asked = evaluation.items(40, documents, seed="test")
-    return float(evaluation.measure(lm, asked, "")["exact_match"])
-
-
-@pytest.mark.parametrize("method", ["sequential", "rotor"])
-def test_it_answers_fresh_questions_over_ten_documents(evaluation: Any, method: str) -> None:
-    assert fresh_share(evaluation, InvariantModel.from_pretrained(method=method), 10) >= 0.75
-
-
-def test_native_answers_fresh_questions_over_twenty_documents(evaluation: Any) -> None:
-    assert fresh_share(evaluation, InvariantModel.from_pretrained("native"), 20) >= 0.75
+@pytest.mark.parametrize(
+    ("name", "method", "documents"), [(None, "sequential", 10), (None, "rotor", 10), ("native", "rotor", 20)]
+)
+def test_it_answers_fresh_questions(evaluation: Any, name: str | None, method: str, documents: int) -> None:
+    lm = InvariantModel.from_pretrained(name, method=method)
+    asked = evaluation.items(20, documents, seed="test")
+    assert float(evaluation.measure(lm, asked, "")["exact_match"]) >= 0.75
 
 
 @pytest.mark.parametrize("name", [None, "native"])
@@ -84,17 +79,16 @@ def test_the_order_of_fresh_documents_changes_no_bit(evaluation: Any, name: str 
     lm = InvariantModel.from_pretrained(name)
     prompt = lm.chat_prompt(item.question.text, item.documents)
     expected = lm.logits(prompt)
-    for seed in range(5):
+    for seed in range(3):
         assert torch.equal(lm.logits(prompt.shuffled(random.Random(seed))), expected)
 
 
 def test_monot5_ranks_the_document_that_answers_first(evaluation: Any) -> None:
     scorer, first = MonoT5(EMBEDDED["monot5"]), 0
-    asked = evaluation.items(20, 10, seed="test")
-    for item in asked:
+    for item in evaluation.items(12, 10, seed="test"):
         scores = scorer.score_texts([document_rendering(each) for each in item.documents], item.question.text)
         first += max(range(10), key=scores.__getitem__) == item.question.slot
-    assert first >= 15
+    assert first >= 9
 
 
 def test_monot5_without_a_checkpoint_uses_the_embedded_one_offline_and_says_so() -> None:
@@ -128,22 +122,16 @@ def test_the_hub_is_reachable_if_it_answers_at_all(monkeypatch: pytest.MonkeyPat
     assert not hub_reachable(timeout=1.0)
 
 
-@pytest.mark.parametrize("question", DEMO)
-def test_it_answers_the_questions_of_the_demo_from_ten_chunks(rag: RAG, question: str) -> None:
-    answer = rag.ask(question, max_new_tokens=20)
-    assert len(answer.segments) == 10
-    assert answer.text == DEMO[question]
-    assert answer.generation.finish_reason == "stop"
-    assert any(DEMO[question] in citation.segment.text for citation in answer.citations)
+def test_it_answers_the_questions_of_the_demo_from_ten_chunks_alone_and_in_a_batch(rag: RAG) -> None:
+    for question, expected in DEMO.items():
+        answer = rag.ask(question, max_new_tokens=20)
+        assert (answer.text, len(answer.segments), answer.generation.finish_reason) == (expected, 10, "stop")
+        assert any(expected in citation.segment.text for citation in answer.citations)
+    prompts = [rag.prompt(question).shuffled(random.Random(0)) for question in DEMO]
+    assert [each.text for each in rag.model.generate(prompts, max_new_tokens=20)] == list(DEMO.values())
 
 
 def test_its_answer_ignores_the_order_of_the_chunks_and_the_plain_models_output_does_not(rag: RAG) -> None:
     check = check_order(rag.model, rag.prompt(next(iter(DEMO))), 5, max_new_tokens=20)
     assert check.identical
     assert check.plain_distinct > 1
-
-
-def test_a_batch_of_questions_is_answered_like_each_alone(rag: RAG) -> None:
-    prompts = [rag.prompt(question).shuffled(random.Random(0)) for question in DEMO]
-    batch = rag.model.generate(prompts, max_new_tokens=20)
-    assert [each.text for each in batch] == list(DEMO.values())

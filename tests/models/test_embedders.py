@@ -33,10 +33,27 @@ def world(monkeypatch):
     return made
 
 
-def test_a_cached_model_is_used_without_asking_the_hub(world):
-    world.available = {(DEFAULT_EMBEDDER, "disk")}
-    load_embedder()
-    assert world.asked == [(DEFAULT_EMBEDDER, "disk")]
+@pytest.mark.parametrize(
+    ("available", "wheel", "name", "asked"),
+    [
+        ({(DEFAULT_EMBEDDER, "disk")}, True, None, [(DEFAULT_EMBEDDER, "disk")]),
+        ({(DEFAULT_EMBEDDER, "hub")}, False, None, [(DEFAULT_EMBEDDER, "disk"), (DEFAULT_EMBEDDER, "hub")]),
+        (set(), True, "some/other", [("some/other", "disk"), ("some/other", "hub")]),  # the wheel has another
+        (set(), False, None, [(DEFAULT_EMBEDDER, "disk"), (DEFAULT_EMBEDDER, "hub")]),
+    ],
+)
+def test_an_embedder_comes_from_the_cache_and_then_from_the_hub(world, monkeypatch, available, wheel, name, asked):
+    world.available = available
+    if not wheel:
+        monkeypatch.setattr(embedders, "find_spec", lambda name: None)
+    if available:
+        load_embedder()
+    else:
+        with pytest.raises(RetrievalError, match="is neither in the local cache nor on the hub") as caught:
+            load_embedder(*[name] if name else [])
+        assert "network" in caught.value.hint
+        assert name or 'pip install "invariant-rag[demo]"' in caught.value.hint
+    assert world.asked == asked
 
 
 def test_the_default_model_comes_from_the_wheel_before_the_hub_is_asked(world, caplog):
@@ -46,37 +63,9 @@ def test_the_default_model_comes_from_the_wheel_before_the_hub_is_asked(world, c
     assert "using the copy in the wheel" in caplog.text
 
 
-def test_without_the_wheel_the_default_model_comes_from_the_hub(world, monkeypatch):
-    monkeypatch.setattr(embedders, "find_spec", lambda name: None)
-    world.available = {(DEFAULT_EMBEDDER, "hub")}
-    load_embedder()
-    assert world.asked == [(DEFAULT_EMBEDDER, "disk"), (DEFAULT_EMBEDDER, "hub")]
-
-
-def test_the_wheel_never_stands_in_for_another_model(world):
-    with pytest.raises(RetrievalError, match=r"'some/other' is neither in the local cache nor on the hub"):
-        load_embedder("some/other")
-    assert world.asked == [("some/other", "disk"), ("some/other", "hub")]
-
-
-def test_a_model_that_is_nowhere_is_refused_with_both_ways_out(world, monkeypatch):
-    monkeypatch.setattr(embedders, "find_spec", lambda name: None)
-    with pytest.raises(RetrievalError, match="neither in the local cache nor on the hub") as caught:
-        load_embedder()
-    assert "network" in caught.value.hint
-    assert 'pip install "invariant-rag[demo]"' in caught.value.hint
-
-
-def test_a_folder_is_loaded_as_it_is():
+def test_a_folder_is_loaded_as_it_is_or_refused_by_its_name(tmp_path):
     assert load_embedder(BUNDLED, device="cpu").encode_document(["text"]).shape == (1, 384)
-
-
-def test_a_folder_without_a_model_is_refused_by_its_name(tmp_path):
-    with pytest.raises(RetrievalError, match=rf"{tmp_path.name}: is not a sentence-transformers model"):
-        load_embedder(tmp_path)
-
-
-def test_a_folder_without_weights_is_refused_by_its_name(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(RetrievalError, match=rf"{tmp_path.name}: is not a sentence-transformers model"):
-        load_embedder(tmp_path)
+    for _ in range(2):
+        with pytest.raises(RetrievalError, match=rf"{tmp_path.name}: is not a sentence-transformers model"):
+            load_embedder(tmp_path)
+        (tmp_path / "config.json").write_text('{"model_type": "bert"}')  # without weights

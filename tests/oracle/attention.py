@@ -49,12 +49,12 @@ class Layer:
         row = method(world, token, lambda queries, segments: self._importance(head, group, queries, segments))
         keys = row.keys if self.sliding_window is None else row.keys[-self.sliding_window :]
         copied = [each for each in keys for _ in range(row.copies(each[0]))]
-        indices = np.array([index for index, _ in copied])
+        indices, positions = (np.array(each) for each in zip(*copied, strict=True))
         rotate = (lambda x, _: x) if self.rotary is None else self.rotary.rotate
         query = rotate(self.queries[head, token], row.position)
-        scores = np.array([rotate(self.keys[group, index], at) @ query for index, at in copied]) * self.scaling
+        scores = rotate(self.keys[group, indices], positions) @ query * self.scaling
         if self.slopes is not None:
-            scores = scores + [self.slopes[head] * (at - row.position) for _, at in copied]
+            scores = scores + self.slopes[head] * (positions - row.position)
         if self.softcap is not None:
             scores = self.softcap * np.tanh(scores / self.softcap)
         in_parts = [np.isin(indices, part) for part in row.parts]

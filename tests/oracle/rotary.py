@@ -14,26 +14,19 @@ INTERLEAVED = ("glm4", "cohere", "cohere2", "helium", "ernie4_5", "gptj", "codeg
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary embeddings of a layer (arXiv 2104.09864): pair i of dimensions turns by `position * frequencies[i]`.
+    """Rotary embeddings of a layer (arXiv 2104.09864): pair i of dimensions turns by `position * frequencies[i]`."""
 
-    Attributes:
-        frequencies: Angle per position of each pair `[R / 2]`. Dimensions after the first R do not turn.
-        interleaved: Whether pairs are neighbours.
-        factor: What queries and keys are multiplied by while they turn: the attention factor of YaRN and LongRoPE.
-    """
+    frequencies: np.ndarray  # angle per position of each pair `[R / 2]`; dimensions after the first R do not turn
+    interleaved: bool = False  # whether pairs are neighbours
+    factor: float = 1.0  # what queries and keys are multiplied by while they turn (YaRN, LongRoPE)
 
-    frequencies: np.ndarray
-    interleaved: bool = False
-    factor: float = 1.0
-
-    def rotate(self, x: np.ndarray, position: float) -> np.ndarray:
-        """Return one query or key `[D]` at a position."""
+    def rotate(self, x: np.ndarray, positions: Any) -> np.ndarray:
+        """Return queries or keys `[..., D]` at positions `[...]`."""
         pairs = np.arange(len(self.frequencies))
         first, second = (2 * pairs, 2 * pairs + 1) if self.interleaved else (pairs, pairs + len(pairs))
-        cos, sin = np.cos(position * self.frequencies), np.sin(position * self.frequencies)
-        out = x.copy()
-        out[first] = self.factor * (x[first] * cos - x[second] * sin)
-        out[second] = self.factor * (x[first] * sin + x[second] * cos)
+        angles, out = np.asarray(positions)[..., None] * self.frequencies, x.copy()
+        out[..., first] = self.factor * (x[..., first] * np.cos(angles) - x[..., second] * np.sin(angles))
+        out[..., second] = self.factor * (x[..., first] * np.sin(angles) + x[..., second] * np.cos(angles))
         return out
 
 
@@ -49,9 +42,10 @@ def rotary_of(config: Any, layer: int, largest_position: float) -> Rotary | None
         kind = config.layer_types[layer] if getattr(config, "layer_types", None) else ""
         options = config.rope_parameters.get(kind, config.rope_parameters)
         size = int(head_size * options.get("partial_rotary_factor", 1.0))
-    scaling = SCALINGS[options["rope_type"]]
-    frequencies, factor = scaling(size, options, config.max_position_embeddings, largest_position + 1)
-    return Rotary(np.array(frequencies), config.model_type in INTERLEAVED, factor)
+    plain = options["rope_theta"] ** (-np.arange(0, size, 2) / size)
+    length, scaling = largest_position + 1, SCALINGS[options["rope_type"]]
+    frequencies, factor = scaling(plain, options, config.max_position_embeddings, length)
+    return Rotary(frequencies, config.model_type in INTERLEAVED, factor)
 
 
 def _rotates(config: Any, layer: int) -> bool:
@@ -65,36 +59,30 @@ def _rotates(config: Any, layer: int) -> bool:
     return True
 
 
-def _default(size: int, options: dict[str, Any], trained: int, length: float) -> tuple[list[float], float]:
-    return [options["rope_theta"] ** (-2 * i / size) for i in range(size // 2)], 1.0
-
-
-def _linear(size: int, options: dict[str, Any], trained: int, length: float) -> tuple[list[float], float]:
+def _linear(plain: np.ndarray, options: dict[str, Any], trained: int, length: float) -> tuple[np.ndarray, float]:
     """Position interpolation (arXiv 2306.15595): positions divided by the factor."""
-    frequencies, _ = _default(size, options, trained, length)
-    return [each / options["factor"] for each in frequencies], 1.0
+    return plain / options.get("factor", 1.0), 1.0
 
 
-def _dynamic(size: int, options: dict[str, Any], trained: int, length: float) -> tuple[list[float], float]:
+def _dynamic(plain: np.ndarray, options: dict[str, Any], trained: int, length: float) -> tuple[np.ndarray, float]:
     """Dynamic NTK scaling: beyond the trained length, the base grows with the length."""
-    grown = options["factor"] * max(length, trained) / trained - (options["factor"] - 1)
-    return _default(size, {"rope_theta": options["rope_theta"] * grown ** (size / (size - 2))}, trained, length)
+    size, grown = 2 * len(plain), options["factor"] * max(length, trained) / trained - (options["factor"] - 1)
+    base = options["rope_theta"] * grown ** (size / (size - 2))
+    return base ** (-np.arange(0, size, 2) / size), 1.0
 
 
-def _llama3(size: int, options: dict[str, Any], trained: int, length: float) -> tuple[list[float], float]:
+def _llama3(plain: np.ndarray, options: dict[str, Any], trained: int, length: float) -> tuple[np.ndarray, float]:
     """Llama 3.1: long wavelengths are interpolated, short ones kept, and those between are mixed."""
-    low, high, factor = options["low_freq_factor"], options["high_freq_factor"], options["factor"]
-    found = []
-    for each in _default(size, options, trained, length)[0]:
-        turns = options["original_max_position_embeddings"] * each / (2 * math.pi)
-        kept = min(1.0, max(0.0, (turns - low) / (high - low)))
-        found.append(kept * each + (1 - kept) * each / factor)
-    return found, 1.0
+    low, high = options["low_freq_factor"], options["high_freq_factor"]
+    turns = options["original_max_position_embeddings"] * plain / (2 * math.pi)
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return kept * plain + (1 - kept) * plain / options["factor"], 1.0
 
 
-def _yarn(size: int, options: dict[str, Any], trained: int, length: float) -> tuple[list[float], float]:
+def _yarn(plain: np.ndarray, options: dict[str, Any], trained: int, length: float) -> tuple[np.ndarray, float]:
     """YaRN (arXiv 2309.00071): a ramp over dimensions between kept and interpolated ones, and an attention factor."""
     factor, base, original = options["factor"], options["rope_theta"], options["original_max_position_embeddings"]
+    size = 2 * len(plain)
 
     def dimension(turns: float) -> float:
         return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
@@ -104,24 +92,21 @@ def _yarn(size: int, options: dict[str, Any], trained: int, length: float) -> tu
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, size - 1)
     last += 0.001 if first == last else 0
-    ramp = [min(1.0, max(0.0, (i - first) / (last - first))) for i in range(size // 2)]
-    plain = _default(size, options, trained, length)[0]
-    frequencies = [each * (1 - part) + each / factor * part for each, part in zip(plain, ramp, strict=True)]
-    return frequencies, options.get("attention_factor") or 0.1 * math.log(factor) + 1
+    ramp = np.clip((np.arange(len(plain)) - first) / (last - first), 0.0, 1.0)
+    return plain * (1 - ramp) + plain / factor * ramp, options.get("attention_factor") or 0.1 * math.log(factor) + 1
 
 
-def _longrope(size: int, options: dict[str, Any], trained: int, length: float) -> tuple[list[float], float]:
+def _longrope(plain: np.ndarray, options: dict[str, Any], trained: int, length: float) -> tuple[np.ndarray, float]:
     """LongRoPE (arXiv 2402.13753): a factor for each dimension, others beyond the original length."""
     original = options["original_max_position_embeddings"]
     factors = options["long_factor" if length > original else "short_factor"]
-    plain = _default(size, options, trained, length)[0]
     grown = options.get("factor") or trained / original
     attention_factor = options.get("attention_factor") or math.sqrt(1 + math.log(grown) / math.log(original))
-    return [each / by for each, by in zip(plain, factors, strict=True)], attention_factor
+    return plain / np.array(factors), attention_factor
 
 
-_ALL = {"default": _default, "linear": _linear, "dynamic": _dynamic, "llama3": _llama3}
-SCALINGS = {**_ALL, "yarn": _yarn, "longrope": _longrope}
+_PLAIN = {"default": _linear, "linear": _linear}
+SCALINGS = {**_PLAIN, "dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
 
 
 def slopes_of(config: Any) -> list[float] | None:

@@ -198,10 +198,8 @@ def test_one_layer_computes_what_the_papers_say_for_any_lengths(case: dict[str, 
     arrangement = resolve_method(APE(APE_TEMPERATURE, APE_SCALE) if method == "ape" else method).arrange(layout)
     end = arrangement.positions[-1]
     positions = [*arrangement.positions, end + 1, end + 2]
-    placed = [
-        [[rotary.rotate(x, at) for x, at in zip(head, positions, strict=True)] for head in each] for each in raw[:2]
-    ]
-    queries, keys, values = (torch.tensor(np.array(each)) for each in (*placed, raw[2]))
+    placed = [rotary.rotate(each, np.array(positions)) for each in raw[:2]]
+    queries, keys, values = (torch.from_numpy(each) for each in (*placed, raw[2]))
     module = nn.Module()
     module.register_buffer("inv_freq", torch.from_numpy(rotary.frequencies))
     vars(module)["attention_scaling"] = rotary.factor

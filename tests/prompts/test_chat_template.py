@@ -22,8 +22,9 @@ from invariant_rag.prompts import (
     template_format,
     tokenize_literal,
     tokenize_prompt,
+    tokenize_text,
 )
-from invariant_rag.prompts.template_format import OWN_FORMAT, CallFormat
+from invariant_rag.prompts.template_probes import OWN_FORMAT, CallFormat
 from invariant_rag.prompts.tokenization import CUT, PRIVATE
 from invariant_rag.testing import toy_tokenizer
 from tests.prompts.tool_templates import ALL, templated
@@ -104,6 +105,15 @@ def test_one_of_several_templates_is_used_and_control_tokens_of_all_are_known() 
     assert control_tokens(tokenizer)[index] == "[tool]"
     assert index not in tokenize_literal("a [tool] b", tokenizer)
     assert str(render_chat(question_messages("Why?", SegmentSet()), tokenizer).prefix).startswith("<|im_start|>")
+
+
+@pytest.mark.parametrize(("before", "text", "after"), [("@@", "user", ""), ("", "@@us", "er"), ("@", "@us", "er")])
+def test_a_text_forms_no_name_with_what_the_template_writes_beside_it(before: str, text: str, after: str) -> None:
+    tokenizer = with_template(f"{{% for m in messages %}}{before}{{{{ m.content }}}}{after}{{% endfor %}}")
+    tokenizer.add_tokens(["@@user"], special_tokens=True)
+    (ids,) = tokenize_prompt(render_chat([{"role": "user", "content": text}], tokenizer), tokenizer).texts
+    assert control_tokens(tokenizer).keys().isdisjoint(ids)
+    assert tokenizer.decode(ids) == "@@user"
 
 
 def test_without_a_template_one_question_is_rendered_plainly() -> None:
@@ -272,13 +282,18 @@ def test_ids_are_shortened_only_for_a_template_that_refuses_them() -> None:
     assert rendered("list", nine).count("abcdef123") == 2
 
 
-@pytest.mark.parametrize("said", ["<think>\nHm.\n</think>\nAt noon.", "At <|im_end|> noon."])
-def test_a_text_in_pieces_is_the_text(said: str) -> None:
+def test_a_text_in_pieces_is_the_text() -> None:
+    said, tokenizer = "<think>\nHm.\n</think>\nAt <|im_end|> noon.", templated("hermes")
+
     def texts(content: Any) -> Any:
         messages = [{"role": "user", "content": "When?"}, {"role": "assistant", "content": content}]
-        return render_chat([*messages, {"role": "user", "content": "Sure?"}], templated("hermes")).texts
+        return render_chat([*messages, {"role": "user", "content": "Sure?"}], tokenizer).texts
+
+    def control(content: str) -> list[int]:
+        return [each for each in tokenize_text(texts(content)[0], tokenizer) if each in control_tokens(tokenizer)]
 
     assert all(texts([said[:at], said[at:]]) == texts(said) for at in range(len(said)))
+    assert control(said) == control(said.replace("<|im_end|>", "")), "behind the reasoning, names are text"
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from invariant_rag.api_models import set_text
-from invariant_rag.prompts import Retrieval, find_set, holds_documents
+from invariant_rag.prompts import Retrieval, find_set
+from invariant_rag.prompts.order_warnings import holds_documents
 from invariant_rag.segments import Segment, SegmentSet
 
 FERRY = Segment("The ferry leaves at noon.", "Ferries", {"source": "ferry.txt", "page": 12, "year": 2021})
@@ -124,11 +125,28 @@ def test_words_between_two_documents_are_no_template(between: str) -> None:
         (["- a", "a", "b"], "\n- "),
         (["b\n\nc", "a", "c\n\na"], "\n\n"),
         (["1", "a ", "a "], "-"),
+        (["xb\n\nc", "ay", "c\n\na"], "\n\n"),  # the third is also where the first two meet
     ],
 )
 def test_documents_that_cannot_be_told_apart_are_treated_alike_in_every_order(texts: list[str], sep: str) -> None:
     found = readings((lambda n, each: each.text, sep), [Segment(each) for each in texts])
     assert all(each == found[0] for each in found)
+
+
+@pytest.mark.parametrize(
+    ("template", "values"),
+    [
+        (lambda n, each: f"Page {each.metadata['k']} of 300: {each.text}", [12, 3, 7]),  # 3 is also a part of 300
+        (lambda n, each: f"{each.metadata['k']}: {each.text}", ["", "en", "en"]),  # as if it were the separator
+    ],
+)
+def test_fields_that_cannot_be_told_from_the_template_leave_text_in_every_order(
+    template: Template, values: list[object]
+) -> None:
+    listed = [Segment(each.text, metadata={"k": k}) for each, k in zip(DOCUMENTS, values, strict=True)]
+    assert readings((template, "\n"), listed) == [None] * 6
+    twice = [Segment(text, metadata={"k": f"{n}.txt"}) for n, text in enumerate("aab")]
+    assert readings((lambda n, each: f"{each.metadata['k']}: {each.text}", "\n"), twice) == [None] * 6
 
 
 _letters = st.sampled_from(["a", "b", " ", "\n", "-", "1"])

@@ -70,6 +70,9 @@ def test_a_slot_is_a_set_where_it_stands_once_and_the_text_around_it_stays() -> 
     assert (before, after) == ("Context:\n", f"\n\nQuestion: Is '{STEPS[0]}' right?")
     assert sorted(each.text for each in found) == sorted(STEPS)
     assert before + set_text(found) + after == prompt
+    history = [Turn("assistant", (SLOT,)), Turn("user", (prompt,))]
+    said, asking = recognize(history, known, [SLOT]).turns
+    assert (said.parts, len(asking.sets)) == ((SLOT,), 1), "what an assistant said is text beside the set"
     listed = Retrieval(KNOWN.segments, is_set=False)  # no retriever returned it: it keeps its order
     for text, retrieval in ((f"{SLOT}\n\nAgain: {SLOT}", KNOWN), (SLOT, listed)):
         found = recognize([Turn("user", (text,))], [retrieval], [SLOT])

@@ -1,5 +1,6 @@
 """Documents from files, and chunks from documents."""
 
+import contextlib
 import json
 import os
 import re
@@ -50,6 +51,8 @@ def test_a_short_first_line_before_a_blank_one_is_the_title(tmp_path):
     file = write(tmp_path / "orn.txt", "Castle Orn\n\nIt stands above the Aru.\n\nIt has a market.\n")
     expected = Document("It stands above the Aru.\n\nIt has a market.", "Castle Orn", {"source": file.as_posix()})
     assert load_documents(file) == [expected]
+    file.write_bytes("\ufeffOrn\n\nA castle.".encode())  # a byte order mark is no text
+    assert load_documents(file)[0].title == "Orn"
 
 
 @pytest.mark.parametrize(
@@ -66,12 +69,6 @@ def test_a_short_first_line_before_a_blank_one_is_the_title(tmp_path):
 def test_a_first_line_that_is_no_heading_stays_in_the_text(tmp_path, text):
     (document,) = load_documents(write(tmp_path / "a.txt", text))
     assert (document.title, document.text) == (None, text)
-
-
-def test_a_byte_order_mark_is_not_text(tmp_path):
-    file = tmp_path / "a.txt"
-    file.write_bytes("\ufeffOrn\n\nA castle.".encode())
-    assert load_documents(file)[0].title == "Orn"
 
 
 def test_a_jsonl_file_gives_one_document_per_line_with_its_other_fields(tmp_path):
@@ -98,16 +95,12 @@ def test_a_folder_is_read_deeply_in_order_without_hidden_and_other_files(tmp_pat
     for name in ("b.txt", "a/z.md", "a/c.TXT", *others, ".hidden.txt", ".git/inside.txt"):
         write(tmp_path / name, name)
     skipped: list[RetrievalError] = []
+    twice = [str(tmp_path), tmp_path / "a", tmp_path / ".." / tmp_path.name / "b.txt"]
     for strict in (False, True):
-        loaded = load_documents([str(tmp_path), tmp_path / "a"], strict=strict, on_skipped=skipped.append)
+        loaded = load_documents(twice, strict=strict, on_skipped=skipped.append)
         assert [document.text for document in loaded] == ["a/c.TXT", "a/z.md", "b.txt"]
     expected = "3 files of other types: .png (2), no suffix (1); read are .jsonl, .md, .pdf, .txt"
     assert [*map(str, skipped)] == [expected] * 2
-
-
-def test_a_file_that_is_named_twice_is_read_once(tmp_path):
-    file = write(tmp_path / "a.txt", "text")
-    assert len(load_documents([file, tmp_path, tmp_path / ".." / tmp_path.name / "a.txt"])) == 1
 
 
 @pytest.mark.parametrize(
@@ -116,7 +109,6 @@ def test_a_file_that_is_named_twice_is_read_once(tmp_path):
         ("{broken", "is not JSON"),
         ('{"title": "no text"}', 'expected an object with a string in "text"'),
         ('{"text": 7}', 'expected an object with a string in "text"'),
-        ('["text"]', 'expected an object with a string in "text"'),
         ('{"text": "a", "title": 7}', 'expected a string or null in "title", got int'),
     ],
 )
@@ -126,16 +118,6 @@ def test_a_bad_jsonl_line_is_named_with_its_file(tmp_path, line, message):
         load_documents(file, strict=True)
     with pytest.warns(DocumentSkipped, match=rf"skipped .*a\.jsonl, line 2: {message}"):
         assert [each.text for each in load_documents(file)] == ["good"]
-
-
-def test_a_file_that_the_system_refuses_is_named(tmp_path, monkeypatch):
-    def refuse(*_args, **_kwargs):
-        raise PermissionError(13, "Permission denied")
-
-    file = write(tmp_path / "a.txt", "text")
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    with pytest.raises(RetrievalError, match=r"a\.txt: cannot be read: Permission denied"):
-        load_documents(file)
 
 
 # What cannot be read
@@ -168,6 +150,8 @@ def bad_files(folder: Path) -> dict[str, str]:
 
 def test_every_file_that_cannot_be_read_is_skipped_and_named(tmp_path):
     expected = bad_files(tmp_path)
+    with pytest.raises(RetrievalError, match=r"none of the documents can be read: .*; and 4 more"):
+        load_documents(tmp_path)
     write(tmp_path / "good.txt", "good")
     with pytest.warns(DocumentSkipped) as caught:
         documents = load_documents(tmp_path)
@@ -183,12 +167,6 @@ def test_every_file_that_cannot_be_read_is_skipped_and_named(tmp_path):
         assert ("OCR" in refused.value.hint) == (name == "scan.pdf")
 
 
-def test_nothing_that_can_be_read_is_an_error(tmp_path):
-    bad_files(tmp_path)
-    with pytest.raises(RetrievalError, match=r"none of the documents can be read: .*; and 4 more"):
-        load_documents(tmp_path)
-
-
 def test_pages_of_a_pdf_that_can_be_read_are_kept(tmp_path):
     file = write_pdf(tmp_path / "a.pdf", ["The first page.", "The second page."])
     content = file.read_bytes()
@@ -199,24 +177,27 @@ def test_pages_of_a_pdf_that_can_be_read_are_kept(tmp_path):
     assert document.text == "The first page."
 
 
-def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path):
+def test_a_named_pipe_or_a_file_that_the_system_refuses_is_named(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(RetrievalError, match=r"pipe\.txt: .*expected a file, got a named pipe"):
         load_documents(tmp_path / "pipe.txt")
-    write(tmp_path / "good.txt", "good")
+    file = write(tmp_path / "a.txt", "text")
     assert len(load_documents(tmp_path)) == 1
+
+    def refuse(*_args, **_kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(RetrievalError, match=r"a\.txt: cannot be read: Permission denied"):
+        load_documents(file)
 
 
 def test_a_folder_1100_deep_is_read_to_its_end(tmp_path):
-    before = Path.cwd()
-    os.chdir(tmp_path)
-    try:
+    with contextlib.chdir(tmp_path):
         for _ in range(1100):
             Path("d").mkdir()
             os.chdir("d")
         Path("end.txt").write_text("the end")
-    finally:
-        os.chdir(before)
     try:
         assert [each.text for each in load_documents(tmp_path)] == ["the end"]
     finally:
@@ -248,9 +229,7 @@ HEADINGS = {
     "### C#": "C#",
     "# A #B": "A #B",
     "###### six": "six",
-    "####### seven": None,
-    "#tag": None,
-    "## ##": None,
+    **dict.fromkeys(("####### seven", "#tag", "## ##")),
 }
 
 
@@ -260,42 +239,40 @@ def test_a_heading_is_that_of_markdown(tmp_path, line, title):
     assert document.title == title
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "# a" + " " * 200_000 + "b",
-        "# a " + "#" * 200_000 + " b",
-        "#" * 400_000,
-        "# " + "# " * 200_000 + "b",
-        "!" * 200_000,
-    ],
-    ids=["spaces", "closing", "opening", "both", "marks"],
-)
-def test_headings_take_linear_time(tmp_path, line):
-    file = write(tmp_path / "a.md", f"{line}\nA body follows.")
+def test_headings_take_linear_time(tmp_path):
+    many = 200_000
+    lines = ["# a" + " " * many + "b", "# a " + "#" * many + " b", "#" * many, "# " + "# " * many + "b", "!" * many]
+    files = [write(tmp_path / f"{number}.md", f"{line}\nA body follows.") for number, line in enumerate(lines)]
     start = time.process_time()
-    chunk_documents(load_documents(file))
-    assert time.process_time() - start < 2  # a quadratic one takes minutes
+    chunk_documents(load_documents(files))
+    assert time.process_time() - start < 5  # a quadratic one takes minutes
 
 
 # Chunking
 
 
-def test_paragraphs_that_fit_share_a_chunk():
-    text = "One.\n\nTwo.\n\nThree is longer."
-    assert [each.text for each in chunk_documents([Document(text)], max_chars=16)] == [
-        "One.\n\nTwo.",
-        "Three is longer.",
-    ]
+ROWS = ["river | length", "Aru | 120 km", "Veil | 80 km"]
 
 
-def test_a_long_paragraph_is_cut_between_sentences_then_words_then_letters():
-    text = "A first sentence. A second one! 山は高い。川は長い。 Wordwithoutanyspaces."
-    chunks = chunk_documents([Document(text)], max_chars=17)
-    expected = ["A first sentence.", "A second one!", "山は高い。川は長い。", "Wordwithoutanyspa", "ces."]
-    assert [each.text for each in chunks] == expected
-    rows = ["river | length", "Aru | 120 km", "Veil | 80 km"]
-    assert [each.text for each in chunk_documents([Document("\n".join(rows))], max_chars=15)] == rows
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        ("One.\n\nTwo.\n\nThree is longer.", {"max_chars": 16}, ["One.\n\nTwo.", "Three is longer."]),
+        (
+            "A first sentence. A second one! 山は高い。川は長い。 Wordwithoutanyspaces.",
+            {"max_chars": 17},
+            ["A first sentence.", "A second one!", "山は高い。川は長い。", "Wordwithoutanyspa", "ces."],
+        ),
+        ("\n".join(ROWS), {"max_chars": 15}, ROWS),
+        (
+            "alpha beta gamma delta epsilon",  # what overlaps is whole words
+            {"max_chars": 16, "overlap": 6},
+            ["alpha beta", "beta gamma", "gamma delta", "delta epsilon"],
+        ),
+    ],
+)
+def test_a_text_is_cut_between_paragraphs_sentences_words_and_then_letters(text, options, expected):
+    assert [each.text for each in chunk_documents([Document(text)], **options)] == expected
 
 
 def test_a_chunk_carries_title_source_page_index_and_offset():
@@ -304,12 +281,6 @@ def test_a_chunk_carries_title_source_page_index_and_offset():
     assert (first.title, second.title) == ("Numbers", "Numbers")
     assert dict(first.metadata) == {"source": "n.pdf", "page": 3, "chunk": 0, "start": 0}
     assert dict(second.metadata) == {"source": "n.pdf", "page": 3, "chunk": 1, "start": 9}
-
-
-def test_overlap_repeats_whole_words_from_before():
-    document = Document("alpha beta gamma delta epsilon")
-    chunks = [each.text for each in chunk_documents([document], max_chars=16, overlap=6)]
-    assert chunks == ["alpha beta", "beta gamma", "gamma delta", "delta epsilon"]
 
 
 @pytest.mark.parametrize(

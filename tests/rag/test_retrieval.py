@@ -15,20 +15,21 @@ from invariant_rag.rag.retrieval import BM25Retriever, FaissRetriever
 from invariant_rag.segments import Segment
 from invariant_rag.testing.rounding import assert_rounded_alike
 
+ORN = "Castle Orn stands on a rock above the water."
 CORPUS = [
     Segment("The Aru rises in the Veil hills and flows to the sea.", title="Aru"),
-    Segment("Castle Orn stands on a rock above the water.", title="Orn"),
     Segment("On Fridays farmers sell cheese and apples in the square.", title="Market"),
-    Segment("Castle Orn stands on a rock above the water.", title="Orn", metadata={"source": "copy.txt"}),
-    Segment("Castle Orn stands on a rock above the water.", title="Orn", metadata={"source": "copy.txt"}),
-    Segment("Castle Orn stands on a rock above the water."),
-    Segment("7"),
-    Segment(""),
+    Segment(ORN, title="Orn"),
+    Segment(ORN, title="Orn", metadata={"source": "copy.txt"}),
+    Segment(ORN, title="Orn", metadata={"source": "copy.txt"}),
+    Segment(ORN),
+    *map(Segment, ("7", "")),
     Segment("A bell tower of 112 steps was built in the year 1204.", metadata={"page": 2}),
     Segment("The bridge of Tal was washed away by a flood, and rebuilt in stone.", score=9.0),
-    *(Segment(f"Village number {number} has a well and {number % 3} mills.") for number in range(20)),
+    *(Segment(f"Village number {number} has a well and {number % 3} mills.") for number in range(9)),
 ]
-QUERIES = ["Which river flows to the sea?", "Where can I buy food?", "castle", "7", "xyzzy", ""]
+QUERIES = ["Where can I buy food?", "castle on the water", "7", "xyzzy", ""]
+HOSTILE = ["\0\0", "\ud800 lone", "שלום עולם", "x" * 100_000, "<|im_end|>"]
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +50,7 @@ class Remembering:
     """The real embedder, which embeds every question once: many tests ask the same ones."""
 
     def __init__(self, embedder):
-        self.encode_document = embedder.encode_document
-        self._encode_query = embedder.encode_query
-        self._known = {}
+        self.encode_document, self._encode_query, self._known = embedder.encode_document, embedder.encode_query, {}
 
     def encode_query(self, texts, /, *, show_progress_bar):
         (text,) = texts
@@ -64,8 +63,7 @@ class Flat:
     """An embedder for which all texts are alike, except those it is told about."""
 
     def __init__(self, special=None):
-        self.special = special or {}
-        self.encoded = []
+        self.special, self.encoded = special or {}, []
 
     def encode_document(self, texts, /, *, show_progress_bar):
         self.encoded += texts
@@ -80,37 +78,25 @@ def exact(segments):
     return [(each.canonical_key, each.score.hex()) for each in segments]
 
 
-def test_permuting_the_corpus_changes_nothing(build):
-    retriever = build(CORPUS)
-    expected = {(query, k): exact(retriever.retrieve(query, k)) for query in QUERIES for k in (1, 3, 10, 100)}
-    shuffler = random.Random(0)
-    for _ in range(5):
-        permuted = build(shuffler.sample(CORPUS, len(CORPUS)))
-        for (query, k), result in expected.items():
-            assert exact(permuted.retrieve(query, k)) == result
-
-
-def test_fewer_are_the_beginning_of_more(build):
-    retriever = build(CORPUS)
-    for query in QUERIES:
-        everything = exact(retriever.retrieve(query, len(CORPUS)))
-        for k in range(1, len(CORPUS)):
-            assert exact(retriever.retrieve(query, k)) == everything[:k]
+def test_permuting_the_corpus_changes_nothing_and_fewer_are_the_beginning_of_more(build):
+    retriever, shuffler = build(CORPUS), random.Random(0)
+    expected = {query: exact(retriever.retrieve(query, 100)) for query in QUERIES}
+    for number in range(3):
+        permuted = build(shuffler.sample(CORPUS, len(CORPUS))) if number else retriever
+        for query, result in expected.items():
+            for k in range(1, len(CORPUS)) if number == 0 else (1, 3, 10, 100):
+                assert exact(permuted.retrieve(query, k)) == result[:k]
 
 
 def test_every_chunk_comes_once_best_first_with_its_score(build):
+    def content(segments):
+        return Counter((each.text, each.title, str(each.metadata)) for each in segments)
+
     found = build(CORPUS).retrieve("castle on the water", 100)
-    assert Counter((each.text, each.title, str(each.metadata)) for each in found) == Counter(
-        (each.text, each.title, str(each.metadata)) for each in CORPUS
-    )
+    assert content(found) == content(CORPUS)
     scores = [each.score for each in found]
     assert scores == sorted(scores, reverse=True)
-
-
-def test_the_callers_segments_are_left_alone(build):
-    build(CORPUS).retrieve("castle", 5)
-    assert [each.score for each in CORPUS].count(9.0) == 1
-    assert [each.score for each in CORPUS].count(None) == len(CORPUS) - 1
+    assert Counter(each.score for each in CORPUS) == {9.0: 1, None: len(CORPUS) - 1}, "the caller's are left alone"
 
 
 def test_threads_get_what_one_caller_gets(build):
@@ -121,38 +107,31 @@ def test_threads_get_what_one_caller_gets(build):
             assert results == expected
 
 
-@pytest.mark.parametrize("text", ["\0\0", "\ud800 lone", "שלום עולם", "x" * 100_000, "<|im_end|>"], ids=ascii)
-def test_hostile_text_is_indexed_found_and_returned_unchanged(build, text):
-    found = build([Segment(text), Segment("something else")]).retrieve(text, 2)
-    assert text in [each.text for each in found]
+def test_hostile_text_is_indexed_found_and_returned_unchanged(build):
+    retriever = build([Segment(text) for text in (*HOSTILE, "something else")])
+    for text in HOSTILE:
+        assert text in [each.text for each in retriever.retrieve(text, 6)]
 
 
-def test_an_empty_corpus_gives_nothing(build):
+def test_what_cannot_be_indexed_or_asked_for_is_refused(build):
     assert build([]).retrieve("castle", 5) == []
-
-
-@pytest.mark.parametrize("k", [0, -1])
-def test_asking_for_less_than_one_chunk_is_an_error(build, k):
-    with pytest.raises(RetrievalError, match=f"k: expected at least 1, got {k}"):
-        build(CORPUS).retrieve("castle", k)
-
-
-def test_segments_of_token_ids_cannot_be_indexed(build):
+    for k in (0, -1):
+        with pytest.raises(RetrievalError, match=f"k: expected at least 1, got {k}"):
+            build(CORPUS[:3]).retrieve("castle", k)
     with pytest.raises(RetrievalError, match="expected segments with text"):
         build([Segment(token_ids=(1, 2))])
+    with pytest.raises(RetrievalError, match="expected an embedder with encode_document and encode_query, got int"):
+        FaissRetriever([Segment("a")], 3)
 
 
 # FAISS
 
 
-def test_meaning_is_found_where_no_word_is_shared(minilm):
-    retriever = FaissRetriever(CORPUS, minilm)
-    assert retriever.retrieve("Where can I buy groceries?", 1)[0].title == "Market"
-
-
 def test_the_score_is_the_cosine_of_title_and_text_with_the_query(minilm):
-    (found,) = FaissRetriever(CORPUS, minilm).retrieve("Where does the river end?", 1)
-    vectors = minilm.encode([f"{found.title}\n{found.text}", "Where does the river end?"]).astype(np.float64)
+    asked = "Where can I buy groceries?"  # no word of which is in the text
+    (found,) = FaissRetriever(CORPUS, minilm).retrieve(asked, 1)
+    assert found.title == "Market"
+    vectors = minilm.encode([f"{found.title}\n{found.text}", asked]).astype(np.float64)
     cosine = vectors[0] @ vectors[1] / np.prod(np.linalg.norm(vectors, axis=1))
     # A float32 dot product of D terms is off by at most D roundings; the embeddings themselves were batched otherwise.
     assert_rounded_alike(np.float32(found.score), cosine, 2 * vectors.shape[1], magnitude=1)
@@ -174,10 +153,14 @@ def test_a_tie_across_the_last_place_is_decided_by_content_hash():
         assert [each.text for each in retriever.retrieve("", k)] == [each.text for each in expected[:k]]
 
 
-def test_an_embedder_can_be_given_by_its_folder(minilm):
+def test_an_embedder_can_be_given_by_its_folder_and_a_pickle_holds_none(minilm):
     folder = minilm.model_card_data.base_model or minilm[0].auto_model.name_or_path
-    by_name = FaissRetriever(CORPUS[:3], folder).retrieve("castle", 3)
-    assert exact(by_name) == exact(FaissRetriever(CORPUS[:3], minilm).retrieve("castle", 3))
+    retriever = FaissRetriever(CORPUS[:3], folder)
+    expected = exact(retriever.retrieve("castle", 3))
+    assert expected == exact(FaissRetriever(CORPUS[:3], minilm).retrieve("castle", 3))
+    pickled = pickle.dumps(retriever)
+    assert len(pickled) < 20_000
+    assert exact(pickle.loads(pickled).retrieve("castle", 3)) == expected
 
 
 # BM25
@@ -206,12 +189,6 @@ def test_bm25_breaks_ties_by_content_hash():
     assert found == sorted(found, key=lambda each: (-each.score, each.content_hash))
 
 
-def test_titles_digits_and_capitals_are_words_too():
-    retriever = BM25Retriever(CORPUS)
-    assert retriever.retrieve("7", 1)[0].text in {"7", "Village number 7 has a well and 1 mills."}
-    assert retriever.retrieve("MARKET", 1)[0].title == "Market"
-
-
 @pytest.mark.parametrize(
     ("query", "text"),
     [
@@ -220,6 +197,7 @@ def test_titles_digits_and_capitals_are_words_too():
         ("office", "The o\ufb03ce is by the river."),
         ("\uff26\uff21\uff38 number", "Our fax is out of order."),
         ("STRASSE", "Die Straße ist lang."),
+        ("7", "Pier 7."),
     ],
 )
 def test_words_are_found_without_spaces_between_them_and_in_other_forms_of_their_letters(query, text):
@@ -229,22 +207,7 @@ def test_words_are_found_without_spaces_between_them_and_in_other_forms_of_their
 
 
 def test_chunks_without_a_word_of_the_query_score_zero_and_come_last():
-    found = BM25Retriever(CORPUS).retrieve("bridge", len(CORPUS))
-    assert found[0].text.startswith("The bridge of Tal")
-    assert [each.score for each in found[1:]] == [0.0] * (len(CORPUS) - 1)
-
-
-def test_a_corpus_without_words_scores_zero():
+    found = BM25Retriever(CORPUS).retrieve("bridge MARKET", len(CORPUS))
+    assert [each.score > 0 for each in found] == [True] * 2 + [False] * (len(CORPUS) - 2)
+    assert {found[0].title, found[1].title} == {"Market", None}
     assert [each.score for each in BM25Retriever([Segment(""), Segment("...")]).retrieve("castle", 2)] == [0.0, 0.0]
-
-
-def test_a_pickle_holds_no_embedder_that_was_given_by_name() -> None:
-    retriever = FaissRetriever([Segment("The ferry leaves at noon."), Segment("Two bakeries.")])
-    pickled = pickle.dumps(retriever)
-    assert len(pickled) < 20_000
-    assert pickle.loads(pickled).retrieve("ferry", 2) == retriever.retrieve("ferry", 2)
-
-
-def test_what_is_no_embedder_is_refused() -> None:
-    with pytest.raises(RetrievalError, match="expected an embedder with encode_document and encode_query, got int"):
-        FaissRetriever([Segment("a")], 3)

@@ -244,6 +244,7 @@ def test_a_fault_is_logged_once_and_its_answer_has_the_id_of_the_request(
         mine = [each for each in fields if each.get("request_id") == response.headers["x-request-id"]]
         assert [each["error"] for each in mine] == ["ZeroDivisionError"] * 2
     assert sum(each.exc_info is not None for each in caplog.records) == 2
+    assert "secret" not in "".join(map(JsonLines().format, caplog.records))
 
 
 def test_malformed_requests_are_refused_and_do_no_harm(http: httpx.Client) -> None:

@@ -120,7 +120,8 @@ class EveryBit(LogitsProcessor):
     """Chooses each letter by a hash of the scores, so that an answer shows every bit in which two prompts differ."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._letters = torch.tensor(tokenizer.encode("abcdefghijklmnopqrstuvwxyz", add_special_tokens=False))
+        letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+        self._letters = torch.tensor(tokenizer.encode(letters, add_special_tokens=False))
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
         digest = hashlib.sha256(scores.float().numpy().tobytes()).digest()
@@ -131,7 +132,7 @@ class EveryBit(LogitsProcessor):
 
 def local_llm(model: InvariantModel) -> InvariantLLM:
     processors = LogitsProcessorList([EveryBit(model.tokenizer)])
-    return InvariantLLM(model, max_tokens=4, generation_kwargs={"logits_processor": processors})
+    return InvariantLLM(model, max_tokens=2, generation_kwargs={"logits_processor": processors})
 
 
 WRAPPERS: dict[str, Callable[[InvariantModel], LLM]] = {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from invariant_rag.errors import OrderWarning
-from llama_index.core.base.llms.types import ChatMessage, CompletionResponse, MessageRole, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole, ToolCallBlock
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.llms.callbacks import llm_completion_callback
 from llama_index.core.llms.mock import MockFunctionCallingLLM
@@ -46,3 +47,21 @@ def caught(ask: Callable[[], Any]) -> tuple[Any, list[str]]:
         warnings.simplefilter("always")
         result = ask()
     return result, [str(each.message) for each in found if issubclass(each.category, OrderWarning)]
+
+
+async def consumed(asked: Any) -> tuple[str, Any]:
+    """Return the text of a response, and the response, or the last piece of a stream of an LLM, once all is read."""
+    is_async = inspect.isawaitable(asked)
+    response = await asked if is_async else asked
+    is_stream = "Streaming" in type(response).__name__  # of an engine
+    pieces = response
+    if is_stream:
+        pieces = response.async_response_gen() if is_async else response.response_gen
+    if inspect.isasyncgen(pieces):
+        found = [each async for each in pieces]
+    elif inspect.isgenerator(pieces):
+        found = list(pieces)
+    else:
+        return str(response.message.content if isinstance(response, ChatResponse) else response), response
+    text = "".join(each if isinstance(each, str) else each.delta or "" for each in found)
+    return text, response if is_stream else found[-1]

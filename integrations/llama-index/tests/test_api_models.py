@@ -15,15 +15,16 @@ from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombinat
 from invariant_rag.orderings import Score
 from invariant_rag.prompts import mark
 from llama_index.core import Settings
-from llama_index.core.base.llms.types import ImageBlock, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import ImageBlock, TextBlock
 from llama_index.core.bridge.pydantic import BaseModel, Field
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.llms import ChatMessage, ChatResponse, CompletionResponse, CustomLLM, LLMMetadata
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.llms.mock import MockFunctionCallingLLM, MockLLM
+from llama_index.core.llms.mock import MockLLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.tools import FunctionTool
+from recording import Recorder, consumed
 
 from llama_index.llms.invariant_rag import SegmentBlock, canonical, vote
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
@@ -45,31 +46,27 @@ class Reader(CustomLLM):
 
     def read(self, text: str) -> str:
         documents = re.findall(r"Document: (.*)", text)
-        if self.favourite in documents[:-1]:
-            return self.favourite
-        return documents[0] if documents else "nothing"
-
-    def _asked(self, text: str) -> CompletionResponse:
-        with self.lock:
-            self.requests.append(text)
-        return CompletionResponse(text=self.read(text), raw={"usage": USAGE})
+        return self.favourite if self.favourite in documents[:-1] else [*documents, "nothing"][0]
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        return self._asked(prompt)
+        with self.lock:
+            self.requests.append(prompt)
+        return CompletionResponse(text=self.read(prompt), raw={"usage": USAGE})
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
-        words = re.findall(r"\S+\s*", self._asked(prompt).text)
+        words = re.findall(r"\S+\s*", self.complete(prompt).text)
         return (CompletionResponse(text="".join(words[: i + 1]), delta=words[i]) for i in range(len(words)))
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         if any(not isinstance(block, TextBlock) for message in messages for block in message.blocks):
             raise TypeError("expected text")
-        text = "\n".join(f"{message.role.value}: {message.content}" for message in messages)
-        found = self._asked(text)
-        return ChatResponse(message=ChatMessage(found.text, role="assistant"), raw=found.raw)
+        prompt = "\n".join(f"{message.role.value}: {message.content}" for message in messages)
+        with self.lock:
+            self.requests.append(prompt)
+        return ChatResponse(message=ChatMessage(self.read(prompt), role="assistant"), raw={"usage": USAGE})
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
@@ -85,15 +82,17 @@ def text_of(order: Any) -> str:
     return "".join(mark(TEXTS[i]) for i in order) + QUERY
 
 
-async def answer(llm: Any, name: str, order: Any) -> str:
-    """What one of the eight methods says."""
-    response = getattr(llm, name)(text_of(order) if name.endswith("complete") else messages_of(order))
-    response = await response if name.startswith("a") else response
-    if name.startswith("astream"):
-        return "".join([each.delta async for each in response])
-    if name.startswith("stream"):
-        return "".join(each.delta for each in response)
-    return str(response.text if name.endswith("complete") else response.message.content)
+@pytest.mark.parametrize("name", EIGHT)
+@pytest.mark.parametrize("wrap", [canonical, vote])
+async def test_answers_ignore_the_order_of_segments(wrap: Any, name: str) -> None:
+    reader = Reader()
+    make = text_of if name.endswith("complete") else messages_of
+    answers = {(await consumed(getattr(wrap(reader), name)(make(order))))[0] for order in ORDERS}
+    assert len(answers) == 1
+    assert answers <= set(TEXTS)
+    assert not any(re.search("[\ueca0-\ueca3]", text) for text in reader.requests), "no mark leaves the process"
+    assert all(f"Document: {text}\n" in request for text in TEXTS for request in reader.requests)
+    assert len(set(reader.requests)) == (5 if wrap is vote else 1)
 
 
 def test_messages_without_segments_are_sent_as_they_are_and_sets_stay_in_their_messages() -> None:
@@ -130,26 +129,26 @@ def test_a_vote_takes_what_most_orders_say_and_of_a_tie_the_canonical_answer() -
     assert len(list(vote(Reader()).stream_complete(text_of(ORDERS[0])))) == 1
 
 
-@pytest.mark.parametrize("wrap", [canonical, vote])
 @pytest.mark.parametrize("when", ["llm", "after", "settings", "settings first", "synthesizer"])
-async def test_tokens_of_all_calls_are_counted_once_wherever_the_handler_is_set(wrap: Any, when: str) -> None:
-    counter = TokenCountingHandler()
-    manager = CallbackManager([counter])
-    if when == "settings first":
-        Settings.callback_manager = manager
-    reader = Reader(callback_manager=manager) if when == "llm" else Reader()
-    llm = wrap(reader)
-    if when == "after":
-        llm.callback_manager = manager
-    if when.startswith("settings"):
-        Settings.llm, Settings.callback_manager = llm, manager
-    synthesizer = InvariantSynthesizer(
-        None if when.startswith("settings") else llm, manager if when == "synthesizer" else None
-    )
-    RetrieverQueryEngine(ListRetriever(nodes_of()), synthesizer).query(QUERY)
-    assert counter.total_llm_token_count == 12 * len(reader.requests) == 12 * (5 if wrap is vote else 1)
-    if wrap is vote:
-        assert (await llm.achat(messages_of(ORDERS[0]))).additional_kwargs["total_tokens"] == 5 * 12
+async def test_tokens_of_all_calls_are_counted_once_wherever_the_handler_is_set(when: str) -> None:
+    for wrap, calls in ((canonical, 1), (vote, 5)):
+        Settings._callback_manager = None
+        counter = TokenCountingHandler(tokenizer=str.split)
+        manager = CallbackManager([counter])
+        if when == "settings first":
+            Settings.callback_manager = manager
+        reader = Reader(callback_manager=manager) if when == "llm" else Reader()
+        llm = wrap(reader)
+        if when == "after":
+            llm.callback_manager = manager
+        if when.startswith("settings"):
+            Settings.llm, Settings.callback_manager = llm, manager
+        synthesizer = InvariantSynthesizer(
+            None if when.startswith("settings") else llm, manager if when == "synthesizer" else None
+        )
+        RetrieverQueryEngine(ListRetriever(nodes_of()), synthesizer).query(QUERY)
+        assert counter.total_llm_token_count == 12 * len(reader.requests) == 12 * calls
+    assert (await llm.achat(messages_of(ORDERS[0]))).additional_kwargs["total_tokens"] == 5 * 12
 
 
 class Place(BaseModel):
@@ -158,21 +157,15 @@ class Place(BaseModel):
     name: str
 
 
-class Caller(MockFunctionCallingLLM):
+class Caller(Recorder):
     """It calls the first tool with the first document; without tools it says it. Whether it has to is remembered."""
 
     required: list[bool] = Field(default_factory=list)
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(response_generator=self._said, is_chat_model=True, **kwargs)
-
-    def _said(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatMessage:
+    def _answer(self, messages: Sequence[ChatMessage], tools: Any = (), **kwargs: Any) -> ChatMessage:
         said = re.findall(r"Document: (.*)", "\n".join(message.content or "" for message in messages))[0]
-        if not kwargs.get("tools"):
-            return ChatMessage(said, role="assistant")
-        name = kwargs["tools"][0].metadata.name
-        block = ToolCallBlock(tool_call_id="1", tool_name=name, tool_kwargs={"name": said})
-        return ChatMessage(role="assistant", blocks=[block])
+        self.says, self.calls = said, {"name": said}
+        return super()._answer(messages, tools)
 
     def _prepare_chat_with_tools(self, tools: Any, *args: Any, tool_required: bool = False, **kwargs: Any) -> Any:
         self.required.append(tool_required)
@@ -208,52 +201,39 @@ async def test_tools_and_objects_pass_through(wrap: Any) -> None:
 
 
 @pytest.mark.parametrize("way", ["query", "aquery", "streaming", "object", "aobject", "structured"])
-@pytest.mark.parametrize("wrap", [canonical, vote])
-async def test_scores_and_the_query_reach_the_ordering(wrap: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+async def test_scores_and_the_query_reach_the_ordering(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, sort_keys = [], Score.sort_keys
     scores = {each.node.get_content(): each.score for each in nodes_of()}
-    sort_keys = Score.sort_keys
 
     def spy(self: Score, candidates: Any, query: str) -> Any:
         seen.append((query, {each.segment.text: each.segment.score for each in candidates}))
         return sort_keys(self, candidates, query)
 
     monkeypatch.setattr(Score, "sort_keys", spy)
-    llm: Any = wrap(Caller(), ordering="score")
-    llm = llm.as_structured_llm(Place) if way == "structured" else llm
-    output_cls = Place if way.endswith("object") else None
-    synthesizer = InvariantSynthesizer(llm, streaming=way == "streaming", output_cls=output_cls)
-    answers = set()
-    for order in ORDERS:
-        engine = engine_of(nodes_of(order), response_synthesizer=synthesizer)
-        answers.add(str(await engine.aquery(QUERY) if way.startswith("a") else engine.query(QUERY)))
-    assert len(answers) == 1
-    assert seen == [(QUERY, scores)] * len(ORDERS)
+    for wrap in (canonical, vote):
+        llm: Any = wrap(Caller(), ordering="score")
+        llm = llm.as_structured_llm(Place) if way == "structured" else llm
+        options: dict[str, Any] = {"output_cls": Place} if way.endswith("object") else {}
+        synthesizer, answers = InvariantSynthesizer(llm, streaming=way == "streaming", **options), set()
+        for order in ORDERS:
+            engine = engine_of(nodes_of(order), response_synthesizer=synthesizer)
+            answers.add(str(await engine.aquery(QUERY) if way.startswith("a") else engine.query(QUERY)))
+        assert len(answers) == 1
+    assert seen == [(QUERY, scores)] * 2 * len(ORDERS)
 
 
 @pytest.mark.parametrize("wrap", [canonical, vote])
 def test_choices_are_checked_and_described(wrap: Any) -> None:
-    with pytest.raises(UnsupportedCombination, match="given"):
-        wrap(Reader(), ordering="given")
-    with pytest.raises(UnknownName, match="lexical"):
-        wrap(Reader(), ordering="alphabetical")
-    for name in ("gpt-4", None):
-        with pytest.raises(UnsupportedModel, match=f"LLM of LlamaIndex, got {type(name).__name__}"):
-            wrap(name)
+    for llm, options, error, said in (
+        (Reader(), {"ordering": "given"}, UnsupportedCombination, "given"),
+        (Reader(), {"ordering": "alphabetical"}, UnknownName, "lexical"),
+        ("gpt-4", {}, UnsupportedModel, "LLM of LlamaIndex, got str"),
+        (None, {}, UnsupportedModel, "LLM of LlamaIndex, got NoneType"),
+    ):
+        with pytest.raises(error, match=said):
+            wrap(llm, **options)
     with pytest.raises(InvalidChoice, match="votes"):
         vote(Reader(), votes=0)
     described = wrap(MockLLM(max_tokens=3)).to_dict()
     assert (described["class_name"], described["votes"]) == ("CanonicalLLM", None if wrap is canonical else 5)
     assert described["llm"]["max_tokens"] == 3
-
-
-@pytest.mark.parametrize("name", EIGHT)
-@pytest.mark.parametrize("wrap", [canonical, vote])
-async def test_answers_ignore_the_order_of_segments(wrap: Any, name: str) -> None:
-    reader = Reader()
-    answers = {await answer(wrap(reader), name, order) for order in ORDERS}
-    assert len(answers) == 1
-    assert answers <= set(TEXTS)
-    assert not any(re.search("[\ueca0-\ueca3]", text) for text in reader.requests), "no mark leaves the process"
-    assert all(f"Document: {text}\n" in request for text in TEXTS for request in reader.requests)
-    assert len(set(reader.requests)) == (5 if wrap is vote else 1)

@@ -6,9 +6,7 @@ import asyncio
 import copy
 import inspect
 import pickle
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, Segmen
 from invariant_rag.errors import (
     ContextOverflow,
     InvalidOption,
-    InvalidTool,
     ModelNotFound,
     UnknownName,
     UnsupportedCombination,
@@ -33,7 +30,8 @@ from recording import caught
 from transformers import PreTrainedModel
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, UnknownParameter
-from llama_index.llms.invariant_rag.responses import iterate_in_thread
+
+CHATS = [name for name in EIGHT if name.endswith("chat")]
 
 
 def asked(name: str, order: Any = (0, 1, 2)) -> Any:
@@ -42,6 +40,10 @@ def asked(name: str, order: Any = (0, 1, 2)) -> Any:
         return f"Read:\n{''.join(mark(TEXTS[i]) for i in order)}\n{QUERY}\n"
     blocks = [*(SegmentBlock.of(TEXTS[i]) for i in order), TextBlock(text=QUERY)]
     return [ChatMessage("Be brief.", role="system"), ChatMessage(role=MessageRole.USER, blocks=blocks)]
+
+
+def hash_of(text: str) -> str:
+    return Segment(text).content_hash
 
 
 def text_of(response: Any) -> str:
@@ -86,33 +88,30 @@ async def test_each_method_says_what_the_engine_says_in_every_order(
     assert raw["usage"]["total_tokens"] == raw["usage"]["prompt_tokens"] + raw["usage"]["completion_tokens"]
     assert (raw["usage"]["completion_tokens"], raw["finish_reason"]) == (8, "length")
     assert raw["dropped"] == raw["trimmed"] == []
-    assert sorted(raw["order"]) == sorted(Segment(text).content_hash for text in TEXTS)
-    assert len({text_of(await call(plain_llm, name, order)) for order in ORDERS}) > 1
+    assert sorted(raw["order"]) == sorted(map(hash_of, TEXTS))
+    assert len({text_of(await call(plain_llm, name, order)) for order in ORDERS[::5]}) > 1
 
 
 @pytest.mark.parametrize("name", EIGHT)
 async def test_each_method_takes_keywords_for_one_call(llm: InvariantLLM, model: InvariantModel, name: str) -> None:
     options = {"temperature": 0.7, "top_p": 0.9, "top_k": 50, "seed": 3}
-    sampled = expected(model, name, do_sample=True, **options)
-    whole = expected(model, name)
+    whole, sampled = expected(model, name), expected(model, name, do_sample=True, **options)
     assert sampled != whole
     assert text_of(await call(llm, name, **options)) == sampled
     assert text_of(await call(InvariantLLM(model, max_tokens=8, **options), name)) == sampled
     penalized = expected(model, name, repetition_penalty=3.0)
     assert text_of(await call(llm, name, repetition_penalty=3.0)) == penalized
-    short = expected(model, name, max_new_tokens=3)
     stop = whole[3:5]
     assert text_of(await call(llm, name, stop=["never", stop])) == whole[: whole.index(stop)]
-    assert text_of(await call(llm, name, stop=whole[0])) == ""
     renamed = InvariantLLM(model, generation_kwargs={"max_new_tokens": 3})
     assert renamed.metadata.num_output == 3
+    short = expected(model, name, max_new_tokens=3)
     assert text_of(await call(renamed, name)) == text_of(await call(llm, name, max_new_tokens=3)) == short
-
-
-@pytest.mark.parametrize("name", EIGHT)
-async def test_a_misspelt_keyword_of_a_call_is_refused(llm: InvariantLLM, name: str) -> None:
-    for wrong in ({"max_token": 3}, {"documents": TEXTS}):
-        with pytest.raises(InvalidOption, match=f"got '{next(iter(wrong))}', which is none"):
+    for wrong, said in (
+        ({"max_token": 3}, "got 'max_token', which is none"), ({"documents": TEXTS}, "got 'documents', which is none"),
+        ({"stop": 2.5}, "stop: expected a list of str"), ({"temperature": [3]}, "temperature: expected"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidOption, match=said):
             await call(llm, name, **wrong)
 
 
@@ -158,14 +157,12 @@ async def test_leaving_ends_the_generation(llm: InvariantLLM, model: InvariantMo
 @pytest.mark.parametrize(("overflow", "changed"), [("drop_last", "dropped"), ("trim_segments", "trimmed")])
 def test_a_response_names_what_did_not_fit(model: InvariantModel, overflow: str, changed: str) -> None:
     texts = [text * (40 + 10 * i) for i, text in enumerate(TEXTS)]  # together more than the context window
-    llm = InvariantLLM(model.with_method(overflow=overflow), max_tokens=4)
-    asked = [[*(SegmentBlock.of(texts[i]) for i in order), TextBlock(text=QUERY)] for order in ORDERS]
-    reports = [llm.chat([ChatMessage(blocks=blocks)]).raw for blocks in asked]
-    assert all(report == reports[0] for report in reports)
-    hashes = {Segment(text).content_hash for text in texts}
-    assert set(reports[0][changed]) - hashes == set()
-    assert reports[0][changed]
-    assert set(reports[0]["order"]) | set(reports[0]["dropped"]) == hashes
+    llm, hashes = InvariantLLM(model.with_method(overflow=overflow), max_tokens=1), {*map(hash_of, texts)}
+    asked = [[*(SegmentBlock.of(texts[i]) for i in order), TextBlock(text=QUERY)] for order in ORDERS[::2]]
+    first, *others = [llm.chat([ChatMessage(blocks=blocks)]).raw for blocks in asked]
+    assert all(each == first for each in others)
+    assert set(first[changed]) <= hashes == set(first["order"]) | set(first["dropped"])
+    assert first[changed]
     with pytest.raises(ContextOverflow, match="4096"):
         InvariantLLM(model).complete("x" * 5000)
 
@@ -183,13 +180,9 @@ async def test_a_routed_model_is_a_model(model: InvariantModel, alpha: float, br
     assert response.raw["invariant"] is False
 
 
-@pytest.mark.parametrize("name", EIGHT)
-async def test_segments_that_are_cached_change_nothing_but_the_counts(
-    model: InvariantModel, llm: InvariantLLM, name: str
-) -> None:
-    cached = InvariantLLM(model, key_value_cache=KeyValueCache(), max_tokens=8)
-    cold = await call(llm, name)
-    responses = [await call(cached, name, order) for order in ORDERS]
+async def test_segments_that_are_cached_change_nothing_but_the_counts(model: InvariantModel, llm: InvariantLLM) -> None:
+    cached, cold = InvariantLLM(model, key_value_cache=KeyValueCache(), max_tokens=8), await call(llm, "chat")
+    responses = [await call(cached, name, order) for name, order in zip(CHATS, ORDERS[:4], strict=True)]
     counts = [each.raw["usage"]["cached_tokens"] for each in responses]
     assert counts[0] == cold.raw["usage"]["cached_tokens"] == 0
     assert min(counts[1:]) == max(counts[1:]) > sum(map(len, TEXTS))
@@ -275,45 +268,3 @@ def test_dictionaries_pickles_and_copies_answer_alike(folder: Path) -> None:
         llm.model_copy(update={"method": "pine", "overflow": "drop_last", "key_value_cache": KeyValueCache()})
     with pytest.raises(ValueError, match="frozen"):
         llm.method = "pine"
-
-
-@pytest.mark.parametrize("value", [2.5, object(), [3]])
-def test_stops_tools_and_a_temperature_that_are_none_are_refused(llm: InvariantLLM, value: Any) -> None:
-    for ask in (lambda **more: llm.complete("Q", **more), lambda **more: llm.chat([ChatMessage("Q")], **more)):
-        with pytest.raises(InvalidOption, match="stop: expected a list of str"):
-            ask(stop=value)
-        if value != 2.5:
-            with pytest.raises(InvalidOption, match="temperature: expected a finite number"):
-                ask(temperature=value)
-    if not isinstance(value, list):
-        with pytest.raises(InvalidTool, match="tools: expected a list of tools"):
-            llm.chat([ChatMessage("Q")], tools=value)
-
-
-async def test_an_error_in_the_thread_is_raised_where_the_stream_is_read_and_a_cancelled_reader_closes_it() -> None:
-    def failing() -> Iterator[str]:
-        yield "a"
-        raise ArithmeticError("here")
-
-    with pytest.raises(ArithmeticError, match="here"):
-        assert [piece async for piece in iterate_in_thread(failing())] == []
-    closed, started = threading.Event(), threading.Event()
-
-    def endless() -> Iterator[str]:
-        try:
-            while True:
-                started.set()
-                yield "a"
-        finally:
-            closed.set()
-
-    async def read() -> None:
-        async for _ in iterate_in_thread(endless()):
-            pass
-
-    task = asyncio.create_task(read())
-    await asyncio.to_thread(started.wait)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert await asyncio.to_thread(closed.wait, 5)

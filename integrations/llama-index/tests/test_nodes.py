@@ -53,12 +53,11 @@ def test_a_segment_arrives_by_every_carrier(llm: InvariantLLM, carrier: str) -> 
 
 
 def test_a_segment_block_carries_its_score_and_is_a_citable_block_to_everyone_else(llm: InvariantLLM) -> None:
-    scored = Segment("a", title="t", score=0.5)
-    message = ChatMessage(blocks=[SegmentBlock.of(scored)])
-    assert content(llm, message) == [("user", [scored])]
+    message = ChatMessage(blocks=[SegmentBlock.of(Segment("a", title="t", score=0.5))])
     restored = ChatMessage.model_validate_json(message.model_dump_json())
     assert type(restored.blocks[0]) is CitableBlock
-    assert content(llm, restored) == [("user", [Segment("a", title="t")])]
+    for asked, score in ((message, 0.5), (restored, None)):
+        assert content(llm, asked) == [("user", [Segment("a", title="t", score=score)])]
 
 
 def test_texts_and_roles_are_joined_as_llama_index_joins_them(llm: InvariantLLM) -> None:
@@ -148,17 +147,15 @@ def test_overlapping_chunks_are_joined_without_repeating_text_in_every_order() -
 
 
 def test_a_metadata_key_may_name_the_source_and_chunks_need_a_place() -> None:
-    def nodes(**texts: int | None) -> list[NodeWithScore]:
-        made = {text.replace("_", " "): start for text, start in texts.items()}
-        return [
-            NodeWithScore(node=TextNode(text=text, start_char_idx=start, metadata={"file": "a.txt"}))
-            for text, start in made.items()
-        ]
+    def nodes(*texts: str, starts: Any) -> list[NodeWithScore]:
+        made = zip(texts, starts, strict=True)
+        file = {"file": "a.txt"}
+        return [NodeWithScore(node=TextNode(text=text, start_char_idx=at, metadata=file)) for text, at in made]
 
-    found = nodes(five_six=5, four_five=0)
+    found = nodes("five six", "four five", starts=[5, 0])
     (joined,) = SourceJoiner(join_by="file").postprocess_nodes(found)
     assert joined.text == "four five six"
     assert len(SourceJoiner().postprocess_nodes(found)) == 2
     with pytest.raises(RetrievalError, match="start_char_idx"):
-        SourceJoiner(join_by="file").postprocess_nodes(nodes(a=None, b=None))
+        SourceJoiner(join_by="file").postprocess_nodes(nodes("a", "b", starts=[None, None]))
     assert len(nodes_of()) == len(SourceJoiner().postprocess_nodes(nodes_of()))

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import permutations
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -105,6 +106,8 @@ def test_tools_and_objects_are_decoded_on_the_server(remote: InvariantLLM) -> No
 
 def test_what_a_server_cannot_do_is_refused(base_url: str, remote: InvariantLLM, embedded: InvariantModel) -> None:
     assert remote.metadata.context_window == 4096
+    chosen = InvariantLLM(base_url=base_url, method="pine", max_tokens=1)
+    assert [each.chat(asked(FLAGS), max_tokens=1).raw["method"] for each in (remote, chosen)] == ["rotor", "pine"]
     with pytest.raises(ContextOverflow):
         remote.complete("word " * 5000)
     with pytest.raises(UnsupportedCombination, match="num_beams"):
@@ -118,15 +121,19 @@ def test_what_a_server_cannot_do_is_refused(base_url: str, remote: InvariantLLM,
             InvariantLLM(base_url=base_url, **wrong)
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_the_application_needs_no_torch(installed: bool, base_url: str) -> None:
+def test_the_application_needs_no_torch_and_its_first_call_is_as_good_as_the_second(base_url: str) -> None:
     code = (
-        f"import sys; sys.modules.update({{}} if {installed} else dict.fromkeys(['torch', 'transformers']))\n"
-        "from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock\n"
+        "import sys\n"
+        "from cases import QUERY, engine_of, nodes_of\n"
+        "from recording import Recorder\n"
+        "from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, canonical\n"
         "from llama_index.core.base.llms.types import ChatMessage, TextBlock\n"
+        "llm = canonical(Recorder(), strict=True)\n"
+        "print([engine_of(nodes_of(), llm=llm).query(QUERY).metadata['invariant_rag']['sets'] for _ in range(2)])\n"
         f"blocks = [*map(SegmentBlock.of, {FLAGS!r}), TextBlock(text={QUESTION!r})]\n"
         f"print(InvariantLLM(base_url={base_url!r}).chat([ChatMessage(role='user', blocks=blocks)]).message.content)\n"
         "assert not (sys.modules.get('torch') or sys.modules.get('transformers'))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.strip()
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert done.stdout.splitlines() == ["[[3], [3]]", "white"], done.stderr

@@ -19,6 +19,7 @@ from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.postprocessor.rankGPT_rerank import RankGPTRerank
 from pydantic import BaseModel, Field
+from recording import consumed
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, canonical, vote
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
@@ -32,12 +33,7 @@ WAYS = ("query", "aquery", "stream", "astream")
 async def response_of(llm: Any, way: str, nodes: Any = None, **options: Any) -> Any:
     """Return a response, of a stream once it is read."""
     engine = engine_of(nodes_of() if nodes is None else nodes, llm=llm, streaming="stream" in way, **options)
-    response = await engine.aquery(QUERY) if way.startswith("a") else engine.query(QUERY)
-    if way == "stream":
-        "".join(response.response_gen)
-    elif way == "astream":
-        [piece async for piece in response.response_gen]
-    return response
+    return (await consumed(engine.aquery(QUERY) if way.startswith("a") else engine.query(QUERY)))[1]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -126,12 +122,7 @@ def told() -> Iterator[Events]:
 async def test_a_call_starts_progresses_and_ends(llm: InvariantLLM, told: Events, way: str, kind: str) -> None:
     messages = [ChatMessage(blocks=[SegmentBlock.of("one"), *ChatMessage(QUERY).blocks])]
     call = getattr(llm, way + ("chat" if kind == "Chat" else "complete"))
-    response = call(messages if kind == "Chat" else QUERY)
-    response = await response if way.startswith("a") else response
-    if way == "astream_":
-        *_, response = [each async for each in response]
-    elif way == "stream_":
-        *_, response = response
+    _, response = await consumed(call(messages if kind == "Chat" else QUERY))
     progress = [f"LLM{kind}InProgress"] if "stream" in way else []
     assert told.names == [f"LLM{kind}Start", *progress, f"LLM{kind}End"]
     start, *_, end = told.events
@@ -145,9 +136,7 @@ async def test_a_call_starts_progresses_and_ends(llm: InvariantLLM, told: Events
 @pytest.mark.parametrize("way", ["query", "aquery"])
 async def test_a_query_tells_its_steps_in_order(llm: InvariantLLM, told: Events, way: str, streaming: bool) -> None:
     engine = engine_of(nodes_of(), response_synthesizer=InvariantSynthesizer(llm, streaming=streaming))
-    response = await engine.aquery(QUERY) if way == "aquery" else engine.query(QUERY)
-    if streaming:
-        _ = [piece async for piece in response.async_response_gen()] if way == "aquery" else list(response.response_gen)
+    await consumed(getattr(engine, way)(QUERY))
     begun = ["QueryStart", "RetrievalStart", "RetrievalEnd", "SynthesizeStart", "GetResponseStart", "LLMPredictStart"]
     ended = ["GetResponseEnd", "SynthesizeEnd", "QueryEnd"]
     if streaming:

@@ -48,24 +48,6 @@ class Writing(LogitsProcessor):
         return scores
 
 
-class Reasoning(LogitsProcessor):
-    """Makes a model write what a ReAct agent parses: an action, and after an observation an answer of its own."""
-
-    def __init__(self, lm: InvariantModel, tool: str) -> None:
-        self.lm = lm
-        self.action = f'Thought: I search.\nAction: {tool}\nAction Input: {{"input": "ferry"}}'
-        self.writing: Writing | None = None
-        self.length = 0
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if self.writing is None or input_ids.shape[1] != self.length + 1:  # another generation
-            observed = "Observation: " in self.lm.tokenizer.decode(input_ids[0]).split("## Current Conversation")[-1]
-            text = "Thought: It is found.\nAnswer: " if observed else self.action
-            self.writing = Writing(self.lm, text, only=not observed)
-        self.length = input_ids.shape[1]
-        return self.writing(input_ids, scores)
-
-
 def written(lm: InvariantModel, text: str) -> dict[str, Any]:
     """Return keywords with which one call writes a text and nothing more."""
     return {"logits_processor": [Writing(lm, text, only=True)], "eos_token_id": lm.tokenizer.eos_token_id}

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from invariant_rag import Generation, InvariantModel, Prompt
 from invariant_rag.errors import IncompleteObject, UnsupportedCombination
-from invariant_rag.generation import Answering, AnswerRequest
+from invariant_rag.generation.answering import Answering
+from invariant_rag.generation.answers import AnswerRequest
 from invariant_rag.generation.structured import constrain, generate_structured
 from invariant_rag.generation.tools import Tool
 from langchain_invariant_rag import ChatInvariant

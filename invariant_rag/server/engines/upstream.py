@@ -24,9 +24,9 @@ from invariant_rag.errors import ContextOverflow, InvalidChoice, UnsupportedComb
 from invariant_rag.generation.answers import Answer, AnswerDelta, CallDelta, Usage, parse_deltas, parse_logprobs
 from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.json_schema import check_complete
+from invariant_rag.labels import Labels
 from invariant_rag.orderings import ORDERINGS, resolve_ordering
 from invariant_rag.prompts import Turn
-from invariant_rag.prompts.labels import Labels
 from invariant_rag.segments import Prompt
 from invariant_rag.server.engines.base import Call, Choice, Emit, Engine, EngineReply, JudgeCall, in_threads, wait_for
 from invariant_rag.server.errors import Busy, DeadlineExceeded, UpstreamFailed, UpstreamRefused, about, encode

@@ -27,10 +27,9 @@ class Conversation(ChatPromptTemplate):
 class InvariantChatEngine(ContextChatEngine):
     """A chat engine over memory whose answers do not depend on the order in which nodes are retrieved.
 
-    It is LlamaIndex's `ContextChatEngine` with an `InvariantSynthesizer`: every message is answered in one call, from
-    all nodes, as a set in the system message. Arguments are those of `ContextChatEngine.from_defaults`; nothing is
-    refined, so a `context_refine_template` has no effect. For `metadata["invariant_rag"]` of a response see
-    `InvariantSynthesizer.synthesize`.
+    A `ContextChatEngine` with an `InvariantSynthesizer`: each message is answered in one call, from all nodes, as a set
+    in the system message. Arguments are those of `ContextChatEngine.from_defaults`; a `context_refine_template` has no
+    effect. For `metadata["invariant_rag"]` of a response see `InvariantSynthesizer.synthesize`.
     """
 
     def _get_response_synthesizer(  # type: ignore[override]  # any synthesizer will do

@@ -19,20 +19,16 @@ from llama_index.llms.invariant_rag import InvariantLLM
 class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
     """Compare `response` with `second_response` by a `Judge`; swapping the two swaps the result exactly.
 
-    The verdict is scored, not generated, so every result is valid, and consensus needs no second call. `score` and
-    `passing` are those of `response`: 1.0 and True if it is better, 0.0 and False if the other one is, 0.5 and None for
-    a tie. `feedback` (and `response`, as in LlamaIndex) holds both probabilities and any explanation.
+    The verdict is scored, not generated: every result is valid, and consensus needs no second call. `score` and
+    `passing` are 1.0 and True if `response` is better, 0.0 and False if the other one is, 0.5 and None for a tie.
+    `feedback` (and `response`, as in LlamaIndex) holds both probabilities. For an explanation: `judge.compare`.
 
     Args:
-        llm: The model that judges; None for `Settings.llm`. Its weights are loaded by the first evaluation.
+        llm: The `InvariantLLM` that judges; None for `Settings.llm`. The first evaluation loads its weights.
         enforce_consensus: Without effect.
         criteria: As for `Judge`.
         by: Score the `letters` of the answers, or their `texts`.
-        explain: Whether to generate an explanation too, greedily, with at most the LLM's `max_tokens`.
         **refused: LlamaIndex's `eval_template` and `parser_function`: the judge writes its prompt, and scores.
-
-    Raises:
-        UnsupportedCombination: The LLM is no `InvariantLLM`, or there is another option.
     """
 
     _llm: InvariantLLM
@@ -44,7 +40,6 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
         enforce_consensus: bool = True,
         criteria: Criteria = DEFAULT_CRITERIA,
         by: By = "letters",
-        explain: bool = False,
         **refused: Any,
     ) -> None:
         llm = llm or Settings.llm
@@ -57,11 +52,10 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
         check_judge_options(criteria, by)
         super().__init__(llm, enforce_consensus=False)
         self._options: dict[str, Any] = {"criteria": criteria, "by": by}
-        self._explain = explain
 
     @property
     def judge(self) -> Judge:
-        """The judge over the LLM's `InvariantModel`. Loads the weights on first use."""
+        """The judge over the LLM's `InvariantModel`, which loads the weights."""
         return Judge(self._llm.lm, **self._options)
 
     def _get_prompts(self) -> PromptDictType:
@@ -77,9 +71,7 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
     async def _get_eval_result(
         self, query: str, response: str, second_response: str, reference: str | None
     ) -> EvaluationResult:
-        options: dict[str, Any] = {"reference": reference, "explain": self._explain}
-        options |= {"max_new_tokens": self._llm.max_tokens} if self._explain else {}
-        verdict = await asyncio.to_thread(lambda: self.judge.compare(query, response, second_response, **options))
+        verdict = await asyncio.to_thread(self.judge.compare, query, response, second_response, reference=reference)
         passing, score = {0: (True, 1.0), 1: (False, 0.0), None: (None, 0.5)}[verdict.winner]
         feedback = verdict.describe(["response", "second_response"])
         result: dict[str, Any] = {"query": query, "response": feedback, "feedback": feedback}

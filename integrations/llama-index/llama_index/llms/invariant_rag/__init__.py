@@ -4,8 +4,7 @@ from invariant_rag.errors import OrderWarning, UnknownParameter
 from llama_index.llms.invariant_rag.base import InvariantLLM
 from llama_index.llms.invariant_rag.canonical import canonical, vote
 from llama_index.llms.invariant_rag.handler import attach_handler
-from llama_index.llms.invariant_rag.messages import SegmentBlock
-from llama_index.llms.invariant_rag.responses import AnswerFailed
+from llama_index.llms.invariant_rag.responses import AnswerFailed, SegmentBlock
 
 __all__ = ["AnswerFailed", "InvariantLLM", "OrderWarning", "SegmentBlock", "UnknownParameter", "canonical", "vote"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,27 +16,41 @@ from llama_index.core.base.llms.types import (
     CompletionResponseAsyncGen,
     CompletionResponseGen,
     LLMMetadata,
+    TextBlock,
+    ToolCallBlock,
 )
-from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr
+from llama_index.core.instrumentation.events.llm import LLMStructuredPredictEndEvent, LLMStructuredPredictStartEvent
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.llms.llm import default_completion_to_prompt
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection, default_completion_to_prompt
+from llama_index.core.output_parsers import PydanticOutputParser
+from llama_index.core.program.utils import FlexibleModel, create_flexible_model
+from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.tools import BaseTool
+from llama_index.core.types import Model
+from llama_index_instrumentation import get_dispatcher
+from pydantic_core import from_json
 
-from invariant_rag.checks import check_stops
-from invariant_rag.errors import UnknownParameter, UnsupportedCombination, UnsupportedModel
+from invariant_rag.checks import check_stops, check_tools
+from invariant_rag.errors import InvalidTool, UnknownParameter, UnsupportedCombination, UnsupportedModel
 from invariant_rag.generation.answers import AnswerRequest
+from invariant_rag.generation.json_schema import parse_object
 from invariant_rag.generation.prepare import Overflow
 from invariant_rag.methods import resolve_method
 from invariant_rag.orderings import Ordering, resolve_ordering
 from invariant_rag.prompts import Turn
+from invariant_rag.prompts.tools import choice_of
 from invariant_rag.remote import RemoteModel
 from invariant_rag.segments import Prompt, document_rendering
-from llama_index.llms.invariant_rag.function_calling import CHAT_KEYWORDS, ToolCaller, chat_options
-from llama_index.llms.invariant_rag.messages import chat_messages, to_turns
-from llama_index.llms.invariant_rag.responses import Call, as_chat, as_completion, astream
-from llama_index.llms.invariant_rag.slots import Part, Reading
+from llama_index.llms.invariant_rag import responses
+from llama_index.llms.invariant_rag.responses import Call, as_chat, as_completion
+from llama_index.llms.invariant_rag.slots import Part, Reading, SegmentReader
 
 if TYPE_CHECKING:
     from invariant_rag import InvariantModel, KeyValueCache
+
+dispatcher = get_dispatcher(__name__)
 
 _CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
 _LOADING = (*_CHOICES, "dtype", "device_map", "model_kwargs")
@@ -45,27 +59,23 @@ _DECODING = ("temperature", "top_p", "top_k", "seed")
 _PER_CALL = (*_DECODING, "logprobs", "top_logprobs", "citations", "max_tokens", "stop", "json_mode")
 
 
-class InvariantLLM(ToolCaller):
+class InvariantLLM(SegmentReader, FunctionCallingLLM):
     """A causal LM for which segments are a set: their order does not change the answer, bit for bit.
 
-    Segments are what `InvariantSynthesizer` passes, citable blocks of a message, and what `SegmentMarkerPostprocessor`
-    marks. A variable of a prompt template, the content of a tool's message or a content block is a set of segments too,
-    if it is nothing but what was retrieved at once in the same run. All other text reaches the model as it came. Where
-    the order of nodes may change the answer, an `OrderWarning` says what to do.
+    Segments are what `InvariantSynthesizer` passes, citable blocks, what `SegmentMarkerPostprocessor` marks, and a
+    template's variable, a tool's message or a content block that is nothing but what was retrieved at once in the same
+    run. Other text reaches the model as it came. Where the order of nodes may change the answer, an `OrderWarning` says
+    what to do.
 
-    Weights are loaded at the first call. Every method takes the sampling parameters below as keywords for one call,
-    `query` (what relevance orderings compare segments with), and every keyword of transformers' `generate`.
+    Weights are loaded at the first call. Each method takes the sampling parameters below for one call, `query` (what
+    relevance orderings compare segments with), and every keyword of transformers' `generate`.
 
     Args:
         model: A hub id, a folder, or an `InvariantModel`. None: the embedded model, which needs no network.
-        key_value_cache: Keeps keys and values of segments for calls with the same ones, in any order; LLMs may share
-            one. None: that of the model in memory. Like `api_key`, it is no part of `to_dict` and pickles.
+        key_value_cache: Keeps what was read of segments for calls with the same ones; LLMs may share one. None: that of
+            the model in memory. Like `api_key`, it is no part of `to_dict` and pickles.
         api_key: Key for the server at `base_url`.
-        **kwargs: The fields of this class.
-
-    Raises:
-        UnknownParameter: There is no such field. (A call raises `InvalidOption` for an unknown keyword.)
-        UnsupportedCombination: Loading options for a model in memory, or a `messages_to_prompt`.
+        **kwargs: The fields of this class, but for a model in memory not those of loading, and no `messages_to_prompt`.
     """
 
     model: str | None = Field(None, frozen=True, description="Hub id or folder; None for the embedded model.")
@@ -121,37 +131,34 @@ class InvariantLLM(ToolCaller):
                 "expected no messages_to_prompt: the chat template of the tokenizer writes conversations",
                 hint="Set tokenizer.chat_template, or give complete() the text.",
             )
-        if kwargs.get("base_url") is not None:
-            given = [each for each in _OF_LOCAL_MODELS if each in kwargs]
-            given += ["key_value_cache"] * (key_value_cache is not None) + ["a model in memory"] * (loaded is not None)
-            if given:
-                raise UnsupportedCombination(
-                    f"expected base_url without {', '.join(given)}: the server has its own",
-                    hint="Leave one of the two away.",
-                )
-            super().__init__(**{"model": name, **kwargs})
-            options: dict[str, Any] = {"timeout": self.timeout, "max_retries": self.max_retries}
-            self._remote = RemoteModel(str(self.base_url), model=name, api_key=api_key, **options)
-            _ = self._ordering  # checks the names
-            return
+        is_remote = kwargs.get("base_url") is not None
+        refused = [each for each in (_OF_LOCAL_MODELS if is_remote else _LOADING) if each in kwargs]
+        if is_remote:
+            refused += ["key_value_cache"] * (key_value_cache is not None) + ["a model in memory"] * (
+                loaded is not None
+            )
+        if refused and (is_remote or loaded is not None):
+            raise UnsupportedCombination(
+                f"expected {'base_url' if is_remote else 'a model in memory'} without {', '.join(refused)}",
+                hint="The server at base_url has its own. For a model in memory: model.with_method(...).",
+            )
         if loaded is not None:
-            if given := [each for each in _LOADING if each in kwargs]:
-                raise UnsupportedCombination(
-                    f"a model in memory takes no {', '.join(given)}", hint="Use model.with_method(...) first."
-                )
             kwargs |= {each: getattr(loaded, each).name for each in ("method", "ordering", "backend")}
             kwargs |= {"dtype": str(loaded.model.dtype).removeprefix("torch."), "device_map": None}
         super().__init__(**{"model": loaded.name if loaded else name, **kwargs})
-        self.max_tokens = self.generation_kwargs.pop("max_new_tokens", self.max_tokens)
-        # Models of a server need no torch, so what imports it is imported where it is used.
-        from invariant_rag.attention import resolve_backend
-        from invariant_rag.generation.lazy import LazyModel
+        if is_remote:
+            retrying: dict[str, Any] = {"timeout": self.timeout, "max_retries": self.max_retries}
+            self._remote = RemoteModel(str(self.base_url), model=name, api_key=api_key, **retrying)
+        else:  # models of a server need no torch, so what imports it is imported here
+            from invariant_rag.attention import resolve_backend
+            from invariant_rag.generation.lazy import LazyModel
 
-        loading = {"dtype": self.dtype, "device_map": self.device_map, **self.model_kwargs}
-        self._lazy = LazyModel(loaded or name, None if loaded else loading, cache=key_value_cache)
-        if loaded is None:
-            resolve_backend(self.backend)
-            _ = self._ordering
+            self.max_tokens = self.generation_kwargs.pop("max_new_tokens", self.max_tokens)
+            loading = {"dtype": self.dtype, "device_map": self.device_map, **self.model_kwargs}
+            self._lazy = LazyModel(loaded or name, None if loaded else loading, cache=key_value_cache)
+            if loaded is None:
+                resolve_backend(self.backend)
+        _ = self._ordering  # checks the names
 
     @classmethod
     def class_name(cls) -> str:
@@ -171,7 +178,7 @@ class InvariantLLM(ToolCaller):
         )
 
     def to_payload(self) -> dict[str, Any]:
-        """Return what events report of this model, from no configuration: no event waits for a disk or a hub."""
+        """Return what events report of this model; none waits for a disk or a hub."""
         said = {name: getattr(self, name) for name in ("model", "method", "max_tokens", "temperature")}
         return {"class_name": self.class_name(), **said, "ordering": self._ordering.name}
 
@@ -200,14 +207,12 @@ class InvariantLLM(ToolCaller):
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text, without chat template."""
-        call = self._text_call(prompt, formatted, kwargs)
-        return as_completion(call.reply(), call)
+        return self._text_call(prompt, formatted, kwargs).reply(as_completion)
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation, with segments in any turn."""
-        call = self._chat_call(messages, kwargs)
-        return as_chat(call.reply(), call)
+        return self._chat_call(messages, kwargs).reply(as_chat)
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
@@ -222,24 +227,22 @@ class InvariantLLM(ToolCaller):
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text in a thread; cancelling the task ends the generation."""
-        call = self._text_call(prompt, formatted, kwargs)
-        return as_completion(await call.reply_in_thread(), call)
+        return await self._text_call(prompt, formatted, kwargs).areply(as_completion)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation in a thread; cancelling the task ends the generation."""
-        call = self._chat_call(messages, kwargs)
-        return as_chat(await call.reply_in_thread(), call)
+        return await self._chat_call(messages, kwargs).areply(as_chat)
 
     @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Stream the completion of a text; closing the stream ends the generation."""
-        return astream(self._text_call(prompt, formatted, kwargs), as_completion)
+        return self._text_call(prompt, formatted, kwargs).astream(as_completion)
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Stream the answer to a conversation; closing the stream ends the generation."""
-        return astream(self._chat_call(messages, kwargs), as_chat)
+        return self._chat_call(messages, kwargs).astream(as_chat)
 
     def _reading(self, turns: Sequence[Turn]) -> Reading:
         loaded = self._loaded
@@ -254,11 +257,26 @@ class InvariantLLM(ToolCaller):
         return self._call(reading, kwargs, prompt=read)
 
     def _chat_call(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Call:
-        reading = self._reading(to_turns(messages))
-        options = chat_options(kwargs, self.template_kwargs)
-        others = {name: value for name, value in kwargs.items() if name not in CHAT_KEYWORDS}
-        options["question"] = others.pop("query", reading.query)
-        return self._call(reading, others, messages=chat_messages(reading.turns, messages), **options)
+        reading = self._reading(responses.to_turns(messages))
+        given = dict(kwargs)
+        tools = [
+            tool.metadata.to_openai_tool(skip_length_check=True) if isinstance(tool, BaseTool) else tool
+            for tool in check_tools(given.pop("tools", None))
+        ]
+        if tools and given.get("output_cls") is not None:
+            raise UnsupportedCombination(
+                "expected either tools or an output class, got both",
+                hint="Call the tools first, and ask for the object then.",
+            )
+        asked: dict[str, Any] = {
+            "messages": responses.chat_messages(reading.turns, messages),
+            "question": given.pop("query", reading.query),
+            "tools": tools,
+            "tool_choice": choice_of(given.pop("tool_choice", None)),
+            "parallel": bool(given.pop("allow_parallel_tool_calls", True)),
+            "template_kwargs": {**self.template_kwargs, **(given.pop("template_kwargs", None) or {})},
+        }
+        return self._call(reading, given, **asked)
 
     def _call(self, reading: Reading, kwargs: Mapping[str, Any], **asked: Any) -> Call:
         given = {**{name: getattr(self, name) for name in _PER_CALL}, **self.generation_kwargs, **kwargs}
@@ -281,6 +299,83 @@ class InvariantLLM(ToolCaller):
             chosen = {name: value for name, value in choices.items() if name in self.model_fields_set}
             return Call(request, reading.sinks, self._remote, chosen)
         return Call(request, reading.sinks, lambda: self.lm)
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Return the keywords of `chat`. A `tool_choice` among them has precedence over `tool_required`."""
+        messages = list(chat_history or ())
+        if user_msg is not None:
+            messages.append(ChatMessage(user_msg, role="user") if isinstance(user_msg, str) else user_msg)
+        asked = {"messages": messages, "tools": list(tools), "allow_parallel_tool_calls": allow_parallel_tool_calls}
+        choice = kwargs.pop("tool_choice", None)
+        default = "required" if tool_required else "auto"
+        return {**kwargs, **asked, "tool_choice": default if choice is None else choice}
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """Return the calls in a response. While it is being streamed, the last one has the arguments written so far."""
+        blocks = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        if not blocks and error_on_no_tool_call:
+            hint = "Set tool_required=True or tool_choice: then every answer is a call. Or error_on_no_tool_call=False."
+            raise InvalidTool(f"expected a call of a tool, got the text {response.message.content!r}", hint=hint)
+        return [
+            ToolSelection(tool_id=each.tool_call_id or "", tool_name=each.tool_name, tool_kwargs=_arguments(each))
+            for each in blocks
+        ]
+
+    @dispatcher.span
+    def structured_predict(self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any) -> Model:
+        """Answer with an object: decoding writes JSON of its schema. One that ended early is an `IncompleteObject`."""
+        dispatcher.event(LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=values))
+        asked = self._asked_for_object(output_cls, prompt, values)
+        return _object(self.chat(asked, output_cls=output_cls, **(llm_kwargs or {})), output_cls)
+
+    @dispatcher.span
+    async def astructured_predict(
+        self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any
+    ) -> Model:
+        """Answer with an object as `structured_predict` does; the event loop goes on."""
+        dispatcher.event(LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=values))
+        asked = self._asked_for_object(output_cls, prompt, values)
+        return _object(await self.achat(asked, output_cls=output_cls, **(llm_kwargs or {})), output_cls)
+
+    def _structured_stream_call(
+        self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any
+    ) -> Generator[Model | FlexibleModel, None, None]:
+        """Yield the object as it grows, for `stream_structured_predict`: with what is there so far, and then whole."""
+        asked = self._asked_for_object(output_cls, prompt, values)
+        partial_cls, before = create_flexible_model(output_cls), None
+        for response in self.stream_chat(asked, output_cls=output_cls, **(llm_kwargs or {})):
+            text = response.message.content or ""
+            if response.raw is not None:
+                yield parse_object(text, output_cls)
+                continue
+            found = from_json(text, allow_partial="trailing-strings") if text.strip() else None
+            if isinstance(found, dict) and found != before:
+                before = found
+                yield partial_cls.model_validate(found)
+
+    async def _structured_astream_call(
+        self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any
+    ) -> AsyncGenerator[Model | FlexibleModel, None]:
+        return responses.iterate_in_thread(self._structured_stream_call(output_cls, prompt, llm_kwargs, **values))
+
+    def _asked_for_object(
+        self, output_cls: type[BaseModel], prompt: BasePromptTemplate, values: Mapping[str, Any]
+    ) -> list[ChatMessage]:
+        """Return the messages of a template, with the schema of the object that is wanted behind the last one."""
+        *before, last = self._get_messages(prompt, **values)
+        schema = PydanticOutputParser(output_cls).get_format_string(escape_json=False)
+        return [*before, ChatMessage(role=last.role, blocks=[*last.blocks, TextBlock(text=schema)])]
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy that shares the weights; refuse unknown fields and loading options."""
@@ -310,3 +405,18 @@ def _check_parameters(given: Iterable[str], known: Iterable[str]) -> None:
     if unknown := sorted(set(given).difference(known)):
         hint = f"`max_new_tokens` is `max_tokens` here. {UnknownParameter.hint}"
         raise UnknownParameter("InvariantLLM", unknown, known, hint=hint)
+
+
+def _arguments(call: ToolCallBlock) -> dict[str, Any]:
+    """Return the arguments of a call from what is written of them so far."""
+    written = call.tool_kwargs
+    if isinstance(written, Mapping):
+        return dict(written)
+    found = from_json(written, allow_partial="trailing-strings") if written.strip() else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _object(response: ChatResponse, output_cls: type[Model]) -> Model:
+    read: Model = parse_object(response.message.content or "", output_cls)
+    dispatcher.event(LLMStructuredPredictEndEvent(output=read))
+    return read

@@ -30,7 +30,7 @@ from llama_index.core.types import Model
 from invariant_rag.api_models import PlainRequest, PlainRequests, answer_key, ask_all, elect, object_key
 from invariant_rag.errors import UnsupportedCombination, UnsupportedModel
 from invariant_rag.prompts import Turn
-from llama_index.llms.invariant_rag.messages import ASSISTANT, to_turns
+from llama_index.llms.invariant_rag.responses import ASSISTANT, to_turns
 from llama_index.llms.invariant_rag.slots import Part, Reading, SegmentReader, SlotText
 
 R = TypeVar("R", ChatResponse, CompletionResponse)
@@ -156,52 +156,44 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
         """Return what responses share if they agree: the text, and tool calls."""
         if self.answer_of is not None:
             return self.answer_of(response)
-        if isinstance(response, CompletionResponse):
-            return answer_key(response.text)
         calls: Sequence[Any] = ()
-        if isinstance(self.llm, FunctionCallingLLM) and self.llm.metadata.is_function_calling_model:
+        if isinstance(self.llm, FunctionCallingLLM) and isinstance(response, ChatResponse):
             calls = self.llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
-        return answer_key(response.message.content or "", [(call.tool_name, call.tool_kwargs) for call in calls])
+        return answer_key(_text_of(response), [(call.tool_name, call.tool_kwargs) for call in calls])
 
-    def _ask(self, method: str, ballots: _Ballots, **kwargs: Any) -> Any:
-        return self._answered(ask_all(ballots.calls(getattr(self.llm, method), **kwargs)), ballots)
+    def _ask(self, ask: Callable[..., R], ballots: _Ballots, **kwargs: Any) -> R:
+        return self._answered(ask_all(ballots.calls(ask, **kwargs)), ballots)
 
-    async def _aask(self, method: str, ballots: _Ballots, **kwargs: Any) -> Any:
-        return self._answered(await ballots.acalls(getattr(self.llm, f"a{method}"), **kwargs), ballots)
+    async def _aask(self, ask: Callable[..., Awaitable[R]], ballots: _Ballots, **kwargs: Any) -> R:
+        return self._answered(await ballots.acalls(ask, **kwargs), ballots)
 
     def _stream(self, method: str, ballots: _Ballots, **kwargs: Any) -> Generator[Any, None, None]:
         if len(ballots.inputs) > 1:
-            return (piece for piece in [_whole(self._ask(method, ballots, **kwargs))])
+            return (_whole(each) for each in [self._ask(getattr(self.llm, method), ballots, **kwargs)])
         ledger, stream = self._ledger(ballots), getattr(self.llm, f"stream_{method}")
         return (_with_ledger(piece, ledger) for piece in stream(ballots.inputs[0], **kwargs))
 
     async def _astream(self, method: str, ballots: _Ballots, **kwargs: Any) -> AsyncGenerator[Any, None]:
         if len(ballots.inputs) > 1:
-            return _one_piece(_whole(await self._aask(method, ballots, **kwargs)))
+            return _one_piece(_whole(await self._aask(getattr(self.llm, f"a{method}"), ballots, **kwargs)))
         ledger, stream = self._ledger(ballots), getattr(self.llm, f"astream_{method}")
         return (_with_ledger(piece, ledger) async for piece in await stream(ballots.inputs[0], **kwargs))
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text, with its segments in canonical order."""
-        response: CompletionResponse = self._ask("complete", self._text(prompt, kwargs), formatted=formatted, **kwargs)
-        return response
+        return self._ask(self.llm.complete, self._text(prompt, kwargs), formatted=formatted, **kwargs)
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation, with the segments of every turn in canonical order."""
-        response: ChatResponse = self._ask("chat", self._messages(messages, kwargs), **kwargs)
-        return response
+        return self._ask(self.llm.chat, self._messages(messages, kwargs), **kwargs)
 
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a text."""
-        response: CompletionResponse = await self._aask(
-            "complete", self._text(prompt, kwargs), formatted=formatted, **kwargs
-        )
-        return response
+        return await self._aask(self.llm.acomplete, self._text(prompt, kwargs), formatted=formatted, **kwargs)
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        response: ChatResponse = await self._aask("chat", self._messages(messages, kwargs), **kwargs)
-        return response
+        return await self._aask(self.llm.achat, self._messages(messages, kwargs), **kwargs)
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Stream the completion of a text; in one piece, once all votes are in, if there are several."""
@@ -221,20 +213,17 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
 
     def structured_predict(self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any) -> Model:
         """Answer with an object, as the wrapped LLM does."""
-        ballots = self._of_template(prompt, values)
-        made: list[Model] = ask_all(ballots.calls(self._predicting("", output_cls, llm_kwargs)))
+        ballots, ask = self._of_template(prompt, values), partial(self.llm.structured_predict, output_cls)
+        made: list[Model] = ask_all(ballots.calls(ask, llm_kwargs=llm_kwargs))
         return self._object(made, ballots)
 
     async def astructured_predict(
         self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any
     ) -> Model:
         """Answer with an object, as the wrapped LLM does."""
-        ballots = self._of_template(prompt, values)
-        made: list[Model] = await ballots.acalls(self._predicting("a", output_cls, llm_kwargs))
+        ballots, ask = self._of_template(prompt, values), partial(self.llm.astructured_predict, output_cls)
+        made: list[Model] = await ballots.acalls(ask, llm_kwargs=llm_kwargs)
         return self._object(made, ballots)
-
-    def _predicting(self, prefix: str, output_cls: type[Model], llm_kwargs: Any) -> Callable[..., Any]:
-        return partial(getattr(self.llm, f"{prefix}structured_predict"), output_cls, llm_kwargs=llm_kwargs)
 
     def _object(self, found: Sequence[Model], ballots: _Ballots) -> Model:
         winner = elect(list(map(object_key, found))).winner
@@ -252,13 +241,12 @@ def canonical(
 ) -> CanonicalLLM:
     """Wrap an LLM, so that it gets segments in an order that depends on their contents only.
 
-    Segments are those that an `InvariantLLM` would know, as plain text: as the template wrote them, or as one
-    `Document: ...` each. The request does not depend on their order, and neither does the answer of a deterministic LLM
-    (temperature 0 is not quite that, with most providers). What is in the middle may still be overlooked: `vote` evens
-    that out, and `InvariantLLM` does not have the problem.
+    Segments are those that an `InvariantLLM` would know, as a template wrote them, or as one `Document: ...` each. The
+    request does not depend on their order, and neither does the answer of a deterministic LLM (few providers are that,
+    even at temperature 0). What is in the middle may still be overlooked; `vote` evens it out.
 
     Args:
-        llm: Any LLM. The result streams, calls tools and writes objects if the wrapped one does.
+        llm: Any LLM. The result streams, calls tools and writes objects if this one does.
         ordering: A name from `invariant-rag orderings`. Rank 0 is last, nearest to the question.
         find_documents: Whether slots of the prompt that are nothing but what was retrieved at once are segments.
         strict: Whether to raise an `OrderWarning`, and not only to warn, where the order of nodes may change an answer.
@@ -281,11 +269,10 @@ def vote(
 ) -> CanonicalLLM:
     """Wrap an LLM, so that it is asked about several orders of the segments, and the most frequent answer is returned.
 
-    This is permutation self-consistency (arXiv 2310.07712). The first order is the canonical one; of equally frequent
-    answers, the one whose order was drawn first wins. What `canonical` guarantees holds. The cost is `votes` concurrent
-    calls, or as many as there are different orders. Ask for short answers: free text hardly ever agrees word for word.
-    A stream is one piece. `additional_kwargs` of a response report the tokens of all calls, and in `vote` the `calls`
-    made and how many `agreed`.
+    This is permutation self-consistency (arXiv 2310.07712), and what `canonical` guarantees holds. The first order is
+    the canonical one; of a tie, the answer whose order was drawn first wins. It costs `votes` concurrent calls, or as
+    many as there are orders. Ask for short answers: free text hardly ever agrees. A stream is one piece.
+    `additional_kwargs` of a response report the tokens of all calls, and in `vote` the `calls` and how many `agreed`.
 
     Args:
         llm: Any LLM.
@@ -328,5 +315,8 @@ async def _one_piece(response: R) -> AsyncGenerator[R, None]:
 
 
 def _whole(response: R) -> R:
-    text = response.text if isinstance(response, CompletionResponse) else response.message.content or ""
-    return response.model_copy(update={"delta": text})
+    return response.model_copy(update={"delta": _text_of(response)})
+
+
+def _text_of(response: ChatResponse | CompletionResponse) -> str:
+    return response.text if isinstance(response, CompletionResponse) else response.message.content or ""

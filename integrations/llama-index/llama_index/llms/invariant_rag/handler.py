@@ -1,7 +1,7 @@
 """The handler of LlamaIndex's spans: what is retrieved in a run is kept with the run, and what LLMs report is shown.
 
-A run is an outermost span, such as a query, a chat or a workflow, and ends with it. What it retrieved for no LLM, as
-`retriever.retrieve(...)` does, is then only a reason to warn of texts that hold it: see `outside_retrievals`.
+A run is an outermost span, such as a query or a workflow. What it retrieved for no LLM, as `retriever.retrieve(...)`
+does, is afterwards only a reason to warn of texts that hold it: see `outside_retrievals`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,8 @@ from llama_index_instrumentation.span import BaseSpan
 from llama_index_instrumentation.span_handlers import BaseSpanHandler
 
 from invariant_rag.prompts import begin_outside
-from llama_index.llms.invariant_rag.runs import (
-    SCOPE,
-    Reports,
-    Retrieved,
-    Scope,
-    check_marks,
-    current_scope,
-    knows_segments,
-)
+from llama_index.llms.invariant_rag import runs
+from llama_index.llms.invariant_rag.runs import SCOPE, Reports, Retrieved, Scope, current_scope, knows_segments
 
 _RETURNS_NODES = ("retrieve", "aretrieve", "_postprocess_nodes", "_apostprocess_nodes")
 
@@ -48,10 +41,8 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
     def new_span(self, id_: str, bound_args: Any, instance: Any = None, *args: Any, **kwargs: Any) -> None:
         """Enter a span in the run of now, or begin a run; note the nodes or texts that a synthesizer is given."""
         around, given = current_scope(), bound_args.arguments
-        scope = Scope(instance, around, around.retrievals, around.given)
-        if around.ended:
-            scope = Scope(instance, outside=begin_outside())
-        self._scopes[id_] = scope
+        inner = Scope(instance, around, around.retrievals, around.given)
+        self._scopes[id_] = scope = Scope(instance, outside=begin_outside()) if around.ended else inner
         SCOPE.set(scope)
         if isinstance(instance, BaseSynthesizer | BaseQueryEngine | BaseChatEngine):
             scope.reports = Reports()
@@ -66,7 +57,7 @@ class RunHandler(BaseSpanHandler[BaseSpan]):
             run.is_asked = True
             is_call = id_.partition("-")[0].endswith(("chat", "complete"))
             if is_call and scope.retrievals and not any(knows_segments(each.instance) for each in scope.path()):
-                check_marks(instance, given)
+                runs.check_marks(instance, given)
 
     def prepare_to_exit_span(
         self, id_: str, bound_args: Any, instance: Any = None, result: Any = None, **_: Any
@@ -120,10 +111,7 @@ async def _carried(pieces: AsyncGenerator[str, None], scope: Scope | None) -> As
 
 
 def attach_handler() -> None:
-    """Add the handler to the root dispatcher, unless it is there, and trace comparisons of two answers.
-
-    LlamaIndex traces no evaluator, and its call of an LLM does not tell whether the other order will be asked for too.
-    """
+    """Add the handler to the root dispatcher, unless it is there, and trace comparisons, which LlamaIndex does not."""
     if not any(isinstance(each, RunHandler) for each in root_dispatcher.span_handlers):
         root_dispatcher.add_span_handler(RunHandler())
         traced = root_dispatcher.span(PairwiseComparisonEvaluator.aevaluate)

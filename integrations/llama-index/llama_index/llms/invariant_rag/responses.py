@@ -1,4 +1,4 @@
-"""Requests to a model, and its replies as responses of LlamaIndex: reasoning, text, calls and citations are blocks."""
+"""Messages of LlamaIndex as turns and as messages of the core; replies of a model as responses of LlamaIndex."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from llama_index.core.base.llms.types import (
+    CachePoint,
     ChatMessage,
     ChatResponse,
+    CitableBlock,
     CitationBlock,
     CompletionResponse,
     ContentBlock,
+    DocumentBlock,
     LogProb,
     MessageRole,
     TextBlock,
@@ -26,16 +29,130 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
-from invariant_rag.errors import InvariantRAGError
+from invariant_rag.errors import InvalidPrompt, InvariantRAGError
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply
+from invariant_rag.prompts import Message, Turn, without_marks
 from invariant_rag.remote import RemoteModel
+from invariant_rag.segments import Segment, SegmentSet
 from llama_index.llms.invariant_rag.runs import Reports
+from llama_index.llms.invariant_rag.slots import Part, SlotBlock
 
 if TYPE_CHECKING:
     from invariant_rag import InvariantModel
 
+    Whole = Callable[[Reply, "Call", str | None], "R"]
+
 T = TypeVar("T")
 R = TypeVar("R", ChatResponse, CompletionResponse)
+
+ASSISTANT = (MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL)
+_TOOL = (MessageRole.TOOL, MessageRole.FUNCTION)
+_ROLES = {**dict.fromkeys(ASSISTANT, "assistant"), **dict.fromkeys(_TOOL, "tool"), MessageRole.DEVELOPER: "system"}
+
+
+class SegmentBlock(CitableBlock):
+    """A content block with one segment. For LLMs other than `InvariantLLM` it is an ordinary `CitableBlock`."""
+
+    score: float | None = None
+    """The retriever's score, used by the `score` ordering."""
+
+    @classmethod
+    def of(cls, segment: Segment | str) -> SegmentBlock:
+        """Build a block from a segment with text."""
+        segment = Segment.of(segment)
+        content: list[Any] = [TextBlock(text=segment.text)]
+        return cls(title=segment.title or "", source=segment.content_hash, content=content, score=segment.score)
+
+
+def to_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
+    """Return messages as turns of texts (`Part`s), segments (citable and plain-text documents), and other blocks.
+
+    Only a tool's message and the user's last may hold a set as text: system prompts and histories are somebody's words.
+    """
+    return [
+        Turn(_ROLES.get(each.role, each.role.value), tuple(_parts(each, is_last=place == len(messages))))
+        for place, each in enumerate(messages, start=1)
+    ]
+
+
+def _parts(message: ChatMessage, *, is_last: bool) -> Iterator[Any]:
+    may_be_set = message.role in _TOOL or (is_last and message.role == MessageRole.USER)
+    previous: object = None
+    for block in message.blocks:
+        if isinstance(block, TextBlock):
+            if isinstance(previous, TextBlock):
+                yield "\n"  # as ChatMessage.content joins them
+            if message.role in ASSISTANT:
+                yield without_marks(block.text)
+            elif isinstance(block, SlotBlock):
+                yield from block._parts
+            else:
+                yield Part(block.text, "finished", block=block) if may_be_set else block.text
+        elif isinstance(block, CitableBlock):
+            yield _citable_segment(block)
+        elif isinstance(block, DocumentBlock) and (block.document_mimetype or "").startswith("text/"):
+            yield Segment(block.resolve_document().read().decode("utf-8"), title=block.title or None)
+        else:
+            yield block
+        previous = block
+
+
+def _citable_segment(block: CitableBlock) -> Segment:
+    texts = [
+        each.text if isinstance(each, TextBlock) else _refuse("text blocks in a citable block", each)
+        for each in block.content
+    ]
+    score = block.score if isinstance(block, SegmentBlock) else None
+    return Segment("\n".join(texts), title=block.title or None, score=score)
+
+
+def _refuse(expected: str, block: Any) -> NoReturn:
+    raise InvalidPrompt(
+        f"expected {expected}, got a block of type {block.block_type!r}",
+        hint="The model takes text only. Remove the block, or describe its content in a TextBlock.",
+    )
+
+
+def chat_messages(turns: Sequence[Turn], messages: Sequence[ChatMessage]) -> list[Message]:
+    """Convert turns for `render_chat`, with calls of tools and ids of results; adjacent ones of a role are merged."""
+    converted: list[dict[str, Any]] = []
+    for turn, message in zip(turns, messages, strict=True):
+        content, fields = list(_read(turn.parts)), _tool_fields(message)
+        if converted and converted[-1]["role"] == turn.role != "tool":
+            last = converted[-1]
+            last["content"] += ["\n\n", *content] if content and last["content"] else content
+            if fields:
+                last["tool_calls"] = [*last.get("tool_calls", ()), *fields["tool_calls"]]
+        else:
+            converted.append({"role": turn.role, "content": content, **fields})
+    return list(converted)
+
+
+def _read(parts: Sequence[Any]) -> Iterator[str | Segment | SegmentSet]:
+    for part in parts:
+        if isinstance(part, str | Segment | SegmentSet):
+            yield part
+        elif not isinstance(part, CachePoint | CitationBlock | ThinkingBlock | ToolCallBlock):
+            _refuse("text, citable or plain-text document blocks", part)
+
+
+def _tool_fields(message: ChatMessage) -> dict[str, Any]:
+    """Return what a message says of tools, as `render_chat` takes it: in blocks, or else in `additional_kwargs`."""
+    said = message.additional_kwargs
+    if message.role in _TOOL:
+        return {name: said[name] for name in ("tool_call_id", "name") if said.get(name) is not None}
+    blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
+    if message.role not in ASSISTANT:
+        if blocks:
+            raise InvalidPrompt(
+                f"expected calls of tools in the assistant's messages, got one in a message of {message.role.value!r}",
+                hint="Set the role of the message to assistant.",
+            )
+        return {}
+    calls: list[Mapping[str, Any]] = [
+        {"id": block.tool_call_id, "name": block.tool_name, "arguments": block.tool_kwargs} for block in blocks
+    ] or [each if isinstance(each, Mapping) else each.model_dump() for each in said.get("tool_calls") or ()]
+    return {"tool_calls": calls} if calls else {}
 
 
 class AnswerFailed(InvariantRAGError, RuntimeError):
@@ -50,8 +167,7 @@ def no_swallowed_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        hint = error.hint if isinstance(error, InvariantRAGError) else None
-        raise AnswerFailed(f"{type(error).__name__}: {error}", hint=hint) from error
+        raise AnswerFailed(f"{type(error).__name__}: {error}", hint=getattr(error, "hint", None)) from error
 
 
 @dataclass(frozen=True)
@@ -63,8 +179,7 @@ class Call:
     model: Callable[[], InvariantModel] | RemoteModel  # the former loads it
     choices: Mapping[str, Any] = field(default_factory=dict)  # of a server: method, ordering and overflow
 
-    def reply(self, abandoned: Event | None = None) -> Reply:
-        """Ask, and return the reply."""
+    def _ask(self, abandoned: Event | None = None) -> Reply:
         with no_swallowed_errors():
             if isinstance(self.model, RemoteModel):
                 return self.model.reply(self.request, choices=self.choices)
@@ -72,16 +187,20 @@ class Call:
 
             return Answering(self.model(), self.request).reply(abandoned=abandoned)
 
-    async def reply_in_thread(self) -> Reply:
+    def reply(self, whole: Whole[R]) -> R:
+        """Ask, and return the response: `as_chat` or `as_completion` of the reply."""
+        return whole(self._ask(), self, None)
+
+    async def areply(self, whole: Whole[R]) -> R:
         """Return what `reply` does; the event loop goes on, and cancelling the task ends the generation."""
         abandoned = Event()
         try:
-            return await asyncio.to_thread(self.reply, abandoned)
+            return whole(await asyncio.to_thread(self._ask, abandoned), self, None)
         finally:
             abandoned.set()
 
-    def stream(self, whole: Callable[[Reply, Call, str], R]) -> Generator[R, None, None]:
-        """Yield responses with all that was written so far; the last one adds `raw`. `whole` is `as_chat` or so."""
+    def stream(self, whole: Whole[R]) -> Generator[R, None, None]:
+        """Yield responses with all that was written so far; the last one adds `raw`."""
         growing = _Growing()
         grow: Callable[..., Any] = growing.chat if whole is as_chat else growing.completion
         with no_swallowed_errors():
@@ -93,6 +212,12 @@ class Call:
                 pieces = Answering(self.model(), self.request).stream()
             for piece in pieces:
                 yield grow(piece) if isinstance(piece, AnswerDelta) else whole(piece, self, "")
+
+    async def astream(self, whole: Whole[R]) -> AsyncGenerator[R, None]:
+        """Yield what `stream` does, without blocking the event loop."""
+        async with aclosing(iterate_in_thread(self.stream(whole))) as pieces:
+            async for piece in pieces:
+                yield piece
 
 
 async def iterate_in_thread(pieces: Generator[T, None, None]) -> AsyncGenerator[T, None]:
@@ -107,40 +232,30 @@ async def iterate_in_thread(pieces: Generator[T, None, None]) -> AsyncGenerator[
         worker.shutdown(wait=False)
 
 
-async def astream(call: Call, whole: Callable[[Reply, Call, str], R]) -> AsyncGenerator[R, None]:
-    """Yield what `Call.stream` does, without blocking the event loop."""
-    async with aclosing(iterate_in_thread(call.stream(whole))) as pieces:
-        async for piece in pieces:
-            yield piece
-
-
-def as_completion(reply: Reply, call: Call, delta: str | None = None) -> CompletionResponse:
+def as_completion(reply: Reply, call: Call, delta: str | None) -> CompletionResponse:
     """Return the response to a text."""
     return CompletionResponse(text=reply.first.content, delta=delta, **_said(reply, call))
 
 
-def as_chat(reply: Reply, call: Call, delta: str | None = None) -> ChatResponse:
+def as_chat(reply: Reply, call: Call, delta: str | None) -> ChatResponse:
     """Return the response to a conversation."""
     answer = reply.first
-    calls = [(each.id, each.name, dict(each.arguments)) for each in answer.tool_calls]
-    message = _message(answer.content, answer.reasoning, calls)  # a call that was cut is none: the reason is `length`
-    for span in answer.citations or ():
-        location = {"start": span.start, "end": span.end}
-        cited = CitationBlock(
+    calls = [(each.id, each.name, dict(each.arguments)) for each in answer.tool_calls]  # none that was cut
+    message = _message(answer.content, answer.reasoning, calls)
+    message.blocks += [
+        CitationBlock(
             cited_content=TextBlock(text=span.segment.text),
             source=span.segment.content_hash,
             title=span.segment.title or "",
-            additional_location_info=location,
+            additional_location_info={"start": span.start, "end": span.end},
         )
-        message.blocks.append(cited)
+        for span in answer.citations or ()
+    ]
     return ChatResponse(message=message, delta=delta, **_said(reply, call))
 
 
 def _said(reply: Reply, call: Call) -> dict[str, Any]:
-    """Return what is known of a reply besides its text, and report it to the engines around.
-
-    `raw` holds usage, finish reason, ledger and citations; segments are named by their content hash, in any order.
-    """
+    """Return what is known of a reply besides its text, and report it to the engines around."""
     answer = reply.first
     counts = ("prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")
     usage = {name: getattr(reply.usage, name) for name in counts}
@@ -161,12 +276,14 @@ def _logprobs(answer: Answer) -> list[list[LogProb]] | None:
     """Return at each place the log-probability of the token, then those of others; None if nobody asked."""
     if answer.logprobs is None:
         return None
-    places = []
-    for each in answer.logprobs:
-        others = [(token, logprob) for token, logprob in each.top if logprob != each.logprob]
-        listed = [(each.token, each.logprob), *others]
-        places.append([LogProb(token=token, logprob=value, bytes=list(token.encode())) for token, value in listed])
-    return places
+
+    def logprob(token: str, value: float) -> LogProb:
+        return LogProb(token=token, logprob=value, bytes=list(token.encode()))
+
+    return [
+        [logprob(each.token, each.logprob), *(logprob(*other) for other in each.top if other[1] != each.logprob)]
+        for each in answer.logprobs
+    ]
 
 
 @dataclass
@@ -193,18 +310,16 @@ class _Growing:
 
 
 def _message(text: str, reasoning: str, calls: Iterable[tuple[str, str, dict[str, Any] | str]]) -> ChatMessage:
-    """Return a message of the assistant.
-
-    The calls are in `additional_kwargs` as well, in OpenAI's shape: chat engines and programs of LlamaIndex look there.
-    """
+    """Return a message of the assistant, with calls in OpenAI's shape, too: chat engines of LlamaIndex look there."""
     called = list(calls)
     blocks: list[ContentBlock] = [ThinkingBlock(content=reasoning)] if reasoning else []
     if text or not called:
         blocks.append(TextBlock(text=text))
     blocks += [ToolCallBlock(tool_call_id=id_, tool_name=name, tool_kwargs=given) for id_, name, given in called]
-    listed = []
-    for id_, name, given in called:
-        arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        listed.append({"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}})
+    written = [given if isinstance(given, str) else json.dumps(given, ensure_ascii=False) for _, _, given in called]
+    listed = [
+        {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for (id_, name, _), arguments in zip(called, written, strict=True)
+    ]
     extra = {"tool_calls": listed} if listed else {}
     return ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks, additional_kwargs=extra)

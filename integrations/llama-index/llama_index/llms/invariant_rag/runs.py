@@ -117,7 +117,7 @@ def segment_of(found: NodeWithScore, text: str, *, with_id: bool = True) -> Segm
 
 
 def with_text(node: BaseNode, text: str, kind: type[TextNode] = TextNode, **fields: Any) -> TextNode:
-    """Return a copy of a node as a text node, with another text and other fields."""
+    """Copy a node as a text node with another text and other fields."""
     shared = {name: getattr(node, name) for name in TextNode.model_fields if hasattr(node, name)}
     return kind(**{**shared, "text": text, **fields})
 
@@ -150,15 +150,15 @@ def check_marks(llm: LLM, arguments: Mapping[str, Any]) -> None:
     listed = [each for given in passed for each in (given if isinstance(given, list | tuple) else [given])]
     texts = [each.content if isinstance(each, ChatMessage) else each for each in listed]
     if any(isinstance(text, str) and has_marks(text) for text in texts):
-        message = f"{type(llm).__name__} does not know segments, and gets text with segment markers."
-        report([Finding("marks", message)], fixes={"marks": "Wrap it: canonical(llm)."})
+        finding = Finding("marks", f"{type(llm).__name__} does not know segments, and gets text with segment markers.")
+        report([finding], fixes={"marks": "Wrap it: canonical(llm)."})
 
 
 class Reports:
     """What all LLMs below one engine report, in the metadata of its response.
 
-    A response that an engine below returned says what the calls read that wrote it. But it is invariant only if all
-    calls are, such as those of a reranker.
+    A response of an engine below says what was read to write it; but it is invariant only if all calls are, such as
+    those of a reranker.
     """
 
     def __init__(self) -> None:

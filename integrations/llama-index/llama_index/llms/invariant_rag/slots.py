@@ -1,7 +1,6 @@
-"""What an LLM is asked: slots that are sets, text that stays as it is, and a warning where nodes are lost in text.
+"""What an LLM is asked: slots that are sets, text that stays as it came, and a warning where nodes are lost in text.
 
-A slot is the value of a template's variable, the content of a tool's message, or a content block. It is a set if it is
-nothing but what was retrieved at once; `find_set` of the core decides. Every other text reaches the model as it came.
+A slot is the value of a template's variable, the content of a tool's message, or a content block; `find_set` decides.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from invariant_rag.errors import OrderWarning
 from invariant_rag.prompts import Finding, Turn, find_set, forget_outside, outside_retrievals, recognize, report
 from invariant_rag.prompts.turns import merge_texts
 from invariant_rag.segments import Segment, SegmentSet
+from invariant_rag.words import split_words
 from llama_index.llms.invariant_rag.runs import Reports, Scope, current_scope, refuse_media
 
 _WORDS = frozenset({"query_str", "query", "question", "existing_answer", "chat_history"})
@@ -39,7 +39,7 @@ _CONTEXT = frozenset({"context_str", "context_msg"})
 """Variables that hold nodes, even if somebody asks with the very same text."""
 _TEMPLATES = (CITATION_QA_TEMPLATE.template, CITATION_REFINE_TEMPLATE.template, DEFAULT_CHOICE_SELECT_PROMPT.template)
 _STOCK = frozenset(piece for template in _TEMPLATES for piece in re.split(r"\{\w+\}", template))
-"""Texts of LlamaIndex's own templates that show numbered documents as examples; nobody retrieved them."""
+"""Texts of LlamaIndex's own templates, some with numbered documents as examples; nobody retrieved them."""
 
 _NONCE = secrets.token_hex(8)
 _PLACE = re.compile(rf"<{_NONCE}:(\d+)>")
@@ -62,10 +62,7 @@ _FIXES: tuple[tuple[tuple[type, ...], str], ...] = (
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of text: the `value` of a template's variable, `words` of a user or model, or text of a `template`.
-
-    Or it came `finished`, and nothing is known of it.
-    """
+    """A text: a variable's `value`, `words` of a user or model, of the `template`, or `finished`: nobody knows."""
 
     text: str
     kind: Literal["value", "words", "template", "finished"]
@@ -73,18 +70,18 @@ class Part:
     block: TextBlock | None = None  # of the message that a finished text is
 
 
-class SetText(str):
-    """A value of a template's variable that is declared to be a set: its text, for LLMs that know no segments."""
-
-    __slots__ = ("segments",)
-    segments: SegmentSet
-
-
 class SlotText(str):
-    """A text that a template wrote, with its parts."""
+    """A text with its parts: one that a template wrote, or a variable's value that is declared to be a set."""
 
     __slots__ = ("parts",)
     parts: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, text: str, *parts: Part) -> SlotText:
+        """Return a text with these parts."""
+        made = cls(text)
+        made.parts = parts
+        return made
 
 
 class SlotBlock(TextBlock):
@@ -97,7 +94,7 @@ class SlotReader(LLM):
     """The part of an LLM that is given templates and the values of their variables, by `predict` and its like."""
 
     def _get_messages(self, prompt: prompts.BasePromptTemplate, **prompt_args: Any) -> list[ChatMessage]:
-        """Return the messages of a template; what stands in which variable is told by their blocks."""
+        """Return the messages of a template, whose blocks tell what stands in which variable."""
         filled = _Filled.of(self, prompt, prompt_args)
         if filled is None:
             return super()._get_messages(prompt, **prompt_args)
@@ -110,13 +107,12 @@ class SlotReader(LLM):
         ]
 
     def _get_prompt(self, prompt: prompts.BasePromptTemplate, **prompt_args: Any) -> str:
-        """Return the text of a template; what stands in which variable is told by its parts."""
+        """Return the text of a template, whose parts tell what stands in which variable."""
         filled = _Filled.of(self, prompt, prompt_args)
         if filled is None:
             return super()._get_prompt(prompt, **prompt_args)
-        text = SlotText(super()._get_prompt(filled.plain))
-        text.parts = filled.parts(text, super()._get_prompt(filled.placed)) or (Part(text, "finished"),)
-        return text
+        text = super()._get_prompt(filled.plain)
+        return SlotText.of(text, *(filled.parts(text, super()._get_prompt(filled.placed)) or [Part(text, "finished")]))
 
 
 @dataclass(frozen=True)
@@ -173,8 +169,8 @@ class _Filled:
 
 
 def _part(name: str, text: str, scope: Scope | None) -> Part:
-    if isinstance(text, SetText):
-        return Part(text, "value", text.segments)
+    if isinstance(text, SlotText) and len(text.parts) == 1:
+        return text.parts[0]
     if scope is None or name in _WORDS:
         return Part(text, "words")
     segments = _find(scope, text, is_context=name in _CONTEXT)
@@ -186,9 +182,11 @@ def _part(name: str, text: str, scope: Scope | None) -> Part:
 
 
 def _find(scope: Scope, slot: str, *, is_context: bool = False) -> SegmentSet | None:
-    """Return the set that a slot is; None if it is none, or, unless it is known to be context, the question."""
-    known = scope.known()
-    return find_set(slot, [replace(each, query="") for each in known] if is_context else known)
+    """Return the set that a slot is; None if it is none, or, unless it is context, the question or single words."""
+    if is_context:
+        return find_set(slot, [replace(each, query="") for each in scope.known()])
+    found = find_set(slot, scope.known())  # anybody may write `red, green`, also where these two were retrieved
+    return found if found and any(len(split_words(each.text)) > 1 for each in found) else None
 
 
 def _is_set(scope: Scope, query: str) -> bool:
@@ -197,21 +195,15 @@ def _is_set(scope: Scope, query: str) -> bool:
 
 
 _KEPT: dict[int, tuple[str, SegmentSet]] = {}
-"""Sets that blocks of messages were when they were read first, by the identity of the block; gone with it."""
+"""Texts and sets that blocks were when they were read first, by the identity of the block; gone with it."""
 
 
 def _find_in_block(scope: Scope, part: Part) -> SegmentSet | None:
-    """Return the set that a finished text is in a run, or was when its block was read first.
-
-    So an agent's next turn knows what its tool retrieved, as long as its memory keeps the messages themselves.
-    """
-    found = _find(scope, part.text)
-    if part.block is None:
-        return found
-    key = id(part.block)
-    if found is None:
+    """Return the set that a finished text is, or was when its block was read first, in an earlier turn of an agent."""
+    found, key = _find(scope, part.text), id(part.block)
+    if found is None or part.block is None:
         text, kept = _KEPT.get(key, ("", None))
-        return kept if text == part.text else None
+        return found or (kept if text == part.text else None)
     if key not in _KEPT:
         finalize(part.block, _KEPT.pop, key, None).atexit = False
     _KEPT[key] = part.text, found
@@ -229,7 +221,7 @@ class Reading:
 
 
 class SlotStructuredLLM(SlotReader, StructuredLLM):
-    """What `as_structured_llm` returns: a `StructuredLLM` to which variables of templates are known."""
+    """A `StructuredLLM` to which variables of templates are known."""
 
 
 class SegmentReader(SlotReader):
@@ -246,26 +238,22 @@ class SegmentReader(SlotReader):
     def _read(
         self, turns: Sequence[Turn], *, promises: bool = True, routed: bool = False, text_only: bool = False
     ) -> Reading:
-        """Find the sets in a conversation, and say what is none. Strings among its parts are no slots.
-
-        Args:
-            turns: The conversation.
-            promises: Whether the order of segments is meant to be without effect. If not, there is nothing to warn of.
-            routed: Whether a router may answer with a plain model that attends to the order given.
-            text_only: Whether to refuse nodes with images and other media.
-        """
+        """Find the sets in a conversation, and warn of what is none, where order `promises` to be without effect."""
         scope, finds = current_scope(), self.find_documents
         if text_only and scope.given:
             refuse_media(scope.given.nodes)
         read = [Turn(turn.role, tuple(_resolved(turn, scope if finds else None))) for turn in turns]
-        in_sets = [each.text for turn in read for part in turn.parts for each in _segments_of(part)]
+        parts = [part for turn in read for part in turn.parts]
+        in_sets = [each.text for part in parts if isinstance(part, SegmentSet) for each in part]
+        in_sets += [part.text for part in parts if isinstance(part, Segment)]
         retrieved = []
         for each in scope.known():
             is_whole = all(any(segment.text in text for text in in_sets) for segment in each.segments)
             retrieved.append(each if is_whole or not _is_set(scope, each.query) else replace(each, query=""))
         found = recognize(read, [*retrieved, *outside_retrievals()] if finds else ())
         forget_outside(found.texts)
-        known = [Turn(turn.role, tuple(merge_texts(map(_plain, turn.parts)))) for turn in found.turns]
+        texts = ([each.text if isinstance(each, Part) else each for each in turn.parts] for turn in found.turns)
+        known = [Turn(turn.role, tuple(merge_texts(each))) for turn, each in zip(found.turns, texts, strict=True)]
         sizes = [len(each) for turn in known for each in turn.sets]
         asker_fix = next((fix for kinds, fix in _FIXES if scope.innermost(*kinds)), None)
         fix = asker_fix or _MARKS
@@ -288,7 +276,7 @@ class SegmentReader(SlotReader):
 
 
 def _resolved(turn: Turn, scope: Scope | None) -> Iterator[Any]:
-    """Yield the parts of a turn, in which a text is the set that it is, or a string. Words are not looked at."""
+    """Yield the parts of a turn; a text is a set or a string, and words are not looked at."""
     for part in turn.parts:
         if not isinstance(part, Part) or part.kind == "words":
             yield part
@@ -296,14 +284,6 @@ def _resolved(turn: Turn, scope: Scope | None) -> Iterator[Any]:
             yield part.segments
         else:
             yield (_find_in_block(scope, part) if scope and part.kind == "finished" else None) or part.text
-
-
-def _segments_of(part: Any) -> Sequence[Segment]:
-    return [part] if isinstance(part, Segment) else part if isinstance(part, SegmentSet) else ()
-
-
-def _plain(part: Any) -> Any:
-    return part.text if isinstance(part, Part) else part
 
 
 def _given_elsewhere(scope: Scope) -> int:

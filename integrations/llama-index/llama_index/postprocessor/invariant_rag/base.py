@@ -38,9 +38,9 @@ class MarkedNode(TextNode):
 
 
 class SegmentMarkerPostprocessor(BaseNodePostprocessor):
-    """Marks nodes so that `InvariantLLM` finds them in prompts of `compact`, `tree_summarize` and `ContextChatEngine`.
+    """Marks nodes, so that `InvariantLLM` finds them in a prompt. Put it last.
 
-    Put it last. If a response mode splits nodes, or spreads them over several calls, the LLM issues an `OrderWarning`.
+    If a response mode splits nodes, or spreads them over several calls, the LLM issues an `OrderWarning`.
     """
 
     @classmethod
@@ -61,8 +61,8 @@ class SegmentMarkerPostprocessor(BaseNodePostprocessor):
 class SourceJoiner(BaseNodePostprocessor):
     """Joins the chunks of one source into one node, in source order, without repeating text in which they overlap.
 
-    So a source is one segment, and sources are a set. Put it behind rerankers, and before `SegmentMarkerPostprocessor`.
-    A joined node has id and metadata of its first chunk, and the best score of its chunks.
+    Put it behind rerankers, and before `SegmentMarkerPostprocessor`. A joined node has id and metadata of its first
+    chunk, and the best score.
 
     Raises:
         RetrievalError: Chunks of one source have no `start_char_idx`.

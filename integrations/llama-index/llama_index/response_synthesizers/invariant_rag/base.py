@@ -25,7 +25,7 @@ from invariant_rag.errors import InvalidPrompt, OrderWarning, UnsupportedCombina
 from invariant_rag.prompts import without_marks
 from invariant_rag.segments import Segment, SegmentSet
 from llama_index.llms.invariant_rag.runs import current_scope, knows_segments, refuse_media, relabelled, segment_of
-from llama_index.llms.invariant_rag.slots import SetText
+from llama_index.llms.invariant_rag.slots import Part, SlotText
 
 dispatcher = get_dispatcher(__name__)
 
@@ -35,13 +35,12 @@ _OWN_VARIABLES = frozenset({"context_str", "query_str", "text_chunks", "string_t
 class InvariantSynthesizer(BaseSynthesizer):
     """Response synthesizer that passes all nodes to the LLM in one call, as one set of segments.
 
-    The order of the nodes does not change the answer. Nodes are not packed, split or refined; if they do not fit into
-    the context window, the LLM's `overflow` applies. In a `CitationQueryEngine`, nodes are numbered by their content:
-    `[1]` in the answer is the first of the response's source nodes, the same one for every order.
+    If they do not fit, the LLM's `overflow` applies. In a `CitationQueryEngine` they are numbered by content: `[1]` is
+    the first of the response's source nodes, in every order.
 
     Args:
         llm: An `InvariantLLM`, the result of `canonical` or `vote`, or `as_structured_llm(...)` of one of them. Any
-            other LLM gets the nodes as one text, with an `OrderWarning`. None: `Settings.llm`.
+            other LLM gets one text, with an `OrderWarning`. None: `Settings.llm`.
         callback_manager: As for `BaseSynthesizer`.
         text_qa_template: The prompt, with `{context_str}` and `{query_str}`. None: LlamaIndex's default.
         streaming: Stream the answer.
@@ -87,11 +86,10 @@ class InvariantSynthesizer(BaseSynthesizer):
         """Answer a query from nodes; the keywords are further variables of the prompt template.
 
         `metadata["invariant_rag"]` of the response is what the LLM reports: the ledger (`generation.outputs.ledger`),
-        and `usage` and `finish_reason` of an `InvariantLLM`; of a streaming response, once the stream is consumed.
+        and `usage` and `finish_reason` of an `InvariantLLM`; of a stream, once it is consumed.
 
         Raises:
-            InvalidPrompt: The synthesizer sets a variable of that name; the template has no `{context_str}`; or a node
-                holds an image or another medium.
+            InvalidPrompt: A keyword has a name that is taken, the template no `{context_str}`, or a node other media.
         """
         return super().synthesize(query, _numbered(nodes, kwargs), *args, **kwargs)
 
@@ -135,11 +133,9 @@ class InvariantSynthesizer(BaseSynthesizer):
         if given and len(given.nodes) == len(plain):
             refuse_media(given.nodes)
             segments = list(map(segment_of, given.nodes, plain))
-        context = SetText("\n\n".join(plain))
-        context.segments = SegmentSet(segments)
-        return self._text_qa_template.partial_format(
-            **variables, query_str=without_marks(query_str), context_str=context
-        )
+        text = "\n\n".join(plain)
+        own = {"context_str": SlotText.of(text, Part(text, "value", SegmentSet(segments)))}
+        return self._text_qa_template.partial_format(**variables, **own, query_str=without_marks(query_str))
 
 
 def _numbered(nodes: list[NodeWithScore], variables: Mapping[str, Any]) -> list[NodeWithScore]:

@@ -1,7 +1,4 @@
-"""Labels of documents, such as `[2]`: which document has which, and where an answer cites one.
-
-Labels belong to places, and segments take their places in the order of their contents.
-"""
+"""Labels of documents, such as `[2]`: which document has which, and where an answer cites one."""
 
 from __future__ import annotations
 
@@ -21,16 +18,10 @@ _CITATION = re.compile(
     re.IGNORECASE,
 )
 _PART = re.compile(r"(\d+)[-\u2013](\d+)|\w+")
-_LONGEST_RANGE = 100
 
 
 def labels_of(sets: Iterable[tuple[SegmentSet, Sequence[int]]]) -> dict[str, int]:
     """Return the index of a segment, among those of all sets, by label; without labels that two segments have.
-
-    >>> from invariant_rag.segments import Slot
-    >>> slots = [Slot("[1] ", number="1"), Slot("[2] ", number="2")]
-    >>> labels_of([(SegmentSet(["b", "a"], slots=slots), [1, 0])])
-    {'1': 1, '2': 0}
 
     `sets` are each set, and for each of its places the index of the segment that took it.
     """
@@ -52,15 +43,11 @@ def find_labels(text: str) -> Iterator[tuple[int, int, str]]:
     """
     for citation in _CITATION.finditer(text):
         for part in _PART.finditer(citation["several"] or citation["one"]):
-            first, last = (int(part[1]), int(part[2])) if part[1] else (0, 0)
-            several = range(first, min(last, first + _LONGEST_RANGE) + 1) if part[1] else [part[0]]
+            first = int(part[1] or 0)
+            several = range(first, min(int(part[2]), first + 100) + 1) if part[1] else [part[0]]
             yield from ((*citation.span(), str(each)) for each in several)
 
 
 def without_labels(text: str) -> str:
-    """Return a text of the same length in which citations are blank.
-
-    >>> without_labels("At noon [2].")
-    'At noon    .'
-    """
+    """Return a text of the same length in which citations are blank."""
     return _CITATION.sub(lambda citation: " " * len(citation[0]), text)
