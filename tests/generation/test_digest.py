@@ -200,6 +200,7 @@ def test_random_changes_of_bytes_change_the_checksum_wherever_it_is_computed(
             changed[source.randrange(1001)] ^= 1 << source.randrange(8)
         assert (checksum(changed) == expected) == torch.equal(changed, content)
     assert checksum(content.clone()[1:]) == checksum(content[1:]), "aligned or not"
+    assert checksum(content[:960].roll(64)) != checksum(content[:960]), "pieces in another order"
     digest._factors.cache_clear()
 
 

@@ -90,6 +90,8 @@ def test_a_segment_is_read_once_and_reused_in_any_set(method: str, llama: PreTra
     other = Prompt(PROMPT.prefix, [segments[2], [50, 51, 52], segments[0]], PROMPT.suffix)
     assert lm.generate(other, max_new_tokens=1).usage.cached_tokens == 4 + 1 + 3
     assert torch.equal(lm.logits(other), alone.logits(other)), "what was cached before leaves no trace"
+    elsewhere = Prompt([*PROMPT.prefix, 5], segments, PROMPT.suffix)
+    assert lm.generate(elsewhere, max_new_tokens=1).usage.cached_tokens == 0, "it was read after another text"
 
 
 def test_another_prefix_set_method_backend_or_model_is_not_served(
