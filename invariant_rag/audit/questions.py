@@ -165,7 +165,7 @@ def as_retrieve_function(retriever: Any, k: int) -> Retrieve:
     It retrieves `k` segments, if the retriever takes a number.
     """
     methods = [getattr(retriever, name, None) for name in ("retrieve", "invoke")]
-    find = next(filter(callable, methods), retriever)
+    find: Any = next(filter(callable, methods), retriever)
     if not callable(find):
         raise UnsupportedCombination(f"expected a retriever, got {type(retriever).__name__}", hint="Pass a function.")
     takes_k = hasattr(retriever, "retrieve") and "k" in inspect.signature(find).parameters

@@ -125,6 +125,8 @@ def test_the_command_writes_a_folder_and_resumes_it(tmp_path: Path, monkeypatch:
     questions, out = tmp_path / "questions.jsonl", tmp_path / "out"
     questions.write_text("\n".join(json.dumps(each) for each in records(10)))
     code = "def first(question, segments):\n    return segments[0].text\n"
+    surely = tmp_path / "forty.jsonl"
+    surely.write_text("\n".join(json.dumps(each) for each in records(40)))
     (tmp_path / "mine_to_audit.py").write_text(f"{code}def stops(question, segments):\n    raise KeyboardInterrupt\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -136,7 +138,10 @@ def test_the_command_writes_a_folder_and_resumes_it(tmp_path: Path, monkeypatch:
     assert again.exit_code == 2
     assert f"--resume {out}" in again.stderr.replace("\n", "")
     whole = CliRunner().invoke(app, ["audit", "--resume", str(out), *system, "--fail-on", "order-matters"])
-    assert whole.exit_code in {0, 1}, whole.output
+    outcome = json.loads((out / "audit.json").read_text())["screen"]["outcome"]
+    assert whole.exit_code == (outcome == "order matters"), whole.output
+    matters = ["audit", str(surely), "--out", "matters", *system, "--fail-on", "order-matters"]
+    assert CliRunner().invoke(app, matters).exit_code == 1
     assert len(whole.stdout.splitlines()) < 30  # one screen
     assert {path.name for path in out.iterdir()} == {
         "answers.csv", "answers.jsonl", "answers.jsonl.lock", "audit.json", "report.html", "report.md", "run.json"
