@@ -278,10 +278,10 @@ def test_a_routed_model_writes_two_answers_and_keeps_one() -> None:
         (TOOLS, "find", "choose from 'auto', 'none', 'required', 'any', 'search'"),
         ([], "required", "got none"),
         ([NOW, NOW], "auto", "distinct names"),
-        ([{"function": {"name": "a b"}}], "auto", "expected a tool's name"),
+        ([{"function": {"name": "a b"}}], "auto", "of up to 128 letters"),
         ([{}], "auto", "expected a Tool"),
         ([3], "auto", "expected a Tool"),
-        ([{"name": "a", "parameters": {"type": "array"}}], "auto", "expected a JSON schema of an object"),
+        ([{"name": "a", "parameters": {"type": "array"}}], "auto", "schema of an object"),
     ],
 )
 def test_tools_and_choices_that_are_none_are_refused(tools: list[Any], choice: str, said: str) -> None:
