@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from invariant_rag.checks import check_kind
 from invariant_rag.errors import InvalidChoice, ToyModelWarning
@@ -54,6 +54,7 @@ class LazyModel:
         self._config: PreTrainedConfig | None = None
         self._chosen: tuple[dict[str, Any], InvariantModel] | None = None
         self._lock = Lock()
+        _alive.add(self)
 
     @property
     def in_memory(self) -> bool:
@@ -70,6 +71,9 @@ class LazyModel:
                 if self._name is None:
                     warnings.warn(ToyModelWarning(), stacklevel=2)
                 self._base = _shared_model(self._name, self._options)
+                for each in list(_alive):  # one that was made for a single call leaves its weights to the others
+                    if each._base is None and (each._name, each._options) == (self._name, self._options):
+                        each._base = self._base
             if self._chosen is None or self._chosen[0] != choices:
                 lm = self._base.with_method(**choices) if choices else self._base
                 self._chosen = choices, lm if self._cache is None else lm.with_cache(self._cache)
@@ -92,6 +96,7 @@ class LazyModel:
         return LazyModel, (self._name if self._given is None else self._given, self._options)
 
 
+_alive: WeakSet[LazyModel] = WeakSet()
 _loaded: WeakKeyDictionary[PreTrainedModel, tuple[object, PreTrainedTokenizerBase | None]] = WeakKeyDictionary()
 """What weights were loaded from, and their tokenizer."""
 _last_used: deque[PreTrainedModel] = deque(maxlen=1)

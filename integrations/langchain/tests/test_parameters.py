@@ -236,7 +236,7 @@ def loads(weights: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> list[str
     def load(name: str, **options: Any) -> InvariantModel:
         time.sleep(0.3)
         names.append(name)
-        return InvariantModel(weights, toy_tokenizer())
+        return InvariantModel(copy.deepcopy(weights), toy_tokenizer())
 
     monkeypatch.setattr(InvariantModel, "from_pretrained", load)
     return names
