@@ -14,7 +14,9 @@ import pytest
 
 from invariant_rag.audit import ABOUT, Estimate, Question, Reply, audit
 from invariant_rag.audit.grading import Grader
+from invariant_rag.audit.plan import LISTINGS
 from invariant_rag.audit.report import Gate
+from invariant_rag.audit.result import worst_slot
 from invariant_rag.errors import (
     AuditFailed,
     InvalidChoice,
@@ -111,6 +113,8 @@ def test_a_vote_is_compared_on_request_and_its_calls_are_told() -> None:
     found = audit(noisy(symmetric, 0.2), records(100, size=5), remedies=("vote",))
     (vote,) = found.comparisons
     assert vote.calls == 5
+    question = found.asked[0].question
+    assert len({each.order for each in LISTINGS["vote"].calls("vote", question, 0)}) == 5
     assert vote.fixes
     assert vote.accuracy.value > 0.9 > found.measures["accuracy_today"].value  # of single calls, 0.8 are right
 
@@ -124,6 +128,10 @@ def test_the_worst_slot_is_the_worst_and_not_a_matter_of_luck() -> None:
     assert lost.value == 0.0
     even = audit(noisy(symmetric, 0.2), records(100, size=5), remedies=()).measures["worst_slot"]
     assert even.low < 0.8 < even.high
+    source = random.Random(2)  # chosen and measured on the same questions, the worst of three fair slots would be below
+    drawn = [[[(number % 3, source.random() < 0.5)] for number in range(90)] for _ in range(40)]
+    found = [each.value for outcomes in drawn if (each := worst_slot(outcomes)) is not None]
+    assert sum(found) / len(found) == pytest.approx(0.5, abs=0.04)
 
 
 def test_a_system_that_only_rewords_is_judged_by_meaning() -> None:
@@ -261,6 +269,9 @@ def test_gates_hold_beyond_doubt_only() -> None:
         "errors>1%": (False, False),
         "accuracy-today<30%": (False, False),  # 25 of 100 are below, their interval is not
     }
+    net = dependent.measures["net_sensitivity"]
+    assert net.low < net.value
+    assert not Gate.parse(f"net-sensitivity>{50 * (net.low + net.value):.3f}%").holds(dependent)
     with pytest.raises(InvalidChoice, match="flip-rate") as refused:
         Gate.parse("flip-rate>5%")
     assert "grows with noise" in refused.value.hint

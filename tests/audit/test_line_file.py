@@ -72,7 +72,10 @@ def test_a_torn_line_is_removed_and_half_a_surrogate_pair_is_kept(tmp_path: Path
     path.write_bytes(path.read_bytes() + b'{"torn')
     with lines(path) as file:
         assert file.lines == [{"é \ud800": "\u2028\r\n"}]
-    assert path.read_bytes().decode().count("\n") == 1
+        file.append(["later"])
+    assert path.read_bytes().decode().count("\n") == 2
+    with lines(path) as file:
+        assert file.lines == [{"é \ud800": "\u2028\r\n"}, "later"]
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
