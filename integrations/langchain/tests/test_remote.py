@@ -70,6 +70,12 @@ def test_a_remote_chat_answers_as_one_in_memory(remote: ChatInvariant, embedded:
         assert here.usage_metadata["total_tokens"] == there.usage_metadata["total_tokens"]
 
 
+def test_a_method_that_is_chosen_is_that_of_the_server(base_url: str) -> None:
+    for method in ("set-based", "rotor"):
+        chat = ChatInvariant(base_url=base_url, max_tokens=2, method=method)
+        assert chat.invoke(QUESTION, documents=FLAGS).response_metadata["method"] == method
+
+
 def test_streams_calls_and_batches_are_the_same_answer(remote: ChatInvariant) -> None:
     bound = remote.bind(documents=FLAGS, logprobs=True)
     whole, streamed = bound.invoke(QUESTION), None
