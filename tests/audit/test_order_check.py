@@ -42,6 +42,7 @@ def test_a_model_that_promises_nothing_breaks_nothing_and_a_broken_promise_is_se
     check = check_order(model.with_method("rotor", ordering=Pretended()), PROMPT, 4, max_new_tokens=1)
     assert check.promised
     assert check.broken
+    assert check.distinct > 1
 
 
 def test_progress_is_told_after_every_generation_and_no_order_is_refused(model: InvariantModel) -> None:

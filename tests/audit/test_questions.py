@@ -256,7 +256,7 @@ def test_what_is_wrong_with_a_file_is_said_with_its_place_and_what_to_do(
 
 
 def test_a_missing_file_is_said_to_be_missing_and_a_long_path_gives_a_short_message(tmp_path: Path) -> None:
-    for name in ("gone.jsonl", "gone"):
+    for name in ("gone.jsonl", "gone.csv", "gone"):
         with pytest.raises(InvalidQuestion) as refused:
             read_questions(tmp_path / name, None)
         assert (str(refused.value), refused.value.hint) == (f"no such file: {tmp_path / name}", "")
@@ -266,8 +266,9 @@ def test_a_missing_file_is_said_to_be_missing_and_a_long_path_gives_a_short_mess
     for _ in range(20):
         value = [value] * 10
     records = [{"question": "Who?", "segments": ["a"], "gold": value}]
-    for source, most in ((tmp_path / f"{'d' * 200}/{'e' * 9000}.csv", 5000), (records, 200)):
-        with pytest.raises(InvalidQuestion) as refused:
+    long = tmp_path / f"{'d' * 200}/{'e' * 9000}.csv"
+    for source, most, said in ((long, 5000, "."), (records, 200, r"expected gold .*, got list \[\[")):
+        with pytest.raises(InvalidQuestion, match=said) as refused:
             parse_questions(source)
         assert len(str(refused.value)) < most
 
