@@ -228,3 +228,13 @@ def test_where_positions_are_shared_the_longest_segments_make_room() -> None:
     ranked = [[7, 2, 7, 3], [5, 1]]
     assert fit_segments(ranked, "drop_last", window=9, shares_positions=True) == [[0, 2, 0, 3], [5, 1]]
     assert fit_segments(ranked, "error", new_tokens=10**9) == ranked, "without a window everything fits"
+
+
+def test_a_thousand_segments_are_laid_out() -> None:
+    chunks = [f"chunk {random.Random(n).random()}" for n in range(1000)]
+    one, other = Prompt("p", chunks, "s"), Prompt("p", chunks[::-1], "s")
+    assert prepared(one).input_ids == prepared(other).input_ids
+    assert [999 - index for index in prepared(other).order] == list(prepared(one).order)
+    fitted = prepared(one, context_window=3000, overflow="drop_last")
+    assert len(fitted.order) + len(fitted.dropped) == 1000
+    assert 2900 < len(fitted.input_ids) <= 3000

@@ -85,10 +85,10 @@ def test_the_order_of_fresh_documents_changes_no_bit(evaluation: Any, name: str 
 
 def test_monot5_ranks_the_document_that_answers_first(evaluation: Any) -> None:
     scorer, first = MonoT5(EMBEDDED["monot5"]), 0
-    for item in evaluation.items(12, 10, seed="test"):
+    for item in evaluation.items(20, 10, seed="test"):
         scores = scorer.score_texts([document_rendering(each) for each in item.documents], item.question.text)
         first += max(range(10), key=scores.__getitem__) == item.question.slot
-    assert first >= 9
+    assert first >= 15
 
 
 def test_monot5_without_a_checkpoint_uses_the_embedded_one_offline_and_says_so() -> None:

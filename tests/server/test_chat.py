@@ -257,3 +257,11 @@ def test_one_chat_takes_few_calls(cached: bool, embedded: InvariantModel) -> Non
     finally:
         threading.setprofile(None)  # type: ignore[arg-type]
     assert min(calls[number] for number in (1, 2, 3)) <= (705 if cached else 620)
+
+
+def test_documents_that_were_read_before_come_from_the_cache(client: openai.OpenAI) -> None:
+    documents = [f"{text} Once more." for text in FLAGS]
+    first, second = ask(client, documents), ask(client, documents[::-1])
+    assert first.usage.prompt_tokens_details.cached_tokens == 0
+    assert second.usage.prompt_tokens_details.cached_tokens > 40
+    assert second.usage.total_tokens == second.usage.prompt_tokens + second.usage.completion_tokens
