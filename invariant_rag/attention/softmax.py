@@ -52,8 +52,11 @@ def attend_row(call: AttentionCall, row: Row) -> torch.Tensor:
 
 def rotated_keys(call: AttentionCall, runs: Sequence[Run]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the keys of some runs at their shifts `[H_kv, K, D]`, and their values."""
-    keys = [call.rotation.rotate(call.keys[:, run.start : run.stop], run.shift) for run in runs]
-    return torch.cat(keys, dim=1), torch.cat([call.values[:, run.start : run.stop] for run in runs], dim=1)
+    keys, values = [], []
+    for run in runs:
+        keys.append(call.rotation.rotate(call.keys[:, run.start : run.stop], run.shift))
+        values.append(call.values[:, run.start : run.stop])
+    return torch.cat(keys, dim=1), torch.cat(values, dim=1)
 
 
 def plain_attention(call: AttentionCall) -> torch.Tensor:
