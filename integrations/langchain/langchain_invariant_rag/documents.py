@@ -202,8 +202,10 @@ def to_content(parts: Sequence[Any], *, sort: bool = False) -> Any:
     blocks: list[Any] = []
     for part in parts:
         if isinstance(part, SegmentSet):
-            alike = len(part) > len({*map(attrgetter("text"), part)})  # else the text, their first field, decides
-            listed = sorted(part, key=attrgetter("canonical_key" if alike else "text")) if sort else part
+            listed = list(part)
+            alike = len(listed) > len({*map(attrgetter("text"), listed)})  # else the text, their first field, decides
+            if sort:
+                listed.sort(key=attrgetter("canonical_key" if alike else "text"))
             for segment, slot in zip(listed, part.slots or repeat(Slot()), strict=False):
                 around = (slot.before, to_block(segment), slot.after)
                 blocks += filter(None, around)
