@@ -68,7 +68,7 @@ def test_a_request_has_the_same_reply_here_and_there(name: str, remote: RemoteMo
     if name == "those in another order":
         earlier = replace(REQUESTS["numbered documents"], max_new_tokens=48)
         assert remote.reply(earlier).first.content == local.first.content
-    assert not request.segments or (local.ledger["sets"], local.ledger["invariant"]) == ((4,), True)
+    assert not request.segments or (local.ledger["sets"], local.ledger["invariant"]) == ([4], True)
     for index, answer in enumerate(streamed.answers):
         assert "".join(each.content for each in deltas if each.index == index) == answer.content
 
