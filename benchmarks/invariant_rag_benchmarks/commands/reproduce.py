@@ -56,6 +56,7 @@ def reproduce(
             )
             return
         chosen = resolve_table(table)
+        options.check_model_options(choices["model"], "rotor", None, choices["device_map"])
         from invariant_rag_benchmarks.report import comparison_table, paper_table
         from invariant_rag_benchmarks.reproduction import reproduce as reproduce_table
 
