@@ -17,7 +17,7 @@ import torch
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from invariant_rag.attention.hook import PromptState
-from invariant_rag.attention.probe import takes_position_ids
+from invariant_rag.attention.per_model import takes_position_ids
 from invariant_rag.checks import check_items, check_number, check_text, is_iterable
 from invariant_rag.errors import ImmutableModel, InvalidChoice, InvalidOption, InvalidPrompt
 from invariant_rag.generation.choices import Choices, check_before_loading, known_keywords, takes_choices
