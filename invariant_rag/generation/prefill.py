@@ -59,7 +59,7 @@ class ModelLock(ForkSafeLock):
             UnsupportedCombination: This thread was started, with a copy of the context, by one that holds it.
         """
         is_mine = self._is_owned()  # type: ignore[attr-defined]
-        if not is_mine:
+        if _holds.get() and not is_mine:
             self.check_new_thread()
         with self:
             check_cancelled()
@@ -379,16 +379,16 @@ def left_pad(
         Input ids `[B, L]`; the attention mask `[B, L]`; the number of padding tokens of each row; and the rotary
         positions `[B, L]`, None if every row has 0, 1, 2... after the padding.
     """
-    longest = max(len(each.input_ids) for each in prompts)
-    padding = [longest - len(each.input_ids) for each in prompts]
-
-    def padded(rows: Iterable[Sequence[int]], filler: int) -> torch.Tensor:
-        return torch.tensor([[filler] * by + list(row) for by, row in zip(padding, rows, strict=True)], device=device)
-
-    is_natural = all(map(attrgetter("is_natural"), prompts))
-    positions = None if is_natural else padded(map(attrgetter("positions"), prompts), 0)
-    ids = padded(map(attrgetter("input_ids"), prompts), pad_token_id)
-    return ids, padded([[1] * (longest - by) for by in padding], 0), padding, positions
+    lengths = [len(each.input_ids) for each in prompts]
+    padding = [max(lengths) - length for length in lengths]
+    ids, mask, positions, is_natural = [], [], [], True
+    for prompt, count in zip(prompts, padding, strict=True):
+        ids.append([pad_token_id] * count + list(prompt.input_ids))
+        mask.append([0] * count + [1] * len(prompt.input_ids))
+        positions.append([0] * count + list(prompt.arrangement.positions))
+        is_natural = is_natural and prompt.is_natural
+    found = None if is_natural else torch.tensor(positions, device=device)
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device), padding, found
 
 
 def batch_caches(caches: Sequence[DynamicCache], padding: Sequence[int], copies: int = 1) -> DynamicCache:

@@ -58,7 +58,7 @@ class PreparedPrompt:
     @cached_property
     def is_natural(self) -> bool:
         """Whether the position of each token is its index."""
-        return self.positions == tuple(range(len(self.input_ids)))
+        return self.arrangement.positions == tuple(range(len(self.input_ids)))
 
     @property
     def suffix_length(self) -> int:
