@@ -370,8 +370,8 @@ class PrefixCache:
         entries = {key: self._find(key, len(each.input_ids)) for key, each in distinct.items()}
         missing = {key: distinct[key] for key, entry in entries.items() if entry is None}
         for key, computed in zip(missing, self._prefiller.prefill_uncached([*missing.values()]), strict=True):
-            entries[key] = _entry_of(computed.cache)
-            self._cache.put(key, entries[key])
+            entries[key] = entry = _entry_of(computed.cache)
+            self._cache.put(key, entry)
         return [
             (self._as_cache([entries[key]]), 0 if missing.pop(key, None) else len(each.input_ids))
             for key, each in zip(keys, prefixes, strict=True)

@@ -42,7 +42,7 @@ RUNS_ELSEWHERE = "invariant_rag_runs_elsewhere"
 _holds: ContextVar[Mapping[ModelLock, object]] = ContextVar("held_model_locks", default={})  # noqa: B039 - never changed
 
 
-class ModelLock(ForkSafeLock):
+class ModelLock(ForkSafeLock):  # type: ignore[misc] # of C
     """A re-entrant lock that is refused to a thread for whose end the holder may be waiting.
 
     Such a thread was started by the holder, with a copy of its context as asyncio and LangChain do.

@@ -117,11 +117,11 @@ def prepare(
             shorten it.
     """
     tokens = tokenize_prompt(prompt, tokenizer)
-    query = prompt.query
-    if query is None and isinstance(suffix := prompt.suffix, str):
+    query, suffix = prompt.query, prompt.suffix
+    if query is None and isinstance(suffix, str):
         query = suffix.replace(CUT, "")
     elif query is None:
-        query = "" if tokenizer is None else str(tokenizer.decode(list(prompt.suffix)))
+        query = "" if tokenizer is None else str(tokenizer.decode(list(suffix)))  # type: ignore[arg-type]
     ranks = [choices.ordering.rank(candidates, query) for candidates in tokens.sets]
     ranked_ids = []
     for segments, candidates, rank in zip(prompt.sets, tokens.sets, ranks, strict=True):
