@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from invariant_rag.audit.systems import Progress, no_progress
+from invariant_rag.audit.calls import Progress, no_progress
 from invariant_rag.errors import InvalidChoice
 
 from invariant_rag_benchmarks.config import BenchmarkConfig, resolve_intervention

@@ -18,7 +18,7 @@ from itertools import product
 from typing import Any, TypeAlias
 from uuid import uuid4
 
-from invariant_rag.audit.systems import Progress, no_progress
+from invariant_rag.audit.calls import Progress, no_progress
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.segments import Prompt
 
