@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
+from invariant_rag.audit.calls import Progress, no_progress
 from invariant_rag.audit.statistics import Estimate, mean_interval
-from invariant_rag.audit.systems import Progress, no_progress
 from invariant_rag.errors import InvalidChoice, UnknownName
 
 from invariant_rag_benchmarks import BENCHMARKS

@@ -25,7 +25,7 @@ from uuid import uuid4
 
 import torch
 from invariant_rag.attention import backend_label
-from invariant_rag.audit.systems import Progress, no_progress
+from invariant_rag.audit.calls import Progress, no_progress
 from invariant_rag.checks import check_name
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.models.loading import resolve_dtype

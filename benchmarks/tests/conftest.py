@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from invariant_rag import InvariantModel
-from invariant_rag.audit.systems import Progress
+from invariant_rag.audit.calls import Progress
 from invariant_rag.testing import tiny_model, toy_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
