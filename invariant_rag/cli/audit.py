@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from invariant_rag.audit.calls import Endpoint
 from invariant_rag.audit.plan import AuditChoices
-from invariant_rag.audit.systems import Endpoint, is_url
+from invariant_rag.audit.systems import is_url
 from invariant_rag.cli import console, options
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.errors import FieldWarning, InvalidChoice, RetrievalError, ToyModelWarning, UnsupportedCombination
@@ -158,13 +159,16 @@ def _checked_system(system: str | None, model: str | None, *choices: Any) -> Any
 
 
 def _most_calls(questions: int, remedies: Sequence[str] | None) -> str:
-    from invariant_rag.audit.plan import DRAWS
+    from invariant_rag.audit.plan import most_calls
     from invariant_rag.audit.screen import CALLS
 
-    extra = "remedies only if the order matters" if remedies is None else ", ".join(remedies) or "no remedies"
+    extra = "remedies only if the order matters, 2 calls a question each"
+    if remedies is not None:
+        listed = ", ".join(remedies)
+        extra = f"{listed}, at most {most_calls(remedies)} calls a question" if remedies else "no remedies"
     return (
         f"The screen takes at most {counted(CALLS * questions, 'call')} ({CALLS} a question), and stops early where it "
-        f"can; then {extra}{'' if remedies == () else f', {DRAWS} calls a question each'}."
+        f"can; then {extra}."
     )
 
 

@@ -35,20 +35,22 @@ class Shares:
         self.taken: Counter[str] = Counter()
         self.used = 0
 
-    def has_room(self, tenant: str) -> bool:
-        """Return whether a tenant may take another place."""
-        if self.taken[tenant] < self.own:
-            return self.used < self.places
+    def take(self, tenant: str) -> bool:
+        """Take a place for a tenant, and return whether there was one."""
         kept = 0
-        if self.own:
+        if self.own and self.taken[tenant] >= self.own:
             used = sum(min(count, self.own) for name, count in self.taken.items() if name != tenant)
             kept = self.own * (self._tenants - 1) - used
-        return self.places - self.used > kept
+        if self.places - self.used <= kept:
+            return False
+        self.taken[tenant] += 1
+        self.used += 1
+        return True
 
-    def move(self, tenant: str, places: int) -> None:
-        """Take places for a tenant, or give them back: a negative number."""
-        self.taken[tenant] += places
-        self.used += places
+    def give_back(self, tenant: str) -> None:
+        """Give a place of a tenant back."""
+        self.taken[tenant] -= 1
+        self.used -= 1
 
 
 @dataclass(eq=False)
@@ -83,8 +85,12 @@ class FairQueue:
         """Wait for a turn of a request that takes about so many seconds, and have it during the block."""
         mine = _Waiting(tenant, time.monotonic() + seconds)
         with self._lock:
-            self._waiting.append(mine)
-            self._call_next()
+            if not self._waiting and self._shares.take(tenant):
+                self._last[tenant] = time.monotonic()
+                mine.turn.set()
+            else:
+                self._waiting.append(mine)
+                self._call_next()
         try:
             while not mine.turn.wait(POLL_SECONDS):
                 if abandoned.is_set():
@@ -93,22 +99,23 @@ class FairQueue:
         finally:
             with self._lock:
                 if mine.turn.is_set():
-                    self._shares.move(tenant, -1)
+                    self._shares.give_back(tenant)
                 else:
                     self._waiting.remove(mine)
                 if self._waiting:
                     self._call_next()
 
     def _call_next(self) -> None:
+        """Give turns as long as there is room for one who waits."""
         taken, last = self._shares.taken, self._last
-        while ready := [each for each in self._waiting if self._shares.has_room(each.tenant)]:
-            chosen = min(ready, key=lambda each: (taken[each.tenant], last.get(each.tenant, 0.0), each.due))
+        while self._waiting:
+            by_turn = sorted(self._waiting, key=lambda each: (taken[each.tenant], last.get(each.tenant, 0.0), each.due))
+            chosen = next((each for each in by_turn if self._shares.take(each.tenant)), None)
+            if chosen is None:
+                return
             self._waiting.remove(chosen)
-            self._shares.move(chosen.tenant, 1)
             last[chosen.tenant] = time.monotonic()
             chosen.turn.set()
-            if not self._waiting:
-                return
 
 
 class Admission:
@@ -132,18 +139,17 @@ class Admission:
     def enter(self, tenant: str) -> None:
         """Take a place for a tenant."""
         with self._lock:
-            if not self._shares.has_room(tenant):
+            if not self._shares.take(tenant):
                 wait = min(max(math.ceil(self._seconds * self._shares.used / self._together), 1), _LONGEST_WAIT)
                 self._metrics.rejected.labels("queue").inc()
                 others = ", and no tenant to take the places of others" if self._shares.own else ""
                 room = f"expected at most {self._shares.places} requests at a time{others}"
                 raise Busy(room, retry_after=wait)
-            self._shares.move(tenant, 1)
             self._metrics.active.inc()
 
     def leave(self, tenant: str, seconds: float) -> None:
         """Give a place back, from any thread, after so many seconds."""
         with self._lock:
-            self._shares.move(tenant, -1)
+            self._shares.give_back(tenant)
             self._seconds += _WEIGHT * (seconds - self._seconds)
             self._metrics.active.dec()

@@ -23,7 +23,7 @@ from invariant_rag.errors import InvariantRAGError
 from invariant_rag.orderings import Relevance
 from invariant_rag.server.engines.base import Engine
 from invariant_rag.server.errors import error_response, http_error, json_reply
-from invariant_rag.server.job import Handler, State, answer, judge, rank, respond, tokenize
+from invariant_rag.server.job import Handler, State, answer, endpoint, judge, rank, tokenize
 from invariant_rag.server.middleware import Guard, log_fault
 from invariant_rag.server.parsing import ROUTES
 from invariant_rag.server.replies import TextReplies
@@ -95,16 +95,9 @@ _POSTS: Mapping[str, tuple[str, Handler]] = {
 }
 
 
-def _add_post(path: str, route: str, handler: Handler) -> None:
-    async def post(request: Request) -> Response:
-        return await respond(request, route, handler)
-
-    told: dict[str, Any] = {"description": getattr(handler, "func", handler).__doc__, "openapi_extra": _body(route)}
-    router.add_api_route(path, post, methods=["POST"], name=path, **told)
-
-
-for _path, _posted in _POSTS.items():
-    _add_post(_path, *_posted)
+for _path, (_route, _handler) in _POSTS.items():
+    _told: dict[str, Any] = {"description": getattr(_handler, "func", _handler).__doc__, "openapi_extra": _body(_route)}
+    router.add_api_route(_path, endpoint(_route, _handler), methods=["POST"], name=_path, **_told)
 
 
 @router.get("/health")

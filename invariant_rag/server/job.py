@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from threading import Event
 from typing import Any, TypeAlias
 
@@ -25,7 +26,7 @@ from invariant_rag.orderings.monot5 import EMBEDDED_NAME, PUBLISHED
 from invariant_rag.segments import plain_rendering
 from invariant_rag.server import errors
 from invariant_rag.server.admission import Admission
-from invariant_rag.server.engines.base import Engine
+from invariant_rag.server.engines.base import Call, Engine
 from invariant_rag.server.engines.building import build_reranker
 from invariant_rag.server.logs import Metrics, StreamClock, Tracing
 from invariant_rag.server.middleware import log_fault
@@ -91,8 +92,10 @@ class Job:
         own = request.scope["state"]
         self.noted, self.tenant, self._body = own["noted"], own["tenant"], own["body"]
         self.id = str(self.noted["request_id"])
-        traced = {name: request.headers[name] for name in ("traceparent", "tracestate") if name in request.headers}
-        self.headers = {**traced, "x-request-id": self.id}
+        self.headers = {"x-request-id": self.id}
+        for name in ("traceparent", "tracestate"):
+            if name in request.headers:
+                self.headers[name] = request.headers[name]
         self.state.admission.enter(self.tenant)
         self.begun, self.abandoned = time.monotonic(), Event()
         self._chunks: asyncio.Queue[str | None] = asyncio.Queue()
@@ -147,7 +150,8 @@ class Job:
         getting = asyncio.ensure_future(self._chunks.get())
         gone = asyncio.ensure_future(_disconnected(self._request))
         try:
-            done, _ = await asyncio.wait({getting, gone}, timeout=self._seconds_left, return_when="FIRST_COMPLETED")
+            left = self.state.settings.timeout  # of the time that it has, as it begins
+            done, _ = await asyncio.wait({getting, gone}, timeout=left, return_when="FIRST_COMPLETED")
         except asyncio.CancelledError:  # some servers cancel a request whose client leaves
             self._abandon()
             raise
@@ -197,16 +201,20 @@ Handler: TypeAlias = Callable[[Job], Any]
 """Answers a request in a thread: puts the chunks of a stream, or returns a body."""
 
 
-async def respond(request: Request, route: str, handler: Handler) -> Response:
-    """Answer a request to a route of `parsing.ROUTES`. A page elsewhere could send a browser with another type."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if not kind.endswith(_JSON):
-        raise errors.InvalidRequest("expected the header `content-type: application/json`")
-    job = Job(request, route, handler)
-    first = await job.first()
-    if first is None:
-        return Response(job.result.result(), media_type="application/json")
-    return EventSourceResponse(job.events(first))
+def endpoint(route: str, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """Return what answers requests to a route of `parsing.ROUTES`."""
+
+    async def post(request: Request) -> Response:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if not kind.endswith(_JSON):  # a page elsewhere could send a browser with another type
+            raise errors.InvalidRequest("expected the header `content-type: application/json`")
+        job = Job(request, route, handler)
+        first = await job.first()
+        if first is None:
+            return Response(job.result.result(), media_type="application/json")
+        return EventSourceResponse(job.events(first))
+
+    return post
 
 
 async def _disconnected(request: Request) -> None:
@@ -262,7 +270,7 @@ def answer(job: Job, kind: type[ChatReplies] = ChatReplies) -> Any:
     """
     job.state.check_model(job.parsed.model)
     replies = kind(job.id, job.state.engine.name)
-    calls = [replace(each, headers=job.headers) for each in job.parsed.work]
+    calls: list[Call] = list(map(partial(replace, headers=job.headers), job.parsed.work))
     request = calls[0].request  # but for the question, that of all
     waiting = list(range(len(calls) * request.n))  # answers whose first chunk is not sent
     clock = StreamClock(job.state.metrics, job.begun)

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from threading import Lock
@@ -64,21 +65,22 @@ class Metrics:
         self._written.inc(usage.completion_tokens)
 
 
+@dataclass
 class StreamClock:
     """Measures how long the pieces of a stream take, from when the request came."""
 
-    def __init__(self, metrics: Metrics, begun: float) -> None:
-        self._metrics, self._begun = metrics, begun
-        self._last: dict[int, float] = {}
+    metrics: Metrics
+    begun: float
+    last: dict[int, float] = field(default_factory=dict)  # piece, by answer
 
     def tick(self, index: int) -> None:
         """Note that a piece of an answer is there."""
-        now, last = time.monotonic(), self._last.get(index)
+        now, last = time.monotonic(), self.last.get(index)
         if last is not None:
-            self._metrics.between_seconds.observe(now - last)
-        elif not self._last:
-            self._metrics.first_seconds.observe(now - self._begun)
-        self._last[index] = now
+            self.metrics.between_seconds.observe(now - last)
+        elif not self.last:
+            self.metrics.first_seconds.observe(now - self.begun)
+        self.last[index] = now
 
 
 class _Caches(Collector):

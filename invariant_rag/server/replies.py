@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from invariant_rag.api_models import PlainRequest
-from invariant_rag.generation.answers import AnswerDelta, TokenLogprob
+from invariant_rag.generation.answers import Answer, AnswerDelta, TokenLogprob
 from invariant_rag.generation.citations import CitedSpan
 from invariant_rag.segments import Prompt, Segment, SegmentSet
 from invariant_rag.server.engines.base import Choice, EngineReply
@@ -28,21 +30,21 @@ class ChatReplies:
 
     id: str
     model: str
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: float = field(default_factory=time.time)
     whole_kind: ClassVar[str] = "chat.completion"
     chunk_kind: ClassVar[str] = "chat.completion.chunk"
     prefix: ClassVar[str] = "chatcmpl"
 
     def whole(self, replies: Sequence[EngineReply]) -> dict[str, Any]:
         """Return the answers to all prompts of a request, which follow each other."""
-        choices = [choice for reply in replies for choice in reply.choices]
-        reports = [reply.report for reply in replies]
-        return self._object(
-            self.whole_kind,
-            [self._whole_choice(index, each) for index, each in enumerate(choices)],
-            usage=_usage(replies),
-            invariant=reports[0] if len(reports) == 1 else reports,
-        )
+        choices: list[dict[str, Any]] = []
+        for reply in replies:
+            for choice in reply.choices:
+                logprobs = None if choice.logprobs is None else self._logprobs(choice.logprobs)
+                end = {"logprobs": logprobs, "finish_reason": choice.finish_reason}
+                choices.append({"index": len(choices), **self._answer(choice), **end})
+        reports = replies[0].report if len(replies) == 1 else [reply.report for reply in replies]
+        return self._object(self.whole_kind, choices, usage=_usage(replies), invariant=reports)
 
     def begin(self, index: int) -> Iterator[dict[str, Any]]:
         """Yield what comes before the first piece of an answer."""
@@ -70,25 +72,28 @@ class ChatReplies:
         """Return the chunk of usage, which has no choices."""
         return self._object(self.chunk_kind, [], usage=_usage(replies))
 
-    def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        end = {"logprobs": self._logprobs(choice), "finish_reason": choice.finish_reason}
-        return {"index": index, "message": _message(choice), **end}
+    def _answer(self, choice: Choice) -> dict[str, Any]:
+        answer = choice.answer
+        calls = _calls(answer) if answer.tool_calls or answer.cut_call else []
+        message = {"role": "assistant", "content": answer.content or (None if calls else ""), "refusal": None}
+        message |= {"tool_calls": calls} if calls else {}
+        message |= {"reasoning_content": answer.reasoning} if answer.reasoning else {}
+        message |= {"citations": choice.citations} if choice.citations else {}
+        return {"message": message}
 
     def _chunk(self, index: int, delta: dict[str, Any], ending: Choice | None = None, **more: Any) -> dict[str, Any]:
-        end = {
-            "logprobs": self._logprobs(ending) if ending else None,
-            "finish_reason": ending.finish_reason if ending else None,
-        }
+        logprobs = None if ending is None or ending.logprobs is None else self._logprobs(ending.logprobs)
+        end = {"logprobs": logprobs, "finish_reason": ending.finish_reason if ending else None}
         return self._object(self.chunk_kind, [{"index": index, **self._said(delta), **end}], **more)
 
     def _said(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"delta": delta}
 
-    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
-        return None if choice.logprobs is None else {"content": choice.logprobs, "refusal": None}
+    def _logprobs(self, tokens: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"content": tokens, "refusal": None}
 
     def _object(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        head = {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+        head = {"id": f"{self.prefix}-{self.id}", "object": kind, "created": int(self.created), "model": self.model}
         return {**head, "choices": choices, **more}
 
 
@@ -103,23 +108,20 @@ class TextReplies(ChatReplies):
         """Yield nothing: a text begins with its first piece."""
         yield from ()
 
-    def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        end = {"logprobs": self._logprobs(choice), "finish_reason": choice.finish_reason}
-        return {"index": index, "text": choice.answer.content, **end}
+    def _answer(self, choice: Choice) -> dict[str, Any]:
+        return {"text": choice.answer.content}
 
     def _said(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"text": delta.get("content", "")}
 
-    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
-        if choice.logprobs is None:
-            return None
-        tokens = [each["token"] for each in choice.logprobs]
-        tops = [{top["token"]: top["logprob"] for top in each["top_logprobs"]} for each in choice.logprobs]
+    def _logprobs(self, tokens: list[dict[str, Any]]) -> dict[str, Any]:
+        texts = [each["token"] for each in tokens]
+        tops = [{top["token"]: top["logprob"] for top in each["top_logprobs"]} for each in tokens]
         return {
-            "tokens": tokens,
-            "token_logprobs": [each["logprob"] for each in choice.logprobs],
+            "tokens": texts,
+            "token_logprobs": [each["logprob"] for each in tokens],
             "top_logprobs": tops if any(tops) else None,
-            "text_offset": [*accumulate(map(len, tokens), initial=0)][:-1],
+            "text_offset": [*accumulate(map(len, texts), initial=0)][:-1],
         }
 
 
@@ -133,18 +135,14 @@ def _usage(replies: Sequence[EngineReply]) -> dict[str, Any]:
     return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written, **details}
 
 
-def _message(choice: Choice) -> dict[str, Any]:
-    answer = choice.answer
+def _calls(answer: Answer) -> list[dict[str, Any]]:
     said = [(each.id, each.name, json.dumps(dict(each.arguments), ensure_ascii=False)) for each in answer.tool_calls]
     if cut := answer.cut_call:  # as far as it came: `finish_reason` is `length`
         said.append((cut.id or "", cut.name or "", cut.arguments))
-    calls = [
+    return [
         {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
         for identifier, name, arguments in said
     ]
-    more = {"tool_calls": calls, "reasoning_content": answer.reasoning, "citations": choice.citations}
-    message = {"role": "assistant", "content": answer.content or (None if calls else ""), "refusal": None}
-    return message | {name: value for name, value in more.items() if value}
 
 
 def document_id(segment: Segment) -> str:
@@ -158,7 +156,7 @@ def set_key(sets: Iterable[SegmentSet]) -> str:
     >>> set_key([SegmentSet(["a", "b"])]) == set_key([SegmentSet(["b", "a"])]) != set_key([SegmentSet(["a"])])
     True
     """
-    hashes = [sorted([segment.content_hash for segment in each]) for each in sets]
+    hashes = [sorted(map(attrgetter("content_hash"), each)) for each in sets]
     return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()[:32]
 
 
@@ -170,7 +168,7 @@ def report_of(generation: Generation, prompt: Prompt, ordering: str, warnings: S
         farthest from the question first; `dropped` and `trimmed`: ids of those that did not fit; `invariant`: whether
         the order given could not change the answer; `warnings`: why it could all the same.
     """
-    ids = [document_id(each) for each in prompt.segments]
+    ids = list(map(document_id, prompt.segments))
     return {
         "method": generation.method,
         "ordering": ordering,
@@ -195,22 +193,17 @@ def report_of_request(request: PlainRequest, method: str, ordering: str, warning
 
 def citations_of(text: str, spans: Iterable[CitedSpan], prompt: Prompt) -> list[dict[str, Any]]:
     """Return the parts of an answer that have a source, in Cohere v2's shape, with the number of its set from 0."""
-    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    set_of_segment = [number for number, each in enumerate(prompt.sets) for _ in each]
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    ends = list(accumulate(map(len, prompt.sets)))
     for span in spans:
-        found.setdefault((span.start, span.end), []).append(_source(span.segment, set_of_segment[span.index]))
-    return [
-        {"start": start, "end": end, "text": text[start:end], "sources": sources, "type": "TEXT_CONTENT"}
-        for (start, end), sources in found.items()
-    ]
-
-
-def _source(segment: Segment, number: int) -> dict[str, Any]:
-    identifier = document_id(segment)
-    document = {**segment.metadata, "id": identifier, "text": segment.text}
-    if segment.title is not None:
-        document["title"] = segment.title
-    return {"type": "document", "id": identifier, "set": number, "document": document}
+        start, end, segment = span.start, span.end, span.segment
+        cited = {"start": start, "end": end, "text": text[start:end], "sources": [], "type": "TEXT_CONTENT"}
+        document = {**segment.metadata, "id": document_id(segment), "text": segment.text}
+        if segment.title is not None:
+            document["title"] = segment.title
+        source = {"type": "document", "id": document["id"], "set": bisect(ends, span.index), "document": document}
+        found.setdefault((start, end), cited)["sources"].append(source)
+    return list(found.values())
 
 
 def token_of(token: TokenLogprob) -> dict[str, Any]:

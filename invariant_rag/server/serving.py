@@ -81,10 +81,11 @@ class DeadlineProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Read what came, and wait for the rest of a head."""
         super().data_received(data)
-        if self._running:
+        if self._head_timer is None:
+            if not self._running:
+                self._await_head()
+        elif self._running:
             self._stop_waiting()
-        elif self._head_timer is None:
-            self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from invariant_rag.audit.folder import AnswerFile
+from invariant_rag.audit.folder import open_answers
 from invariant_rag.audit.questions import read_questions
 from invariant_rag.errors import DocumentSkipped, InvariantRAGError
 from invariant_rag.rag.documents import chunk_documents, load_documents
@@ -99,7 +99,7 @@ def test_a_mutated_run_is_continued_without_loss_or_refused(rounds: Rounds, tmp_
         path.write_bytes(mutated(content, source))
         before = path.read_bytes()
         try:
-            AnswerFile(path.parent).close()
+            open_answers(path.parent).close()
         except InvariantRAGError:
             assert path.read_bytes() == before  # a run that is refused is left alone
         else:

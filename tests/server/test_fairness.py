@@ -114,13 +114,12 @@ def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(
 def test_a_part_of_the_places_is_kept_for_tenants_who_are_not_there() -> None:
     shares = Shares(12, 2)
     for tenant, places in (("greedy", 9), ("modest", 3)):
-        for _ in range(places):
-            assert shares.has_room(tenant)
-            shares.move(tenant, 1)
-        assert not shares.has_room(tenant)
-    shares.move("greedy", -1)
-    assert shares.has_room("greedy")
-    assert shares.has_room("modest")
+        assert all(shares.take(tenant) for _ in range(places))
+        assert not shares.take(tenant)
+    shares.give_back("greedy")
+    assert shares.take("greedy")
+    shares.give_back("greedy")
+    assert shares.take("modest")
 
 
 def test_over_http_one_tenant_does_not_get_all_places(model: InvariantModel) -> None:

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any
 
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS, ListRetriever, engine_of, nodes_of
+from cases import EIGHT, ORDERS, QUERY, TEXTS, ListRetriever, Recorder, consumed, engine_of, nodes_of
 from invariant_rag import Segment
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnsupportedModel
 from invariant_rag.orderings import Score
@@ -24,7 +24,6 @@ from llama_index.core.llms.mock import MockLLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.tools import FunctionTool
-from recording import Recorder, consumed
 
 from llama_index.llms.invariant_rag import SegmentBlock, canonical, vote
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cases import ListRetriever, nodes_of
-from entry import HashingLLM
+from cases import HashingLLM, ListRetriever, nodes_of
 from invariant_rag import InvariantModel
 from invariant_rag.audit import Question, audit
 from invariant_rag.audit.systems import as_system

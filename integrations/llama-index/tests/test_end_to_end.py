@@ -12,7 +12,7 @@ from typing import Any
 
 import faiss
 import pytest
-from cases import QUERY, ListRetriever, WordEmbedding, nodes_of
+from cases import QUERY, ListRetriever, WordEmbedding, caught, nodes_of
 from invariant_rag import InvariantModel
 from invariant_rag.testing.ordinary_prompts import ORDINARY
 from llama_index.core import Document, StorageContext, VectorStoreIndex
@@ -24,7 +24,6 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.vector_stores.faiss import FaissVectorStore
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient
-from recording import caught
 
 import llama_index
 from llama_index.llms.invariant_rag import InvariantLLM, canonical

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cases import EIGHT, QUERY, ListRetriever, engine_of, nodes_of
+from cases import EIGHT, QUERY, ListRetriever, consumed, engine_of, nodes_of
 from invariant_rag import InvariantModel, errors
 from invariant_rag.errors import ContextOverflow, InvalidOption, InvalidPrompt, InvalidSegment
 from llama_index.core import get_response_synthesizer
@@ -15,7 +15,6 @@ from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.llms import ChatMessage, MockLLM
 from llama_index.core.schema import ImageNode, MediaResource, Node, NodeWithScore
 from pydantic import BaseModel
-from recording import consumed
 
 from llama_index.llms.invariant_rag import AnswerFailed, InvariantLLM, UnknownParameter, canonical
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS
+from cases import EIGHT, ORDERS, QUERY, TEXTS, caught
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
 from invariant_rag.errors import (
     ContextOverflow,
@@ -26,7 +26,6 @@ from invariant_rag.prompts import mark
 from invariant_rag.segments import document_rendering
 from llama_index.core.llms import ChatMessage, MessageRole, TextBlock
 from pydantic import ValidationError
-from recording import caught
 from transformers import PreTrainedModel
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, UnknownParameter

@@ -125,7 +125,7 @@ def test_the_application_needs_no_torch_and_its_first_call_is_as_good_as_the_sec
     code = (
         "import sys\n"
         "from cases import QUERY, engine_of, nodes_of\n"
-        "from recording import Recorder\n"
+        "from cases import Recorder\n"
         "from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, canonical\n"
         "from llama_index.core.base.llms.types import ChatMessage, TextBlock\n"
         "llm = canonical(Recorder(), strict=True)\n"

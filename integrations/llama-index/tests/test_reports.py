@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, engine_of, nodes_of
-from entry import HashingLLM
+from cases import ORDERS, QUERY, TEXTS, HashingLLM, consumed, engine_of, nodes_of
 from invariant_rag import InvariantModel, Segment
 from invariant_rag.errors import ContextOverflow
 from llama_index.core import Settings, get_response_synthesizer
@@ -19,7 +18,6 @@ from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.postprocessor.rankGPT_rerank import RankGPTRerank
 from pydantic import BaseModel, Field
-from recording import consumed
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, canonical, vote
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer

@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, ListRetriever, nodes_of
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, consumed, nodes_of
 from invariant_rag import InvariantModel, Segment, SegmentSet
 from invariant_rag.errors import InvalidPrompt, InvalidSegment, UnsupportedCombination
 from invariant_rag.prompts import mark, render_chat
@@ -16,7 +16,6 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.prompts import ChatMessage, ChatPromptTemplate, MessageRole, PromptTemplate
 from llama_index.core.response_synthesizers import BaseSynthesizer, get_response_synthesizer
 from llama_index.core.schema import MetadataMode
-from recording import consumed
 
 from llama_index.chat_engine.invariant_rag import InvariantChatEngine
 from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, canonical

@@ -9,9 +9,10 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from math import inf
 from threading import Event, Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from invariant_rag import errors
 from invariant_rag.cancellation import cancellable, cancelled_event
@@ -55,6 +56,7 @@ class ModelEngine(Engine):
         self.toy = is_toy(lm.name)
         self.together = together
         self.context_window, self.method = lm.context_window, lm.method.name
+        self._most_characters = inf if lm.context_window is None else _CHARACTERS_PER_TOKEN * lm.context_window
         self.methods = frozenset(METHODS)
         self.orderings = dict.fromkeys(METHODS, frozenset(ORDERINGS))
         self.batcher = MicroBatcher()
@@ -80,25 +82,28 @@ class ModelEngine(Engine):
     def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
         """Answer the prompts of a request as one batch; see `Engine.answer_all`."""
         lm = self.model_for(calls[0].choices, calls[0].headers)
+        found = []
         with _about_parts(calls[0]):
-            answerings = [self._prepared(lm, call, abandoned) for call in calls]
+            answerings = list(map(partial(self._prepared, lm, abandoned), calls))
             hook = compile_elsewhere.set(partial(self._schemas.compile, calls[0].choices.tenant, abandoned))
             try:
                 replies = self._replies(answerings, calls[0], emit, abandoned)
             finally:
                 compile_elsewhere.reset(hook)
-            for call, reply in zip(calls, replies, strict=True):
+            for call, answering, reply in zip(calls, answerings, replies, strict=True):
                 for each in reply.answers:
                     _validate(each, call, abandoned)
+                found.append(_engine_reply(call, answering.prompt, reply, lm.ordering.name))
         if abandoned.is_set():
             raise CancelledError
-        found = zip(calls, answerings, replies, strict=True)
-        return [_engine_reply(call, each.prompt, reply, lm.ordering.name) for call, each, reply in found]
+        return found
 
-    def _prepared(self, lm: InvariantModel, call: Call, abandoned: Event) -> Answering:
-        long = self._check_characters(_characters_of(call), call.field) > _LONG
+    def _prepared(self, lm: InvariantModel, abandoned: Event, call: Call) -> Answering:
+        characters = _characters_of(call)
+        if characters > self._most_characters:
+            self._refuse_characters(characters, call.field)
         answering = _answering(lm, call)
-        if long or self._max_prompt_tokens is not None:
+        if characters > _LONG or self._max_prompt_tokens is not None:
             with cancellable(abandoned):  # only here: batches are decoded for others, too
                 _check_length(answering.prepared, self._max_prompt_tokens)
         return answering
@@ -121,20 +126,17 @@ class ModelEngine(Engine):
 
     def tokens(self, call: Call) -> list[int]:
         """Return the token ids of what the model reads."""
-        lm = self.model_for(call.choices)
-        self._check_characters(_characters_of(call), call.field)
+        lm, characters = self.model_for(call.choices), _characters_of(call)
+        if characters > self._most_characters:
+            self._refuse_characters(characters, call.field)
         with _about_parts(call):
             return list(lm.prepare(_answering(lm, call).prompt).input_ids)
 
-    def _check_characters(self, found: int, field: str) -> int:
-        """Check that texts are not so long that tokenizing them takes seconds, only to see that they do not fit."""
-        if self.context_window is not None and found > (most := _CHARACTERS_PER_TOKEN * self.context_window):
-            raise TooLarge(
-                f"expected at most {most:,} characters for a context window of {self.context_window:,} tokens, "
-                f"got {found:,}",
-                param=field,
-            )
-        return found
+    def _refuse_characters(self, found: int, field: str) -> NoReturn:
+        """Refuse texts that are so long that tokenizing them takes seconds, only to see that they do not fit."""
+        most, window = self._most_characters, self.context_window
+        told = f"expected at most {most:,} characters for a context window of {window:,} tokens, got {found:,}"
+        raise TooLarge(told, param=field)
 
     def judge(self, call: JudgeCall) -> Verdict:
         """Compare answers; see `Judge`."""
@@ -143,7 +145,8 @@ class ModelEngine(Engine):
         criteria = DEFAULT_CRITERIA if asked.criteria is None else asked.criteria
         described = [*criteria, *criteria.values()] if isinstance(criteria, Mapping) else [criteria]
         texts = (*(answers or ()), *described, asked.question or "", asked.reference or "")
-        self._check_characters(sum(map(len, texts)), field)
+        if (characters := sum(map(len, texts))) > self._most_characters:
+            self._refuse_characters(characters, field)
         options: dict[str, Any] = {"explain": asked.explain}
         if asked.explain:
             options |= {"max_new_tokens": asked.max_tokens, "stopping_criteria": [StopOnEvent(cancelled_event())]}
@@ -257,15 +260,14 @@ _OF_PARTS = (errors.IncompleteObject, errors.InvalidObject, errors.InvalidSchema
 @contextmanager
 def _about_parts(call: Call) -> Iterator[None]:
     """Note what part of a request an error is about: its tools, its schema or its prompt."""
-    field, request = call.field, call.request
     try:
         yield
     except (*_OF_PARTS, errors.InvalidTool) as error:
-        is_schema = request.schema is not None and not isinstance(error, errors.InvalidTool)
-        with about("response_format" if is_schema else "tools" if request.tools else field):
+        is_schema = call.request.schema is not None and not isinstance(error, errors.InvalidTool)
+        with about("response_format" if is_schema else "tools" if call.request.tools else call.field):
             raise
     except errors.InvariantRAGError:
-        with about(field):
+        with about(call.field):
             raise
 
 
@@ -290,13 +292,10 @@ def _engine_reply(call: Call, prompt: Prompt, reply: Reply, ordering: str) -> En
     generation = reply.first.generation
     if generation is None:
         raise CancelledError
-    choices = [
-        Choice(
-            answer=replace(each, generation=None, logprobs=None, citations=None),
-            finish_reason=each.finish_reason,
-            logprobs=None if each.logprobs is None else list(map(token_of, each.logprobs)),
-            citations=citations_of(each.content, each.citations or (), prompt),
-        )
-        for each in reply.answers
-    ]
+    choices = []
+    for each in reply.answers:
+        answer = replace(each, generation=None, logprobs=None, citations=None)
+        logprobs = None if each.logprobs is None else list(map(token_of, each.logprobs))
+        citations = citations_of(each.content, each.citations, prompt) if each.citations else []
+        choices.append(Choice(answer, each.finish_reason, logprobs, citations))
     return EngineReply(choices, reply.usage, report_of(generation, prompt, ordering, call.warnings))
