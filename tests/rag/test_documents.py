@@ -210,19 +210,19 @@ def test_what_is_no_path_is_refused(paths):
 
 def test_paths_without_documents_and_files_that_cannot_be_opened_are_named(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
-    os.mkfifo(tmp_path / "pipe.txt")
+    file = write(tmp_path / "here" / "a.txt", "text")
+    os.mkfifo(file.parent / "pipe.txt")
     suffixes = r"\.jsonl, \.md, \.pdf, \.txt"
     for paths, message in (
         (tmp_path / "gone.txt", r"no such file or folder: .*gone\.txt"),
         (write(tmp_path / "a.docx", "text"), rf"a\.docx: .*'\.docx'; choose from {suffixes}"),
         ([], rf"no document in .*; looked for {suffixes}"),
         (tmp_path / "empty", rf"no document in .*; looked for {suffixes}"),
-        (tmp_path / "pipe.txt", r"pipe\.txt: .*expected a file, got a named pipe"),
+        (file.parent / "pipe.txt", r"pipe\.txt: .*expected a file, got a named pipe"),
     ):
         with pytest.raises(RetrievalError, match=message):
             load_documents(paths)
-    file = write(tmp_path / "a.txt", "text")
-    assert len(load_documents(tmp_path)) == 1
+    assert len(load_documents(file.parent)) == 1
 
     def refuse(*_args, **_kwargs):
         raise PermissionError(13, "Permission denied")
