@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from invariant_rag._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from invariant_rag.audit.calls import Endpoint, Reply
     from invariant_rag.audit.order_check import OrderCheck, check_order
     from invariant_rag.audit.plan import AuditChoices
     from invariant_rag.audit.questions import Question
     from invariant_rag.audit.result import ABOUT, Audit
     from invariant_rag.audit.run import audit
     from invariant_rag.audit.statistics import Estimate
-    from invariant_rag.audit.systems import Endpoint, Reply
 
 __all__ = [
     "ABOUT",
@@ -33,7 +33,7 @@ __all__ = [
     "check_order",
 ]
 
-_MODULES = "result result plan systems statistics order_check questions systems run order_check".split()
+_MODULES = "result result plan calls statistics order_check questions calls run order_check".split()
 __getattr__, __dir__ = lazy_exports(__name__, dict(zip(__all__, _MODULES, strict=True)))
 
 

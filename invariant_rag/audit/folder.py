@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from filelock import FileLock, Timeout
 
+from invariant_rag.audit.calls import Answer
 from invariant_rag.audit.questions import Question, read_questions
-from invariant_rag.audit.systems import Answer
 from invariant_rag.checks import check_path
 from invariant_rag.errors import AuditFailed, FileInUse, UnusableFile
 from invariant_rag.files import encode_json, make_folder, parse_json, read_bytes, write_file
@@ -95,35 +94,20 @@ class LineFile(AbstractContextManager["LineFile[T]"], Generic[T]):
         self.close()
 
 
-class AnswerFile:
-    """The answers of a run by key, in memory and, in a folder, in `answers.jsonl`, but for calls that failed."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._file = None if folder is None else LineFile(folder / ANSWERS, _parse_answer, AuditFailed)
-        self.answers: dict[str, Answer] = {each.key: each for each in (self._file.lines if self._file else ())}
-
-    def add(self, answer: Answer) -> None:
-        """Keep an answer."""
-        self.answers[answer.key] = answer
-        if self._file is not None and answer.text is not None:
-            self._file.append([asdict(answer)])
-
-    def close(self) -> None:
-        """Close the file, and let other processes write it."""
-        if self._file is not None:
-            self._file.close()
+def open_answers(folder: Path) -> LineFile[Answer]:
+    """Open the file of the answers of a run, but for calls that failed."""
+    return LineFile(folder / ANSWERS, _parse_answer, AuditFailed)
 
 
 def _parse_answer(line: Any, where: str) -> Answer:
     """Return an answer; somebody may have edited the file."""
     kinds = {"key": str, "text": str, "tokens": int | None, "seconds": int | float, "errors": list}
-    if not isinstance(line, dict) or line.keys() != kinds.keys():
+    fits = isinstance(line, dict) and line.keys() == kinds.keys()
+    fits = fits and all(
+        isinstance(line[name], kind) and not isinstance(line[name], bool) for name, kind in kinds.items()
+    )
+    if not fits or not all(isinstance(each, str) for each in line["errors"]):
         raise AuditFailed(f"{where}: expected an answer with {', '.join(kinds)}, got {shown(line)}")
-    for name, kind in kinds.items():
-        texts = line[name] if name == "errors" and isinstance(line[name], list) else []
-        fits = isinstance(line[name], kind) and all(isinstance(each, str) for each in texts)
-        if not fits or isinstance(line[name], bool):
-            raise AuditFailed(f"{where}: {name}: got {shown(line[name])}")
     return Answer(**{**line, "errors": tuple(line["errors"])})
 
 

@@ -8,9 +8,10 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from invariant_rag.audit.calls import Endpoint, call
 from invariant_rag.audit.matching import is_right, normal_tokens
 from invariant_rag.audit.statistics import Estimate, wilson_interval
-from invariant_rag.audit.systems import Endpoint, call, is_url, loaded
+from invariant_rag.audit.systems import is_url, loaded
 from invariant_rag.errors import AuditFailed, FieldWarning, InvalidChoice, RetrievalError
 from invariant_rag.shown import clean, counted, shown
 

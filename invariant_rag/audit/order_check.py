@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.systems import Progress, no_progress
+from invariant_rag.audit.calls import Progress, no_progress
 from invariant_rag.checks import MOST_CALLS, check_kind, check_number
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
 from invariant_rag.segments import Prompt

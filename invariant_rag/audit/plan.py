@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -54,8 +54,17 @@ class Call:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The documents as they are given."""
-        segments = _spaced(self.question, self.spaces)
+        """The documents as they are given, with more spaces in one: no cache knows that prompt.
+
+        It is one without the answer, if there is one.
+        """
+        segments, gold = list(self.question.segments), self.question.gold
+        place = max((place for place in range(len(segments)) if place not in gold), default=len(segments) - 1)
+        if self.spaces and segments[place].token_ids is None:
+            text = segments[place].text
+            in_it = " " in text.strip()
+            wider = text.replace(" ", " " * (1 + self.spaces), 1) if in_it else text + "\n" * self.spaces
+            segments[place] = replace(segments[place], text=wider)
         return tuple(segments[place] for place in self.order)
 
     @property
@@ -83,18 +92,6 @@ def screen_calls(question: Question, index: int, place: int, seed: int) -> list[
     return [Call(question, index, TODAY, each, order, spaces.get(each, 0)) for each, order in orders.items()]
 
 
-def _spaced(question: Question, spaces: int) -> list[Segment]:
-    """Return the documents with more spaces in one, if possible one without the answer: no cache knows that prompt."""
-    segments = list(question.segments)
-    places = [place for place in range(len(segments)) if place not in question.gold] or [len(segments) - 1]
-    segment = segments[places[-1]]
-    if spaces and segment.token_ids is None:
-        text = segment.text
-        wider = text.replace(" ", " " * (1 + spaces), 1) if " " in text.strip() else text + "\n" * spaces
-        segments[places[-1]] = replace(segment, text=wider)
-    return segments
-
-
 def _other_orders(question: Question, seed: str) -> tuple[Order, Order]:
     """Return two random orders whose documents differ from today's, and from each other if they can."""
     source, found = random.Random(seed), dict[tuple[Any, ...], Order]()
@@ -104,10 +101,8 @@ def _other_orders(question: Question, seed: str) -> tuple[Order, Order]:
         content = tuple(today[place] for place in order)
         if content != today:
             found.setdefault(content, order)
-        if len(found) == 2:
-            break
     orders = list(found.values())
-    return orders[0], orders[-1]
+    return orders[0], orders[min(1, len(orders) - 1)]
 
 
 def slot_of(question: Question, order: Order) -> int | None:
@@ -122,16 +117,11 @@ def _as_given(question: Question) -> Order:
     return tuple(range(len(question.segments)))
 
 
-def _sorted_order(question: Question) -> Order:
-    """Return the documents by a hash of their content: one order for all listings."""
+def _rotations(question: Question, most: int = VOTES) -> list[Order]:
+    """Return evenly spread rotations of the documents; the first one is sorted by a hash of their content."""
     keys = [(each.content_hash, each.canonical_key) for each in question.segments]
-    return tuple(sorted(range(len(keys)), key=keys.__getitem__))
-
-
-def _rotations(question: Question) -> list[Order]:
-    """Return up to `VOTES` evenly spread rotations of the sorted order; that order itself comes first."""
-    order = _sorted_order(question)
-    wanted = min(VOTES, len(order))
+    order = tuple(sorted(range(len(keys)), key=keys.__getitem__))
+    wanted = min(most, len(order))
     starts = [len(order) * index // wanted for index in range(wanted)]
     return [order[start:] + order[:start] for start in starts]
 
@@ -154,7 +144,7 @@ class Remedy(NamedTuple):
 
 
 LISTINGS = {
-    "sort": Remedy(lambda question: [_sorted_order(question)], True, "documents sorted by a hash of their text"),
+    "sort": Remedy(lambda question: _rotations(question, 1), True, "documents sorted by a hash of their text"),
     "reverse": Remedy(
         lambda question: [_as_given(question)[::-1]], False, "documents in the reverse of the order of today"
     ),
@@ -168,25 +158,27 @@ LISTINGS = {
 """Remedies for every system."""
 
 
-def check_remedies(names: Sequence[str] | None, system: System | None = None) -> None:
-    """Check the names of remedies, and whether they apply to a system."""
-    known = [*LISTINGS, *(name for name, method in METHODS.items() if method.invariant)]
-    for name in names or ():
-        check_name("remedy", name, known)
-        if system is not None and system.lm is None and name not in LISTINGS:
-            raise UnsupportedCombination(
-                f"{name!r} changes the inside of a model, and this system is not one of ours",
-                hint=f"For any system there are {', '.join(LISTINGS)}.",
-            )
+def most_calls(names: Iterable[str]) -> int:
+    """Return how many calls a question takes with remedies, at most."""
+    return sum(DRAWS * (LISTINGS[name].votes if name in LISTINGS else 1) for name in names)
 
 
-def build_remedies(names: Sequence[str], system: System) -> dict[str, tuple[Remedy, Ask]]:
-    """Return remedies of checked names, each with what asks the system, or its model with another method."""
+def build_remedies(names: Iterable[str], system: System) -> dict[str, tuple[Remedy, Ask]]:
+    """Return remedies, each with what asks the system, or its model with another method.
+
+    Raises:
+        UnsupportedCombination: A method is to change a system that is not one of our models.
+    """
     found: dict[str, tuple[Remedy, Ask]] = {}
     for name in names:
         if name in LISTINGS:
             found[name] = LISTINGS[name], system.ask
-        elif system.lm is not None:
+        elif system.lm is None:
+            raise UnsupportedCombination(
+                f"{name!r} changes the inside of a model, and this system is not one of ours",
+                hint=f"For any system there are {', '.join(LISTINGS)}.",
+            )
+        else:
             model = getattr(system.lm, "invariant_branch", system.lm).with_method(resolve_method(name))
             about = f"the method {name}, which does not depend on the order"
             remedy = Remedy(lambda question: [_as_given(question)], True, about)
@@ -195,9 +187,9 @@ def build_remedies(names: Sequence[str], system: System) -> dict[str, tuple[Reme
 
 
 def choose_remedies(system: System, slots: Sequence[float | None], questions: Sequence[Question]) -> list[str]:
-    """Return the remedies that are worth their calls: sorting, the best listing by rank, RoToR where there are weights.
+    """Return the remedies that are worth their calls: sorting, RoToR where there are weights, and a listing by rank.
 
-    A listing by rank moves the gold documents, and the accuracy of the places (`slots`) says what that would give.
+    That moves the gold documents, and the accuracy of the places (`slots`) says what it would give.
     """
 
     def promised(orders: Callable[[Question], list[Order]]) -> float:
@@ -262,7 +254,8 @@ class AuditChoices:
                 check_number(each.name, getattr(self, each.name), least, each.metadata.get("max"))
         if self.remedies is not None:
             object.__setattr__(self, "remedies", tuple(check_items("remedies", self.remedies, str)))
-            check_remedies(self.remedies)
+            for name in self.remedies:
+                check_name("remedy", name, [*LISTINGS, *(name for name, each in METHODS.items() if each.invariant)])
         if self.metric is not None:
             check_function("metric", self.metric)
         if not 0 < check_real("margin", self.margin) < 1:

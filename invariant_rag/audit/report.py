@@ -74,10 +74,19 @@ def _finding(audit: Audit) -> str:
             f"The order does not matter: net sensitivity is {100 * screen.net.value:+.1f} points, and below "
             f"{100 * screen.bound:.1f} with 95% confidence; the margin is {margin:g} ({asked}).{early}"
         )
+    if screen.alike:
+        return (
+            f"Cannot tell yet: all answers are the same, {_the_answer(audit)}, with other texts in the documents, too. "
+            f"Whoever does not read the documents answers like that ({asked})."
+        )
     return (
         f"Cannot tell yet: {measured} Ask about {screen.more:,} questions more, "
         f"{counted(CALLS * screen.more, 'call')}, or set a wider margin than {margin:g} points."
     )
+
+
+def _the_answer(audit: Audit) -> str:
+    return shown(audit.asked[0].answers[0].text)
 
 
 def _today(audit: Audit) -> str:
@@ -94,9 +103,8 @@ def _today(audit: Audit) -> str:
 
 def _recommendation(audit: Audit) -> str:
     """Return the one thing to do: look at the call, use a remedy, leave it, or ask more questions."""
-    said = {answer.text for each in audit.asked for answer in each.answers}
-    if len(said) == 1 and len(audit.asked) > 1:
-        return f"Look at the call first: every answer was the same, {shown(said.pop())}. Does it read these documents?"
+    if audit.screen.alike:
+        return f"Look at the call first: every answer was the same, {_the_answer(audit)}. Does it read these documents?"
     compared = sorted(((each.gain, each) for each in audit.comparisons if each.gain), key=lambda pair: -pair[0].value)
     if compared and compared[0][1].is_better:
         return f"Use {_named(*compared[0])}."

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from invariant_rag.audit.folder import AnswerFile, read_run, start_run
+from invariant_rag.audit.calls import Answer, Progress, make_calls, no_progress
+from invariant_rag.audit.folder import LineFile, open_answers, read_run, start_run
 from invariant_rag.audit.grading import RIGHT, Grader
 from invariant_rag.audit.plan import (
     DRAWS,
+    TODAY,
     AuditChoices,
     Call,
     asking_order,
     build_remedies,
-    check_remedies,
     choose_remedies,
     has_orders,
     screen_calls,
@@ -28,7 +29,7 @@ from invariant_rag.audit.questions import Question, as_retrieve_function, read_q
 from invariant_rag.audit.result import Asked, Audit, Comparison, package_versions, places_and_outcomes, slot_accuracies
 from invariant_rag.audit.screen import CALLS, FIRST, PLACEBO, Screen, looks, screen
 from invariant_rag.audit.statistics import holm, mean_difference, mean_interval, paired_p_value
-from invariant_rag.audit.systems import Answer, Ask, Progress, System, ToInput, as_system, make_calls, no_progress
+from invariant_rag.audit.systems import Ask, System, ToInput, as_system
 from invariant_rag.checks import require_extra
 from invariant_rag.errors import AuditFailed, InvalidChoice, InvalidQuestion, UnsupportedCombination
 from invariant_rag.segments import Segment
@@ -38,7 +39,7 @@ Questions = str | Path | Iterable[Question | Mapping[str, Any]]
 OnStep = Callable[[str], object]
 
 PROBED = 3
-"""Questions that are asked with other texts, if no order ever changes an answer: does the system read its documents?"""
+"""Questions asked with other texts, if no order ever changes an outcome: does the system read its documents?"""
 
 
 def audit(
@@ -58,8 +59,7 @@ def audit(
     """Find out whether the order of its documents matters to a system and, where it does, what helps.
 
     The screen asks each question five times: in the order that the retriever gives, again, with a placebo, and in two
-    other orders. It stops as soon as it is clear that the order matters, or that it does not. Then remedies are
-    compared with today, on the same questions.
+    other orders. It stops as soon as it is clear. Then remedies are compared with today, on the same questions.
 
     Args:
         system: Anything that answers questions; see `invariant_rag.audit.systems.as_system`.
@@ -83,8 +83,8 @@ def audit(
         UnusableFile: The folder cannot be written, holds a run already, or another process writes it.
         AuditFailed: The system answers nothing or does not read its documents, or there is nothing to compare.
         UnsupportedCombination: The system is none of those, or a remedy does not apply to it.
-        ExtraRequired: The extra `evaluation` is not installed.
         UnknownName: There is no remedy of that name.
+        ExtraRequired: The extra `evaluation` is not installed.
 
     Warns:
         FieldWarning: Questions have checks that take a judge, and there is none; or fields that mean nothing.
@@ -94,7 +94,7 @@ def audit(
     if (questions is None) == (resume is None) or (out is not None and resume is not None):
         raise InvalidChoice("expected questions for a new audit (and out, to keep it), or resume, to continue one")
     wrapped = as_system(system, to_input, chosen.generation)
-    check_remedies(chosen.remedies, wrapped)
+    build_remedies(chosen.remedies or (), wrapped)
     called = wrapped.name if name is None else name
     folder: Path | None = None
     if resume is not None:
@@ -118,15 +118,12 @@ def audit(
     if out is not None:
         described = {"system": called, "seed": chosen.seed, "margin": chosen.margin, "versions": package_versions()}
         folder = start_run(out, described, asked)
-    store = AnswerFile(folder)
-    try:
-        running = _Running(wrapped, [(n, asked[n]) for n in ordered], chosen, grader, store, progress, on_step)
+    with nullcontext() if folder is None else open_answers(folder) as file:
+        running = _Running(wrapped, [(n, asked[n]) for n in ordered], chosen, grader, file, progress, on_step)
         screened = running.screen()
         compared = running.compare(screened)
-    finally:
-        store.close()
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    facts = (len(store.answers), len(ordered), len(asked) - len(ordered), grader.judge, grader.embeds)
+    facts = (len(running.answers), len(ordered), len(asked) - len(ordered), grader.judge, grader.embeds)
     result = Audit(called, date, chosen, screened, tuple(running.asked), tuple(compared), *facts)
     if folder is not None:
         from invariant_rag.audit.report import write_report
@@ -141,24 +138,24 @@ def check_extras() -> None:
         require_extra(module, "evaluation")
 
 
-@dataclass
 class _Running:
     """The steps of an audit: asks, grades, decides. `asked` is what was asked so far, with the outcomes."""
 
-    system: System
-    questions: Sequence[tuple[int, Question]]
-    choices: AuditChoices
-    grader: Grader
-    store: AnswerFile
-    progress: Progress
-    on_step: OnStep
-    asked: list[Asked] = field(default_factory=list)
-
-    @cached_property
-    def calls(self) -> list[list[Call]]:
-        """The calls of the screen about each question."""
-        seed = self.choices.seed
-        return [screen_calls(one, number, place, seed) for place, (number, one) in enumerate(self.questions)]
+    def __init__(
+        self,
+        system: System,
+        questions: Sequence[tuple[int, Question]],
+        choices: AuditChoices,
+        grader: Grader,
+        file: LineFile[Answer] | None,
+        progress: Progress,
+        on_step: OnStep,
+    ) -> None:
+        self.system, self.questions, self.choices, self.grader = system, questions, choices, grader
+        self.file, self.progress, self.on_step = file, progress, on_step
+        self.answers = {each.key: each for each in (() if file is None else file.lines)}
+        self.asked: list[Asked] = []
+        self.calls = [screen_calls(one, number, place, choices.seed) for place, (number, one) in enumerate(questions)]
 
     def screen(self) -> Screen:
         """Ask in steps until the order matters, does not matter, or all was asked."""
@@ -166,9 +163,9 @@ class _Running:
             step = self.calls[len(self.asked) : count]
             most = counted(CALLS * len(step), "call")
             self.on_step(f"Step: {counted(len(step), 'question')}, at most {most}, in today's order and two others.")
-            answers = self._ask([call for calls in step for call in calls], self.system.ask)
+            self._ask([call for calls in step for call in calls], self.system.ask)
             for calls in step:
-                question, said = calls[0].question, [answers[call.key] for call in calls]
+                question, said = calls[0].question, [self.answers[call.key] for call in calls]
                 classes = self.grader.classes(question, [each.text for each in said])
                 orders = [call.order for call in calls]
                 self.asked.append(Asked(question, orders, said, classes, self.grader.is_scored(question)))
@@ -178,8 +175,32 @@ class _Running:
             self.on_step(f"After {counted(found.asked, 'question')}: {found.outcome}.")
             if found.outcome != "cannot tell yet":
                 break
-        self._check_use(found)
+        if not found.between and self._ignores_documents():
+            found = replace(found, outcome="cannot tell yet", more=0, alike=True)
+            self.on_step(f"Every answer is the same, with other documents, too: {found.outcome}.")
         return found
+
+    def _ignores_documents(self) -> bool:
+        """Return whether all questions have one answer, with other documents, too; raise if several come back so."""
+        texts = [each.answers[FIRST].text for each in self.asked]
+        probed = sorted(range(len(texts)), key=lambda place: texts.index(texts[place]) != place)[
+            :PROBED
+        ]  # others first
+        calls = []
+        for (number, question), each in ((self.questions[place], self.asked[place]) for place in probed):
+            blank = tuple(Segment(f"Page {page} is left blank.") for page in range(len(question.segments)))
+            calls.append(Call(replace(question, segments=blank), number, "other texts", 0, each.orders[FIRST]))
+        self._ask(calls, self.system.ask, retries=0)
+        before = [texts[place] for place in probed]
+        if None in before or [self.answers[call.key].text for call in calls] != before:
+            return False
+        if len(set(before)) > 1:
+            raise AuditFailed(
+                "the system does not read the documents it is given: with other texts in them it answers the same",
+                hint="Of a chain that retrieves, give the part behind the retriever; or say with to_input= what it is "
+                "called with. If a model knows these answers by heart, ask what only the documents say.",
+            )
+        return True
 
     def compare(self, found: Screen) -> list[Comparison]:
         """Ask all planned questions with remedies and as today, if the order matters or remedies were asked for."""
@@ -193,14 +214,20 @@ class _Running:
         remedies = build_remedies(names, self.system)
         if not remedies:
             return []
-        asked = counted(len(self.calls), "question")
-        self.on_step(f"{', '.join(remedies)} against today: {asked}, {DRAWS} calls each.")
-        today = self._accuracies([[calls[FIRST], calls[PLACEBO]] for calls in self.calls], self.system.ask)
-        scores = {
-            name: self._accuracies([remedy.calls(name, question, n) for n, question in self.questions], ask)
-            for name, (remedy, ask) in remedies.items()
+        planned = {TODAY: [[calls[FIRST], calls[PLACEBO]] for calls in self.calls]} | {
+            name: [remedy.calls(name, question, n) for n, question in self.questions]
+            for name, (remedy, _) in remedies.items()
         }
-        compared = [Comparison(name, each.about, each.fixes, each.votes) for name, (each, _) in remedies.items()]
+        new = {call.key for each in planned.values() for calls in each for call in calls} - self.answers.keys()
+        asked = counted(len(self.calls), "question")
+        self.on_step(f"{', '.join(remedies)} against today: {asked}, {counted(len(new), 'call')} more.")
+        asks = {TODAY: self.system.ask} | {name: ask for name, (_, ask) in remedies.items()}
+        scores = {name: self._accuracies(each, asks[name]) for name, each in planned.items()}
+        today = scores.pop(TODAY)
+        compared = [
+            Comparison(name, each.about, each.fixes, max(map(len, planned[name])) // DRAWS)
+            for name, (each, _) in remedies.items()
+        ]
         if not len(today):
             return compared
         p = holm({name: paired_p_value(ours - today) for name, ours in scores.items()})
@@ -216,47 +243,32 @@ class _Running:
 
     def _accuracy(self, calls: Sequence[Call]) -> float:
         """Return the share of right draws; of several votes of a draw the most frequent counts, the first of equals."""
-        said = [self.store.answers[call.key].text for call in calls]
+        said = [self.answers[call.key].text for call in calls]
         draws: dict[int, list[int]] = {}
         for call, each in zip(calls, self.grader.classes(calls[0].question, said), strict=True):
             draws.setdefault(call.draw, []).append(each)
         return float(np.mean([max(votes, key=votes.count) == RIGHT for votes in draws.values()]))
 
-    def _ask(self, calls: Sequence[Call], ask: Ask) -> Mapping[str, Answer]:
-        """Make the calls that have no answer, and return all answers."""
-        known = self.store.answers
+    def _ask(self, calls: Sequence[Call], ask: Ask, retries: int | None = None) -> None:
+        """Make the calls that have no answer, and keep their answers; those that failed are not written."""
         missing = [
-            (call.key, lambda call=call: ask(call.question, call.segments)) for call in calls if call.key not in known
+            (call.key, lambda call=call: ask(call.question, call.segments))
+            for call in calls
+            if call.key not in self.answers
         ]
-        if missing:
-            answered = any(each.text is not None for each in known.values())
-            with self.progress("Asking", len(missing)) as advance:
-
-                def keep(answer: Answer) -> None:
-                    self.store.add(answer)
-                    advance()
-
-                patience = {"retries": self.choices.retries, "workers": self.choices.workers}
-                make_calls(missing, keep, answered=answered, **patience)
-        return known
-
-    def _check_use(self, found: Screen) -> None:
-        """Refuse a chain whose answers do not change with the order, nor with other texts: it retrieves by itself.
-
-        Equal answers to all questions prove nothing: "I don't know" may be right for both texts.
-        """
-        probed = self.asked[:PROBED]
-        before = [each.answers[0].text for each in probed]
-        if not self.system.may_retrieve or found.between or len(set(before)) < 2 or None in before:
+        if not missing:
             return
-        calls = []
-        for (n, question), each in zip(self.questions, probed, strict=False):
-            blank = tuple(Segment(f"Page {number} is left blank.") for number in range(len(question.segments)))
-            calls.append(Call(replace(question, segments=blank), n, "other texts", 0, each.orders[FIRST]))
-        answers = self._ask(calls, self.system.ask)
-        if [answers[call.key].text for call in calls] == before:
-            raise AuditFailed(
-                "the system does not read the documents it is given: with other texts in them it answers the same",
-                hint="Of a chain that retrieves, give the part behind the retriever; or say with to_input= what it is "
-                "called with.",
-            )
+        answered = any(each.text is not None for each in self.answers.values())
+        with self.progress("Asking", len(missing)) as advance:
+
+            def keep(answer: Answer) -> None:
+                self.answers[answer.key] = answer
+                if self.file is not None and answer.text is not None:
+                    self.file.append([asdict(answer)])
+                advance()
+
+            patience = {
+                "retries": self.choices.retries if retries is None else retries,
+                "workers": self.choices.workers,
+            }
+            make_calls(missing, keep, answered=answered, **patience)

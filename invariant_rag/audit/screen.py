@@ -70,6 +70,8 @@ class Screen:
     asked: int
     more: int = 0
     """Questions more that would probably decide; 0 unless it is too early to tell."""
+    alike: bool = False
+    """Whether all answers are one, with other documents, too: more questions of this kind do not tell."""
 
 
 def looks(questions: int) -> list[int]:

@@ -1,51 +1,45 @@
-"""The system under audit, whatever it is, as a function from a question and listed segments to a reply; and its calls.
+"""The system under audit, whatever it is, as a function from a question and listed segments to a reply.
 
 The classes of a framework are looked up in `sys.modules`: a caller who passes one of its objects has imported it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import os
-import re
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from time import perf_counter
+from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from invariant_rag.audit.calls import Endpoint, Reply, settle
 from invariant_rag.checks import check_stops
 from invariant_rag.errors import AuditFailed, UnsupportedCombination
-from invariant_rag.prompts import DEFAULT_SYSTEM
-from invariant_rag.segments import Segment, document_rendering
+from invariant_rag.prompts import DEFAULT_SYSTEM, mark
+from invariant_rag.segments import Segment, document_rendering, plain_rendering
 
 if TYPE_CHECKING:
-    import httpx
-    from tenacity import RetryCallState
-
     from invariant_rag.audit.questions import Question, Retrieve
     from invariant_rag.generation.model import InvariantModel
 
 ToInput = Callable[[str, Sequence[Segment]], Any]
-Ask = Callable[["Question", Sequence[Segment]], "Reply"]
+Ask = Callable[["Question", Sequence[Segment]], Reply]
+MakeInput = Callable[["Question", Sequence[Segment]], Any]
 
-
-@dataclass(frozen=True)
-class Reply:
-    """The answer of a system. A function may return one instead of a string, to report its tokens.
-
-    Attributes:
-        text: The answer.
-        tokens: Prompt and completion tokens; None if unknown.
-    """
-
-    text: str
-    tokens: int | None = None
+QUESTION_NAMES = ("question", "input", "query", "user_input", "q", "user_query", "user_question", "prompt", "text")
+CONTEXT_NAMES = (
+    "context", "contexts", "documents", "docs", "segments", "passages", "chunks", "input_documents", "context_str",
+    "retrieved_contexts", "sources", "nodes",
+)  # fmt: skip
+_TEXT_NAMES = ("prompt", "text")
+_EMPTY_NAMES = ("chat_history", "history", "agent_scratchpad", "intermediate_steps")
+_MARKED_TEXT_MODELS = (
+    ("langchain_invariant_rag.api_models", "CanonicalChatModel"),
+    ("langchain_invariant_rag.api_models", "WrappedRunnable"),
+    ("llama_index.llms.invariant_rag.canonical", "CanonicalLLM"),
+)
+"""What `canonical` and `vote` return: models that order the segments marked in their text."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,7 @@ class System:
     """A system under audit: its name in reports, and what calls it with a question and its segments in an order.
 
     Behind it there may be an `InvariantModel`, with a system message and keywords of `generate`: methods can be tried
-    on it. It may have a retriever of its own, or replace the given segments by others.
+    on it. It may have a retriever of its own.
     """
 
     name: str
@@ -62,7 +56,6 @@ class System:
     message: str | None = None
     retrieve: Retrieve | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
-    may_retrieve: bool = False
 
 
 def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[str, Any] | None = None) -> System:
@@ -74,20 +67,18 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
             or anything callable, which may be async. A framework's wrapper around an `InvariantModel` is audited as
             that model, with the wrapper's parameters.
         to_input: Makes the input of the system from question and segments. By default it follows from what the system
-            declares; see `invariant_rag.audit.frameworks`.
+            declares: the signature of a function, the input schema of a chain.
         generation: Keywords of `InvariantModel.generate`; they override a wrapper's parameters.
 
     Raises:
         UnsupportedCombination: The system is none of these, or an argument does not apply to it.
     """
-    found = _invariant_rag(system, generation or {})
+    found = _of_our_model(system, generation or {})
     if found is not None:
-        refuse(to_input, "to_input", "one of our models, which takes segments as they are")
+        _refuse(to_input, "to_input", "one of our models, which takes segments as they are")
         return found
-    refuse(generation, "generation keywords", "a system that is not one of our models")
-    from invariant_rag.audit.frameworks import from_callable, from_langchain, from_llama_index
-
-    for wrap in (_from_url, from_langchain, from_llama_index, from_callable):
+    _refuse(generation, "generation keywords", "a system that is not one of our models")
+    for wrap in (_of_url, _of_langchain, _of_llama_index, _of_callable):
         found = wrap(system, to_input)
         if found is not None:
             return found
@@ -130,22 +121,9 @@ def as_reply(said: Any, tokens: int | None = None) -> Reply:
     )
 
 
-def prompt_text(
-    question: str, segments: Sequence[Segment], rendering: Callable[[Segment], str] = document_rendering
-) -> str:
-    """Return the default prompt for a language model of a framework: the documents, then the question."""
-    return f"{DEFAULT_SYSTEM}\n\n{''.join(map(rendering, segments))}\nQuestion: {question}\nAnswer:"
-
-
 def is_url(value: Any) -> bool:
     """Return whether a value is the address of a server."""
     return isinstance(value, str) and value.startswith(("http://", "https://"))
-
-
-def refuse(value: Any, what: str, where: str) -> None:
-    """Refuse an argument that means nothing to a system."""
-    if value:
-        raise UnsupportedCombination(f"{what} mean nothing to {where}")
 
 
 def loaded(module: str, *names: str) -> tuple[Any, ...]:
@@ -154,18 +132,22 @@ def loaded(module: str, *names: str) -> tuple[Any, ...]:
     return tuple(each for each in found if each is not None)
 
 
-def is_language_model(value: Any) -> bool:
-    """Return whether a value is a language model of LangChain or LlamaIndex."""
+def _refuse(value: Any, what: str, where: str) -> None:
+    if value:
+        raise UnsupportedCombination(f"{what} mean nothing to {where}")
+
+
+def _is_language_model(value: Any) -> bool:
     models = loaded("langchain_core.language_models", "BaseLanguageModel") + loaded("llama_index.core.llms", "LLM")
     return isinstance(value, models)
 
 
-def _invariant_rag(system: Any, generation: Mapping[str, Any]) -> System | None:
+def _of_our_model(system: Any, generation: Mapping[str, Any]) -> System | None:
     """Wrap an `InvariantModel`, a `RAG`, or a framework's wrapper around an `InvariantModel`."""
     lm, message, retrieve = system, None, None
     if isinstance(system, loaded("invariant_rag.rag.pipeline", "RAG")):
         lm, message, retrieve = system.model, system.system, partial(system.retriever.retrieve, k=system.k)
-    elif is_language_model(system):
+    elif _is_language_model(system):
         lm, message = getattr(system, "lm", None), getattr(system, "system_prompt", None)
     if not isinstance(lm, loaded("invariant_rag.generation.model", "InvariantModel")):
         return None
@@ -199,231 +181,215 @@ def lm_ask_function(lm: InvariantModel, message: str | None, generation: Mapping
     return ask
 
 
-KEY_VARIABLE = "OPENAI_API_KEY"
-"""Environment variable with the key of the server, if it wants one."""
-
-SECONDS = 120.0
-"""How long the server may take."""
-
-
-class ServerError(Exception):
-    """A request that the server did not answer. It may be sent again, after `retry_after` seconds if it says so."""
-
-    retry_after: float | None = None
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Chat completions of a server: of OpenAI, vLLM, llama.cpp, Ollama, `invariant-rag` or any other.
-
-    Attributes:
-        url: Address up to the version, such as `http://127.0.0.1:8000/v1`.
-        model: Name of the model; None: the first that the server lists.
-        parameters: Other fields of a request. At temperature 0, most servers answer alike every time.
-    """
-
-    url: str
-    model: str | None = None
-    parameters: dict[str, Any] = field(default_factory=lambda: {"temperature": 0})
-
-    @cached_property
-    def _client(self) -> httpx.Client:
-        import httpx
-
-        key = os.environ.get(KEY_VARIABLE)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return httpx.Client(base_url=self.url.rstrip("/"), headers=headers, timeout=SECONDS)
-
-    @cached_property
-    def served(self) -> str:
-        """Name of the model that is asked."""
-        if self.model is not None:
-            return self.model
-        try:
-            return str(self._send("GET", "/models")["data"][0]["id"])
-        except (ServerError, LookupError, TypeError) as error:
-            raise AuditFailed(
-                f"{self.url} lists no model: {error}",
-                hint="Is it running? If it lists none, name one: --model, or Endpoint(url, model).",
-            ) from error
-
-    def ask(self, question: Question, segments: Sequence[Segment]) -> Reply:
-        """Ask with the documents and the question in one message; see `complete`."""
-        return self.complete(prompt_text(question.text, segments))
-
-    def complete(self, text: str) -> Reply:
-        """Send one message of a user.
-
-        Raises:
-            ServerError: The server does not answer, or with something else.
-            AuditFailed: The server refuses this key or this model.
-        """
-        body = {"model": self.served, "messages": [{"role": "user", "content": text}], **self.parameters}
-        said = self._send("POST", "/chat/completions", body)
-        try:
-            text, usage = said["choices"][0]["message"]["content"] or "", said.get("usage") or {}
-        except (LookupError, TypeError, AttributeError) as error:
-            raise ServerError(f"{self.url}: expected a chat completion, got {str(said)[:200]!r}") from error
-        return Reply(text, usage.get("total_tokens"))
-
-    def _send(self, verb: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        import httpx
-
-        try:
-            response = self._client.request(verb, path, json=body)
-        except httpx.TimeoutException as error:
-            raise ServerError(f"no answer within {SECONDS:g} seconds") from error
-        except httpx.HTTPError as error:
-            why = re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
-            raise ServerError(f"the server cannot be reached: {why}") from error
-        said = f"{self.url}: {response.status_code}: {response.text[:200]}"
-        if response.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND}:
-            raise AuditFailed(said, hint=f"Look at the address, the model, and the key in {KEY_VARIABLE}.")
-        if response.is_error:
-            failed = ServerError(said)
-            with suppress(KeyError, ValueError):  # it may name a date, or nothing
-                failed.retry_after = float(response.headers["Retry-After"])
-            raise failed
-        try:
-            return response.json()
-        except ValueError as error:
-            raise ServerError(f"expected JSON: {said}") from error
-
-
-def _from_url(system: Any, to_input: ToInput | None) -> System | None:
-    """Wrap an `Endpoint`, or the URL of one. None for anything else."""
+def _of_url(system: Any, to_input: ToInput | None) -> System | None:
+    """Wrap an `Endpoint`, or the URL of one; documents and question are one message. None for anything else."""
     endpoint = Endpoint(system) if is_url(system) else system
     if not isinstance(endpoint, Endpoint):
         return None
-    refuse(to_input, "to_input", "an endpoint, which is sent a message")
-    return System(f"{endpoint.served} at {endpoint.url}", endpoint.ask)
+    _refuse(to_input, "to_input", "an endpoint, which is sent a message")
+    return System(f"{endpoint.served} at {endpoint.url}", _ask(endpoint.complete, [_as_text]))
 
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
-"""Seconds before the second try, twice as many before each further one, and at most, unless an error names more."""
-
-HOPELESS = 10
-"""Calls that fail, without a single answer, before an audit stops."""
-
-LONGEST_ERROR = 300
-"""Characters of an error that are kept: a server may answer with a page."""
-
-Progress = Callable[..., AbstractContextManager[Callable[[], None]]]
-"""Opens a display for a label, a number of steps and the number of those done before; yields what tells of a step."""
+def _of_langchain(system: Any, to_input: ToInput | None) -> System | None:
+    """Wrap a Runnable: a chain, an agent, a language model. None for anything else."""
+    if not isinstance(system, loaded("langchain_core.runnables", "Runnable")):
+        return None
+    is_chain = to_input is None and not _is_language_model(system) and not _takes_marks(system)
+    return System(
+        system.get_name(), _ask(system.invoke, _inputs(system) if is_chain else [_text_maker(system, to_input)])
+    )
 
 
-def no_progress(*_: Any, **__: Any) -> AbstractContextManager[Callable[[], None]]:
-    """Show nothing."""
-    return nullcontext(lambda: None)
+def _of_llama_index(system: Any, to_input: ToInput | None) -> System | None:
+    """Wrap an LLM, a query engine, a chat engine, a synthesizer or an agent of LlamaIndex. None for anything else.
 
-
-@dataclass(frozen=True)
-class Answer:
-    """What came of one call: no text if every try failed; seconds with all tries, and the error of each that failed."""
-
-    key: str
-    text: str | None
-    tokens: int | None = None
-    seconds: float = 0.0
-    errors: tuple[str, ...] = ()
-
-
-def call(key: str, function: Callable[[], Reply], retries: int = 3) -> Answer:
-    """Call a function until it returns, at most `retries` times more. An error is an outcome, but for `AuditFailed`."""
-    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
-
-    def error_of(state: RetryCallState) -> BaseException | None:
-        return None if state.outcome is None else state.outcome.exception()
-
-    def failed(state: RetryCallState) -> None:
-        error = error_of(state)
-        errors.append(f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
-
-    def once() -> Reply:
-        try:
-            return function()
-        except SystemExit as error:
-            code = "" if error.code is None else repr(error.code)
-            raise RuntimeError(f"the system called sys.exit({code}); expected an answer or an error") from error
-
-    errors: list[str] = []
-    started, growing = perf_counter(), wait_exponential(FIRST_PAUSE, LONGEST_PAUSE)
-    reply = Retrying(
-        stop=stop_after_attempt(retries + 1),
-        wait=lambda state: max(growing(state), getattr(error_of(state), "retry_after", None) or 0.0),
-        retry=retry_if_exception(lambda error: isinstance(error, Exception) and not isinstance(error, AuditFailed)),
-        after=failed,
-        retry_error_callback=lambda _: None,
-    )(once)
-    text, tokens = (None, None) if reply is None else (reply.text, reply.tokens)
-    return Answer(key, text, tokens, perf_counter() - started, tuple(errors))
-
-
-def make_calls(
-    calls: Sequence[tuple[str, Callable[[], Reply]]],
-    on_answer: Callable[[Answer], object],
-    *,
-    retries: int,
-    workers: int,
-    answered: bool = False,
-) -> None:
-    """Make calls, each with its key, in threads; stop where nothing is ever answered, if nothing was `answered` before.
-
-    `on_answer` is called with one answer at a time.
+    A query engine synthesizes from nodes or, where it cannot, is asked with the documents in the query. A chat engine
+    remembers, so it is asked one call at a time, each as the first of a chat.
     """
-    stopped, lock = threading.Event(), threading.Lock()
-    failed = 0
+    name, make, more = type(system).__name__, _text_maker(system, to_input), dict[str, Any]()
+    call: Callable[[Any], Any] | None = None
+    if isinstance(system, loaded("llama_index.core.llms", "LLM")):
+        name, call = f"{name} {system.metadata.model_name}", lambda text: system.complete(text).text
+    elif isinstance(system, engines := loaded("llama_index.core.base.base_query_engine", "BaseQueryEngine")):
+        _refuse(to_input, "to_input", "a query engine, which takes nodes")
+        schema: Any = sys.modules["llama_index.core.schema"]
+        call = system.query
+        if type(system).synthesize is not engines[0].synthesize:
+            make, call = _as_nodes, lambda given: system.synthesize(schema.QueryBundle(given[0]), given[1])
+            if type(system).retrieve is not engines[0].retrieve:
+                more = {"retrieve": lambda question: system.retrieve(schema.QueryBundle(question))}
+    elif isinstance(system, loaded("llama_index.core.response_synthesizers", "BaseSynthesizer")):
+        make, call = _as_nodes, lambda given: system.synthesize(*given)
+    elif isinstance(system, loaded("llama_index.core.chat_engine.types", "BaseChatEngine")):
+        lock = Lock()
 
-    def make(each: tuple[str, Callable[[], Reply]]) -> None:
-        nonlocal answered, failed
-        if stopped.is_set():
-            return
-        try:
-            answer = call(*each, retries)
+        def call(text: Any) -> Any:
             with lock:
-                on_answer(answer)
-                answered, failed = answered or answer.text is not None, failed + (answer.text is None)
-                if failed >= min(HOPELESS, len(calls)) and not answered:
-                    raise AuditFailed(
-                        f"every call failed: {answer.errors[-1]}",
-                        hint="Call it once by itself. If it is given the wrong input, say what it is called with: "
-                        "to_input=lambda question, segments: ...",
-                    )
-        except BaseException:
-            stopped.set()
-            raise
+                system.reset()
+                return system.chat(text)
 
-    with ThreadPoolExecutor(workers) as pool:
+    elif isinstance(system, loaded("llama_index.core.agent.workflow", "BaseWorkflowAgent", "AgentWorkflow")):
+
+        async def call(text: Any) -> Any:
+            return await system.run(user_msg=text)
+
+    return None if call is None else System(name, _ask(call, [make], str), **more)
+
+
+def _of_callable(system: Any, to_input: ToInput | None) -> System | None:
+    """Wrap anything callable, by its signature; awaitable answers are awaited. None for anything else."""
+    if not callable(system):
+        return None
+    module = getattr(system, "__module__", None) or "__main__"  # of code that is executed, None
+    name = f"{module}.{getattr(system, '__qualname__', type(system).__qualname__)}".removeprefix("__main__.")
+    if to_input is not None:
+        return System(name, _ask(system, [_text_maker(system, to_input)]))
+    return System(name, _ask(lambda made: system(*made[0], **made[1]), _arguments(system)))
+
+
+def _ask(call: Callable[[Any], Any], makes: Sequence[MakeInput], read: Callable[[Any], Any] = lambda said: said) -> Ask:
+    """Return what calls a system with the first input that it takes, and finds the answer in what it returns."""
+    known = list(makes)
+
+    def ask(question: Question, segments: Sequence[Segment]) -> Reply:
+        make, *others = known
         try:
-            list(pool.map(make, calls))
-        except BaseException:  # one has raised, or somebody interrupts
-            stopped.set()
-            raise
+            said = settle(call(make(question, segments)))
+        except (TypeError, AttributeError, KeyError):
+            if not others:
+                raise
+            make = others[0]
+            said = settle(call(make(question, segments)))
+        known[:] = [make]
+        return as_reply(read(said))
+
+    return ask
 
 
-def settle(value: Any) -> Any:
-    """Return a value; of an awaitable, what it is awaited for.
+def _takes_marks(system: Any) -> bool:
+    return any(isinstance(system, loaded(*each)) for each in _MARKED_TEXT_MODELS)
 
-    All are awaited in one event loop, in a thread of its own: clients that keep connections belong to a loop.
+
+def _text_maker(system: Any, to_input: ToInput | None) -> MakeInput:
+    if to_input is not None:
+        return lambda question, segments: to_input(question.text, segments)
+    return partial(_as_text, rendering=mark if _takes_marks(system) else document_rendering)
+
+
+def _as_text(question: Question, segments: Sequence[Segment], rendering: Any = document_rendering) -> str:
+    """Return the prompt for a language model of a framework or behind a URL: the documents, then the question."""
+    return f"{DEFAULT_SYSTEM}\n\n{''.join(map(rendering, segments))}\nQuestion: {question.text}\nAnswer:"
+
+
+def _joined(segments: Sequence[Segment]) -> str:
+    return "\n\n".join(map(plain_rendering, segments))
+
+
+def _as_nodes(question: Question, segments: Sequence[Segment]) -> tuple[str, list[Any]]:
+    schema: Any = sys.modules["llama_index.core.schema"]
+    nodes = [schema.TextNode(text=each.text, metadata=_metadata(each)) for each in segments]
+    scored = zip(nodes, segments, strict=True)
+    return question.text, [schema.NodeWithScore(node=node, score=each.score) for node, each in scored]
+
+
+def _metadata(segment: Segment) -> dict[str, Any]:
+    return {**segment.metadata, **({} if segment.title is None else {"title": segment.title})}
+
+
+def _as_mapping(question: Question, context: Any) -> dict[str, Any]:
+    return {"question": question.text, "input": question.text, "context": context}
+
+
+def _inputs(runnable: Any) -> list[MakeInput]:
+    """Return what makes the input of a LangChain Runnable, by its input schema; of several, the first that it takes.
+
+    A schema of text takes documents and question; one that says nothing takes text or, if the first text is refused as
+    no mapping, a mapping. Fields are filled by their names: the question, and the documents as `Document`s or, where
+    the field is a string, as text. Without a field for documents, the question holds them, as does an agent's message.
     """
-    if not inspect.isawaitable(value):
-        return value
 
-    async def awaited() -> tuple[Any, BaseException | None]:
-        try:
-            return await value, None
-        except (KeyboardInterrupt, SystemExit) as error:  # raised in the loop, they would end it, and no call return
-            return None, error
+    def mapping(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
+        document = sys.modules["langchain_core.documents"].Document
+        return _as_mapping(question, [document(page_content=each.text, metadata=_metadata(each)) for each in segments])
 
-    with _starting:
-        if not _loops:
-            _loops.append(asyncio.new_event_loop())
-            threading.Thread(target=_loops[0].run_forever, daemon=True, name="audit-event-loop").start()
-    result, error = asyncio.run_coroutine_threadsafe(awaited(), _loops[0]).result()
-    if error is not None:
-        raise error
-    return result
+    schema = runnable.get_input_jsonschema()
+    fields = schema.get("properties", {})
+    if schema.get("type") == "string" or set(fields) == {"root"}:
+        return [_as_text]
+    if not fields and schema.get("type") != "object":
+        return [_as_text, mapping]
+    unknown = set(schema.get("required", ())) - {*QUESTION_NAMES, *CONTEXT_NAMES, *_EMPTY_NAMES, "messages"}
+    if unknown and len(fields) > 1:
+        raise UnsupportedCombination(
+            f"{runnable.get_name()} wants {', '.join(sorted(fields))}, and nothing is known of "
+            f"{', '.join(sorted(unknown))}",
+            hint="Say what it is called with: to_input=lambda question, segments: ... (in Python).",
+        )
+    contexts = set(fields) & set(CONTEXT_NAMES)
+    alone = len(fields) == 1 and not contexts and "messages" not in fields
+    asked = [name for name in fields if name in QUESTION_NAMES or alone]
+    # Fields that are found in code, or taken over by an assignment, are not all: there may be one for the documents.
+    untyped = any(not {"type", "anyOf", "$ref"} & set(each) for each in fields.values())
+    partly = untyped or any(each in schema.get("title", "") for each in ("Assign", "Sequence"))
+    takes_context = not fields or contexts or schema.get("additionalProperties") is True or partly
+
+    def make(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
+        if "messages" in fields and not asked:
+            return {"messages": [{"role": "user", "content": _as_text(question, segments)}]}
+        made = mapping(question, segments)
+        for name in asked:
+            holds_all = name in _TEXT_NAMES or not takes_context
+            made[name] = _as_text(question, segments) if holds_all else question.text
+        documents = made["context"]
+        made |= {name: _joined(segments) if fields[name].get("type") == "string" else documents for name in contexts}
+        return made | {name: [] for name in fields if name in _EMPTY_NAMES or name == "messages"}
+
+    return [make]
 
 
-_starting = threading.Lock()
-_loops: list[asyncio.AbstractEventLoop] = []
+def _arguments(function: Any) -> list[MakeInput]:
+    """Return what makes the positional and named arguments of a function, by its signature; the first that it takes.
+
+    Two parameters are question and segments, in this order unless their names say otherwise; one is a text with both,
+    or a mapping if it is annotated as one or refuses the text. Segments are texts where the annotation has `str`.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        signature = inspect.signature(lambda *_: _)
+    named = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    if any(each.kind is each.VAR_POSITIONAL for each in named):
+        return [lambda question, segments: ((question.text, segments), {})]
+    wanted = [each for each in named if each.default is each.empty]
+    if len(wanted) == 1:  # a second parameter with a default, which is named as documents are, takes them
+        wanted += [each for each in named if each not in wanted and each.name in CONTEXT_NAMES][:1]
+    if len(wanted) not in {1, 2}:
+        raise UnsupportedCombination(
+            f"expected a function of question and segments, got one of {[each.name for each in wanted]}",
+            hint="Wrap it in a function (question, segments) -> answer.",
+        )
+
+    def bound(*values: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        arguments = signature.bind_partial()
+        arguments.arguments.update(zip((each.name for each in wanted), values, strict=True))
+        return arguments.args, arguments.kwargs
+
+    def mapping(question: Question, segments: Sequence[Segment]) -> Any:
+        return bound(_as_mapping(question, list(map(plain_rendering, segments))))
+
+    if len(wanted) == 2:
+        if wanted[0].name in CONTEXT_NAMES and wanted[1].name in QUESTION_NAMES:
+            wanted.reverse()
+        return [lambda question, segments: bound(question.text, _annotated(segments, wanted[1].annotation))]
+    annotation = str(wanted[0].annotation).lower()
+    if "dict" in annotation or "mapping" in annotation:
+        return [mapping]
+    texts: list[MakeInput] = [lambda question, segments: bound(_as_text(question, segments))]
+    return texts + ([mapping] if wanted[0].annotation is inspect.Parameter.empty else [])
+
+
+def _annotated(segments: Sequence[Segment], annotation: Any) -> Any:
+    text = annotation if isinstance(annotation, str) else str(annotation)
+    if annotation is str or text == "str":
+        return _joined(segments)
+    return [each.text for each in segments] if "str" in text.replace("structure", "") else tuple(segments)

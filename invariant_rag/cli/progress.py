@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 def progress_bar(label: str, total: int | None = None, completed: int = 0) -> Iterator[Callable[[], None]]:
     """Show a progress bar of so many steps, some of them done before, and yield the function that advances it by one.
 
-    Without a total, the bar pulses. Implements `invariant_rag.audit.systems.Progress`.
+    Without a total, the bar pulses. Implements `invariant_rag.audit.calls.Progress`.
     """
     counters = () if total is None else (MofNCompleteColumn(), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), BarColumn(), *counters, TimeElapsedColumn())

@@ -8,12 +8,13 @@ from dataclasses import replace
 from math import ceil, log
 from typing import Any
 
+from invariant_rag.audit.calls import Answer, make_calls
 from invariant_rag.audit.grading import FAILED, RIGHT, Grader
 from invariant_rag.audit.plan import AuditChoices, Call, has_orders, screen_calls
 from invariant_rag.audit.questions import Question, as_retrieve_function, read_questions
 from invariant_rag.audit.run import Questions, check_extras
 from invariant_rag.audit.screen import ANOTHER, FIRST, OTHER
-from invariant_rag.audit.systems import Answer, ToInput, as_system, make_calls
+from invariant_rag.audit.systems import ToInput, as_system
 from invariant_rag.checks import check_real
 from invariant_rag.errors import AuditFailed, InvalidChoice, NoiseWarning
 from invariant_rag.shown import counted

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from invariant_rag.audit.folder import AnswerFile, LineFile
+from invariant_rag.audit.folder import LineFile, open_answers
 from invariant_rag.errors import AuditFailed, FileInUse, InvalidQuestion, UnusableFile
 
 ANSWER = {"key": "k", "text": "t", "tokens": None, "seconds": 0.5, "errors": []}
@@ -28,9 +28,9 @@ def test_a_second_process_is_refused_and_a_writer_that_was_killed_holds_no_lock(
 import os, signal
 from pathlib import Path
 from invariant_rag.errors import FileInUse
-from invariant_rag.audit.folder import AnswerFile
+from invariant_rag.audit.folder import open_answers
 try:
-    AnswerFile(Path({str(path.parent)!r}))
+    open_answers(Path({str(path.parent)!r}))
 except FileInUse as error:
     print("refused")
 else:
@@ -83,7 +83,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(kind: str, tmp_path: Path
     path = tmp_path / "answers.jsonl"
     path.mkdir() if kind == "folder" else os.mkfifo(path)
     with pytest.raises(UnusableFile, match=f"expected a file, got a (named )?{kind}"):
-        AnswerFile(path.parent)
+        open_answers(path.parent)
 
 
 @pytest.mark.parametrize("name", ANSWER)
@@ -93,10 +93,10 @@ def test_an_answer_with_a_value_of_another_type_is_refused(name: str, tmp_path: 
     for value in [None, 5, 0.5, True, "x", [], {}, [1], {"a": "b"}, "\ud800"]:
         path.write_text(json.dumps({**ANSWER, name: value}) + "\n")
         if value in allowed and not isinstance(value, bool):
-            AnswerFile(path.parent).close()
+            open_answers(path.parent).close()
         else:
             with pytest.raises(AuditFailed, match="line 1"):
-                AnswerFile(path.parent)
+                open_answers(path.parent)
     path.write_text(json.dumps({key: each for key, each in ANSWER.items() if key != name}) + "\n")
     with pytest.raises(AuditFailed, match="line 1"):
-        AnswerFile(path.parent)
+        open_answers(path.parent)

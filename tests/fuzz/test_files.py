@@ -19,7 +19,7 @@ from hypothesis import seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from invariant_rag.audit.folder import AnswerFile, LineFile
+from invariant_rag.audit.folder import LineFile, open_answers
 from invariant_rag.audit.questions import read_questions
 from invariant_rag.errors import DocumentSkipped, FileInUse, InvalidQuestion, InvariantRAGError, UnusableFile
 from invariant_rag.rag.documents import chunk_documents, load_documents
@@ -105,7 +105,7 @@ def test_a_mutated_run_is_continued_without_loss_or_refused(rounds: Rounds, tmp_
         path.write_bytes(mutated(content, source))
         before = path.read_bytes()
         try:
-            AnswerFile(path.parent).close()
+            open_answers(path.parent).close()
         except InvariantRAGError:
             assert path.read_bytes() == before  # a run that is refused is left alone
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from contextlib import suppress
+from copy import deepcopy
 from datetime import date, datetime, timedelta
 from ipaddress import IPv4Address
 from random import Random
@@ -217,6 +218,16 @@ def test_what_would_break_an_object_is_refused(
         constrain(model, Short, max_new_tokens=40, **options)
 
 
+def test_end_tokens_that_the_model_does_not_have_end_nothing(
+    model: InvariantModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model.model.generation_config, "eos_token_id", [-1, 7, 5000])
+    assert constrain(model, Short)["eos_token_id"] == [7]
+    monkeypatch.setattr(model.model.generation_config, "eos_token_id", -1)
+    with pytest.raises(UnsupportedCombination, match="an end token"):
+        constrain(model, Short)
+
+
 def test_what_something_else_chooses_or_bans_is_an_error(model: InvariantModel) -> None:
     options, other = constrain(model, Short, max_new_tokens=40), Wanting(50, only=True)
     with pytest.raises(UnsupportedCombination, match="something else than the schema"):
@@ -236,6 +247,9 @@ def test_texts_of_a_batch_follow_the_schema_each_by_itself_and_anew_with_another
 
 
 def test_a_routed_model_writes_two_objects_and_a_stream_is_the_object(model: InvariantModel) -> None:
+    (given,) = constrain(model, Short)["logits_processor"]
+    assert (copied := deepcopy(given)) == given  # so that it shares batches, and the vocabulary
+    assert copied is not given
     kept = [generate_structured(model.with_routing(alpha), PROMPT, Short, max_new_tokens=120) for alpha in (-2.0, 2.0)]
     branches = [model, model.with_routing().plain_branch]
     assert kept == [generate_structured(lm, PROMPT, Short, max_new_tokens=120) for lm in branches]

@@ -343,3 +343,11 @@ def test_what_a_function_raises_comes_back_without_texts_unless_it_is_ours(worke
     with pytest.raises(WorkerFailed, match="ValueError") as failed:
         worker.call(5, Event(), int, "secret")
     assert "secret" not in str(failed.value)
+
+
+def test_a_worker_prints_nothing_of_what_clients_send(model: InvariantModel, capfd: pytest.CaptureFixture[str]) -> None:
+    serialized, worker = vocabulary(model.tokenizer, 288).serialized, Worker()
+    tag = tag_of(text(pattern="^(?=secret)s$"))  # of which xgrammar's own code warns, with the pattern
+    worker.call(60.0, Event(), workers.compile_serialized, serialized, tag)
+    worker.stop()
+    assert capfd.readouterr().err == ""

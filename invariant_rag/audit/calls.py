@@ -1,0 +1,246 @@
+"""Calls of a system: to a server with the chat completions of OpenAI, tried again, in threads, awaited in one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from invariant_rag.errors import AuditFailed
+
+if TYPE_CHECKING:
+    import httpx
+    from tenacity import RetryCallState
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+"""Environment variable with the key of the server, if it wants one."""
+
+SECONDS = 120.0
+"""How long the server may take."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
+"""Seconds before the second try, twice as many before each further one, and at most, unless an error names more."""
+
+HOPELESS = 10
+"""Calls that fail, without a single answer, before an audit stops."""
+
+LONGEST_ERROR = 300
+"""Characters of an error that are kept: a server may answer with a page."""
+
+Progress = Callable[..., AbstractContextManager[Callable[[], None]]]
+"""Opens a display for a label, a number of steps and the number of those done before; yields what tells of a step."""
+
+
+def no_progress(*_: Any, **__: Any) -> AbstractContextManager[Callable[[], None]]:
+    """Show nothing."""
+    return nullcontext(lambda: None)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer of a system. A function may return one instead of a string, to report its tokens.
+
+    Attributes:
+        text: The answer.
+        tokens: Prompt and completion tokens; None if unknown.
+    """
+
+    text: str
+    tokens: int | None = None
+
+
+class ServerError(Exception):
+    """A request that the server did not answer. It may be sent again, after `retry_after` seconds."""
+
+    retry_after = 0.0
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Chat completions of a server: of OpenAI, vLLM, llama.cpp, Ollama, `invariant-rag` or any other.
+
+    Attributes:
+        url: Address up to the version, such as `http://127.0.0.1:8000/v1`.
+        model: Name of the model; None: the first that the server lists.
+        parameters: Other fields of a request. At temperature 0, most servers answer alike every time.
+    """
+
+    url: str
+    model: str | None = None
+    parameters: dict[str, Any] = field(default_factory=lambda: {"temperature": 0})
+
+    @cached_property
+    def _client(self) -> httpx.Client:
+        import httpx
+
+        key = os.environ.get(KEY_VARIABLE)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.Client(base_url=self.url.rstrip("/"), headers=headers, timeout=SECONDS)
+
+    @cached_property
+    def served(self) -> str:
+        """Name of the model that is asked."""
+        if self.model is not None:
+            return self.model
+        try:
+            return str(self._send("GET", "/models")["data"][0]["id"])
+        except (ServerError, LookupError, TypeError) as error:
+            raise AuditFailed(
+                f"{self.url} lists no model: {error}",
+                hint="Is it running? If it lists none, name one: --model, or Endpoint(url, model).",
+            ) from error
+
+    def complete(self, text: str) -> Reply:
+        """Send one message of a user; raise `ServerError` without an answer, `AuditFailed` for a wrong key or model."""
+        body = {"model": self.served, "messages": [{"role": "user", "content": text}], **self.parameters}
+        said = self._send("POST", "/chat/completions", body)
+        try:
+            text, usage = said["choices"][0]["message"]["content"] or "", said.get("usage") or {}
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ServerError(f"{self.url}: expected a chat completion, got {str(said)[:200]!r}") from error
+        return Reply(text, usage.get("total_tokens"))
+
+    def _send(self, verb: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        import httpx
+
+        try:
+            response = self._client.request(verb, path, json=body)
+        except httpx.TimeoutException as error:
+            raise ServerError(f"no answer within {SECONDS:g} seconds") from error
+        except httpx.HTTPError as error:
+            why = re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
+            raise ServerError(f"the server cannot be reached: {why}") from error
+        said = f"{self.url}: {response.status_code}: {response.text[:200]}"
+        if response.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND}:
+            raise AuditFailed(said, hint=f"Look at the address, the model, and the key in {KEY_VARIABLE}.")
+        if response.is_error:
+            failed = ServerError(said)
+            with suppress(KeyError, ValueError):  # it may name a date, or nothing
+                failed.retry_after = float(response.headers["Retry-After"])
+            raise failed
+        try:
+            return response.json()
+        except ValueError as error:
+            raise ServerError(f"expected JSON: {said}") from error
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of one call: no text if every try failed; seconds with all tries, and the error of each that failed."""
+
+    key: str
+    text: str | None
+    tokens: int | None = None
+    seconds: float = 0.0
+    errors: tuple[str, ...] = ()
+
+
+def call(key: str, function: Callable[[], Reply], retries: int = 3) -> Answer:
+    """Call a function until it returns, at most `retries` times more. An error is an outcome, but for `AuditFailed`."""
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+
+    errors: list[str] = []
+
+    def error_of(state: RetryCallState) -> BaseException | None:
+        return None if state.outcome is None else state.outcome.exception()
+
+    def failed(state: RetryCallState) -> None:
+        error = error_of(state)
+        errors.append(f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
+
+    def once() -> Reply:
+        try:
+            return function()
+        except SystemExit as error:
+            code = "" if error.code is None else repr(error.code)
+            raise RuntimeError(f"the system called sys.exit({code}); expected an answer or an error") from error
+
+    started, growing = perf_counter(), wait_exponential(FIRST_PAUSE, LONGEST_PAUSE)
+    reply = Retrying(
+        stop=stop_after_attempt(retries + 1),
+        wait=lambda state: max(growing(state), getattr(error_of(state), "retry_after", 0.0)),
+        retry=retry_if_exception(lambda error: isinstance(error, Exception) and not isinstance(error, AuditFailed)),
+        after=failed,
+        retry_error_callback=lambda _: None,
+    )(once)
+    text, tokens = (None, None) if reply is None else (reply.text, reply.tokens)
+    return Answer(key, text, tokens, perf_counter() - started, tuple(errors))
+
+
+def make_calls(
+    calls: Sequence[tuple[str, Callable[[], Reply]]],
+    on_answer: Callable[[Answer], object],
+    *,
+    retries: int,
+    workers: int,
+    answered: bool = False,
+) -> None:
+    """Make calls, each with its key, in threads, and call `on_answer` with one answer at a time.
+
+    Stop where nothing is ever answered, if nothing was `answered` before.
+    """
+    stopped, lock = threading.Event(), threading.Lock()
+    failed = 0
+
+    def make(each: tuple[str, Callable[[], Reply]]) -> None:
+        nonlocal answered, failed
+        if stopped.is_set():
+            return
+        try:
+            answer = call(*each, retries)
+            with lock:
+                on_answer(answer)
+                answered, failed = answered or answer.text is not None, failed + (answer.text is None)
+                if failed >= min(HOPELESS, len(calls)) and not answered:
+                    raise AuditFailed(
+                        f"every call failed: {answer.errors[-1]}",
+                        hint="Call it once by itself. If it is given the wrong input, say what it is called with: "
+                        "to_input=lambda question, segments: ...",
+                    )
+        except BaseException:
+            stopped.set()
+            raise
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            list(pool.map(make, calls))
+        except BaseException:  # one has raised, or somebody interrupts
+            stopped.set()
+            raise
+
+
+def settle(value: Any) -> Any:
+    """Return a value; of an awaitable, what it is awaited for.
+
+    All are awaited in one event loop, in a thread of its own: clients that keep connections belong to a loop.
+    """
+    if not inspect.isawaitable(value):
+        return value
+
+    async def awaited() -> tuple[Any, BaseException | None]:
+        try:
+            return await value, None
+        except (KeyboardInterrupt, SystemExit) as error:  # raised in the loop, they would end it, and no call return
+            return None, error
+
+    with _starting:
+        if not _loops:
+            _loops.append(asyncio.new_event_loop())
+            threading.Thread(target=_loops[0].run_forever, daemon=True, name="audit-event-loop").start()
+    result, error = asyncio.run_coroutine_threadsafe(awaited(), _loops[0]).result()
+    if error is not None:
+        raise error
+    return result
+
+
+_starting = threading.Lock()
+_loops: list[asyncio.AbstractEventLoop] = []
