@@ -140,20 +140,12 @@ def test_a_broken_line_is_named_by_its_number_in_the_file(tmp_path: Path) -> Non
     assert "line 1" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "record"),
-    [
-        ("r-gsm", {"question": "A. B. How many?", "interchangeable": ["A.", "B."], "answer": "seven"}),
-        ("longbench", {"input": "Which?", "context": "text", "answers": ["none of them"]}),
-        ("longbench", {"input": "Which?", "context": "text", "answers": []}),
-    ],
-)
+@pytest.mark.parametrize("answers", [["none of them"], []])
 def test_a_gold_answer_that_cannot_be_compared_with_is_found_before_the_model_is_asked(
-    name: str, record: dict[str, Any], lm: InvariantModel, tmp_path: Path
+    answers: list[str], lm: InvariantModel, tmp_path: Path
 ) -> None:
-    benchmark = BENCHMARKS[name]
-    given = {"tasks": "passage_count"} if name == "longbench" else {}
-    (tmp_path / "data.jsonl").write_text(json.dumps(record))
+    (tmp_path / "data.jsonl").write_text(json.dumps({"input": "Which?", "context": "text", "answers": answers}))
     source, selection = DataSource(tmp_path / "data.jsonl"), Selection(load_tokenizer=lambda: lm.tokenizer)
+    benchmark = BENCHMARKS["longbench"]
     with pytest.raises(InvalidDataset, match="none that"):
-        benchmark.load(source, benchmark.parse_settings(given), selection)
+        benchmark.load(source, benchmark.parse_settings({"tasks": "passage_count"}), selection)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,12 @@ from invariant_rag_benchmarks.config import ENSEMBLES, BenchmarkConfig
 from invariant_rag_benchmarks.published_tables import (
     PublishedColumn,
     PublishedRow,
+    configs_to_run,
     published_tables,
+    reproduce,
     resolve_table,
+    rows_to_measure,
 )
-from invariant_rag_benchmarks.reproduction import configs_to_run, reproduce, rows_to_measure
 from invariant_rag_benchmarks.tasks.judging import SECTIONS
 
 RECORD_METRICS = {"routed", "perplexity", "collisions"}
@@ -231,10 +234,8 @@ def test_rows_and_tables_that_are_not_there_are_refused_with_those_that_are():
 def test_a_table_is_measured_cell_by_cell(data_of, lm: InvariantModel, tmp_path: Path):
     base = BenchmarkConfig("reward-bench", data=data_of("reward-bench"), max_new_tokens=3)
     found = reproduce(resolve_table("pine-table-2"), base, tmp_path, names=["PCW", "PINE", "permutation"], model=lm)
-    assert [(each.row, each.column) for each in found][:2] == [
-        ("PCW", "Full, gold first"),
-        ("PCW", "Full, gold second"),
-    ]
+    cells = [(each.row, each.column) for each in found]
+    assert cells[:2] == [("PCW", "Full, gold first"), ("PCW", "Full, gold second")]
     assert all(each.ours == 50 and each.published is None for each in found)  # it gives no verdict
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -245,16 +246,8 @@ def test_the_rows_of_an_intervention_are_measured_with_parameters_of_a_file(file
     (files / "mmlu_test.json").write_bytes((files / "mmlu_validation.json").read_bytes())
     table = resolve_table("hidden-scaling-table-4")
     base = BenchmarkConfig("mmlu", data=files, limit=1, overflow="trim_segments", intervention=str(parameters))
-    columns_of_mmlu = type(table)(
-        **{
-            **vars(table),
-            "columns": table.columns[:1],
-            "rows": tuple(
-                PublishedRow(row.model, row.name, row.setup, row.oracle, row.values[:1]) for row in table.rows
-            ),
-        }
-    )
-    found = reproduce(columns_of_mmlu, base, tmp_path / "runs", model=lm)
+    rows = tuple(replace(row, values=row.values[:1]) for row in table.rows)
+    found = reproduce(replace(table, columns=table.columns[:1], rows=rows), base, tmp_path / "runs", model=lm)
     assert [each.row for each in found] == ["w/ Ours"]
     assert found[0].ours is not None
     (folder,) = (tmp_path / "runs").iterdir()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from invariant_rag.audit.statistics import wilson_interval
 
-from invariant_rag_benchmarks import BENCHMARKS, Selection
-from invariant_rag_benchmarks.data import DataSource
+from invariant_rag_benchmarks import BENCHMARKS
 from invariant_rag_benchmarks.errors import InvalidRun
 from invariant_rag_benchmarks.report import markdown, summarize
 
@@ -76,27 +73,6 @@ def test_flips_are_the_share_of_questions_without_one_answer_in_every_order():
     ]
     summary = summarize(XQUAD, asked)
     assert summary["flips"] == wilson_interval(1, 4).as_dict()
-
-
-def test_an_order_blind_solver_of_problems_of_many_sizes_has_no_spread(tmp_path):
-    """Problems with more conditions are harder: their orders would be compared with those of easy problems."""
-    problems = []
-    for size in (2, 3, 4, 5) * 10:
-        conditions = [f"Ann finds {number} pens." for number in range(size)]
-        asked = f"{' '.join(conditions)} How many pens has she?"
-        problems.append({"question": asked, "interchangeable": conditions, "answer": str(sum(range(size)))})
-    file = tmp_path / "r_gsm.jsonl"
-    file.write_text("".join(json.dumps(each) + "\n" for each in problems))
-    benchmark = BENCHMARKS["r-gsm"]
-    asked = []
-    for case in benchmark.load(DataSource(file), benchmark.parse_settings({}), Selection()):
-        said = f"Answer: {case.gold[0] if len(case.segments) < 4 else 'none'}"
-        scored = benchmark.score(case, said)
-        scores = {"answer": scored.answer, "scores": dict(scored.scores), "dropped": 0, "trimmed": 0}
-        asked.append({"id": case.id, "question": case.question, "variant": case.variant, "group": "", **scores})
-    assert {each["variant"] for each in asked} == {"initial", "reversed", *(f"random {k}" for k in (1, 2, 3, 4))}
-    summary = summarize(benchmark, asked)
-    assert (summary["mean"]["value"], summary["spread"]["value"], summary["flips"]["value"]) == (0.5, 0, 0)
 
 
 def test_questions_that_were_asked_in_one_variant_alone_have_no_spread():
