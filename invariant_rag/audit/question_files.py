@@ -77,9 +77,10 @@ def _parse_jsonl(text: str, path: Path) -> Entries:
             try:
                 entries.append((f"{path}, line {number}", parse_json(line)))
             except ValueError as error:
-                hint = "If the file is one document of JSON, over several lines, name it .json."
-                hint_here = hint if number == 1 else None
-                raise InvalidQuestion(f"{path}, line {number}: expected JSON: {error}", hint=hint_here) from error
+                hint = (
+                    "If the file is one document of JSON, over several lines, name it .json." if number == 1 else None
+                )
+                raise InvalidQuestion(f"{path}, line {number}: expected JSON: {error}", hint=hint) from error
     return entries
 
 
@@ -95,7 +96,7 @@ def _parse_document(text: str, path: Path) -> Entries:
         shared = default.get("vars") or {} if isinstance(default, Mapping) else {}
         document = document["tests"]
     elif isinstance(document, Mapping):
-        document = rows_of(document, str(path))
+        document = _rows_of(document, path)
     entries: Entries = []
     for number, each in enumerate(document if isinstance(document, list) else [document], start=1):
         if isinstance(each, str) and each.startswith("file://"):
@@ -112,24 +113,17 @@ def _parse_yaml(text: str) -> Any:
     """Parse YAML from outside: an alias within what an alias stands for could grow without bounds."""
     import yaml
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        anchored = 0
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            event = self.peek_event()
-            is_alias = isinstance(event, yaml.AliasEvent)
-            if is_alias and self.anchored:
-                message = "expected no alias within what an alias stands for"
-                raise yaml.composer.ComposerError(None, None, message, event.start_mark)
-            inside = getattr(event, "anchor", None) is not None and not is_alias
-            self.anchored += inside
-            try:
-                return super().compose_node(parent, index)
-            finally:
-                self.anchored -= inside
-
+    anchored: list[bool] = []
     try:
-        return yaml.load(text, Loader)  # noqa: S506 - it is a SafeLoader
+        for event in yaml.parse(text, yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent) and any(anchored):
+                line = event.start_mark.line + 1
+                raise ValueError(f"expected no alias within what an alias stands for, line {line}")
+            if isinstance(event, yaml.CollectionStartEvent):
+                anchored.append(event.anchor is not None)
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchored.pop()
+        return yaml.safe_load(text)
     except RecursionError:
         raise ValueError("expected YAML nested less deeply") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
@@ -183,15 +177,10 @@ def join_rows(entries: Entries) -> Entries:
     return list(joined.values())
 
 
-def rows_of(document: Mapping[str, Any], where: str) -> list[Any]:
+def _rows_of(document: Mapping[str, Any], path: Path) -> list[Any]:
     """Return the records of a document: of its columns, of the one list of records in it, or itself.
 
     ragas and `datasets` write columns as lists, and pandas as mappings from the number of a row.
-
-    >>> rows_of({"question": ["Who?", "When?"], "contexts": [["Ann."], ["In May."]]}, "q.json")[1]
-    {'question': 'When?', 'contexts': ['In May.']}
-    >>> rows_of({"version": 1, "questions": [{"question": "Who?"}]}, "q.json")
-    [{'question': 'Who?'}]
     """
     first = next((document[name] for name in _QUESTIONS if name in document), None)
     is_messages = isinstance(first, list) and all(isinstance(each, Mapping) for each in first)
@@ -202,7 +191,7 @@ def rows_of(document: Mapping[str, Any], where: str) -> list[Any]:
             return list(pd.DataFrame(document).to_dict("records"))
         except ValueError as error:
             hint = "Write one record per question: in pandas, `to_json(path, orient='records', lines=True)`."
-            raise InvalidQuestion(f"{where}: expected columns of {len(first)} rows each: {error}", hint=hint) from error
+            raise InvalidQuestion(f"{path}: expected columns of {len(first)} rows each: {error}", hint=hint) from error
     lists = [each for each in document.values() if isinstance(each, list) and each]
     records = [each for each in lists if all(isinstance(one, Mapping) for one in each)]
     return records[0] if first is None and "vars" not in document and len(records) == 1 else [document]
@@ -231,7 +220,8 @@ def as_record(entry: Mapping[str, Any]) -> dict[str, Any]:
         name = next((name for name in names if record.get(name) is not None), None)
         if name is not None:
             found[ours] = record.pop(name)
-    found |= {"segments": _parse_list(found["segments"])} if "segments" in found else {}
+    if "segments" in found:
+        found["segments"] = _parse_list(found["segments"])
     wanted, segments = record.get("reference_contexts"), found.get("segments")
     if "gold" not in record and isinstance(wanted, Sequence) and isinstance(segments, Sequence):
         found["gold"] = [index for index, each in enumerate(segments) if each in wanted]
