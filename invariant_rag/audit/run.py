@@ -55,7 +55,8 @@ def audit(
         system: Anything that answers questions; see `invariant_rag.audit.systems.as_system`.
         questions: A file, or `Question`s and mappings; see `read_questions` in `invariant_rag.audit.questions`. None:
             those of the run that is resumed.
-        choices, changes: How the audit is made, also as keywords: `audit(system, questions, workers=8)`.
+        choices: How the audit is made.
+        changes: Choices, as keywords: `audit(system, questions, workers=8)`.
         retriever: Finds the segments of questions that have none: an object with `retrieve(question, k)`, a retriever
             of LangChain or LlamaIndex, or a function of the question. None: the system's own, if it has one.
         to_input: Makes the input of the system from question and segments.
@@ -63,7 +64,8 @@ def audit(
         resume: Folder of a run to continue: the same questions, orders, margin and name; what was answered is not asked
             again. You vouch that the system is the same.
         name: Name of the system in reports.
-        progress, on_step: Show a bar; called with a sentence before and after each step: what it costs, what is known.
+        progress: Shows a progress bar.
+        on_step: Called with a sentence before and after each step: what it costs, and what is known.
 
     Raises:
         InvalidQuestion: A question cannot be read, or none has an order.
