@@ -22,7 +22,7 @@ class OrderCheck:
     """The result of `check_order`.
 
     Attributes:
-        orders, seed: Number of random orders, in addition to the given one, and their seed.
+        orders, seed: Number of random orders beside the given one, and their seed.
         promised: Whether the model is invariant by design: its ordering gives one canonical order.
         distinct: Number of distinct outputs: text, token ids and log-probabilities, compared bit for bit.
         answers: The distinct texts with their counts, most frequent first; the given order is included.

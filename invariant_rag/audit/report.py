@@ -67,8 +67,8 @@ def _finding(audit: Audit) -> str:
         )
     if screen.alike:
         return (
-            f"Cannot tell yet: all answers are the same, {_the_answer(audit)}, with other texts in the documents, too. "
-            f"Whoever does not read the documents answers like that ({asked})."
+            f"Cannot tell yet: all answers are the same, {_the_answer(audit)}, with other texts in the documents, too "
+            f"({asked}). A system that does not read its documents answers like that."
         )
     return (
         f"Cannot tell yet: {measured} Ask about {screen.more:,} questions more, "
