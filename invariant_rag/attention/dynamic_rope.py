@@ -16,20 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from invariant_rag.attention.per_model import once_per_model
+from invariant_rag.attention.per_model import dynamic_rope_modules
 
 _private: ContextVar[Mapping[nn.Module, nn.Module]] = ContextVar("private_rotary_modules", default={})  # noqa: B039 - never changed
-
-
-def has_dynamic_rope(model: nn.Module) -> bool:
-    """Return whether the model's rotary frequencies depend on the sequence length (dynamic NTK, LongRoPE)."""
-    return bool(_dynamic_rope_modules(model))
-
-
-@once_per_model
-def _dynamic_rope_modules(model: nn.Module) -> list[nn.Module]:
-    kinds = [(module, str(getattr(module, "rope_type", ""))) for module in model.modules()]
-    return [module for module, kind in kinds if "dynamic" in kind or "longrope" in kind]
 
 
 @contextmanager
@@ -39,7 +28,7 @@ def private_dynamic_rope(model: nn.Module) -> Iterator[None]:
     Law: what other threads run on the model changes no frequency of this thread, and this thread none of theirs.
     Not to be entered by two threads for one model at a time: callers hold the model's lock.
     """
-    modules = _dynamic_rope_modules(model)
+    modules = dynamic_rope_modules(model)
     with ExitStack() as restore:
         if modules:
             private = {**_private.get(), **{module: _as_loaded(module) for module in modules}}

@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Container, Mapping
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from invariant_rag.locks import ForkSafeLock
+
+if TYPE_CHECKING:
+    import torch
 
 Fact = TypeVar("Fact")
 
@@ -33,6 +36,24 @@ def once_per_model(find: Callable[[Any], Fact]) -> Callable[[Any], Fact]:
 def forward_parameters(model: Any) -> frozenset[str]:
     """Return the names of the arguments that a model's forward pass takes."""
     return frozenset(inspect.signature(model.forward).parameters)
+
+
+def takes_position_ids(model: Any) -> bool:
+    """Return whether the model is told the positions of tokens. With ALiBi alone, it takes their indices."""
+    return "position_ids" in forward_parameters(model)
+
+
+def input_device(model: Any) -> torch.device:
+    """Return the device of a model's input ids, also if its layers are spread over several devices."""
+    device: torch.device = model.get_input_embeddings().weight.device
+    return device
+
+
+@once_per_model
+def dynamic_rope_modules(model: Any) -> list[Any]:
+    """Return the modules whose rotary frequencies depend on the sequence length (dynamic NTK, LongRoPE)."""
+    kinds = [(module, str(getattr(module, "rope_type", ""))) for module in model.modules()]
+    return [module for module, kind in kinds if "dynamic" in kind or "longrope" in kind]
 
 
 def cache_keyword(names: Container[str]) -> str:

@@ -9,7 +9,6 @@ model's own. A model that fails raises `UnsupportedModel` with the reason.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -19,7 +18,7 @@ from invariant_rag.attention.call import LayerInputs
 from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
 from invariant_rag.attention.inline import inline_attention
-from invariant_rag.attention.per_model import forward_parameters
+from invariant_rag.attention.per_model import input_device, takes_position_ids
 from invariant_rag.attention.positions import Alibi, PositionEncoding, candidates, find_slopes, identify
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.errors import UnsupportedModel
@@ -131,18 +130,6 @@ def _compare_with_own_attention(model: PreTrainedModel, rotations: list[Position
     if error > tolerance:
         reason = "our attention does not reproduce the model's own logits (largest error"
         raise _unsupported(model, f"{reason} {error:.1e}, relative to the largest logit)")
-
-
-def takes_position_ids(model: PreTrainedModel) -> bool:
-    """Return whether the model is told the positions of tokens. With ALiBi alone, it takes their indices."""
-    return "position_ids" in forward_parameters(model)
-
-
-def input_device(model: PreTrainedModel) -> torch.device:
-    """Return the device of a model's input ids, also if its layers are spread over several devices."""
-    embeddings: Any = model.get_input_embeddings()
-    device: torch.device = embeddings.weight.device
-    return device
 
 
 def _relative_error(left: torch.Tensor, right: torch.Tensor) -> float:

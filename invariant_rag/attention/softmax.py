@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from invariant_rag.arrangement import UNWEIGHTED, Row, Run, Span, Weighting
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.fused import attention_with_lse
 
 _QUERY_BLOCK = 512  # queries per call with a mask, so that memory is linear in the number of keys
+_logger = logging.getLogger(__name__)
 _SCORE_BLOCK = 64  # queries at a time that hold their scores against every key in float32
 
 
@@ -52,8 +55,12 @@ def attend_row(call: AttentionCall, row: Row) -> torch.Tensor:
 
 def rotated_keys(call: AttentionCall, runs: Sequence[Run]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the keys of some runs at their shifts `[H_kv, K, D]`, and their values."""
-    keys = [call.rotation.rotate(call.keys[:, run.start : run.stop], run.shift) for run in runs]
-    return torch.cat(keys, dim=1), torch.cat([call.values[:, run.start : run.stop] for run in runs], dim=1)
+    keys, values = [], []
+    for run in runs:
+        own = call.keys[:, run.start : run.stop]
+        keys.append(call.rotation.rotate(own, run.shift) if run.shift else own)
+        values.append(call.values[:, run.start : run.stop])
+    return torch.cat(keys, dim=1), torch.cat(values, dim=1)
 
 
 def plain_attention(call: AttentionCall) -> torch.Tensor:
@@ -117,7 +124,7 @@ def attend_row_runs(call: AttentionCall, row: Row) -> list[AttentionState]:
     for run in [*parts, replace(own, start=first)]:
         keys, values = call.keys[:, run.start : run.stop], call.values[:, run.start : run.stop]
         sharpened = replace(call, scaling=call.scaling / run.weighting.temperature)
-        rotated = call.rotation.rotate(queries, -run.shift)
+        rotated = call.rotation.rotate(queries, -run.shift) if run.shift else queries
         out, lse = partial_attention(sharpened, rotated, keys, values, is_causal=run.stop == own.stop)
         states.append(AttentionState(out, lse * run.weighting.factor + run.weighting.offset))
     return states
@@ -221,3 +228,100 @@ def _softmax_values(call: AttentionCall, scores: torch.Tensor, values: torch.Ten
     weights = F.dropout(weights, call.dropout).to(values.dtype)
     packed = weights.reshape(values.shape[0], -1, weights.shape[-1])
     return (packed @ values).reshape(*scores.shape[:2], values.shape[-1])
+
+
+# --- with log-sum-exps: the one place that touches a private operator of PyTorch ---
+
+# PyTorch's fused CPU kernel computes the log-sum-exps, but its public name, `scaled_dot_product_attention`, does not
+# return them. A release may rename or change the operator. Then matrix products compute the same, slower, with a
+# warning.
+OPERATOR = "_scaled_dot_product_flash_attention_for_cpu"
+
+Result: TypeAlias = tuple[Tensor, Tensor]
+Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], Result]
+"""Takes queries `[B, H, Q, D]`, keys and values `[B, H_kv, S, D]`, an additive mask that broadcasts to `[B, H, Q, S]`
+or None, whether attention is causal, and the factor on the scores."""
+
+
+def attention_with_lse(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    scaling: float,
+    is_causal: bool = False,
+    mask: Tensor | None = None,
+) -> Result:
+    """Compute softmax attention on a CPU; return outputs `[B, H, Q, D_v]`, and log-sum-exps `[B, H, Q]`.
+
+    The arguments are those of `Kernel`. Values `[B, H_kv, S, D_v]` may be narrower than the keys; a mask has the dtype
+    of the queries. Log-sum-exps are in float32 at least.
+    """
+    width = values.shape[-1]
+    if width < keys.shape[-1]:  # the kernel wants one width
+        values = torch.nn.functional.pad(values, (0, keys.shape[-1] - width))
+    out, lse = _kernel()(queries, keys, values, mask, is_causal, scaling)
+    return out[..., :width], lse
+
+
+@cache
+def _kernel() -> Kernel:
+    """Return the fastest kernel that computes the right thing with this PyTorch."""
+    wrong = ""
+    for kernel in (fused_kernel, ungrouped_kernel):
+        wrong = _difference(kernel)
+        if not wrong:
+            return kernel
+    _logger.warning(
+        "PyTorch %s has no usable operator aten::%s (%s): attention on this CPU is computed by matrix products, which "
+        "is slower; results agree up to rounding. Install a PyTorch that invariant-rag was tested with.",
+        torch.__version__,
+        OPERATOR,
+        wrong,
+    )
+    return matmul_kernel
+
+
+def _difference(kernel: Kernel) -> str:
+    """Return how a kernel differs from matrix products on grouped heads; empty if it does not."""
+    queries, keys = torch.linspace(-1, 1, 48).reshape(1, 2, 3, 8), torch.linspace(1, -1, 24).reshape(1, 1, 3, 8)
+    for is_causal in (True, False):
+        try:
+            results = kernel(queries, keys, keys, None, is_causal, 0.5)
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            return str(error)
+        expected = matmul_kernel(queries, keys, keys, None, is_causal, 0.5)
+        for found, right in zip(results, expected, strict=True):
+            if found.shape != right.shape or not torch.allclose(found, right, atol=1e-5):
+                return "its results are not those of matrix products"
+    return ""
+
+
+def fused_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scaling: float) -> Result:
+    """Compute attention with PyTorch's fused CPU kernel."""
+    out, lse = getattr(torch.ops.aten, OPERATOR)(q, k, v, is_causal=is_causal, attn_mask=mask, scale=scaling)
+    return out, lse
+
+
+def ungrouped_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scaling: float) -> Result:
+    """Compute attention with the fused CPU kernel of PyTorch below 2.9, which is wrong for grouped heads."""
+    groups = q.shape[1] // k.shape[1]
+    return fused_kernel(
+        q, k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1), mask, is_causal, scaling
+    )
+
+
+def matmul_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scaling: float) -> Result:
+    """Compute attention by matrix products, in float32 or wider; memory grows with Q times S."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    groups = q.shape[1] // k.shape[1]
+    keys, values = (each.to(wide).repeat_interleave(groups, dim=1) for each in (k, v))
+    scores = q.to(wide) @ keys.mT * scaling
+    if mask is not None:
+        scores = scores + mask.to(wide)
+    if is_causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+    lse = scores.logsumexp(dim=-1)
+    weights = (scores - lse[..., None]).exp().nan_to_num(0.0)  # a query that sees nothing has no weights
+    return (weights @ values).to(q.dtype), lse

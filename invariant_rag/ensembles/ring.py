@@ -10,7 +10,6 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import Layout
-from invariant_rag.attention.dynamic_rope import has_dynamic_rope
 from invariant_rag.attention.per_model import cache_keyword, forward_parameters
 from invariant_rag.checks import check_kind
 from invariant_rag.ensembles.base import (
@@ -59,8 +58,8 @@ class RingAverage(Ensemble[EnsembleGeneration]):
         unfit = {
             "a model that attends to its whole context, got one with a sliding window, which would cover other tokens "
             "for every cut": _has_sliding_window(lm.model),
-            "rotary frequencies that do not depend on the prompt length; this model's grow with it": has_dynamic_rope(
-                lm.model
+            "rotary frequencies that do not depend on the prompt length; this model's grow with it": (
+                lm.prefiller.shared.has_dynamic_rope
             ),
             "a model with rotary positions, whose cached keys can be moved, got one with ALiBi, whose own attention "
             "takes the index of a key for its position": lm.prefiller.shared.has_alibi,

@@ -33,13 +33,13 @@ class AnswerParser:
     ) -> None:
         self._format, self._tools, self._prompt = written, frozenset(tools), prompt
         self._reasoning, self._reasoning_open = reasoning, reasoning_open
-        begin = written.begin.lstrip()
-        self._first = _pattern(begin[begin.index(written.trigger) :], written.middle)
+        begin = written.begin[written.begin.index(written.trigger) :]
+        self._first = _pattern(begin, written.middle)
         self._next = None if written.between is None else _pattern(written.between, written.middle)
         self._end = re.compile(_loose(written.end))
         self._longest = len(written.begin) + len(written.middle) + max(map(len, self._tools), default=0) + 64
-        closings = [written.end, *(f"{written.between}{name}{written.middle}" for name in self._tools)]
-        self._closings = ["".join(each.split()) for each in closings]
+        befores = filter(None, (begin, written.between))
+        self._openings = [_compact(f"{each}{name}{written.middle}") for each in befores for name in self._tools]
 
     def parse(self, texts: Iterable[str]) -> Iterator[AnswerDelta]:
         """Yield the parts of an answer as its text comes, which is read to its end."""
@@ -55,7 +55,9 @@ class AnswerParser:
                 began = True
                 yield AnswerDelta(text)
             match = self._opening(source)
-            if source.text and not match:  # its marker is text
+            if source.text and not match and self._is_cut(source.text):
+                yield AnswerDelta(call=CallDelta(calls, "", "", source.take(len(source.text))))
+            elif source.text and not match:  # its marker is text
                 began = True
                 yield AnswerDelta(source.stripped(source.space + source.take(len(trigger))))
             while match:
@@ -67,8 +69,8 @@ class AnswerParser:
                 if end:
                     source.take(end.end())
                     source.skips_space = not began
-                elif not match and not self._is_closing(rest := source.take(len(source.text))):
-                    yield AnswerDelta(source.stripped(rest))
+                elif not match:
+                    yield from self._without_end(source, calls)
 
     def _thoughts(self, source: _Pieces, reasoning: ReasoningFormat) -> Iterator[str]:
         """Yield the reasoning, and leave what is behind it."""
@@ -99,8 +101,16 @@ class AnswerParser:
             if (end := self._end.match(source.text)) or not source.more():
                 return None, end
 
-    def _is_closing(self, text: str) -> bool:
-        return any(each.startswith("".join(text.split())) for each in self._closings)
+    def _without_end(self, source: _Pieces, calls: int) -> Iterator[AnswerDelta]:
+        """Yield what an answer ends with behind a call: half of the next one, or text; nothing for half of the end."""
+        rest = source.take(len(source.text))
+        if not _compact(self._format.end).startswith(_compact(rest)):
+            cut = AnswerDelta(call=CallDelta(calls, "", "", rest))
+            yield cut if self._is_cut(rest) else AnswerDelta(source.stripped(rest))
+
+    def _is_cut(self, text: str) -> bool:
+        """Return whether a text is the beginning of a call, as far as its arguments, and an answer ends with it."""
+        return len(text) <= self._longest and any(each.startswith(_compact(text)) for each in self._openings)
 
 
 class _Pieces:
@@ -158,6 +168,10 @@ class _Pieces:
                         yield self.take(length)
                         return
             yield self.take(len(self.text))
+
+
+def _compact(text: str) -> str:
+    return "".join(text.split())
 
 
 def _loose(literal: str) -> str:

@@ -195,7 +195,7 @@ class Answering:
         if self._calling is None:
             return deltas
         parsed = self._calling.parser(self.prompt).parse(each.content for each in deltas)
-        is_text = stops and not self._calling.forced  # a call that is cut before its arguments looks like text
+        is_text = stops and not self._calling.forced  # half a marker looks like text
         return self._with_object(until_stop_string(parsed, self.request.stop if is_text else ()))
 
     def _with_object(self, deltas: Iterable[AnswerDelta]) -> Iterator[AnswerDelta]:

@@ -86,7 +86,10 @@ class AnswerRequest:
 
 @dataclass(frozen=True)
 class CallDelta:
-    """A piece of the JSON of a call's arguments, with the place of the call; in its first piece, its id and name."""
+    """A piece of the JSON of a call's arguments, with the place of the call; in its first piece, its id and name.
+
+    An empty name: all that came of a call that was cut off before its arguments.
+    """
 
     index: int
     id: str | None = None
@@ -131,7 +134,7 @@ class Answer:
         content: The text.
         reasoning: What the model wrote between its markers of reasoning; empty if it has none.
         tool_calls: The calls.
-        cut_call: A call that the answer ends within, with its arguments as far as they came; None: there is none.
+        cut_call: A call that the answer ends within, as far as it came; None: there is none.
         finish_reason: `stop`, `tool_calls`, or `length`: room forced the end, so that an object or a call may be cut.
         logprobs: The tokens with their log-probabilities; None if they were not asked for.
         citations: The parts of the text that have a source, with the caller's own segments; None if not asked for.

@@ -24,13 +24,11 @@ from invariant_rag.generation.digest import choices_digest
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import as_ids, check_options, resolve_max_new_tokens, resolve_option
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.streaming import StopOnEvent, TextStream
+from invariant_rag.generation.streaming import StopOnEvent, TextQueueStreamer, TextStream
 from invariant_rag.segments import Prompt
 
-_SHORT = 4
-"""A request is short beside one of so many times its tokens."""
-_POLL_SECONDS = 0.02
-"""How often a waiting thread checks whether another one has generated for it."""
+_SHORT = 4  # a request is short beside one of so many times its tokens
+_POLL_SECONDS = 0.02  # how often a waiting thread checks whether another one has generated for it
 
 
 @dataclass(eq=False)
@@ -59,10 +57,6 @@ class _Request:
         """Whether it is sampled in a way in which rows of a batch can have generators of their own."""
         return samples_rows(self.options, self.lm.model)
 
-    @cached_property
-    def new_tokens(self) -> int:
-        return resolve_max_new_tokens(self.options.get("max_new_tokens"), self.options)
-
     @property
     def shared_options(self) -> dict[str, Any]:
         """The options that requests of a batch have in common: all but the seed of a sampled one."""
@@ -78,15 +72,13 @@ class _Request:
 
         Tenants have different caches.
         """
-        is_others = self.lm.cache is not running.lm.cache and self.new_tokens <= running.new_tokens
-        return is_others or _SHORT * self.new_tokens <= running.new_tokens
+        own, its = (
+            resolve_max_new_tokens(each.options.get("max_new_tokens"), each.options) for each in (self, running)
+        )
+        return _SHORT * own <= its or (self.lm.cache is not running.lm.cache and own <= its)
 
     def can_batch_with(self, other: _Request) -> bool:
-        """Return whether both requests can be rows of one batch.
-
-        Those of a model that computes prompts one by one cannot, nor can requests with different caches: they may
-        belong to tenants that must not see what the other one has stored.
-        """
+        """Return whether both requests can be rows of one batch: same weights, choices, options, and tenant's cache."""
         lm, its = self.lm, other.lm
         return (
             (self.samples_rows or not resolve_option(self.options, "do_sample"))
@@ -113,11 +105,11 @@ class _Request:
 class MicroBatcher:
     """A queue that batches concurrent `generate` calls of several threads.
 
-    There is no worker thread, and no call waits for a batch to fill: while one thread generates, other calls queue up;
-    the next thread then generates for its own prompt and for the waiting calls with the same weights, choices and
-    options. A request that is short beside a running batch, or another tenant's, is generated between two steps of it.
-    In a batch, an answer equals that of a single call up to rounding; sampled ones have seeds of their own. A model
-    whose engine batches calls, such as vLLM, is called at once. Pickling gives a batcher with an empty queue.
+    No call waits for a batch to fill: while one thread generates, other calls queue up; the next thread then generates
+    for its own prompt and for the waiting calls with the same weights, choices and options. A request that is short
+    beside a running batch, or another tenant's, is generated between two steps of it. In a batch, an answer equals that
+    of a single call up to rounding; sampled ones have seeds of their own. A model whose engine batches calls, such as
+    vLLM, is called at once.
 
     >>> batcher = MicroBatcher()
     >>> with ThreadPoolExecutor(8) as pool:  # doctest: +SKIP
@@ -154,7 +146,7 @@ class MicroBatcher:
             CancelledError: It was abandoned.
             InvalidChoice: `batch_size` is below 1, or `num_return_sequences` is above 1.
         """
-        given: Mapping[str, Any] = {} if options is None else check_kind("options", options, dict, error=InvalidOption)
+        given = check_kind("options", {} if options is None else options, dict, error=InvalidOption)
         return self.generate_all(lm, [(prompt, given)], batch_size=batch_size, abandoned=abandoned)[0]
 
     def generate_all(
@@ -185,18 +177,13 @@ class MicroBatcher:
         that begin before one is read are decoded together. It is the stream that raises CancelledError.
         """
         rest, closed = dict(options or {}), Event()
-        kept = {"keep_tokens": rest.pop("keep_tokens", None)}
-        requests: list[_Request] = []
-
-        def begin(streamer: BaseStreamer) -> None:
-            mine = _Request(lm, prompt, rest, (closed, *_events(abandoned)), streamer)
-            requests.extend(self._add([mine], batch_size))
+        streamer = TextQueueStreamer(lm.tokenizer, rest.pop("keep_tokens", None))
+        requests = self._add([_Request(lm, prompt, rest, (closed, *_events(abandoned)), streamer)], batch_size)
 
         def generate(**_: Any) -> Generation:  # whatever says that the stream is closed ends its row: the event does
             return self._results(requests, batch_size)[0]
 
-        check = lm.prefiller.shared.lock.check_new_thread
-        stream = TextStream(generate, lm.tokenizer, kept, check=check, closed=closed, begin=begin)
+        stream = TextStream(generate, streamer, {}, check=lm.prefiller.shared.lock.check_new_thread, closed=closed)
         finalize(stream, closed.set)  # nobody waits for a stream that is not there
         return stream
 
@@ -213,8 +200,7 @@ class MicroBatcher:
         """Return the answers to requests that wait; CancelledError if one was abandoned."""
         if requests and requests[0].lm.batches_calls:
             with ThreadPoolExecutor(len(requests)) as pool:
-                run = pool.map if len(requests) > 1 else map
-                return list(run(_Request.run_alone, requests))
+                return list((pool.map if len(requests) > 1 else map)(_Request.run_alone, requests))
         for each in requests:
             while not each.result.done():
                 if not self._generate_lock.acquire(timeout=_POLL_SECONDS):  # it may have run between others
@@ -298,9 +284,8 @@ class _Rows(StoppingCriteria):
 
     def __init__(self, batch: Sequence[_Request], run_between: Callable[[_Request], bool] | None) -> None:
         lm, options = batch[0].lm, batch[0].options
-        self._batch, self._run_between = batch, run_between
+        self._batch, self._run_between, self._ours_until = batch, run_between, 0.0
         self._criteria = StoppingCriteriaList(options.get("stopping_criteria") or ())
-        self._ours_until = 0.0
         self._open = dict(enumerate(batch))  # requests by row, until their answers end
         self._ends = set(as_ids(resolve_option(options, "eos_token_id", lm.model.generation_config)))
 
@@ -318,7 +303,7 @@ class _Rows(StoppingCriteria):
                 request.streamer.put(tokens[row : row + 1])
             stops[row] |= request.abandoned
             if stops[row] or int(tokens[row]) in self._ends:  # what follows is padding
-                self._close(row)
+                self.close([row])
         start = monotonic()
         may_run = start >= self._ours_until and not stops.all()
         if may_run and self._run_between is not None and self._run_between(self._batch[0]):
@@ -330,12 +315,9 @@ class _Rows(StoppingCriteria):
         other._criteria = deepcopy(self._criteria, memo)
         return other
 
-    def close(self) -> None:
-        """End the streams of rows that are still open."""
-        for row in list(self._open):
-            self._close(row)
-
-    def _close(self, row: int) -> None:
-        request = self._open.pop(row)
-        if request.streamer is not None:
-            request.streamer.end()
+    def close(self, rows: Iterable[int] = ()) -> None:
+        """End the streams of some rows, or of all that are still open."""
+        for row in list(rows or self._open):
+            request = self._open.pop(row)
+            if request.streamer is not None:
+                request.streamer.end()

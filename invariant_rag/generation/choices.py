@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from invariant_rag.attention import resolve_backend
-from invariant_rag.attention.dynamic_rope import has_dynamic_rope
-from invariant_rag.attention.probe import input_device
+from invariant_rag.attention.per_model import dynamic_rope_modules, input_device
 from invariant_rag.checks import check_flag, check_name, check_number
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.prepare import Overflow
 from invariant_rag.interventions import INTERVENTIONS, Intervention, resolve_intervention
 from invariant_rag.methods import Method, check_method_and_ordering, resolve_method
-from invariant_rag.models.loading import check_device, context_window, load_config, resolve_dtype
+from invariant_rag.models.devices import check_device
+from invariant_rag.models.loading import context_window, load_config, resolve_dtype
 from invariant_rag.orderings import Ordering, resolve_ordering
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _check_cacheable(model: PreTrainedModel, intervention: Intervention | None) 
     wanted, found = "", ""
     if intervention is not None:
         wanted, found = "a model without an intervention", repr(intervention.name)
-    elif has_dynamic_rope(model):
+    elif dynamic_rope_modules(model):
         wanted, found = "rotary frequencies that do not depend on the prompt length", "some that grow with it"
     elif len(devices) > 1 or any(each.is_meta for each in model.parameters()):
         wanted = "a model on one device, with its weights in memory,"

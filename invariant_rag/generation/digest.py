@@ -1,8 +1,7 @@
 """Digests, for the keys of caches: of plain data, of a model's weights, and of all that can change an answer.
 
-The digest of weights is computed from every byte each time. Nothing less notices every change: PyTorch's version
-counters miss what is written through `.data`, as merged adapters do, and samples miss the weights between them. On a
-CPU it takes as long as generating one or two tokens.
+The digest of weights is computed from every byte each time, which takes as long as one or two tokens on a CPU. Nothing
+less notices every change: PyTorch's version counters miss what is written through `.data`, as merged adapters do.
 """
 
 from __future__ import annotations
@@ -13,14 +12,13 @@ import sys
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import is_dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 import transformers
@@ -28,7 +26,7 @@ from torch import nn
 from torch.nn.modules import module as hooks_of_all_modules
 from transformers import PreTrainedModel
 
-from invariant_rag.attention.dynamic_rope import has_dynamic_rope
+from invariant_rag.attention.per_model import dynamic_rope_modules
 from invariant_rag.errors import CacheWarning
 from invariant_rag.interventions import Intervention
 from invariant_rag.locks import ForkSafeLock
@@ -49,7 +47,7 @@ _KNOWN_HOOKS = ("accelerate", "invariant_rag", "torch", "transformers")
 """Packages whose hooks and wrappers move or record tensors, or depend on parameters alone: they change no answer."""
 
 _vocabularies: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, str]] = WeakKeyDictionary()
-_tokens: dict[int, tuple[ReferenceType[Any], str]] = {}
+_tokens: dict[int, str] = {}
 _lock = ForkSafeLock()
 
 
@@ -102,9 +100,8 @@ def describe(value: Any) -> str:
     if isinstance(value, list | tuple | set | frozenset):
         items = [describe(each) for each in value]
         return f"{kind}[{', '.join(items if isinstance(value, list | tuple) else sorted(items))}]"
-    is_backend = callable(getattr(type(value), "attend", None))
     is_data = is_dataclass(value) and not isinstance(value, type)
-    if isinstance(value, ReadOnly | Intervention) or is_backend or is_data:
+    if is_data or isinstance(value, ReadOnly | Intervention) or callable(getattr(type(value), "attend", None)):
         return f"{_reference(type(value))}({describe(value.__getstate__())})"
     return _reference(value)
 
@@ -115,11 +112,9 @@ def weights_digest(model: PreTrainedModel) -> str:
     Law: whatever is changed in place in one of these, the digest changes. Functions are not part of it; see
     `foreign_code`.
     """
-    digest = hashlib.sha256(model.config.to_json_string(use_diff=False).encode())
     modules = list(model.named_modules())
-    if has_dynamic_rope(model):  # what it remembers of earlier calls, which ours forget
+    if dynamic_rope_modules(model):  # what it remembers of earlier calls, which ours forget
         modules = [each for each in modules if not hasattr(each[1], "rope_type")]
-    digest.update("\n".join(_settings(modules)).encode())
     tensors: dict[str, Any] = model.state_dict()
     tensors |= {f"{name}.{buffer}": each for name, module in modules for buffer, each in module._buffers.items()}
     names, parts = [], []
@@ -127,8 +122,7 @@ def weights_digest(model: PreTrainedModel) -> str:
         for part in [tensor] if type(tensor) in (torch.Tensor, nn.Parameter) else _plain_tensors(tensor):
             parts.append(part)
             names.append(f"{name} {tuple(part.shape)} {part.dtype}" if isinstance(part, torch.Tensor) else name)
-    digest.update(repr(list(zip(names, _checksums(parts), strict=True))).encode())
-    return digest.hexdigest()
+    return digest_of(model.config.to_json_string(use_diff=False), _settings(modules), names, _checksums(parts))
 
 
 def environment(model: PreTrainedModel, device: torch.device) -> tuple[object, ...]:
@@ -155,10 +149,7 @@ def environment(model: PreTrainedModel, device: torch.device) -> tuple[object, .
 
 
 def foreign_code(model: PreTrainedModel) -> dict[str, Any]:
-    """Return the code that a model runs besides that of its classes, by place: hooks, and the `forward` of one module.
-
-    What such code does may depend on anything, so no digest can cover it.
-    """
+    """Return the code that a model runs besides that of its classes, by place: no digest can cover what it does."""
     of_all = (hooks_of_all_modules._global_forward_pre_hooks, hooks_of_all_modules._global_forward_hooks)
     found = [("a hook of all modules", each) for hooks in of_all for each in hooks.values()]
     for name, module in model.named_modules():
@@ -173,8 +164,9 @@ def warn_of_foreign_code(model: PreTrainedModel) -> bool:
     """Return whether a model runs code that no key can cover, so that no cache is used; a warning names it."""
     found = list(foreign_code(model))
     if found:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        warnings.warn(CacheWarning(f"the key-value cache is not used: the model has {found[0]}{more}"), stacklevel=2)
+        warnings.warn(
+            CacheWarning(f"the key-value cache is not used: the model has {', '.join(found[:3])}"), stacklevel=2
+        )
     return bool(found)
 
 
@@ -217,23 +209,20 @@ def _plain_tensors(value: Any) -> list[Any]:
 
 def _checksums(values: list[Any]) -> list[object]:
     """Return a checksum of each tensor, and the other values as they are. Tied weights are summed once."""
-    found: dict[Any, object] = {}
-    on_host: dict[Any, Any] = {}
-    places: list[Any] = []
-    for value in values:
-        if not isinstance(value, torch.Tensor):
-            places.append(None)
-            continue
-        places.append((value.device, value.data_ptr(), value.dtype, value.shape, value.stride()))
-        if places[-1] not in found and places[-1] not in on_host:
-            content = value.detach().contiguous().flatten().view(torch.uint8)
-            if content.device.type == "cpu":
-                on_host[places[-1]] = content.numpy().data
-            else:
-                found[places[-1]] = _sum_on_device(content)
+    found: list[Any] = []
+    sums: dict[Any, Future[int] | int] = {}
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # zlib runs without the interpreter's lock
-        found |= zip(on_host, threads.map(zlib.crc32, on_host.values()), strict=True)
-    return [value if place is None else found[place] for place, value in zip(places, values, strict=True)]
+        for value in values:
+            if not isinstance(value, torch.Tensor):
+                found.append(value)
+                continue
+            place = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+            if place not in sums:
+                content = value.detach().contiguous().flatten().view(torch.uint8)
+                on_host = content.device.type == "cpu"
+                sums[place] = threads.submit(zlib.crc32, content.numpy().data) if on_host else _sum_on_device(content)
+            found.append(sums[place])
+    return [each.result() if isinstance(each, Future) else each for each in found]
 
 
 def _sum_on_device(tensor: torch.Tensor) -> int:
@@ -266,13 +255,9 @@ def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
             if backend is not None:  # the last call left its padding and truncation in it
                 vocabulary = {**json.loads(backend.to_str()), "padding": None, "truncation": None}
             known = _vocabularies[tokenizer] = size, digest_of(vocabulary)
-    behaviour = ("add_bos_token", "add_eos_token", "clean_up_tokenization_spaces")
-    return [
-        known[1],
-        describe(tokenizer.chat_template),
-        sorted((name, str(token)) for name, token in tokenizer.special_tokens_map.items()),
-        [getattr(tokenizer, name, None) for name in behaviour],
-    ]
+    behaviour = ("chat_template", "add_bos_token", "add_eos_token", "clean_up_tokenization_spaces")
+    special = sorted((name, str(token)) for name, token in tokenizer.special_tokens_map.items())
+    return [known[1], special, *(describe(getattr(tokenizer, name, None)) for name in behaviour)]
 
 
 def _reference(value: Any) -> str:
@@ -290,12 +275,11 @@ def _reference(value: Any) -> str:
 def _token(value: object) -> str:
     """Return a random text that belongs to one object as long as it exists. Unlike an address, it is never reused."""
     with _lock:
-        known = _tokens.get(id(value))
-        if known is not None and known[0]() is value:
-            return known[1]
-        for key in [key for key, (watched, _) in _tokens.items() if watched() is None]:
-            del _tokens[key]
-        token = uuid4().hex
-        with suppress(TypeError):  # an object without weak references gets another token every time
-            _tokens[id(value)] = ref(value), token
-        return token
+        if id(value) not in _tokens:
+            token = uuid4().hex
+            try:
+                finalize(value, _tokens.pop, id(value), None)
+            except TypeError:  # an object without weak references gets another token every time
+                return token
+            _tokens[id(value)] = token
+        return _tokens[id(value)]

@@ -58,27 +58,18 @@ _logger = logging.getLogger(__name__)
 class CacheStats:
     """Statistics of a cache.
 
-    Attributes:
-        hits: Lookups that found an entry, in memory or on disk.
-        misses: Lookups that did not.
-        disk_hits: Hits that were loaded from disk.
-        evictions: Entries evicted from memory because it was full.
-        damaged: Entries that are not what was stored under their key, by checksum, name, shape or dtype; they are
-            removed and count as misses.
-        disk_errors: Failed reads and writes (disk full, no permission...); each is logged. An entry that cannot be read
-            counts as a miss, and one that cannot be written is stored in memory only.
-        entries: Entries in memory.
-        bytes: Their total size.
+    A damaged entry is not what was stored under its key, by checksum, name, shape or dtype: it is removed, and a miss.
+    Failed reads and writes of the disk are logged: an entry is then a miss, or stored in memory only.
     """
 
-    hits: int = 0
+    hits: int = 0  # lookups that found an entry, in memory or on disk
     misses: int = 0
-    disk_hits: int = 0
-    evictions: int = 0
+    disk_hits: int = 0  # hits that were loaded from disk
+    evictions: int = 0  # from memory, because it was full
     damaged: int = 0
     disk_errors: int = 0
-    entries: int = 0
-    bytes: int = 0
+    entries: int = 0  # in memory
+    bytes: int = 0  # of these
 
 
 class KeyValueCache:
@@ -120,8 +111,8 @@ class KeyValueCache:
         self._namespace = check_text("namespace", namespace)
         room = check_number("max_disk_bytes", max_disk_bytes, 0)
         self._disk = None if folder is None else _Folder(check_path("folder", folder), room, namespace)
-        settings = {"device": self._device, "folder": folder, "max_disk_bytes": room, "namespace": namespace}
-        self._settings: dict[str, Any] = {"max_bytes": max_bytes, **settings}
+        settings: dict[str, Any] = {"folder": folder, "max_disk_bytes": room, "namespace": namespace}
+        self._settings = {"max_bytes": max_bytes, "device": self._device, **settings}
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._bytes, self._counts = 0, Counter[str]()
         self._lock = ForkSafeLock()
@@ -137,13 +128,12 @@ class KeyValueCache:
             key: The key.
             layout: Shapes and dtypes of the entry; one with others is removed and counts as damaged. None: any.
         """
-        stem, counts = digest_of(check_text("key", key), self._namespace), list[str]()
+        stem, counts = self._stem(key), list[str]()
         with self._lock:
             entry = self._entries.get(stem)
         try:
             if entry is None and self._disk is not None:
-                entry = self._disk.read(stem)
-                counts = ["disk_hits"]
+                entry, counts = self._disk.read(stem), ["disk_hits"]
             if entry is not None and layout is not None and layout_of(entry) != layout:
                 raise DamagedEntry(f"{stem}: its keys and values have other shapes or dtypes")
         except FileNotFoundError:
@@ -155,7 +145,8 @@ class KeyValueCache:
             _logger.warning("removing a damaged entry, %s", error)
             entry, counts = None, ["damaged"]
             if self._disk is not None:
-                self._disk.discard(stem)
+                with suppress(OSError):  # already removed by another process, or no permission
+                    self._disk.file(stem).unlink()
         with self._lock:
             self._counts.update([*counts, "misses" if entry is None else "hits"])
             if entry is None:
@@ -168,8 +159,12 @@ class KeyValueCache:
 
     def put(self, key: str, entry: Entry) -> None:
         """Store an entry: keys and values of at least one layer."""
-        stem = digest_of(check_text("key", key), self._namespace)
-        if not _is_entry(entry):
+        stem = self._stem(key)
+        try:
+            tensors = [isinstance(each, torch.Tensor) for keys, values in entry for each in (keys, values)]
+        except (TypeError, ValueError):
+            tensors = []
+        if not tensors or not all(tensors):
             raise InvalidChoice(f"expected keys and values of at least one layer, got {shown(entry)}")
         with self._lock:
             self._remember(stem, entry)
@@ -190,16 +185,19 @@ class KeyValueCache:
         with self._lock:
             self._entries.clear()
             self._bytes = 0
-        if self._disk is not None:
-            try:
+        try:
+            if self._disk is not None:
                 self._disk.clear()
-            except (OSError, NotImplementedError) as error:
-                raise UnusableFile(f"cannot clear {str(self._disk.path)!r}: {error}") from error
+        except (OSError, NotImplementedError) as error:
+            raise UnusableFile(f"cannot clear the folder: {error}") from error
 
     def stats(self) -> CacheStats:
         """Return the statistics of the cache."""
         with self._lock:
             return CacheStats(**self._counts, entries=len(self._entries), bytes=self._bytes)
+
+    def _stem(self, key: str) -> str:
+        return digest_of(check_text("key", key), self._namespace)
 
     def _remember(self, stem: str, entry: Entry) -> None:
         """Store an entry in memory, and evict the least recently used ones while it does not fit."""
@@ -217,13 +215,6 @@ class KeyValueCache:
     def _remove(self, stem: str) -> None:
         if (entry := self._entries.pop(stem, None)) is not None:
             self._bytes -= _size(entry)
-
-
-def _is_entry(value: Any) -> bool:
-    if not isinstance(value, list | tuple) or not value:
-        return False
-    wrong = [pair for pair in value if not isinstance(pair, list | tuple) or len(pair) != 2]
-    return not wrong and not [each for pair in value for each in pair if not isinstance(each, torch.Tensor)]
 
 
 def _size(entry: Entry) -> int:
@@ -285,7 +276,7 @@ class _Folder:
 
     def __post_init__(self) -> None:
         try:
-            self._make()
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (OSError, ValueError) as error:
             raise UnusableFile(f"cannot make the folder {str(self.path)!r}: {error}", hint="Choose another.") from error
 
@@ -314,10 +305,6 @@ class _Folder:
             finally:
                 Path(unfinished).unlink(missing_ok=True)
 
-    def discard(self, stem: str) -> None:
-        with suppress(OSError):  # already removed by another process, or no permission
-            self.file(stem).unlink()
-
     def clear(self) -> None:
         with self._only_writer():
             for path in self._files(self.file("*").name):
@@ -325,14 +312,11 @@ class _Folder:
 
     @contextmanager
     def _only_writer(self) -> Iterator[None]:
-        self._make()
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(self.path / _LOCK, timeout=_LOCK_SECONDS, mode=0o600).acquire(poll_interval=0.005):
             for path in self._files("invariant-rag-*.unfinished"):
                 path.unlink(missing_ok=True)
             yield
-
-    def _make(self) -> None:
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _make_room(self, size: int) -> None:
         """Remove the least recently used entries of all namespaces until there is room."""
@@ -351,40 +335,27 @@ class _Folder:
         return [path for path in self.path.glob(pattern) if path.is_file()]
 
 
-@dataclass(frozen=True)
 class PrefixCache:
-    """Loads prefixes of prompts from a cache; missing entries are computed and stored.
+    """Loads prefixes of prompts from a cache; missing entries are computed, by a prefiller, and stored.
 
     With a method whose segments do not attend to each other, each segment is a separate entry; otherwise the whole
     prefix is one entry, and the missing ones of a batch share a forward pass.
-
-    Attributes:
-        prefiller: Computes missing entries.
-        cache: The cache.
-        identity: What determines keys and values besides tokens and arrangement; part of every key.
-        token_layout: Shapes and dtypes of the keys and values of one token.
     """
 
-    prefiller: Prefiller
-    cache: KeyValueCache
-    identity: tuple[object, ...]
-    token_layout: EntryLayout
-
-    @classmethod
-    def of(cls, prefiller: Prefiller, cache: KeyValueCache) -> PrefixCache:
-        """Return the prefixes of a prefiller in a cache."""
+    def __init__(self, prefiller: Prefiller, cache: KeyValueCache) -> None:
+        self._prefiller, self._cache = prefiller, cache
         choices, shared, model = prefiller.choices, prefiller.shared, prefiller.model
         computed_by = shared.weights_digest(model), environment(model, prefiller.device)
         if shared.entry_layout is None or shared.entry_layout[0] != computed_by:
             shared.entry_layout = computed_by, layout_of(_entry_of(prefiller.prefill_plain([0])))
+        self._token_layout = shared.entry_layout[1]
         method = (type(choices.method).__qualname__, sorted(vars(choices.method).items()))
-        # Without `deterministic`, the prefixes of a batch may share a forward pass, and so differ by rounding.
-        identity = (*computed_by, choices.backend.name, method, choices.deterministic)
-        return cls(prefiller, cache, identity, shared.entry_layout[1])
+        # Part of every key. Without `deterministic`, the prefixes of a batch may share a pass, and differ by rounding.
+        self._identity = (*computed_by, choices.backend.name, method, choices.deterministic)
 
     def load(self, prefixes: Sequence[PreparedPrompt]) -> list[tuple[DynamicCache, int]]:
         """Return the keys and values of prefixes, and how many tokens of each were cached."""
-        by_segment = self.prefiller.choices.method.context_free_segments
+        by_segment = self._prefiller.choices.method.context_free_segments
         alone = [by_segment and len(each.arrangement.layout.sets) == 1 for each in prefixes]
         wholes = iter(self._load_whole([each for each, is_alone in zip(prefixes, alone, strict=True) if not is_alone]))
         return [
@@ -394,12 +365,13 @@ class PrefixCache:
 
     def _load_whole(self, prefixes: Sequence[PreparedPrompt]) -> list[tuple[DynamicCache, int]]:
         """Load prefixes, each of which is one entry. Of several that are missing and equal, one is computed."""
-        keys = [digest_of(self.identity, each.input_ids, each.arrangement) for each in prefixes]
+        keys = [digest_of(self._identity, each.input_ids, each.arrangement) for each in prefixes]
         distinct = dict(zip(keys, prefixes, strict=True))
         entries = {key: self._find(key, len(each.input_ids)) for key, each in distinct.items()}
         missing = {key: distinct[key] for key, entry in entries.items() if entry is None}
-        for key, computed in zip(missing, self.prefiller.prefill_uncached([*missing.values()]), strict=True):
-            entries[key] = self._store(key, _entry_of(computed.cache))
+        for key, computed in zip(missing, self._prefiller.prefill_uncached([*missing.values()]), strict=True):
+            entries[key] = entry = _entry_of(computed.cache)
+            self._cache.put(key, entry)
         return [
             (self._as_cache([entries[key]]), 0 if missing.pop(key, None) else len(each.input_ids))
             for key, each in zip(keys, prefixes, strict=True)
@@ -411,32 +383,27 @@ class PrefixCache:
         text, entries, cached_tokens = ids[: layout.texts[0]], list[Entry](), 0
         parts = [((), text)] if text else []
         for before, tokens in [*parts, *((text, ids[each.start : each.stop]) for each in layout.set_spans[0] if each)]:
-            key = digest_of(self.identity, before, tokens)
+            key = digest_of(self._identity, before, tokens)
             entry = self._find(key, len(tokens))
+            cached_tokens += 0 if entry is None else len(tokens)
             if entry is None:
                 cache = self._as_cache(entries[:1] if before else [])
-                computed = _entry_of(self.prefiller.prefill_plain(tokens, len(before), cache), len(before))
-                entry = self._store(key, computed)
-            else:
-                cached_tokens += len(tokens)
+                entry = _entry_of(self._prefiller.prefill_plain(tokens, len(before), cache), len(before))
+                self._cache.put(key, entry)
             entries.append(entry)
         return self._as_cache(entries), cached_tokens
 
     def _as_cache(self, entries: Sequence[Any]) -> DynamicCache:
         """Return consecutive entries as one cache."""
-        cache, device = DynamicCache(), self.prefiller.device
+        cache, device = DynamicCache(), self._prefiller.device
         for index, layer in enumerate(zip(*entries, strict=True)):
             keys, values = (torch.cat([pair[side].to(device) for pair in layer], dim=1)[None] for side in (0, 1))
             cache.update(keys, values, index)
         return cache
 
     def _find(self, key: str, tokens: int) -> Entry | None:
-        layout = [[((heads, tokens, size), dtype) for (heads, _, size), dtype in pair] for pair in self.token_layout]
-        return self.cache.get(key, layout)
-
-    def _store(self, key: str, entry: Entry) -> Entry:
-        self.cache.put(key, entry)
-        return entry
+        layout = [[((heads, tokens, size), dtype) for (heads, _, size), dtype in pair] for pair in self._token_layout]
+        return self._cache.get(key, layout)
 
 
 def _entry_of(cache: DynamicCache, start: int = 0) -> Entry:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from invariant_rag.checks import check_kind
 from invariant_rag.errors import InvalidChoice, ToyModelWarning
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class LazyModel:
     """An `InvariantModel` that is loaded when it is first used.
 
-    Weights are loaded once per process: objects with the same name and options share them as long as one of them, or a
-    model that came from one, exists; those that were used last are kept. Safe for threads. A copy is the same object. A
-    pickle holds the name and the options, without weights or a cache, or the model in memory.
+    Weights are loaded once per process: objects with the same name and options share them as long as a model that came
+    from one exists; those that were used last are kept. Safe for threads. A copy is the same object. A pickle holds the
+    name and the options, without weights or a cache, or the model in memory.
 
     Args:
         source: A hub id, a folder, or a model in memory. None or `native`: an embedded model; with None, a
@@ -46,20 +46,18 @@ class LazyModel:
         if not isinstance(source, str | Path | InvariantModel | None):
             raise InvalidChoice(f"source: expected the name of a model, a folder or a model, got {shown(source)}")
         check_kind("options", {} if options is None else options, Mapping)  # type: ignore[type-abstract]
-        self._given = source if isinstance(source, InvariantModel) else None
-        self._name = None if isinstance(source, InvariantModel) else source
+        self._source = source
         self._options = dict(options or {})
         self._cache = cache
-        self._base = self._given
+        self._base = source if isinstance(source, InvariantModel) else None
         self._config: PreTrainedConfig | None = None
         self._chosen: tuple[dict[str, Any], InvariantModel] | None = None
         self._lock = Lock()
-        _alive.add(self)
 
     @property
     def in_memory(self) -> bool:
         """Whether the model was given in memory."""
-        return self._given is not None
+        return isinstance(self._source, InvariantModel)
 
     def lm(self, **choices: Any) -> InvariantModel:
         """Return the model with choices of `with_method`; load its weights if that was not done yet.
@@ -68,12 +66,9 @@ class LazyModel:
         """
         with self._lock:
             if self._base is None:
-                if self._name is None:
+                if self._source is None:
                     warnings.warn(ToyModelWarning(), stacklevel=2)
-                self._base = _shared_model(self._name, self._options)
-                for each in list(_alive):  # one that was made for a single call leaves its weights to the others
-                    if each._base is None and (each._name, each._options) == (self._name, self._options):
-                        each._base = self._base
+                self._base = _shared_model(self._source, self._options)
             if self._chosen is None or self._chosen[0] != choices:
                 lm = self._base.with_method(**choices) if choices else self._base
                 self._chosen = choices, lm if self._cache is None else lm.with_cache(self._cache)
@@ -81,10 +76,10 @@ class LazyModel:
 
     def context_window(self, *, local_files_only: bool = False) -> int | None:
         """Return the tokens of the context window, from the configuration alone; None where it states no limit."""
-        if self._given is not None:
-            return self._given.context_window
+        if isinstance(self._source, InvariantModel):
+            return self._source.context_window
         if self._config is None:
-            self._config = load_config(self._name, local_files_only=local_files_only, **self._options)
+            self._config = load_config(self._source, local_files_only=local_files_only, **self._options)
         return context_window(self._config)
 
     def __deepcopy__(self, memo: object = None) -> LazyModel:
@@ -93,19 +88,21 @@ class LazyModel:
     __copy__ = __deepcopy__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LazyModel, (self._name if self._given is None else self._given, self._options)
+        return LazyModel, (self._source, self._options)
 
 
-_alive: WeakSet[LazyModel] = WeakSet()
 _loaded: WeakKeyDictionary[PreTrainedModel, tuple[object, PreTrainedTokenizerBase | None]] = WeakKeyDictionary()
 """What weights were loaded from, and their tokenizer."""
 _last_used: deque[PreTrainedModel] = deque(maxlen=1)
 _loading = Lock()
 
 
-def _shared_model(name: str | Path | None, options: Mapping[str, Any]) -> InvariantModel:
+def _shared_model(name: Any, options: Mapping[str, Any]) -> InvariantModel:
     """Return the model of that name, with default choices; load it unless its weights are in memory."""
-    wanted = _origin(name), options
+    # Of a folder, with the time in ns when one of its files last changed: it may be written again.
+    folder = Path(name).resolve() if name is not None and Path(name).is_dir() else None
+    changed = 0 if folder is None else max((file.stat().st_mtime_ns for file in folder.iterdir()), default=0)
+    wanted = None if name is None else str(folder or name), changed, options
     with _loading:
         for model, (origin, tokenizer) in list(_loaded.items()):
             if origin == wanted:
@@ -116,11 +113,3 @@ def _shared_model(name: str | Path | None, options: Mapping[str, Any]) -> Invari
         _loaded[lm.model] = wanted, lm.tokenizer
         _last_used.append(lm.model)
         return lm
-
-
-def _origin(name: str | Path | None) -> tuple[str | None, int]:
-    """Return a name with, for a folder, the time in ns when one of its files last changed: it may be written again."""
-    if name is None or not Path(name).is_dir():
-        return None if name is None else str(name), 0
-    folder = Path(name).resolve()
-    return str(folder), max((file.stat().st_mtime_ns for file in folder.iterdir()), default=0)

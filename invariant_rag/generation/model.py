@@ -17,7 +17,7 @@ import torch
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from invariant_rag.attention.hook import PromptState
-from invariant_rag.attention.probe import takes_position_ids
+from invariant_rag.attention.per_model import takes_position_ids
 from invariant_rag.checks import check_items, check_number, check_text, is_iterable
 from invariant_rag.errors import ImmutableModel, InvalidChoice, InvalidOption, InvalidPrompt
 from invariant_rag.generation.choices import Choices, check_before_loading, known_keywords, takes_choices
@@ -27,7 +27,7 @@ from invariant_rag.generation.options import check_options, check_seed, generati
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.prefill import Prefiller, batch_caches, left_pad, shared_state
 from invariant_rag.generation.prepare import Overflow, PreparedPrompt, prepare
-from invariant_rag.generation.streaming import TextStream
+from invariant_rag.generation.streaming import TextQueueStreamer, TextStream
 from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method
 from invariant_rag.models.loading import check_model, load_model
@@ -313,12 +313,10 @@ class InvariantModel:
             if not one_by_one:
                 kwargs, seed = sample_rows(kwargs, seed, self.model), None
         prepared = [self.prepare_to_generate(each, wanted) for each in prompts]
-        seeds: Sequence[Any] = seed if isinstance(seed, list | tuple) else [seed] * len(prepared)
-        batches = [(prepared, seeds[0] if seeds else None)]
-        if one_by_one and prepared:
-            batches = [([each], own) for each, own in zip(prepared, seeds, strict=True)]
+        seeds = list(seed) if isinstance(seed, list | tuple) else [seed] * max(len(prepared), 1)
+        batches = [[each] for each in prepared] if one_by_one and prepared else [prepared]
         generations: list[Generation] = []
-        for batch, own in batches:
+        for batch, own in zip(batches, seeds, strict=False):
             stock = self.prefiller.stock_decoding(batch)
             options = generation_options(kwargs, self.model, self.tokenizer, stock_decoding=stock)
             if not batch:
@@ -340,8 +338,8 @@ class InvariantModel:
 
         Raises:
             TokenizerRequired: The model has no tokenizer.
-            UnsupportedCombination: Raised by the first piece within `arranged` or a callback of the same model: its
-                thread would wait for this one, and this one for it.
+            UnsupportedCombination: Raised by the first piece within `arranged` or a callback of the same model, for
+                which its thread would wait.
         """
 
         def generate(**more: Any) -> Generation:
@@ -349,8 +347,9 @@ class InvariantModel:
 
         check_seed(seed)
         resolve_max_new_tokens(max_new_tokens, kwargs)
-        check_options({name: value for name, value in kwargs.items() if name != "keep_tokens"}, self.model)
-        return TextStream(generate, self.tokenizer, kwargs, check=self.prefiller.shared.lock.check_new_thread)
+        streamer = TextQueueStreamer(self.tokenizer, kwargs.pop("keep_tokens", None))
+        check_options(kwargs, self.model)
+        return TextStream(generate, streamer, kwargs, check=self.prefiller.shared.lock.check_new_thread)
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> list[float]:
         """Return the log-probability of each candidate, text or token ids, as the continuation of the prompt.
@@ -373,10 +372,8 @@ class InvariantModel:
             TokenizerRequired: A candidate is text, and the model has no tokenizer.
         """
         if isinstance(candidates, str) or not is_iterable(candidates):
-            raise InvalidPrompt(
-                f"expected several candidates, got {shown(candidates)}",
-                hint="Give a list of texts, or of lists of token ids.",
-            )
+            hint = "Give a list of texts, or of lists of token ids."
+            raise InvalidPrompt(f"expected several candidates, got {shown(candidates)}", hint=hint)
         options = [tokenize_text(each, self.tokenizer) for each in candidates]
         for option in options:
             if not option:
@@ -385,11 +382,7 @@ class InvariantModel:
         return options
 
     def prepare_to_generate(self, prompt: Prompt | PreparedPrompt, new_tokens: int) -> PreparedPrompt:
-        """Prepare a prompt for generation, which needs a suffix to continue; one that this prepared stays as it is.
-
-        Raises:
-            InvalidPrompt: The prompt has segments but no suffix.
-        """
+        """Prepare a prompt for generation, which needs a suffix to continue; one that this prepared stays as it is."""
         if isinstance(prompt, PreparedPrompt):
             return prompt
         prepared = self.prepare(prompt, new_tokens=new_tokens)
@@ -401,16 +394,13 @@ class InvariantModel:
     def arranged(self, prompts: Sequence[PreparedPrompt]) -> Iterator[None]:
         """Use arranged attention in the wrapped model's own forward pass, with gradients, for training.
 
-        Tokens that follow those of a prompt are its answer. Their positions count on from the prompt's last.
+        Tokens that follow those of a prompt are its answer. Their positions count on from the prompt's last. There is
+        one prompt per row of the batch, from `prepare`, all of the same length.
 
         >>> with lm.arranged([prepared]):  # doctest: +SKIP
         ...     ids, positions = torch.tensor([prepared.input_ids]), torch.tensor([prepared.positions])
         ...     everything = torch.ones_like(ids)  # else transformers reads shared positions as packed sequences
         ...     logits = lm.model(ids, everything, positions, use_cache=False).logits
-        ...     loss = cross_entropy(logits[0, -prepared.suffix_length : -1], answer_ids)
-
-        Args:
-            prompts: One prompt per row of the batch, from `prepare`, all of the same length.
 
         Raises:
             InvalidPrompt: They are no prepared prompts, or differ in length.
@@ -438,14 +428,13 @@ class InvariantModel:
         copies = max(options["num_beams"], options["num_return_sequences"])
         # Prompts are prefilled here, or by the first forward pass of `generate`: one prompt after what its cache has of
         # it, several where there is no cache.
-        lengths = [len(each.input_ids) for each in prepared]
+        lengths = list(map(len, map(attrgetter("input_ids"), prepared)))
         is_one = len(prepared) == 1 or (self.cache is None and prefiller.shares_prefill(lengths))
         prefills = copies == 1 and is_one
         prefilled = prefiller.load_cached_prefixes(prepared) if prefills else prefiller.prefill(prepared)
-        cache: Cache = batch_caches([each.cache for each in prefilled], padding, copies)
+        cache: Cache = batch_caches(list(map(attrgetter("cache"), prefilled)), padding, copies)
         is_whole = prefills and not cache.get_seq_length()
         states = [replace(each.state, padding=by) for each, by in zip(prefilled, padding, strict=True)]
-        cached = [each.cached_tokens for each in prefilled]
+        cached = list(map(attrgetter("cached_tokens"), prefilled))
         with (prefiller.generation_attention if is_whole else prefiller.decoding_attention)(states):
-            inputs = prepared, ids, mask, cache
-            return decode(prefiller.model, self.tokenizer, *inputs, max_new_tokens, options, cached)
+            return decode(self.model, self.tokenizer, prepared, ids, mask, cache, max_new_tokens, options, cached)

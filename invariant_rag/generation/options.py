@@ -31,25 +31,11 @@ if TYPE_CHECKING:
 
 _INFINITY = float("inf")
 _MOST = (1 << 63) - 1  # the largest whole number that PyTorch takes
-_WHOLE = {  # whole numbers, and the least that each may be
-    **dict.fromkeys(("max_new_tokens", "num_beams", "num_return_sequences"), 1),
-    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "top_k", "top_logprobs"), 0),
-    "encoder_no_repeat_ngram_size": 0,
-}
-_REAL = {  # finite numbers, and the least and the most that each may be
-    **dict.fromkeys(("diversity_penalty", "guidance_scale", "length_penalty"), (-_INFINITY, _INFINITY)),
-    **dict.fromkeys(("max_time", "encoder_repetition_penalty", "repetition_penalty", "temperature"), (0, _INFINITY)),
-    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "min_p", "top_h", "top_p", "typical_p"), (0, 1)),
-}
-_SWITCHES = {
-    *("disable_compile", "do_sample", "low_memory", "remove_invalid_values", "renormalize_logits"),
-    *("output_attentions", "output_hidden_states", "output_logits", "output_scores", "synced_gpus", "use_cache"),
-}
-_TOKENS = {
-    *("begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "eos_token_id", "forced_bos_token_id"),
-    *("forced_eos_token_id", "suppress_tokens"),
-}
 _LONGEST_STOP = 1000  # characters: transformers compares every token with every position of a stop string
+
+
+def _is_switch(value: Any) -> bool:
+    return isinstance(value, int) and value in (0, 1)
 
 
 def _are_stops(value: Any) -> bool:
@@ -63,19 +49,36 @@ def _are_functions(value: Any) -> bool:
     return is_iterable(value) and not isinstance(value, str | bytes) and all(map(callable, value))
 
 
+_NUMBERS: dict[str, tuple[type, float, float]] = {  # kind, least and most
+    **dict.fromkeys(("max_new_tokens", "num_beams", "num_return_sequences"), (int, 1, _MOST)),
+    **dict.fromkeys(("min_length", "min_new_tokens", "top_k", "top_logprobs"), (int, 0, _MOST)),
+    **dict.fromkeys(("encoder_no_repeat_ngram_size", "no_repeat_ngram_size"), (int, 0, _MOST)),
+    **dict.fromkeys(("diversity_penalty", "guidance_scale", "length_penalty"), (float, -_INFINITY, _INFINITY)),
+    **dict.fromkeys(("max_time", "repetition_penalty", "temperature"), (float, 0, _INFINITY)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "min_p", "top_h", "top_p", "typical_p"), (float, 0, 1)),
+    "encoder_repetition_penalty": (float, 0, _INFINITY),
+}
+_SWITCHES = {
+    *("disable_compile", "do_sample", "low_memory", "remove_invalid_values", "renormalize_logits"),
+    *("output_attentions", "output_hidden_states", "output_logits", "output_scores", "synced_gpus", "use_cache"),
+}
+_TOKENS = {
+    *("begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "eos_token_id", "forced_bos_token_id"),
+    *("forced_eos_token_id", "suppress_tokens"),
+}
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # what others may be, in code and in words
     **dict.fromkeys(("logits_processor", "stopping_criteria"), (_are_functions, "a list of functions")),
+    **dict.fromkeys(_SWITCHES, (_is_switch, "True or False")),
     "stop_strings": (_are_stops, f"texts of at most {_LONGEST_STOP} characters, none of them empty or no Unicode"),
     "streamer": (
         lambda value: all(callable(getattr(value, name, None)) for name in ("put", "end")),
         "an object with put and end",
     ),
     "early_stopping": (
-        lambda value: value == "never" if isinstance(value, str) else isinstance(value, int) and value in (0, 1),
+        lambda value: value == "never" if isinstance(value, str) else _is_switch(value),
         "True, False or 'never'",
     ),
     "prefix_allowed_tokens_fn": (callable, "a function"),
-    **dict.fromkeys(_SWITCHES, (lambda value: isinstance(value, int) and value in (0, 1), "True or False")),
 }
 _OWN_INPUTS = {  # the prompt and its arrangement determine these
     *("attention_mask", "cache", "cache_config", "cache_position", "input_ids", "inputs", "inputs_embeds", "labels"),
@@ -102,9 +105,8 @@ def generation_options(
 ) -> dict[str, Any]:
     """Return the keyword arguments for transformers' `generate`, of those of `InvariantModel.generate`.
 
-    Options that are not in `kwargs` come from its `generation_config`, and then from the model's. Decoding is greedy,
-    from a cache that grows, unless `kwargs` or their `generation_config` say otherwise. `stock_decoding` is whether
-    generated tokens use the model's own attention.
+    Options that are not in `kwargs` come from its `generation_config`, and then from the model's; but decoding is
+    greedy unless the first two say otherwise. `stock_decoding`: generated tokens use the model's own attention.
 
     Raises:
         InvalidOption: There is no such keyword, or its value is of another kind or out of bounds.
@@ -217,14 +219,14 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
     config = kwargs.get("generation_config")
     if not isinstance(config, GenerationConfig | None):
         raise _unexpected("generation_config", "a GenerationConfig of transformers", config)
-    numbers = _WHOLE.keys() | _REAL.keys() | _SWITCHES
-    given = {name: value for name, value in _chosen(config).items() if name in numbers} | _chosen(kwargs)
+    own = _chosen(config).items()
+    given = {name: value for name, value in own if name in _NUMBERS or name in _SWITCHES} | _chosen(kwargs)
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     for name, value in given.items():
-        if name in _WHOLE and check_number(name, value, _WHOLE[name], error=InvalidOption) > _MOST:
+        kind, least, most = _NUMBERS.get(name, (None, 0, 0))
+        if kind is int and check_number(name, value, int(least), error=InvalidOption) > most:
             raise _unexpected(name, "a whole number of 64 bits", value)
-        least, most = _REAL.get(name, (0, 0))
-        if name in _REAL and not least <= check_real(name, value, error=InvalidOption) <= most:
+        if kind is float and not least <= check_real(name, value, error=InvalidOption) <= most:
             raise _unexpected(name, f"at least {least}" if most == _INFINITY else f"{least} to {most}", value)
         if name in _TOKENS and min(as_ids(value, name), default=0) < 0:
             raise _unexpected(name, "token ids of at least 0", value)

@@ -6,24 +6,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import natural_positions
-from invariant_rag.attention.dynamic_rope import has_dynamic_rope, private_dynamic_rope
+from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, own_attention
-from invariant_rag.attention.per_model import forward_parameters, once_per_model
+from invariant_rag.attention.per_model import dynamic_rope_modules, forward_parameters, input_device, once_per_model
 from invariant_rag.attention.positions import Alibi
-from invariant_rag.attention.probe import input_device, probe
+from invariant_rag.attention.probe import probe
 from invariant_rag.cancellation import check_cancelled
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.digest import warn_of_foreign_code, weights_digest
@@ -40,19 +39,16 @@ if TYPE_CHECKING:
 RUNS_ELSEWHERE = "invariant_rag_runs_elsewhere"
 """An attribute of models without weights, of which only configuration and tokenizer are needed."""
 
+_holds: ContextVar[Mapping[ModelLock, object]] = ContextVar("held_model_locks", default={})  # noqa: B039 - never changed
 
-_holds: ContextVar[tuple[tuple[ModelLock, object], ...]] = ContextVar("held_model_locks", default=())
 
-
-class ModelLock:
+class ModelLock(ForkSafeLock):  # type: ignore[misc] # of C
     """A re-entrant lock that is refused to a thread for whose end the holder may be waiting.
 
     Such a thread was started by the holder, with a copy of its context as asyncio and LangChain do.
     """
 
-    def __init__(self) -> None:
-        self._lock = ForkSafeLock()
-        self._threads: dict[object, int] = {}  # of the holds that have not ended
+    _hold: object | None = None  # of the outermost block that holds it
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -62,25 +58,25 @@ class ModelLock:
             CancelledError: Nobody waits for the result of this thread any more; see `cancellable`.
             UnsupportedCombination: This thread was started, with a copy of the context, by one that holds it.
         """
-        if _holds.get():
-            self._refuse(get_ident())
-        with self._lock:
+        is_mine = self._is_owned()  # type: ignore[attr-defined]
+        if _holds.get() and not is_mine:
+            self.check_new_thread()
+        with self:
             check_cancelled()
-            hold = object()
-            self._threads[hold] = get_ident()
-            token = _holds.set((*_holds.get(), (self, hold)))
+            if is_mine:
+                yield
+                return
+            self._hold = object()
+            token = _holds.set({**_holds.get(), self: self._hold})
             try:
                 yield
             finally:
-                del self._threads[hold]
+                self._hold = None
                 _holds.reset(token)
 
     def check_new_thread(self) -> None:
         """Check that a new thread could get the lock while this one waits for it; else UnsupportedCombination."""
-        self._refuse(None)
-
-    def _refuse(self, thread: int | None) -> None:
-        if any(lock is self and self._threads.get(hold, thread) != thread for lock, hold in _holds.get()):
+        if self._hold is not None and _holds.get().get(self) is self._hold:
             raise UnsupportedCombination(
                 "expected a call from outside of `lm.arranged`, logits processors, stopping criteria and streamers of "
                 "the same model, got one from a thread that they wait for, so that both would wait for ever",
@@ -124,26 +120,26 @@ class SharedState:
 
 @once_per_model
 def shared_state(model: PreTrainedModel) -> SharedState:
-    """Return the state that all wrappers of a model share. It is probed the first time; UnsupportedModel says why not.
+    """Return the state that all wrappers of a model share; probe the model the first time, or raise UnsupportedModel.
 
     One without weights, which another engine runs, has nothing to probe.
     """
-    return SharedState([] if getattr(model, RUNS_ELSEWHERE, False) else probe(model), has_dynamic_rope(model))
+    rotations = [] if getattr(model, RUNS_ELSEWHERE, False) else probe(model)
+    return SharedState(rotations, has_dynamic_rope=bool(dynamic_rope_modules(model)))
 
 
 @dataclass(frozen=True)
 class PrefillResult:
-    """A prompt, or the beginning of it, in a cache.
+    """A prompt, or the beginning of it, in a cache."""
 
-    Attributes:
-        state: The prompt, with what its layers keep for decoding.
-        cache: Keys and values.
-        cached_tokens: Tokens whose keys and values came from a `KeyValueCache`.
-    """
-
-    state: PromptState
+    state: PromptState  # with what its layers keep for decoding
     cache: DynamicCache
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # those whose keys and values came from a `KeyValueCache`
+
+    @classmethod
+    def empty(cls, prompt: PreparedPrompt) -> PrefillResult:
+        """Return that of a prompt of which nothing was prefilled."""
+        return cls(PromptState(prompt.arrangement), DynamicCache())
 
 
 @dataclass(frozen=True)
@@ -279,13 +275,12 @@ class Prefiller:
 
     def load_cached_prefixes(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
         """Prefill everything before the last text of prompts, from the cache where it can; nothing without a cache."""
-        results = [PrefillResult(PromptState(each.arrangement), DynamicCache()) for each in prompts]
+        results = list(map(PrefillResult.empty, prompts))
         if (store := self.choices.cache) is None:
             return results
-        cached = [number for number, each in enumerate(prompts) if _has_prefix(each)]
+        cached = [number for number, each in enumerate(prompts) if each.has_prefix]
         if cached and not warn_of_foreign_code(self.model):
-            prefixes = [prompts[number].prefix(self.choices.method) for number in cached]
-            loaded = PrefixCache.of(self, store).load(prefixes)
+            loaded = PrefixCache(self, store).load([prompts[number].prefix(self.choices.method) for number in cached])
             for number, (cache, tokens) in zip(cached, loaded, strict=True):
                 results[number] = replace(results[number], cache=cache, cached_tokens=tokens)
         return results
@@ -307,18 +302,17 @@ class Prefiller:
         return results
 
     def prefill_uncached(
-        self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult] | None = None
+        self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult] = ()
     ) -> list[PrefillResult]:
-        """Prefill what follows the prefixes of prompts (None: all of them), in one forward pass where that pays."""
-        if prefixes is None:
-            prefixes = [PrefillResult(PromptState(each.arrangement), DynamicCache()) for each in prompts]
+        """Prefill what follows the prefixes of prompts, or all of them, in one forward pass where that pays."""
+        prefixes = list(prefixes or map(PrefillResult.empty, prompts))
         starts = [each.cache.get_seq_length() for each in prefixes]
         uncached = [len(each.input_ids) - start for each, start in zip(prompts, starts, strict=True)]
         if len(prompts) > 1 and (all(starts) or not any(starts)) and self.shares_prefill(uncached):
             return self._prefill_together(prompts, prefixes, starts)
         for prepared, prefix in zip(prompts, prefixes, strict=True):
             self._continue(prepared, prefix)
-        return list(prefixes)
+        return prefixes
 
     def _continue(self, prepared: PreparedPrompt, prefix: PrefillResult, keep: int = 1) -> torch.Tensor:
         """Prefill the rest of a prompt; return logits of at least the last `keep` tokens `[tokens, vocabulary]`."""
@@ -345,7 +339,12 @@ class Prefiller:
         cache = batch_caches([each.cache for each in prefixes], padding)
         with (self.decoding_attention if any(starts) else self.generation_attention)(states):
             self._run(ids, positions, torch.tensor(mask, device=self.device), cache=cache)
-        rows = unbatch_cache(cache, padding, [len(each.input_ids) for each in prompts])
+        rows = [DynamicCache() for _ in prompts]  # the batch, taken apart
+        layers: list[Any] = cache.layers
+        for index, layer in enumerate(layers):
+            for number, (row, first) in enumerate(zip(rows, padding, strict=True)):
+                kept = (slice(number, number + 1), slice(None), slice(first, first + len(prompts[number].input_ids)))
+                row.update(layer.keys[kept], layer.values[kept], index)
         return [replace(each, cache=row) for each, row in zip(prefixes, rows, strict=True)]
 
     def continuation_logits(self, prepared: PreparedPrompt, continuations: Sequence[TokenIds]) -> torch.Tensor:
@@ -371,12 +370,6 @@ class Prefiller:
         ]
 
 
-def _has_prefix(prepared: PreparedPrompt) -> bool:
-    """Return whether there is a set, and anything at all, before the last text of a prompt."""
-    layout = prepared.arrangement.layout
-    return bool(layout.sets and layout.text_spans[-1].start and prepared.suffix_length)
-
-
 def left_pad(
     prompts: Sequence[PreparedPrompt], pad_token_id: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, list[int], torch.Tensor | None]:
@@ -386,10 +379,11 @@ def left_pad(
         Input ids `[B, L]`; the attention mask `[B, L]`; the number of padding tokens of each row; and the rotary
         positions `[B, L]`, None if every row has 0, 1, 2... after the padding.
     """
-    lengths = [len(each.input_ids) for each in prompts]
-    padding = [max(lengths) - length for length in lengths]
-    ids, mask, positions, is_natural = [], [], [], True
-    for prompt, count in zip(prompts, padding, strict=True):
+    longest = max(map(len, map(attrgetter("input_ids"), prompts)))
+    ids, mask, positions, padding, is_natural = [], [], [], [], True
+    for prompt in prompts:
+        count = longest - len(prompt.input_ids)
+        padding.append(count)
         ids.append([pad_token_id] * count + list(prompt.input_ids))
         mask.append([0] * count + [1] * len(prompt.input_ids))
         positions.append([0] * count + list(prompt.arrangement.positions))
@@ -414,14 +408,3 @@ def batch_caches(caches: Sequence[DynamicCache], padding: Sequence[int], copies:
     if copies > 1:
         cache.batch_repeat_interleave(copies)
     return cache
-
-
-def unbatch_cache(cache: DynamicCache, padding: Sequence[int], lengths: Sequence[int]) -> list[DynamicCache]:
-    """Take a batch apart: `lengths` tokens of each row, behind its `padding`."""
-    rows = [DynamicCache() for _ in lengths]
-    layers: list[Any] = cache.layers
-    for index, layer in enumerate(layers):
-        for number, (row, start, length) in enumerate(zip(rows, padding, lengths, strict=True)):
-            kept = (number, slice(None), slice(start, start + length))
-            row.update(layer.keys[kept][None], layer.values[kept][None], index)
-    return rows

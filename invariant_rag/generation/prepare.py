@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,22 +25,15 @@ if TYPE_CHECKING:
     from invariant_rag.methods import Method
 
 Overflow: TypeAlias = Literal["error", "drop_last", "trim_segments"]
-_REPORTED = ("order", "dropped", "trimmed", "method", "labels", "invariant")  # with a generation
 
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """The model's input for a prompt.
+    """The model's input for a prompt. What is not described here is as in `Generation`.
 
     Attributes:
         input_ids: All tokens, in physical order.
         arrangement: Which keys each token attends to, and at which positions.
-        order: Physical order of the segments, farthest from the suffix first: indices into `prompt.segments`.
-        dropped: Segments that were dropped because the prompt was too long.
-        trimmed: Segments that were truncated because the prompt was too long.
-        method: Name of the method.
-        labels: Which segment has which label, such as the 2 of `[2]`; see `labels`.
-        invariant: Whether the input is the same for every order of the segments; see `segments.verdict`.
     """
 
     input_ids: tuple[int, ...]
@@ -71,6 +65,11 @@ class PreparedPrompt:
         """Number of tokens of the suffix, the last text."""
         return self.arrangement.layout.texts[-1]
 
+    @property
+    def has_prefix(self) -> bool:
+        """Whether there is a set, and anything at all, before the suffix."""
+        return bool(self.arrangement.layout.sets) and len(self.input_ids) > self.suffix_length > 0
+
     def prefix(self, method: Method) -> PreparedPrompt:
         """Return the prompt without its suffix, as a method arranges it."""
         layout = self.arrangement.layout
@@ -86,7 +85,7 @@ class PreparedPrompt:
         cached_tokens: int = 0,
         top_logprobs: Sequence[tuple[tuple[int, float], ...]] = (),
     ) -> Generation:
-        """Return the generation that tokens after this prompt are. None: its text is empty."""
+        """Return the generation that tokens after this prompt are. Without a tokenizer, its text is empty."""
         return Generation(
             text="" if tokenizer is None else str(tokenizer.decode(list(token_ids), skip_special_tokens=True)),
             token_ids=tuple(token_ids),
@@ -95,7 +94,12 @@ class PreparedPrompt:
             usage=Usage(len(self.input_ids), len(token_ids), cached_tokens),
             top_logprobs=tuple(top_logprobs),
             sets=self.sets,
-            **dict(zip(_REPORTED, attrgetter(*_REPORTED)(self), strict=True)),
+            order=self.order,
+            dropped=self.dropped,
+            trimmed=self.trimmed,
+            method=self.method,
+            labels=self.labels,
+            invariant=self.invariant,
         )
 
 
@@ -113,21 +117,18 @@ def prepare(
             shorten it.
     """
     tokens = tokenize_prompt(prompt, tokenizer)
-    if prompt.query is not None:
-        query = prompt.query
-    elif isinstance(suffix := prompt.suffix, str):
+    query, suffix = prompt.query, prompt.suffix
+    if query is None and isinstance(suffix, str):
         query = suffix.replace(CUT, "")
-    else:
-        query = "" if tokenizer is None else str(tokenizer.decode(list(suffix)))
-    ranks, ranked_ids, ranked_lengths = [], [], []
-    for segments, candidates in zip(prompt.sets, tokens.sets, strict=True):
-        rank = choices.ordering.rank(candidates, query)
+    elif query is None:
+        query = "" if tokenizer is None else str(tokenizer.decode(list(suffix)))  # type: ignore[arg-type]
+    ranks = [choices.ordering.rank(candidates, query) for candidates in tokens.sets]
+    ranked_ids = []
+    for segments, candidates, rank in zip(prompt.sets, tokens.sets, ranks, strict=True):
         by_rank = [candidates[i].token_ids for i in rank]
-        ranks.append(rank)
         ranked_ids.append(by_rank if segments.slots is None else tokenize_in_slots(segments, rank, tokenizer))
-        ranked_lengths.append(list(map(len, ranked_ids[-1])))
     lengths = fit_segments(
-        ranked_lengths,
+        [list(map(len, each)) for each in ranked_ids],
         choices.overflow,
         window=choices.context_window,
         max_segment_tokens=choices.max_segment_tokens,
@@ -139,7 +140,7 @@ def prepare(
     order: list[int] = []
     dropped: list[int] = []
     trimmed: list[int] = []
-    layout, offset = [], 0
+    sets, offset = [], 0
     for rank, ranked, kept_lengths, text in zip(ranks, ranked_ids, lengths, tokens.texts[1:], strict=True):
         kept: list[tuple[int, ...]] = []
         for index, ids, length in reversed(list(zip(rank, ranked, kept_lengths, strict=True))):
@@ -150,7 +151,7 @@ def prepare(
                 trimmed.append(offset + index)
             order.append(offset + index)
             kept.append(ids[:length])
-        layout.append(tuple(map(len, kept)))
+        sets.append(tuple(map(len, kept)))
         input_ids += chain.from_iterable([*kept, text])
         offset += len(rank)
     if not input_ids:
@@ -160,7 +161,7 @@ def prepare(
         labels = labels_of([(each, rank[::-1]) for each, rank in zip(prompt.sets, ranks, strict=True)])
     return PreparedPrompt(
         input_ids=tuple(input_ids),
-        arrangement=choices.method.arrange(Layout(texts=tuple(map(len, tokens.texts)), sets=tuple(layout))),
+        arrangement=choices.method.arrange(Layout(texts=tuple(map(len, tokens.texts)), sets=tuple(sets))),
         order=tuple(order),
         dropped=tuple(sorted(dropped)),
         trimmed=tuple(sorted(trimmed)),
@@ -195,8 +196,7 @@ def fit_segments(
     Raises:
         ContextOverflow: The prompt is too long, and the strategy is `error` or the texts alone do not fit.
     """
-    sets = list(map(list, ranked))
-    limit = max_segment_tokens
+    sets, limit = list(map(list, ranked)), max_segment_tokens
     if limit is not None and (longest := max(map(_longest, sets), default=0)) > limit:
         if overflow == "error":
             raise ContextOverflow(f"expected at most max_segment_tokens={limit} tokens in a segment, got {longest}")
@@ -204,9 +204,8 @@ def fit_segments(
         sets = [[length if length <= limit else shortened for length in lengths] for lengths in sets]
     positions = _longest if shares_positions else sum
     total = sum(map(positions, sets))
-    if window is None or total <= window - text_tokens - new_tokens:
+    if window is None or total <= (available := window - text_tokens - new_tokens):
         return sets
-    available = window - text_tokens - new_tokens
     if overflow == "error" or available < 0:
         counted = "the longest of " * shares_positions + f"{sum(map(len, sets))} segments"
         raise ContextOverflow(
@@ -233,9 +232,9 @@ def _drop_last(sets: list[list[int]], available: int, positions: Callable[[Itera
 
 def _trim_longest(sets: list[list[int]], available: int, positions: Callable[[Iterable[int]], int]) -> list[list[int]]:
     """Truncate all segments to the largest common length at which they fit."""
-    low, high = 0, max(map(_longest, sets))
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = sum(positions(min(length, middle) for length in lengths) for lengths in sets) <= available
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return [[min(length, low) for length in lengths] for lengths in sets]
+
+    def cut(length: int) -> list[list[int]]:
+        return [[min(each, length) for each in lengths] for lengths in sets]
+
+    lengths = range(max(map(_longest, sets)) + 1)  # too long from some length on
+    return cut(bisect_right(lengths, available, key=lambda length: sum(map(positions, cut(length)))) - 1)

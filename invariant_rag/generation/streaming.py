@@ -30,12 +30,14 @@ class TextQueueStreamer(BaseStreamer):
     """A streamer that decodes tokens incrementally and puts pieces of text into a queue; None ends the stream.
 
     transformers' `TextStreamer` decodes each line separately, which loses white space that decoders strip from the
-    beginning of a text.
+    beginning of a text. The special tokens `keep` are part of the text.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, keep: frozenset[int] = frozenset()) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, keep: Any = None) -> None:
+        if tokenizer is None:
+            raise TokenizerRequired("expected a model with a tokenizer, which decodes tokens of a stream; got none")
         self.queue: SimpleQueue[str | None] = SimpleQueue()
-        self._tokenizer, self._keep = tokenizer, keep
+        self._tokenizer, self._keep = tokenizer, frozenset(as_ids(keep, "keep_tokens"))
         self._tokens: list[int] = []
         self._emitted = 0  # characters of the decoded tokens that are in the queue
         self._in_prompt = True
@@ -89,32 +91,25 @@ class TextStream(Iterator[str]):
     """Pieces of the text of a generation in a background thread. Closing or deleting it stops the generation.
 
     Args:
-        generate: Called with the options, a `streamer` and `stopping_criteria`.
-        tokenizer: Decodes the generated tokens.
-        options: Keyword arguments for `generate`; and `keep_tokens`, the special tokens that are part of the text.
+        generate: Called with the options, the `streamer` and `stopping_criteria`.
+        streamer: Receives the tokens.
+        options: Keyword arguments for `generate`.
         check: Called before the thread starts; raises if this one must not wait for another.
         closed: Set when the stream is closed.
-        begin: Called with the streamer at once, before the first piece is requested.
     """
 
     def __init__(
         self,
         generate: Callable[..., Generation],
-        tokenizer: PreTrainedTokenizerBase | None,
+        streamer: TextQueueStreamer,
         options: Mapping[str, Any],
         *,
         check: Callable[[], None] = lambda: None,
         closed: Event | None = None,
-        begin: Callable[[TextQueueStreamer], None] = lambda _: None,
     ) -> None:
-        if tokenizer is None:
-            raise TokenizerRequired("expected a model with a tokenizer, which decodes tokens of a stream; got none")
-        rest = dict(options)
-        streamer = TextQueueStreamer(tokenizer, frozenset(as_ids(rest.pop("keep_tokens", None), "keep_tokens")))
-        begin(streamer)
         self._result: list[Generation] = []
         self._closed = closed or Event()
-        self._pieces = _stream_pieces(generate, streamer, rest, self._result, self._closed, check)
+        self._pieces = _stream_pieces(generate, streamer, options, self._result, self._closed, check)
 
     @property
     def generation(self) -> Generation | None:
@@ -137,7 +132,7 @@ class TextStream(Iterator[str]):
 def _stream_pieces(
     generate: Callable[..., Generation],
     streamer: TextQueueStreamer,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     result: list[Generation],
     closed: Event,
     check: Callable[[], None],

@@ -31,8 +31,8 @@ CACHE_BYTES = 1 << 28  # of grammars that are kept once they are compiled: schem
 # What xgrammar lets into strings of JSON: control characters, overlong forms of UTF-8, and surrogates.
 _BROKEN = re.compile(rb"[\x00-\t\v\f\x0e-\x1f]|\xe0[\x80-\x9f]|\xed[\xa0-\xbf]|\xf0[\x80-\x8f]")
 
+# Compiles a structural tag for a vocabulary: a server does that in a process that can be stopped. None: here.
 compile_elsewhere: ContextVar[Callable[[Vocabulary, str], Any] | None] = ContextVar("compile_elsewhere", default=None)
-"""Compiles a structural tag for a vocabulary: a server does that in a process that can be stopped. None: here."""
 
 
 def constrain(lm: InvariantModel, schema: Any, **kwargs: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def generate_structured(lm: InvariantModel, prompt: Prompt, schema: Any, **kwarg
 
     Raises:
         IncompleteObject: The text was cut off: it needs more tokens than `max_new_tokens`.
-        InvalidObject: The text breaks the schema or the class, with a rule that no grammar expresses.
+        InvalidObject: The text breaks a rule of the schema or the class that no grammar expresses.
     """
     if isinstance(prompt, list | tuple):
         raise InvalidChoice(f"expected one prompt for an object, got {len(prompt)}", hint="Ask for one after another.")
@@ -65,13 +65,7 @@ def generate_structured(lm: InvariantModel, prompt: Prompt, schema: Any, **kwarg
 
 
 def follow(
-    lm: InvariantModel,
-    form: dict[str, Any],
-    kwargs: dict[str, Any],
-    *,
-    trigger: str = "",
-    literals: str = "",
-    turn_ends: Sequence[int] = (),
+    lm: InvariantModel, form: Any, kwargs: Any, trigger: str = "", literals: str = "", turn_ends: Sequence[int] = ()
 ) -> dict[str, Any]:
     """Return keywords with which the texts of a model follow a format of xgrammar, behind a trigger.
 
@@ -88,7 +82,7 @@ def follow(
         )
     words = vocabulary(tokenizer, lm.model.config.get_text_config(decoder=True).vocab_size)
     ends = [*as_ids(resolve_option(kwargs, "eos_token_id", defaults)), *as_ids(defaults.eos_token_id), *turn_ends]
-    stops = frozenset(each for each in ends or as_ids(tokenizer.eos_token_id) if 0 <= each < len(words.words))
+    stops = frozenset(ends or as_ids(tokenizer.eos_token_id)).intersection(range(len(words.words)))
     if not stops:
         raise UnsupportedCombination("expected a model with an end token, which ends an object, got none")
     tag = json.dumps({"type": "structural_tag", "format": form})
@@ -123,7 +117,6 @@ class Vocabulary:
         return str(self.info.serialize_json())
 
     def compile(self, tag: str) -> Any:
-        """Compile a structural tag, which is kept, or raise InvalidSchema."""
         elsewhere = compile_elsewhere.get()
         return compile_tag(self._compiler, tag) if elsewhere is None else elsewhere(self, tag)
 

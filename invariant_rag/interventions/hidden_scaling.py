@@ -16,8 +16,7 @@ from transformers import Cache, PreTrainedModel
 
 from invariant_rag.attention.call import LayerInputs
 from invariant_rag.attention.hook import active_attention, override_attention
-from invariant_rag.attention.per_model import once_per_model
-from invariant_rag.attention.probe import input_device
+from invariant_rag.attention.per_model import input_device, once_per_model
 from invariant_rag.attention.softmax import plain_attention
 from invariant_rag.checks import check_flag, check_items, check_number, check_path, check_real, check_text
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnusableFile

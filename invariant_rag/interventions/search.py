@@ -25,8 +25,9 @@ import torch
 from invariant_rag.arrangement import Layout, arrange_rows
 from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import PromptState
+from invariant_rag.attention.per_model import input_device
 from invariant_rag.attention.positions import PositionEncoding
-from invariant_rag.attention.probe import input_device, probe
+from invariant_rag.attention.probe import probe
 from invariant_rag.checks import check_items, check_number, check_path, check_real, require_extra
 from invariant_rag.errors import ContextOverflow, InvalidChoice, TokenizerRequired, UnsupportedModel
 from invariant_rag.files import write_file

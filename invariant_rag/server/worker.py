@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import os
 import subprocess
 import sys
 import time
@@ -125,7 +126,8 @@ class Workers:
 
 
 def serve(number: int) -> None:
-    """Answer calls from a pipe until it ends. What functions print goes to standard error."""
+    """Answer calls from a pipe until it ends. Nothing that is printed gets out: xgrammar's warnings hold texts."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     pipe, sys.stdout = Connection(number), sys.stderr
     while True:
         try:

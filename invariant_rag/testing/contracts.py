@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from invariant_rag.attention.probe import takes_position_ids
+from invariant_rag.attention.per_model import takes_position_ids
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.methods import Method, resolve_method
 from invariant_rag.segments import Prompt

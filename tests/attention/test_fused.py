@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel
-from invariant_rag.attention import fused
+from invariant_rag.attention import softmax
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.rounding import rounding
 
@@ -19,16 +19,16 @@ from invariant_rag.testing.rounding import rounding
 @pytest.fixture
 def fresh_choice() -> Iterator[None]:
     """The kernel is chosen once for each process: choose it anew in this test and after it."""
-    fused._kernel.cache_clear()
+    softmax._kernel.cache_clear()
     yield
-    fused._kernel.cache_clear()
+    softmax._kernel.cache_clear()
 
 
-@pytest.mark.parametrize("kernel", dict.fromkeys([fused._kernel(), fused.ungrouped_kernel]))
+@pytest.mark.parametrize("kernel", dict.fromkeys([softmax._kernel(), softmax.ungrouped_kernel]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(("count", "is_causal"), [(1, False), (5, True), (5, False)])
 def test_matrix_products_compute_what_the_fused_operator_computes(
-    kernel: fused.Kernel, dtype: torch.dtype, count: int, is_causal: bool
+    kernel: softmax.Kernel, dtype: torch.dtype, count: int, is_causal: bool
 ) -> None:
     draw = torch.Generator().manual_seed(0)
     queries = torch.randn(3, 4, count, 16, generator=draw, dtype=torch.float64).to(dtype)
@@ -37,8 +37,8 @@ def test_matrix_products_compute_what_the_fused_operator_computes(
     mask[..., 0] = float("-inf")
     for bias in (None, None if is_causal else mask):
         one = kernel(queries, keys, values, bias, is_causal, 0.3)
-        other = fused.matmul_kernel(queries, keys, values, bias, is_causal, 0.3)
-        bound = rounding(fused.matmul_kernel, queries, keys, values, bias, is_causal, 0.3, dtype=dtype)
+        other = softmax.matmul_kernel(queries, keys, values, bias, is_causal, 0.3)
+        bound = rounding(softmax.matmul_kernel, queries, keys, values, bias, is_causal, 0.3, dtype=dtype)
         for fast, slow in zip(one, other, strict=True):
             torch.testing.assert_close(fast, slow, atol=bound, rtol=0)
 
@@ -50,8 +50,8 @@ def test_a_pytorch_without_the_operator_gives_the_same_answers_and_says_so(
 ) -> None:
     lm, prompt = InvariantModel(llama, method=method), random_prompt(random.Random(0), (5, 1, 70, 3))
     with_operator = lm.logits(prompt)
-    fused._kernel.cache_clear()
-    monkeypatch.setattr(fused, "OPERATOR", "_an_operator_that_no_release_has")
+    softmax._kernel.cache_clear()
+    monkeypatch.setattr(softmax, "OPERATOR", "_an_operator_that_no_release_has")
     with caplog.at_level(logging.WARNING):
         torch.testing.assert_close(lm.logits(prompt), with_operator, atol=rounding(lm.logits, prompt), rtol=0)
     assert sum("matrix products" in record.message for record in caplog.records) == 1
@@ -61,8 +61,8 @@ def test_a_pytorch_without_the_operator_gives_the_same_answers_and_says_so(
 
 @pytest.mark.usefixtures("fresh_choice")
 def test_an_operator_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "OPERATOR", "_scaled_dot_product_flash_attention_for_cpu_backward")
-    assert fused._kernel() is fused.matmul_kernel
-    fused._kernel.cache_clear()
+    monkeypatch.setattr(softmax, "OPERATOR", "_scaled_dot_product_flash_attention_for_cpu_backward")
+    assert softmax._kernel() is softmax.matmul_kernel
+    softmax._kernel.cache_clear()
     monkeypatch.undo()
-    assert fused._kernel() is not fused.matmul_kernel
+    assert softmax._kernel() is not softmax.matmul_kernel

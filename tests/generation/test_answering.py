@@ -11,14 +11,17 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from transformers import MaxTimeCriteria
 
 from invariant_rag import Prompt, Segment, SegmentSet
-from invariant_rag.errors import InvalidOption, InvalidPrompt, UnsupportedCombination
+from invariant_rag.errors import IncompleteObject, InvalidOption, InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.answering import Answering, reply_all
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply
 from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.streaming import StopOnEvent
+from invariant_rag.prompts import template_format
 from invariant_rag.segments import Slot
-from tests.generation.test_tools import QUESTION, TOOLS, Writing, lm_of
+from tests.generation.test_tools import KINDS, QUESTION, TOOLS, Writing, lm_of
 
 DOCUMENTS = [Segment("The mill grinds barley."), Segment("The ferry leaves at noon."), Segment("Salt is dear.")]
 CHAT = [{"role": "user", "content": [SegmentSet(DOCUMENTS), "When does the ferry leave?"]}]
@@ -121,6 +124,31 @@ def test_a_stop_string_in_a_call_or_an_object_that_ran_out_of_tokens_leaves_leng
     writing = {"logits_processor": [Writing(lm, "Well. At noon.")]}
     said = Answering(lm, replace(request, schema=None, tool_choice="auto", stop=(" At",), options=writing)).reply()
     assert (said.first.content, said.first.finish_reason) == ("Well.", "stop")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stop_string_in_the_opening_of_a_call_that_ran_out_of_tokens_leaves_length(kind: str) -> None:
+    lm = lm_of(kind)
+    written = template_format(lm.tokenizer).call_format
+    before, stop = "" if written.anchored else "Well. ", ('"', "{", "[", "n", "s")
+    opening = before + written.begin[written.begin.index(written.trigger) :] + "now" + written.middle
+    first, last = (len(lm.tokenizer.encode(each)) for each in (before + written.trigger, opening))
+    for limit in (first, (first + last) // 2, last):
+        options = {"logits_processor": [Writing(lm, opening)]}
+        request = AnswerRequest(messages=QUESTION, tools=TOOLS, stop=stop, max_new_tokens=limit, options=options)
+        pieces, streamed = split(Answering(lm, request).stream())
+        cut = Answering(lm, replace(request, options={"logits_processor": [Writing(lm, opening)]})).reply()
+        assert without_generations(streamed) == without_generations(cut)
+        assert (cut.first.content, cut.first.finish_reason, cut.first.tool_calls) == (before.strip(), "length", ())
+        assert cut.first.cut_call == Answer.join(pieces).cut_call != None  # noqa: E711
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_call_that_something_else_than_room_cuts_off_is_an_error(order: int) -> None:
+    criteria = [MaxTimeCriteria(0.0), StopOnEvent(Event())][::order]
+    request = replace(REQUESTS["a forced call"], options={"stopping_criteria": criteria})
+    with pytest.raises(IncompleteObject, match="ends within call 0"):
+        Answering(lm_of("hermes"), request).reply()
 
 
 def test_an_abandoned_request_has_no_reply() -> None:

@@ -17,7 +17,7 @@ from invariant_rag import InvariantModel
 from invariant_rag.errors import InvalidOption, TokenizerRequired, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import trim_at_stop_string, until_stop_string
 from invariant_rag.generation.answers import AnswerDelta
-from invariant_rag.generation.streaming import TextStream
+from invariant_rag.generation.streaming import TextQueueStreamer, TextStream
 from invariant_rag.testing import toy_tokenizer
 
 BYTES = toy_tokenizer()
@@ -41,7 +41,7 @@ def streamed(tokens: list[int], tokenizer: PreTrainedTokenizerFast) -> list[str]
             streamer.put(torch.tensor(piece))  # type: ignore[attr-defined]
         streamer.end()  # type: ignore[attr-defined]
 
-    return list(TextStream(generate, tokenizer, {}))
+    return list(TextStream(generate, TextQueueStreamer(tokenizer), {}))
 
 
 def lists(most: int) -> st.SearchStrategy[list[int]]:
@@ -103,7 +103,7 @@ def test_a_reader_who_leaves_ends_the_generation() -> None:
             assert time.monotonic() < deadline
         ended.append(True)
 
-    stream = TextStream(generate, METASPACE, {})
+    stream = TextStream(generate, TextQueueStreamer(METASPACE), {})
     assert next(stream) == "c"
     stream.close()
     assert ended, "closing waits until the generation is over"

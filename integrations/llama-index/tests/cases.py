@@ -1,15 +1,31 @@
-"""A question over three nodes, retrievers and an index that list them as told, and an embedding without weights."""
+"""A question over three nodes, retrievers and an index that list them as told, LLMs behind an API; without torch."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Sequence
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
 from itertools import permutations
 from typing import Any
 
+from invariant_rag.errors import OrderWarning
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    CompletionResponse,
+    LLMMetadata,
+    MessageRole,
+    ToolCallBlock,
+)
+from llama_index.core.bridge.pydantic import Field
 from llama_index.core.embeddings import BaseEmbedding
+from llama_index.core.llms import CustomLLM
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery, VectorStoreQueryResult
@@ -56,8 +72,7 @@ class ListedStore(BasePydanticVectorStore):
     def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
         raise NotImplementedError
 
-    def delete(self, ref_doc_id: str, **kwargs: Any) -> None:
-        raise NotImplementedError
+    delete = add
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         ids = [node.node_id for node in self.listed]
@@ -89,3 +104,103 @@ class WordEmbedding(BaseEmbedding):
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
         return self._get_text_embedding(query)
+
+
+# --- LLMs behind an API ---
+
+
+class HashingLLM(CustomLLM):
+    """An LLM behind an API, as far as order is concerned: another prompt gets another answer. Or it says one thing."""
+
+    says: str = ""
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(context_window=4096, num_output=64, is_chat_model=True)
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        return CompletionResponse(text=self.says or hashlib.sha256(prompt.encode()).hexdigest()[:12])
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Answer as `complete` does, to all blocks: an API reads citable blocks and documents, too."""
+        text = self.complete("".join(message.model_dump_json() for message in messages), formatted=True).text
+        return ChatResponse(message=ChatMessage(text, role="assistant"))
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
+        text = self.complete(prompt, formatted=True).text
+        return (CompletionResponse(text=text[: i + 4], delta=text[i : i + 4]) for i in range(0, len(text), 4))
+
+
+class Recorder(MockFunctionCallingLLM):
+    """It keeps what it is asked, calls the first tool that it is offered, and then says one thing.
+
+    A ReAct agent is told to act first.
+    """
+
+    asked: list[str] = Field(default_factory=list)
+    says: str = "Noon."
+    calls: dict[str, Any] = Field(default_factory=lambda: {"input": "ferry"})
+    is_chat_model: bool | None = True
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(is_chat_model=True, response_generator=self._answer, **kwargs)
+
+    def _answer(self, messages: Sequence[ChatMessage], tools: Any = (), **kwargs: Any) -> ChatMessage:
+        self.asked.append("\0".join("".join(getattr(each, "text", "") for each in one.blocks) for one in messages))
+        if tools and messages[-1].role != MessageRole.TOOL:
+            call = ToolCallBlock(tool_call_id="1", tool_name=tools[0].metadata.name, tool_kwargs=self.calls)
+            return ChatMessage(role="assistant", blocks=[call])
+        if "Action Input:" not in (messages[0].content or ""):
+            return ChatMessage(self.says, role="assistant")
+        acted = "Observation:" in (messages[-1].content or "")
+        action = 'Thought: I search.\nAction: harbour\nAction Input: {"input": "ferry"}'
+        return ChatMessage(f"Thought: I know.\nAnswer: {self.says}" if acted else action, role="assistant")
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        return CompletionResponse(text=self._answer([ChatMessage(prompt)]).content or "")
+
+
+# --- answers ---
+
+
+def caught(ask: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """Return what a call returns, and its warnings about order."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        result = ask()
+    return result, [str(each.message) for each in found if issubclass(each.category, OrderWarning)]
+
+
+async def consumed(asked: Any) -> tuple[str, Any]:
+    """Return the text of a response, and the response, or the last piece of a stream of an LLM, once all is read."""
+    is_async = inspect.isawaitable(asked)
+    response = await asked if is_async else asked
+    is_stream = "Streaming" in type(response).__name__  # of an engine
+    pieces = response
+    if is_stream:
+        pieces = response.async_response_gen() if is_async else response.response_gen
+    if inspect.isasyncgen(pieces):
+        found = [each async for each in pieces]
+    elif inspect.isgenerator(pieces):
+        found = list(pieces)
+    else:
+        return str(response.message.content if isinstance(response, ChatResponse) else response), response
+    text = "".join(each if isinstance(each, str) else each.delta or "" for each in found)
+    return text, response if is_stream else found[-1]
+
+
+def read(asked: Any) -> tuple[str, Any]:
+    """Return what `consumed` does, where no event loop runs."""
+    return asyncio.run(consumed(asked))
+
+
+def verdict_of(response: Any, none: bool | None = None) -> bool | None:
+    """What a response says of its order; `none` for one that says nothing, such as a text."""
+    for said in ((getattr(response, "metadata", None) or {}).get("invariant_rag"), getattr(response, "raw", None)):
+        if isinstance(said, dict) and "invariant" in said:
+            return said["invariant"]
+    return none

@@ -14,7 +14,7 @@ import torch
 from invariant_rag import InvariantModel
 from invariant_rag.testing import tiny_model, toy_tokenizer
 from llama_index.core import Settings
-from tool_models import with_tools
+from tiny import with_tools
 from transformers import PreTrainedModel
 
 from llama_index.llms.invariant_rag import InvariantLLM

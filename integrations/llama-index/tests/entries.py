@@ -1,20 +1,294 @@
-"""All entries, and their table in the README, which `python tests/entries.py` writes anew."""
+"""Every way in which retrieved nodes reach a model, a row each; `python tests/entries.py` writes the README's table."""
 
 from __future__ import annotations
 
 import re
+import zlib
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import entries_engines
-import entries_prompts
-from entry import Entry
+import asks
+from asks import FORMATS, IDS, MARKER, Ask, Case, Nodes, blocks, built, chat, citation, ours, query
+from cases import TEXTS as THREE
+from cases import HashingLLM, engine_of
+from invariant_rag import InvariantModel
+from llama_index.core import SummaryIndex, get_response_synthesizer
+from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
+from llama_index.core.evaluation import ContextRelevancyEvaluator, FaithfulnessEvaluator, RelevancyEvaluator
+from llama_index.core.indices.query.query_transform import HyDEQueryTransform
+from llama_index.core.llms import LLM
+from llama_index.core.postprocessor import LongContextReorder
+from llama_index.core.query_engine import TransformQueryEngine
+from llama_index.core.response_synthesizers import CompactAndRefine, Refine
+from llama_index.core.schema import NodeWithScore, TextNode
+from tiny import local_llm
 
-_ALL = [*entries_engines.ENTRIES, *entries_prompts.ENTRIES]
-_OWN: dict[str, Entry] = {entry.title: entry for entry in _ALL}
-assert len(_OWN) == len(_ALL), "two entries have one title"
+from llama_index.chat_engine.invariant_rag import InvariantChatEngine
+from llama_index.evaluation.invariant_rag import InvariantPairwiseEvaluator
+from llama_index.llms.invariant_rag import SegmentBlock, canonical, vote
+from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
-_WRAPPED = (
+TEXTS = (*THREE, "The bell of Varn rings twice a day.")
+MARKED = {"node_postprocessors": [MARKER]}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way in which retrieved nodes reach a model.
+
+    Attributes:
+        topic: What the entry belongs to: a row of the table lists the entries of one topic that behave alike.
+        name: The entry, as a user would write it.
+        expected: `yes`: one answer for all orders, and no warning. `no: warns`: several, and a warning at each.
+        todo: What a user has to do.
+        ask: How it is asked.
+        wrapper: What stands around the LLM: `InvariantLLM` is one itself; the others are around an LLM behind an API.
+    """
+
+    topic: str
+    name: str
+    expected: str
+    todo: str
+    ask: Ask
+    wrapper: str = "InvariantLLM"
+
+    @property
+    def title(self) -> str:
+        return f"{self.topic}: {self.name}"
+
+    def nodes(self, order: Sequence[int]) -> Nodes:
+        """Return nodes in an order, tied, as a reader of files makes them; no other entry has the same texts."""
+        page = zlib.crc32(self.title.encode()) % 10_000
+
+        def node(i: int) -> TextNode:
+            metadata = {"file_name": f"{IDS[i].removeprefix('node of ')}.txt"}
+            return TextNode(text=f"{TEXTS[i]} See page {page}.", id_=IDS[i], metadata=metadata)
+
+        return [NodeWithScore(node=node(i), score=0.5) for i in order]
+
+    def around(self, wrapper: str) -> Entry:
+        """Return the same entry with a wrapper around the LLM."""
+        todo = self.todo.replace(GLOBAL, f"nothing but `Settings.llm = {wrapper}(llm)`")
+        return replace(self, name=self.title, todo=todo, wrapper=wrapper, topic=f"`{wrapper}(llm)`")
+
+
+def rows(expected: str, topic: str, todo: str, ways: Mapping[str, Ask]) -> list[Entry]:
+    return [Entry(topic, name, expected, todo, ask) for name, ask in ways.items()]
+
+
+invariant, warns = partial(rows, "yes"), partial(rows, "no: warns")
+WRAPPERS: dict[str, Callable[[InvariantModel], LLM]] = {
+    "InvariantLLM": local_llm,
+    "canonical": lambda _: canonical(HashingLLM()),
+    "vote": lambda _: vote(HashingLLM(), votes=3),
+}
+
+# --- the table ---
+
+GLOBAL = "nothing but `Settings.llm = InvariantLLM(...)`"
+MORE = "nothing more"
+ONE_CALL = "`response_synthesizer=InvariantSynthesizer(llm)`: one call reads all nodes"
+UNNUMBERED = "leave the numbers away, or use `CitationQueryEngine` with `InvariantSynthesizer`"
+IN_ONE_SPAN = "retrieve and ask in one function under `@dispatcher.span`, or in one workflow"
+DECLARED = "mark the nodes (`SegmentMarkerPostprocessor`), or give `SegmentBlock`s"
+ENGINE, MODES = "`index.as_query_engine(...)`", "`index.as_query_engine(response_mode=...)`"
+WITH_MARKS, BY_HAND = "`SegmentMarkerPostprocessor`, `response_mode=...`", "a response synthesizer by hand"
+OURS = "`response_synthesizer=InvariantSynthesizer(llm, ...)`"
+CITATIONS = "`CitationQueryEngine` with the parts of this package"
+WITH_OURS = "`CitationQueryEngine.from_args(..., response_synthesizer=InvariantSynthesizer(llm))`"
+NUMBERS = "a `text_qa_template` that numbers the nodes"
+CHATS = "chat engines with the parts of this package"
+RETRIEVER_TOOL = "`RetrieverTool(..., node_postprocessors=[SegmentMarkerPostprocessor()])`"
+
+WHOLE = ["compact", "tree_summarize", "compact_accumulate", "simple_summarize"]
+"""Modes whose one call holds all nodes."""
+ONE_BY_ONE = ["refine", "accumulate"]
+NO_NODES = ["generation", "no_text", "context_only"]
+"""Modes that show no node to an LLM; the last two ask none at all."""
+
+COMPLETED = {name: partial(asks.completing, write=write) for name, write in FORMATS.items()}
+TOLD = {name: partial(asks.told, write=write) for name, write in FORMATS.items()}
+PROMPTS: dict[str, Ask] = {
+    '`llm.chat`, joined with `"\\n\\n"`': asks.chatting,
+    "`RichPromptTemplate` with a Jinja loop": asks.looped,
+    "`PromptTemplate`": asks.predicting,
+    "`PromptTemplate` with a function that numbers": partial(asks.predicting, template=asks.NUMBERED),
+    "`ChatPromptTemplate`": partial(asks.predicting, template=asks.CHAT_TEMPLATE),
+    "`structured_predict`, numbered": asks.structured,
+    "`as_structured_llm`, bullets": asks.structured_chat,
+}
+COUNTED = {"numbered `[1] ...`", "as `Document 1:`"}
+TAGGED, JSON = "as `<document>` with its source", "as a JSON list of texts"
+NUMBERING = {name for name in PROMPTS if "number" in name or "loop" in name}
+TRACED, BY_MARKS = (IN_ONE_SPAN, DECLARED), (MORE, "leave the numbers away")
+BRIEF = partial(built, kind=InvariantChatEngine, system_prompt="Be brief.")
+
+
+def by_mode(modes: Sequence[str], **options: Any) -> dict[str, Ask]:
+    return {f'`"{mode}"`': partial(query, response_mode=mode, **options) for mode in modes}
+
+
+def both(topic: str, around: Callable[..., Any], ways: Mapping[str, Ask], sets: set[str], *todo: str) -> list[Entry]:
+    """Return entries of which some are sets; what to do for these, and for the others."""
+    made = {name: partial(around, ask=ask) for name, ask in ways.items()}
+    return [
+        *invariant(topic, todo[0], {name: ask for name, ask in made.items() if name in sets}),
+        *warns(topic, todo[1], {name: ask for name, ask in made.items() if name not in sets}),
+    ]
+
+
+def by_hand(c: Case, kind: Any) -> Any:
+    return kind().get_response(c.question, list(map(asks.content, c.nodes)))
+
+
+OWN = [
+    *invariant(ENGINE, GLOBAL, {
+        "as it is": query,
+        "`aquery`": partial(query, way="aquery"),
+        "`streaming=True`": partial(query, streaming=True),
+        "`streaming=True`, `aquery`": partial(query, way="aquery", streaming=True),
+        "`text_qa_template=`": partial(query, text_qa_template=asks.SHORT),
+        "`output_cls=`": lambda c: query(c, llm=asks.longer(c.llm), output_cls=asks.Found),
+        "`as_structured_llm`": lambda c: query(c, llm=asks.longer(c.llm).as_structured_llm(asks.Found)),
+        '`"generation"`, which reads no node': partial(query, response_mode="generation"),
+    }),
+    *warns(ENGINE, ONE_CALL, {"`multimodal=True`": partial(query, multimodal=True)}),
+    *warns(ENGINE, UNNUMBERED, {NUMBERS: lambda c: query(asks.bare(c), text_qa_template=asks.NUMBERING)}),
+    *invariant(MODES, GLOBAL, by_mode(WHOLE)),
+    *warns(MODES, ONE_CALL, {
+        **by_mode(ONE_BY_ONE),
+        '`"tree_summarize"`, several batches': partial(asks.in_small_batches, mode="tree_summarize"),
+        '`"compact"`, several batches': partial(asks.in_small_batches, mode="compact"),
+    }),
+    *invariant(WITH_MARKS, MORE, by_mode(WHOLE, **MARKED)),
+    *warns(WITH_MARKS, ONE_CALL, by_mode(ONE_BY_ONE, **MARKED)),
+    *warns(WITH_MARKS, UNNUMBERED, {
+        NUMBERS: lambda c: query(asks.bare(c), text_qa_template=asks.NUMBERING, **MARKED),
+    }),
+    *invariant(OURS, MORE, {
+        "as it is": ours,
+        "`aquery`": partial(ours, way="aquery"),
+        "`streaming=True`": partial(ours, streaming=True),
+        "`output_cls=`": lambda c: ours(c, llm=asks.longer(c.llm), output_cls=asks.Found),
+    }),
+    *warns(OURS, UNNUMBERED, {NUMBERS: lambda c: ours(asks.bare(c), text_qa_template=asks.NUMBERING)}),
+    *invariant(BY_HAND, GLOBAL, {
+        "`get_response_synthesizer().synthesize(query, nodes)`": lambda c: get_response_synthesizer().synthesize(
+            c.question, c.nodes
+        ),
+        "`CompactAndRefine().get_response(query, texts)`": partial(by_hand, kind=CompactAndRefine),
+    }),
+    *warns(BY_HAND, ONE_CALL, {"`Refine().get_response(query, texts)`": partial(by_hand, kind=Refine)}),
+    *warns("`CitationQueryEngine`", WITH_OURS, {"as it is": citation}),
+    *invariant(CITATIONS, MORE, {
+        "`InvariantSynthesizer`": lambda c: citation(c, response_synthesizer=InvariantSynthesizer(c.llm)),
+    }),
+    *warns(CITATIONS, WITH_OURS, {"`SegmentMarkerPostprocessor`": partial(citation, **MARKED)}),
+    *warns("`LLMRerank`", "choose by a model that scores each node by itself, or let the answer read all", {
+        "the node that the LLM chooses by its number": asks.reranked,
+    }),
+    *invariant("query engines around others", GLOBAL, {
+        "`RouterQueryEngine` to two engines": asks.routed,
+        "`SubQuestionQueryEngine`": asks.sub_questions,
+        "`SubQuestionQueryEngine`, `use_async=False`": partial(asks.sub_questions, use_async=False),
+        "`TransformQueryEngine` with HyDE": lambda c: TransformQueryEngine(
+            engine_of(c.nodes), HyDEQueryTransform(c.llm)
+        ).query(c.question),
+        "`MultiStepQueryEngine`": asks.steps,
+    }),
+    *invariant("retrievers and other indices", GLOBAL, {
+        "`QueryFusionRetriever` with written queries": asks.fused,
+        "`SummaryIndex`": lambda c: SummaryIndex([one.node for one in c.nodes]).as_query_engine().query(c.question),
+    }),
+    *invariant("postprocessors", GLOBAL, {
+        "sentence windows by `MetadataReplacementPostProcessor`": asks.windows,
+        "`LongContextReorder`": partial(query, node_postprocessors=[LongContextReorder()]),
+        "`SourceJoiner` of this package": asks.chunks,
+    }),
+    *invariant("postprocessors with `SegmentMarkerPostprocessor`", MORE, {
+        "behind sentence windows": lambda c: asks.windows(c, MARKER),
+        "behind `SourceJoiner`": lambda c: asks.chunks(c, MARKER),
+    }),
+    *invariant("evaluators", GLOBAL, {
+        f"`{kind.__name__}` with nodes as `contexts`": partial(asks.judged, kind=kind)
+        for kind in (FaithfulnessEvaluator, RelevancyEvaluator, ContextRelevancyEvaluator)
+    }),
+    *invariant("two answers", MORE, {
+        "`InvariantPairwiseEvaluator`": lambda c: asks.better(c, InvariantPairwiseEvaluator(c.llm))[0],
+        "`PairwiseComparisonEvaluator`, which asks in both orders": lambda c: asks.better(c, asks.comparing(c))[0],
+    }),
+    *warns("two answers", "`InvariantPairwiseEvaluator(llm)`, or `enforce_consensus=True`", {
+        "`PairwiseComparisonEvaluator(enforce_consensus=False)`": lambda c: str(
+            asks.better(c, asks.comparing(c, enforce_consensus=False))
+        ),
+    }),
+    *both("nodes in `llm.complete(...)`", asks.in_one_span, COMPLETED, set(), *TRACED),
+    *both("nodes in other calls", asks.in_one_span, PROMPTS, {"`PromptTemplate`", "`ChatPromptTemplate`"}, *TRACED),
+    *both("nodes in a tool's message", asks.in_one_span, TOLD, {*FORMATS} - COUNTED - {JSON}, *TRACED),
+    *both("nodes in `llm.complete(...)`, marked", asks.marked, COMPLETED, {*FORMATS} - COUNTED - {TAGGED}, *BY_MARKS),
+    *both("nodes in other calls, marked", asks.marked, PROMPTS, {*PROMPTS} - NUMBERING, *BY_MARKS),
+    *invariant("`llm.chat`", MORE, {
+        "`SegmentBlock`s": partial(blocks, make=SegmentBlock.of),
+        "`CitableBlock`s": partial(blocks, make=asks.citable),
+        "`DocumentBlock`s of plain text": partial(blocks, make=asks.document),
+        "`SegmentBlock`s with `---` between them": partial(blocks, make=SegmentBlock.of, between="\n---\n"),
+    }),
+    *both("nodes of `retriever.retrieve(...)`, in a call of its own", asks.alone, {
+        "`llm.complete`, joined": asks.completing,
+        "`llm.chat`, joined": asks.chatting,
+        "`llm.predict`": asks.predicting,
+        "`as_structured_llm`, bullets": asks.structured_chat,
+    }, set(), *TRACED),
+    *invariant("`index.as_chat_engine(chat_mode=...)`", GLOBAL, {
+        **{
+            f'`"{mode}"`': partial(chat, mode=mode)
+            for mode in ("best", "context", "condense_question", "condense_plus_context")
+        },
+        '`"context"`, `stream_chat`': partial(chat, mode="context", way="stream_chat"),
+        '`"context"`, `achat`': partial(chat, mode="context", way="achat"),
+        '`"condense_plus_context"`, `stream_chat`': partial(chat, mode="condense_plus_context", way="stream_chat"),
+        '`"simple"`, which reads no node': partial(chat, mode="simple"),
+    }),
+    *invariant(CHATS, MORE, {
+        "`InvariantChatEngine`": BRIEF,
+        "`InvariantChatEngine`, `stream_chat`": partial(BRIEF, way="stream_chat"),
+        "`InvariantChatEngine`, `achat`": partial(BRIEF, way="achat"),
+        **{
+            f"`{kind.__name__}` with `SegmentMarkerPostprocessor`": partial(built, kind=kind, **MARKED)
+            for kind in (ContextChatEngine, CondensePlusContextChatEngine)
+        },
+    }),
+    *invariant("workflows", GLOBAL, {
+        "the one of LlamaIndex's documentation: retrieve, synthesize": lambda c: asks.run(
+            asks.Answering(), listed=c.nodes
+        ),
+    }),
+    *warns("workflows", "fill in a template: `llm.apredict(template, context_str=...)`", {
+        "a step that joins the nodes and calls `llm.acomplete`": lambda c: asks.run(
+            asks.Answering(c.llm), listed=c.nodes
+        ),
+    }),
+    *invariant("agents", GLOBAL, {
+        "`FunctionAgent` with a `QueryEngineTool`": asks.agent_tool,
+        "a later call with the memory of a `FunctionAgent` with a `RetrieverTool`": asks.remembered,
+    }),
+    *warns("agents", RETRIEVER_TOOL, {"`ReActAgent` of an `InvariantLLM` with a `RetrieverTool`": asks.react}),
+    *invariant("agents with the parts of this package", MORE, {
+        "`FunctionAgent` with a `QueryEngineTool` over `InvariantSynthesizer`": lambda c: asks.agent_tool(
+            c, response_synthesizer=InvariantSynthesizer(c.llm)
+        ),
+        "a later call with what a `RetrieverTool` with `SegmentMarkerPostprocessor` found": partial(
+            asks.remembered, **MARKED
+        ),
+        "`ReActAgent` with a `RetrieverTool` and `SegmentMarkerPostprocessor`": partial(asks.react, **MARKED),
+    }),
+]  # fmt: skip
+
+AROUND_OTHERS = (
     "`index.as_query_engine(...)`: as it is",
     "`index.as_query_engine(...)`: `streaming=True`",
     "`index.as_query_engine(...)`: `aquery`",
@@ -33,13 +307,12 @@ _WRAPPED = (
 )
 """Entries of which an LLM behind an API is asked, too."""
 
-ENTRIES = {
-    **_OWN,
-    **{
-        entry.title: entry
-        for wrapper in ("canonical", "vote")
-        for entry in (_OWN[name].around(wrapper) for name in _WRAPPED)
-    },
+ENTRIES = {entry.title: entry for entry in OWN}
+assert len(ENTRIES) == len(OWN), "two entries have one title"
+ENTRIES |= {
+    entry.title: entry
+    for wrapper in ("canonical", "vote")
+    for entry in (ENTRIES[name].around(wrapper) for name in AROUND_OTHERS)
 }
 
 README = Path(__file__).parent.parent / "README.md"
@@ -48,11 +321,11 @@ PLACE = re.compile(r"(<!-- entries: .*? -->\n).*?(<!-- end of entries -->)", re.
 
 def filled(text: str) -> str:
     """Return the README with a row of its table for the entries of a topic that behave alike."""
-    rows: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    found: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for entry in ENTRIES.values():
-        rows[entry.topic, {"invariant": "yes", "warns": "no: warns"}[entry.expected], entry.todo].append(entry.name)
+        found[entry.topic, entry.expected, entry.todo].append(entry.name)
     cells = [["entry", "invariant", "what to do"], ["---"] * 3]
-    cells += [[f"{topic}: {'; '.join(names)}", *others] for (topic, *others), names in rows.items()]
+    cells += [[f"{topic}: {'; '.join(names)}", *others] for (topic, *others), names in found.items()]
     table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
     return PLACE.sub(lambda match: f"{match[1]}\n{table}\n\n{match[2]}", text)
 

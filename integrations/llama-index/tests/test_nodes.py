@@ -6,7 +6,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, nodes_of
+from cases import ORDERS, QUERY, TEXTS, caught, nodes_of
 from invariant_rag import Segment, SegmentSet
 from invariant_rag.errors import RetrievalError
 from invariant_rag.prompts import mark, parse_marked, without_marks
@@ -22,7 +22,6 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms import ChatMessage, MessageRole
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import ImageNode, IndexNode, MediaResource, MetadataMode, Node, NodeWithScore, TextNode
-from recording import caught
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor, SourceJoiner

@@ -21,7 +21,7 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.tools import FunctionTool, RetrieverTool, ToolMetadata
 from pydantic import BaseModel, Field
-from tool_models import Writing, written
+from tiny import Writing, written
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, ListRetriever, engine_of, nodes_of
-from entry import EveryBit, local_llm
+from asks import Ask, Case, agent, answer, built, citation, ours, query
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, Recorder, caught, engine_of, nodes_of, verdict_of
+from entries import ONE_BY_ONE, WHOLE
 from invariant_rag import InvariantModel, SegmentSet
 from invariant_rag.prompts import render_chat
 from invariant_rag.segments import Slot
@@ -24,20 +24,15 @@ from llama_index.core.chat_engine import (
 )
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.llms import ChatMessage
-from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
-from llama_index.core.schema import NodeWithScore
-from llama_index.core.tools import FunctionTool, RetrieverTool, ToolMetadata
+from llama_index.core.tools import FunctionTool
 from pydantic import create_model
-from recording import Recorder, caught
-from tool_models import written
+from tiny import EveryBit, local_llm, written
 from transformers import LogitsProcessorList
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, canonical
-from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of workflows and ReAct agents
 
-dispatcher = get_dispatcher(__name__)
 F, M, B = TEXTS
 CANONICAL = sorted(range(3), key=TEXTS.__getitem__, reverse=True)  # the first text of `lexical` stands last
 
@@ -102,82 +97,54 @@ STATED = [
 """Text above a set that says in which order its documents are."""
 
 
-def query(**options: Any) -> Callable[..., Any]:
-    return lambda llm, nodes, question: engine_of(nodes, llm=llm, **options).query(question)
+def chat(c: Case, kind: Any, **options: Any) -> Any:
+    return next(built(c, kind, **options))
 
 
-def chat(kind: Any) -> Callable[..., Any]:
-    return lambda llm, nodes, question: kind.from_defaults(ListRetriever(nodes), llm=llm).chat(question)
+def condensed(c: Case) -> Any:
+    history = [ChatMessage("Hello."), ChatMessage(c.question, role="assistant")]
+    options = {"llm": c.llm, "chat_history": history}
+    return CondenseQuestionChatEngine.from_defaults(engine_of(c.nodes, llm=c.llm), **options).chat(c.question)
 
 
-def condensed(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
-    history = [ChatMessage("Hello."), ChatMessage(question, role="assistant")]
-    options = {"llm": llm, "chat_history": history}
-    return CondenseQuestionChatEngine.from_defaults(engine_of(nodes, llm=llm), **options).chat(question)
+def in_history(c: Case) -> Any:
+    history = [ChatMessage(c.question), ChatMessage(c.question, role="assistant")]
+    return ContextChatEngine.from_defaults(ListRetriever(c.nodes), llm=c.llm, chat_history=history).chat(QUERY)
 
 
-def synthesized(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
-    return RetrieverQueryEngine(ListRetriever(nodes), caught(lambda: InvariantSynthesizer(llm))[0]).query(question)
-
-
-def cited(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
-    return CitationQueryEngine(ListRetriever(nodes), llm=llm).query(question)
-
-
-def in_history(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
-    history = [ChatMessage(question), ChatMessage(question, role="assistant")]
-    return ContextChatEngine.from_defaults(ListRetriever(nodes), llm=llm, chat_history=history).chat(QUERY)
-
-
-def in_system_prompt(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
-    return engine_of(nodes, llm=llm.model_copy(update={"system_prompt": question})).query(QUERY)
+def in_system_prompt(c: Case) -> Any:
+    return engine_of(c.nodes, llm=c.llm.model_copy(update={"system_prompt": c.question})).query(QUERY)
 
 
 TEMPLATE = PromptTemplate("{context_str}\nQ: {question}")
 WORD = create_model("Word", input=(str, ...))
 
 
-@dispatcher.span
-def predicted(llm: Any, nodes: list[NodeWithScore], question: str, output_cls: Any = None) -> Any:
+@get_dispatcher(__name__).span
+def predicted(c: Case, output_cls: Any = None) -> Any:
     """Retrieve for another question than the one that is asked, as engines that condense a chat do."""
-    context = "\n\n".join(each.text for each in ListRetriever(nodes).retrieve("ferry"))
-    ask = partial(llm.structured_predict, output_cls) if output_cls else llm.predict
-    return ask(TEMPLATE, context_str=context, question=question)
-
-
-def agent(kind: Any) -> Callable[..., Any]:
-    def ask(llm: Any, nodes: list[NodeWithScore], question: str) -> Any:
-        tool = RetrieverTool(ListRetriever(nodes), ToolMetadata("Finds records.", name="records"))
-
-        async def run() -> Any:
-            return await kind(tools=[tool], llm=llm, streaming=False).run(question)
-
-        return asyncio.run(run())
-
-    return ask
+    context = "\n\n".join(each.text for each in ListRetriever(c.nodes).retrieve("ferry"))
+    ask = partial(c.llm.structured_predict, output_cls) if output_cls else c.llm.predict
+    return ask(TEMPLATE, context_str=context, question=c.question)
 
 
 SET, TEXT, NONE = True, False, None
-ENTRIES: dict[str, tuple[Callable[..., Any], bool | None]] = {
-    "compact": (query(), SET),
-    "refine": (query(response_mode="refine"), TEXT),
-    "tree_summarize": (query(response_mode="tree_summarize"), SET),
-    "simple_summarize": (query(response_mode="simple_summarize"), SET),
-    "accumulate": (query(response_mode="accumulate"), TEXT),
-    "compact_accumulate": (query(response_mode="compact_accumulate"), SET),
-    "generation": (query(response_mode="generation"), NONE),
-    "InvariantSynthesizer": (synthesized, SET),
-    "CitationQueryEngine": (cited, TEXT),
-    "context chat": (chat(ContextChatEngine), SET),
-    "condense plus context chat": (chat(CondensePlusContextChatEngine), SET),
+WAYS: dict[str, tuple[Ask, bool | None]] = {
+    "compact": (query, SET),
+    **{mode: (partial(query, response_mode=mode), mode in WHOLE) for mode in (*WHOLE[1:], *ONE_BY_ONE)},
+    "generation": (partial(query, response_mode="generation"), NONE),
+    "InvariantSynthesizer": (ours, SET),
+    "CitationQueryEngine": (citation, TEXT),
+    "context chat": (partial(chat, kind=ContextChatEngine), SET),
+    "condense plus context chat": (partial(chat, kind=CondensePlusContextChatEngine), SET),
     "condense question chat": (condensed, SET),
     "llm.predict": (predicted, SET),
     "llm.structured_predict": (partial(predicted, output_cls=WORD), SET),
-    "simple chat": (lambda llm, _, question: SimpleChatEngine.from_defaults(llm=llm).chat(question), NONE),
+    "simple chat": (lambda c: SimpleChatEngine.from_defaults(llm=c.llm).chat(c.question), NONE),
     "a chat's history": (in_history, SET),
     "a system prompt": (in_system_prompt, SET),
-    "FunctionAgent": (agent(FunctionAgent), SET),
-    "ReActAgent": (agent(ReActAgent), TEXT),
+    "FunctionAgent": (partial(agent, kind=FunctionAgent), SET),
+    "ReActAgent": (partial(agent, kind=ReActAgent), TEXT),
 }
 """Entries, and what they make of the nodes."""
 FINISHED = {"simple chat", "a chat's history", "a system prompt", "FunctionAgent", "ReActAgent"}
@@ -190,37 +157,32 @@ AS_COMPACT = {
 }
 """Entries that ask as `compact` does, with other text around the nodes: LlamaIndex would print a Python list."""
 ASKED = [
-    (entry, question)
-    for i, entry in enumerate(ENTRIES)
+    (way, question)
+    for i, way in enumerate(WAYS)
     for j, question in enumerate(QUESTIONS)
-    if (entry == "compact" or (i + j) % 7 == 0) and not (entry == "a chat's history" and "{context_str}" in question)
+    if (way == "compact" or (i + j) % 7 == 0) and not (way == "a chat's history" and "{context_str}" in question)
 ]
 """One entry with each question, others with a seventh. LlamaIndex takes the history of one engine for templates."""
-
-
-def verdict_of(result: Any, none: bool | None) -> bool | None:
-    """What a response says of its order; `none` for a result that says nothing, such as a text."""
-    return ((getattr(result, "metadata", None) or {}).get("invariant_rag") or {"invariant": none})["invariant"]
 
 
 def test_there_are_sixty_prompts_forty_answers_and_twenty_five_calls() -> None:
     assert (len(QUESTIONS) + len(STATED), len(ANSWERS), len(ARGUMENTS)) == (60, 40, 25)
 
 
-@pytest.mark.parametrize(("entry", "question"), ASKED)
-def test_a_prompt_is_what_llamaindex_writes_for_one_order_of_the_nodes(entry: str, question: str) -> None:
-    ask, kind = ENTRIES[entry]
-    alone_by = query() if entry in AS_COMPACT else ask
+@pytest.mark.parametrize(("way", "question"), ASKED)
+def test_a_prompt_is_what_llamaindex_writes_for_one_order_of_the_nodes(way: str, question: str) -> None:
+    ask, kind = WAYS[way]
     said = set()
     for order in ORDERS[1::3]:
         alone, wrapped = Recorder(), Recorder()
-        alone_by(alone, nodes_of(CANONICAL if kind is SET else order), question)
-        result, messages = caught(lambda order=order, llm=wrapped: ask(canonical(llm), nodes_of(order), question))
-        assert [each.replace(AS_COMPACT.get(entry, JOINED), JOINED, 1) for each in wrapped.asked] == alone.asked
+        answer(query if way in AS_COMPACT else ask, alone, nodes_of(CANONICAL if kind is SET else order), question)
+        llm = canonical(wrapped)
+        (_, response), messages = caught(lambda order=order, llm=llm: answer(ask, llm, nodes_of(order), question))
+        assert [each.replace(AS_COMPACT.get(way, JOINED), JOINED, 1) for each in wrapped.asked] == alone.asked
         assert any(question in each for each in wrapped.asked)
-        said.add((verdict_of(result, kind), bool(messages)))
+        said.add((verdict_of(response, kind), bool(messages)))
     assert len(said) == 1
-    assert entry in FINISHED or said == {(kind, kind is TEXT)}
+    assert way in FINISHED or said == {(kind, kind is TEXT)}
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -230,9 +192,9 @@ def test_the_local_model_attends_to_the_set_and_to_the_question_as_it_is(model: 
     prompt = render_chat([{"role": "user", "content": content}], model.tokenizer, question)
     every_bit = LogitsProcessorList([EveryBit(model.tokenizer)])
     expected = model.generate(prompt, max_new_tokens=2, logits_processor=every_bit).text
-    ask = query(text_qa_template=PromptTemplate("Read:\n{context_str}\nQ: {query_str}"))
+    ask = partial(query, text_qa_template=PromptTemplate("Read:\n{context_str}\nQ: {query_str}"))
     order = ORDERS[QUESTIONS.index(question) % len(ORDERS)]
-    assert str(ask(local_llm(model), nodes_of(order), question)) == expected
+    assert answer(ask, local_llm(model), nodes_of(order), question)[0] == expected
 
 
 @pytest.mark.parametrize("stated", STATED)
@@ -241,17 +203,18 @@ def test_an_order_that_is_stated_above_a_set_stays_and_is_warned_of(place: str, 
     template = PromptTemplate(f"{stated}\n{{context_str}}\nQ: {{query_str}}")
     for order in ORDERS[STATED.index(stated) % 3 :: 3]:
         llm = Recorder(system_prompt=stated) if place == "system prompt" else Recorder()
-        if place == "chat template":
-            options = {"llm": canonical(llm), "context_template": template}
-            ask = ContextChatEngine.from_defaults(ListRetriever(nodes_of(order)), **options).chat
-        else:
-            options = {"text_qa_template": template} if place == "template" else {}
-            ask = engine_of(nodes_of(order), llm=canonical(llm), **options).query
-        response, (message,) = caught(lambda ask=ask: ask(QUERY))
+        ask = {
+            "template": partial(query, text_qa_template=template),
+            "chat template": partial(chat, kind=ContextChatEngine, context_template=template),
+            "system prompt": query,
+        }[place]
+        (_, response), (message,) = caught(
+            lambda ask=ask, llm=llm, order=order: answer(ask, canonical(llm), nodes_of(order))
+        )
         (asked,) = llm.asked
         assert asked.startswith(stated)
         assert JOINED in asked
-        assert verdict_of(response, None) is False
+        assert verdict_of(response) is False
         assert "says in which order the documents are" in message
 
 
@@ -328,14 +291,14 @@ def writing(model: InvariantModel, text: str) -> InvariantLLM:
 def test_an_answer_arrives_as_the_model_wrote_it(model: InvariantModel, text: str) -> None:
     number = ANSWERS.index(text)
     order = ORDERS[number % len(ORDERS)]
-    for entry in (SAYING[number % len(SAYING)], SAYING[(number + 3) % len(SAYING)]):
-        ask, _ = ENTRIES[entry]
-        assert str(caught(lambda ask=ask: ask(canonical(Recorder(says=text)), nodes_of(order), QUERY))[0]) == text
-    assert predicted(canonical(Recorder(calls={"input": text})), nodes_of(order), QUERY, WORD).input == text
+    for way in (SAYING[number % len(SAYING)], SAYING[(number + 3) % len(SAYING)]):
+        llm = canonical(Recorder(says=text))
+        assert caught(lambda way=way, llm=llm: answer(WAYS[way][0], llm, nodes_of(order))[0])[0] == text
+    assert predicted(Case(canonical(Recorder(calls={"input": text})), nodes_of(order)), WORD).input == text
     ways: list[Callable[[InvariantLLM], str]] = [
         lambda llm: "".join(each.delta or "" for each in llm.stream_chat([asked_about(order)])),
         lambda llm: llm.complete("\n".join(f"[{i}] {each}" for i, each in enumerate(TEXTS))).text,
-        lambda llm: str(query()(llm, nodes_of(order), QUERY)),
+        lambda llm: answer(query, llm, nodes_of(order))[0],
     ]
     assert ways[number % len(ways)](writing(model, text)) == text
 

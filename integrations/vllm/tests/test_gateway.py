@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
 from itertools import permutations
+from random import Random
 from typing import Any
 
 import httpx
@@ -17,6 +19,7 @@ from invariant_rag.server import InProcess, Settings, create_app
 from invariant_rag.server.engines.building import build_engine
 from invariant_rag.server.serving import in_thread, server_of
 from invariant_rag.server.settings import UPSTREAM_KEY_VARIABLE, EngineConfig
+from jsonschema import validate
 
 from tests.documents import documents, question
 from tests.relay import Relay
@@ -159,6 +162,70 @@ def test_samples_schemas_tools_and_stops(gateway: httpx.Client) -> None:
     whole = choices(segments)[0]["message"]["content"]
     (answer,) = choices(segments, stop=[whole[2:4]])
     assert (answer["message"]["content"], answer["finish_reason"]) == (whole[:2], "stop")
+
+
+def properties(**fields: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+
+
+NODE = properties(at={"type": "integer"}, next={"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]})
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "enum": properties(a={"enum": ["red", "größe", 'b"\\', 3, None, True]}),
+    "const": properties(a={"const": {"deep": ["é", 1.5, None]}}),
+    "nested": properties(a=properties(b=properties(c={"type": "string", "maxLength": 6}))),
+    "array": properties(a={"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3}),
+    "pattern": properties(a={"type": "string", "pattern": "^[a-c]{2}(-[0-9])?$"}),
+    "any of": properties(a={"anyOf": [{"type": "string", "maxLength": 4}, {"type": "integer"}]}),
+    "references": {**properties(a={"$ref": "#/$defs/Node"}), "$defs": {"Node": NODE}},
+    "bounds": properties(a={"type": "integer", "minimum": -5, "maximum": 250}, b={"type": "number"}),
+    "nullable": properties(a={"type": ["string", "null"], "maxLength": 6}),
+    "date": properties(a={"type": "string", "format": "date"}),
+    "free": {"type": "object", "additionalProperties": {"type": "boolean"}, "maxProperties": 2},
+    "a list": {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_an_object_or_a_call_is_complete_and_valid_or_says_length(name: str, gateway: httpx.Client) -> None:
+    schema, random = SCHEMAS[name], Random(name)
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    tool = {"type": "function", "function": {"name": "search", "parameters": schema}}
+    asked: list[dict[str, Any]] = [{"response_format": form}]
+    asked += [{"tools": [tool], "tool_choice": "required"}] if schema["type"] == "object" else []
+    for more in asked:
+        for budget in [*random.sample(range(1, 41), 2), 120]:
+            sent = body(documents(2, seed=608), **more, temperature=1.0, seed=budget, max_tokens=budget)
+            reply = gateway.post(CHAT, json=sent).json()
+            (choice,) = reply["choices"]
+            calls = choice["message"].get("tool_calls") or []
+            texts = [each["function"]["arguments"] for each in calls] or [choice["message"]["content"]]
+            if choice["finish_reason"] == "length":
+                assert reply["usage"]["completion_tokens"] == budget
+                continue
+            assert choice["finish_reason"] == ("tool_calls" if "tools" in more else "stop")
+            for each in texts:
+                validate(json.loads(each), schema)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"not": {"type": "string"}}, "not"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "string", "pattern": r"(a)\1"}, "Backreference"),
+        ({"type": "string", "pattern": '^a"b$'}, "'pattern'"),
+        ({"$ref": "#/$defs/nowhere"}, "nowhere"),
+    ],
+    ids=str,
+)
+def test_a_schema_that_cannot_be_followed_is_refused_by_name(
+    wrong: dict[str, Any], named: str, gateway: httpx.Client
+) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": properties(a=wrong)}}
+    refused = gateway.post(CHAT, json=body(documents(2, seed=608), response_format=form))
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["param"]) == (400, "invalid_schema", "response_format")
+    assert re.search(named, error["message"])
 
 
 def test_a_judgement_is_that_of_the_model(gateway: httpx.Client, lm: InvariantModel) -> None:

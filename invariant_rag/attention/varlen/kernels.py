@@ -13,8 +13,7 @@ import torch
 
 from invariant_rag.arrangement import Span
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.fused import attention_with_lse
-from invariant_rag.attention.softmax import AttentionState, merge_attn_states
+from invariant_rag.attention.softmax import AttentionState, attention_with_lse, merge_attn_states
 
 _logger = logging.getLogger(__name__)
 

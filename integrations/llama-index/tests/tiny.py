@@ -1,13 +1,16 @@
-"""A tiny model whose chat template knows tools, and what makes it write a given text."""
+"""A tiny model whose chat template knows tools; LLMs that show every bit, and that write a given text."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
 from invariant_rag import InvariantModel
 from invariant_rag.testing import toy_tokenizer
-from transformers import LogitsProcessor, PreTrainedModel
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+
+from llama_index.llms.invariant_rag import InvariantLLM
 
 TEMPLATE = """{%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
@@ -29,6 +32,25 @@ def with_tools(weights: PreTrainedModel) -> InvariantModel:
     tokenizer = toy_tokenizer()
     tokenizer.chat_template = TEMPLATE
     return InvariantModel(weights, tokenizer)
+
+
+class EveryBit(LogitsProcessor):
+    """Chooses each letter by a hash of the scores, so that an answer shows every bit in which two prompts differ."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+        self._letters = torch.tensor(tokenizer.encode(letters, add_special_tokens=False))
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
+        digest = hashlib.sha256(scores.float().numpy().tobytes()).digest()
+        chosen = torch.full_like(scores, float("-inf"))
+        chosen[:, self._letters[digest[0] % len(self._letters)]] = 0.0
+        return chosen
+
+
+def local_llm(model: InvariantModel) -> InvariantLLM:
+    processors = LogitsProcessorList([EveryBit(model.tokenizer)])
+    return InvariantLLM(model, max_tokens=2, generation_kwargs={"logits_processor": processors})
 
 
 class Writing(LogitsProcessor):

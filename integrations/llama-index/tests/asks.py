@@ -1,0 +1,393 @@
+"""How retrieved nodes are asked about, by a user of LlamaIndex: engines, prompts, chats, workflows and agents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from cases import QUERY, HashingLLM, ListRetriever, WordEmbedding, engine_of, index_of, read
+from llama_index.core import ChatPromptTemplate, PromptTemplate, Settings, get_response_synthesizer
+from llama_index.core.agent.workflow import FunctionAgent, ReActAgent
+from llama_index.core.base.llms.types import CitableBlock, DocumentBlock, TextBlock, ToolCallBlock
+from llama_index.core.bridge.pydantic import BaseModel, Field
+from llama_index.core.evaluation import PairwiseComparisonEvaluator
+from llama_index.core.indices.query.query_transform import StepDecomposeQueryTransform
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.llms import ChatMessage, ChatResponse, MessageRole
+from llama_index.core.llms.mock import MockFunctionCallingLLM
+from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.postprocessor import LLMRerank, MetadataReplacementPostProcessor
+from llama_index.core.prompts import RichPromptTemplate
+from llama_index.core.query_engine import (
+    CitationQueryEngine,
+    MultiStepQueryEngine,
+    RouterQueryEngine,
+    SubQuestionQueryEngine,
+)
+from llama_index.core.question_gen import LLMQuestionGenerator
+from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.schema import MetadataMode, NodeRelationship, NodeWithScore, RelatedNodeInfo
+from llama_index.core.selectors import LLMMultiSelector
+from llama_index.core.tools import QueryEngineTool, RetrieverTool
+from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
+
+from llama_index.llms.invariant_rag import InvariantLLM, canonical
+from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor, SourceJoiner
+from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
+
+Nodes: TypeAlias = list[NodeWithScore]
+dispatcher = get_dispatcher(__name__)
+MARKER = SegmentMarkerPostprocessor()
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked, of whom, with nodes in the order given."""
+
+    llm: Any
+    nodes: Nodes
+    question: str = QUERY
+
+
+Ask: TypeAlias = Callable[[Case], Any]
+"""Builds everything anew, and returns what `read` takes, or a generator of that: one for each thing that was said."""
+
+
+def answer(ask: Ask, llm: Any, nodes: Nodes, question: str = QUERY) -> tuple[str, Any]:
+    """Return the text of an answer, and the response. The LLM is LlamaIndex's global one meanwhile."""
+    Settings.llm, Settings.embed_model = llm, WordEmbedding()
+    asked = ask(Case(llm, nodes, question))
+    if not isinstance(asked, Iterator):
+        return read(asked)
+    replies = list(map(read, asked))
+    return " | ".join(text for text, _ in replies), replies[0][1]
+
+
+IDS = [f"node of {name}" for name in ("ferry", "mill", "bridge", "bell")]  # no running number, as LlamaIndex's are none
+
+# --- engines ---
+
+
+class Found(BaseModel):
+    """What was found."""
+
+    word: str = Field(pattern="^[a-z]{6}$")
+
+
+def longer(llm: Any) -> Any:
+    """Return the LLM with tokens enough for a small object, which its grammar alone constrains."""
+    return llm.model_copy(update={"max_tokens": 60, "generation_kwargs": {}})
+
+
+def query(c: Case, way: str = "query", **options: Any) -> Any:
+    return getattr(index_of(c.nodes).as_query_engine(**options), way)(c.question)
+
+
+def ours(c: Case, way: str = "query", llm: Any = None, streaming: bool = False, **options: Any) -> Any:
+    """Ask by an `InvariantSynthesizer`."""
+    own = InvariantSynthesizer(llm or c.llm, streaming=streaming, **options)
+    return query(c, way, streaming=streaming, response_synthesizer=own)
+
+
+def citation(c: Case, **options: Any) -> Any:
+    return CitationQueryEngine.from_args(index_of(c.nodes), llm=c.llm, **options).query(c.question)
+
+
+def numbered(**variables: Any) -> str:
+    """Number the paragraphs of a context: a function of a template."""
+    return "\n\n".join(f"[{i}] {text}" for i, text in enumerate(variables["context_str"].split("\n\n"), start=1))
+
+
+def bare(c: Case) -> Case:
+    """Leave the metadata of nodes out of what an LLM reads, so that each is one paragraph."""
+    for each in c.nodes:
+        each.node.excluded_llm_metadata_keys = ["file_name"]
+    return c
+
+
+def in_small_batches(c: Case, mode: Any) -> Any:
+    """Ask where two nodes at most fit into one call."""
+    synthesizer = get_response_synthesizer(response_mode=mode)
+    synthesizer._prompt_helper.chunk_size_limit = 36
+    return engine_of(bare(c).nodes, response_synthesizer=synthesizer).query(c.question)
+
+
+def reranked(c: Case) -> str:
+    """Return the node that the LLM chooses by its number."""
+    choose = lambda text, count: ([1 + sum(map(ord, text)) % count], [9.0])  # noqa: E731
+    chooser = LLMRerank(llm=c.llm, top_n=1, parse_choice_select_answer_fn=choose)
+    return engine_of(c.nodes, llm=c.llm, node_postprocessors=[chooser]).query(c.question).source_nodes[0].text
+
+
+def tool(c: Case, name: str = "harbour", **options: Any) -> QueryEngineTool:
+    return QueryEngineTool.from_defaults(engine_of(c.nodes, **options), name=name, description=f"Knows the {name}.")
+
+
+def routed(c: Case) -> Any:
+    choice = [{"choice": number, "reason": "It fits."} for number in (1, 2)]
+    selector = LLMMultiSelector.from_defaults(HashingLLM(says=json.dumps(choice)))
+    tools = [tool(c, "harbour"), tool(c, "town")]
+    return RouterQueryEngine.from_defaults(tools, selector=selector, select_multi=True).query(c.question)
+
+
+def sub_questions(c: Case, **options: Any) -> Any:
+    asked = [{"sub_question": word, "tool_name": "harbour"} for word in ("When?", "Where?")]
+    generator = LLMQuestionGenerator.from_defaults(HashingLLM(says=json.dumps(asked)))
+    engine = SubQuestionQueryEngine.from_defaults([tool(c)], question_gen=generator, verbose=False, **options)
+    return engine.query(c.question)
+
+
+def steps(c: Case) -> Any:
+    engine, transform = engine_of(c.nodes), StepDecomposeQueryTransform(llm=c.llm)
+    return MultiStepQueryEngine(engine, transform, index_summary="Boats.", num_steps=2).query(c.question)
+
+
+def fused(c: Case) -> Any:
+    writing: dict[str, Any] = {"llm": HashingLLM(says="When?"), "use_async": False, "similarity_top_k": 9}
+    return engine_of([]).with_retriever(QueryFusionRetriever([ListRetriever(c.nodes)], **writing)).query(c.question)
+
+
+def windows(c: Case, *then: Any) -> Any:
+    """Ask over sentences, each with its window of sentences, as a `SentenceWindowNodeParser` writes them."""
+    for each in c.nodes:
+        each.node.metadata["window"] = f"Before it. {each.text} After it."
+        each.node.excluded_llm_metadata_keys = ["window", "file_name"]
+    widen = MetadataReplacementPostProcessor(target_metadata_key="window")
+    return query(c, node_postprocessors=[widen, *then])
+
+
+def chunks(c: Case, *then: Any) -> Any:
+    """Ask over nodes of which two are chunks of one document that overlap."""
+    for each in c.nodes:
+        place = {IDS[0]: 0, IDS[1]: len(each.text) - 10}.get(each.node.node_id)
+        if place is not None:
+            each.node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id="atlas")
+            each.node.start_char_idx = place
+    return query(c, node_postprocessors=[SourceJoiner(), *then])
+
+
+def judged(c: Case, kind: Any) -> str:
+    """Evaluate a fixed answer, with the nodes as its contexts."""
+    contexts = [each.text for each in c.nodes]
+    return str(kind(llm=c.llm).evaluate(query=c.question, response="At noon.", contexts=contexts).feedback)
+
+
+ANSWERS = {IDS[0]: "At noon, says the harbour master.", IDS[1]: "It does not leave in winter."}
+
+
+def better(c: Case, evaluator: Any) -> tuple[str, str]:
+    """Compare two answers that nobody retrieved, in the order of two nodes; return the better, and what was said."""
+    one, other = (ANSWERS[each.node.node_id] for each in c.nodes if each.node.node_id in ANSWERS)
+    result = evaluator.evaluate(query=c.question, response=one, second_response=other)
+    return {1.0: one, 0.0: other}.get(result.score, "a tie"), str(result.feedback)
+
+
+def comparing(c: Case, **options: Any) -> PairwiseComparisonEvaluator:
+    """Return LlamaIndex's evaluator; the first letter that a random model writes is its verdict."""
+    parsed = lambda text: (text < "m", float(text < "m"), text)  # noqa: E731
+    return PairwiseComparisonEvaluator(c.llm, parser_function=parsed, **options)
+
+
+# --- prompts that a user writes around nodes ---
+
+
+def content(node: NodeWithScore) -> str:
+    """Return the text of a node; the text between marks if it has marks."""
+    return node.get_content(MetadataMode.LLM)
+
+
+def each(write: Callable[[int, NodeWithScore], str], between: str = "\n\n") -> Callable[[Nodes], str]:
+    """Return a function that writes one node after the other."""
+    return lambda nodes: between.join(write(i, node) for i, node in enumerate(nodes, start=1))
+
+
+def tagged(_: int, node: NodeWithScore) -> str:
+    return f"<document>\n<source>{node.node.metadata['file_name']}</source>\n{content(node)}\n</document>"
+
+
+JOINED = each(lambda _, node: content(node))
+FORMATS: dict[str, Callable[[Nodes], str]] = {
+    'joined with `"\\n\\n"`': JOINED,
+    "as bullets": each(lambda _, node: f"- {content(node)}", "\n"),
+    "numbered `[1] ...`": each(lambda i, node: f"[{i}] {content(node)}"),
+    "as `Document 1:`": each(lambda i, node: f"Document {i}:\n{content(node)}"),
+    "as `<document>` with its source": each(tagged, "\n"),
+    "separated by `---`": each(lambda _, node: content(node), "\n---\n"),
+    "as a JSON list of texts": lambda nodes: json.dumps([content(node) for node in nodes], ensure_ascii=False),
+}
+JINJA = RichPromptTemplate(
+    "{% for text in texts %}<source nr={{ loop.index }}>{{ text }}</source>\n{% endfor %}\nQuestion: {{ query }}"
+)
+CHAT_TEMPLATE = ChatPromptTemplate(
+    [ChatMessage("Answer from: {context_str}", role="system"), ChatMessage("{query_str}", role="user")]
+)
+NUMBERED = PromptTemplate("{context_str}\n{query_str}", function_mappings={"context_str": numbered})
+NUMBERING = PromptTemplate(
+    "Sources:\n{context_str}\nQuestion: {query_str}\nAnswer with [n]:", function_mappings={"context_str": numbered}
+)
+PLAIN = PromptTemplate("Context: {context_str}\nQuestion: {query_str}")
+SHORT = PromptTemplate("Read this.\n{context_str}\nNow answer: {query_str}")
+
+
+def retrieve(c: Case) -> Case:
+    """Retrieve nodes whose metadata stays out of the text."""
+    return replace(c, nodes=ListRetriever(bare(c).nodes).retrieve(c.question))
+
+
+@dispatcher.span
+def in_one_span(c: Case, ask: Ask) -> Any:
+    """Retrieve and ask, as one function of an application that is traced."""
+    return ask(retrieve(c))
+
+
+def alone(c: Case, ask: Ask) -> Any:
+    return ask(retrieve(c))
+
+
+def marked(c: Case, ask: Ask) -> Any:
+    found = retrieve(c)
+    return ask(replace(found, nodes=MARKER.postprocess_nodes(found.nodes)))
+
+
+def prompt_of(context: str) -> str:
+    return f"Answer from these sources.\n\n{context}\n\nQuestion: {QUERY}\nAnswer:"
+
+
+def completing(c: Case, write: Callable[[Nodes], str] = JOINED) -> Any:
+    return c.llm.complete(prompt_of(write(c.nodes)))
+
+
+def chatting(c: Case) -> Any:
+    return c.llm.chat([ChatMessage(prompt_of(JOINED(c.nodes)))])
+
+
+def predicting(c: Case, template: Any = PLAIN) -> str:
+    return str(c.llm.predict(template, context_str=JOINED(c.nodes), query_str=c.question))
+
+
+def looped(c: Case) -> str:
+    return str(c.llm.predict(JINJA, texts=list(map(content, c.nodes)), query=c.question))
+
+
+def told(c: Case, write: Callable[[Nodes], str]) -> Any:
+    """Ask about the content of a tool's message."""
+    call = ToolCallBlock(tool_call_id="1", tool_name="search", tool_kwargs={})
+    result = ChatMessage(write(c.nodes), role="tool", additional_kwargs={"tool_call_id": "1"})
+    return c.llm.chat([ChatMessage(c.question), ChatMessage(role="assistant", blocks=[call]), result])
+
+
+def structured(c: Case) -> str:
+    context = FORMATS["numbered `[1] ...`"](c.nodes)
+    return str(longer(c.llm).structured_predict(Found, PLAIN, context_str=context, query_str=c.question))
+
+
+def structured_chat(c: Case) -> Any:
+    return longer(c.llm).as_structured_llm(Found).complete(prompt_of(FORMATS["as bullets"](c.nodes)))
+
+
+def blocks(c: Case, make: Callable[[str], Any], between: str = "") -> Any:
+    """Ask with one message: a block for each node, and the question."""
+    found: list[Any] = []
+    for node in retrieve(c).nodes:
+        found += [make(content(node)), *([TextBlock(text=between)] if between else [])]
+    return c.llm.chat([ChatMessage(blocks=[*found, TextBlock(text=c.question)])])
+
+
+def citable(text: str) -> CitableBlock:
+    return CitableBlock(title="", source="harbour", content=[TextBlock(text=text)])
+
+
+def document(text: str) -> DocumentBlock:
+    return DocumentBlock(data=text.encode(), document_mimetype="text/plain", title="")
+
+
+# --- chats, workflows and agents ---
+
+
+def talk(engine: Any, question: str, way: str = "chat") -> Iterator[Any]:
+    """Say two things."""
+    return (getattr(engine, way)(said) for said in (question, "And then?"))
+
+
+def chat(c: Case, mode: str, way: str = "chat") -> Iterator[Any]:
+    return talk(index_of(c.nodes).as_chat_engine(chat_mode=mode), c.question, way)
+
+
+def built(c: Case, kind: Any, way: str = "chat", **options: Any) -> Iterator[Any]:
+    return talk(kind.from_defaults(ListRetriever(c.nodes), llm=c.llm, **options), c.question, way)
+
+
+class Retrieved(Event):
+    """What the first step of a workflow found."""
+
+    nodes: list[NodeWithScore]
+
+
+class Answering(Workflow):
+    """Retrieves in one step, and in the next writes the prompt itself, or does as LlamaIndex's documentation."""
+
+    def __init__(self, llm: Any = None) -> None:
+        super().__init__(timeout=60)
+        self._asked = llm
+
+    @step
+    async def retrieve(self, ctx: Context, ev: StartEvent) -> Retrieved:
+        return Retrieved(nodes=await ListRetriever(ev.get("listed")).aretrieve(QUERY))
+
+    @step
+    async def answer(self, ctx: Context, ev: Retrieved) -> StopEvent:
+        if self._asked is None:
+            return StopEvent(result=str(await get_response_synthesizer().asynthesize(QUERY, nodes=ev.nodes)))
+        return StopEvent(result=(await self._asked.acomplete(prompt_of(JOINED(ev.nodes)))).text)
+
+
+async def run(runs: Any, *args: Any, **kwargs: Any) -> str:
+    """Run a workflow or an agent, in an event loop."""
+    return str(await runs.run(*args, **kwargs))
+
+
+def calling(messages: Sequence[ChatMessage], **kwargs: Any) -> ChatMessage:
+    """Call the tool, and repeat what it said."""
+    if messages[-1].role == MessageRole.TOOL:
+        return ChatMessage(role="assistant", content=messages[-1].content)
+    call = ToolCallBlock(tool_call_id="1", tool_name="harbour", tool_kwargs={"input": QUERY})
+    return ChatMessage(role="assistant", blocks=[call])
+
+
+class SearchingLLM(InvariantLLM):
+    """A model that has learnt one thing: to search before it answers, as a ReAct agent does."""
+
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        if "Observation:" in (messages[-1].content or ""):
+            return await super().achat(messages, **kwargs)
+        said = f"Thought: I search.\nAction: harbour\nAction Input: {json.dumps({'input': QUERY})}"
+        return ChatResponse(message=ChatMessage(said, role="assistant"))
+
+
+def agent(c: Case, kind: Any, llm: Any = None, memory: Any = None, **options: Any) -> Any:
+    """Let an agent search; its own model reads what was found."""
+    search = RetrieverTool.from_defaults(ListRetriever(c.nodes), name="harbour", description="Knows boats.", **options)
+    made = kind(tools=[search], llm=llm or c.llm, streaming=False)
+    if kind is ReActAgent:
+        made.formatter.system_header = "Tools:\n{tool_desc}\n{tool_names}\nAction Input:"
+    return run(made, c.question, memory=memory)
+
+
+def react(c: Case, **options: Any) -> Any:
+    llm = SearchingLLM(c.llm.lm, max_tokens=8, generation_kwargs=c.llm.generation_kwargs)
+    return agent(c, ReActAgent, llm, **options)
+
+
+def agent_tool(c: Case, **options: Any) -> Any:
+    """Let an agent ask a query engine; the answer is what its tool said."""
+    llm = MockFunctionCallingLLM(response_generator=calling)
+    return run(FunctionAgent(tools=[tool(c, **options)], llm=llm), c.question)
+
+
+def remembered(c: Case, **options: Any) -> Any:
+    """Let an agent search, and ask about its memory in a call of its own."""
+    memory = ChatMemoryBuffer.from_defaults()
+    read(agent(c, FunctionAgent, canonical(MockFunctionCallingLLM(response_generator=calling)), memory, **options))
+    return c.llm.chat([*memory.get_all()[:-1], ChatMessage("And then?")])
