@@ -18,6 +18,7 @@ from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import app
 from invariant_rag.cli.console import print_error, print_skipped, print_table
 from invariant_rag.errors import DocumentSkipped, RetrievalError
+from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.rag.readers import warn_skipped
 from tests.cli.conftest import refused, run
 
@@ -131,7 +132,13 @@ BEFORE_LOADING = [
     (f"{ASK} --model {{docs}}/mill.md", "a file Run `ls "),
     (f"{ASK} --model {{docs}}", "its config.json cannot be read: No such file or directory"),
     (f"{ASK} --model {{bare}}", "its config.json names no model_type"),
+    (f"{ASK} --model {{torn}}", "model.safetensors cannot be read|download it again"),
+    (f"{ASK} --model {{torn}}/none/config.json", "no such folder"),
+    (f"{ASK} --model {{light}}", "light: no weights in it"),
     (f"{ASK} --model no-such/model", "no-such/model"),
+    (f"{ASK} --retriever faiss:no-such/model", "got no-such/model: it is not in the local cache"),
+    (f"{ASK} --retriever faiss:{{docs}}/none", "none: no such folder"),
+    (f"{ASK} --retriever faiss:", "unknown retriever 'faiss:'"),
     ("ask Who? --docs {empty}", "no document in "),
     ("ask Who? --docs {pdf}", "bad.pdf"),
     (f"{ASK} --dtype int8", "--dtype: expected one of auto, float32"),
@@ -149,6 +156,8 @@ BEFORE_LOADING = [
     ("models --check-tokens {docs}/none", "no such folder"),
     (f"{AUDIT} --docs {{empty}}", "no document in "),
     (f"{AUDIT} --judge {{docs}}/none", "none: no such folder"),
+    (f"{AUDIT} --judge http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1 lists no model"),
+    (f"{AUDIT} --system no_module:x --docs {{docs}}", "No module named 'no_module'"),
     (f"{AUDIT} --model no-such/model --remedy srot", "unknown remedy 'srot'| did you mean 'sort'?"),
     *(
         (f"{each} --docs no-such-folder --model no-such/model", "no such file or folder: no-such-folder")
@@ -167,12 +176,15 @@ BEFORE_LOADING = [
 
 
 def test_what_is_wrong_is_said_before_torch_is_imported(docs: Path, questions: Path, tmp_path: Path) -> None:
-    bare, empty, pdf = (tmp_path / name for name in ("bare", "empty", "bad.pdf"))
-    bare.mkdir()
-    empty.mkdir()
-    (bare / "config.json").write_text("{}")
+    bare, light, torn, empty, pdf = (tmp_path / name for name in ("bare", "light", "torn", "empty", "bad.pdf"))
+    for folder in (bare, light, torn, empty):
+        folder.mkdir()
+    for folder, config in ((bare, "{}"), (light, '{"model_type": "llama"}'), (torn, '{"model_type": "llama"}')):
+        (folder / "config.json").write_text(config)
+    (torn / "model.safetensors").write_bytes((EMBEDDED["generator"] / "model.safetensors").read_bytes()[:-1000])
     pdf.write_bytes(b"%PDF-1.4 nothing")
-    named = {"docs": docs, "blank": "  ", "empty": empty, "bare": bare, "pdf": pdf, "questions": questions}
+    models = {"bare": bare, "light": light, "torn": torn}
+    named = {"docs": docs, "blank": "  ", "empty": empty, "pdf": pdf, "questions": questions, **models}
     commands = [[word.format(**named, out=tmp_path / "out") for word in each.split()] for each, _ in BEFORE_LOADING]
     program = ALL_IN_ONE_PROCESS.replace("assert not ended.code, arguments", "print('=', ended.code, file=sys.stderr)")
     program += "assert 'torch' not in sys.modules"
