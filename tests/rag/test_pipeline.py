@@ -139,7 +139,7 @@ def test_bm25_and_a_toy_answer_unless_told_and_what_cannot_be_indexed_is_refused
     assert [each.filename for each in caught] == [__file__]
     with pytest.raises(UnsupportedCombination, match="method"):
         RAG.from_documents(docs, model, method="pine")
-    with pytest.raises(RetrievalError, match="'no-such/embedder' is neither in the local cache nor on the hub"):
+    with pytest.raises(RetrievalError, match="got no-such/embedder: it is not in the local cache, and the hub"):
         index_documents(docs, "faiss:no-such/embedder")
     (tmp_path / "empty.txt").write_text(" \n")
     with pytest.raises(RetrievalError, match=r"documents with text, got none in .*empty\.txt"):
