@@ -44,10 +44,9 @@ class Grader:
             self.judge.check(questions)
         elif unjudged := [each for each in questions if each.rubrics]:
             without = sum(not each.answers for each in unjudged)
-            message = (
-                f"{counted(len(unjudged), 'question')} with checks that take a judge (llm-rubric, similar...), which "
-                f"are not made: {without:,} of them have no gold answers, so their answers are neither right nor wrong"
-            )
+            count = counted(len(unjudged), "question")
+            message = f"{count} with checks that take a judge (llm-rubric, similar...), which are not made"
+            message += f": {without:,} of them have no gold answers, so no answer is right or wrong" if without else ""
             hint = "Name a judge: judge= in Python, --judge MODEL or --judge URL on the command line."
             warnings.warn(FieldWarning(message, hint=hint), stacklevel=3)
         for each in [each for each in questions if each.answers][:1]:
