@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from invariant_rag.attention import resolve_backend
@@ -17,7 +16,7 @@ from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.prepare import Overflow
 from invariant_rag.interventions import INTERVENTIONS, Intervention, resolve_intervention
 from invariant_rag.methods import Method, check_method_and_ordering, resolve_method
-from invariant_rag.models.loading import check_device, context_window, load_config, resolve_dtype
+from invariant_rag.models.loading import check_device, context_window, resolve_dtype
 from invariant_rag.orderings import Ordering, resolve_ordering
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ def takes_choices(function: Function) -> Function:
 
 
 def check_before_loading(
-    name: str | Path | None, *, dtype: Any = "auto", device_map: Any = "auto", **keywords: Any
+    *, dtype: Any = "auto", device_map: Any = "auto", **keywords: Any
 ) -> tuple[Choices, dict[str, Any]]:
     """Check the keywords of `InvariantModel.from_pretrained`, as far as that is possible before anything is loaded.
 
@@ -170,10 +169,8 @@ def check_before_loading(
     others = dict(keywords)
     choices = Choices(**{each: others.pop(each) for each in Choices.names() if each in keywords})
     known = [*Choices.names(), "dtype", "device_map"]
-    misspelt = [each for each in others if get_close_matches(each, known, 1, _MISSPELT)]
-    config = load_config(name, **others) if misspelt else None
-    for each in misspelt:
-        if not hasattr(config, each):  # transformers takes what the configuration has, whatever it looks like
+    for each in others:
+        if get_close_matches(each, known, 1, _MISSPELT):
             raise UnknownName("keyword", each, known, hint="Those of transformers' from_pretrained are taken, too.")
     return choices, others
 

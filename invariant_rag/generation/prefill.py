@@ -192,8 +192,6 @@ class Prefiller:
 
         They do not where most of the batch would be padding. And interventions and ALiBi know no padding.
         """
-        if len(lengths) == 1:
-            return True
         apart = self.one_by_one or self.choices.intervention or self.shared.has_alibi
         return self.choices.backend.reads_together and not apart and len(lengths) * max(lengths) <= 2 * sum(lengths)
 
@@ -223,13 +221,12 @@ class Prefiller:
         attention = ArrangedAttention(prompts, self.choices.backend, rotations, last_text_only)
         return override_attention(self.model, attention, until_layer=len(rotations) - 1 if once else None)
 
-    def decoding_attention(self, prompts: Sequence[PromptState]) -> AbstractContextManager[None]:
-        """Override the model's attention while it decodes after prefilled prompts; nothing with stock decoding."""
-        return nullcontext() if self.stock_decoding(prompts) else self.arranged_attention(prompts, last_text_only=True)
-
-    def generation_attention(self, prompts: Sequence[PromptState]) -> AbstractContextManager[None]:
-        """Use arranged attention while prefilling whole prompts, then the decoding attention."""
-        return self.arranged_attention(prompts, last_text_only=True, once=self.stock_decoding(prompts))
+    def attention(self, prompts: Sequence[PromptState], *, is_whole: bool = False) -> AbstractContextManager[None]:
+        """Use arranged attention while decoding after prompts, if it is not stock, and while prefilling whole ones."""
+        stock = self.stock_decoding(prompts)
+        if stock and not is_whole:
+            return nullcontext()
+        return self.arranged_attention(prompts, last_text_only=True, once=stock)
 
     def logits(self, prepared: PreparedPrompt, keep: int) -> torch.Tensor:
         """Return the logits of at least the last `keep` tokens of a prompt `[tokens, vocabulary]`."""
@@ -317,7 +314,7 @@ class Prefiller:
     def _continue(self, prepared: PreparedPrompt, prefix: PrefillResult, keep: int = 1) -> torch.Tensor:
         """Prefill the rest of a prompt; return logits of at least the last `keep` tokens `[tokens, vocabulary]`."""
         start = prefix.cache.get_seq_length()
-        with (self.decoding_attention if start else self.generation_attention)([prefix.state]):
+        with self.attention([prefix.state], is_whole=not start):
             return self.forward(prepared, keep, start, cache=prefix.cache)
 
     def _prefill_together(
@@ -337,7 +334,7 @@ class Prefiller:
             mask.append([0] * padded + [1] * (start + count))
         states = [replace(each.state, padding=by, scratch={}) for each, by in zip(prefixes, padding, strict=True)]
         cache = batch_caches([each.cache for each in prefixes], padding)
-        with (self.decoding_attention if any(starts) else self.generation_attention)(states):
+        with self.attention(states, is_whole=not any(starts)):
             self._run(ids, positions, torch.tensor(mask, device=self.device), cache=cache)
         rows = [DynamicCache() for _ in prompts]  # the batch, taken apart
         layers: list[Any] = cache.layers
@@ -357,7 +354,7 @@ class Prefiller:
         first = prepared.positions[-1]
         (prefilled,) = self.prefill([prepared])
         cache = batch_caches([prefilled.cache], [0], len(rows))
-        with self.decoding_attention([prefilled.state]):
+        with self.attention([prefilled.state]):
             positions = [range(first, first + longest)] * len(rows)
             return self._run(rows, positions, keep=None, cache=cache)
 
