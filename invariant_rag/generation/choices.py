@@ -52,7 +52,6 @@ class Choices:
     Raises:
         UnknownName: Unknown method, ordering, backend, overflow or intervention.
         InvalidChoice: Another choice has a wrong type or value.
-        ExtraRequired: A package that the ordering needs is not installed.
     """
 
     method: str | Method = "rotor"
@@ -73,19 +72,12 @@ class Choices:
         if isinstance(self.intervention, str):
             check_name("intervention", self.intervention, INTERVENTIONS)
         if not isinstance(self.cache, KeyValueCache | None):
-            raise InvalidChoice(
-                f"expected a KeyValueCache, got {type(self.cache).__name__}",
-                hint="For a folder: KeyValueCache(folder=...).",
-            )
+            hint = "For a folder: KeyValueCache(folder=...)."
+            raise InvalidChoice(f"expected a KeyValueCache, got {type(self.cache).__name__}", hint=hint)
         check_flag("deterministic", self.deterministic)
 
     def resolve(self, model: PreTrainedModel, *, has_alibi: bool = False) -> ResolvedChoices:
-        """Resolve names for a model.
-
-        Raises:
-            UnsupportedCombination: The intervention is not supported by the method or the model, the method by a model
-                with ALiBi, or the cache by the model or an intervention.
-        """
+        """Resolve names for a model; UnsupportedCombination if the choices do not go together, or not with it."""
         method = resolve_method(self.method)
         if method.reads_later_positions and has_alibi:
             raise UnsupportedCombination(
@@ -94,15 +86,15 @@ class Choices:
                 hint="Use a model with rotary positions, or another method, such as 'set-based'.",
             )
         resolved = ResolvedChoices(
-            method=method,
-            ordering=resolve_ordering(self.ordering, method.default_ordering),
-            backend=resolve_backend(self.backend, input_device(model)),
-            max_segment_tokens=self.max_segment_tokens,
-            overflow=self.overflow,
-            intervention=resolve_intervention(self.intervention, method, model),
-            cache=self.cache,
-            deterministic=bool(self.deterministic),
-            context_window=context_window(model.config),
+            **vars(self)
+            | {
+                "method": method,
+                "ordering": resolve_ordering(self.ordering, method.default_ordering),
+                "backend": resolve_backend(self.backend, input_device(model)),
+                "intervention": resolve_intervention(self.intervention, method, model),
+                "deterministic": bool(self.deterministic),
+                "context_window": context_window(model.config),
+            }
         )
         if resolved.cache is not None:
             _check_cacheable(model, resolved.intervention)
@@ -116,17 +108,13 @@ class Choices:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedChoices(Choices):
-    """Choices whose names are resolved for one model.
-
-    Attributes:
-        context_window: Maximum number of positions of prompt and answer together; None: no limit.
-    """
+    """Choices whose names are resolved for one model."""
 
     method: Method
     ordering: Ordering
     backend: Backend
     intervention: Intervention | None = None
-    context_window: int | None = None
+    context_window: int | None = None  # most positions of prompt and answer together; None: no limit
 
     def change(self, model: PreTrainedModel, *, has_alibi: bool, **changes: Any) -> ResolvedChoices:
         """Return other choices for the same model. A new method brings its default ordering and no intervention."""

@@ -62,16 +62,8 @@ def decode(
 ) -> list[Generation]:
     """Run the model's own `generate`, which prefills the uncached tokens of the prompts and decodes.
 
-    Args:
-        model: The model.
-        tokenizer: Its tokenizer. None: texts are empty.
-        prompts: The prompts, one for each row.
-        ids: Input ids `[B, L]` of the whole prompts.
-        mask: Attention mask `[B, L]`.
-        cache: Keys and values of the first tokens of the prompts.
-        max_new_tokens: Maximum number of tokens to generate.
-        options: From `generation_options`.
-        cached_tokens: How many tokens of each prompt came from a `KeyValueCache`. None: none.
+    Each row has a prompt: all of it is in `ids` `[B, L]`, with the mask `[B, L]`; the cache has keys and values of its
+    first tokens, of which `cached_tokens` came from a `KeyValueCache`. The options are from `generation_options`.
     """
     top = options.pop("top_logprobs", 0)
     recorder = _LogprobRecorder(options["num_beams"], top)
@@ -212,9 +204,7 @@ class TokenPenalties(LogitsProcessor):
     """Takes `presence`, and `frequency` for each time, from the scores of tokens that the answer has already.
 
     Two with the same numbers are equal, so that their texts can be rows of one batch. Of beams it knows nothing.
-
-    Source:
-        https://platform.openai.com/docs/api-reference/chat/create (`presence_penalty`, `frequency_penalty`)
+    https://platform.openai.com/docs/api-reference/chat/create (`presence_penalty`, `frequency_penalty`)
     """
 
     presence: float = 0.0

@@ -235,12 +235,7 @@ def write_entry(entry: Entry, name: str) -> bytes:
 
 
 def read_entry(path: Path) -> Entry:
-    """Read and check the file of an entry, on the CPU.
-
-    Raises:
-        OSError: The file does not exist or cannot be read, or is no regular file.
-        DamagedEntry: It holds no entry, or not the one that its name says.
-    """
+    """Read the file of an entry, on the CPU; DamagedEntry if it holds none, or not the one that its name says."""
     content = read_bytes(path)
     try:
         tensors = load(content)

@@ -52,12 +52,7 @@ class ModelLock(ForkSafeLock):  # type: ignore[misc] # of C
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock.
-
-        Raises:
-            CancelledError: Nobody waits for the result of this thread any more; see `cancellable`.
-            UnsupportedCombination: This thread was started, with a copy of the context, by one that holds it.
-        """
+        """Hold the lock; CancelledError if nobody waits for the result of this thread any more; see `cancellable`."""
         is_mine = self._is_owned()  # type: ignore[attr-defined]
         if _holds.get() and not is_mine:
             self.check_new_thread()
@@ -86,19 +81,12 @@ class ModelLock(ForkSafeLock):  # type: ignore[misc] # of C
 
 @dataclass
 class SharedState:
-    """State of a model that belongs to no single wrapper.
+    """State of a model that belongs to no single wrapper."""
 
-    Attributes:
-        rotations: The position encoding of each layer.
-        has_dynamic_rope: Whether rotary frequencies depend on the length of the prompt.
-        lock: Held during every call of the model.
-        entry_layout: Shapes and dtypes of the keys and values of one token, with what they were computed with.
-    """
-
-    rotations: list[PositionEncoding]
-    has_dynamic_rope: bool = False
-    lock: ModelLock = field(default_factory=ModelLock)
-    entry_layout: tuple[object, EntryLayout] | None = None
+    rotations: list[PositionEncoding]  # of each layer
+    has_dynamic_rope: bool = False  # whether rotary frequencies depend on the length of the prompt
+    lock: ModelLock = field(default_factory=ModelLock)  # held during every call of the model
+    entry_layout: tuple[object, EntryLayout] | None = None  # of one token, with what it was computed with
     _digesting: ForkSafeLock = field(default_factory=ForkSafeLock)
     _begun: int = 0
     _digest: tuple[int, str] = (0, "")
@@ -255,8 +243,7 @@ class Prefiller:
     ) -> torch.Tensor:
         """Run the model over ids `[B, Q]` at positions `[B, Q]` (None: from 0 on); return logits `[B, .., V]`.
 
-        Logits are of at least the last `keep` tokens; None: of all. The mask is over all tokens `[B, S]`, and the cache
-        keeps their keys and values.
+        Logits are of at least the last `keep` tokens (None: all). The mask `[B, S]` is over the cached tokens, too.
         """
         names = forward_parameters(self.model)
         if cache is not None:
@@ -347,7 +334,7 @@ class Prefiller:
     def continuation_logits(self, prepared: PreparedPrompt, continuations: Sequence[TokenIds]) -> torch.Tensor:
         """Return the logits that predict every token of each continuation: `[continuations, longest, vocabulary]`.
 
-        There is at least one, of at least one token. Logits beyond the end of shorter ones mean nothing.
+        Logits beyond the end of shorter ones mean nothing.
         """
         longest, last = max(map(len, continuations)), prepared.input_ids[-1]
         rows = [[last, *each[:-1]] + [each[-1]] * (longest - len(each)) for each in continuations]
