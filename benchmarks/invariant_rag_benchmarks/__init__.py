@@ -7,21 +7,19 @@ from typing import Any
 from invariant_rag.errors import UnknownName
 
 from invariant_rag_benchmarks.base import Benchmark, Case, Record, Scored, Selection
-from invariant_rag_benchmarks.tasks import choices, chunks, documents, judging, statements
+from invariant_rag_benchmarks.tasks import chunks, documents, judging, statements
 
 BENCHMARKS: dict[str, Benchmark[Any]] = {
     each.name: each
     for each in (
         documents.LostInTheMiddle(),
         documents.KeyValue(),
-        choices.MMLU(),
-        choices.CommonsenseQA(),
+        statements.MMLU(),
         statements.Mintaka(),
         judging.RewardBench(),
         judging.LLMBar(),
         chunks.TwoWiki(),
         documents.XQuAD(),
-        statements.RGSM(),
         chunks.Timeline(),
         chunks.LongBench(),
     )
@@ -32,11 +30,7 @@ __all__ = ["BENCHMARKS", "Benchmark", "Case", "Record", "Scored", "Selection", "
 
 
 def resolve_benchmark(name: str) -> Benchmark[Any]:
-    """Return the benchmark of that name.
-
-    Raises:
-        UnknownName: There is none; the message lists them.
-    """
+    """Return the benchmark of that name; an `UnknownName` lists those there are."""
     if name not in BENCHMARKS:
         raise UnknownName("benchmark", name, BENCHMARKS)
     return BENCHMARKS[name]

@@ -91,25 +91,22 @@ class Case:
 
 @dataclass(frozen=True)
 class Scored:
-    """A scored output: an answer that is equal for equal answers, whatever the variant, and scores from 0 to 1."""
+    """A scored output; its scores are from 0 to 1."""
 
-    answer: str
+    answer: str  # the same for equal answers, whatever the variant
     scores: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which questions are loaded: at most `limit`; `seed` is that of the sample, and of all else that is drawn.
+    """Which questions are loaded."""
 
-    `load_tokenizer` returns the model's tokenizer, or None, for benchmarks whose chunks are counted in tokens.
-    """
-
-    limit: int | None = None
-    seed: int = 0
-    load_tokenizer: Callable[[], PreTrainedTokenizerBase | None] = lambda: None
+    limit: int | None = None  # their largest number
+    seed: int = 0  # of the sample, and of all else that is drawn
+    load_tokenizer: Callable[[], PreTrainedTokenizerBase | None] = lambda: None  # for chunks counted in tokens
 
     def sample(self, examples: Sequence[T]) -> list[tuple[int, T]]:
-        """Return the chosen examples with their index in the file. A sample contains every smaller one."""
+        """Return the chosen examples with their index. A sample contains every smaller one."""
         numbered = list(enumerate(examples))
         if self.limit is None or self.limit >= len(numbered):
             return numbered
@@ -144,9 +141,8 @@ class Benchmark(ABC, Generic[S]):
     def score(self, case: Case, output: str) -> Scored:
         """Score an output."""
 
-    def figures(self, records: Iterable[Record]) -> dict[str, float]:
+    def figures(self, _records: Iterable[Record]) -> dict[str, float]:
         """Return figures besides the common ones, by name, from all records of a run."""
-        del records
         return {}
 
     def load(self, source: DataSource, settings: S, selection: Selection) -> list[Case]:
@@ -155,7 +151,6 @@ class Benchmark(ABC, Generic[S]):
         Raises:
             InvalidDataset: A record is not in the benchmark's format, or its gold answer can be compared with nothing.
             DatasetUnavailable: The data are not here and cannot be downloaded.
-            InvalidChoice: The settings do not fit each other.
         """
         try:
             cases = list(self.read(source, settings, selection))
@@ -173,12 +168,7 @@ class Benchmark(ABC, Generic[S]):
         return cases
 
     def parse_settings(self, given: Mapping[str, Any]) -> S:
-        """Return the settings with these values, which may be strings of a command line.
-
-        Raises:
-            UnknownName: The benchmark has no such setting.
-            InvalidChoice: A value is not of the setting's type, or out of bounds.
-        """
+        """Return the settings with these values, which may be strings; refuse unknown names and wrong values."""
         known = self.settings.model_fields
         for name, value in given.items():
             if name not in known:
@@ -192,7 +182,7 @@ class Benchmark(ABC, Generic[S]):
 
 
 def declared(name: str) -> dict[str, Any]:
-    """Return what the file NAME.toml in `tasks/` declares."""
+    """Return what NAME.toml in `tasks/` declares."""
     return tomllib.loads((Path(__file__).parent / "tasks" / f"{name}.toml").read_text(encoding="utf-8"))
 
 
@@ -213,3 +203,17 @@ def _first(error: ValidationError) -> str:
         return f"{'.'.join(above)}{': ' if above else ''}expected a field {name!r}, got {shown(sorted(found['input']))}"
     said = found["msg"].partition(", unable")[0].removeprefix("Value error, ").replace("Input should be", "expected")
     return f"{place}: {said}, got {shown(found['input'])}" if place else f"{said}, got {shown(found['input'])}"
+
+
+def parse_numbers(setting: str, described: str, count: int) -> list[int]:
+    """Parse a setting: `all`, or numbers below `count` with commas between; an `InvalidChoice` says what is expected.
+
+    >>> parse_numbers("slots", "0, 4", 5)
+    [0, 4]
+    """
+    if described == "all":
+        return list(range(count))
+    words = [word.strip() for word in described.split(",")]
+    if not all(word.isdecimal() and len(word) < 10 and int(word) < count for word in words):
+        raise InvalidChoice(f"{setting}: expected all, or numbers from 0 to {count - 1}, got {described!r}")
+    return [int(word) for word in words]

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from invariant_rag_benchmarks.base import Benchmark
     from invariant_rag_benchmarks.data import DataSource
 
-EMBEDDED_NAME = "embedded"
-"""Name of the embedded model in the config of a run."""
-
 ENSEMBLES: dict[str, tuple[str, dict[str, Any]]] = {
     "permutation-average": ("PermutationAverage", {}),
     "ring-average": ("RingAverage", {}),
@@ -46,14 +43,10 @@ class RunConfig:
 
     model: str | None = option(None, "Model id or folder.", shown="the embedded model")
     intervention: str | None = option(
-        None,
-        "See `invariant-rag interventions`; or a file that `SearchResult.save` wrote. With the method sequential.",
-        shown="none",
+        None, "See `invariant-rag interventions`; or a file of a search. With the method sequential.", shown="none"
     )
     ensemble: str | None = option(None, f"{', '.join(ENSEMBLES)}.", shown="none")
-    data: Path | None = option(  # noqa: RUF009 - a field, as dataclasses.field makes one
-        None, "The benchmark's file, or a folder that contains it.", shown="download"
-    )
+    data: Path | None = option(None, "The benchmark's file, or a folder that contains it.", shown="download")  # noqa: RUF009 - a field
     limit: int | None = option(None, "Largest number of questions.", min=1, shown="all")
     seed: int = option(0, "Seed of everything that is drawn: samples, orders, resamples.", min=0)
     batch_size: int = option(8, "Prompts to decode together.", min=1)
@@ -68,14 +61,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class BenchmarkConfig(RunConfig):
-    """What to run, and how: a benchmark with its settings (values, or strings of a command line), and a `RunConfig`.
-
-    Raises:
-        InvalidChoice: A number is none, or too small.
-        UnknownName: There is no such method, ordering, intervention, ensemble, backend, dtype or overflow.
-        ExtraRequired: A package that the ordering needs is not installed.
-        UnsupportedCombination: An ensemble of a routed model.
-    """
+    """What to run, and how: a benchmark with its settings (values, or strings), and a `RunConfig`; it is checked."""
 
     benchmark: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -161,12 +147,7 @@ class ServingConfig:
 
 
 def resolve_intervention(described: str | None) -> Any:
-    """Return an intervention: its name, or the parameters in a file of a search.
-
-    Raises:
-        UnknownName: There is no such intervention, and no such file.
-        InvalidChoice: The file holds no parameters.
-    """
+    """Return an intervention: its name, or the parameters in a file of a search."""
     from invariant_rag.interventions import INTERVENTIONS, HiddenScaling
 
     if described is None or described in INTERVENTIONS:
@@ -181,8 +162,7 @@ def resolve_config(
 ) -> dict[str, Any]:
     """Return everything that decides the records of a run, and its `key`, a hash of all that.
 
-    `settings` are parsed, `source` has the digests of the data that were read, and `lm` is a model that is loaded
-    already, if one was given.
+    `source` has the digests of the data that were read, and `lm` is a model that is loaded already, if one was given.
     """
     from invariant_rag.methods import resolve_method
     from invariant_rag.models.embedded import EMBEDDED
@@ -194,7 +174,7 @@ def resolve_config(
         **{name: getattr(config, name) for name in same},
         "benchmark": benchmark.name,
         "settings": settings.model_dump(),
-        "model": config.model or (EMBEDDED_NAME if is_embedded or lm is None else lm.name),
+        "model": config.model or ("embedded" if is_embedded or lm is None else lm.name),
         "ordering": config.ordering or resolve_method(config.method).default_ordering,
         "intervention": intervention.as_dict() if hasattr(intervention, "as_dict") else intervention,
         "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from invariant_rag.checks import require_extra
 from invariant_rag.errors import InvariantRAGError
 from invariant_rag.files import check_regular, parse_json, read_bytes
 
@@ -29,22 +28,15 @@ _UNREADABLE = (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile, St
 class DataSource:
     """Finds the data files of one benchmark, and records which of them were read.
 
-    Attributes:
-        path: A file, or a folder of files under the names that the loader asks for, up to two folders deep. None: the
-            folder of the environment variable INVARIANT_RAG_DATA, then the public URL.
-        digests: SHA-256 of every file that was read, by name; part of the key of a run.
+    They are at the path: a file, or a folder of files under the names that the loader asks for, up to two folders deep.
+    Without one, in the folder of the environment variable INVARIANT_RAG_DATA, then at the public URL.
     """
 
     path: Path | None = None
-    digests: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)  # SHA-256 of each file that was read; in the key of a run
 
     def file(self, name: str, public: str | None) -> Path:
-        """Return the path itself if it is a file, else the file of that name, else a download of `public`.
-
-        Raises:
-            DatasetUnavailable: The file is not here and cannot be downloaded, or cannot be read.
-            InvalidDataset: The path is a file of another split, as its name says.
-        """
+        """Return the path itself if it is a file, else the file of that name, else a download of `public`."""
         try:
             if (found := self._find(name)) is not None:
                 return self.read(found, found.name)
@@ -57,7 +49,7 @@ class DataSource:
         raise DatasetUnavailable(f"expected a file, or a folder with {name!r}, {where}", hint=hint)
 
     def read(self, path: Path, name: str) -> Path:
-        """Record the digest of a file under a name, and return the file."""
+        """Record the digest of a file, and return it."""
         check_regular(path)
         with path.open("rb") as file:
             self.digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
@@ -78,13 +70,7 @@ class DataSource:
 
 
 def download(url: str) -> Path:
-    """Return a local copy of a public file, which is downloaded once.
-
-    It is in the folder INVARIANT_RAG_CACHE, or `invariant-rag` in the user's cache folder.
-
-    Raises:
-        DatasetUnavailable: The download failed.
-    """
+    """Return a local copy of a public file, downloaded once: in INVARIANT_RAG_CACHE, or the user's cache folder."""
     try:
         if url.startswith(HUB):
             from huggingface_hub import hf_hub_download
@@ -112,17 +98,10 @@ def download(url: str) -> Path:
 def read_examples(path: Path, member: str = ".jsonl") -> list[Any]:
     """Read the examples of a .json (a single object is one example), .jsonl, .parquet or .zip file; .gz may follow.
 
-    Args:
-        path: The file.
-        member: End of the name of the file within a .zip.
-
-    Raises:
-        InvalidDataset: It cannot be read in the format of its suffix.
-        ExtraRequired: It is a .parquet file, and pyarrow is not installed.
+    `member` is the end of the name of the file within a .zip. An `InvalidDataset` says what cannot be read.
     """
     try:
         if path.suffix == ".parquet":
-            require_extra("pyarrow", "evaluation")
             from pyarrow import parquet
 
             rows: list[Any] = parquet.read_table(path).to_pylist()

@@ -1,26 +1,31 @@
-"""The tables of the papers, one file each in `published/`, and their cells, read from the records of a run."""
+"""The tables of the papers, one file each in `published/`; their cells read from records, and measured again."""
 
 from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
+from invariant_rag.audit.calls import Progress, no_progress
 from invariant_rag.audit.statistics import Estimate, mean_interval
-from invariant_rag.errors import UnknownName
+from invariant_rag.errors import InvalidChoice, UnknownName
 
 from invariant_rag_benchmarks import BENCHMARKS
 from invariant_rag_benchmarks.base import Record
+from invariant_rag_benchmarks.config import BenchmarkConfig, resolve_intervention
+from invariant_rag_benchmarks.report import means_by, oracle_score, record_score
+
+if TYPE_CHECKING:
+    from invariant_rag.generation.model import InvariantModel
 
 _FILES = ("rotor", "pine", "hidden_scaling")
 
 Unit: TypeAlias = Literal["%", "s", "min", ""]
-_SCALES: dict[Unit, float] = {"%": 100.0, "s": 1.0, "min": 1 / 60, "": 1.0}
 
 
 @dataclass(frozen=True)
@@ -65,24 +70,25 @@ class PublishedColumn:
         - the name of a score, or `routed` (whether the invariant answer was kept): the mean over the questions;
         - `deviation: SCORE`: the standard deviation of its means over the variants (of these, not of a population);
         - `figure: NAME`: one of the benchmark's own figures;
-        - `perplexity` or `collisions`: the mean over the records of what they have under that name.
+        - `perplexity` or `collisions`: the mean over the records that have it.
 
         With `oracle`, the better branch of every routed answer is scored.
         """
-        kind, _, name = self.metric.partition(": ") if ": " in self.metric else ("", "", self.metric)
+        kind, colon, name = self.metric.partition(": ")
         if kind == "figure":
             figure = BENCHMARKS[self.benchmark].figures(records).get(name)
-            return None if figure is None else _alone(figure)
+            return None if figure is None else Estimate(figure, math.nan, math.nan)
         chosen = self.select(records)
-        if not chosen or not name:
+        if not chosen or not kind:
             return None
-        if name in {"perplexity", "collisions"}:
-            values = [record[name] for record in chosen if name in record]
+        if kind in {"perplexity", "collisions"}:
+            values = [record[kind] for record in chosen if kind in record]
             return mean_interval(values) if values else None
         score = oracle_score if oracle else record_score
-        if kind == "deviation":
-            return _alone(float(np.std(means_by("variant", chosen, name, score))))
-        return mean_interval(means_by("question", chosen, name, score))
+        if colon:
+            deviation = float(np.std(means_by("variant", chosen, name, score)))
+            return Estimate(deviation, math.nan, math.nan)
+        return mean_interval(means_by("question", chosen, kind, score))
 
 
 @dataclass(frozen=True)
@@ -163,7 +169,6 @@ def _table(data: Mapping[str, Any]) -> PublishedTable:
 class Comparison:
     """A published number, and ours with its interval, in the unit; None if not published or not measured."""
 
-    source: str
     row: str
     column: str
     published: float | None
@@ -175,58 +180,124 @@ class Comparison:
 
     @property
     def cells(self) -> list[str]:
-        """Source, row, column, published number, ours with its interval, and the difference, as texts."""
+        """Row, column, published number, ours with its interval, and the difference, as texts."""
+        unit, digits = f" {self.unit}" if self.unit in {"s", "min"} else "", f".{self.digits}f"
+        published = "" if self.published is None else f"{self.published:{digits}}{unit}"
         ours, difference = "not measured", ""
         if self.ours is not None:
-            interval = "" if self.low is None else f" ({self.low:.{self.digits}f} to {self.high:.{self.digits}f})"
-            ours = f"{self.show(self.ours)}{interval}"
-            if self.published is not None:
-                difference = f"{self.ours - self.published:+.{self.digits}f}"
-        return [self.source, self.row, self.column, self.show(self.published), ours, difference]
-
-    def show(self, value: float | None) -> str:
-        """Return a number with its unit, as text; empty for None."""
-        unit = f" {self.unit}" if self.unit in {"s", "min"} else ""
-        return "" if value is None else f"{value:.{self.digits}f}{unit}"
+            interval = "" if self.low is None else f" ({self.low:{digits}} to {self.high:{digits}})"
+            ours = f"{self.ours:{digits}}{unit}{interval}"
+            difference = "" if self.published is None else f"{self.ours - self.published:+{digits}}"
+        return [self.row, self.column, published, ours, difference]
 
 
 def compare(
-    table: PublishedTable,
-    row: PublishedRow,
-    column: PublishedColumn,
-    published: float | None,
-    records: Sequence[Record],
+    row: PublishedRow, column: PublishedColumn, published: float | None, records: Sequence[Record]
 ) -> Comparison:
     """Compare the records of a run with one cell of a published table."""
     found, ours, low, high = column.read(records, oracle=row.oracle), None, None, None
     if found is not None:
-        ours, low, high = (_SCALES[column.unit] * each for each in (found.value, found.low, found.high))
+        scale = 100 if column.unit == "%" else 1
+        ours, low, high = (scale * each for each in (found.value, found.low, found.high))
         low, high = (None, None) if math.isnan(low) else (low, high)
     digits = 2 if column.unit == "" or column.metric.startswith("deviation: ") else 1
-    source = f"{table.paper}, {table.number}"
-    return Comparison(source, row.name, column.label, published, ours, low, high, column.unit, digits)
+    return Comparison(row.name, column.label, published, ours, low, high, column.unit, digits)
 
 
-def record_score(record: Record, metric: str) -> float:
-    """Return a score of a record; `routed` is 1 where the invariant answer was kept."""
-    return float(record["branch"] == "invariant" if metric == "routed" else record["scores"][metric])
+# --- a table measured again ---
+
+_Key: TypeAlias = tuple[Setup | None, str, tuple[tuple[str, Any], ...]]
+"""Setup of the row, benchmark, and settings of the column: what a run is made for."""
 
 
-def oracle_score(record: Record, metric: str) -> float:
-    """Return the score of the better branch: that of a router which always knows it (RoToR, Table 3)."""
-    return float(max(record["scores"][metric], record["rejected"]["scores"][metric]))
+def rows_to_measure(
+    table: PublishedTable,
+    model: str | None,
+    names: Sequence[str] = (),
+    *,
+    intervention: str | None = None,
+    ensemble: str | None = None,
+) -> list[PublishedRow]:
+    """Return the rows of a table for a model; if it is not in it, every row that can be measured, without numbers.
+
+    Rows about several models are returned for every model. An ensemble that no row is about is a row of its own over
+    the plain model, without numbers. Kept are the rows with these names, this intervention (a file of parameters means
+    `hidden-scaling`) and this ensemble; an `InvalidChoice` says that there is none.
+    """
+    rows = table.rows_of(model) if model else []
+    blank = (None,) * len(table.columns)
+    if not rows:
+        setups = {(row.setup, row.oracle): row for row in reversed(table.rows) if row.setup is not None}
+        rows = [replace(row, model=model or "", values=blank) for row in reversed(setups.values())]
+    rows += [row for row in table.rows if not row.model]
+    if ensemble is not None and not any(row.setup and row.setup.ensemble == ensemble for row in rows):
+        alone = Setup("sequential", "given", ensemble=ensemble)
+        rows.append(PublishedRow(model or "", ensemble, alone, False, blank))
+    known = [row.name for row in rows]
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidChoice(f"rows: expected names among {', '.join(known)}, got {', '.join(unknown)}")
+    kept = [row for row in rows if not names or row.name in names]
+    for attribute, wanted in (("intervention", _intervention_name(intervention)), ("ensemble", ensemble)):
+        if wanted is not None:
+            kept = [row for row in kept if row.setup and getattr(row.setup, attribute) == wanted]
+            if not kept:
+                raise InvalidChoice(f"{attribute}: expected one of a row of {table.id}, got {wanted!r}")
+    return kept
 
 
-def means_by(
-    field: str, records: Iterable[Record], metric: str, score: Callable[[Record, str], float] = record_score
-) -> list[float]:
-    """Return the mean score of each `question`, whose variants are not independent observations; or `variant`."""
-    scores: dict[str, list[float]] = {}
-    for record in records:
-        scores.setdefault(record[field], []).append(score(record, metric))
-    return [sum(each) / len(each) for each in scores.values()]
+def _intervention_name(described: str | None) -> str | None:
+    """Return the name of an intervention; that of `hidden-scaling` for a file of its parameters."""
+    resolved = resolve_intervention(described)
+    return resolved if resolved is None or isinstance(resolved, str) else resolved.name
 
 
-def _alone(value: float) -> Estimate:
-    """Return a number without an interval."""
-    return Estimate(value, math.nan, math.nan)
+def configs_to_run(
+    rows: Sequence[PublishedRow], columns: Sequence[PublishedColumn], base: BenchmarkConfig
+) -> dict[_Key, BenchmarkConfig]:
+    """Return the configs of the runs that these cells need: one per setup, benchmark and settings.
+
+    `base` has what the table does not specify; a file of parameters as its intervention replaces the published ones.
+    """
+    configs = {}
+    for row in rows:
+        for column, value in zip(columns, row.values, strict=True):
+            blank = value is None and any(each is not None for each in row.values)
+            if row.setup is not None and column.metric and not blank:
+                setup = asdict(row.setup)
+                if row.setup.intervention == _intervention_name(base.intervention):
+                    setup["intervention"] = base.intervention
+                about: dict[str, Any] = {"benchmark": column.benchmark, "settings": column.settings, **setup}
+                configs[_key(row, column)] = replace(base, **about)
+    return configs
+
+
+def reproduce(
+    table: PublishedTable,
+    base: BenchmarkConfig,
+    out: Path,
+    *,
+    names: Sequence[str] = (),
+    resume: bool = False,
+    model: InvariantModel | None = None,
+    progress: Progress = no_progress,
+) -> list[Comparison]:
+    """Run what the cells of a published table need, and return its cells with our numbers, row by row.
+
+    `base` has the model, the data, the limit and everything else that the table does not specify; its intervention,
+    its ensemble and the names choose rows. The rest is as for `run_several`.
+    """
+    from invariant_rag_benchmarks.runner import run_several
+
+    rows = rows_to_measure(table, base.model, names, intervention=base.intervention, ensemble=base.ensemble)
+    configs = configs_to_run(rows, table.columns, base)
+    found = run_several(list(configs.values()), out, resume=resume, model=model, progress=progress)
+    records = {key: run.records for key, run in zip(configs, found, strict=True)}
+    return [
+        compare(row, column, value, records.get(_key(row, column), ()) if column.metric else ())
+        for row in rows
+        for column, value in zip(table.columns, row.values, strict=True)
+    ]
+
+
+def _key(row: PublishedRow, column: PublishedColumn) -> _Key:
+    return row.setup, column.benchmark, tuple(sorted(column.settings.items()))

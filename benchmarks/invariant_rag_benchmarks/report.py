@@ -1,9 +1,9 @@
-"""Summarise a run: means with intervals, spread over the variants, and published numbers for comparison."""
+"""Summarise a run: means with intervals, and how much they vary over the variants; as plain data, and as Markdown."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,33 @@ from invariant_rag.audit.statistics import mean_interval
 
 from invariant_rag_benchmarks.base import Benchmark, Record
 from invariant_rag_benchmarks.errors import InvalidRun
-from invariant_rag_benchmarks.published_tables import Comparison, means_by, oracle_score
 from invariant_rag_benchmarks.scores import variations
 
 _FIGURES = ("mean", "worst", "best", "spread", "deviation", "flips")
+
+
+def record_score(record: Record, metric: str) -> float:
+    """Return a score of a record; `routed` is 1 where the invariant answer was kept."""
+    return float(record["branch"] == "invariant" if metric == "routed" else record["scores"][metric])
+
+
+def oracle_score(record: Record, metric: str) -> float:
+    """Return the score of the better branch: that of a router which always knows it (RoToR, Table 3)."""
+    return float(max(record["scores"][metric], record["rejected"]["scores"][metric]))
+
+
+def means_by(
+    field: str, records: Iterable[Record], metric: str, score: Callable[[Record, str], float] = record_score
+) -> list[float]:
+    """Return the mean score of each `question`, whose variants are not independent observations; or `variant`."""
+    return [float(np.mean([score(each, metric) for each in part])) for part in _grouped(records, field).values()]
+
+
+def _grouped(records: Iterable[Record], field: str) -> dict[str, list[Record]]:
+    parts: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        parts[record[field]].append(record)
+    return parts
 
 
 def summarize(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
@@ -26,18 +49,14 @@ def summarize(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 
     the share of questions whose answers differ between variants. The `figures` of a routed run say how often the
     invariant answer was kept, and what the better branch scores. Intervals are over questions, of which the variants
     are no independent observations.
-
-    Raises:
-        InvalidRun: There are no records.
     """
     listed = list(records)
     if not listed:
         raise InvalidRun("expected at least one record, got none")
     metric, figures = benchmark.metric, benchmark.figures(listed)
     if routed := [record for record in listed if "rejected" in record]:
-        figures["invariant answers kept"] = sum(record["branch"] == "invariant" for record in routed) / len(routed)
-        best = means_by("question", routed, metric, oracle_score)
-        figures["oracle of the two branches"] = sum(best) / len(best)
+        figures["invariant answers kept"] = float(np.mean([record_score(each, "routed") for each in routed]))
+        figures["oracle of the two branches"] = float(np.mean(means_by("question", routed, metric, oracle_score)))
     return {
         "benchmark": benchmark.name,
         "metric": metric,
@@ -54,42 +73,30 @@ def summarize(benchmark: Benchmark[Any], records: Iterable[Record], seed: int = 
 
 def _parts(records: Sequence[Record], field: str, seed: int) -> dict[str, dict[str, Any]]:
     """Return the scores of the records with each value of a field, but not of those without one."""
-    parts: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        parts[record[field]].append(record)
+    parts = _grouped(records, field)
     return {name: {"records": len(each), **_scores(each, seed)} for name, each in parts.items() if name}
 
 
 def _scores(records: Sequence[Record], seed: int) -> dict[str, dict[str, float]]:
-    return {
-        name: mean_interval(means_by("question", records, name), seed).as_dict()
-        for name in sorted(records[0]["scores"])
-    }
+    names = sorted(records[0]["scores"])
+    return {name: mean_interval(means_by("question", records, name), seed).as_dict() for name in names}
 
 
 def _estimates(records: Sequence[Record], metric: str, seed: int) -> dict[str, dict[str, float] | None]:
     """Return the figures of a score over questions and their variants."""
-    questions = {name: row for row, name in enumerate(dict.fromkeys(record["question"] for record in records))}
-    variants = {name: column for column, name in enumerate(dict.fromkeys(record["variant"] for record in records))}
+    questions, variants = _grouped(records, "question"), list(_grouped(records, "variant"))
     scores = np.full((len(questions), len(variants)), np.nan)  # NaN: the question has no such variant
-    answers: dict[str, set[str]] = defaultdict(set)
-    for record in records:
-        scores[questions[record["question"]], variants[record["variant"]]] = record["scores"][metric]
-        answers[record["question"]].add(record["answer"])
+    for row, asked in enumerate(questions.values()):
+        for record in asked:
+            scores[row, variants.index(record["variant"])] = record["scores"][metric]
     per_question = {
         "mean": np.nanmean(scores, axis=1),
         "worst": np.nanmin(scores, axis=1),
         "best": np.nanmax(scores, axis=1),
-        "flips": np.array([float(len(answers[name]) > 1) for name in questions]),
+        "flips": np.array([float(len({each["answer"] for each in asked}) > 1) for asked in questions.values()]),
     }
-    found = variations(scores, seed)
-    return {
-        **{name: mean_interval(values.tolist(), seed).as_dict() for name, values in per_question.items()},
-        **{
-            name: {**found[name].estimate.as_dict(), "chance": round(found[name].chance, 6)} if name in found else None
-            for name in ("spread", "deviation")
-        },
-    }
+    found = {name: mean_interval(values.tolist(), seed).as_dict() for name, values in per_question.items()}
+    return {**found, **variations(scores, seed)}
 
 
 def markdown(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
@@ -130,21 +137,6 @@ def _figure(estimate: Mapping[str, float] | None) -> str:
         return percent(estimate)
     more = "more" if estimate["value"] > estimate["chance"] else "no more"
     return f"{percent(estimate)}, {more} than chance (chance alone: up to {100 * estimate['chance']:.1f})"
-
-
-def comparison_table(found: Sequence[Comparison]) -> list[str]:
-    """Return comparisons with published numbers as a Markdown table."""
-    return table(["source", "row", "column", "published", "ours", "difference"], [each.cells for each in found])
-
-
-def paper_table(found: Sequence[Comparison]) -> list[str]:
-    """Return comparisons in the rows and columns of the paper: our numbers, the published ones in brackets."""
-    rows: dict[str, dict[str, str]] = defaultdict(dict)
-    for each in found:
-        published = "" if each.published is None else f"({each.show(each.published)})"
-        rows[each.row][each.column] = f"{each.show(each.ours)} {published}".strip()
-    columns = list(dict.fromkeys(each.column for each in found))
-    return table(["", *columns], [[name, *(cells.get(each, "") for each in columns)] for name, cells in rows.items()])
 
 
 def percent(estimate: Mapping[str, float]) -> str:

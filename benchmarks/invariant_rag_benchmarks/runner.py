@@ -1,23 +1,21 @@
 """Run a benchmark: ask every case once, and write the records of a batch before the next batch is asked.
 
-A run is a folder: `config.json` (what decides the records, versions, and the attention backend), `records.jsonl`
-(append-only, one line per case) and `summary.json`. Its name ends with a key of the config, so that
-another config is another run.
+A run is a folder: `config.json` (what decides the records, and versions), `records.jsonl` (append-only, one line per
+case) and `summary.json`. Its name ends with a key of the config, so that another config is another run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.audit.calls import Progress, no_progress
 from invariant_rag.audit.folder import LineFile
-from invariant_rag.checks import require_extra
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.files import encode_json, make_folder, write_file
 from invariant_rag.orderings import Relevance
@@ -25,7 +23,7 @@ from invariant_rag.prompts import tokenize_prompt
 from pydantic import ConfigDict
 
 from invariant_rag_benchmarks import resolve_benchmark
-from invariant_rag_benchmarks.base import Benchmark, Case, Example, Record, Selection, Text, parse_example
+from invariant_rag_benchmarks.base import Case, Example, Record, Selection, Text, parse_example
 from invariant_rag_benchmarks.config import BenchmarkConfig, package_versions, resolve_config, run_folder_name
 from invariant_rag_benchmarks.data import DataSource
 from invariant_rag_benchmarks.errors import InvalidDataset, InvalidRun, RunExists
@@ -35,8 +33,7 @@ if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
     from invariant_rag.segments import Prompt
 
-_ROUTING_FIELDS = ("branch", "plain_confidence", "invariant_confidence")
-"""Attributes of a routed result that go into its record."""
+_ROUTING_FIELDS = ("branch", "plain_confidence", "invariant_confidence")  # of a routed result, for its record
 
 
 @dataclass(frozen=True)
@@ -51,17 +48,6 @@ class BenchmarkRun:
     def markdown(self) -> str:
         """Return the run as Markdown."""
         return markdown(self.config, self.summary)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """A run whose data are read, and whose folder is known."""
-
-    config: BenchmarkConfig
-    benchmark: Benchmark[Any]
-    cases: Sequence[Case]
-    resolved: Mapping[str, Any]
-    folder: Path
 
 
 def run_benchmark(
@@ -86,34 +72,30 @@ def run_several(
 ) -> list[BenchmarkRun]:
     """Run benchmarks one after the other with a model that is loaded once, after the data of all of them are read.
 
-    Args:
-        configs: What to run; they differ in anything but the model, its dtype and its devices.
-        out: Folder of the runs; each gets a folder of its own.
-        resume: Continue runs of the same config, or start them if there are none.
-        model: The model, if it is loaded already; it is used with the choices of each config.
-        progress: Shows a progress bar for each run; one step per record.
+    They differ in anything but the model, its dtype and its devices. Each gets a folder of its own below `out`. With
+    `resume`, runs of the same config are continued. A `model` that is loaded already is used with the choices of each
+    config. `progress` shows a bar for each run; one step per record.
 
     Raises:
         RunExists: There is a run of a config, and `resume` is false.
-        InvalidDataset: A record is not in the format of the benchmark's page.
         InvalidRun: A file of the run is not one that a run writes.
         UnusableFile: The folder cannot be written, or another process continues the run.
-        DatasetUnavailable: The benchmark's data cannot be found or downloaded.
+        InvalidDataset, DatasetUnavailable: The data are not as the benchmark's page says, or not to be had.
         ContextOverflow: A prompt is too long, and `overflow` is `error`.
         UnsupportedCombination: A benchmark asks for texts, and the ensemble only scores candidates.
-        ExtraRequired: SciPy is not installed.
     """
-    require_extra("scipy", "evaluation")
     make_folder(out)
-    plans = [_plan(config, out, model, resume=resume) for config in configs]
-    if model is None and plans:
+    runs = [_plan(config, out, model, resume=resume) for config in configs]
+    if model is None and runs:
         with progress("Loading"):
             model = configs[0].load_model()
-    return [_run(plan, model, progress) for plan in plans if model is not None]
+    return [run(model, progress) for run in runs if model is not None]
 
 
-def _plan(config: BenchmarkConfig, out: Path, model: InvariantModel | None, *, resume: bool) -> _Plan:
-    """Read the data of a run, before a model is loaded, which may take minutes."""
+def _plan(
+    config: BenchmarkConfig, out: Path, model: InvariantModel | None, *, resume: bool
+) -> Callable[[InvariantModel, Progress], BenchmarkRun]:
+    """Read the data of a run, before a model is loaded, which may take minutes; return what runs it."""
     from invariant_rag.models.loading import load_tokenizer
 
     benchmark, source = resolve_benchmark(config.benchmark), DataSource(config.data)
@@ -126,18 +108,24 @@ def _plan(config: BenchmarkConfig, out: Path, model: InvariantModel | None, *, r
     folder = out / run_folder_name(resolved)
     if folder.exists() and not resume:
         raise RunExists(f"{str(folder)!r} exists")
-    return _Plan(config, benchmark, cases, resolved, folder)
+    return partial(_run, config, cases, resolved, folder)
 
 
-def _run(plan: _Plan, model: InvariantModel, progress: Progress) -> BenchmarkRun:
+def _run(
+    config: BenchmarkConfig,
+    cases: Sequence[Case],
+    resolved: Mapping[str, Any],
+    folder: Path,
+    model: InvariantModel,
+    progress: Progress,
+) -> BenchmarkRun:
     from invariant_rag.attention import backend_label
 
-    config, cases, folder, key = plan.config, plan.cases, plan.folder, plan.resolved["key"]
-    lm = config.configure(model)
+    lm, key = config.configure(model), resolved["key"]
     computed_with = {"versions": package_versions(), "attention": backend_label(lm.backend, lm.model)}
     make_folder(folder)
     if not (folder / "config.json").exists():
-        _write_json(folder / "config.json", {**plan.resolved, **computed_with})
+        _write_json(folder / "config.json", {**resolved, **computed_with})
     answerer = Answerer(config, lm)
     with open_records(folder / "records.jsonl", key) as file:
         known = {record["id"]: record for record in file.lines}
@@ -145,7 +133,7 @@ def _run(plan: _Plan, model: InvariantModel, progress: Progress) -> BenchmarkRun
             [case for case in cases[start : start + config.batch_size] if case.id not in known]
             for start in range(0, len(cases), config.batch_size)
         ]
-        label = f"{config.benchmark}, {config.method} {plan.resolved['ordering']}"
+        label = f"{config.benchmark}, {config.method} {resolved['ordering']}"
         with progress(label, len(cases), len({case.id for case in cases} & known.keys())) as advance:
             for batch in filter(None, batches):
                 records = [{**record, "run": key} for record in answerer(batch)]
@@ -154,18 +142,13 @@ def _run(plan: _Plan, model: InvariantModel, progress: Progress) -> BenchmarkRun
                 for _ in records:
                     advance()
     found = [known[case.id] for case in cases]
-    summary = summarize(plan.benchmark, found, config.seed)
-    _write_json(folder / "summary.json", {**summary, "limit": config.limit, "config": plan.resolved, **computed_with})
-    return BenchmarkRun(folder, plan.resolved, found, summary)
+    summary = summarize(resolve_benchmark(config.benchmark), found, config.seed)
+    _write_json(folder / "summary.json", {**summary, "limit": config.limit, "config": resolved, **computed_with})
+    return BenchmarkRun(folder, resolved, found, summary)
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:
     write_file(path, encode_json(document, indent=2) + b"\n")
-
-
-class _Rejected(Example):
-    answer: Text
-    scores: dict[str, float]
 
 
 class _Line(Example):
@@ -185,17 +168,10 @@ class _Line(Example):
     perplexity: float | None = None
     collisions: float | None = None
     branch: str | None = None
-    rejected: _Rejected | None = None
 
 
 def open_records(path: Path, key: str) -> LineFile[Record]:
-    """Open `records.jsonl` of the run with this key for appending; an incomplete last line is removed, and asked again.
-
-    Raises:
-        InvalidRun: A line other than the last cannot be read, is no record, or belongs to another config.
-        FileInUse: Another process continues the run.
-        UnusableFile: The file cannot be opened.
-    """
+    """Open `records.jsonl` of the run with this key for appending; a torn last line is removed, and asked again."""
 
     def check(record: Any, where: str) -> Record:
         try:
@@ -216,34 +192,30 @@ class Answerer:
     def __init__(self, config: BenchmarkConfig, lm: InvariantModel) -> None:
         self._benchmark = resolve_benchmark(config.benchmark)
         self._lm, self._source = lm, config.answering(lm)
-        self._max_new_tokens = config.max_new_tokens or self._benchmark.max_new_tokens
+        self._longest = config.max_new_tokens or self._benchmark.max_new_tokens
         # PINE's places differ by token, and a model of relevance is not asked again.
-        ordering = lm.ordering
-        self._counts_collisions = (
-            ordering.invariant and lm.method.stock_decoding and not isinstance(ordering, Relevance)
-        )
+        placed = lm.ordering.invariant and lm.method.stock_decoding
+        self._counts_collisions = placed and not isinstance(lm.ordering, Relevance)
 
     def __call__(self, batch: Sequence[Case]) -> list[Record]:
         """Generate or choose the outputs of a batch of cases, and return their records."""
-        prompts = [case.prompt(self._lm) for case in batch]
+        asked = [(case, case.prompt(self._lm)) for case in batch]
         if all(case.candidates for case in batch):
-            return [self._choose(case, prompt) for case, prompt in zip(batch, prompts, strict=True)]
+            return [self._choose(case, prompt) for case, prompt in asked]
         if not hasattr(self._source, "generate"):
             raise UnsupportedCombination(
                 f"expected a benchmark with candidates for {type(self._source).__name__}, which generates no text; "
                 f"got {self._benchmark.name!r}",
                 hint="Some benchmarks have a setting with candidates: see `invariant-rag bench list`.",
             )
-        generations: list[Any] = []
-        for limit, same in groupby(zip(batch, prompts, strict=True), key=lambda each: self._limit(each[0])):
-            generations += self._source.generate([prompt for _, prompt in same], max_new_tokens=limit)
-        return [
-            {**self._record(case, prompt, each.text, each, each), "perplexity": perplexity(each.logprobs)}
-            for case, prompt, each in zip(batch, prompts, generations, strict=True)
-        ]
-
-    def _limit(self, case: Case) -> int:
-        return min(case.max_new_tokens or self._max_new_tokens, self._max_new_tokens)
+        records = []
+        for limit, group in groupby(asked, lambda each: min(each[0].max_new_tokens or self._longest, self._longest)):
+            same = list(group)
+            generations: Any = self._source.generate([prompt for _, prompt in same], max_new_tokens=limit)
+            for (case, prompt), each in zip(same, generations, strict=True):
+                record = self._record(case, prompt, each.text, each, each)
+                records.append({**record, "perplexity": perplexity(each.logprobs)})
+        return records
 
     def _choose(self, case: Case, prompt: Prompt) -> Record:
         logprobs = self._source.score(prompt, case.candidates)
@@ -253,15 +225,12 @@ class Answerer:
 
     def _record(self, case: Case, prompt: Prompt, output: str, result: Any, prepared: Any) -> Record:
         """Score an output. `result` is a generation or scores, `prepared` says what was dropped and trimmed."""
-        scored = self._benchmark.score(case, output)
         asked = {name: getattr(case, name) for name in ("system", "prefix", "segments", "suffix")}
         record = {
             **{name: getattr(case, name) for name in ("id", "question", "variant", "group")},
             "prompt": {**asked, "segments": list(case.segments)},
             "gold": list(case.gold),
-            "output": output,
-            "answer": scored.answer,
-            "scores": dict(scored.scores),
+            **self._scored(case, output),
             "dropped": len(prepared.dropped),
             "trimmed": len(prepared.trimmed),
             **{name: getattr(result, name) for name in _ROUTING_FIELDS if hasattr(result, name)},
@@ -270,9 +239,12 @@ class Answerer:
             record["collisions"] = collisions(self._lm, prompt)
         if (rejected := getattr(result, "rejected", None)) is not None:
             text = _likeliest(case, rejected) if isinstance(rejected, list) else rejected.text
-            other = self._benchmark.score(case, text)
-            record["rejected"] = {"output": text, "answer": other.answer, "scores": dict(other.scores)}
+            record["rejected"] = self._scored(case, text)
         return record
+
+    def _scored(self, case: Case, output: str) -> Record:
+        scored = self._benchmark.score(case, output)
+        return {"output": output, "answer": scored.answer, "scores": dict(scored.scores)}
 
 
 def perplexity(logprobs: Sequence[float]) -> float:
@@ -281,10 +253,7 @@ def perplexity(logprobs: Sequence[float]) -> float:
 
 
 def collisions(lm: InvariantModel, prompt: Prompt) -> float:
-    """Return the share of a prompt's segments beyond the distinct sort keys (RoToR, Table 4c): 0 if all keys differ.
-
-    Segments with equal keys are placed by their content, so that only exact duplicates are interchanged.
-    """
+    """Return the share of a prompt's segments beyond the distinct sort keys (RoToR, Table 4c): 0 if all keys differ."""
     sets = [lm.ordering.sort_keys(each, prompt.query or "") for each in tokenize_prompt(prompt, lm.tokenizer).sets]
     count = sum(map(len, sets))
     return 1 - sum(len(set(keys)) for keys in sets) / count if count else 0.0

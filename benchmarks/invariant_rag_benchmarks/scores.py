@@ -6,7 +6,6 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,9 @@ _BATCH = 100  # shuffles that are drawn at a time, which bounds memory to [100, 
 
 
 def normalize_answer(text: str) -> str:
-    """Lower-case ``text``, drop ASCII punctuation and the words a, an, the, and join the rest by single spaces.
+    """Lower-case ``text``, drop ASCII punctuation, then the words a, an, the, and join the rest by single spaces.
 
-    The steps and their order are those of SQuAD (arXiv 1606.05250), which Lost in the Middle (arXiv 2307.03172) uses:
-    punctuation goes before the articles, so "a-b" is "ab", and only ASCII punctuation goes.
+    As in SQuAD (arXiv 1606.05250), whose steps Lost in the Middle (arXiv 2307.03172) uses.
 
     >>> normalize_answer("  The  U.S. Senate!")
     'us senate'
@@ -59,44 +57,30 @@ def token_f1(prediction: str, golds: Sequence[str]) -> float:
     return max((f1(words, normalize_answer(gold).split()) for gold in golds), default=0.0)
 
 
-@dataclass(frozen=True)
-class Variation:
-    """How much the mean score varies over the variants of the questions, and how much it would by chance.
-
-    Attributes:
-        estimate: The variation that was seen, which noise makes larger than the true one, with the interval of the true
-            one.
-        chance: What chance alone stays below 19 times out of 20.
-    """
-
-    estimate: Estimate
-    chance: float
-
-
-def variations(scores: np.ndarray[Any, Any], seed: int = 0) -> dict[str, Variation]:
+def variations(scores: np.ndarray[Any, Any], seed: int = 0) -> dict[str, dict[str, float] | None]:
     """Return `spread` (best mean minus worst) and `deviation` (standard deviation of the means) over variants.
 
-    Both are seminorms of the means: that of a sum is at most the sum of both. So the variation that was seen differs
+    Each is a value, `low` and `high` of the interval of the true one, and `chance`, below which chance alone stays 19
+    times out of 20. Both are seminorms of the means: that of a sum is at most the sum of both. So the value differs
     from the true one by at most the variation of the errors, of which the bootstrap gives the 95% quantile: the margin
     of the interval. (Percentiles of the variation itself exclude 0 even where the true one is 0.) The margin is at
     least the largest share of questions of which none was seen, so that no interval is without width.
 
-    Args:
-        scores: Scores `[questions, variants]` from 0 to 1; questions that lack a variant are left out, since variants
-            that were asked of other questions cannot be compared. Nothing is returned if no other is left.
-        seed: Seed of resamples and shuffles.
+    `scores` `[questions, variants]` are from 0 to 1. Questions that lack a variant are left out, since variants of
+    other questions cannot be compared; of none, each is None.
     """
     known = scores[np.isfinite(scores).all(axis=1)]
     if not known.size or known.shape[1] < 2:
-        return {}
+        return {"spread": None, "deviation": None}
     means, resampled, source = known.mean(axis=0), resampled_means(known, seed), np.random.default_rng(seed)
     batches = [np.broadcast_to(known, (_BATCH, *known.shape))] * (PERMUTATIONS // _BATCH)
     by_chance = np.concatenate([source.permuted(each, axis=2).mean(axis=1) for each in batches])
-    found = {}
+    found: dict[str, dict[str, float] | None] = {}
     for name, statistic in (("spread", np.ptp), ("deviation", np.std)):
         value = float(statistic(means))
         error = float(np.quantile(statistic(resampled - means, axis=1), CONFIDENCE))
         margin = max(error, exact_upper_bound(0, len(known)))
         chance = float(np.quantile(statistic(by_chance, axis=1), CONFIDENCE))
-        found[name] = Variation(Estimate(value, max(0.0, value - margin), min(1.0, value + margin)), chance)
+        estimate = Estimate(value, max(0.0, value - margin), min(1.0, value + margin))
+        found[name] = {**estimate.as_dict(), "chance": round(chance, 6)}
     return found

@@ -1,6 +1,8 @@
-"""The speed benchmark: prefill, decoding and memory of every method against the plain model, in alternating runs.
+"""What order invariance costs: every method against the plain model here, and arranged requests against plain ones.
 
-Weights are random, since speed does not depend on the text. Compare the times of one measurement only with each other.
+What is compared runs in turn in every round, so ratios are of the same minutes. Here, weights are random, since speed
+does not depend on the text. On a server, a round asks about sets of documents, in another order every time; a new
+tenant makes it cold, since tenants share no prefix cache, and asking the same requests again is warm.
 """
 
 from __future__ import annotations
@@ -9,33 +11,39 @@ import ctypes
 import platform
 import random
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
+from uuid import uuid4
 
 import torch
-import transformers
 from invariant_rag.attention import backend_label
 from invariant_rag.audit.calls import Progress, no_progress
 from invariant_rag.checks import check_name
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.models.loading import resolve_dtype
+from invariant_rag.segments import Prompt
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.generation.streamers import BaseStreamer
 
-from invariant_rag_benchmarks.config import SpeedConfig
+from invariant_rag_benchmarks.config import ServingConfig, SpeedConfig, package_versions
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
-    from invariant_rag.segments import Prompt
     from transformers import PreTrainedModel
 
-PLAIN = "plain"
+PLAIN, ARRANGED = "plain", "arranged"
+STATES = ("cold", "warm")
+MEASURES = ("throughput", "first token", "between tokens")
+"""Of a server: requests per second, and medians of seconds."""
+_WORDS = "river mill ferry bridge tower field harbour market forest guild castle valley road lake hill stone".split()
 STEPS = ("prefill", "decode", "whole")
 """Time to the first token, the median time of a further one, and the time of the whole generation."""
 _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
@@ -58,18 +66,23 @@ class SpeedResult:
     """The measurements of one way to generate."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: {step: [] for step in STEPS})  # of every round
-    peak: int | None = None  # memory of the prefill in bytes, without the model, where the platform reports it
-    flops: int | None = None  # up to the first token; see `count_flops`; None on a GPU, whose kernels do not tell them
+    peak: int | None = None  # bytes of a prefill above those in use before; None on a CPU
+    flops: int | None = None  # up to the first token; None on a GPU, whose kernels do not tell them
 
     def ratios_to(self, plain: SpeedResult) -> dict[str, float | None]:
         """Return medians over rounds of the ratios to the plain model in the same round, and of peak and operations."""
         ratios: dict[str, float | None] = {
-            step: median(mine / other for mine, other in zip(times, plain.seconds[step], strict=True))
-            for step, times in self.seconds.items()
+            step: median_ratio(times, plain.seconds[step])[0] for step, times in self.seconds.items()
         }
         ratios["peak"] = self.peak / plain.peak if self.peak is not None and plain.peak else None
         ratios["flops"] = self.flops / plain.flops if self.flops is not None and plain.flops else None
         return ratios
+
+
+def median_ratio(ours: Sequence[float], plain: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median, lowest and highest ratio of rounds."""
+    ratios = [mine / other for mine, other in zip(ours, plain, strict=True)]
+    return median(ratios), min(ratios), max(ratios)
 
 
 class TimingStreamer(BaseStreamer):
@@ -100,7 +113,7 @@ def measure(config: SpeedConfig, methods: Sequence[str], progress: Progress = no
     """Measure methods against the plain model; return everything as plain data, with ratios to the plain model.
 
     During timing, glibc keeps freed memory in the process: a virtual machine can need longer to provide it again than
-    attention takes. It is released before peak memory is measured.
+    attention takes.
     """
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.model import InvariantModel
@@ -108,7 +121,11 @@ def measure(config: SpeedConfig, methods: Sequence[str], progress: Progress = no
     model, prompt = build_model(config), random_prompt(config)
     lm = InvariantModel(model, backend=config.backend)
     ids = torch.tensor([lm.with_method("sequential").prepare(prompt).input_ids], device=config.device)
-    functions = {PLAIN: _generate_plain(model, ids)}
+    plain: Any = model.generate
+    greedy = {"do_sample": False, "pad_token_id": 0}
+    functions: dict[str, GenerateFunction] = {
+        PLAIN: lambda count, timer: plain(ids, max_new_tokens=count, streamer=timer, **greedy)
+    }
     for name in methods:
         functions[name] = _generate_with(lm.with_method(name), prompt)
     if "rotor" in methods:
@@ -130,9 +147,14 @@ def measure(config: SpeedConfig, methods: Sequence[str], progress: Progress = no
                 advance()
     _keep_freed_memory(False)
     for name, generate in functions.items():
-        results[name].peak = _peak_memory(generate, config.device)
+        prefill = partial(generate, 1, TimingStreamer())
         if model.device.type == "cpu":
-            results[name].flops = count_flops(partial(generate, 1, TimingStreamer()))
+            results[name].flops = count_flops(prefill)
+        elif model.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            prefill()
+            results[name].peak = torch.cuda.max_memory_allocated() - before
     rows = [
         {
             "name": name,
@@ -151,26 +173,23 @@ def measure(config: SpeedConfig, methods: Sequence[str], progress: Progress = no
     }
 
 
+def _generate_with(lm: InvariantModel, prompt: Prompt) -> GenerateFunction:
+    return lambda count, timer: lm.generate(prompt, max_new_tokens=count, streamer=timer)
+
+
 def bidirectional_floor(config: SpeedConfig) -> float:
     """Return the least multiply-adds per token of bidirectional attention between segments, over the plain model's.
 
     `(w + 2 d T) / (w + d T)` for w weights of a layer, hidden size d and T tokens.
     """
-    sizes = SHAPES[config.shape]
-    width, heads = sizes["hidden_size"], sizes["num_attention_heads"]
-    kept = width // heads * sizes["num_key_value_heads"]
-    weights = 2 * width * width + 2 * width * kept + 3 * width * sizes["intermediate_size"]
+    width, inner, heads, shared, _ = SHAPES[config.shape].values()
+    weights = 2 * width * width + 2 * width * (width // heads * shared) + 3 * width * inner
     attention = width * config.tokens
     return (weights + 2 * attention) / (weights + attention)
 
 
 def build_model(config: SpeedConfig) -> PreTrainedModel:
-    """Return a Llama of the configured shape with random weights.
-
-    Raises:
-        UnknownName: There is no such shape.
-        InvalidChoice: There is no such dtype, or the device is not available.
-    """
+    """Return a Llama of the configured shape with random weights; refuse unknown shapes, dtypes and devices."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes: dict[str, Any] = dict(SHAPES[check_name("shape", config.shape, SHAPES)])
@@ -193,8 +212,6 @@ def build_model(config: SpeedConfig) -> PreTrainedModel:
 
 def random_prompt(config: SpeedConfig) -> Prompt:
     """Return a prompt of random token ids."""
-    from invariant_rag.segments import Prompt
-
     source = random.Random(0)
     room = config.tokens - 2 * _TEXT_TOKENS
     shares = [source.uniform(0.7, 1.3) for _ in range(config.segments)]
@@ -207,27 +224,19 @@ def random_prompt(config: SpeedConfig) -> Prompt:
 
 def environment(device: str = "cpu") -> dict[str, Any]:
     """Return device, threads and versions of this machine."""
-    from invariant_rag import __version__
-
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    processor = names[0] if names else platform.processor() or platform.machine()
-    return {
-        "device": torch.cuda.get_device_name() if device.startswith("cuda") else processor,
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "invariant_rag": __version__,
-    }
+    processor = next(iter(names), platform.processor() or platform.machine())
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else processor
+    return {"device": name, "threads": torch.get_num_threads(), **package_versions()}
 
 
 def count_flops(call: Callable[[], object]) -> int:
     """Run a call and return its operations in matrix products and fused attention; a multiply-add counts as two.
 
     Causal fused attention counts what it sees, about half of the square: `FlopCounterMode` by itself counts all of it,
-    and PyTorch's kernel for CPUs not at all. Where a mask is given, or scores are a matrix, what is masked counts too.
+    and PyTorch's kernel for CPUs not at all.
     """
     fused = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
     with FlopCounterMode(display=False, custom_mapping=fused) as counter:
@@ -236,22 +245,12 @@ def count_flops(call: Callable[[], object]) -> int:
 
 
 def _attention_flops(queries: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -> int:
-    """Return the operations of fused attention for shapes `[B, H, Q, D]`, `[B, H_kv, S, D]` and `[B, H_kv, S, D_v]`."""
+    """Count for shapes `[B, H, Q, D]`, `[B, H_kv, S, D]` and `[B, H_kv, S, D_v]`."""
     batch, heads, count, width = queries
     length = keys[2]
     causal = kwargs.get("is_causal", args[1] if len(args) > 1 else False)
     seen = sum(min(index + 1, length) for index in range(count)) if causal else count * length
     return int(2 * batch * heads * seen * (width + values[3]))
-
-
-def _generate_plain(model: PreTrainedModel, ids: torch.Tensor) -> GenerateFunction:
-    generate: Any = model.generate
-    given = {"input_ids": ids, "do_sample": False, "pad_token_id": 0}
-    return lambda count, timer: generate(**given, max_new_tokens=count, streamer=timer)
-
-
-def _generate_with(lm: InvariantModel, prompt: Prompt) -> GenerateFunction:
-    return lambda count, timer: lm.generate(prompt, max_new_tokens=count, streamer=timer)
 
 
 def _keep_freed_memory(keep: bool) -> None:
@@ -266,22 +265,85 @@ def _keep_freed_memory(keep: bool) -> None:
         libc.malloc_trim(0)
 
 
-def _peak_memory(generate: GenerateFunction, device: str) -> int | None:
-    """Return the peak memory in bytes of generating one token, above the memory in use before."""
-    if device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        generate(1, TimingStreamer())
-        return torch.cuda.max_memory_allocated() - before
-    clear_refs = Path("/proc/self/clear_refs")
-    if sys.platform != "linux" or not clear_refs.exists():
-        return None
-    clear_refs.write_text("5", encoding="ascii")  # resets VmHWM, the peak resident set size
-    before = _read_kilobytes("VmRSS")
-    generate(1, TimingStreamer())
-    return 1024 * max(0, _read_kilobytes("VmHWM") - before)  # memory that was released in between counts as nothing
+# --- on a server ---
+
+Connect: TypeAlias = "Callable[[str], InvariantModel]"
+Row: TypeAlias = tuple[int, int, str, str]
+"""Clients at the same time, questions about each set, system, and state."""
 
 
-def _read_kilobytes(name: str) -> int:
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(next(line for line in status.splitlines() if line.startswith(f"{name}:")).split()[1])
+def measure_serving(connect: Connect, config: ServingConfig, progress: Progress = no_progress) -> dict[str, Any]:
+    """Ask both systems, with every number of clients and questions, in every round.
+
+    `connect` returns the arranged model on the server, for a tenant. The result is plain data.
+    """
+    rows: dict[Row, list[Sequence[float]]] = defaultdict(list)
+    cases = list(product(config.clients, config.questions))
+    with progress("rounds", len(cases) * config.rounds + 1) as advance:
+        _round(connect, config, *cases[-1], 0)  # kernels are compiled, and pages are touched
+        advance()
+        for number, case in product(range(config.rounds), cases):
+            for (system, state), found in _round(connect, config, *case, 1 + number).items():
+                rows[*case, system, state].append(found)
+            advance()
+    names = ("clients", "questions", "system", "state")
+    measured = [
+        {**dict(zip(names, row, strict=True)), "measured": dict(zip(MEASURES, zip(*rounds, strict=True), strict=True))}
+        for row, rounds in rows.items()
+    ]
+    return {"setting": asdict(config), "ratios": ratios(rows), "rows": measured}
+
+
+def ratios(rows: dict[Row, list[Sequence[float]]]) -> list[dict[str, Any]]:
+    """Return each arranged row against the plain one: median, lowest and highest ratio of rounds, by measure."""
+    found = []
+    for (clients, questions, system, state), rounds in rows.items():
+        if system == ARRANGED:
+            line: dict[str, Any] = {"clients": clients, "questions": questions, "state": state}
+            plain = rows[clients, questions, PLAIN, state]
+            for name, ours, theirs in zip(MEASURES, zip(*rounds, strict=True), zip(*plain, strict=True), strict=True):
+                line[name] = median_ratio(ours, theirs)
+            found.append(line)
+    return found
+
+
+def prompts(lm: InvariantModel, config: ServingConfig, questions: int, seed: int) -> list[Prompt]:
+    """Return the requests of a round: each set with several questions, its segments in an order of its own."""
+    rng, made = random.Random(seed), []
+    for number in range(config.requests // questions):
+        own = random.Random(1000 * seed + number)
+        names = [f"{own.choice(_WORDS)} of {own.randrange(10**6)}" for _ in range(config.segments)]
+        segments = [f"The {name} lies by the {' '.join(own.choices(_WORDS, k=12))}." for name in names]
+        for question in range(questions):
+            asked = f"What is told of the {_WORDS[(number + question) % len(_WORDS)]}?"
+            made.append(lm.chat_prompt(asked, rng.sample(segments, len(segments))))
+    rng.shuffle(made)
+    return made
+
+
+def _round(
+    connect: Connect, config: ServingConfig, clients: int, questions: int, seed: int
+) -> dict[tuple[str, str], Sequence[float]]:
+    arranged = connect(uuid4().hex)
+    asked = prompts(arranged, config, questions, seed)
+    systems = {PLAIN: arranged.with_method("sequential", ordering="given"), ARRANGED: arranged}
+    order = sorted(systems, reverse=bool(seed % 2))
+    return {(name, state): _timed(systems[name], asked, config, clients) for name in order for state in STATES}
+
+
+def _timed(lm: InvariantModel, asked: Sequence[Prompt], config: ServingConfig, clients: int) -> Sequence[float]:
+    """Return the `MEASURES`."""
+
+    def ask(prompt: Prompt) -> tuple[float, float]:
+        began = perf_counter()
+        stream = lm.stream(prompt, max_new_tokens=config.new_tokens, min_new_tokens=config.new_tokens)
+        next(stream)
+        first = perf_counter()
+        for _ in stream:
+            pass
+        return first - began, (perf_counter() - first) / max(1, config.new_tokens - 1)
+
+    began = perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        first, between = zip(*pool.map(ask, asked), strict=True)
+    return len(asked) / (perf_counter() - began), median(first), median(between)

@@ -55,10 +55,6 @@ MMLU = [
     {"question": f"What is {place}?", "subject": "some_subject", "choices": list("wxyz"), "answer": place % 4}
     for place in range(6)
 ]
-COMMON_SENSE = [
-    {"question": "Where?", "choices": {"label": list("ABCDE"), "text": list("vwxyz")}, "answerKey": "C"},
-    {"question": "When?", "choices": {"label": list("ABCDE"), "text": list("abcde")}, "answerKey": "E"},
-]
 MINTAKA = [
     {
         "question": "who?",
@@ -95,13 +91,6 @@ XQUAD = {
         }
     ]
 }
-R_GSM = [
-    {
-        "question": "Ann has 3 pens. She buys 4. Bo gives 2. How many are there?",
-        "interchangeable": ["She buys 4.", "Bo gives 2."],
-        "answer": 9,
-    }
-]
 TIMELINE = [
     {
         "input": "First one. Then two. Then three. ",
@@ -119,7 +108,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "key-value": {"keys": 6},
     "two-wiki": {"chunk": 4},
     "timeline": {"chunk": 8},
-    "longbench": {"chunk": 8, "reorder": True},
+    "longbench": {"chunk": 8},
 }
 """Settings that fit the small files."""
 
@@ -173,7 +162,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines("printed.jsonl", PRINTED)
     lines("kv-retrieval-6_keys.jsonl.gz", KEY_VALUE)
     document("mmlu_validation.json", MMLU)
-    lines("commonsense.jsonl", COMMON_SENSE)
     document("mintaka_noshuffle_top30.json", MINTAKA)
     lines("rewards.jsonl", REWARD)
     for name in ("Natural", "Neighbor", "GPTInst", "GPTOut", "Manual"):
@@ -183,7 +171,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     archive("longbench.zip", {f"{name}.jsonl": records for name, records in LONGBENCH.items()})
     archive("loogle.zip", {"shortdep_qa.jsonl": ["none of ours"], "longdep_qa.jsonl": TIMELINE})
     document("xquad.en.json", XQUAD)
-    lines("r_gsm.jsonl", R_GSM)
     return folder
 
 
@@ -191,7 +178,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data_of(files: Path) -> Callable[[str], Path]:
     """Where the data of a benchmark are: the folder, or the file where its real name is another format."""
     single = {
-        "commonsense-qa": "commonsense.jsonl",
         "reward-bench": "rewards.jsonl",
         "two-wiki": "data.zip",
         "timeline": "loogle.zip",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +23,12 @@ from invariant_rag_benchmarks.config import ENSEMBLES, BenchmarkConfig
 from invariant_rag_benchmarks.published_tables import (
     PublishedColumn,
     PublishedRow,
+    configs_to_run,
     published_tables,
+    reproduce,
     resolve_table,
+    rows_to_measure,
 )
-from invariant_rag_benchmarks.reproduction import configs_to_run, reproduce, rows_to_measure
 from invariant_rag_benchmarks.tasks.judging import SECTIONS
 
 RECORD_METRICS = {"routed", "perplexity", "collisions"}
@@ -231,10 +237,8 @@ def test_rows_and_tables_that_are_not_there_are_refused_with_those_that_are():
 def test_a_table_is_measured_cell_by_cell(data_of, lm: InvariantModel, tmp_path: Path):
     base = BenchmarkConfig("reward-bench", data=data_of("reward-bench"), max_new_tokens=3)
     found = reproduce(resolve_table("pine-table-2"), base, tmp_path, names=["PCW", "PINE", "permutation"], model=lm)
-    assert [(each.row, each.column) for each in found][:2] == [
-        ("PCW", "Full, gold first"),
-        ("PCW", "Full, gold second"),
-    ]
+    cells = [(each.row, each.column) for each in found]
+    assert cells[:2] == [("PCW", "Full, gold first"), ("PCW", "Full, gold second")]
     assert all(each.ours == 50 and each.published is None for each in found)  # it gives no verdict
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -245,16 +249,8 @@ def test_the_rows_of_an_intervention_are_measured_with_parameters_of_a_file(file
     (files / "mmlu_test.json").write_bytes((files / "mmlu_validation.json").read_bytes())
     table = resolve_table("hidden-scaling-table-4")
     base = BenchmarkConfig("mmlu", data=files, limit=1, overflow="trim_segments", intervention=str(parameters))
-    columns_of_mmlu = type(table)(
-        **{
-            **vars(table),
-            "columns": table.columns[:1],
-            "rows": tuple(
-                PublishedRow(row.model, row.name, row.setup, row.oracle, row.values[:1]) for row in table.rows
-            ),
-        }
-    )
-    found = reproduce(columns_of_mmlu, base, tmp_path / "runs", model=lm)
+    rows = tuple(replace(row, values=row.values[:1]) for row in table.rows)
+    found = reproduce(replace(table, columns=table.columns[:1], rows=rows), base, tmp_path / "runs", model=lm)
     assert [each.row for each in found] == ["w/ Ours"]
     assert found[0].ours is not None
     (folder,) = (tmp_path / "runs").iterdir()
@@ -278,3 +274,30 @@ def test_the_published_figures_of_the_readme_are_those_of_the_paper(model: str, 
         values = [value for index in chosen if (value := rows[name][index]) is not None]
         means.append(f"{sum(values) / len(values):.1f}")
     assert said.format(*means) in README
+
+
+# --- the page of the effect: what was measured, and when, and nothing else ---
+
+FOLDER = Path(__file__).parents[2] / "cookbook" / "effect"
+MEASURED = json.loads((FOLDER / "effect.json").read_text(encoding="utf-8"))
+
+
+def test_the_page_is_written_from_the_figures_that_are_stored_beside_it() -> None:
+    spec = importlib.util.spec_from_file_location("effect_page", FOLDER / "page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    published = page.published_slots(MEASURED["documents"])
+    assert page.describe(MEASURED, published) == (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert published["Qwen1.5-7B-Chat"]["plain"] == [73.1, 58.6, 55.8, 53.3, 53.2, 52.5, 57.5]
+
+
+def test_the_demo_ends_with_many_questions_and_says_when_they_were_asked() -> None:
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "page.py"), "--line"], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert f"{MEASURED['questions']} questions" in done.stdout
+    assert f"measured on {MEASURED['date']}, not just now" in done.stdout
+    flips = MEASURED["readers"]["plain model"]["flips"]
+    assert f"plain model {100 * flips['value']:.1f} ({100 * flips['low']:.1f} to" in done.stdout

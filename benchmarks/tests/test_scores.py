@@ -8,16 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from invariant_rag.audit.statistics import Estimate, exact_upper_bound
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from invariant_rag.audit.statistics import exact_upper_bound, wilson_interval
 
 from invariant_rag_benchmarks import BENCHMARKS, Case
-from invariant_rag_benchmarks.scores import Variation, best_subspan_em, variations
-from invariant_rag_benchmarks.tasks.chunks import edit_similarity, rouge_l, tasks
+from invariant_rag_benchmarks.errors import InvalidRun
+from invariant_rag_benchmarks.report import markdown, summarize
+from invariant_rag_benchmarks.scores import best_subspan_em, variations
+from invariant_rag_benchmarks.tasks.chunks import TASKS, edit_similarity, rouge_l
 from invariant_rag_benchmarks.tasks.judging import SECTIONS
 
 
-def is_more_than_chance(found: Variation) -> bool:
-    return found.estimate.value > found.chance
+def is_more_than_chance(found: dict[str, float]) -> bool:
+    return found["value"] > found["chance"]
 
 
 def case(*gold: str, variant: str = "0", candidates: tuple[str, ...] = ()) -> Case:
@@ -33,9 +37,6 @@ def case(*gold: str, variant: str = "0", candidates: tuple[str, ...] = ()) -> Ca
         ("xquad", ("308",), "308 points", {"best_subspan_em": 1, "exact_match": 0}),
         ("key-value", ("ab-CD",), 'The value is "AB-cd".', {"accuracy": 1}),
         ("key-value", ("ab-cd",), "abcd", {"accuracy": 0}),
-        ("commonsense-qa", ("race track", "desert"), "the race track.", {"accuracy": 1}),
-        ("commonsense-qa", ("race track", "desert"), "race track or desert", {"accuracy": 0}),
-        ("commonsense-qa", ("race track", "desert"), "Race track", {"accuracy": 0}),
         ("mintaka", ("Rome",), '{"Answer": "the Rome"}', {"accuracy": 1, "exact_match": 1, "f1": 1}),
         ("mintaka", ("Rome",), '{"Answer": "Rome city"} Rome', {"accuracy": 1, "exact_match": 0, "f1": 2 / 3}),
         ("mintaka", ("Oslo",), "{'Answer': ['Rome', 'Oslo']}", {"accuracy": 1, "exact_match": 0, "f1": 2 / 3}),
@@ -43,9 +44,6 @@ def case(*gold: str, variant: str = "0", candidates: tuple[str, ...] = ()) -> Ca
         ("mintaka", ("Rome",), 'The Answer is {"x": 1}', {"accuracy": 0, "exact_match": 0, "f1": 0}),
         ("mintaka", ("Rome",), "Rome\nOslo", {"accuracy": 1, "exact_match": 1, "f1": 1}),
         ("two-wiki", ("no", "a big town"), "Big city", {"f1": 0.5}),
-        ("r-gsm", ("1200",), "3 + 4. Answer: 7\nAnswer: 1,200.00", {"accuracy": 1}),
-        ("r-gsm", ("7",), "It is 7.", {"accuracy": 0}),
-        ("r-gsm", ("-2",), "Answer: $-2.", {"accuracy": 1}),
         *(("timeline", ("II", "I", "III"), output, {"accuracy": 1}) for output in ("II. b\nI. a\nIII. c", "2, 1, 3")),
         *(
             ("timeline", ("II", "I", "III"), output, {"accuracy": 0})
@@ -119,13 +117,12 @@ def test_the_groups_of_longbench_weigh_their_tasks_alike():
             ("qasper", "initial", 1.0),
             ("multifieldqa_en", "initial", 0.5),
             ("narrativeqa", "initial", 0.0),
-            ("narrativeqa", "reversed", 1.0),
             ("trec", "initial", 1.0),
         ]
     ]
     found = BENCHMARKS["longbench"].figures(records)
     assert found == {"qasper": 1, "multifieldqa_en": 0.5, "narrativeqa": 0, "trec": 1, "single-doc": 0.5}
-    every = [{"group": name, "variant": "initial", "scores": {"score": 0.25}} for name in tasks()]
+    every = [{"group": name, "variant": "initial", "scores": {"score": 0.25}} for name in TASKS]
     assert BENCHMARKS["longbench"].figures(every)["mean of groups"] == 0.25
 
 
@@ -150,20 +147,6 @@ def judged(*answers: tuple[str, str], group: str = "") -> list[dict[str, object]
         for number, pair in enumerate(answers)
         for variant, answer in zip(("gold first", "gold second"), pair, strict=True)
     ]
-
-
-@pytest.mark.parametrize(
-    ("answers", "expected"),
-    [
-        ("better worse, better worse, worse better, better better", (0.25, 0.5, 0.25, -0.25, 0)),
-        ("none none, better none, better better, worse better", (0.5, 0, 0.5, 0.5, 0.5)),
-    ],
-)
-def test_a_judge_who_follows_the_place_is_found_out_by_pairs_with_two_verdicts(answers: str, expected) -> None:
-    names = "position_consistency first_preferred second_preferred preference_fairness unreadable".split()
-    asked = judged(*(tuple(pair.split()) for pair in answers.split(", ")))
-    assert BENCHMARKS["llmbar"].figures(asked) == dict(zip(names, expected, strict=True))
-    assert BENCHMARKS["llmbar"].figures(judged(("none", "none"))) == {"unreadable": 1}
 
 
 def test_sections_weigh_their_subsets_as_the_benchmark_does():
@@ -195,32 +178,123 @@ def test_variations_of_chance_are_called_so_and_their_intervals_hold_the_true_on
         hard = source.random((questions, 1))
         alike = variations((source.random((questions, 5)) < hard).astype(float), seed)
         alarms += is_more_than_chance(alike["spread"])
-        held += all(each.estimate.low == 0 for each in alike.values())
+        held += all(each["low"] == 0 for each in alike.values())
         slots = 0.2 + 0.6 * hard + np.array([0.1, 0.0, 0.0, 0.0, -0.1])
         unlike = variations((source.random((questions, 5)) < slots).astype(float), seed)
-        found += unlike["spread"].estimate.low <= 0.2 <= unlike["spread"].estimate.high
+        found += unlike["spread"]["low"] <= 0.2 <= unlike["spread"]["high"]
     assert alarms <= 5  # of a test at 5%, more than 5 come once in 800
     assert held >= rounds - 5 <= found
 
 
 def test_variations_that_are_known_beforehand() -> None:
-    unseen = variations(np.ones((100, 4)))  # nothing was seen, which does not say that there is none
-    assert unseen["spread"].estimate == Estimate(0.0, 0.0, exact_upper_bound(0, 100))
-    assert variations(np.ones((3, 1))) == variations(np.array([[1.0, np.nan], [np.nan, 1.0]])) == {}
+    unseen = variations(np.ones((100, 4)))["spread"]  # nothing was seen, which does not say that there is none
+    assert unseen == {"value": 0.0, "low": 0.0, "high": round(exact_upper_bound(0, 100), 6), "chance": 0.0}
+    nothing = {"spread": None, "deviation": None}
+    assert variations(np.ones((3, 1))) == variations(np.array([[1.0, np.nan], [np.nan, 1.0]])) == nothing
     found = variations(np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]))
-    assert found["spread"].estimate.value == 1.0
-    assert found["deviation"].estimate.value == pytest.approx(math.sqrt(1 / 6))
+    assert found["spread"]["value"] == 1.0
+    assert found["deviation"]["value"] == pytest.approx(math.sqrt(1 / 6), abs=1e-6)
     # Two questions that are right in one of two slots: both in the same slot in half of the shuffles.
-    assert variations(np.array([[1.0, 0.0], [0.0, 1.0]]))["spread"].chance == 1.0
-    assert variations(np.array([[0.25, 1.0]]))["spread"].chance == 0.75  # one question has one spread
+    assert variations(np.array([[1.0, 0.0], [0.0, 1.0]]))["spread"]["chance"] == 1.0
+    assert variations(np.array([[0.25, 1.0]]))["spread"]["chance"] == 0.75  # one question has one spread
 
 
 def test_a_spread_is_more_than_chance_only_where_slots_differ() -> None:
     alike = (np.random.default_rng(1).random((200, 5)) < 0.5).astype(float)
     favouring = alike.copy()
     favouring[:, 0] = 1.0
-    assert [is_more_than_chance(variations(each)["spread"]) for each in (alike, favouring, np.ones((9, 4)))] == [
-        False,
-        True,
-        False,
+    found = [is_more_than_chance(variations(each)["spread"]) for each in (alike, favouring, np.ones((9, 4)))]
+    assert found == [False, True, False]
+
+
+# --- figures of a run that are known beforehand ---
+
+XQUAD = BENCHMARKS["xquad"]
+
+
+def run_of(right: list[list[bool]]) -> list[dict]:
+    """One row per question, one column per slot."""
+    return [
+        {
+            "id": f"{question}/{slot}",
+            "question": str(question),
+            "variant": str(slot),
+            "group": "",
+            "answer": "right" if good else "wrong",
+            "scores": {"best_subspan_em": float(good), "exact_match": 0.0},
+            "dropped": 0,
+            "trimmed": 0,
+        }
+        for question, row in enumerate(right)
+        for slot, good in enumerate(row)
     ]
+
+
+def test_a_reader_of_the_first_slot_only_has_the_figures_of_one():
+    summary = summarize(XQUAD, run_of([[True, False, False, False]] * 50))
+    values = {name: summary[name]["value"] for name in ("mean", "worst", "best", "spread", "deviation", "flips")}
+    assert values == {
+        "mean": 0.25,
+        "worst": 0,
+        "best": 1,
+        "spread": 1,
+        "deviation": pytest.approx(0.1875**0.5, abs=1e-6),
+        "flips": 1,
+    }
+    assert summary["variants"]["0"]["best_subspan_em"]["value"] == 1
+
+
+def test_a_reader_who_is_fair_has_no_spread_and_no_flips():
+    summary = summarize(XQUAD, run_of([[True] * 3] * 6 + [[False] * 3] * 4))
+    assert [summary[name]["value"] for name in ("mean", "worst", "spread", "flips")] == [0.6, 0.6, 0, 0]
+    share = wilson_interval(6, 10).as_dict()
+    assert (
+        summary["mean"] == summary["scores"]["best_subspan_em"] == summary["variants"]["0"]["best_subspan_em"] == share
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=8))
+def test_figures_agree_with_each_other(right):
+    summary = summarize(XQUAD, run_of(right))
+    assert summary["worst"]["value"] <= summary["mean"]["value"] <= summary["best"]["value"]
+    assert summary["best"]["value"] - summary["worst"]["value"] == pytest.approx(summary["flips"]["value"], abs=1e-5)
+    for name in ("mean", "worst", "best", "flips", "spread", "deviation"):
+        assert 0 <= summary[name]["low"] <= summary[name]["value"] <= summary[name]["high"] <= 1
+
+
+def test_flips_are_the_share_of_questions_without_one_answer_in_every_order():
+    """Over all orders of five documents: questions with sensitivity to permutations (Stable-RAG)."""
+    asked = [
+        {**each, "answer": answer}
+        for each, answer in zip(run_of([[True] * 120] * 4), ["a"] * 360 + ["a"] * 119 + ["b"], strict=True)
+    ]
+    summary = summarize(XQUAD, asked)
+    assert summary["flips"] == wilson_interval(1, 4).as_dict()
+
+
+def test_questions_that_were_asked_in_one_variant_alone_have_no_spread():
+    summary = summarize(XQUAD, run_of([[True], [False]]))
+    assert summary["spread"] is summary["deviation"] is None
+    apart = [each for number, each in enumerate(run_of([[True, False]] * 2)) if number in {0, 3}]
+    assert summarize(XQUAD, apart)["spread"] is None
+
+
+def test_a_run_without_records_has_no_figures():
+    with pytest.raises(InvalidRun):
+        summarize(XQUAD, [])
+
+
+CONFIG = {"benchmark": "mmlu", "model": "m", "method": "rotor", "ordering": "lexical", "overflow": "error"}
+
+
+@pytest.mark.parametrize("alpha", [None, 0.2])
+def test_a_routed_run_says_how_often_the_invariant_answer_was_kept(alpha: float | None) -> None:
+    branches = ("plain", "invariant", "plain", "plain")
+    scores = {"scores": {"accuracy": 1.0}, "rejected": {"scores": {"accuracy": 0.0}}}
+    asked = [{**each, **scores, "branch": branch} for branch, each in zip(branches, run_of([[True]] * 4), strict=True)]
+    summary = summarize(BENCHMARKS["mmlu"], asked)
+    assert summary["figures"] == {"invariant answers kept": 0.25, "oracle of the two branches": 1}
+    text = markdown({**CONFIG, "alpha": alpha, "data": {}, "settings": {}}, summary)
+    assert ("0.2" in text.splitlines()[0]) == (alpha is not None)
+    assert "unknown: no question was asked in all of at least two variants" in text

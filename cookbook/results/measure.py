@@ -20,8 +20,7 @@ sys.path.insert(0, str(HERE.parent / "embedded"))
 
 from invariant_rag_benchmarks import resolve_benchmark  # noqa: E402
 from invariant_rag_benchmarks.config import BenchmarkConfig  # noqa: E402
-from invariant_rag_benchmarks.published_tables import means_by  # noqa: E402
-from invariant_rag_benchmarks.report import percent  # noqa: E402
+from invariant_rag_benchmarks.report import means_by, percent  # noqa: E402
 from invariant_rag_benchmarks.runner import BenchmarkRun, run_benchmark  # noqa: E402
 from world import lost_in_the_middle  # noqa: E402
 

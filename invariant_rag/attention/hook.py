@@ -231,17 +231,19 @@ class ArrangedAttention:
             together = self._attend_together(inputs, [self.prompts[row // repeats] for row in range(rows)])
             if together is not None:
                 return together
-        outs = [self._attend(inputs, row, self.prompts[row // repeats]) for row in range(rows)]
-        return outs[0][None] if rows == 1 else torch.stack(outs)
+        if rows == 1:
+            return self._attend(inputs, 0, self.prompts[0])[None]
+        return torch.stack([self._attend(inputs, row, self.prompts[row // repeats]) for row in range(rows)])
 
     def _attend_together(self, inputs: LayerInputs, prompts: Sequence[PromptState]) -> torch.Tensor | None:
         """Return the outputs of all rows, one prompt each `[B, Q, H, D_v]`; None where the backend wants one by one."""
         for prompt in prompts:
-            _check_length(inputs, prompt)
+            if inputs.keys.shape[2] - prompt.padding < prompt.length:
+                raise _too_short(inputs, prompt)
         skipped = 0
         starts = {each.padding + each.arrangement.layout.text_spans[-1].start for each in prompts}
         # No row may begin in the middle of a segment, so all last texts have to begin at the same token.
-        if self._wants_last_text(inputs) and len(starts) == 1:
+        if self.last_text_only and inputs.layer == len(self.rotations) - 1 and len(starts) == 1:
             unasked = inputs.keys.shape[2] - inputs.queries.shape[2]
             skipped = max(0, min(*starts, inputs.keys.shape[2]) - unasked)
         rows, heads, count, _ = inputs.queries.shape
@@ -256,7 +258,7 @@ class ArrangedAttention:
     def _attend(self, inputs: LayerInputs, row: int, prompt: PromptState) -> torch.Tensor:
         """Return the output of one row of the batch `[Q, H, D_v]`."""
         call, skipped = unpad_row(inputs, row, prompt, self.rotations[inputs.layer])
-        if self._wants_last_text(inputs):
+        if self.last_text_only and inputs.layer == len(self.rotations) - 1:
             unused = max(0, prompt.arrangement.layout.text_spans[-1].start - call.query_start)
             call, skipped = replace(call, queries=call.queries[:, unused:]), skipped + unused
         heads, count, _ = call.queries.shape
@@ -269,9 +271,6 @@ class ArrangedAttention:
             torch.nn.functional.pad(out.transpose(0, 1), (0, 0, 0, 0, skipped, 0)) if skipped else out.transpose(0, 1)
         )
 
-    def _wants_last_text(self, inputs: LayerInputs) -> bool:
-        return self.last_text_only and inputs.layer == len(self.rotations) - 1
-
 
 def rows_per_prompt(inputs: LayerInputs, prompts: Sequence[PromptState]) -> int:
     """Return how many rows of a batch belong to each prompt; InvalidPrompt if they cannot be spread evenly."""
@@ -283,19 +282,18 @@ def rows_per_prompt(inputs: LayerInputs, prompts: Sequence[PromptState]) -> int:
     return rows // len(prompts)
 
 
-def _check_length(inputs: LayerInputs, prompt: PromptState) -> None:
-    length, found = prompt.arrangement.layout.length, inputs.keys.shape[2] - prompt.padding
-    if found < length:
-        raise InvalidPrompt(
-            f"expected at least the {length} tokens of the arranged prompt, got {found}", hint=_ONLY_ARRANGED
-        )
+def _too_short(inputs: LayerInputs, prompt: PromptState) -> InvalidPrompt:
+    found = inputs.keys.shape[2] - prompt.padding
+    told = f"expected at least the {prompt.length} tokens of the arranged prompt, got {found}"
+    return InvalidPrompt(told, hint=_ONLY_ARRANGED)
 
 
 def unpad_row(
     inputs: LayerInputs, row: int, prompt: PromptState, rotation: PositionEncoding
 ) -> tuple[AttentionCall, int]:
     """Return one row of a batch without its padding, and how many of its queries are padding."""
-    _check_length(inputs, prompt)
+    if inputs.keys.shape[2] - prompt.padding < prompt.arrangement.layout.length:
+        raise _too_short(inputs, prompt)
     padding, scratch = prompt.padding, prompt.scratch.setdefault(inputs.layer, {})
     if inputs.queries.shape[2] == inputs.keys.shape[2]:
         scratch.clear()  # it may be another text with the same arrangement

@@ -69,7 +69,7 @@ def _attend_rows(call: AttentionCall, rows: tuple[Row, ...]) -> torch.Tensor:
     states = [partial_attention(call, queries, keys, values, mask=shape.mask)]
     for span, shift in shape.common:
         if isinstance(shift, int):
-            rotated = call.rotation.rotate(queries, -shift)
+            rotated = call.rotation.rotate(queries, -shift) if shift else queries
         else:
             rotated = call.rotation.rotate_each(queries, -shift, call.reach).to(queries.dtype)
         keys, values = call.keys[:, span.start : span.stop], call.values[:, span.start : span.stop]

@@ -55,8 +55,12 @@ def attend_row(call: AttentionCall, row: Row) -> torch.Tensor:
 
 def rotated_keys(call: AttentionCall, runs: Sequence[Run]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the keys of some runs at their shifts `[H_kv, K, D]`, and their values."""
-    keys = [call.rotation.rotate(call.keys[:, run.start : run.stop], run.shift) for run in runs]
-    return torch.cat(keys, dim=1), torch.cat([call.values[:, run.start : run.stop] for run in runs], dim=1)
+    keys, values = [], []
+    for run in runs:
+        own = call.keys[:, run.start : run.stop]
+        keys.append(call.rotation.rotate(own, run.shift) if run.shift else own)
+        values.append(call.values[:, run.start : run.stop])
+    return torch.cat(keys, dim=1), torch.cat(values, dim=1)
 
 
 def plain_attention(call: AttentionCall) -> torch.Tensor:
@@ -120,7 +124,7 @@ def attend_row_runs(call: AttentionCall, row: Row) -> list[AttentionState]:
     for run in [*parts, replace(own, start=first)]:
         keys, values = call.keys[:, run.start : run.stop], call.values[:, run.start : run.stop]
         sharpened = replace(call, scaling=call.scaling / run.weighting.temperature)
-        rotated = call.rotation.rotate(queries, -run.shift)
+        rotated = call.rotation.rotate(queries, -run.shift) if run.shift else queries
         out, lse = partial_attention(sharpened, rotated, keys, values, is_causal=run.stop == own.stop)
         states.append(AttentionState(out, lse * run.weighting.factor + run.weighting.offset))
     return states

@@ -120,16 +120,13 @@ def _asked(question: str | None, paths: list[Path]) -> tuple[str, list[Path]]:
 def _read_chunks(
     paths: list[Path], retriever: str, model: str | None, loading: Mapping[str, Any], *, max_chars: int, strict: bool
 ) -> tuple[list[Segment], RetrieverFactory]:
-    """Return the chunks, and what indexes them; find out what can be wrong before torch is imported."""
-    from invariant_rag.methods import check_method_and_ordering
-    from invariant_rag.models.hub import check_model
+    """Return the chunks, and what indexes them; find out what can be wrong before transformers is imported."""
     from invariant_rag.rag.documents import load_chunks
     from invariant_rag.rag.retrieval import resolve_retriever
 
-    check_method_and_ordering(loading["method"], loading["ordering"])
     build_index = resolve_retriever(retriever)
     check_documents(paths)
-    check_model(model)
+    options.check_model_options(model, loading["method"], loading["ordering"], loading["device_map"])
     skipped: list[RetrievalError] = []
     with progress_bar("Reading documents"):
         chunks = load_chunks(paths, max_chars=max_chars, strict=strict, on_skipped=skipped.append)

@@ -116,15 +116,13 @@ def audit(
                 out.rmdir()
         check_extras()
         has_model_as_judge = chosen.judge is not None and not is_url(chosen.judge)
-        judge = chosen.judge if has_model_as_judge else None
-        _check_models(judge, model, method, ordering, is_system=system is not None)
+        _check_judge(chosen.judge)
+        audited = _checked_system(system, model, method, ordering, device_map)
         index = _index(docs, retriever, strict=strict) if docs else None
         if system is None:
             loading = {"method": method, "ordering": ordering, "dtype": dtype, "overflow": overflow}
-            audited: Any = _load_model(model, device_map=device_map, **loading)
+            audited = _load_model(model, device_map=device_map, **loading)
             chosen = chosen.changed({"generation": {"max_new_tokens": max_new_tokens}})
-        else:
-            audited = _named_system(system, model)
         if has_model_as_judge:
             chosen = chosen.changed({"judge": _load_model(chosen.judge, method="rotor")})
         try:
@@ -140,17 +138,24 @@ def audit(
         raise typer.Exit(1)
 
 
-def _check_models(judge: str | None, model: str | None, method: str, ordering: str | None, *, is_system: bool) -> None:
-    """Find out what can be wrong with models before torch is imported, and before anything is indexed."""
-    from invariant_rag.methods import check_method_and_ordering
+def _check_judge(judge: str | None) -> None:
+    """Check that there is such a model, or a server that lists one, before anything is loaded or indexed."""
     from invariant_rag.models.hub import check_model
 
-    check_model(judge)
-    if not is_system:
-        check_method_and_ordering(method, ordering)
-        check_model(model)
-        if model is None:
-            console.print_warning(str(ToyModelWarning()))
+    if is_url(judge):
+        _ = Endpoint(str(judge)).served
+    else:
+        check_model(judge)
+
+
+def _checked_system(system: str | None, model: str | None, *choices: Any) -> Any:
+    """Return the system that is named; without one, check the model, and return None: loading it comes last."""
+    if system is not None:
+        return _named_system(system, model)
+    options.check_model_options(model, *choices)
+    if model is None:
+        console.print_warning(str(ToyModelWarning()))
+    return None
 
 
 def _most_calls(questions: int, remedies: Sequence[str] | None) -> str:

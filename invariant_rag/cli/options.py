@@ -55,6 +55,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 _REPEATABLE = (frozenset[str], tuple[str, ...] | None, Mapping[str, str])  # whose options may be given several times
 
 
+def check_model_options(model: str | None, method: Any, ordering: Any, device_map: Any = "auto") -> None:
+    """Find out what can be wrong with the options of a model, before transformers is imported: that takes seconds."""
+    from invariant_rag.methods import check_method_and_ordering
+    from invariant_rag.models.devices import check_device
+    from invariant_rag.models.hub import check_model
+
+    check_method_and_ordering(method, ordering)
+    check_model(model)
+    check_device(device_map)
+
+
 def with_fields(*kinds: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command, in place of its `**fields`, an option for each field of dataclasses that says what it means.
 

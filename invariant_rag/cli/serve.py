@@ -10,7 +10,7 @@ import typer
 
 from invariant_rag.checks import check_real, require_extra
 from invariant_rag.cli.console import handle_errors, print_text, print_warning
-from invariant_rag.cli.options import made, with_fields
+from invariant_rag.cli.options import check_model_options, made, with_fields
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.errors import ToyModelWarning
 from invariant_rag.server.settings import (
@@ -54,8 +54,6 @@ def serve(
     with handle_errors():
         for package in _PACKAGES:
             require_extra(package, "serve")
-        from invariant_rag.methods import check_method_and_ordering
-        from invariant_rag.models.hub import check_model
         from invariant_rag.server.engines.building import build_engine, build_reranker, check_reranker
         from invariant_rag.server.logs import configure_logging, export_traces
         from invariant_rag.server.serving import reserve
@@ -68,9 +66,8 @@ def serve(
             max_body_bytes=int(check_real("--max-body-mb", max_body_mb) * (1 << 20)),
         )
         config = made(EngineConfig, fields)
-        if config.upstream is None and config.vllm is None:  # before torch is imported, which takes seconds
-            check_method_and_ordering(config.method or "rotor", config.ordering)
-            check_model(config.model)
+        if config.upstream is None and config.vllm is None:
+            check_model_options(config.model, config.method or "rotor", config.ordering, config.device_map)
         check_reranker(reranker)
         with reserve(host, port) as reserved:
             with progress_bar("Loading model"):

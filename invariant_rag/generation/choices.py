@@ -16,7 +16,8 @@ from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.prepare import Overflow
 from invariant_rag.interventions import INTERVENTIONS, Intervention, resolve_intervention
 from invariant_rag.methods import Method, check_method_and_ordering, resolve_method
-from invariant_rag.models.loading import check_device, context_window, resolve_dtype
+from invariant_rag.models.devices import check_device
+from invariant_rag.models.loading import context_window, resolve_dtype
 from invariant_rag.orderings import Ordering, resolve_ordering
 
 if TYPE_CHECKING:

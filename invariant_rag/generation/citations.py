@@ -46,18 +46,24 @@ def cite(
     check_text("answer", answer)
     check_text("question", question)
     segments = check_items("segments", segments, Segment)
+    indices: Sequence[int] = range(len(segments))
     if included is not None:
         most = len(segments) - 1
-        included = [check_number("included", each, 0, most) for each in check_items("included", included, Integral)]
+        indices = [check_number("included", each, 0, most) for each in check_items("included", included, Integral)]
+    return _cite(answer, question, segments, sorted(indices))
+
+
+def _cite(answer: str, question: str, segments: Sequence[Segment], indices: Iterable[int]) -> list[Citation]:
     answer_words = split_words(answer)
     if not answer_words:
         return []
-    indices = range(len(segments)) if included is None else sorted(included)
-    chunks = {index: split_words(plain_rendering(segments[index])) for index in indices}
     phrase = f" {' '.join(answer_words)} "
-    exact = {index: phrase in f" {' '.join(chunk)} " for index, chunk in chunks.items()}
+    chunks, exact = {}, {}
+    for index in indices:
+        chunks[index] = split_words(plain_rendering(segments[index]))
+        exact[index] = phrase in f" {' '.join(chunks[index])} "
     if any(exact.values()):
-        recall = {index: float(found) for index, found in exact.items()}
+        recall = dict(zip(exact, map(float, exact.values()), strict=True))
     else:
         document_frequency = Counter(word for chunk in chunks.values() for word in set(chunk))
         common = {word for word in answer_words if len(chunks) > 1 and 2 * document_frequency[word] > len(chunks)}
@@ -68,7 +74,7 @@ def cite(
         score = segments[index].score
         return (-recall[index], math.inf if score is None else -score, segments[index].canonical_key)
 
-    cited = sorted((index for index in chunks if recall[index] >= 0.5), key=best_first)
+    cited = sorted([index for index in chunks if recall[index] >= 0.5], key=best_first)
     return [Citation(index, segments[index], exact[index]) for index in cited]
 
 
@@ -99,10 +105,11 @@ def cite_spans(
     >>> [(each.start, each.end, each.index) for each in spans]
     [(0, 12, 1), (8, 11, 1)]
     """
+    segments = list(segments)
     indices = range(len(segments)) if included is None else sorted(included)
     found: dict[tuple[Any, ...], CitedSpan] = {}
     for sentence in _SENTENCE.finditer(answer):
-        for each in cite(without_labels(sentence[0]), question, segments, indices):
+        for each in _cite(without_labels(sentence[0]), question, segments, indices):
             if each.exact:
                 span = CitedSpan(*sentence.span(), each.index, each.segment)
                 found.setdefault((span.start, span.end, each.segment.canonical_key), span)

@@ -14,6 +14,8 @@ from invariant_rag.shown import shown
 
 _ORIGIN = re.compile(r"\[[\d:]+\] \S+?:\d+: (?:Check failed: (?=\())?")  # time and place in xgrammar's source
 _IGNORED = ("contains", "dependentRequired", "dependentSchemas", "if", "not", "uniqueItems")  # by xgrammar
+_CLASS = re.compile(r"(\\.)|\[(?:\\.|[^]\\])*]")  # or an escape, in a pattern
+_UNWRITTEN = re.compile(r'"|\\(?:[\\cfnrtv0]|x[01]|u00[01]|(?:x|u00)(?:22|5[cC]))')  # as JSON has it, by xgrammar
 _LITERALS = ("const", "default", "enum", "examples", "required")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
@@ -33,13 +35,14 @@ def json_schema(schema: Any) -> dict[str, Any]:
 
 
 def check_expressible(part: Any, *, is_schema: bool = True) -> None:
-    """Check that a schema has no keyword that xgrammar ignores, or raise InvalidSchema, which names it."""
+    """Check that a schema has no keyword that xgrammar ignores or breaks, or raise InvalidSchema, which names it."""
     for name, value in part.items() if isinstance(part, dict) else ():
         several = name == "allOf" and isinstance(value, list) and len(value) > 1
-        if is_schema and value and (several or name in _IGNORED):
+        broken = name == "pattern" and isinstance(value, str) and _UNWRITTEN.search(_CLASS.sub(r"\1", value))
+        if is_schema and value and (several or broken or name in _IGNORED):
             raise InvalidSchema(
                 f"expected keywords that decoding can follow, got {name!r} in {shown(part)}",
-                hint="Leave it away, or say it with a type, a pattern, an enum or bounds.",
+                hint="Leave it away, or say it with a type, an enum, bounds, or a pattern (no quotes, no backslashes).",
             )
         if not is_schema or name not in _LITERALS:
             check_expressible(value, is_schema=not is_schema or name not in _NAMED)

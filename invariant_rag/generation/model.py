@@ -412,12 +412,12 @@ class InvariantModel:
         copies = max(options["num_beams"], options["num_return_sequences"])
         # The first forward pass of `generate` prefills one prompt after what its cache has of it, or several without a
         # cache; others are prefilled here.
-        lengths = [len(each.input_ids) for each in prepared]
+        lengths = list(map(len, map(attrgetter("input_ids"), prepared)))
         prefills = copies == 1 and (len(prepared) == 1 or (self.cache is None and prefiller.shares_prefill(lengths)))
         prefilled = prefiller.load_cached_prefixes(prepared) if prefills else prefiller.prefill(prepared)
-        cache: Cache = batch_caches([each.cache for each in prefilled], padding, copies)
+        cache: Cache = batch_caches(list(map(attrgetter("cache"), prefilled)), padding, copies)
         is_whole = prefills and not cache.get_seq_length()
         states = [replace(each.state, padding=by) for each, by in zip(prefilled, padding, strict=True)]
-        cached = [each.cached_tokens for each in prefilled]
+        cached = list(map(attrgetter("cached_tokens"), prefilled))
         with prefiller.attention(states, is_whole=is_whole):
             return decode(prefiller.model, self.tokenizer, prepared, ids, mask, cache, max_new_tokens, options, cached)

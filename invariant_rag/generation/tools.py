@@ -90,13 +90,13 @@ class ToolCalling:
         if self.forced:
             form = self._calls((reasoning.closing if is_open and reasoning else "") + begin)
         elif written.anchored:
-            other = _sequence({"type": "regex", "pattern": rf"[^\{trigger}]"}, _ANY)
+            other = _sequence({"type": "regex", "pattern": rf"[^\{trigger}]"}, {"type": "any_text"})
             form = _either(self._calls(begin), {"type": "optional", "content": other})
         else:
             form = {"type": "dispatch", "rules": [[trigger, self._calls(begin.partition(trigger)[2])]], "loop": False}
             if reasoning:  # in which no call begins
                 opening: list[Any] = [] if is_open else [{"type": "regex", "pattern": r"\s*"}, reasoning.open]
-                thought = {"type": "tag", "begin": "", "content": _ANY, "end": reasoning.close}
+                thought = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": reasoning.close}
                 form = _either(form, _sequence(*opening, thought, form))
         thoughts = (reasoning.open, reasoning.closing) if reasoning else ()
         literals = "".join(filter(None, (*vars(written).values(), *thoughts)))
@@ -127,9 +127,6 @@ class ToolCalling:
         digest = hashlib.sha256(repr((prompt.texts, sets)).encode()).hexdigest()
         names, is_open = [tool.name for tool in self.offered], self._reasoning_open(prompt)
         return AnswerParser(self.form.call_format, names, self.form.reasoning, reasoning_open=is_open, prompt=digest)
-
-
-_ANY = {"type": "any_text"}
 
 
 def _sequence(*parts: dict[str, Any] | str | None) -> dict[str, Any]:

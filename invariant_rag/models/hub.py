@@ -12,6 +12,9 @@ from invariant_rag.errors import ModelNotFound
 from invariant_rag.files import parse_json, read_bytes
 from invariant_rag.shown import reason
 
+_WEIGHTS = frozenset({".safetensors", ".bin", ".gguf", ".h5", ".msgpack", ".pt", ".pth"})
+"""How names of files of weights end."""
+
 
 def check_model(name: str | Path | None, *, weights: bool = True) -> None:
     """Check that there is a model, before PyTorch is imported: its folder, or its configuration on the hub.
@@ -21,7 +24,7 @@ def check_model(name: str | Path | None, *, weights: bool = True) -> None:
         weights: Whether more than the tokenizer is wanted.
 
     Raises:
-        ModelNotFound: There is no such folder, nothing of that name on the hub, or no configuration of a model in it.
+        ModelNotFound: There is no such folder, nothing of that name on the hub, or no configuration or weights in it.
     """
     if name in (None, "native"):
         return
@@ -43,6 +46,24 @@ def check_model(name: str | Path | None, *, weights: bool = True) -> None:
         raise ModelNotFound(f"{expected}: its config.json cannot be read: {reason(error)}", hint=look) from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise ModelNotFound(f"{expected}: its config.json names no model_type", hint=look)
+    if os.path.isdir(source):  # noqa: PTH112
+        _check_weights(Path(source), expected, look)
+
+
+def _check_weights(folder: Path, expected: str, look: str) -> None:
+    """Check that a folder has weights, and that none of them is a file that was cut off while it was copied."""
+    from safetensors import SafetensorError, safe_open
+
+    files = [path for path in folder.iterdir() if path.suffix in _WEIGHTS]
+    if not files:
+        raise ModelNotFound(f"{expected}: no weights in it", hint=look)
+    for path in files:
+        if path.suffix == ".safetensors":
+            try:
+                safe_open(path, framework="numpy")
+            except (OSError, SafetensorError) as error:
+                hint = "Copy or download it again: a file that was cut off looks like this."
+                raise ModelNotFound(f"{expected}: {path.name} cannot be read: {reason(error)}", hint=hint) from error
 
 
 def _download_config(name: str, expected: str) -> str:

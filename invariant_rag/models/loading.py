@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from invariant_rag.checks import check_path
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 _FILE_KEYWORDS = ("revision", "token", "trust_remote_code", "cache_dir")
 """Keywords of the model's `from_pretrained` that its configuration and its tokenizer take too."""
-
-_SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
-"""Device maps that spread a model over devices."""
 
 _logger = logging.getLogger(__name__)
 
@@ -57,7 +55,7 @@ def load_model(
         dtype = torch.float32
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, device_map=device_map, **kwargs)
-    except (OSError, ValueError) as error:  # OSError: not found; ValueError: not a causal LM
+    except (OSError, ValueError, SafetensorError) as error:  # not found; not a causal LM; a torn file of weights
         raise _not_found("a causal LM", source, error) from error
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(f"the weights of {str(source)!r} do not fit: {error}") from error
@@ -155,26 +153,6 @@ def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     if not usable and not (isinstance(found, str) and found == "auto"):
         raise InvalidChoice(f"dtype: expected auto, float32, bfloat16, float16 or float64, got {shown(dtype)}")
     return found
-
-
-def check_device(device_map: Any) -> None:
-    """Refuse the name of a device that this machine does not have, before anything is loaded; other maps are taken.
-
-    Raises:
-        InvalidChoice: There is no such device.
-    """
-    if not isinstance(device_map, str) or device_map in _SPREAD:
-        return
-    try:
-        device = torch.device(device_map)
-        there = device.type != "cuda" or (device.index or 0) < torch.cuda.device_count()
-    except RuntimeError:
-        there = False
-    if not there:
-        raise InvalidChoice(
-            f"device_map: expected auto, cpu or another device of this machine, got {device_map}",
-            hint=f"PyTorch sees {torch.cuda.device_count()} CUDA devices.",
-        )
 
 
 def context_window(config: PreTrainedConfig) -> int | None:

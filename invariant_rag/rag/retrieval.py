@@ -12,13 +12,13 @@ from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 from invariant_rag.checks import check_flag, check_items, check_number, check_text, require_extra
 from invariant_rag.errors import RetrievalError, UnknownName
-from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, NamedEmbedder
+from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, NamedEmbedder, check_embedder
 from invariant_rag.rag.documents import load_chunks
 from invariant_rag.rag.readers import warn_skipped
 from invariant_rag.segments import Segment, plain_rendering, replace_surrogates
@@ -34,6 +34,7 @@ _EMBEDDER_LOCK = Lock()
 """Held while embedding: embedders may be shared, and a fast tokenizer keeps its padding and truncation as state."""
 
 
+@runtime_checkable
 class Retriever(Protocol):
     """Interface of a retriever."""
 
@@ -161,22 +162,24 @@ RETRIEVERS: dict[str, RetrieverFactory] = {"faiss": FaissRetriever, "bm25": BM25
 
 
 def resolve_retriever(retriever: str | RetrieverFactory) -> RetrieverFactory:
-    """Return what builds a retriever: a function as it is, or that of a name. Takes no time: nothing is loaded.
+    """Return what builds a retriever: a function as it is, or that of a name. Nothing is loaded.
 
     `faiss:MODEL` is the retriever `faiss` with another embedder.
 
     Raises:
         UnknownName: There is no retriever of that name.
         ExtraRequired: A package that it needs is not installed.
+        RetrievalError: There is no such embedder.
     """
     if callable(retriever):
         return retriever
-    name, _, embedder = retriever.partition(":") if isinstance(retriever, str) else ("", "", "")
-    if name not in RETRIEVERS or (embedder and name != "faiss"):
+    name, colon, embedder = retriever.partition(":") if isinstance(retriever, str) else ("", "", "")
+    if name not in RETRIEVERS or (colon and not (embedder and name == "faiss")):
         raise UnknownName("retriever", retriever, RETRIEVERS)
     if name == "faiss":
         _check_faiss()
         require_extra("sentence_transformers", "retrieval", hint=_WITHOUT_FAISS)
+        check_embedder(embedder or DEFAULT_EMBEDDER)
     return partial(FaissRetriever, embedder=embedder) if embedder else RETRIEVERS[name]
 
 

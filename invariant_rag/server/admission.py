@@ -32,8 +32,7 @@ class Shares:
     def __init__(self, places: int, tenants: int) -> None:
         self.places, self._tenants = places, tenants
         self.own = 0 if tenants < 2 else max(places // (2 * tenants), 1)
-        self.taken: Counter[str] = Counter()
-        self.used = 0
+        self.taken: Counter[str] = Counter()  # to give a place back, count it down
 
     def take(self, tenant: str) -> bool:
         """Take a place for a tenant, and return whether there was one."""
@@ -41,16 +40,9 @@ class Shares:
         if self.own and self.taken[tenant] >= self.own:
             used = sum(min(count, self.own) for name, count in self.taken.items() if name != tenant)
             kept = self.own * (self._tenants - 1) - used
-        if self.places - self.used <= kept:
-            return False
-        self.taken[tenant] += 1
-        self.used += 1
-        return True
-
-    def give_back(self, tenant: str) -> None:
-        """Give a place of a tenant back."""
-        self.taken[tenant] -= 1
-        self.used -= 1
+        is_free = self.places - self.taken.total() > kept
+        self.taken[tenant] += is_free
+        return is_free
 
 
 @dataclass(eq=False)
@@ -99,7 +91,7 @@ class FairQueue:
         finally:
             with self._lock:
                 if mine.turn.is_set():
-                    self._shares.give_back(tenant)
+                    self._shares.taken[tenant] -= 1
                 else:
                     self._waiting.remove(mine)
                 if self._waiting:
@@ -134,13 +126,13 @@ class Admission:
     @property
     def active(self) -> int:
         """Requests that run or wait."""
-        return self._shares.used
+        return self._shares.taken.total()
 
     def enter(self, tenant: str) -> None:
         """Take a place for a tenant."""
         with self._lock:
             if not self._shares.take(tenant):
-                wait = min(max(math.ceil(self._seconds * self._shares.used / self._together), 1), _LONGEST_WAIT)
+                wait = min(max(math.ceil(self._seconds * self.active / self._together), 1), _LONGEST_WAIT)
                 self._metrics.rejected.labels("queue").inc()
                 others = ", and no tenant to take the places of others" if self._shares.own else ""
                 room = f"expected at most {self._shares.places} requests at a time{others}"
@@ -150,6 +142,6 @@ class Admission:
     def leave(self, tenant: str, seconds: float) -> None:
         """Give a place back, from any thread, after so many seconds."""
         with self._lock:
-            self._shares.give_back(tenant)
+            self._shares.taken[tenant] -= 1
             self._seconds += _WEIGHT * (seconds - self._seconds)
             self._metrics.active.dec()

@@ -106,7 +106,7 @@ class Job:
 
     def put(self, chunk: Any) -> None:
         """Take a chunk of a stream, from any thread. A request is answered with a stream if there is one."""
-        self._loop.call_soon_threadsafe(self._chunks.put_nowait, None if chunk is None else errors.encode(chunk))
+        self._loop.call_soon_threadsafe(self._chunks.put_nowait, errors.encode(chunk))
 
     @contextmanager
     def turn(self, seconds: float) -> Iterator[None]:
@@ -134,7 +134,7 @@ class Job:
             raise errors.TooLarge("expected a request that fits into memory") from None
         finally:
             self.state.admission.leave(self.tenant, time.monotonic() - self.begun)
-            self.put(None)
+            self._loop.call_soon_threadsafe(self._chunks.put_nowait, None)
 
     def _parse(self) -> Parsed:
         """Return the body as a call. A process that can be stopped does the work."""

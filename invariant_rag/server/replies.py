@@ -75,7 +75,11 @@ class ChatReplies:
     def _answer(self, choice: Choice) -> dict[str, Any]:
         answer = choice.answer
         calls = _calls(answer) if answer.tool_calls or answer.cut_call else []
-        message = {"role": "assistant", "content": answer.content or (None if calls else ""), "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": answer.content or (None if calls else ""),
+            "refusal": None,
+        }
         message |= {"tool_calls": calls} if calls else {}
         message |= {"reasoning_content": answer.reasoning} if answer.reasoning else {}
         message |= {"citations": choice.citations} if choice.citations else {}

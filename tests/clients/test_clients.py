@@ -23,6 +23,7 @@ from pydantic import BaseModel
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorials" / "server.md"
 QUESTION = "What colour is the flag of Ostra?"
 FLAGS = ["The flag of Ostra is white.", "The flag of Brenn is green.", "The mill of Ostra grinds barley."]
+MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 ORDERS = [list(order) for order in permutations(FLAGS)]
 TOWN = {"type": "object", "properties": {"town": {"enum": ["Ostra", "Brenn"]}}, "required": ["town"]}
 SEARCH = {"type": "function", "function": {"name": "search", "description": "Search the atlas.", "parameters": TOWN}}
@@ -44,35 +45,25 @@ def test_this_environment_has_no_torch() -> None:
     assert importlib.util.find_spec("torch") is None
 
 
-@pytest.fixture
-def client(server: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server}/v1", api_key="key-1", max_retries=0)
-
-
 def ask(client: openai.OpenAI, documents: list[str], **options: Any) -> Any:
-    messages = [{"role": "user", "content": QUESTION}]
-    body = {"documents": documents}
-    return client.chat.completions.create(model="small", messages=messages, extra_body=body, **options)
+    body: Any = {"model": "small", "messages": MESSAGES, "extra_body": {"documents": documents}}
+    return client.chat.completions.create(**body, **options)
 
 
-def test_openai_gets_one_answer_for_every_order(client: openai.OpenAI) -> None:
-    answers = {ask(client, order).choices[0].message.content for order in ORDERS}
-    assert answers == {"white"}
+def test_openai_gets_one_answer_for_every_order_parses_objects_and_raises_its_own_errors(server: str) -> None:
+    client = openai.OpenAI(base_url=f"{server}/v1", api_key="key-1", max_retries=0)
+    assert {ask(client, order).choices[0].message.content for order in ORDERS} == {"white"}
     chunks = ask(client, FLAGS, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "white"
     assert [model.id for model in client.models.list()] == ["small"]
-
-
-def test_openai_parses_objects_and_raises_its_own_errors(client: openai.OpenAI) -> None:
-    messages = [{"role": "user", "content": QUESTION}]
     reply = client.chat.completions.parse(  # type: ignore[call-overload]
-        model="small", messages=messages, response_format=Colour, max_tokens=40, extra_body={"documents": FLAGS}
+        model="small", messages=MESSAGES, response_format=Colour, max_tokens=40, extra_body={"documents": FLAGS}
     )
     assert isinstance(reply.choices[0].message.parsed, Colour)
     with pytest.raises(openai.LengthFinishReasonError):
-        client.chat.completions.parse(model="small", messages=messages, response_format=Colours, max_tokens=2)  # type: ignore[arg-type]
+        client.chat.completions.parse(model="small", messages=MESSAGES, response_format=Colours, max_tokens=2)  # type: ignore[arg-type]
     with pytest.raises(openai.BadRequestError, match="colour: unknown field"):
-        client.chat.completions.create(model="small", messages=messages, extra_body={"colour": 1})  # type: ignore[arg-type]
+        client.chat.completions.create(model="small", messages=MESSAGES, extra_body={"colour": 1})  # type: ignore[arg-type]
     with pytest.raises(openai.AuthenticationError):
         ask(client.with_options(api_key="key-2"), FLAGS)
 

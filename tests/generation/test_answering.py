@@ -132,7 +132,8 @@ def test_a_stop_string_in_the_opening_of_a_call_that_ran_out_of_tokens_leaves_le
     written = template_format(lm.tokenizer).call_format
     before, stop = "" if written.anchored else "Well. ", ('"', "{", "[", "n", "s")
     opening = before + written.begin[written.begin.index(written.trigger) :] + "now" + written.middle
-    for limit in range(len(lm.tokenizer.encode(before + written.trigger)), len(lm.tokenizer.encode(opening)) + 1):
+    first, last = (len(lm.tokenizer.encode(each)) for each in (before + written.trigger, opening))
+    for limit in (first, (first + last) // 2, last):
         options = {"logits_processor": [Writing(lm, opening)]}
         request = AnswerRequest(messages=QUESTION, tools=TOOLS, stop=stop, max_new_tokens=limit, options=options)
         pieces, streamed = split(Answering(lm, request).stream())

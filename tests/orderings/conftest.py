@@ -61,27 +61,13 @@ def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_bert(tmp_path_factory.mktemp("bert"), outputs=1)
 
 
-@pytest.fixture(scope="session")
-def two_output_bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a BERT classifier that is no relevance model and return its folder."""
-    return save_bert(tmp_path_factory.mktemp("bert-2"), outputs=2)
-
-
 def save_bert(folder: Path, outputs: int) -> Path:
     specials = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     word_tokenizer(specials, WORDS, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1").save_pretrained(folder)
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=32,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        num_labels=outputs,
-        initializer_range=1.0,
-    )
-    BertForSequenceClassification(config).save_pretrained(folder)
+    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_labels": outputs}
+    BertForSequenceClassification(BertConfig(**sizes, **layers, initializer_range=1.0)).save_pretrained(folder)
     return folder
 
 

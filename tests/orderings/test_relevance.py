@@ -20,7 +20,7 @@ from invariant_rag.errors import ContextOverflow, InvariantRAGError, TokenizerRe
 from invariant_rag.orderings import Candidate, CrossEncoder, Embedding, MonoT5, Ordering, Relevance
 from invariant_rag.segments import Segment
 from invariant_rag.testing.rounding import rounding
-from tests.orderings.conftest import WORDS
+from tests.orderings.conftest import WORDS, save_bert
 
 
 def candidate(text: str) -> Candidate:
@@ -89,15 +89,6 @@ def test_monot5_scores_are_the_log_probability_of_true_against_false(monot5: Mon
     assert [keys[index] for index in rank] == sorted(keys), "the most relevant first"
 
 
-def test_monot5_takes_a_loaded_model_and_its_tokenizer(monot5: MonoT5, t5_folder: Path) -> None:
-    model = T5ForConditionalGeneration.from_pretrained(t5_folder).eval()
-    wrapped = MonoT5(model, AutoTokenizer.from_pretrained(t5_folder), batch_size=2)
-    listed = [candidate(text) for text in TEXTS]
-    assert wrapped.sort_keys(listed, "salt") == monot5.sort_keys(listed, "salt")
-    with pytest.raises(UnsupportedModel, match="tokenizer"):
-        MonoT5(model)
-
-
 def test_monot5_cuts_a_long_document_and_keeps_the_query_and_the_end(t5_folder: Path) -> None:
     # "Query: salt Document:" takes 3 tokens, "Relevant:" and the end 2, so 5 of the document's 40 words fit.
     short = MonoT5(str(t5_folder), max_length=10, device="cpu")
@@ -107,7 +98,7 @@ def test_monot5_cuts_a_long_document_and_keeps_the_query_and_the_end(t5_folder: 
     assert key == pytest.approx(-one_by_one(t5_folder, cut), abs=bound)
 
 
-def test_what_a_model_cannot_score_is_refused(t5_folder: Path, two_output_bert_folder: Path) -> None:
+def test_what_a_model_cannot_score_is_refused(t5_folder: Path, tmp_path: Path) -> None:
     def monot5(**options: Any) -> MonoT5:
         return MonoT5(str(t5_folder), device="cpu", **options)
 
@@ -116,7 +107,7 @@ def test_what_a_model_cannot_score_is_refused(t5_folder: Path, two_output_bert_f
         (monot5(true_word="true false"), "salt", UnsupportedModel, "one token for"),
         (monot5(true_word="false"), "salt", UnsupportedModel, "same token"),
         (monot5(max_length=10), "salt " * 9, ContextOverflow, r"13 tokens .* room for 10"),
-        (CrossEncoder(str(two_output_bert_folder), device="cpu"), "q", UnsupportedModel, "one score per text"),
+        (CrossEncoder(str(save_bert(tmp_path, outputs=2)), device="cpu"), "q", UnsupportedModel, "one score per text"),
         (Recorder(float("nan")), "q", UnsupportedModel, "nan"),
     ]
     for ordering, query, error, message in refusals:
@@ -150,8 +141,12 @@ def test_an_ordering_survives_pickling_and_loads_its_model_where_it_arrives(
         arrived = pickle.dumps(ordering)
         assert len(arrived) < 1000, "weights that have a name stay behind"
         assert pickle.loads(arrived).sort_keys(listed, "salt mill") == expected
-    given = MonoT5(T5ForConditionalGeneration.from_pretrained(t5_folder), AutoTokenizer.from_pretrained(t5_folder))
-    assert pickle.loads(pickle.dumps(given)).sort_keys(listed, "salt") == given.sort_keys(listed, "salt")
+    model = T5ForConditionalGeneration.from_pretrained(t5_folder).eval()
+    given = MonoT5(model, AutoTokenizer.from_pretrained(t5_folder), batch_size=2)  # one that is loaded already
+    keys = monot5.sort_keys(listed, "salt")
+    assert pickle.loads(pickle.dumps(given)).sort_keys(listed, "salt") == given.sort_keys(listed, "salt") == keys
+    with pytest.raises(UnsupportedModel, match="tokenizer"):
+        MonoT5(model)
 
 
 def test_cross_encoder_scores_are_raw_logits(cross_encoder: CrossEncoder) -> None:

@@ -6,8 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from invariant_rag import Segment, SegmentSet
@@ -25,12 +23,10 @@ from invariant_rag.prompts import (
     tokenize_text,
 )
 from invariant_rag.prompts.template_probes import OWN_FORMAT, CallFormat
-from invariant_rag.prompts.tokenization import CUT, PRIVATE
 from invariant_rag.testing import toy_tokenizer
 from tests.prompts.tool_templates import ALL, templated
 
 TOY = toy_tokenizer()
-any_text = st.text(st.one_of(st.characters(codec=None), st.sampled_from("\ueca0\ueca3\ueca4\ueca5<|>\n ")), max_size=20)  # type: ignore[arg-type]
 NO_SYSTEM = "{% for m in messages %}{% if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
 REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + NO_SYSTEM
 TWICE = "{% for m in messages %}{{ m.content }}{% endfor %}{{ messages[-1].content }}"
@@ -67,33 +63,16 @@ def test_segments_may_stand_in_any_turn_and_neighbours_form_one_set() -> None:
     assert "\ueca4" not in "".join(map(str, prompt.texts))
 
 
-@given(any_text, any_text)
-def test_no_text_of_a_message_can_pass_for_a_set(question: str, system: str) -> None:
-    place = "\ueca40\ueca5"
-    prompt = render_chat(question_messages(place + question, SegmentSet(["one"]), system + place), TOY)
-    assert prompt.sets == (SegmentSet(["one"]),)
-    with pytest.raises(InvalidPrompt, match="the name of a role"):
-        render_chat([{"role": place, "content": SegmentSet(["one"])}], TOY)
-    assert len(prompt.texts) == 2
-    assert not any(each in str(text).replace(CUT, "") for text in prompt.texts for each in PRIVATE)
-
-
-def test_a_template_may_drop_a_system_message_of_text_but_not_one_of_segments() -> None:
+def test_where_a_template_has_no_system_message_text_is_dropped_or_opens_the_first_question() -> None:
     assert asked(NO_SYSTEM, "one").texts == ("[user]", "\nQuestion: Why?")
-    messages = [{"role": "system", "content": SegmentSet(["one"])}, {"role": "user", "content": "Why?"}]
-    with pytest.raises(InvalidPrompt, match="set 0 of 1 0 times") as caught:
-        render_chat(messages, with_template(NO_SYSTEM))
-    assert "chat_template" in caught.value.hint
-
-
-def test_where_a_template_refuses_a_system_message_it_opens_the_first_question() -> None:
     assert asked(REFUSES, "one").texts == ("[user]Be brief.\n\n", "\nQuestion: Why?")
-    messages: list[dict[str, Any]] = [
+    assert asked(REFUSES, system="").texts[0] == "[user]"
+    messages = [
         {"role": "system", "content": ["Rules: ", SegmentSet(["r"])]},
         {"role": "user", "content": [SegmentSet(["one"]), "Why?"]},
     ]
     assert render_chat(messages, with_template(REFUSES)).texts == ("[user]Rules: ", "\n\n", "Why?")
-    assert asked(REFUSES, system="").texts[0] == "[user]"
+    assert asked("", "one").texts == ("Be brief.\n\n", "\nQuestion: Why?\nAnswer:"), "without a template"
 
 
 def test_one_of_several_templates_is_used_and_control_tokens_of_all_are_known() -> None:
@@ -107,46 +86,36 @@ def test_one_of_several_templates_is_used_and_control_tokens_of_all_are_known() 
     assert str(render_chat(question_messages("Why?", SegmentSet()), tokenizer).prefix).startswith("<|im_start|>")
 
 
-@pytest.mark.parametrize(("before", "text", "after"), [("@@", "user", ""), ("", "@@us", "er"), ("@", "@us", "er")])
-def test_a_text_forms_no_name_with_what_the_template_writes_beside_it(before: str, text: str, after: str) -> None:
-    tokenizer = with_template(f"{{% for m in messages %}}{before}{{{{ m.content }}}}{after}{{% endfor %}}")
-    tokenizer.add_tokens(["@@user"], special_tokens=True)
-    (ids,) = tokenize_prompt(render_chat([{"role": "user", "content": text}], tokenizer), tokenizer).texts
-    assert control_tokens(tokenizer).keys().isdisjoint(ids)
-    assert tokenizer.decode(ids) == "@@user"
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
 
 
-def test_without_a_template_one_question_is_rendered_plainly() -> None:
-    assert asked("", "one").texts == ("Be brief.\n\n", "\nQuestion: Why?\nAnswer:")
-    with pytest.raises(InvalidPrompt, match="no chat template") as caught:
-        render_chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], with_template(""))
-    assert caught.value.hint
+def calls(*listed: Any) -> list[dict[str, Any]]:
+    return [{"role": "assistant", "content": "", "tool_calls": list(listed)}]
 
 
 @pytest.mark.parametrize(
-    "messages",
+    ("template", "messages", "error", "message"),
     [
-        *([{"role": "user", "content": each}] for each in (None, 5, b"ab", {"type": "text"}, [{"type": "text"}], [5])),
-        *([], ["text"], [{"role": "user"}], [{"content": "a"}], [{"role": 1, "content": ""}]),
-        [{"role": "assistant", "tool_calls": []}],
+        *((None, [user(each)], InvalidPrompt, "expected") for each in (None, 5, b"ab", {"type": "text"}, [5])),
+        *((None, each, InvalidPrompt, "expected") for each in ([], ["text"], [{"role": "user"}], [{"content": "a"}])),
+        (None, [user([{"type": "text"}])], InvalidPrompt, "expected"),
+        (None, [{"role": 1, "content": ""}], InvalidPrompt, "expected"),
+        (None, [{"role": "assistant", "tool_calls": []}], InvalidPrompt, "expected"),
+        (None, [{"role": "\ueca40\ueca5", "content": SegmentSet(["one"])}], InvalidPrompt, "the name of a role"),
+        *((None, calls(each), InvalidTool, "expected") for each in (3, {"id": "a"}, {"name": "a", "args": "{"})),
+        (None, calls({"name": "a", "args": "[1]"}), InvalidTool, "expected"),
+        ("{{ raise_exception('never') }}", [user(SegmentSet(["one"]))], InvalidPrompt, "cannot render"),
+        ("{{ messages[9].content.x }}", [user(SegmentSet(["one"]))], InvalidPrompt, "cannot render"),
+        (TWICE, [user(SegmentSet(["one"]))], InvalidPrompt, "set 0 of 1 2 times"),
+        (NO_SYSTEM, [{"role": "system", "content": SegmentSet(["a"])}], InvalidPrompt, "set 0 of 1 0 times"),
+        ("", [user("a"), {"role": "assistant", "content": "b"}], InvalidPrompt, "no chat template"),
     ],
 )
-def test_messages_that_are_not_understood_are_refused(messages: list[Any]) -> None:
-    with pytest.raises(InvalidPrompt, match="expected"):
-        render_chat(messages, TOY)
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{{ raise_exception('never') }}", "cannot render"),
-        ("{{ messages[9].content.x }}", "cannot render"),
-        (TWICE, "set 0 of 1 2 times"),
-    ],
-)
-def test_what_a_template_cannot_render_is_a_typed_error(template: str, message: str) -> None:
-    with pytest.raises(InvalidPrompt, match=message):
-        asked(template, "one")
+def test_what_cannot_be_rendered_is_refused(template: Any, messages: list[Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        render_chat(messages, TOY if template is None else with_template(template))
+    assert template is None or "chat_template" in caught.value.hint
 
 
 def test_variables_reach_the_template_and_unknown_ones_are_refused() -> None:
@@ -187,14 +156,10 @@ def rendered(kind: str, messages: list[dict[str, Any]]) -> str:
     return "[SET]".join(map(str, render_chat(messages, templated(kind), tools=[SEARCH]).texts))
 
 
-def test_the_format_of_calls_is_found_out_by_rendering() -> None:
+def test_the_format_of_calls_is_found_out_by_rendering_or_is_our_own() -> None:
     found = {kind: template_format(templated(kind)) for kind in ALL}
-    hermes = (
-        '<tool_call>\n{"name": "',
-        '", "arguments": ',
-        '}\n</tool_call><tool_call>\n{"name": "',
-        "}\n</tool_call>",
-    )
+    between = '}\n</tool_call><tool_call>\n{"name": "'
+    hermes = ('<tool_call>\n{"name": "', '", "arguments": ', between, "}\n</tool_call>")
     named = ("<|calls|><|call|>function<|sep|>", "\n```json\n", "\n```<|/call|><|call|>function<|sep|>")
     assert {kind: form.calls for kind, form in found.items()} == {
         "hermes": CallFormat(*hermes),
@@ -212,16 +177,13 @@ def test_the_format_of_calls_is_found_out_by_rendering() -> None:
     reasoning = found["hermes"].reasoning
     assert reasoning is not None
     assert (reasoning.open, reasoning.close) == ("<think>", "</think>")
-
-
-def test_a_format_that_nobody_can_parse_is_replaced_by_our_own() -> None:
     tokenizer = templated("hermes")
     tokenizer.chat_template = tokenizer.chat_template.replace(
         """{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}""",
         "{{ call.function.arguments | tojson }} for {{ call.function.name }}",
     )
-    assert not template_format(tokenizer).tools  # nobody could parse what the model would write
-    assert template_format(tokenizer).call_format == OWN_FORMAT
+    form = template_format(tokenizer)
+    assert (form.tools, form.call_format) == (False, OWN_FORMAT), "nobody could parse what the model would write"
     described = str(render_chat(conversation(), tokenizer, tools=[SEARCH]).texts[0])
     assert '<tool_call>\n{"name": "search", "arguments": {"query": "ferry"}}\n</tool_call>' in described
 
@@ -254,7 +216,7 @@ def test_every_template_shows_tools_calls_and_results_somehow_and_keeps_retrieve
     assert str(prompt.texts[0]).endswith("Found: ")
 
 
-def test_where_a_template_refuses_roles_a_result_is_part_of_the_users_turn() -> None:
+def test_what_a_template_does_not_render_of_tools_is_written_as_text() -> None:
     assert rendered("strict", conversation()).startswith("<|im_start|>user\nYou may call these tools:\n")
     assert (
         "<|im_start|>assistant\n"
@@ -265,21 +227,17 @@ def test_where_a_template_refuses_roles_a_result_is_part_of_the_users_turn() -> 
     twice[1]["tool_calls"] = [CALL, {**CALL, "id": "d"}]
     twice.insert(3, {"role": "tool", "tool_call_id": "d", "content": "Daily."})
     assert "Result of search:\nAt noon.\n\nResult of search:\nDaily.\n\nSure?" in rendered("strict", twice)
-
-
-def test_tools_that_a_template_ignores_end_the_system_message() -> None:
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "When?"}]
-    text = rendered("chatml", messages)
+    text = rendered("chatml", [{"role": "system", "content": "Be brief."}, user("When?")])
     described = "Be brief.\n\nYou may call these tools:\n" + json.dumps(SEARCH["function"])
-    assert text.startswith(f"<|im_start|>system\n{described}")
+    assert text.startswith(f"<|im_start|>system\n{described}"), "tools end the system message"
     assert '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call><|im_end|>' in text
+    messages = [{"role": "system", "content": "Be brief."}, user("When?")]
     assert str(render_chat(messages, with_template(""), tools=[SEARCH]).prefix).startswith(described)
-
-
-def test_ids_are_shortened_only_for_a_template_that_refuses_them() -> None:
-    assert "abc123" not in rendered("list", conversation())
+    assert "abc123" not in rendered("list", conversation()), "an id that the template refuses is shortened"
     nine = json.loads(json.dumps(conversation()).replace("abc123", "abcdef123"))
     assert rendered("list", nine).count("abcdef123") == 2
+    with pytest.raises(InvalidTool, match="distinct names"):
+        render_chat([user("a")], TOY, tools=[SEARCH, SEARCH])
 
 
 def test_a_text_in_pieces_is_the_text() -> None:
@@ -313,11 +271,3 @@ def test_no_tool_call_or_result_makes_a_control_token(kind: str) -> None:
     assert [token for token in tokens(hostile) if token in control] == [t for t in tokens("x") if t in control]
     written = tokenizer.decode(tokens(hostile), skip_special_tokens=False)
     assert all(name in written for name in control.values())  # the model reads them, as text
-
-
-def test_calls_and_tools_that_are_malformed_are_refused() -> None:
-    for calls in ([3], [{"id": "a"}], [{"name": "a", "args": "{"}], [{"name": "a", "args": "[1]"}]):
-        with pytest.raises(InvalidTool, match="expected"):
-            render_chat([{"role": "assistant", "content": "", "tool_calls": calls}], TOY)
-    with pytest.raises(InvalidTool, match="distinct names"):
-        render_chat([{"role": "user", "content": "a"}], TOY, tools=[SEARCH, SEARCH])

@@ -76,15 +76,33 @@ def test_a_constant_template_is_a_set_in_every_order_and_one_that_counts_or_chan
         assert holds_documents("Answer from this:\n" + written({**SETS, **TEXTS}[name], listed), Retrieval(DOCUMENTS))
 
 
-def test_a_field_that_may_count_is_none_in_every_order() -> None:
-    """`[1]` beside the page 1 may be its page, or its place; in another order it is only one of them."""
-    pages = [Segment(each.text, metadata={"page": n, "id": "_abc"[n]}) for n, each in enumerate(DOCUMENTS, 1)]
-    for template in (
-        lambda n, each: f"[{n}] {each.text}",
-        lambda n, each: f"[{each.metadata['page']}] {each.text}",
-        lambda n, each: f"({each.metadata['id']}) {each.text}",
-    ):
-        assert readings((template, "\n"), pages) == [None] * 6
+PAGES = [Segment(each.text, metadata={"page": n, "id": "_abc"[n]}) for n, each in enumerate(DOCUMENTS, 1)]
+
+
+def filed(*values: object) -> list[Segment]:
+    return [Segment(each.text, metadata={"k": k}) for each, k in zip(DOCUMENTS, values, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("template", "sep", "listed"),
+    [
+        # `[1]` beside the page 1 may be its page, or its place; in another order it is only one of them.
+        (lambda n, each: f"[{n}] {each.text}", "\n", PAGES),
+        (lambda n, each: f"[{each.metadata['page']}] {each.text}", "\n", PAGES),
+        (lambda n, each: f"({each.metadata['id']}) {each.text}", "\n", PAGES),
+        # 3 is also a part of 300; a value may be the separator; two equal texts have different fields.
+        (lambda n, each: f"Page {each.metadata['k']} of 300: {each.text}", "\n", filed(12, 3, 7)),
+        (lambda n, each: f"{each.metadata['k']}: {each.text}", "\n", filed("", "en", "en")),
+        (lambda n, each: f"{each.metadata['k']}: {each.text}", "\n",
+         [Segment(text, metadata={"k": f"{n}.txt"}) for n, text in enumerate("aab")]),
+        # Words that stand between two documents are no template.
+        *((lambda n, each: each.text, sep, DOCUMENTS[:2]) for sep in (" or ", " is newer than ", "\nBut later: ")),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_told_from_the_template_or_counts_leaves_text_in_every_order(
+    template: Template, sep: str, listed: Sequence[Segment]
+) -> None:
+    assert set(readings((template, sep), listed)) == {None}
 
 
 @pytest.mark.parametrize(
@@ -110,11 +128,6 @@ def test_the_users_question_is_no_set_even_if_it_is_nothing_but_documents() -> N
         assert find_set(JOINED, [Retrieval(DOCUMENTS, question)]) is None
 
 
-@pytest.mark.parametrize("between", [" or ", " is newer than ", "\nBut later: "])
-def test_words_between_two_documents_are_no_template(between: str) -> None:
-    assert readings((lambda n, each: each.text, between), (FERRY, MILL)) == [None] * 2
-
-
 @pytest.mark.parametrize(
     ("texts", "sep"),
     [
@@ -134,19 +147,20 @@ def test_documents_that_cannot_be_told_apart_are_treated_alike_in_every_order(te
 
 
 @pytest.mark.parametrize(
-    ("template", "values"),
+    ("texts", "template", "sep"),
     [
-        (lambda n, each: f"Page {each.metadata['k']} of 300: {each.text}", [12, 3, 7]),  # 3 is also a part of 300
-        (lambda n, each: f"{each.metadata['k']}: {each.text}", ["", "en", "en"]),  # as if it were the separator
+        ({"aa": "x", "b a": "xx"}, "{year}:{text}", ": "),
+        ({"b a": "y", "ab": "xy"}, "{year}x{text}", " "),
+        ({"a": "x", "b": "x y"}, "{text} {year}", "\n"),
+        ({"aa": "y", "b a": "y", "ba": "xy"}, "{year} {text}", "x"),
     ],
 )
-def test_fields_that_cannot_be_told_from_the_template_leave_text_in_every_order(
-    template: Template, values: list[object]
+def test_where_one_order_could_be_parsed_in_two_ways_all_are_read_alike(
+    texts: dict[str, str], template: str, sep: str
 ) -> None:
-    listed = [Segment(each.text, metadata={"k": k}) for each, k in zip(DOCUMENTS, values, strict=True)]
-    assert readings((template, "\n"), listed) == [None] * 6
-    twice = [Segment(text, metadata={"k": f"{n}.txt"}) for n, text in enumerate("aab")]
-    assert readings((lambda n, each: f"{each.metadata['k']}: {each.text}", "\n"), twice) == [None] * 6
+    listed = [Segment(text, metadata={"year": year}) for text, year in texts.items()]
+    found = readings((lambda n, each: template.format(text=each.text, **each.metadata), sep), listed)
+    assert all(each == found[0] for each in found)
 
 
 _letters = st.sampled_from(["a", "b", " ", "\n", "-", "1"])

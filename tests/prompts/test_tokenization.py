@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
@@ -28,7 +25,6 @@ from invariant_rag.segments import Slot
 from invariant_rag.testing import toy_tokenizer
 
 TOY = toy_tokenizer()
-any_text = st.text(st.one_of(st.characters(codec=None), st.sampled_from("\ueca0\ueca3\ueca4\ueca5<|>\n ")), max_size=20)  # type: ignore[arg-type]
 
 
 def decoded(ids: tuple[int, ...]) -> str:
@@ -45,31 +41,19 @@ def starting_with(single: str, **names: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-@given(st.lists(any_text, max_size=5), any_text, st.randoms())
-def test_ids_of_a_segment_never_depend_on_other_segments(others: list[str], text: str, shuffle: random.Random) -> None:
-    listed = shuffle.sample([*others, text], len(others) + 1)
-    tokens = tokenize_prompt(Prompt("start", listed, "end"), TOY)
-    alone = tokenize_prompt(Prompt("other", [text], "more"), TOY).sets[0][0].token_ids
-    assert tokens.sets[0][listed.index(text)].token_ids == alone == tokenize_literal(text, TOY)
-
-
 def test_special_tokens_are_special_in_texts_and_text_in_segments() -> None:
     tokens = tokenize_prompt(Prompt("<bos>a", ["<bos>a"], "<eos>"), TOY)
-    assert decoded(tokens.sets[0][0].token_ids) == "<bos>a"
-    assert len(tokens.sets[0][0].token_ids) == 6
+    assert (decoded(tokens.sets[0][0].token_ids), len(tokens.sets[0][0].token_ids)) == ("<bos>a", 6)
     assert [len(each) for each in tokens.texts] == [2, 1]
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("\ud800a", "\ufffda"),
-        ("a\udc00", "a\ufffd"),
-        ("\udc00\ud800", "\ufffd\ufffd"),
-        ("\ud83d\ude00", "\U0001f600"),
-        ("a\0b\ufeff", "a\0b\ufeff"),
+        ("\ud800a", "\ufffda"), ("a\udc00", "a\ufffd"), ("\udc00\ud800", "\ufffd\ufffd"),
+        ("\ud83d\ude00", "\U0001f600"), ("a\0b\ufeff", "a\0b\ufeff"),
     ],
-)
+)  # fmt: skip
 def test_halves_of_surrogate_pairs_become_the_replacement_character(text: str, expected: str) -> None:
     assert decoded(tokenize_literal(text, TOY)) == decoded(tokenize_text(text, TOY)) == expected
 
@@ -88,12 +72,10 @@ def test_token_ids_are_used_as_they_are_and_nothing_is_put_in_front() -> None:
 @pytest.mark.parametrize(
     ("single", "start"),
     [
-        ("<bos> $A", "<bos>"),
-        ("<bos> <|im_start|> $A", "<bos><|im_start|>"),
-        ("$A <eos>", ""),
+        ("<bos> $A", "<bos>"), ("<bos> <|im_start|> $A", "<bos><|im_start|>"), ("$A <eos>", ""),
         ("<bos> $A <eos>", "<bos>"),
     ],
-)
+)  # fmt: skip
 def test_a_prompt_starts_as_the_tokenizer_starts_a_text_and_never_twice(single: str, start: str) -> None:
     tokenizer = starting_with(single, bos_token="<eos>") if single == "$A <eos>" else starting_with(single)
     for text in ("ab", "", "<bos>ab", "<|im_start|>ab"):

@@ -157,15 +157,9 @@ def test_a_prompt_that_states_an_order_above_a_set_warns_and_stays(text: str) ->
     assert not states_order(f"Question: {text}", [Retrieval((Segment("a"),), text)])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Document 1: The ferry leaves at noon.\nDocument 2: The mill grinds barley.",
-        "[Source 1]\nThe ferry leaves at noon.\n[Source 2]\nThe mill grinds barley.",
-        "<document>The ferry leaves at noon.</document><document>The mill grinds barley.</document>",
-    ],
-)
-def test_a_list_of_documents_in_text_is_noticed(text: str) -> None:
+@pytest.mark.parametrize("listed", ["Document {0}: {1}\n", "[Source {0}]\n{1}\n", "<document>{1}</document>"])
+def test_a_list_of_documents_in_text_is_noticed(listed: str) -> None:
+    text = listed.format(1, "The ferry leaves at noon.") + listed.format(2, "The mill grinds barley.")
     assert looks_listed(text)
     assert kinds(text) == ["no_segments"]
 

@@ -47,28 +47,41 @@ def write_pdf(path: Path, pages: list[str], *, title: str | None = None, passwor
 # Loading
 
 
-def test_a_short_first_line_before_a_blank_one_is_the_title(tmp_path):
-    file = write(tmp_path / "orn.txt", "Castle Orn\n\nIt stands above the Aru.\n\nIt has a market.\n")
+def test_a_file_with_a_byte_order_mark_gives_one_document_with_its_source(tmp_path):
+    file = write(tmp_path / "orn.txt", "\ufeffCastle Orn\n\nIt stands above the Aru.\n\nIt has a market.\n")
     expected = Document("It stands above the Aru.\n\nIt has a market.", "Castle Orn", {"source": file.as_posix()})
     assert load_documents(file) == [expected]
-    file.write_bytes("\ufeffOrn\n\nA castle.".encode())  # a byte order mark is no text
-    assert load_documents(file)[0].title == "Orn"
+
+
+HEADINGS = {
+    "# A": "A",
+    "## A ##": "A",
+    "### C#": "C#",
+    "# A #B": "A #B",
+    "###### six": "six",
+    **dict.fromkeys(("####### seven", "#tag", "## ##")),
+}
+NO_HEADINGS = (
+    "It stands above the Aru.\n\nIt has a market.",  # a sentence
+    "A line\nand the next one\n\nand a paragraph",
+    "- an item\n\n- another item",
+    "word " * 50 + "\n\nmore",
+    "Only one line",
+)
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("name", "text", "title"),
     [
-        "It stands above the Aru.\n\nIt has a market.",
-        "A line\nand the next one\n\nand a paragraph",
-        "- an item\n\n- another item",
-        "word " * 50 + "\n\nmore",
-        "Only one line",
+        ("a.txt", "Orn\n\nA castle.", "Orn"),  # a short first line before a blank one
+        *(("a.txt", text, None) for text in NO_HEADINGS),
+        *(("a.md", f"{line}\nA body follows.", title) for line, title in HEADINGS.items()),
     ],
-    ids=["a sentence", "no blank line", "a list", "a long line", "nothing below"],
 )
-def test_a_first_line_that_is_no_heading_stays_in_the_text(tmp_path, text):
-    (document,) = load_documents(write(tmp_path / "a.txt", text))
-    assert (document.title, document.text) == (None, text)
+def test_a_first_line_that_is_a_heading_is_the_title_and_another_stays_in_the_text(tmp_path, name, text, title):
+    (document,) = load_documents(write(tmp_path / name, text))
+    assert document.title == title
+    assert text not in NO_HEADINGS or document.text == text
 
 
 def test_a_jsonl_file_gives_one_document_per_line_with_its_other_fields(tmp_path):
@@ -177,21 +190,6 @@ def test_pages_of_a_pdf_that_can_be_read_are_kept(tmp_path):
     assert document.text == "The first page."
 
 
-def test_a_named_pipe_or_a_file_that_the_system_refuses_is_named(tmp_path, monkeypatch):
-    os.mkfifo(tmp_path / "pipe.txt")
-    with pytest.raises(RetrievalError, match=r"pipe\.txt: .*expected a file, got a named pipe"):
-        load_documents(tmp_path / "pipe.txt")
-    file = write(tmp_path / "a.txt", "text")
-    assert len(load_documents(tmp_path)) == 1
-
-    def refuse(*_args, **_kwargs):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    with pytest.raises(RetrievalError, match=r"a\.txt: cannot be read: Permission denied"):
-        load_documents(file)
-
-
 def test_a_folder_1100_deep_is_read_to_its_end(tmp_path):
     with contextlib.chdir(tmp_path):
         for _ in range(1100):
@@ -210,33 +208,28 @@ def test_what_is_no_path_is_refused(paths):
         load_documents(paths)
 
 
-def test_paths_without_documents_are_named(tmp_path):
+def test_paths_without_documents_and_files_that_cannot_be_opened_are_named(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
+    file = write(tmp_path / "here" / "a.txt", "text")
+    os.mkfifo(file.parent / "pipe.txt")
     suffixes = r"\.jsonl, \.md, \.pdf, \.txt"
     for paths, message in (
         (tmp_path / "gone.txt", r"no such file or folder: .*gone\.txt"),
         (write(tmp_path / "a.docx", "text"), rf"a\.docx: .*'\.docx'; choose from {suffixes}"),
         ([], rf"no document in .*; looked for {suffixes}"),
         (tmp_path / "empty", rf"no document in .*; looked for {suffixes}"),
+        (file.parent / "pipe.txt", r"pipe\.txt: .*expected a file, got a named pipe"),
     ):
         with pytest.raises(RetrievalError, match=message):
             load_documents(paths)
+    assert len(load_documents(file.parent)) == 1
 
+    def refuse(*_args, **_kwargs):
+        raise PermissionError(13, "Permission denied")
 
-HEADINGS = {
-    "# A": "A",
-    "## A ##": "A",
-    "### C#": "C#",
-    "# A #B": "A #B",
-    "###### six": "six",
-    **dict.fromkeys(("####### seven", "#tag", "## ##")),
-}
-
-
-@pytest.mark.parametrize(("line", "title"), HEADINGS.items())
-def test_a_heading_is_that_of_markdown(tmp_path, line, title):
-    (document,) = load_documents(write(tmp_path / "a.md", f"{line}\nA body follows."))
-    assert document.title == title
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(RetrievalError, match=r"a\.txt: cannot be read: Permission denied"):
+        load_documents(file)
 
 
 def test_headings_take_linear_time(tmp_path):

@@ -130,20 +130,16 @@ def test_what_is_wrong_is_refused_before_anything_is_read(
         RAG.from_documents("no-such-folder", **wrong)
 
 
-def test_options_for_a_model_that_is_loaded_already_are_refused(docs: Path, model: InvariantModel) -> None:
-    with pytest.raises(UnsupportedCombination, match="method"):
-        RAG.from_documents(docs, model, method="pine")
-
-
-def test_documents_without_a_model_are_answered_by_a_toy_that_says_so(docs: Path) -> None:
-    with pytest.warns(ToyModelWarning, match="knows only made-up places") as caught:
+def test_bm25_and_a_toy_answer_unless_told_and_what_cannot_be_indexed_is_refused(
+    docs: Path, tmp_path: Path, model: InvariantModel
+) -> None:
+    assert isinstance(index_documents(docs), BM25Retriever)
+    with pytest.warns(ToyModelWarning, match="knows only made-up places") as caught:  # without a model, a toy answers
         RAG.from_documents(docs)
     assert [each.filename for each in caught] == [__file__]
-
-
-def test_bm25_retrieves_unless_told_and_what_cannot_be_indexed_is_refused(docs: Path, tmp_path: Path) -> None:
-    assert isinstance(index_documents(docs), BM25Retriever)
-    with pytest.raises(RetrievalError, match="'no-such/embedder' is neither in the local cache nor on the hub"):
+    with pytest.raises(UnsupportedCombination, match="method"):
+        RAG.from_documents(docs, model, method="pine")
+    with pytest.raises(RetrievalError, match="got no-such/embedder: it is not in the local cache, and the hub"):
         index_documents(docs, "faiss:no-such/embedder")
     (tmp_path / "empty.txt").write_text(" \n")
     with pytest.raises(RetrievalError, match=r"documents with text, got none in .*empty\.txt"):

@@ -1,4 +1,4 @@
-"""Keys, tenants, limits and deadlines; and what operators see: metrics, traces, lines of JSON, the shutdown."""
+"""Keys, tenants, limits, deadlines and turns; what operators see: metrics, traces, lines of JSON, the shutdown."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from functools import wraps
 from io import StringIO
 from pathlib import Path
+from statistics import median
+from threading import Event
 from typing import Any
 
 import httpx
@@ -25,7 +28,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from invariant_rag import InvariantModel, KeyValueCache
+from invariant_rag.generation.answers import AnswerDelta
+from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.streaming import TextStream
 from invariant_rag.server import InProcess, Settings
+from invariant_rag.server.admission import FairQueue, Shares
+from invariant_rag.server.engines.base import Call, Emit, EngineReply
 from invariant_rag.server.engines.upstream import Upstream
 from invariant_rag.server.logs import JsonLines, RateLimit
 from tests.server.conftest import CHAT, FLAGS, bearer, body, client_of, metric, serving, wait_until
@@ -95,16 +103,13 @@ def test_bodies_and_prompts_that_are_too_long_are_refused(
     assert told in response.text
 
 
-def test_a_body_that_comes_too_slowly_is_refused(limited: httpx.Client) -> None:
+def test_a_body_that_comes_too_slowly_is_refused_and_a_head_ends_the_connection(limited: httpx.Client) -> None:
     def slowly() -> Iterator[bytes]:
         yield b'{"messages": '
         time.sleep(0.8)
         yield b"[]}"
 
     assert limited.post(CHAT, content=slowly(), headers=ADA).status_code == 408
-
-
-def test_a_head_that_comes_too_slowly_ends_the_connection(limited: httpx.Client) -> None:
     with socket.create_connection((limited.base_url.host, limited.base_url.port)) as slow:
         slow.settimeout(5)
         for piece in (b"POST / HTTP/1.1\r\n", b"Host: a\r\n", b"X: b\r\n"):
@@ -121,12 +126,13 @@ def test_an_answer_that_takes_too_long_is_given_up(limited: httpx.Client) -> Non
     assert (response.status_code, json.loads(last[6:])["error"]["code"]) == (200, "deadline_exceeded")
 
 
-def test_a_request_too_many_is_told_when_to_come_back_and_the_server_stays_ready(limited: httpx.Client) -> None:
+def test_a_request_too_many_is_told_when_to_come_back_and_another_tenant_is_answered(limited: httpx.Client) -> None:
     wait_until(lambda: metric(limited, "active_requests") == 0)
     with ThreadPoolExecutor(6) as pool:
         calls = [pool.submit(limited.post, CHAT, json=LONG, headers=ADA) for _ in range(6)]
         wait_until(lambda: metric(limited, "rejected_total", reason="queue") >= 4)
         assert limited.get("/ready").status_code == 200  # a full queue is no reason to be taken out of service
+        assert limited.post(CHAT, json=body(max_tokens=2), headers=IVO).status_code == 200  # a place is kept for others
         replies = [call.result() for call in calls]
     refused = [each for each in replies if each.status_code == 429]
     assert len(refused) == 4
@@ -242,3 +248,127 @@ def test_the_command_finishes_what_runs_before_it_ends(tmp_path: Path) -> None:
         finally:
             server.kill()
     assert all(isinstance(json.loads(line), dict) for line in log.read_text().splitlines() if line.startswith("{"))
+
+
+TENANTS = ("greedy", "modest")
+GREEDY, MODEST = map(bearer, TENANTS)
+SHARED: Any = {"keys": {tenant: tenant for tenant in TENANTS}, "operator_key": "key-of-operator"}
+TIMES_AS_LATE, ASKED = 3, 5
+
+
+class Watched(MicroBatcher):
+    """A batcher that counts forward passes. They halt while a request of the modest tenant is on its way to it."""
+
+    def __init__(self, modest: KeyValueCache) -> None:
+        super().__init__()
+        self._modest, self.passes, self.begun, self.arrived = modest, 0, 0, Event()
+        self.arrived.set()
+
+    def count(self) -> None:
+        self.arrived.wait(10)
+        self.passes += 1
+
+    def stream(self, lm: InvariantModel, *given: Any, **options: Any) -> TextStream:
+        found = super().stream(lm, *given, **options)
+        if lm.cache is self._modest:
+            self.begun = self.passes
+            self.arrived.set()
+        return found
+
+
+class Watching(InProcess):
+    """An engine that counts the passes until the first text of each answer to the modest tenant."""
+
+    def __init__(self, lm: InvariantModel) -> None:
+        super().__init__(lm, caches={tenant: KeyValueCache(namespace=tenant) for tenant in TENANTS})
+        self.watched = self.batcher = Watched(self.caches["modest"])
+        self.late: list[int] = []
+
+    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
+        told = calls[0].choices.tenant != "modest"
+
+        def emit_counted(index: int, delta: AnswerDelta) -> None:
+            nonlocal told
+            if not told:
+                self.late.append(self.watched.passes - self.watched.begun)
+            told = True
+            emit(index, delta)
+
+        return super().answer_all(calls, emit_counted, abandoned)
+
+
+@pytest.mark.parametrize("more", [{}, {"temperature": 1.5, "seed": 1}], ids=["greedy", "sampled"])
+def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(
+    more: dict[str, Any], model: InvariantModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model's answers never end by themselves. Lateness is counted in forward passes, of whomever they are."""
+    engine, stop, forward = Watching(model), Event(), type(model.model).forward
+
+    @wraps(forward)
+    def counted(module: Any, *given: Any, **options: Any) -> Any:
+        engine.watched.count()
+        return forward(module, *given, **options)
+
+    monkeypatch.setattr(type(model.model), "forward", counted)  # with a hook, nothing would be cached
+
+    def lateness(http: httpx.Client) -> float:
+        engine.late.clear()
+        for _ in range(ASKED):
+            time.sleep(0.5)  # whoever asks again at once shares the model with the flood, half and half
+            engine.watched.arrived.clear()
+            sent = body(stream=True, max_tokens=40, **more)
+            assert http.post(CHAT, json=sent, headers=MODEST).status_code == 200
+        assert len(engine.late) == ASKED
+        return median(engine.late)
+
+    def flood(http: httpx.Client) -> None:
+        while not stop.is_set():
+            if http.post(CHAT, json=body(max_tokens=100, **more), headers=GREEDY).status_code == 429:
+                stop.wait(1)
+
+    with client_of(engine, Settings(**SHARED)) as http, ThreadPoolExecutor(80) as pool:
+        alone = lateness(http)
+        flooding = [pool.submit(flood, http) for _ in range(80)]
+        try:
+            wait_until(lambda: metric(http, "active_requests") > 2 * engine.together)
+            late = lateness(http)
+        finally:
+            stop.set()
+        for each in flooding:
+            each.result()
+    assert late < TIMES_AS_LATE * alone, (late, alone)
+
+
+def test_a_part_of_the_places_is_kept_for_tenants_who_are_not_there() -> None:
+    shares = Shares(12, 2)
+    for tenant, places in (("greedy", 9), ("modest", 3)):
+        assert all(shares.take(tenant) for _ in range(places))
+        assert not shares.take(tenant)
+    for tenant in ("greedy", "modest"):
+        shares.taken["greedy"] -= 1
+        assert shares.take(tenant)
+
+
+def test_turns_go_round_short_requests_overtake_long_ones_and_who_leaves_keeps_none() -> None:
+    queue, done, left = FairQueue(1, 2), list[str](), Event()
+    waiting = [
+        ("greedy", 60.0, "long"),
+        ("greedy", 1.0, "short"),
+        ("greedy", 61.0, "longer"),
+        ("modest", 90.0, "other"),
+    ]
+
+    def wait(tenant: str, seconds: float, name: str) -> None:
+        with queue.turn(tenant, seconds, Event()):
+            done.append(name)
+
+    with ThreadPoolExecutor(4) as pool, queue.turn("greedy", 0.0, Event()):
+        for number, each in enumerate(waiting, 1):
+            pool.submit(wait, *each)
+            wait_until(lambda: queue.waiting == number)  # noqa: B023
+        left.set()
+        with pytest.raises(CancelledError), queue.turn("modest", 0.0, left):
+            pass
+    assert done == ["other", "short", "long", "longer"]
+    with queue.turn("", 0.0, Event()):
+        assert queue.waiting == 0

@@ -83,6 +83,7 @@ BOUNDARY = required(a={"type": "string", "pattern": r"\bb"})
 SLOTS = {"type": "documents", "documents": [{"text": "a"}], "slots": [{"before": "[1] ", "colour": 1}]}
 LONG_SLOT = {"type": "documents", "documents": [{"text": "a"}], "slots": [{"before": "word " * 60_000}]}
 SAME_ID = [{"id": "1", "text": "a"}, {"id": "1", "text": "b"}]
+OBJECT = {"type": "json_object"}
 NAMED = {"type": "function", "function": {"name": "g"}}
 ELSEWHERE = {"type": "object", "properties": {"a": {"$ref": "b.json#/a"}}}
 CASES: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
@@ -115,13 +116,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     "a picture": (CHAT, said({"type": "image_url"}), 400, "messages[0].content[0]", "Input tag"),
     "nobody asks": (CHAT, body(messages=[{"role": "system", "content": "a"}]), 400, "documents", "a user message"),
     "schema and stop": (CHAT, chat(response_format=form({}), stop="a"), 400, "response_format", "without stop and"),
-    "any object and stop": (
-        CHAT,
-        chat(response_format={"type": "json_object"}, stop="a"),
-        400,
-        None,
-        "without stop and",
-    ),
+    "object and stop": (CHAT, chat(response_format=OBJECT, stop="a"), 400, "response_format", "without stop and"),
     "no schema": (CHAT, chat(response_format={"type": "json_schema"}), 400, "response_format", "expected json_schema"),
     "wrong schema": (CHAT, asked_for({"type": 3}), 400, "response_format", "JSON schema"),
     "a schema elsewhere": (CHAT, asked_for({"$ref": "https://a.org/s"}), 400, "response_format", "nothing is fetched"),

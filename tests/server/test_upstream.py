@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -23,24 +24,18 @@ from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.engines.building import build_engine
 from invariant_rag.server.engines.upstream import Upstream
 from invariant_rag.server.settings import EngineConfig
-from tests.server.conftest import CHAT, FLAGS, QUESTION, ask, body, client_of, content_of, serving, wait_until
+from tests.server.conftest import CHAT, FLAGS, QUESTION, ask, body, client_of, content_of, form, serving, wait_until
 from tests.server.scripted import USAGE, Answer, ScriptedAPI, completion, events, refusal, scripted_api
-from tests.server.test_chat import COLOUR, SEARCH, form
+from tests.server.test_chat import COLOUR, ORDERS, SEARCH, text_of
 
 MILL = "What grinds the mill of Ostra?"  # the plain model answers it differently in another order
-ORDERS = list(permutations(FLAGS[:3]))
 
 
 @pytest.fixture(scope="module")
-def plain_url(embedded: InvariantModel) -> Iterator[str]:
-    """The API: a server of the plain model, which reads documents in the order in which it gets them."""
-    with serving(InProcess(embedded.with_method("sequential"), "plain")) as url:
-        yield f"{url}/v1"
-
-
-@pytest.fixture(scope="module")
-def gateway(plain_url: str) -> Iterator[openai.OpenAI]:
-    with serving(Upstream(plain_url, "plain", name="small", votes=4)) as url:
+def gateway(embedded: InvariantModel) -> Iterator[openai.OpenAI]:
+    """Before an API that is a server of the plain model, which reads documents in the order in which it gets them."""
+    plain = serving(InProcess(embedded.with_method("sequential"), "plain"))
+    with plain as api, serving(Upstream(f"{api}/v1", "plain", name="small", votes=4)) as url:
         yield openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
@@ -58,24 +53,14 @@ def http(api: ScriptedAPI) -> Iterator[httpx.Client]:
         yield client
 
 
-def error_in(response: httpx.Response) -> dict[str, Any]:
-    error: dict[str, Any] = response.json()["error"]
-    return error
-
-
 def turns_of(documents: list[str]) -> list[Turn]:
     return [Turn("system", (DEFAULT_SYSTEM,)), Turn("user", (SegmentSet(documents), "\nQuestion: ", MILL))]
 
 
 def answers_to(requests: list[PlainRequest], embedded: InvariantModel) -> list[str]:
     """Return what the model answers to plain text."""
-    conversations = [[{"role": turn.role, "content": turn.text} for turn in each.turns] for each in requests]
-    prompts = [embedded.chat_prompt(messages=each) for each in conversations]
-    return [embedded.generate(prompt, max_new_tokens=256).text for prompt in prompts]
-
-
-def text_of(chunks: Any) -> str:
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    asked = [[{"role": turn.role, "content": turn.text} for turn in each.turns] for each in requests]
+    return [embedded.generate(embedded.chat_prompt(messages=each), max_new_tokens=256).text for each in asked]
 
 
 def test_every_order_makes_one_request_and_the_answer_is_that_of_the_sorted_documents(
@@ -134,10 +119,8 @@ def test_schemas_tools_citations_and_completions_pass(gateway: openai.OpenAI) ->
     assert json.loads(choice.message.content)["colour"] in {"white", "green"}
     named = {"tools": [SEARCH], "tool_choice": {"type": "function", "function": {"name": "search"}}}
     chunks = ask(gateway, FLAGS, stream=True, **named)
-    for calls in (
-        ask(gateway, FLAGS, **named).choices[0].message.tool_calls,
-        [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()],
-    ):
+    streamed = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    for calls in (ask(gateway, FLAGS, **named).choices[0].message.tool_calls, streamed):
         assert calls[0].function.name == "search"
         arguments = "".join(each.function.arguments for each in calls if not getattr(each, "index", 0))
         assert json.loads(arguments)["town"] in {"Ostra", "Brenn"}
@@ -198,7 +181,7 @@ def test_what_the_api_answers_is_told_in_our_words(
     for stream in (False, True) if answer.status > 200 else (False,):  # a body that is no stream: below
         api.plan(answer)
         response = http.post(CHAT, json=body(stream=stream, seed=1))
-        error = error_in(response)
+        error = response.json()["error"]
         assert (response.status_code, error["code"], told in error["message"]) == (status, code, True), error
         assert not any(secret in response.text for secret in ("org-1", "key-of-the-gateway", api.url))
         assert response.headers.get("retry-after") == answer.headers.get("Retry-After")
@@ -218,20 +201,11 @@ def test_a_stream_that_breaks_off_ends_with_an_error(rest: Any, api: ScriptedAPI
     assert "org-1" not in response.text
 
 
-def test_models_that_want_another_name_for_the_limit_get_it(api: ScriptedAPI) -> None:
-    message = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
-    with client_of(Upstream(api.url, "far")) as http:
-        api.plan(Answer(400, refusal(message, param="max_tokens")), Answer(body=completion()))
-        assert [http.post(CHAT, json=body(max_tokens=9)).status_code for _ in range(2)] == [200, 200]
-    assert [each.get("max_completion_tokens") for each in api.bodies] == [None, 9, 9]
-    assert "max_tokens" not in api.bodies[-1]
-
-
 def test_what_was_asked_is_what_the_api_gets(api: ScriptedAPI, http: httpx.Client) -> None:
     api.plan(Answer(body=completion("{}")))
     call = {"id": "call_1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
-    result = {"role": "tool", "tool_call_id": "call_1", "content": "Nothing."}
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "Nothing."}
     messages = [{"role": "user", "content": QUESTION}, {**called, "reasoning_content": "Hm."}, result]
     sent: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "seed": 4, "stop": ["x"], "parallel_tool_calls": False}
     sent |= {"tools": [SEARCH], "tool_choice": {"type": "function", "function": {"name": "search"}}}
@@ -289,13 +263,18 @@ def test_what_an_api_cannot_do_is_refused(
     assert (response.status_code, told in response.text, api.bodies) == (400, True, [])
 
 
-@pytest.mark.parametrize(("method", "connections"), [("canonical", 1), ("vote", 3)])
-def test_the_api_is_left_when_the_client_leaves(method: str, connections: int, api: ScriptedAPI) -> None:
-    api.plan(Answer(body=completion(), seconds=20))
+def test_the_api_is_left_when_the_client_leaves_and_may_have_another_name_for_the_limit(api: ScriptedAPI) -> None:
+    message = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
     with client_of(Upstream(api.url, "far", votes=3)) as http:
-        with pytest.raises(httpx.ReadTimeout):
-            http.post(CHAT, json=body(invariant={"method": method}), timeout=0.2)
-        wait_until(lambda: api.left == connections)
+        for method, connections in (("canonical", 1), ("vote", 3)):
+            api.plan(Answer(body=completion(), seconds=20))
+            with pytest.raises(httpx.ReadTimeout):
+                http.post(CHAT, json=body(invariant={"method": method}), timeout=0.2)
+            wait_until(lambda: api.left == connections)  # noqa: B023
+        api.plan(Answer(400, refusal(message, param="max_tokens")), Answer(body=completion()))
+        assert [http.post(CHAT, json=body(max_tokens=9)).status_code for _ in range(2)] == [200, 200]
+    assert [each.get("max_completion_tokens") for each in api.bodies] == [None, 9, 9]
+    assert "max_tokens" not in api.bodies[-1]
 
 
 def test_ready_tells_whether_the_api_answers() -> None:
@@ -309,35 +288,32 @@ def test_ready_tells_whether_the_api_answers() -> None:
 
 
 API = "http://127.0.0.1:9/v1"
+BEHIND = EngineConfig("far", upstream=API)
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "error", "told"),
+    ("make", "error", "told"),
     [
-        (Upstream, {"url": "localhost:8000"}, InvalidChoice, "http://"),
-        (Upstream, {"method": "rotor"}, InvalidChoice, "canonical, sequential, vote"),
-        (Upstream, {"votes": 1}, InvalidChoice, "at least 2"),
-        (Upstream, {"ordering": "given"}, UnsupportedCombination, "by content"),
-        (EngineConfig, {"votes": 3}, InvalidChoice, "votes"),
-        (EngineConfig, {"upstream": API, "dtype": "float32"}, InvalidChoice, "dtype"),
-        (EngineConfig, {"upstream": API, "deterministic": True}, InvalidChoice, "deterministic"),
-        (EngineConfig, {"upstream": API, "cache_gb": 2.0}, InvalidChoice, "cache_gb"),
-        (EngineConfig, {"upstream": API, "vllm": API}, InvalidChoice, "got both"),
+        (lambda: Upstream("localhost:8000", "far"), InvalidChoice, "http://"),
+        (lambda: Upstream(API, "far", method="rotor"), InvalidChoice, "canonical, sequential, vote"),
+        (lambda: Upstream(API, "far", votes=1), InvalidChoice, "at least 2"),
+        (lambda: Upstream(API, "far", ordering="given"), UnsupportedCombination, "by content"),
+        (lambda: EngineConfig(votes=3), InvalidChoice, "votes"),
+        (lambda: replace(BEHIND, dtype="float32"), InvalidChoice, "dtype"),
+        (lambda: replace(BEHIND, deterministic=True), InvalidChoice, "deterministic"),
+        (lambda: replace(BEHIND, cache_gb=2.0), InvalidChoice, "cache_gb"),
+        (lambda: replace(BEHIND, vllm=API), InvalidChoice, "got both"),
+        (lambda: build_engine(replace(BEHIND, model=None), Settings()), InvalidChoice, "the name of one"),
+        (lambda: build_engine(BEHIND, Settings(max_prompt_tokens=10)), InvalidChoice, "max_prompt_tokens"),
+        (lambda: Settings(methods=frozenset({"rotor"})).within(Upstream.methods), InvalidChoice, "methods of canon"),
     ],
 )
-def test_wrong_choices_are_refused_at_the_start(kind: Any, given: Any, error: type[Exception], told: str) -> None:
-    fixed = {"url": API, "model": "far"} if kind is Upstream else {}
+def test_wrong_choices_are_refused_at_the_start(make: Any, error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told):
-        kind(**{**fixed, **given})
+        make()
 
 
 def test_an_engine_is_built_for_an_api(api: ScriptedAPI, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidChoice, match="the name of one"):
-        build_engine(EngineConfig(upstream=api.url), Settings())
-    with pytest.raises(InvalidChoice, match="max_prompt_tokens"):
-        build_engine(EngineConfig("far", upstream=api.url), Settings(max_prompt_tokens=10))
-    with pytest.raises(InvalidChoice, match="allowed methods of canonical"):
-        Settings(methods=frozenset({"rotor"})).within(Upstream.methods)
     monkeypatch.setenv("INVARIANT_RAG_UPSTREAM_KEY", "key-2")
     engine = build_engine(EngineConfig("far", upstream=api.url, method="vote", name="mine"), Settings())
     engine.check_ready()
@@ -355,6 +331,7 @@ for name in ("torch", "transformers", "sentence_transformers", "faiss"):
     sys.modules[name] = None
 import httpx
 import invariant_rag.cli.serve as command
+from invariant_rag.cli import app
 
 def ask(engine, settings, reranker, reserved):
     from invariant_rag.server.application import create_app
@@ -364,7 +341,6 @@ def ask(engine, settings, reranker, reserved):
             print(httpx.post(url + {CHAT!r}, json={{**{body()!r}, "stream": stream}}).text)
 
 command._run = ask
-from invariant_rag.cli import app
 app(["serve", "far", "--upstream", {api.url!r}, "--port", "0", "--method", "vote"])
 """
     api.plan(Answer(body=completion()))

@@ -13,14 +13,15 @@ from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 
 from invariant_rag_benchmarks.commands.bench import Resume, Runs
 from invariant_rag_benchmarks.config import BenchmarkConfig, RunConfig
-from invariant_rag_benchmarks.published_tables import published_tables, resolve_table
+from invariant_rag_benchmarks.published_tables import published_tables, reproduce, resolve_table
+from invariant_rag_benchmarks.report import table as markdown_table
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command()
+@app.command("reproduce")
 @options.with_fields(RunConfig)
-def reproduce(
+def reproduce_table(
     *,
     table: Annotated[
         str | None, typer.Argument(help="Id of a published table.", show_default="list the tables")
@@ -56,19 +57,15 @@ def reproduce(
             )
             return
         chosen = resolve_table(table)
-        from invariant_rag_benchmarks.report import comparison_table, paper_table
-        from invariant_rag_benchmarks.reproduction import reproduce as reproduce_table
-
+        options.check_model_options(choices["model"], "rotor", None, choices["device_map"])
         base = BenchmarkConfig(next((each.benchmark for each in chosen.columns if each.metric), ""), **choices)
         disable_transformers_bars()
-        found = reproduce_table(chosen, base, out, names=rows or (), resume=resume, progress=progress_bar)
+        found = reproduce(chosen, base, out, names=rows or (), resume=resume, progress=progress_bar)
         if as_json:
             print_json([asdict(each) for each in found])
             return
         print_text(f"## {chosen.paper}, {chosen.number}: {chosen.title}\n")
-        print_text("Ours, and the published numbers in brackets, as in the paper:\n")
-        print_text("\n".join(paper_table(found)))
-        print_text("\nCell by cell, with intervals:\n")
-        print_text("\n".join(comparison_table(found)))
+        header = ["row", "column", "published", "ours", "difference"]
+        print_text("\n".join(markdown_table(header, [each.cells for each in found])))
         if chosen.note:
             print_text(f"\n{chosen.note}")

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
@@ -17,18 +16,8 @@ from typing import Any
 from invariant_rag.errors import TokenizerRequired, UnknownName
 from pydantic import Field, field_validator, model_validator
 
-from invariant_rag_benchmarks.base import (
-    Benchmark,
-    Case,
-    Example,
-    Record,
-    Scored,
-    Selection,
-    Settings,
-    Text,
-    declared,
-    parse_example,
-)
+from invariant_rag_benchmarks import base
+from invariant_rag_benchmarks.base import Benchmark, Case, Example, Record, Scored, Selection, Settings, Text
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.errors import InvalidDataset
 from invariant_rag_benchmarks.scores import normalize_answer, token_f1
@@ -36,8 +25,7 @@ from invariant_rag_benchmarks.scores import normalize_answer, token_f1
 _LONGBENCH = "hub://THUDM/LongBench/data.zip"
 _TWO_WIKI = "2wikimqa_e.jsonl"
 _LOOGLE = "longdep_qa.jsonl"
-# The last one is the Chinese for "timeline", the name of the type in the first release.
-_TIMELINES = frozenset({"timeline_reorder", "timeline reorder", "\u65f6\u95f4\u7ebf"})
+_TIMELINES = frozenset({"timeline_reorder", "timeline reorder", "\u65f6\u95f4\u7ebf"})  # its Chinese name at first
 _ROMAN = "I II III IV V VI VII VIII IX X XI XII XIII XIV XV XVI XVII XVIII XIX XX".split()
 _NUMERALS = {
     "arabic": (
@@ -50,12 +38,7 @@ _NUMERALS = {
 
 
 def token_starts(text: str, selection: Selection) -> list[int]:
-    """Return the character offset at which each token of a text starts.
-
-    Raises:
-        TokenizerRequired: There is no tokenizer, or it is not a fast one, which knows the offsets of its tokens.
-        InvalidDataset: The text has half of a surrogate pair, which is no character.
-    """
+    """Return the character offset at which each token of a text starts."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise InvalidDataset("expected a text to split into chunks, got one with half of a surrogate pair")
     tokenizer = selection.load_tokenizer()
@@ -68,10 +51,8 @@ def token_starts(text: str, selection: Selection) -> list[int]:
 def split_into_chunks(text: str, starts: list[int], tokens: int, limit: int, *, middle: bool = False) -> list[str]:
     """Split a text into chunks of `tokens` tokens. Of one with more than `limit` tokens, its beginning is kept.
 
-    With `middle`, the middle is cut instead: the first and the last half of the limit are kept, and split apart.
+    With `middle`, the first and the last half of the limit are kept instead, and split apart.
 
-    >>> split_into_chunks("one two three", [0, 3, 7], tokens=2, limit=3)
-    ['one two', ' three']
     >>> split_into_chunks("abcdefgh", [*range(8)], tokens=2, limit=4, middle=True)
     ['ab', 'gh']
     """
@@ -81,17 +62,6 @@ def split_into_chunks(text: str, starts: list[int], tokens: int, limit: int, *, 
         spans = [(0, limit // 2), (count - limit + limit // 2, count)]
     bounds = [pairwise([*range(low, high, tokens), high]) for low, high in spans]
     return [text[ends[low] : ends[high]] for each in bounds for low, high in each]
-
-
-def chunk_orders(chunks: Sequence[str]) -> dict[str, list[str]]:
-    """Return the three orders of RoToR, Appendix J.
-
-    >>> chunk_orders("12345")["centre-flipped"]
-    ['3', '2', '1', '5', '4']
-    """
-    middle = (len(chunks) + 1) // 2
-    flipped = [*chunks[:middle][::-1], *chunks[middle:][::-1]]
-    return {"initial": list(chunks), "reversed": list(chunks[::-1]), "centre-flipped": flipped}
 
 
 class _Question(Example):
@@ -118,28 +88,22 @@ class Task:
         return Case(question, variant, self.prefix, tuple(chunks), suffix, gold, asked.input, **more)
 
 
-@cache
-def tasks() -> dict[str, Task]:
-    """Return every task by its name."""
-    return {name: Task(**fields) for name, fields in declared("longbench").items()}
+TASKS = {name: Task(**fields) for name, fields in base.declared("longbench").items()}
+GROUPS = {task.group: [name for name, each in TASKS.items() if each.group == task.group] for task in TASKS.values()}
+"""Names of the tasks in each group."""
 
 
-def groups() -> dict[str, list[str]]:
-    """Return the names of the tasks in each group."""
-    found: dict[str, list[str]] = {}
-    for name, task in tasks().items():
-        found.setdefault(task.group, []).append(name)
-    return found
+class _ChunkSettings(Settings):
+    chunk: int = Field(512, ge=1, description="tokens in a segment")
+    limit: int = Field(10_000, ge=1, description="tokens of the text that are kept")
 
 
-class _LongBenchSettings(Settings):
+class _LongBenchSettings(_ChunkSettings):
     tasks: str = Field(
         "single-doc",
         description="all, a group (single-doc, multi-doc, synthetic, summaries, few-shot, code), or names with commas",
     )
-    chunk: int = Field(512, ge=1, description="tokens in a segment")
     limit: int = Field(10_000, ge=2, description="tokens of the context that are kept: its first half and its last")
-    reorder: bool = Field(False, description="ask also with the segments reversed, and with both halves reversed")
 
 
 class LongBench(Benchmark[_LongBenchSettings]):
@@ -147,34 +111,32 @@ class LongBench(Benchmark[_LongBenchSettings]):
 
     name = "longbench"
     paper = "Bai et al. 2023, arXiv 2308.14508; groups of arXiv 2406.02536, table 2"
-    variants = "order of the chunks"
+    variants = "none: chunks in their order"
     settings = _LongBenchSettings
     metric = "score"
     max_new_tokens = 512
 
     def read(self, source: DataSource, settings: _LongBenchSettings, selection: Selection) -> Iterator[Case]:
         """Read the file of each task, or the archive that contains them."""
-        chosen = {"all": list(tasks()), **groups()}.get(settings.tasks) or settings.tasks.replace(" ", "").split(",")
-        if unknown := [name for name in chosen if name not in tasks()]:
-            raise UnknownName("task of longbench", unknown[0], ["all", *groups(), *tasks()])
+        chosen = {"all": list(TASKS), **GROUPS}.get(settings.tasks) or settings.tasks.replace(" ", "").split(",")
+        if unknown := [name for name in chosen if name not in TASKS]:
+            raise UnknownName("task of longbench", unknown[0], ["all", *GROUPS, *TASKS])
         _check_file(source.path, chosen)
         for name in chosen:
-            member, task = f"{name}.jsonl", tasks()[name]
-            more = {"chat": task.group not in {"few-shot", "code"}, "group": name}
+            member, task = f"{name}.jsonl", TASKS[name]
+            chat = task.group not in {"few-shot", "code"}
+            more: dict[str, Any] = {"chat": chat, "group": name, "max_new_tokens": task.max_new_tokens}
             records = read_examples(source.file(member, _LONGBENCH), f"/{member}")
             for index, asked in selection.parse(_Question, records, f" of {name}"):
                 if task.metric == "class" and asked.all_classes is None:
                     raise InvalidDataset(f"example {index} of {name}: expected all_classes, got none")
                 starts = token_starts(asked.context, selection)
                 chunks = split_into_chunks(asked.context, starts, settings.chunk, settings.limit, middle=True)
-                for variant, listed in (chunk_orders(chunks) if settings.reorder else {"initial": chunks}).items():
-                    yield task.case(
-                        f"{name}-{index}", variant, listed, asked, max_new_tokens=task.max_new_tokens, **more
-                    )
+                yield task.case(f"{name}-{index}", "initial", chunks, asked, **more)
 
     def score(self, case: Case, output: str) -> Scored:
         """Score an output with its task's metric, the best over accepted answers; of few-shot tasks, its first line."""
-        task, said = tasks()[case.group], output.strip()
+        task, said = TASKS[case.group], output.strip()
         if task.group == "few-shot":
             said = said.partition("\n")[0]
         if task.metric == "class":
@@ -187,13 +149,10 @@ class LongBench(Benchmark[_LongBenchSettings]):
         """Return the mean of each task, of each group's tasks where all were asked, and of all six groups."""
         scores: dict[str, list[float]] = {}
         for record in records:
-            if record["variant"] == "initial":
-                scores.setdefault(record["group"], []).append(record["scores"]["score"])
+            scores.setdefault(record["group"], []).append(record["scores"]["score"])
         means = {name: mean(each) for name, each in scores.items()}
-        whole = {
-            group: mean(means[name] for name in names) for group, names in groups().items() if {*names} <= {*means}
-        }
-        average = {"mean of groups": mean(whole.values())} if len(whole) == len(groups()) else {}
+        whole = {group: mean(means[name] for name in names) for group, names in GROUPS.items() if {*names} <= {*means}}
+        average = {"mean of groups": mean(whole.values())} if len(whole) == len(GROUPS) else {}
         return {**means, **whole, **average}
 
 
@@ -201,7 +160,7 @@ def _check_file(path: Path | None, chosen: list[str]) -> None:
     """Refuse a file of one task as the data of others."""
     if path is None or not path.is_file() or path.suffix == ".zip":
         return
-    known = [name for name in tasks() if re.fullmatch(rf"{re.escape(name)}(_e)?", path.name.partition(".")[0])]
+    known = [name for name in TASKS if re.fullmatch(rf"{re.escape(name)}(_e)?", path.name.partition(".")[0])]
     if len(chosen) > 1 or (known and known != chosen):
         raise InvalidDataset(
             f"expected an archive or a folder with the files of {', '.join(chosen)}, got {path.name!r}",
@@ -212,8 +171,8 @@ def _check_file(path: Path | None, chosen: list[str]) -> None:
 def rouge_l(prediction: str, gold: str) -> float:
     """Return ROUGE-L at summary level as the package `rouge` computes it, which LongBench uses.
 
-    Sentences end at full stops. Each word counts once: precision and recall are the words of any longest common
-    subsequence of two sentences, as a share of the distinct words of prediction and gold.
+    Precision and recall are the words of any longest common subsequence of two sentences, as a share of the distinct
+    words of prediction and gold.
 
     >>> round(rouge_l("the cat sat", "the cat ran off"), 4)
     0.5714
@@ -253,66 +212,49 @@ def number_share(prediction: str, gold: str) -> float:
 
 
 def class_share(prediction: str, gold: str, classes: Sequence[str]) -> float:
-    """Return 1 over the number of classes that a prediction contains, if the gold one is among them.
-
-    Classes that are a part of the gold one's name do not count.
-    """
+    """Return 1 over the number of classes in a prediction, but for parts of the gold one's name, if that is there."""
     named = [each for each in classes if each in prediction and (each == gold or each not in gold)]
     return 1 / len(named) if gold in named else 0.0
 
 
 def edit_similarity(prediction: str, gold: str) -> float:
-    """Return the similarity of a line of code, in hundredths, as `fuzz.ratio` of fuzzywuzzy computes it.
-
-    The line is the first one without a backtick and without the signs of a comment.
-    """
+    """Return the similarity of the first line of code, in hundredths, as `fuzz.ratio` of fuzzywuzzy computes it."""
     lines = (line for line in prediction.split("\n") if not any(sign in line for sign in ("`", "#", "//")))
     line = next(lines, "")
     return round(100 * SequenceMatcher(None, line, gold).ratio()) / 100 if line and gold else 0.0
 
 
 METRICS: dict[str, Callable[[str, str], float]] = {
-    "rouge_l": rouge_l,
-    "paragraph": number_share,
-    "count": number_share,
-    "edit_similarity": edit_similarity,
+    each.__name__: each for each in (rouge_l, number_share, edit_similarity)
 }
 """Metrics of one gold answer, by the names in `longbench.toml`."""
 
 
-class _TwoWikiSettings(Settings):
-    chunk: int = Field(512, ge=1, description="tokens in a segment")
-    limit: int = Field(10_000, ge=1, description="tokens of the context that are kept; the paper kept 10,000")
-
-
-class TwoWiki(Benchmark[_TwoWikiSettings]):
+class TwoWiki(Benchmark[_ChunkSettings]):
     """Multi-hop questions over a long context in chunks: initial, reversed, centre-flipped."""
 
     name = "two-wiki"
     paper = "Bai et al. 2024, arXiv 2308.14508 (LongBench-E); chunk orders of RoToR, arXiv 2502.08662, Appendix J"
     variants = "order of the chunks"
-    settings = _TwoWikiSettings
+    settings = _ChunkSettings
     metric = "f1"
     max_new_tokens = 32
 
-    def read(self, source: DataSource, settings: _TwoWikiSettings, selection: Selection) -> Iterator[Case]:
+    def read(self, source: DataSource, settings: _ChunkSettings, selection: Selection) -> Iterator[Case]:
         """Read LongBench-E's file, or its archive that contains the file."""
         records = read_examples(source.file(_TWO_WIKI, _LONGBENCH), _TWO_WIKI)
         for index, asked in selection.parse(_Question, records):
             starts = token_starts(asked.context, selection)
             group = "0-4k" if len(starts) < 4000 else "4-8k" if len(starts) < 8000 else "8k+"
             chunks = split_into_chunks(asked.context, starts, settings.chunk, settings.limit)
-            for variant, listed in chunk_orders(chunks).items():
-                yield tasks()["2wikimqa"].case(str(index), variant, listed, asked, group=group)
+            middle = (len(chunks) + 1) // 2
+            flipped = [*chunks[:middle][::-1], *chunks[middle:][::-1]]
+            for variant, listed in {"initial": chunks, "reversed": chunks[::-1], "centre-flipped": flipped}.items():
+                yield TASKS["2wikimqa"].case(str(index), variant, listed, asked, group=group)
 
     def score(self, case: Case, output: str) -> Scored:
         """Return the F1 of the whole output (LongBench's `qa_f1_score`)."""
         return Scored(normalize_answer(output), {"f1": token_f1(output, case.gold)})
-
-
-class _TimelineSettings(Settings):
-    chunk: int = Field(512, ge=1, description="tokens in a segment")
-    limit: int = Field(10_000, ge=1, description="tokens of the text that are kept")
 
 
 class _Events(Example):
@@ -327,8 +269,7 @@ class _LongText(Example):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_one_question(cls, record: Any) -> Any:
-        """Take the form with one question for each record, as the hub has it."""
+    def _from_one_question(cls, record: Any) -> Any:
         if not isinstance(record, dict) or "question" not in record:
             return record
         asked = {"Q": record["question"], "A": record.get("answer"), "type": record.get("task", record.get("type"))}
@@ -336,8 +277,7 @@ class _LongText(Example):
 
     @field_validator("qa_pairs", mode="before")
     @classmethod
-    def _written(cls, pairs: Any) -> Any:
-        """Read pairs that are written as JSON, or as Python's literals."""
+    def _from_json_or_python(cls, pairs: Any) -> Any:
         if not isinstance(pairs, str):
             return pairs
         for parse in (json.loads, ast.literal_eval):
@@ -348,21 +288,20 @@ class _LongText(Example):
         raise ValueError("cannot be read")
 
 
-class Timeline(Benchmark[_TimelineSettings]):
+class Timeline(Benchmark[_ChunkSettings]):
     """Put events of a long text into order: a control whose segments are NOT a set."""
 
     name = "timeline"
     paper = "Li et al. 2023, arXiv 2311.04939 (LooGLE)"
     variants = "order of the text"
-    settings = _TimelineSettings
+    settings = _ChunkSettings
 
-    def read(self, source: DataSource, settings: _TimelineSettings, selection: Selection) -> Iterator[Case]:
+    def read(self, source: DataSource, settings: _ChunkSettings, selection: Selection) -> Iterator[Case]:
         """Read LooGLE's long-dependency questions, and keep the timelines."""
         questions: list[tuple[str, _Events]] = []
-        for index, record in enumerate(
-            read_examples(source.file(_LOOGLE, "hub://bigai-nlco/LooGLE/data.zip"), _LOOGLE)
-        ):
-            example = parse_example(_LongText, record, f"example {index}")
+        records = read_examples(source.file(_LOOGLE, "hub://bigai-nlco/LooGLE/data.zip"), _LOOGLE)
+        for index, record in enumerate(records):
+            example = base.parse_example(_LongText, record, f"example {index}")
             questions += [(example.input, each) for each in example.qa_pairs if each.type in _TIMELINES]
         if not questions:
             raise InvalidDataset("expected questions of the type timeline_reorder, got none")
@@ -388,13 +327,10 @@ class Timeline(Benchmark[_TimelineSettings]):
 def named_events(output: str, gold: Sequence[str]) -> list[int]:
     """Return the numbers of the events in the order in which an output first names them.
 
-    The official file has Arabic numerals, and the authors' outputs Roman ones. Those of the question's kind are read
-    first; if they leave an event out, those of the other kind.
+    Numerals of the question's kind, Arabic or Roman, come first; if they leave an event out, those of the other kind.
 
     >>> named_events("2) Opened on 1 May 1965, 1) opened in 1966 with 3 others, 3) closed.", ["1", "2", "3"])
     [2, 1, 3]
-    >>> named_events("II, I, III", ["1", "2", "3"]), named_events("2, 1, 3", ["I", "II", "III"])
-    ([2, 1, 3], [2, 1, 3])
     """
     wanted, named = [*map(_value, gold)], list[int]()
     for kind in ("roman", "arabic") if any(each.isalpha() for each in gold) else ("arabic", "roman"):

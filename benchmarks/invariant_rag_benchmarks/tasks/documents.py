@@ -5,51 +5,43 @@ from __future__ import annotations
 import random
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.prompts import DEFAULT_SYSTEM
 from pydantic import Field
 
-from invariant_rag_benchmarks.base import (
-    Benchmark,
-    Case,
-    Example,
-    Scored,
-    Selection,
-    Settings,
-    Text,
-    declared,
-    parse_example,
-)
+from invariant_rag_benchmarks import base
+from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.errors import DatasetUnavailable, InvalidDataset
 from invariant_rag_benchmarks.scores import best_subspan_em, exact_match, normalize_answer
-from invariant_rag_benchmarks.variants import insert_gold, parse_option_orders, parse_slots
 
 _LOST = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/qa_data/"
 _PAIRS = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/kv_retrieval_data/"
 _XQUAD = "https://raw.githubusercontent.com/google-deepmind/xquad/master/xquad.en.json"
 ORACLE = "nq-open-oracle.jsonl.gz"
-_PROMPTS = declared("prompts")
+_PROMPTS = base.declared("prompts")
 _INSTRUCTION, _SYSTEM = _PROMPTS["search_results"], _PROMPTS["llama_2"]
 _FILES = (10, 20, 30)
 """Numbers of documents in the published files. Fewer are the gold one and the first of the others."""
 _PRINTED = re.compile(r"^Document \[\d+\]\(Title: (.*?)\) ", re.MULTILINE)
-_MOST_ORDERED = 6  # documents, which have 720 orders
 
 _Document: TypeAlias = tuple[str, str]
 """Title and text."""
+T = TypeVar("T")
+
+
+def insert_gold(slot: int, gold: T, others: Sequence[T]) -> list[T]:
+    """Return the other segments in their order, with the gold one inserted at its slot."""
+    return [*others[:slot], gold, *others[slot:]]
 
 
 class _LostInTheMiddleSettings(Settings):
-    documents: int = Field(20, ge=0, description="documents in a prompt; 10, 20 and 30 in the paper; 0: closed book")
+    documents: int = Field(20, ge=1, description="documents in a prompt; 10, 20 and 30 in the paper")
     slots: str = Field("", description="gold slots: all, or numbers with commas; empty: those of the paper")
-    orders: str = Field(
-        "", description="instead of slots, for at most six documents: all, ends, rotations, or numbers of orders"
-    )
     index: bool = Field(False, description='whether documents are numbered ("index bias" in the paper of RoToR)')
     template: Literal["paper", "one-sentence", "plain"] = Field(
         "paper", description="one-sentence: PINE's prompt (Appendix E.3); plain: this library's own prompt"
@@ -84,18 +76,15 @@ class LostInTheMiddle(Benchmark[_LostInTheMiddleSettings]):
 
     name = "lost-in-the-middle"
     paper = "Liu et al. 2023, arXiv 2307.03172"
-    variants = "gold slot from 0, or order of the documents"
+    variants = "gold slot, from 0"
     settings = _LostInTheMiddleSettings
     metric = "best_subspan_em"
 
     def read(self, source: DataSource, settings: _LostInTheMiddleSettings, selection: Selection) -> Iterator[Case]:
         """Read the official files, the oracle file, from which distractors are drawn, or printed prompts."""
         count = settings.documents
-        if settings.orders and settings.slots:
-            raise InvalidChoice(f"expected slots or orders, got {settings.slots!r} and {settings.orders!r}")
-        if settings.orders and not 1 <= count <= _MOST_ORDERED:
-            raise InvalidChoice(f"orders: expected 1 to {_MOST_ORDERED} documents, got {count}")
-        questions, orders = _questions(source, count), _orders(settings)
+        questions = _questions(source, count)
+        slots = base.parse_numbers("slots", settings.slots, count) if settings.slots else [0, *range(4, count, 5)]
         pool = sorted({each.documents(f"example {index}")[0] for index, each in enumerate(questions)})
         for index, question in selection.sample(questions):
             gold, others = question.documents(f"example {index}")
@@ -105,9 +94,9 @@ class LostInTheMiddle(Benchmark[_LostInTheMiddleSettings]):
                 others = drawn.sample(different, min(count - 1, len(different)))
             if len(others) < count - 1:
                 raise InvalidDataset(f"example {index}: expected at least {count} documents, got {len(others) + 1}")
-            documents = [gold, *others]
-            for variant, order in orders.items():
-                yield _case(str(index), variant, [documents[place] for place in order], question, settings)
+            for slot in slots:
+                listed = insert_gold(slot, gold, others[: count - 1])
+                yield _case(str(index), slot, listed, question.question, question.answers, settings)
 
     def score(self, case: Case, output: str) -> Scored:
         """Score the first line by `best_subspan_em`, the paper's metric, and by exact match."""
@@ -116,32 +105,31 @@ class LostInTheMiddle(Benchmark[_LostInTheMiddleSettings]):
 
 def _score_first_line(case: Case, output: str) -> Scored:
     line = output.strip().split("\n")[0].strip()
-    return Scored(
-        normalize_answer(line),
-        {"best_subspan_em": best_subspan_em(line, case.gold), "exact_match": exact_match(line, case.gold)},
-    )
+    scores = {each.__name__: each(line, case.gold) for each in (best_subspan_em, exact_match)}
+    return Scored(normalize_answer(line), scores)
 
 
 def _questions(source: DataSource, count: int) -> list[_Documents]:
     """Return the questions of the smallest published file with enough documents, or of the file at the path."""
     total = next((size for size in _FILES if size >= count), count)
     name = f"nq-open-{total}_total_documents_gold_at_0.jsonl.gz"
-    path = source.file(*((name, f"{_LOST}{total}_total_documents/{name}") if count else (ORACLE, f"{_LOST}{ORACLE}")))
+    path = source.file(name, f"{_LOST}{total}_total_documents/{name}")
     records = read_examples(path)
     if any(isinstance(each, dict) and "input" in each for each in records):
         records = _parse_printed(records, path.with_name(ORACLE), source)
-    return [parse_example(_Documents, each, f"example {index}") for index, each in enumerate(records)]
+    return [base.parse_example(_Documents, each, f"example {index}") for index, each in enumerate(records)]
 
 
 def _parse_printed(records: Sequence[Any], oracle: Path, source: DataSource) -> list[Any]:
-    """Parse printed prompts. The gold passage and all accepted answers are in the oracle file beside them."""
+    """Parse printed prompts; gold passages and accepted answers are in the oracle file beside them."""
     if not oracle.is_file():
         raise DatasetUnavailable(f"expected {ORACLE} beside the printed prompts: it holds the accepted answers")
-    answered = [parse_example(_Documents, each, ORACLE) for each in read_examples(source.read(oracle, ORACLE))]
+    answered = [base.parse_example(_Documents, each, ORACLE) for each in read_examples(source.read(oracle, ORACLE))]
     known = {each.question: each for each in answered if each.ctxs}
     found = []
     for index, record in enumerate(records):
-        head, mark, question = parse_example(_Printed, record, f"example {index}").input.rpartition("\n\nQuestion: ")
+        text = base.parse_example(_Printed, record, f"example {index}").input
+        head, mark, question = text.rpartition("\n\nQuestion: ")
         pieces = _PRINTED.split(head)[1:]
         if not mark or not pieces:
             continue  # a prompt of another benchmark
@@ -157,21 +145,15 @@ def _parse_printed(records: Sequence[Any], oracle: Path, source: DataSource) -> 
     return found
 
 
-def _orders(settings: _LostInTheMiddleSettings) -> dict[str, list[int]]:
-    """Return the order of the documents in every variant: indices into the gold one followed by the others."""
-    count = settings.documents
-    if not count:
-        return {"closed book": []}
-    if settings.orders:
-        return {"".join(map(str, order)): [*order] for order in parse_option_orders(settings.orders, count)}
-    slots = parse_slots(settings.slots, count, [0, *range(4, count, 5)])
-    return {str(slot): insert_gold(slot, 0, range(1, count)) for slot in slots}
-
-
 def _case(
-    name: str, variant: str, documents: list[_Document], asked: _Documents, settings: _LostInTheMiddleSettings
+    name: str,
+    slot: int,
+    documents: Sequence[_Document],
+    question: str,
+    answers: Iterable[str],
+    settings: _LostInTheMiddleSettings,
 ) -> Case:
-    system, prefix, suffix = _SYSTEM, _INSTRUCTION, f"\n\nQuestion: {asked.question}\nAnswer:"
+    system, prefix, suffix = _SYSTEM, _INSTRUCTION, f"\n\nQuestion: {question}\nAnswer:"
     segments = [
         f"\nDocument [{number}](Title: {title}) {text}" if settings.index else f"\n[Document Title: {title}] {text}"
         for number, (title, text) in enumerate(documents, start=1)
@@ -179,25 +161,13 @@ def _case(
     if settings.template == "one-sentence":
         # PINE's user prompt, without a system message of its own; documents as printed in its Appendix F.2.
         system, prefix = "", _INSTRUCTION.replace("answer", "one-sentence answer")
-        suffix = f"\n\nQuestion: {asked.question}"
+        suffix = f"\n\nQuestion: {question}"
         segments = [f"\nDocument (Title: {title}) {text}" for title, text in documents]
     elif settings.template == "plain":
-        system, prefix, suffix = DEFAULT_SYSTEM, "", f"\nQuestion: {asked.question}"
+        system, prefix, suffix = DEFAULT_SYSTEM, "", f"\nQuestion: {question}"
         titles = [f"Document (Title: {title})" if title else "Document" for title, _ in documents]
         segments = [f"{title}: {text}\n" for title, (_, text) in zip(titles, documents, strict=True)]
-    if not documents:  # closed book
-        prefix, suffix = "", f"Question: {asked.question}\nAnswer:"
-        system = _SYSTEM if settings.template == "paper" else ""
-    return Case(
-        question=name,
-        variant=variant,
-        prefix=prefix,
-        segments=tuple(segments),
-        suffix=suffix,
-        gold=tuple(asked.answers),
-        query=asked.question,
-        system=system,
-    )
+    return Case(name, str(slot), prefix, tuple(segments), suffix, tuple(answers), question, system)
 
 
 class _XQuADSettings(Settings):
@@ -240,28 +210,20 @@ class XQuAD(Benchmark[_XQuADSettings]):
     def read(self, source: DataSource, settings: _XQuADSettings, selection: Selection) -> Iterator[Case]:
         """Read the file: the other paragraphs of the same article are the distractors."""
         read = read_examples(source.file("xquad.en.json", _XQUAD))
-        articles = parse_example(_File, read[0] if read else None, "the file").data
+        articles = base.parse_example(_File, read[0] if read else None, "the file").data
         questions = [
             (article, gold, asked)
             for article in articles
             for gold, paragraph in enumerate(article.paragraphs)
             for asked in paragraph.qas
         ]
+        shown = LostInTheMiddle().parse_settings({})
         for _, (article, gold, asked) in selection.sample(questions):
-            contexts = [each.context for each in article.paragraphs]
-            title, others = article.title.replace("_", " "), [*contexts[:gold], *contexts[gold + 1 :]]
-            for slot in parse_slots(settings.slots, len(contexts), range(len(contexts))):
-                listed = insert_gold(slot, contexts[gold], others)
-                yield Case(
-                    question=asked.id,
-                    variant=str(slot),
-                    prefix=_INSTRUCTION,
-                    segments=tuple(f"\n[Document Title: {title}] {text}" for text in listed),
-                    suffix=f"\n\nQuestion: {asked.question}\nAnswer:",
-                    gold=tuple(each.text for each in asked.answers),
-                    query=asked.question,
-                    system=_SYSTEM,
-                )
+            documents = [(article.title.replace("_", " "), each.context) for each in article.paragraphs]
+            answers = [each.text for each in asked.answers]
+            for slot in base.parse_numbers("slots", settings.slots or "all", len(documents)):
+                listed = insert_gold(slot, documents[gold], [*documents[:gold], *documents[gold + 1 :]])
+                yield _case(asked.id, slot, listed, asked.question, answers, shown)
 
     def score(self, case: Case, output: str) -> Scored:
         """Score the first line as Lost in the Middle does."""
@@ -269,11 +231,7 @@ class XQuAD(Benchmark[_XQuADSettings]):
 
 
 class _KeyValueSettings(Settings):
-    """Settings of the benchmark.
-
-    The code of arXiv 2406.02536 reads the file of 300, moves the asked pair to its slot among them, and keeps the first
-    140: `file_keys` and `keys`.
-    """
+    """In arXiv 2406.02536, of a file of 300 pairs with the asked one moved to its slot, 140 are kept: `keys`."""
 
     keys: int = Field(75, ge=1, description="pairs in a prompt; 75, 140 and 300 in the paper")
     slots: str = Field("", description="`all`, or slots with commas; empty: 0, 25, 50, 75 and 100%, rounded down")
@@ -306,7 +264,8 @@ class KeyValue(Benchmark[_KeyValueSettings]):
         else:
             name = f"kv-retrieval-{in_file}_keys.jsonl.gz"
             examples = read_examples(source.file(name, _PAIRS + name))
-        slots = parse_slots(settings.slots, count, sorted({quarter * (count - 1) // 4 for quarter in range(5)}))
+        quarters = sorted({quarter * (count - 1) // 4 for quarter in range(5)})
+        slots = base.parse_numbers("slots", settings.slots, count) if settings.slots else quarters
         for index, asked in selection.parse(_Pairs, examples):
             pair, pairs = (asked.key, asked.value), asked.ordered_kv_records
             if len(pairs) != in_file or pair not in pairs:

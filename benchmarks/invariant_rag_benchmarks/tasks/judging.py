@@ -11,18 +11,8 @@ from typing import Literal, TypeVar
 from invariant_rag.errors import InvalidChoice
 from pydantic import Field
 
-from invariant_rag_benchmarks.base import (
-    Benchmark,
-    Case,
-    Example,
-    Record,
-    Scored,
-    Selection,
-    Settings,
-    Text,
-    declared,
-    parse_example,
-)
+from invariant_rag_benchmarks import base
+from invariant_rag_benchmarks.base import Benchmark, Case, Example, Record, Scored, Selection, Settings, Text
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.errors import InvalidDataset
 
@@ -35,10 +25,10 @@ LLMBAR_FOLDERS = {
     "GPTOut": "Adversarial/GPTOut",
     "Manual": "Adversarial/Manual",
 }
-_SYSTEM = declared("prompts")["judge"]
+_SYSTEM = base.declared("prompts")["judge"]
 FIRST, SECOND = "gold first", "gold second"
 _VERDICT = re.compile(r"\[\[([AB])\]\]")
-SECTIONS: dict[str, dict[str, int]] = declared("reward_bench")
+SECTIONS: dict[str, dict[str, int]] = base.declared("reward_bench")
 """Subsets of each section of RewardBench, with their weights."""
 
 
@@ -46,9 +36,9 @@ class _RewardBenchSettings(Settings):
     explain: bool = Field(True, description="whether the judge explains itself first, or says the likelier verdict")
 
 
-class _LLMBarSettings(Settings):
+class _LLMBarSettings(_RewardBenchSettings):
+    explain: bool = Field(False, description="as in reward-bench")
     subsets: str = Field("all", description=f"names with commas: {', '.join(LLMBAR_FOLDERS)}")
-    explain: bool = Field(False, description="whether the judge explains itself first, or says the likelier verdict")
 
 
 class _RewardBenchPair(Example):
@@ -74,38 +64,14 @@ class _Judging(Benchmark[J]):
     def score(self, case: Case, output: str) -> Scored:
         """Score 1 for the better response, 0 for the other, 0.5 without a verdict (as in RewardBench).
 
-        The verdict is in the last line that has one: an explanation may quote the format, or weigh [[A]] against [[B]].
-        A line with both is no verdict. The answer is `better`, `worse` or `none`, so that a consistent judge gives the
-        same answer in both orders.
+        The verdict is in the last line that has one, and not both: an explanation may quote the format. The answer is
+        `better`, `worse` or `none`, so that a consistent judge gives the same answer in both orders.
         """
         verdicts = next(filter(None, (set(_VERDICT.findall(line)) for line in reversed(output.split("\n")))), set())
         if len(verdicts) != 1:
             return Scored("none", {"accuracy": 0.5})
         right = verdicts == set(case.gold)
         return Scored("better" if right else "worse", {"accuracy": float(right)})
-
-    def figures(self, records: Iterable[Record]) -> dict[str, float]:
-        """Return consistency and preference fairness (Shi et al., arXiv 2406.07791) of pairs judged in both orders.
-
-        `position_consistency` is the share of pairs with the same verdict in both orders. `first_preferred` and
-        `second_preferred` are the shares of pairs whose verdict follows the position; `preference_fairness` is the
-        second minus the first. Pairs without a verdict in one of the orders are left out; `unreadable` is their share.
-        """
-        verdicts: dict[str, dict[str, str]] = defaultdict(dict)
-        for record in records:
-            verdicts[record["question"]][record["variant"]] = record["answer"]
-        pairs = [(each[FIRST], each[SECOND]) for each in verdicts.values() if {FIRST, SECOND} <= set(each)]
-        both = [pair for pair in pairs if "none" not in pair]
-        if not both:
-            return {"unreadable": 1.0} if pairs else {}
-        first, second = (both.count(pair) / len(both) for pair in (("better", "worse"), ("worse", "better")))
-        return {
-            "position_consistency": sum(one == other for one, other in both) / len(both),
-            "first_preferred": first,
-            "second_preferred": second,
-            "preference_fairness": second - first,
-            "unreadable": 1 - len(both) / len(pairs),
-        }
 
 
 class RewardBench(_Judging[_RewardBenchSettings]):
@@ -120,27 +86,22 @@ class RewardBench(_Judging[_RewardBenchSettings]):
         """Read the filtered split."""
         path = source.file(REWARD_BENCH, f"hub://allenai/reward-bench/data/{REWARD_BENCH}")
         for index, pair in selection.parse(_RewardBenchPair, read_examples(path)):
-            yield from _cases(
-                str(index), pair.prompt, (pair.chosen, pair.rejected), pair.subset, explain=settings.explain
-            )
+            yield from _cases(str(index), pair.prompt, (pair.chosen, pair.rejected), pair.subset, settings.explain)
 
     def figures(self, records: Iterable[Record]) -> dict[str, float]:
-        """Return the judge's figures, and accuracies and flips by section.
+        """Return accuracies and flips by section, such as `Reasoning: gold first`, its weighted accuracy there.
 
-        `Reasoning: gold first` is the section's weighted accuracy with the chosen response first; `Reasoning: shuffled`
-        is the mean of both positions, the expectation of a random one; `Reasoning: flips` is the share of pairs whose
-        verdict changes with the position (PINE, Table 4). `Full` is the mean of the four sections, if all of them were
-        asked.
+        `shuffled` is the mean of both positions, the expectation of a random one; `flips` the share of pairs whose
+        verdict changes with the position (PINE, Table 4); `Full` the mean of the four sections, if all were asked.
         """
-        listed = list(records)
-        found = super().figures(listed)
         cells: dict[str, dict[str, list[float]]] = {column: defaultdict(list) for column in (FIRST, SECOND, "flips")}
         verdicts: dict[tuple[str, str], set[str]] = defaultdict(set)
-        for record in listed:
+        for record in records:
             cells[record["variant"]][record["group"]].append(record["scores"]["accuracy"])
             verdicts[record["group"], record["question"]].add(record["answer"])
         for (group, _), answers in verdicts.items():
             cells["flips"][group].append(float(len(answers) > 1))
+        found: dict[str, float] = {}
         for column, by_subset in cells.items():
             sections = {}
             for name, weights in SECTIONS.items():
@@ -180,16 +141,13 @@ class LLMBar(_Judging[_LLMBarSettings]):
             for index, record in enumerate(read_examples(path))
         ]
         for _, (group, where, record) in selection.sample(records):
-            pair = parse_example(_LLMBarPair, record, where)
+            pair = base.parse_example(_LLMBarPair, record, where)
             outputs = (pair.output_1, pair.output_2) if pair.label == 1 else (pair.output_2, pair.output_1)
-            yield from _cases(where, pair.input, outputs, group, explain=settings.explain)
+            yield from _cases(where, pair.input, outputs, group, settings.explain)
 
 
-def _cases(name: str, question: str, better_first: tuple[str, str], group: str, *, explain: bool) -> Iterator[Case]:
-    """Yield the two cases of a pair: the better response first, and second.
-
-    With `explain`, the judge writes an explanation; else the output is the likelier verdict.
-    """
+def _cases(name: str, question: str, better_first: tuple[str, str], group: str, explain: bool) -> Iterator[Case]:
+    """Yield the two cases of a pair: the better response first, and second."""
     for variant, gold, responses in ((FIRST, "A", better_first), (SECOND, "B", better_first[::-1])):
         yield Case(
             question=name,

@@ -1,4 +1,4 @@
-"""Mintaka and R-GSM: questions over short statements, triples or conditions, in several orders."""
+"""MMLU and Mintaka: questions over short segments, options or triples, in several orders."""
 
 from __future__ import annotations
 
@@ -7,18 +7,70 @@ import json
 import random
 import re
 from collections.abc import Iterator
-from math import factorial
+from itertools import permutations
 from typing import Any, Literal
 
-from pydantic import Field, StrictFloat, StrictInt
+from pydantic import Field, StrictInt
 
-from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text, declared
+from invariant_rag_benchmarks import base
+from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.errors import InvalidDataset
 from invariant_rag_benchmarks.scores import best_subspan_em, exact_match, normalize_answer, token_f1
 
 _MINTAKA = "https://raw.githubusercontent.com/soyoung97/RoToR/main/src/data_wrapper/kgqa_data/"
-_PROMPTS = declared("prompts")
+_PROMPTS = base.declared("prompts")
+
+
+class _MMLUSettings(Settings):
+    split: Literal["validation", "test"] = Field("validation", description="validation or test")
+    orders: str = Field("all", description="all (24), or numbers from 0, the original order, to 23, its reverse")
+
+
+class _FourOptions(Example):
+    question: Text
+    subject: Text
+    choices: list[Text] = Field(min_length=4, max_length=4)
+    answer: StrictInt = Field(ge=0, le=3)
+
+
+class MMLU(Benchmark[_MMLUSettings]):
+    """Multiple choice in 57 subjects, over the 24 orders of the four options."""
+
+    name = "mmlu"
+    paper = "Hendrycks et al. 2021, arXiv 2009.03300; orders as in RoToR, arXiv 2502.08662"
+    variants = "order of the options: positions in the file"
+    settings = _MMLUSettings
+
+    def read(self, source: DataSource, settings: _MMLUSettings, selection: Selection) -> Iterator[Case]:
+        """Read `mmlu_<split>.json`, or the file on the hub."""
+        public = f"hub://cais/mmlu/all/{settings.split}-00000-of-00001.parquet"
+        examples = read_examples(source.file(f"mmlu_{settings.split}.json", public))
+        every = list(permutations(range(4)))
+        orders = [every[number] for number in base.parse_numbers("orders", settings.orders, len(every))]
+        for index, asked in selection.parse(_FourOptions, examples):
+            # The prompt of RoToR's own code, its blank lines included.
+            topic = asked.subject.replace("_", " ")
+            about = f"The following are multiple choice questions (with answers) about {topic}.\n\n\n\n"
+            for order in orders:
+                options = zip("ABCD", (asked.choices[each] for each in order), strict=True)
+                yield Case(
+                    question=str(index),
+                    variant="".join(map(str, order)),
+                    prefix=f"{about}{asked.question}\n",
+                    segments=tuple(f"{letter}. {option}\n" for letter, option in options),
+                    suffix="Answer:",
+                    gold=(str(asked.answer),),
+                    query=asked.question,
+                    chat=False,
+                    candidates=(" A", " B", " C", " D"),
+                    group=asked.subject,
+                )
+
+    def score(self, case: Case, output: str) -> Scored:
+        """Score 1 for the letter of the gold option. The answer is the option's index in the original options."""
+        answer = case.variant[case.candidates.index(output)]
+        return Scored(answer, {"accuracy": float(answer == case.gold[0])})
 
 
 class _MintakaSettings(Settings):
@@ -93,87 +145,3 @@ def stated_answer(output: str) -> str:
                 continue
             return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
     return text.split("\n")[0]
-
-
-_NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
-
-
-class _RGSMSettings(Settings):
-    orders: int = Field(6, ge=1, description="most orders of a problem: initial, reversed, then random ones")
-
-
-class _Problem(Example):
-    question: Text
-    interchangeable: list[Text]
-    answer: Text | StrictFloat | StrictInt
-
-
-class RGSM(Benchmark[_RGSMSettings]):
-    """Word problems whose conditions change places."""
-
-    name = "r-gsm"
-    paper = "Chen et al. 2024, arXiv 2402.08939; set-up of PINE, arXiv 2407.01100, Appendix E.2"
-    variants = "order of the conditions"
-    settings = _RGSMSettings
-    max_new_tokens = 500
-
-    def read(self, source: DataSource, settings: _RGSMSettings, selection: Selection) -> Iterator[Case]:
-        """Read problems with their interchangeable conditions."""
-        for index, problem in selection.parse(_Problem, read_examples(source.file("r_gsm.jsonl", None))):
-            premises = problem.interchangeable
-            prefix, suffix = _text_around(problem.question, premises, f"example {index}")
-            orders = _orders(len(premises), settings.orders, f"{selection.seed} {index}")
-            for variant, order in orders.items():
-                yield Case(
-                    question=str(index),
-                    variant=variant,
-                    prefix=_PROMPTS["word_problem"] + prefix,
-                    segments=tuple(f"{premises[each]} " for each in order),
-                    suffix=suffix,
-                    gold=(str(problem.answer),),
-                    query=problem.question,
-                )
-
-    def score(self, case: Case, output: str) -> Scored:
-        """Compare the number after the last "Answer:" by value."""
-        answer = stated_number(output)
-        right = bool(answer) and float(answer) == float(case.gold[0].replace(",", ""))
-        return Scored(answer, {"accuracy": float(right)})
-
-
-def stated_number(output: str) -> str:
-    """Return the last number after the last `Answer:`, without commas and trailing zeros; empty if there is none.
-
-    >>> stated_number("3 + 4 = 7. Answer: $1,200.50")
-    '1200.5'
-    """
-    _, mark, tail = output.rpartition("Answer:")
-    found = _NUMBER.findall(tail if mark else "")
-    if not found:
-        return ""
-    number: str = found[-1].replace(",", "").rstrip(".")
-    return number.rstrip("0").rstrip(".") if "." in number else number
-
-
-def _text_around(problem: str, premises: list[str], where: str) -> tuple[str, str]:
-    """Return the text before and after the premises, which must be consecutive."""
-    if not premises:
-        raise InvalidDataset(f"{where}: expected interchangeable conditions, got none")
-    together = re.search(r"\s*".join(map(re.escape, premises)), problem)
-    if together is None:
-        raise InvalidDataset(f"{where}: expected the interchangeable conditions to follow each other in the question")
-    return problem[: together.start()], problem[together.end() :].lstrip()
-
-
-def _orders(count: int, most: int, seed: str) -> dict[str, tuple[int, ...]]:
-    """Return the initial order, the reversed one, then random ones, all different.
-
-    They are named by what they are, not by their places: `201` is an order of problems with three conditions alone, so
-    that its mean would be compared with that of orders of other problems.
-    """
-    drawn = random.Random(seed)
-    chosen = dict.fromkeys([tuple(range(count)), tuple(reversed(range(count)))])
-    while len(chosen) < min(most, factorial(count)):
-        chosen[tuple(drawn.sample(range(count), count))] = None
-    names = ["initial", "reversed", *(f"random {number}" for number in range(1, most))]
-    return dict(zip(names, list(chosen)[:most], strict=False))

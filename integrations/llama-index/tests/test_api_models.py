@@ -1,4 +1,4 @@
-"""`canonical` and `vote` around LLMs that know of no segments: what the other LLM is sent, and what comes back."""
+"""`canonical` and `vote` around LLMs of others: what these are sent, and what comes back; and audits."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from threading import Lock
 from typing import Any
 
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS, ListRetriever, Recorder, consumed, engine_of, nodes_of
-from invariant_rag import Segment
+from cases import EIGHT, ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, Recorder, consumed, engine_of, nodes_of
+from invariant_rag import InvariantModel, Segment
+from invariant_rag.audit import Question, audit
+from invariant_rag.audit.systems import as_system
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination, UnsupportedModel
 from invariant_rag.orderings import Score
 from invariant_rag.prompts import mark
-from llama_index.core import Settings
+from llama_index.core import Settings, get_response_synthesizer
 from llama_index.core.base.llms.types import ImageBlock, TextBlock
 from llama_index.core.bridge.pydantic import BaseModel, Field
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
+from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.llms import ChatMessage, ChatResponse, CompletionResponse, CustomLLM, LLMMetadata
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.mock import MockLLM
 from llama_index.core.prompts import PromptTemplate
-from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
 from llama_index.core.tools import FunctionTool
 
-from llama_index.llms.invariant_rag import SegmentBlock, canonical, vote
+from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, canonical, vote
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
@@ -236,3 +239,45 @@ def test_choices_are_checked_and_described(wrap: Any) -> None:
     described = wrap(MockLLM(max_tokens=3)).to_dict()
     assert (described["class_name"], described["votes"]) == ("CanonicalLLM", None if wrap is canonical else 5)
     assert described["llm"]["max_tokens"] == 3
+
+
+QUESTIONS = [
+    {"question": f"Which is number {number}?", "segments": [f"{name} {number}" for name in ("one", "two", "three")]}
+    for number in range(3)
+]
+
+
+def test_our_llm_is_audited_with_its_own_parameters(model: InvariantModel) -> None:
+    options = {"temperature": 0.9, "seed": 1, "stop": ["x"], "system_prompt": "Be brief."}
+    system = as_system(InvariantLLM(model, max_tokens=3, **options))
+    sampling = {"do_sample": True, "temperature": 0.9, "seed": 1}
+    assert system.generation == {"max_new_tokens": 3, **sampling, "stop_strings": ["x"]}
+    assert system.message == "Be brief."
+    assert system.name != as_system(InvariantLLM(model, max_tokens=3)).name
+
+
+class Echo(CustomQueryEngine):
+    def custom_query(self, query_str: str) -> str:
+        return query_str
+
+
+def test_engines_of_llamaindex_are_recognized() -> None:
+    asked = Question("Who?", (Segment("It was Ann.", "Page"), Segment("Nobody.")), ("Ann",))
+    synthesizer = get_response_synthesizer(MockLLM())
+    engine = RetrieverQueryEngine(ListRetriever(nodes_of()), synthesizer)
+    chat = SimpleChatEngine.from_defaults(llm=MockLLM())
+    for system in (MockLLM(), Echo(), synthesizer, engine, chat):
+        assert "It was Ann." in as_system(system).ask(asked, asked.segments).text
+    assert len({as_system(chat).ask(asked, asked.segments).text for _ in range(2)}) == 1, "it forgets earlier questions"
+    found = audit(engine, [{"question": "q", "answer": "barley"}], remedies=())
+    assert found.asked[0].question.segments[1].text == nodes_of()[1].text
+    with pytest.raises(UnsupportedCombination, match="to_input"):
+        as_system(engine, to_input=lambda question, segments: question)
+
+
+def test_our_llms_do_not_flip_and_others_do(model: InvariantModel) -> None:
+    plain = InvariantLLM(model.with_method("sequential", ordering="given"), max_tokens=6)
+    others = [(HashingLLM(), 3), (canonical(HashingLLM()), 0), (vote(HashingLLM()), 0)]
+    for llm, flipped in [*others, (InvariantLLM(model, max_tokens=6), 0), (plain, None)]:
+        flips = len(audit(llm, QUESTIONS, remedies=[]).flips)
+        assert flips > 0 if flipped is None else flips == flipped

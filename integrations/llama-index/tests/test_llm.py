@@ -1,4 +1,4 @@
-"""InvariantLLM: its eight methods, what they take and report, how it is built, copied and loaded."""
+"""InvariantLLM: its eight methods, what they take, report and refuse, how it is built, copied and loaded."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS, caught
-from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
+from cases import EIGHT, ORDERS, QUERY, TEXTS, ListRetriever, caught, consumed, engine_of, nodes_of
+from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet, errors
 from invariant_rag.errors import (
     ContextOverflow,
     InvalidOption,
+    InvalidPrompt,
+    InvalidSegment,
     ModelNotFound,
     UnknownName,
     UnsupportedCombination,
@@ -24,11 +26,17 @@ from invariant_rag.errors import (
 from invariant_rag.methods import resolve_method
 from invariant_rag.prompts import mark
 from invariant_rag.segments import document_rendering
-from llama_index.core.llms import ChatMessage, MessageRole, TextBlock
-from pydantic import ValidationError
+from llama_index.core import get_response_synthesizer
+from llama_index.core.base.llms.types import AudioBlock, CitableBlock, DocumentBlock, ImageBlock, TextBlock
+from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
+from llama_index.core.indices.prompt_helper import PromptHelper
+from llama_index.core.llms import ChatMessage, MessageRole, MockLLM
+from llama_index.core.schema import ImageNode, MediaResource, Node, NodeWithScore
+from pydantic import BaseModel, ValidationError
 from transformers import PreTrainedModel
 
-from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, UnknownParameter
+from llama_index.llms.invariant_rag import AnswerFailed, InvariantLLM, SegmentBlock, UnknownParameter, canonical
+from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 CHATS = [name for name in EIGHT if name.endswith("chat")]
 
@@ -170,11 +178,9 @@ def test_a_response_names_what_did_not_fit(model: InvariantModel, overflow: str,
 async def test_a_routed_model_is_a_model(model: InvariantModel, alpha: float, branch: str) -> None:
     routed = InvariantLLM(model.with_routing(alpha, plain_order="canonical"), max_tokens=8)
     kept = InvariantLLM(getattr(routed.lm, f"{branch}_branch"), max_tokens=8)
-    responses = [await call(routed, name) for name in ("chat", "stream_chat")]
-    assert {text_of(each) for each in responses} == {text_of(kept.chat(asked("chat")))}
-    assert [each.raw["routing"]["branch"] for each in responses] == [branch] * 2
-    as_given = InvariantLLM(model.with_routing(alpha), max_tokens=2)
-    response, (message,) = caught(lambda: as_given.chat(asked("chat")))
+    for response in [await call(routed, name) for name in ("chat", "stream_chat")]:
+        assert (text_of(response), response.raw["routing"]["branch"]) == (text_of(kept.chat(asked("chat"))), branch)
+    response, (message,) = caught(lambda: InvariantLLM(model.with_routing(alpha), max_tokens=2).chat(asked("chat")))
     assert "router" in message
     assert response.raw["invariant"] is False
 
@@ -182,9 +188,9 @@ async def test_a_routed_model_is_a_model(model: InvariantModel, alpha: float, br
 async def test_segments_that_are_cached_change_nothing_but_the_counts(model: InvariantModel, llm: InvariantLLM) -> None:
     cached, cold = InvariantLLM(model, key_value_cache=KeyValueCache(), max_tokens=8), await call(llm, "chat")
     responses = [await call(cached, name, order) for name, order in zip(CHATS, ORDERS[:4], strict=True)]
-    counts = [each.raw["usage"]["cached_tokens"] for each in responses]
-    assert counts[0] == cold.raw["usage"]["cached_tokens"] == 0
-    assert min(counts[1:]) == max(counts[1:]) > sum(map(len, TEXTS))
+    counts = [each.raw["usage"]["cached_tokens"] for each in (cold, *responses)]
+    assert counts[:2] == [0, 0]
+    assert min(counts[2:]) == max(counts[2:]) > sum(map(len, TEXTS))
     assert {text_of(each) for each in responses} == {text_of(cold)}
 
 
@@ -267,3 +273,86 @@ def test_dictionaries_pickles_and_copies_answer_alike(folder: Path) -> None:
         llm.model_copy(update={"method": "pine", "overflow": "drop_last", "key_value_cache": KeyValueCache()})
     with pytest.raises(ValueError, match="frozen"):
         llm.method = "pine"
+
+
+CALLS = ("InvalidSegment", "InvalidPrompt", "ContextOverflow", "InvalidSchema", "IncompleteObject", "InvalidObject")
+PIXEL = b"GIF89a\x01\x00\x01\x00\x00\x00\x00;"
+IMAGE = ImageBlock(image=PIXEL, image_mimetype="image/gif")
+
+
+class Place(BaseModel):
+    name: str
+
+
+@pytest.fixture
+def refusing(model: InvariantModel) -> InvariantLLM:
+    """An LLM whose calls end with a TypeError of a caller's own function."""
+
+    def fail(ids: Any, scores: Any) -> Any:
+        return "concatenate str" + 1  # type: ignore[operator]
+
+    return InvariantLLM(model, max_tokens=8, generation_kwargs={"logits_processor": [fail]})
+
+
+@pytest.mark.parametrize("mode", ["compact", "tree_summarize", "refine"])
+@pytest.mark.parametrize("way", ["query", "aquery", "streaming", "object"])
+@pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")
+async def test_what_is_wrong_is_no_empty_response(
+    model: InvariantModel, refusing: InvariantLLM, way: str, mode: str
+) -> None:
+    options = {"streaming": way == "streaming", "output_cls": Place if way == "object" else None}
+    options |= {"response_mode": mode, "prompt_helper": PromptHelper(context_window=100_000)}  # it thinks that all fits
+    wrong = [
+        (InvariantLLM(model, max_tokens=4095), ContextOverflow, "4096"),
+        (InvariantLLM(model, generation_kwargs={"max_token": 3}), InvalidOption, "max_token"),
+    ]
+    for llm, error, said in [*wrong, *([(refusing, AnswerFailed, "concatenate str")] if way != "object" else [])]:
+        engine = engine_of(nodes_of(), response_synthesizer=get_response_synthesizer(llm=llm, **options))
+        with pytest.raises(error, match=said):
+            await consumed(engine.aquery(QUERY) if way == "aquery" else engine.query(QUERY))
+
+
+async def test_chat_engines_and_nodes_without_a_score_raise_too(refusing: InvariantLLM) -> None:
+    for kind in (ContextChatEngine, CondensePlusContextChatEngine):
+        for way in ("chat", "achat"):
+            with pytest.raises(AnswerFailed):
+                await consumed(getattr(kind.from_defaults(ListRetriever(nodes_of()), llm=refusing), way)(QUERY))
+    nodes = [NodeWithScore(node=each.node) for each in nodes_of()]
+    with pytest.raises(InvalidSegment, match="score"):
+        engine_of(nodes, llm=canonical(MockLLM(), ordering="score")).query(QUERY)
+
+
+@pytest.mark.parametrize("name", CHATS)
+async def test_blocks_that_are_no_text_are_refused_by_name(llm: InvariantLLM, name: str) -> None:
+    pdf = DocumentBlock(data=b"x", document_mimetype="application/pdf")
+    for block in (IMAGE, AudioBlock(audio=b"RIFF"), pdf, CitableBlock(title="", source="", content=[IMAGE])):
+        with pytest.raises(InvalidPrompt, match=r"expected text.*(image|audio|document)"):
+            await consumed(getattr(llm, name)([ChatMessage(blocks=[TextBlock(text="What is this?"), block])]))
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        ImageNode(text="A map.", image_url="https://example.org/map.png", id_="the map"),
+        Node(text_resource=MediaResource(text="A map."), image_resource=MediaResource(data=PIXEL), id_="the map"),
+        Node(audio_resource=MediaResource(data=b"RIFF"), id_="the map"),
+    ],
+)
+async def test_nodes_that_are_no_text_are_refused_by_name(llm: InvariantLLM, node: Any) -> None:
+    nodes = [*nodes_of(), NodeWithScore(node=node, score=0.1)]
+    ours = [InvariantSynthesizer(each) for each in (llm, canonical(MockLLM()))]
+    for synthesizer in (*ours, get_response_synthesizer(llm)):
+        with pytest.raises(InvalidPrompt, match="image, audio or video in the map"):
+            synthesizer.synthesize(QUERY, nodes)
+        with pytest.raises(InvalidPrompt, match="image, audio or video in the map"):
+            await synthesizer.asynthesize(QUERY, nodes)
+
+
+@pytest.mark.parametrize("name", EIGHT)
+async def test_errors_of_a_call_are_none_that_llama_index_catches(refusing: InvariantLLM, name: str) -> None:
+    with pytest.raises(AnswerFailed, match="TypeError") as caught:
+        await consumed(getattr(refusing, name)(QUERY if name.endswith("complete") else [ChatMessage(QUERY)]))
+    assert isinstance(caught.value.__cause__, TypeError)
+    for kind in (*(getattr(errors, name) for name in CALLS), UnknownParameter, AnswerFailed):
+        assert issubclass(kind, errors.InvariantRAGError)
+        assert not issubclass(kind, (ValueError, TypeError))

@@ -212,7 +212,8 @@ def test_an_object_or_a_call_is_complete_and_valid_or_says_length(name: str, gat
     [
         ({"not": {"type": "string"}}, "not"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
-        ({"type": "string", "pattern": "(a)\\\\1"}, "Backreference"),
+        ({"type": "string", "pattern": r"(a)\1"}, "Backreference"),
+        ({"type": "string", "pattern": '^a"b$'}, "'pattern'"),
         ({"$ref": "#/$defs/nowhere"}, "nowhere"),
     ],
     ids=str,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -83,7 +82,7 @@ class ModelEngine(Engine):
         """Answer the prompts of a request as one batch; see `Engine.answer_all`."""
         lm = self.model_for(calls[0].choices, calls[0].headers)
         found = []
-        with _about_parts(calls[0]):
+        try:
             answerings = list(map(partial(self._prepared, lm, abandoned), calls))
             hook = compile_elsewhere.set(partial(self._schemas.compile, calls[0].choices.tenant, abandoned))
             try:
@@ -94,6 +93,9 @@ class ModelEngine(Engine):
                 for each in reply.answers:
                     _validate(each, call, abandoned)
                 found.append(_engine_reply(call, answering.prompt, reply, lm.ordering.name))
+        except errors.InvariantRAGError as error:
+            with about(_part_of(calls[0], error)):
+                raise
         if abandoned.is_set():
             raise CancelledError
         return found
@@ -129,8 +131,11 @@ class ModelEngine(Engine):
         lm, characters = self.model_for(call.choices), _characters_of(call)
         if characters > self._most_characters:
             self._refuse_characters(characters, call.field)
-        with _about_parts(call):
+        try:
             return list(lm.prepare(_answering(lm, call).prompt).input_ids)
+        except errors.InvariantRAGError as error:
+            with about(_part_of(call, error)):
+                raise
 
     def _refuse_characters(self, found: int, field: str) -> NoReturn:
         """Refuse texts that are so long that tokenizing them takes seconds, only to see that they do not fit."""
@@ -257,18 +262,11 @@ def _options(lm: InvariantModel, given: Mapping[str, Any]) -> dict[str, Any]:
 _OF_PARTS = (errors.IncompleteObject, errors.InvalidObject, errors.InvalidSchema, errors.UnsupportedCombination)
 
 
-@contextmanager
-def _about_parts(call: Call) -> Iterator[None]:
-    """Note what part of a request an error is about: its tools, its schema or its prompt."""
-    try:
-        yield
-    except (*_OF_PARTS, errors.InvalidTool) as error:
-        is_schema = call.request.schema is not None and not isinstance(error, errors.InvalidTool)
-        with about("response_format" if is_schema else "tools" if call.request.tools else call.field):
-            raise
-    except errors.InvariantRAGError:
-        with about(call.field):
-            raise
+def _part_of(call: Call, error: errors.InvariantRAGError) -> str:
+    """Return what part of a request an error is about: its schema, its tools or its prompt."""
+    if call.request.schema is not None and isinstance(error, _OF_PARTS):
+        return "response_format"
+    return "tools" if call.request.tools and isinstance(error, (*_OF_PARTS, errors.InvalidTool)) else call.field
 
 
 def _validate(answer: Answer, call: Call, abandoned: Event) -> None:

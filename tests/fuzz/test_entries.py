@@ -1,15 +1,21 @@
-"""Permutations at the public entries: every order of the segments, and of the files, gives the same bits."""
+"""Public entries: every order of segments and of files gives the same bits, and no request makes a server fail."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
 
+import httpx
 import pytest
 
-from invariant_rag import RAG, InvariantModel, Segment
+from invariant_rag import RAG, InvariantModel, KeyValueCache, Segment
 from invariant_rag.methods import METHODS
+from invariant_rag.models.embedded import EMBEDDED
+from invariant_rag.orderings import MonoT5
 from invariant_rag.rag import BM25Retriever
+from invariant_rag.server import InProcess, Settings
+from tests.server.conftest import serving
+from tests.server.hostile import check_refusal
 
 Rounds = Callable[[], Iterator[random.Random]]
 ALPHABET = "ab \n.#山é\ud800\ue200\ue201[]<|>{}0\x00"
@@ -49,3 +55,16 @@ def test_every_order_of_the_corpus_gives_the_same_answer(rounds: Rounds, model: 
         answers = [RAG(model, BM25Retriever(each), k).ask(question, max_new_tokens=2) for each in (listed, shuffled)]
         assert answers[0].text == answers[1].text
         assert [each.segment for each in answers[0].citations] == [each.segment for each in answers[1].citations]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[httpx.Client]:
+    engine = InProcess(InvariantModel.from_pretrained(), "small", caches={"": KeyValueCache()})
+    settings = Settings(max_new_tokens=32, timeout=30)
+    with serving(engine, settings, MonoT5(EMBEDDED["monot5"])) as url, httpx.Client(base_url=url, timeout=60) as http:
+        yield http
+
+
+def test_no_request_makes_the_server_fail(server: httpx.Client, rounds: Callable[[], Iterator[random.Random]]) -> None:
+    for source in rounds():
+        check_refusal(source.randrange(1 << 32), server)

@@ -1,0 +1,33 @@
+"""Devices by name, checked before transformers is imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from invariant_rag.errors import InvalidChoice
+
+_SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Device maps that spread a model over devices."""
+
+
+def check_device(device_map: Any) -> None:
+    """Refuse the name of a device that this machine does not have, before anything is loaded; other maps are taken.
+
+    Raises:
+        InvalidChoice: There is no such device.
+    """
+    if not isinstance(device_map, str) or device_map in (*_SPREAD, "cpu"):
+        return
+    import torch  # takes two seconds, which no usual name costs
+
+    try:
+        device = torch.device(device_map)
+        there = device.type != "cuda" or (device.index or 0) < torch.cuda.device_count()
+        there = there and (device.type != "mps" or torch.backends.mps.is_available())
+    except RuntimeError:
+        there = False
+    if not there:
+        raise InvalidChoice(
+            f"device_map: expected auto, cpu or another device of this machine, got {device_map}",
+            hint=f"PyTorch sees {torch.cuda.device_count()} CUDA devices.",
+        )
