@@ -21,20 +21,18 @@ from invariant_rag.shown import reason, shown
 T = TypeVar("T")
 RUN, ANSWERS, RESULT = "run.json", "answers.jsonl", "audit.json"
 
-SCHEMA_VERSION = 1
-"""Of `run.json` and `audit.json`. It changes with the meaning of a field."""
+SCHEMA_VERSION = 1  # of `run.json` and `audit.json`; it changes with the meaning of a field
 
 
 class LineFile(AbstractContextManager["LineFile[T]"], Generic[T]):
     """An append-only file of JSON objects, one line each: one writer at a time, and no line is lost, doubled or torn.
 
-    A process that is killed can tear the last line only. Opening the file removes a torn line, so that what it held is
-    made again. A full disk leaves the file as it was before the lines that it had no room for.
+    A process that is killed can tear the last line only, and opening the file removes it, so that what it held is made
+    again. A full disk leaves the file as it was before the lines that it had no room for.
 
     Args:
         path: The file; the lock of who writes it is `PATH.lock`.
-        parse: Turns a parsed line and its place, such as `records.jsonl, line 3`, into what `lines` holds: what was
-            in the file.
+        parse: Turns a parsed line and its place, such as `records.jsonl, line 3`, into what `lines` then holds.
         invalid: Makes the error for a line that is no JSON, from a message.
     """
 
@@ -115,10 +113,8 @@ def make_new_folder(out: Any) -> Path:
     """Make the folder of a new run; raise `UnusableFile` where that fails, or one is there."""
     folder = make_folder(check_path("out", out))
     if (folder / RUN).exists() or (folder / ANSWERS).exists():
-        raise UnusableFile(
-            f"{str(folder)!r} holds an audit already",
-            hint=f"Continue it with resume (--resume {folder}), or name another folder: everything is asked anew.",
-        )
+        hint = f"Continue it with resume (--resume {folder}), or name another folder: everything is asked anew."
+        raise UnusableFile(f"{str(folder)!r} holds an audit already", hint=hint)
     return folder
 
 

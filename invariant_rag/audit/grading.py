@@ -20,30 +20,17 @@ if TYPE_CHECKING:
 
 Metric = Callable[[str, Sequence[str]], float]
 
-WRONG, RIGHT, FAILED = 0, 1, 2
-"""Outcomes where gold answers are known; otherwise a class is a number from 3 on, or `FAILED`."""
-
-SAME_MEANING = 0.9
-"""Cosine similarity of embeddings from which two answers count as the same, where there is no judge."""
-
+WRONG, RIGHT, FAILED = 0, 1, 2  # outcomes where gold answers are known; else a class is a number from 3 on, or `FAILED`
+SAME_MEANING = 0.9  # similarity of embeddings from which two answers count as the same, where there is no judge
 _TELLING = {"no", "not", "yes", "never", "none", "cannot"}
 
 
 class Grader:
     """Grades answers, and remembers what it graded.
 
-    Before a system is asked, it grades a gold answer, and the judge is asked for verdicts that are known: a metric or a
-    judge that cannot fails now.
-
-    Args:
-        questions: The questions.
-        metric: Compares an answer with the gold answers, where there is no judge; right from 0.5 on. None: a match.
-        judge: What `AnswerJudge` takes; says whether answers are right, and whether two mean the same. None: none is
-            asked, and without gold answers embeddings say which answers mean the same.
-
-    Attributes:
-        judge: The judge, with its errors; None without one.
-        embeds: Whether embeddings say which answers mean the same: some have no gold answers, and a model is there.
+    A metric compares an answer with the gold answers (right from 0.5 on; None: a match), or a `judge` does and says
+    which answers mean the same; without either, embeddings say that (`embeds`). Before a system is asked, a gold answer
+    is graded, and the judge is asked for verdicts that are known: what cannot grade fails now.
     """
 
     def __init__(self, questions: Sequence[Question], metric: Metric | None = None, judge: Any = None) -> None:
@@ -124,11 +111,8 @@ def _embedder() -> Any:
     return load_embedder()
 
 
-PROBES = 20
-"""Verdicts that are known, which the judge is asked for before it is believed."""
-
-USELESS = 0.3
-"""Share of known verdicts that a judge may miss."""
+PROBES = 20  # verdicts that are known, which the judge is asked for before it is believed
+USELESS = 0.3  # share of them that a judge may miss
 
 _RIGHT = """\
 Question: {question}
@@ -155,9 +139,8 @@ class AnswerJudge:
             server with the chat completions of OpenAI; or a function from a prompt to text.
 
     Attributes:
-        calls: How often the model was asked.
-        pairs: How often two answers were compared in both orders.
-        divided: How often the two verdicts differed.
+        calls, pairs, divided: How often the model was asked, two answers were compared in both orders, and the two
+            verdicts differed.
         errors: Share of the verdicts that are known which it misses; None without gold answers.
     """
 
@@ -189,11 +172,9 @@ class AnswerJudge:
         missed += [self.is_right(each, answer) for each, answer in foreign]
         self.errors = found = wilson_interval(sum(missed), len(missed)) if missed else None
         if found is not None and found.value > USELESS:
-            raise AuditFailed(
-                f"the judge is wrong on {found.value:.0%} of the verdicts that are known (gold answers, and those of "
-                "other questions)",
-                hint="Name a larger model as --judge, or leave it out: gold answers are then matched as tokens.",
-            )
+            known_ones = "the verdicts that are known (gold answers, and those of other questions)"
+            hint = "Name a larger model as --judge, or leave it out: gold answers are then matched as tokens."
+            raise AuditFailed(f"the judge is wrong on {found.value:.0%} of {known_ones}", hint=hint)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what it was asked, and how often it erred, as plain data."""

@@ -22,23 +22,14 @@ if TYPE_CHECKING:
     from invariant_rag.audit.result import Audit, Comparison
     from invariant_rag.audit.statistics import Estimate
 
-SHOWN = 100
-"""Most questions on a page; those that flip come first."""
-
-LONG_GOLD = 12
-"""Words of a gold answer that no answer is likely to repeat."""
-
+SHOWN = 100  # most questions on a page; those that flip come first
+LONG_GOLD = 12  # words of a gold answer that no answer is likely to repeat
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&])")
 
 
 def percent(estimate: Estimate) -> str:
-    """Return an estimate in per cent, with its interval.
-
-    >>> from invariant_rag.audit.statistics import Estimate
-    >>> percent(Estimate(0.25, 0.2, 0.31))
-    '25.0% [20.0%, 31.0%]'
-    """
-    return "{:.1f}% [{:.1f}%, {:.1f}%]".format(*(100 * each for each in (estimate.value, estimate.low, estimate.high)))
+    """Return an estimate in per cent, with its interval, such as `25.0% [20.0%, 31.0%]`."""
+    return f"{estimate.value:.1%} [{estimate.low:.1%}, {estimate.high:.1%}]"
 
 
 def points(estimate: Estimate, unit: str = " points") -> str:
@@ -76,8 +67,8 @@ def _finding(audit: Audit) -> str:
         )
     if screen.alike:
         return (
-            f"Cannot tell yet: all answers are the same, {_the_answer(audit)}, with other texts in the documents, too. "
-            f"Whoever does not read the documents answers like that ({asked})."
+            f"Cannot tell yet: all answers are the same, {_the_answer(audit)}, with other texts in the documents, too "
+            f"({asked}). A system that does not read its documents answers like that."
         )
     return (
         f"Cannot tell yet: {measured} Ask about {screen.more:,} questions more, "
@@ -103,21 +94,20 @@ def _today(audit: Audit) -> str:
 
 def _recommendation(audit: Audit) -> str:
     """Return the one thing to do: look at the call, use a remedy, leave it, or ask more questions."""
+    compared = sorted(((each.gain, each) for each in audit.comparisons if each.gain), key=lambda pair: -pair[0].value)
     if audit.screen.alike:
         return f"Look at the call first: every answer was the same, {_the_answer(audit)}. Does it read these documents?"
-    compared = sorted(((each.gain, each) for each in audit.comparisons if each.gain), key=lambda pair: -pair[0].value)
     if compared and compared[0][1].is_better:
         return f"Use {_named(*compared[0])}."
     if audit.screen.outcome == "order does not matter":
         return "Leave it: change nothing for the sake of the order."
     if audit.screen.outcome == "cannot tell yet":
         return f"Decide nothing yet: ask about {audit.screen.more:,} questions more."
-    return _where_it_matters(audit, compared)
+    return _where_it_matters(audit, compared, audit.choices.margin)
 
 
-def _where_it_matters(audit: Audit, compared: list[tuple[Estimate, Comparison]]) -> str:
+def _where_it_matters(audit: Audit, compared: Sequence[tuple[Estimate, Comparison]], margin: float) -> str:
     """Return what to do where no remedy was shown to be right more often."""
-    margin = audit.choices.margin
     safe = [(gain, each) for gain, each in compared if each.fixes and gain.low > -margin]
     if safe:
         return (
@@ -143,8 +133,9 @@ def _about_grading(audit: Audit) -> list[str]:
     """Return what a right answer is, and how far that can be trusted."""
     found, judge, metric, scored = [], audit.judge, audit.choices.metric, audit.scored
     if scored and judge is None:
-        by_metric = f"{getattr(metric, '__name__', 'the metric')} gives it at least 0.5"
-        found.append(f"An answer is right if {by_metric if metric else 'it gives a gold answer, as whole tokens'}.")
+        name = getattr(metric, "__name__", "the metric")
+        how = f"{name} gives it at least 0.5" if metric else "it gives a gold answer, as whole tokens"
+        found.append(f"An answer is right if {how}.")
         long = sum(all(len(gold.split()) >= LONG_GOLD for gold in each.question.answers) for each in scored)
         if 2 * long > len(scored) and metric is None:
             found.append("Most gold answers are whole sentences, which no answer repeats: grade with --judge.")
@@ -182,7 +173,7 @@ def _about_calls(audit: Audit) -> list[str]:
     return found
 
 
-MEASURES = ("net-sensitivity", "accuracy-today", "accuracy-over-orders", "worst-slot", "errors")
+MEASURES = tuple(name.replace("_", "-") for name in ABOUT if name != "calls")
 _BOUND = re.compile(r"\s*([a-z-]+)\s*([<>])\s*(\d{1,3}(?:\.\d+)?)\s*%\s*")
 
 
@@ -197,11 +188,7 @@ class Gate:
 
     @classmethod
     def parse(cls, text: str) -> Gate:
-        """Parse a condition.
-
-        >>> Gate.parse("net-sensitivity>5%").bound
-        0.05
-        """
+        """Parse a condition, such as `net-sensitivity>5%`."""
         if text.strip() == "order-matters":
             return cls(text)
         found = _BOUND.fullmatch(text)
@@ -232,9 +219,12 @@ def write_report(audit: Audit, folder: Path) -> None:
 
 def measure_rows(audit: Audit) -> list[tuple[str, str, str]]:
     """Return name, value and meaning of each measure that is known."""
-    known = {name: audit.measures[name] for name in ABOUT if name in audit.measures}
     special = {"calls": lambda each: f"{each.value:g}", "net_sensitivity": points}
-    return [(name.replace("_", " "), special.get(name, percent)(each), ABOUT[name]) for name, each in known.items()]
+    return [
+        (name.replace("_", " "), special.get(name, percent)(audit.measures[name]), about)
+        for name, about in ABOUT.items()
+        if name in audit.measures
+    ]
 
 
 def remedy_rows(audit: Audit) -> list[tuple[str, str, str, str]]:
@@ -250,23 +240,19 @@ def remedy_rows(audit: Audit) -> list[tuple[str, str, str, str]]:
 def _page(audit: Audit, template: str) -> str:
     from jinja2 import Environment, PackageLoader, select_autoescape
 
+    def cleaned(value: Any) -> Any:  # answers and documents are not trusted
+        return clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
     loader = PackageLoader("invariant_rag.audit", "pages")
-    environment = Environment(
-        loader=loader, autoescape=select_autoescape(["html.j2"]), keep_trailing_newline=True, finalize=_cleaned
-    )
+    environment = Environment(loader=loader, autoescape=select_autoescape(["html.j2"]), keep_trailing_newline=True)
+    environment.finalize = cleaned
     environment.filters["listed"] = _listed
     environment.filters["md"] = lambda text: _SPECIAL.sub(r"\\\1", " ".join(clean(str(text)).split()))
     tables = {"measures": measure_rows(audit), "remedies": remedy_rows(audit)}
     return environment.get_template(template).render(audit=audit, most=SHOWN, percent=percent, **tables)
 
 
-def _cleaned(value: Any) -> Any:
-    """Return text without control characters: answers and documents are not trusted."""
-    return clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
-
-
-def _listed(order: Sequence[int]) -> str:
-    """Return an order of documents as people count them, from 1."""
+def _listed(order: Sequence[int]) -> str:  # as people count, from 1
     return " ".join(str(place + 1) for place in order)
 
 

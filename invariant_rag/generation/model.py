@@ -428,13 +428,13 @@ class InvariantModel:
         copies = max(options["num_beams"], options["num_return_sequences"])
         # Prompts are prefilled here, or by the first forward pass of `generate`: one prompt after what its cache has of
         # it, several where there is no cache.
-        lengths = [len(each.input_ids) for each in prepared]
+        lengths = list(map(len, map(attrgetter("input_ids"), prepared)))
         is_one = len(prepared) == 1 or (self.cache is None and prefiller.shares_prefill(lengths))
         prefills = copies == 1 and is_one
         prefilled = prefiller.load_cached_prefixes(prepared) if prefills else prefiller.prefill(prepared)
-        cache: Cache = batch_caches([each.cache for each in prefilled], padding, copies)
+        cache: Cache = batch_caches(list(map(attrgetter("cache"), prefilled)), padding, copies)
         is_whole = prefills and not cache.get_seq_length()
         states = [replace(each.state, padding=by) for each, by in zip(prefilled, padding, strict=True)]
-        cached = [each.cached_tokens for each in prefilled]
+        cached = list(map(attrgetter("cached_tokens"), prefilled))
         with (prefiller.generation_attention if is_whole else prefiller.decoding_attention)(states):
             return decode(self.model, self.tokenizer, prepared, ids, mask, cache, max_new_tokens, options, cached)

@@ -379,10 +379,11 @@ def left_pad(
         Input ids `[B, L]`; the attention mask `[B, L]`; the number of padding tokens of each row; and the rotary
         positions `[B, L]`, None if every row has 0, 1, 2... after the padding.
     """
-    lengths = [len(each.input_ids) for each in prompts]
-    padding = [max(lengths) - length for length in lengths]
-    ids, mask, positions, is_natural = [], [], [], True
-    for prompt, count in zip(prompts, padding, strict=True):
+    longest = max(map(len, map(attrgetter("input_ids"), prompts)))
+    ids, mask, positions, padding, is_natural = [], [], [], [], True
+    for prompt in prompts:
+        count = longest - len(prompt.input_ids)
+        padding.append(count)
         ids.append([pad_token_id] * count + list(prompt.input_ids))
         mask.append([0] * count + [1] * len(prompt.input_ids))
         positions.append([0] * count + list(prompt.arrangement.positions))

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -34,6 +34,7 @@ _EMBEDDER_LOCK = Lock()
 """Held while embedding: embedders may be shared, and a fast tokenizer keeps its padding and truncation as state."""
 
 
+@runtime_checkable
 class Retriever(Protocol):
     """Interface of a retriever."""
 

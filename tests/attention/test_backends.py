@@ -18,7 +18,7 @@ from invariant_rag import InvariantModel, Prompt
 from invariant_rag.arrangement import Layout
 from invariant_rag.attention import BACKENDS, resolve_backend
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.hook import ArrangedAttention, PromptState, _sliding_window, override_attention
+from invariant_rag.attention.hook import _sliding_window, override_attention
 from invariant_rag.attention.per_model import cache_keyword, forward_parameters
 from invariant_rag.attention.positions import of_table
 from invariant_rag.errors import UnknownName, UnsupportedModel
@@ -63,35 +63,27 @@ def test_the_last_queries_of_a_prompt_get_what_they_get_in_all_of_it(method: str
         torch.testing.assert_close(attend(start), whole[:, start:], atol=bound, rtol=0)
 
 
-@pytest.mark.parametrize("method", ["rotor", "pine", "pine-in-place"])
-def test_gradients_flow_and_the_outputs_stay_the_same(llama: PreTrainedModel, method: str) -> None:
-    lm, prompt = InvariantModel(llama, method=method), random_prompt(random.Random(0), (3, 5, 2))
-    prepared = lm.prepare(prompt)
-    arranged = ArrangedAttention([PromptState(prepared.arrangement)], lm.backend, lm.prefiller.rotations)
-    with override_attention(llama, arranged):
-        logits = llama(torch.tensor([prepared.input_ids]), use_cache=False).logits[0, -4:]
-    torch.testing.assert_close(logits, lm.logits(prompt), atol=rounding(lm.logits, prompt), rtol=0)
-    logits.logsumexp(dim=-1).sum().backward()
-    gradients = [parameter.grad for parameter in llama.parameters()]
-    llama.zero_grad(set_to_none=True)
-    assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients)
-
-
-@pytest.mark.parametrize(("method", "trained"), [("rotor", "q_proj"), ("pine", "v_proj")])
-def test_some_of_the_projections_have_the_gradients_that_they_have_among_all(method: str, trained: str) -> None:
-    model = tiny_model("llama")
+@pytest.mark.parametrize(("method", "trained"), [("rotor", "q_proj"), ("pine", "v_proj"), ("pine-in-place", "q_proj")])
+def test_gradients_flow_and_are_the_same_where_some_projections_are_trained_alone(method: str, trained: str) -> None:
+    model, prompt = tiny_model("llama"), random_prompt(random.Random(0), (3, 5, 2))
     lm, weight = InvariantModel(model, method=method), getattr(model.model.layers[0].self_attn, trained).weight
-    prepared = lm.prepare(random_prompt(random.Random(0), (3, 5, 2)))
+    prepared = lm.prepare(prompt)
 
     def gradient(others: bool) -> torch.Tensor:
         model.requires_grad_(others)
         weight.requires_grad_(True)
         model.zero_grad(set_to_none=True)
-        with lm.arranged([prepared]):
-            model(torch.tensor([prepared.input_ids]), use_cache=False).logits[0, -4:].logsumexp(dim=-1).sum().backward()
+        logits().logsumexp(dim=-1).sum().backward()
         return weight.grad.clone()
 
-    torch.testing.assert_close(gradient(False), gradient(True), atol=rounding(gradient, True), rtol=0)
+    def logits() -> torch.Tensor:
+        with lm.arranged([prepared]):
+            return model(torch.tensor([prepared.input_ids]), use_cache=False).logits[0, -4:]
+
+    torch.testing.assert_close(logits(), lm.logits(prompt), atol=rounding(lm.logits, prompt), rtol=0)
+    bound, among_all = rounding(gradient, True), gradient(True)
+    assert all(each.grad is not None and torch.isfinite(each.grad).all() for each in model.parameters())
+    torch.testing.assert_close(gradient(False), among_all, atol=bound, rtol=0)
 
 
 def test_a_batch_of_several_arrangements_is_trained_as_one(llama: PreTrainedModel) -> None:
@@ -99,11 +91,10 @@ def test_a_batch_of_several_arrangements_is_trained_as_one(llama: PreTrainedMode
     lm = InvariantModel(llama)
     prompts = [random_prompt(random.Random(seed), lengths) for seed, lengths in enumerate([(3, 5, 2), (6, 4), (1, 9)])]
     prepared = [lm.prepare(prompt) for prompt in prompts]
-    states = [PromptState(each.arrangement) for each in prepared]
-    with override_attention(llama, ArrangedAttention(states, lm.backend, lm.prefiller.rotations)), torch.no_grad():
+    with lm.arranged(prepared), torch.no_grad():
         logits = llama(torch.tensor([each.input_ids for each in prepared]), use_cache=False).logits
-    for row, prompt in enumerate(prompts):
-        torch.testing.assert_close(logits[row, -4:], lm.logits(prompt), atol=rounding(lm.logits, prompt), rtol=0)
+    for row, prompt in zip(logits, prompts, strict=True):
+        torch.testing.assert_close(row[-4:], lm.logits(prompt), atol=rounding(lm.logits, prompt), rtol=0)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "varlen"])

@@ -10,10 +10,10 @@ from torch import nn
 
 from invariant_rag.arrangement import Arrangement, Layout
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.positions import Alibi, Rotation, candidates, find_slopes, identify
+from invariant_rag.attention.positions import Alibi, Rotation, candidates, find_slopes
 from invariant_rag.attention.probe import probe
 from invariant_rag.testing.families import tiny_model
-from invariant_rag.testing.rounding import assert_rounded_alike, rounding
+from invariant_rag.testing.rounding import assert_rounded_alike
 
 # --- rotary embeddings ---
 
@@ -61,19 +61,6 @@ def test_the_table_of_angles_follows_the_frequencies(rotation: Rotation) -> None
     rotation.module.inv_freq *= 2  # the same tensor, with other numbers
     assert_rounded_alike(rotation.rotate_each(x, shift, 10), rotation.rotate(x, 3))
     assert not torch.equal(rotation.rotate_each(x, shift, 10), after)
-
-
-def test_a_layer_without_rotation_leaves_everything_as_it_is() -> None:
-    x, still, shifts = torch.randn(2, 3, 8), Rotation(None), torch.tensor([[1], [2]])
-    for moved in (still.rotate(x, 5), still.rotate_each(x, shifts, 5), still.turn(still.pair(x), shifts, 5)):
-        assert torch.equal(moved, x)
-
-
-def test_what_no_candidate_explains_is_not_explained() -> None:
-    positions, noise = torch.tensor([0, 1, 5]), torch.randn(2, 3, 8)
-    known = [Rotation(None), Rotation(_Frequencies(1.0, 0.3, 0.05), "inv_freq")]
-    assert identify(known, positions, [noise], tolerance=1e-3) is None
-    assert identify(known, positions, [noise[:, :1].expand(2, 3, 8)], tolerance=1e-3) is known[0]
 
 
 def test_two_bases_in_one_model_are_told_apart_and_half_precision_is_probed_alike() -> None:
@@ -138,23 +125,6 @@ def test_a_moved_key_is_farther_or_nearer_and_a_moved_query_the_other_way_round(
         assert_rounded_alike(ALIBI.rotate(moved, -697), x, magnitude=700)
         each = ALIBI.rotate_each(x, torch.tensor([[4], [-2]]), 10)
         assert_rounded_alike(each[1], ALIBI.rotate(x[-1], -2).float())
-
-
-def test_without_positions_nothing_is_left_of_the_bias() -> None:
-    plain, back = call(queries=7), -torch.arange(7)
-    known = encoded(plain, *range(7))
-    undone = replace(known, queries=ALIBI.rotate_by(known.queries, back), keys=ALIBI.rotate_by(known.keys, back))
-    assert_rounded_alike(scores(undone), scores(plain))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_widened_so_that_every_position_fits(dtype: torch.dtype) -> None:
-    plain = call(dtype)
-    known = encoded(plain, *range(4000, 4007))
-    assert known.keys.dtype == known.values.dtype == torch.float32
-    expected = plain.queries.double() @ plain.keys.double().mT * 0.25
-    expected -= SLOPES[:, None, None] * (torch.arange(4, 7)[:, None] - torch.arange(7))
-    torch.testing.assert_close(scores(known).double(), expected, atol=rounding(scores, known), rtol=0)
 
 
 def test_slopes_are_found_up_to_a_constant_and_only_on_lines() -> None:

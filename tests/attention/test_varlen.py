@@ -100,18 +100,15 @@ def _assert_by_reference(
     ("method", "kernel"), [*((method, Dense()) for method in METHODS), ("rotor", Grouped()), ("pine", Grouped())]
 )
 def test_a_padded_batch_gets_what_each_prompt_gets_by_the_reference(method: str, kernel: VarlenKernel) -> None:
+    """Also the last text alone, and with sinks."""
     chance = random.Random(method)
-    for size in (1, 3):
+    cases: list[tuple[int, dict[str, Any]]] = [(1, {}), (3, {})]
+    if method == "rotor":
+        cases.append((3, {"num_queries": 1, "sinks": torch.randn(HEADS)}))
+    for size, options in cases:
         arrangements = [_arrangement(method, chance) for _ in range(size)]
-        padding, call = _batch(arrangements)
+        padding, call = _batch(arrangements, **options)
         _assert_by_reference(Varlen(kernel).batch(arrangements, padding, call, {}), arrangements, padding, call)
-
-
-def test_the_last_text_alone_and_sinks_are_attended_to_in_a_batch() -> None:
-    chance = random.Random(1)
-    arrangements = [_arrangement("rotor", chance) for _ in range(3)]
-    padding, call = _batch(arrangements, num_queries=1, sinks=torch.randn(HEADS))
-    _assert_by_reference(Varlen(Dense()).batch(arrangements, padding, call, {}), arrangements, padding, call)
 
 
 @pytest.mark.parametrize("change", [{"softcap": 5.0}, {"dropout": 0.1}, {"sliding_window": 3}])

@@ -233,26 +233,6 @@ def test_calibration_averages_the_content_free_probabilities_before_it_normalise
     assert calibrated.cost.prefills == 4
 
 
-class _Table:
-    """A scorer with given probabilities, by the token of the first segment."""
-
-    model: Any = None
-    invariant = True
-
-    def __init__(self, model: PreTrainedModel, probabilities: dict[int, list[float]]) -> None:
-        self.model, self._probabilities = model, probabilities
-
-    def score(self, prompt: Prompt, candidates: Any) -> list[float]:
-        return [math.log(each) for each in self._probabilities[prompt.segments[0].token_ids[0]]]
-
-
-def test_calibration_gives_the_figures_of_the_published_arithmetic(llama: PreTrainedModel) -> None:
-    """By hand: p_cf is (0.61, 0.24) / 0.85, so equal probabilities become (0.24, 0.61) / 0.85."""
-    scorer = _Table(llama, {5: [0.3, 0.3], 8: [0.6, 0.2], 9: [0.01, 0.04]})
-    calibrated = ContextualCalibration(scorer, [[8], [9]]).score(Prompt([3], [[5]], [4]), [[1], [2]])
-    assert_rounded_alike(np.exp(calibrated), [0.24 / 0.85, 0.61 / 0.85])
-
-
 def test_calibration_of_text_uses_the_published_content_free_inputs_and_leaves_no_preference_without_content(
     lm: InvariantModel, chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:

@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.spatial.distance import jensenshannon
 from scipy.special import rel_entr
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import ContextExperts, InvariantModel, PermutationAverage, Prompt, Segment, SegmentSet
-from invariant_rag.ensembles.experts import resolve_beta
 from invariant_rag.errors import ContextOverflow, InvalidChoice, InvalidSegment, UnsupportedCombination
-from invariant_rag.testing.rounding import assert_rounded_alike, rounding
+from invariant_rag.testing.rounding import rounding
 
 DOCUMENTS = [([5, 6], 0.9), ([7], 0.2), ([8, 9, 10], 0.5), ([20, 21], 0.85)]
 PROMPT = Prompt([3, 4], [Segment(token_ids=tuple(ids), score=score) for ids, score in DOCUMENTS], [11, 12])
@@ -72,16 +70,6 @@ def test_every_token_is_the_one_that_the_published_rule_chooses(lm: InvariantMod
         answers |= {int(each.argmax()) for each in scores}
     assert len(written) == 3
     assert len(answers) > 1, "experts differ"
-
-
-def test_a_dynamic_beta_is_that_of_the_first_token_for_every_expert_and_token() -> None:
-    amateur, expert = torch.tensor([2.0, 0.0, -1.0]), torch.tensor([-1.0, 0.5, 3.0])
-    p, q = (torch.softmax(each.double(), -1).numpy() for each in (amateur, expert))
-    found = resolve_beta("dynamic", amateur, expert)
-    assert isinstance(found, torch.Tensor)
-    assert_rounded_alike(found, (rel_entr(p, (p + q) / 2) + rel_entr(q, (p + q) / 2)) / 2, 8, magnitude=1)
-    assert_rounded_alike(found.sum(), jensenshannon(p, q) ** 2, 24, magnitude=1)
-    assert resolve_beta("dynamic", amateur, amateur).tolist() == [0.0] * 3  # type: ignore[union-attr]
 
 
 def test_a_score_is_the_sum_over_the_tokens_of_the_same_rule(lm: InvariantModel) -> None:

@@ -228,8 +228,6 @@ def test_a_search_saves_what_the_library_loads(tokenizer: PreTrainedTokenizerFas
     examples = uuid_examples(tokenizer, 2, pairs=2)
     found = search_dimension(model, tokenizer, examples, keep=1)
     found.save(tmp_path / "search.json")
-    found.draw(tmp_path / "dimension.png")
     saved = json.loads((tmp_path / "search.json").read_text())
     assert HiddenScaling.load(tmp_path / "search.json").dimensions == found.found.dimensions
     assert sorted(factor for _, factor, _ in saved["trials"]) == sorted(FACTORS)
-    assert (tmp_path / "dimension.png").exists()

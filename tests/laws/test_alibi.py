@@ -69,7 +69,7 @@ def test_a_warm_cache_scores_and_writes_as_a_cold_one_and_as_none(family: str, m
     assert cached.cache.stats().hits
 
 
-def test_shared_positions_are_kept_while_decoding_so_guidance_is_refused() -> None:
+def test_shared_positions_are_kept_while_decoding_so_guidance_is_refused_and_cuts_need_rotary_ones() -> None:
     """The model's own attention would take indices for positions. RoToR's positions, and one segment's, are indices."""
     model, options = model_of("bloom"), {"max_new_tokens": 2, "guidance_scale": 1.5}
     assert InvariantModel(model).generate(PROMPT, **options).token_ids
@@ -77,13 +77,9 @@ def test_shared_positions_are_kept_while_decoding_so_guidance_is_refused() -> No
         InvariantModel(model, method="set-based").generate(PROMPT, **options)
     alone = Prompt(PROMPT.prefix, PROMPT.segments[:1], PROMPT.suffix)
     assert InvariantModel(model, method="set-based").generate(alone, **options).token_ids
-
-
-def test_an_average_over_cuts_needs_rotary_positions() -> None:
-    lm = InvariantModel(model_of("mpt"))
     with pytest.raises(UnsupportedCombination, match="ALiBi"):
-        RingAverage(lm)
-    assert PermutationAverage(lm, 2).generate(PROMPT, max_new_tokens=2).token_ids
+        RingAverage(InvariantModel(model_of("mpt")))
+    assert PermutationAverage(InvariantModel(model_of("mpt")), 2).generate(PROMPT, max_new_tokens=2).token_ids
 
 
 @pytest.mark.parametrize("family", ["bloom", "gptj"])

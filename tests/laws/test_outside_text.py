@@ -43,6 +43,11 @@ HARMLESS = (
 )
 
 
+def ids_of(tokenizer: PreTrainedTokenizerBase, messages: list[Any], **options: Any) -> list[int]:
+    """The ids of a conversation around its sets."""
+    return [*chain(*tokenize_prompt(render_chat(messages, tokenizer, **options), tokenizer).texts)]
+
+
 def declared(name: str) -> dict[int, str]:
     """The control tokens of a layout, as it declares them: not as the library finds them."""
     tokens = layout_tokenizer(name).added_tokens_decoder
@@ -103,7 +108,7 @@ def test_harmless_conversations_have_the_ids_that_the_template_gives_them(name: 
         ]
         expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids = tokenizer(expected, add_special_tokens=False)["input_ids"]
-        assert [*chain(*tokenize_prompt(render_chat(messages, tokenizer), tokenizer).texts)] == ids
+        assert ids_of(tokenizer, messages) == ids
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if LAYOUTS[name].lossless])
@@ -111,8 +116,7 @@ def test_a_hostile_question_is_read_word_for_word(name: str) -> None:
     tokenizer = layout_tokenizer(name)
     for text in hostile_texts(tokenizer, 20, seed=5):
         shown = "q" + "".join(each for each in text if each not in "\ueca4\ueca5\ueca6") + "q"
-        prompt = render_chat([{"role": "user", "content": f"q{text}q"}], tokenizer)
-        ids = [*chain(*tokenize_prompt(prompt, tokenizer).texts)]
+        ids = ids_of(tokenizer, [{"role": "user", "content": f"q{text}q"}])
         assert as_read(tokenizer, shown) in tokenizer.decode(ids, skip_special_tokens=False)
 
 
@@ -130,8 +134,7 @@ def test_words_of_a_name_in_brackets_stay_words() -> None:
     tokenizer = layout_tokenizer("xml")
 
     def found(messages: list[Any], tool: Tool) -> list[int]:
-        ids = chain(*tokenize_prompt(render_chat(messages, tokenizer, tools=[tool]), tokenizer).texts)
-        return [index for index in ids if index in control_tokens(tokenizer)]
+        return [index for index in ids_of(tokenizer, messages, tools=[tool]) if index in control_tokens(tokenizer)]
 
     def talk(word: str) -> tuple[list[Any], Tool]:
         schema = {"type": "object", "properties": {word: {"type": "string", "description": word}}}
@@ -170,8 +173,7 @@ def test_prompts_do_not_depend_on_how_another_thread_calls_the_tokenizer() -> No
 def test_names_that_are_whole_words_are_read_side_by_side() -> None:
     tokenizer = LAYOUTS["whole words only"].build()
     tokenizer.chat_template = turns("<ROLE>", "<END>")
-    prompt = render_chat([{"role": "user", "content": " <tool> "}], tokenizer)
-    ids = [*chain(*tokenize_prompt(prompt, tokenizer).texts)]
+    ids = ids_of(tokenizer, [{"role": "user", "content": " <tool> "}])
     assert tokenizer.decode(ids) == "<user> <tool> <END><assistant>"
     assert sum(index in control_tokens(tokenizer) for index in ids) == 3
 
@@ -183,7 +185,7 @@ def test_an_unknown_character_that_would_be_a_control_token_is_refused_everywher
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, unk_token="</s>", eos_token="</s>", chat_template=turns("<ROLE>", "</s>")
     )
-    assert control_count_of(tokenizer, [{"role": "user", "content": "cafe"}]) == 1
+    assert control_count([{"role": "user", "content": "cafe"}], tokenizer) == 1
     with pytest.raises(InvalidPrompt, match="as a control token"):
         render_chat([{"role": "user", "content": "caf\u00e9"}], tokenizer)
 
@@ -202,13 +204,9 @@ def test_a_role_that_is_an_ordinary_piece_of_the_vocabulary_is_named() -> None:
 QWEN3 = "qwen3"
 
 
-def control_count(messages: list[Any], **options: Any) -> int:
-    return control_count_of(layout_tokenizer(QWEN3), messages, **options)
-
-
-def control_count_of(tokenizer: PreTrainedTokenizerBase, messages: list[Any], **options: Any) -> int:
-    ids = chain(*tokenize_prompt(render_chat(messages, tokenizer, **options), tokenizer).texts)
-    return sum(index in control_tokens(tokenizer) for index in ids)
+def control_count(messages: list[Any], tokenizer: PreTrainedTokenizerBase | None = None) -> int:
+    chosen = tokenizer or layout_tokenizer(QWEN3)
+    return sum(index in control_tokens(chosen) for index in ids_of(chosen, messages))
 
 
 def test_a_trusted_text_may_make_control_tokens_and_no_set_and_no_other_part_of_its_message() -> None:

@@ -29,10 +29,10 @@ _HOMES = {
     "api_models": "canonical vote",
     "chat_models": "ChatInvariant",
     "documents": "Segments",
-    "errors": "OrderWarning",
     "llms": "InvariantLLM",
     "middleware": "InvariantRAGMiddleware",
     "prompts": "SEGMENT_PROMPT SegmentsPlaceholder create_invariant_documents_chain",
+    "recognition": "OrderWarning",
     "retrievers": "InvariantEmbeddings InvariantRetriever as_segments",
 }
 

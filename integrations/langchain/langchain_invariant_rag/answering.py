@@ -11,7 +11,7 @@ from invariant_rag.checks import check_kind, check_stops, check_tools
 from invariant_rag.errors import InvalidTool
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply
 from invariant_rag.generation.citations import CitedSpan
-from invariant_rag.prompts.tools import ToolCall, choice_of
+from invariant_rag.prompts.tools import choice_of
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.messages.content import Citation
@@ -22,7 +22,6 @@ from langchain_invariant_rag.documents import DOCUMENT_ID
 
 PROVIDER = "invariant-rag"
 PER_CALL = ("max_tokens", "temperature", "top_p", "top_k", "seed")
-"""Parameters that a single call may set for itself; of chat models, these too:"""
 PER_CHAT = ("n", "logprobs", "top_logprobs", "citations")
 
 _URL = re.compile(r"\w+://\S+")
@@ -33,12 +32,8 @@ def request_of(
 ) -> AnswerRequest:
     """Return the request of a call: its own keywords, over the parameters (fields) of the model object.
 
-    Keywords are what was bound or passed: any of the parameters, a `json_schema`, or further keywords of transformers'
-    `generate`. Variables of the chat template are added to those of the object.
-
-    Raises:
-        InvalidTool: The tools are no collection of tools, or the choice of one is of no known shape.
-        InvalidChoice: The variables of the chat template are no mapping.
+    Keywords are any of the parameters, a `json_schema`, or further keywords of transformers' `generate`. Variables of
+    the chat template are added to those of the object.
     """
     options = {**parameters["generation_kwargs"], **keywords}
     options.pop("stream", None)  # how LangChain asks, not what for
@@ -58,10 +53,7 @@ def request_of(
         schema=options.pop("json_schema", None),
         stop=tuple(check_stops(stop if stop is not None else parameters["stop"])),
         max_new_tokens=asked["max_tokens"],
-        temperature=asked["temperature"],
-        top_p=asked["top_p"],
-        top_k=asked["top_k"],
-        seed=asked["seed"],
+        **{name: asked[name] for name in ("temperature", "top_p", "top_k", "seed")},
         n=1 if asked["n"] is None else asked["n"],
         logprobs=bool(asked["logprobs"] or top_logprobs),
         top_logprobs=top_logprobs,
@@ -84,7 +76,7 @@ def to_message(answer: Answer, reply: Reply, model_name: str) -> AIMessage:
     cut = answer.cut_call
     return AIMessage(
         content=answer.content if answer.citations is None else _cited(answer),
-        tool_calls=list(map(_tool_call, answer.tool_calls)),
+        tool_calls=[tool_call(name=call.name, args=dict(call.arguments), id=call.id) for call in answer.tool_calls],
         invalid_tool_calls=[] if cut is None else [_cut_call(cut.name, cut.arguments, cut.id)],
         additional_kwargs={"reasoning_content": answer.reasoning} if answer.reasoning else {},
         usage_metadata=usage_of(reply),
@@ -114,10 +106,7 @@ def to_chunks(
 
 
 class AnswerChunk(AIMessageChunk):
-    """A piece of an answer. Joined with the last one, a call that was cut off is in `invalid_tool_calls`.
-
-    LangChain would complete its arguments, and an agent would call the tool with them.
-    """
+    """A piece of an answer. Joined with the last one, a call that was cut off is invalid, and not completed."""
 
     def __add__(self, other: Any) -> Any:
         """Return both, and as a plain chunk if `other` is the last one."""
@@ -138,10 +127,6 @@ def _is_json(text: str | None) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _tool_call(call: ToolCall) -> Any:
-    return tool_call(name=call.name, args=dict(call.arguments), id=call.id)
 
 
 def _cut_call(name: str | None, arguments: str | None, identifier: str | None) -> Any:

@@ -22,13 +22,12 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, RunnableLambda
 from pydantic import model_validator
 
-from langchain_invariant_rag.messages import to_content
+from langchain_invariant_rag.documents import to_content
 from langchain_invariant_rag.recognition import KEY, Recognized, RecognizesMessages
 from langchain_invariant_rag.tracking import run_of
 
 AnswerOf = Callable[[Any], Hashable]
-Ballot = tuple[list[BaseMessage], dict[str, Any]]
-"""Messages with plain text, and the ledger of what is in them."""
+Ballot = tuple[list[BaseMessage], dict[str, Any]]  # messages with plain text, and the ledger of what is in them
 
 _TAKEN_OVER = (
     "cache", "callbacks", "custom_get_token_ids", "disable_streaming", "metadata", "output_version", "profile",
@@ -40,15 +39,11 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):  # type: ignore[mis
     """A chat model that gets segments in canonical order, once or in several orders; made by `canonical` and `vote`."""
 
     model: BaseChatModel
-    """The wrapped model."""
     ordering: str | Ordering = "lexical"
-    """The content ordering of the segments."""
     votes: int | None = None
     """How many orders to ask about. None: only the canonical one, and no vote."""
     seed: int = 0
-    """Seed of the orders."""
     answer_of: AnswerOf | None = None
-    """Maps a message to the value that is counted."""
     streaming: bool = False
     """Whether `invoke` streams, so that callbacks see every token."""
 
@@ -59,10 +54,6 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):  # type: ignore[mis
         if not isinstance(values, Mapping) or not isinstance(model := values.get("model"), BaseChatModel):
             return values
         return {**{name: getattr(model, name) for name in _TAKEN_OVER if name in model.model_fields_set}, **values}
-
-    @property
-    def _requests(self) -> PlainRequests:
-        return PlainRequests(self.ordering, 1 if self.votes is None else self.votes, self.seed)
 
     @property
     def _strategy(self) -> str:
@@ -103,7 +94,7 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):  # type: ignore[mis
         if (noted := Recognized.of(given)) is None:
             return [(given, {})]
         ballots: list[Ballot] = []
-        for request in self._requests.of_turns(noted.turns):
+        for request in PlainRequests(self.ordering, self.votes, self.seed).of_turns(noted.turns):
             written = [
                 message.model_copy(update={"content": to_content(after.parts)}) if before.has_segments else message
                 for message, before, after in zip(given, noted.turns, request.turns, strict=True)
@@ -262,25 +253,22 @@ def canonical(
 ) -> Any:
     """Wrap a model, so that it gets segments, one `Document: ...` each, in an order by their contents.
 
-    The request does not depend on the order of the segments, and neither does the answer of a deterministic model. It
-    still gets a sequence, and may overlook what the ordering puts in the middle.
+    The request does not depend on the order of the segments, and neither does the answer of a deterministic model.
 
     Args:
-        model: A chat model, for which a chat model is returned: it streams, calls tools and writes structured output
-            if the wrapped one does. Or any other runnable that takes the input of language models.
-        ordering: The content ordering: a name from `invariant-rag orderings`, or an `Ordering`. Rank 0 is last, nearest
-            to the question.
-        find_documents: As for `ChatInvariant`, as are the next two.
-        strict: Whether to raise where the order of documents may change an answer.
-        require_segments: Whether to raise for a prompt without any segment.
+        model: A chat model, for which one is returned, or another runnable that takes the input of language models.
+        ordering: The content ordering: a name from `invariant-rag orderings`, or an `Ordering`. Rank 0 is last.
+        find_documents: As for `ChatInvariant`.
+        strict: As for `ChatInvariant`.
+        require_segments: As for `ChatInvariant`.
 
     Raises:
         UnsupportedCombination: The ordering keeps the order given.
         UnsupportedModel: The model is no runnable.
     """
-    PlainRequests(ordering)  # raises its errors as they are
-    switches = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
-    return _wrap(model, ordering=ordering, **switches)
+    return _wrap(
+        model, ordering=ordering, find_documents=find_documents, strict=strict, require_segments=require_segments
+    )
 
 
 def vote(
@@ -297,32 +285,21 @@ def vote(
     """Wrap a model, so that it is asked about several orders of the segments, and the most frequent answer is returned.
 
     This is permutation self-consistency (arXiv 2310.07712), in `votes` concurrent calls, or as many as there are
-    orders; callbacks see one. The first order is the canonical one; of equally frequent answers that of the first
-    wins, so free text should be short. A stream is one chunk. `usage_metadata` reports the tokens of all calls,
-    `response_metadata["vote"]` the `calls` made and how many `agreed`.
-
-    Args:
-        model: As for `canonical`, as are `ordering`, `find_documents`, `strict` and `require_segments`.
-        votes: How many orders to ask about.
-        seed: Seed of the orders.
-        ordering: The content ordering.
-        answer_of: Maps an output to the value that is counted; equal values agree. None: the text without regard to
-            case and white space, with the tool calls; or the object, for structured output.
-        find_documents: As for `ChatInvariant`.
-        strict: As for `ChatInvariant`.
-        require_segments: As for `ChatInvariant`.
+    orders, of which the first is the canonical one; callbacks see one call, and a stream is one chunk. `seed` is that
+    of the orders; `answer_of` maps an output to the value that is counted (None: text and tool calls, or the object);
+    the rest is as for `canonical`. `usage_metadata` reports the tokens of all calls, `response_metadata["vote"]` the
+    `calls` made and how many `agreed`.
 
     Raises:
         InvalidChoice: Fewer than one vote. Else as for `canonical`.
     """
-    PlainRequests(ordering, votes, seed)  # raises its errors as they are
     own = {"ordering": ordering, "votes": votes, "seed": seed, "answer_of": answer_of}
-    switches = {"find_documents": find_documents, "strict": strict, "require_segments": require_segments}
-    return _wrap(model, **own, **switches)
+    return _wrap(model, find_documents=find_documents, strict=strict, require_segments=require_segments, **own)
 
 
 def _wrap(model: object, **options: Any) -> Any:
     """Wrap a chat model, one with bound keywords, or another runnable."""
+    PlainRequests(options["ordering"], options.get("votes", 1), options.get("seed", 0))  # raises its errors as they are
     if isinstance(model, BaseChatModel):
         return CanonicalChatModel(model=model, **options)
     if isinstance(model, Runnable):

@@ -3,38 +3,98 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Literal, Self, get_args
 
-from invariant_rag.errors import ContextOverflow, UnknownName
+from invariant_rag.errors import ContextOverflow, InvalidSchema, UnknownName
 from invariant_rag.generation.answers import AnswerRequest
+from invariant_rag.generation.json_schema import check_complete, json_schema, parse_object
 from invariant_rag.prompts.tools import choice_of
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.output_parsers import JsonOutputParser
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_json_schema
 from pydantic import BaseModel, Field
+from pydantic.v1 import BaseModel as OldModel
 
 from langchain_invariant_rag.answering import PER_CHAT, request_of, to_chunks, to_message, to_tools
-from langchain_invariant_rag.errors import InvariantContextOverflowError
-from langchain_invariant_rag.messages import chat_messages
-from langchain_invariant_rag.parameters import InvariantParameters
-from langchain_invariant_rag.parsing import ObjectParser, response_schema
+from langchain_invariant_rag.documents import chat_messages
+from langchain_invariant_rag.parameters import InvariantContextOverflowError, InvariantParameters
 from langchain_invariant_rag.recognition import Recognized, RecognizesMessages
 
 _OWN = ("template_kwargs", *PER_CHAT)
 StructuredMethod = Literal["json_schema", "function_calling", "json_mode"]
 
 
+class ObjectParser(JsonOutputParser):
+    """Parses instances of a pydantic class, also of `pydantic.v1`, or dicts that a TypedDict or JSON schema describes.
+
+    A stream is parsed as far as it goes, and raises where it ends too early.
+    """
+
+    target: Any
+    """The class or the schema."""
+
+    def get_json_schema(self) -> dict[str, Any]:
+        """Return what decoding follows, or raise `InvalidSchema`."""
+        try:
+            modern = _is_class(self.target, BaseModel)
+            return json_schema(self.target) if modern else convert_to_json_schema(self.target)
+        except ValueError as error:
+            raise InvalidSchema(str(error)) from error
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        """Return what an answer says. Of a part of one: a dict as far as it goes, or an instance if it is enough."""
+        modern, old = (_is_class(self.target, kind) for kind in (BaseModel, OldModel))
+        if not partial:
+            found = parse_object(result[0].text, self.target if modern else self.get_json_schema())
+            return self.target.parse_obj(found) if old else found
+        found = super().parse_result(result, partial=True)
+        try:
+            return self.target.model_validate(found) if modern else self.target.parse_obj(found) if old else found
+        except ValueError:  # as far as it goes, it is no instance
+            return None
+
+    def _transform(self, input: Iterator[str | BaseMessage]) -> Iterator[Any]:  # noqa: A002
+        seen: list[str] = []
+        yield from super()._transform(_noted(each, seen) for each in input)
+        check_complete("".join(seen))
+
+    async def _atransform(self, input: AsyncIterator[str | BaseMessage]) -> AsyncIterator[Any]:  # noqa: A002
+        seen: list[str] = []
+        async for found in super()._atransform(_noted(each, seen) async for each in input):
+            yield found
+        check_complete("".join(seen))
+
+
+def _is_class(target: Any, kind: type) -> bool:
+    return isinstance(target, type) and issubclass(target, kind)
+
+
+def _noted(piece: str | BaseMessage, seen: list[str]) -> str | BaseMessage:
+    seen.append(piece.text if isinstance(piece, BaseMessage) else piece)
+    return piece
+
+
+def response_schema(response_format: Mapping[str, Any] | type) -> str:
+    """Return the JSON schema of a response format: a class, a schema, or what LangChain's `ProviderStrategy` writes."""
+    if isinstance(response_format, Mapping) and "json_schema" in response_format:
+        described = response_format["json_schema"]
+        return json.dumps({"title": described.get("name", ""), **described["schema"]})
+    return json.dumps(ObjectParser(target=response_format).get_json_schema())
+
+
 class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # type: ignore[misc]  # as `api_models`
     """A chat model whose answer does not depend on the order in which segments are listed.
 
-    Segments are content blocks, as `SegmentsPlaceholder` writes them, with `"segment": True` in their `extras`. Text
-    with marks, a `documents=` keyword and a tool's artifact are understood as well. Neighbouring segments form one set.
+    Segments are content blocks, as `SegmentsPlaceholder` writes them; text with marks, a `documents=` keyword and a
+    tool's artifact are understood as well.
 
     Example:
         ```python
@@ -70,7 +130,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
 
     @property
     def lc_secrets(self) -> dict[str, str]:
-        """Names of the environment's variables that take the place of secrets."""
+        """Environment variables in place of secrets."""
         return {"api_key": "INVARIANT_RAG_API_KEY"}
 
     def _resolve_model_profile(self) -> ModelProfile | None:
@@ -87,7 +147,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
         return f"{super()._get_llm_string(stop, **kwargs)}{self._other(dict(kwargs))._cache_key}"
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy; see `InvariantParameters.model_copy`. Its profile is its own, unless one was given."""
+        """Return a copy. Its profile is its own, unless one was given."""
         copied = super().model_copy(update=update, deep=deep)
         if "profile" not in (update or {}) and self.profile == self._resolve_model_profile():
             copied.profile = copied._resolve_model_profile()
@@ -96,14 +156,14 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None, **kwargs: Any
     ) -> int:
-        """Return how many tokens the model reads for these messages: chat template, segments and tools included."""
+        """Return how many tokens these messages are: chat template, segments and tools included."""
         from invariant_rag.generation.answering import Answering
 
         request = self._asked(messages, None, {**kwargs, "tools": tools})
         try:
             return len(self.lm.prepare(Answering(self.lm, request).prompt).input_ids)
         except ContextOverflow as error:
-            raise InvariantContextOverflowError.of(error) from error
+            raise InvariantContextOverflowError(str(error), hint=error.hint) from error
 
     def _asked(self, messages: Any, stop: Any, keywords: dict[str, Any]) -> AnswerRequest:
         """Return the request of messages, which are recognised if they were not yet."""
@@ -153,11 +213,9 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
 
         Args:
             tools: Functions, classes, `BaseTool`s, or dicts in OpenAI's shape.
-            tool_choice: `auto` (or None), `any` (`required`, True): at least one call, the name of a tool (also in
-                OpenAI's shape), `none` (or False).
+            tool_choice: `auto` (or None), `any` (`required`, True): at least one call, the name of a tool, `none`.
             parallel_tool_calls: Whether an answer may hold several calls; None: yes.
-            response_format: A schema, as for `with_structured_output` or as `ProviderStrategy` writes it: an answer
-                without calls is an object that follows it, and a call stands alone. None: any text.
+            response_format: A schema, or what `ProviderStrategy` writes: an answer is one call, or an object of it.
             strict: Always so.
             **kwargs: As for `bind`.
         """
@@ -182,8 +240,6 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
         """Return this model, answering with what a schema describes. Needs the extra `structured`.
-
-        Only tokens that continue a text of the schema are chosen. Stop sequences do not apply to it.
 
         Args:
             schema: A Pydantic class, a TypedDict, or a JSON schema of an object, with a `title`.

@@ -1,16 +1,20 @@
-"""Convert LangChain documents to segments, and segments to documents and content blocks."""
+"""Documents and messages of LangChain as segments and turns of the core, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, repeat
 from math import isnan
 from numbers import Real
+from operator import attrgetter
 from typing import Any
 
-from invariant_rag.errors import InvalidSegment
-from invariant_rag.prompts import mark_set
-from invariant_rag.segments import Segment
+from invariant_rag.errors import InvalidPrompt, InvalidSegment
+from invariant_rag.prompts import Message, Turn, mark_set
+from invariant_rag.prompts.turns import merge_texts
+from invariant_rag.segments import Segment, SegmentSet, Slot, document_rendering
 from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, ToolMessage, message_chunk_to_message
 
 BLOCK_TYPE = "text-plain"
 """Type of the content blocks that carry segments. Their `extras` say `"segment": True`; those of uploads do not."""
@@ -18,15 +22,12 @@ BLOCK_TYPE = "text-plain"
 DOCUMENT_ID = "langchain_document_id"
 """Metadata key under which a segment keeps the id of its document."""
 
-
+_ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
 _NO_TEXT = "expected a segment with text, got one with token ids, which LangChain cannot hold"
 
 
 def as_document(value: object) -> Document | None:
-    """Return a document, also from a mapping as `model_dump`, `dumpd` and JSON have it; None for anything else.
-
-    Of a pair of a document and a number (`similarity_search_with_score`) the number is left out: it may be a distance.
-    """
+    """Return a document, also from a mapping as `dumpd` and JSON have it, or a pair with a distance; else None."""
     if isinstance(value, Document):
         return value
     if isinstance(value, list | tuple):
@@ -49,10 +50,9 @@ def document_list(value: object) -> list[Document]:
 
 
 def to_segment(value: Any) -> Segment:
-    """Convert a document to a segment, or raise `InvalidSegment`.
+    """Convert a document, a string, a content block, or a mapping with `text`; or raise `InvalidSegment`.
 
-    It is a `Document`, what else `as_document` takes for one, a `Segment`, a string, a `text-plain` content block, or a
-    mapping with `text` and `title`. In a `Document`'s metadata, `title` is the title and `score` the retriever's score.
+    In a `Document`'s metadata, `title` is the title and `score` the retriever's score.
     """
     if isinstance(value, SegmentBlock):
         return value.segment
@@ -100,10 +100,7 @@ def given_segments(documents: Iterable[Any] | None) -> list[Segment]:
 
 
 def to_document(segment: Segment) -> Document:
-    """Convert a segment with text to a document, with its title and score in the metadata.
-
-    Law: `to_segment` restores the segment, unless its title is empty or its metadata has a `title` or `score`.
-    """
+    """Convert a segment with text to a document, with its title and score in the metadata."""
     if segment.token_ids is not None:
         raise InvalidSegment(_NO_TEXT)
     fields = {"title": segment.title, "score": None if segment.score is None else float(segment.score)}
@@ -118,10 +115,7 @@ class SegmentBlock(dict[str, Any]):
 
 
 def to_block(segment: Segment) -> SegmentBlock:
-    """Convert a segment with text to a `text-plain` content block. Its id is the content hash.
-
-    Law: `to_segment` restores the segment, also from a plain dict of the block.
-    """
+    """Convert a segment with text to a `text-plain` content block. Its id is the content hash."""
     if segment.token_ids is not None:
         raise InvalidSegment(_NO_TEXT)
     extras: dict[str, Any] = {"segment": True}
@@ -164,3 +158,129 @@ class Segments(list[Document]):
 
     def __format__(self, spec: str) -> str:
         return format(str(self), spec)
+
+
+class BlockText(str):  # noqa: SLOT000 - it has an attribute
+    """The text of a content block that says more than its text, such as `cache_control`."""
+
+    block: Mapping[str, Any]
+
+
+def to_turn(message: BaseMessage) -> Turn:
+    """Return a message as a turn of texts, segments, and other content blocks: of an assistant, without the last."""
+    if isinstance(message, AIMessage):
+        blocks = [message.content] if isinstance(message.content, str) else message.content
+        said = [part for part in map(_part, blocks) if isinstance(part, str | Segment)]
+        return Turn("assistant", tuple(merge_texts(said)))
+    message = message_chunk_to_message(message)
+    role = message.role if isinstance(message, ChatMessage) else _ROLES.get(message.type)
+    if role is None:
+        raise InvalidPrompt(f"expected a message of type {', '.join(sorted(_ROLES))}, got {message.type!r}")
+    content = message.content
+    return Turn(role, (content,) if isinstance(content, str) else tuple(map(_part, content)))
+
+
+def _part(block: str | Mapping[str, Any]) -> Any:
+    if is_segment_block(block):
+        return to_segment(block)
+    if isinstance(block, str) or block.get("type") != "text":
+        return block
+    if set(block) <= {"type", "text", "id"}:
+        return block["text"]
+    text = BlockText(block["text"])
+    text.block = block
+    return text
+
+
+def to_content(parts: Sequence[Any], *, sort: bool = False) -> Any:
+    """Return the parts of a turn as the content of a message: one text as a string, else content blocks.
+
+    A set becomes one block for each segment, with the text of its slots between; `sort` puts them in canonical order.
+    """
+    if len(parts) == 1 and type(parts[0]) is str:
+        return parts[0]
+    blocks: list[Any] = []
+    for part in parts:
+        if isinstance(part, SegmentSet):
+            listed = list(part)
+            alike = len(listed) > len({*map(attrgetter("text"), listed)})  # else the text, their first field, decides
+            if sort:
+                listed.sort(key=attrgetter("canonical_key" if alike else "text"))
+            for segment, slot in zip(listed, part.slots or repeat(Slot()), strict=False):
+                around = (slot.before, to_block(segment), slot.after)
+                blocks += filter(None, around)
+        else:
+            blocks.append(part.block if isinstance(part, BlockText) else part)
+    for index, block in enumerate(blocks):
+        if isinstance(block, str):
+            blocks[index] = {"type": "text", "text": block}
+    return blocks
+
+
+def in_order_of_calls(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return messages with the results of parallel calls in the order of the calls: tools may end in any order."""
+    ordered: list[BaseMessage] = []
+    calls: list[str | None] = []
+    for kind, run in groupby(messages, type):
+        members: list[Any] = list(run)
+        if kind is ToolMessage:
+            members.sort(key=lambda each: calls.index(each.tool_call_id) if each.tool_call_id in calls else len(calls))
+        calls = [call["id"] for call in members[-1].tool_calls] if issubclass(kind, AIMessage) else []
+        ordered += members
+    return ordered
+
+
+def chat_messages(messages: Sequence[BaseMessage], turns: Iterable[Turn]) -> tuple[list[Message], str]:
+    """Return what a chat template gets, and the text of the last user message: the query of relevance orderings.
+
+    Adjacent messages of one role are merged, but for results of tools. Messages of the assistant without text and calls
+    are left out.
+    """
+    found: list[dict[str, Any]] = []
+    for message, turn in zip(messages, turns, strict=True):
+        converted = _convert(message, turn)
+        before: dict[str, Any] = found[-1] if found else {"role": None}
+        if turn.role == "assistant" and not converted["content"] and "tool_calls" not in converted:
+            continue
+        if before["role"] == turn.role != "tool" and "tool_calls" not in before:
+            gap = ["\n"] if before["content"] and converted["content"] else []
+            found[-1] = {**before, **converted, "content": [*before["content"], *gap, *converted["content"]]}
+        else:
+            found.append(converted)
+    if not found:
+        raise InvalidPrompt("expected at least one message, got none")
+    for each in reversed(found):
+        if each["role"] == "user":
+            return list(found), "".join([part for part in each["content"] if isinstance(part, str)]).strip()
+    return list(found), ""
+
+
+def _convert(message: BaseMessage, turn: Turn) -> dict[str, Any]:
+    content = list(turn.parts)
+    for index, part in enumerate(content):
+        if not isinstance(part, str | Segment | SegmentSet):
+            content[index] = _upload(part)
+    converted: dict[str, Any] = {"role": turn.role, "content": content}
+    if isinstance(message, AIMessage):
+        if message.tool_calls:
+            converted["tool_calls"] = list(message.tool_calls)
+        if reasoning := message.additional_kwargs.get("reasoning_content"):
+            converted["reasoning_content"] = reasoning  # many templates write that of the calls before the answer
+    elif isinstance(message, ToolMessage):
+        converted["tool_call_id"] = message.tool_call_id
+        if message.name:
+            converted["name"] = message.name
+        if message.status == "error" and not turn.text.lstrip().lower().startswith("error"):
+            converted["content"].insert(0, "Error: ")  # chat templates have no other way to say it
+    return converted
+
+
+def _upload(part: Any) -> str:
+    """Return the text of an upload, whose place is the user's; no other block has a text."""
+    if isinstance(part, dict) and part.get("type") == BLOCK_TYPE and isinstance(part.get("text"), str):
+        return document_rendering(to_segment(part))
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise InvalidPrompt(
+        f"expected text and documents, got a content block of type {kind!r}",
+        hint="The model takes text only. Pass documents as segments: documents=, SegmentsPlaceholder.",
+    )

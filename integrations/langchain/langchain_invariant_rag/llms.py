@@ -18,8 +18,7 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPro
 from langchain_core.runnables import RunnableConfig
 
 from langchain_invariant_rag.answering import PER_CALL, report_of, request_of, usage_of
-from langchain_invariant_rag.documents import given_segments
-from langchain_invariant_rag.messages import in_order_of_calls, to_turn
+from langchain_invariant_rag.documents import given_segments, in_order_of_calls, to_turn
 from langchain_invariant_rag.parameters import InvariantParameters
 from langchain_invariant_rag.tracking import run_of
 
@@ -27,29 +26,17 @@ _LANGCHAIN_KEYWORDS = frozenset({"callbacks", "tags", "metadata", "run_name", "r
 
 
 class RecognizedText(str):  # noqa: SLOT000 - it has attributes
-    """A text whose segments are known. The text itself is a key of caches, and what callbacks see.
-
-    Attributes:
-        prompt: The prompt.
-        recognized: Whether everything in it was understood.
-    """
+    """A text whose segments are known. The text itself is a key of caches, and what callbacks see."""
 
     prompt: Prompt
-    recognized: bool
+    recognized: bool  # whether everything in it was understood
 
 
 class InvariantLLM(InvariantParameters, BaseLLM):
     """A completion model whose output does not depend on the order of the segments.
 
-    A prompt is a string. Its segments are marked by `SEGMENT_PROMPT`, `as_segments` or `invariant_rag.prompts.mark`.
-    Documents in chat messages and in a `documents=` keyword become segments too; those of the keyword come first. A
-    line break follows segments that a prompt ends with.
-
-    Example:
-        ```python
-        llm = InvariantLLM(model="Qwen/Qwen2.5-7B", method="rotor", max_tokens=64)
-        chain = {"context": as_segments(retriever), "question": RunnablePassthrough()} | prompt | llm
-        ```
+    A prompt is a string. Its segments are marked by `SEGMENT_PROMPT`, `as_segments` or `invariant_rag.prompts.mark`, or
+    given as `documents=`, in front of the text.
     """
 
     @property
@@ -83,10 +70,7 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         return text
 
     def _prepare(self, prompts: Sequence[str], runs: Sequence[UUID | None], keywords: dict[str, Any]) -> Any:
-        """Set keywords that change the output on a copy of this model, and write documents into the prompts.
-
-        The keys of LangChain's cache do not include the keywords of a call.
-        """
+        """Set keywords on a copy of this model: the keys of LangChain's cache do not include those of a call."""
         options = {name: keywords.pop(name) for name in _LANGCHAIN_KEYWORDS.intersection(keywords)}
         documents = keywords.pop("documents", None)
         update = {name: keywords.pop(name) for name in (*PER_CALL, "model") if name in keywords}

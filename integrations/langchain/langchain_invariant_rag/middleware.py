@@ -11,13 +11,12 @@ from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage
 from langchain_core.retrievers import BaseRetriever
 
-from langchain_invariant_rag.errors import DISTRIBUTION
 from langchain_invariant_rag.prompts import SegmentsPlaceholder
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
 except ImportError as error:
-    raise ExtraRequired("langchain", "agents", distribution=DISTRIBUTION) from error
+    raise ExtraRequired("langchain", "agents", distribution="langchain-invariant-rag") from error
 
 
 class InvariantRAGMiddleware(AgentMiddleware[Any, Any, Any]):
@@ -27,9 +26,6 @@ class InvariantRAGMiddleware(AgentMiddleware[Any, Any, Any]):
         ```python
         agent = create_agent(ChatInvariant(), tools=[], middleware=[InvariantRAGMiddleware(retriever)])
         ```
-
-    Args:
-        retriever: The retriever; its query is the text of the last human message.
     """
 
     def __init__(self, retriever: BaseRetriever) -> None:

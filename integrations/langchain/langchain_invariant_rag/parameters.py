@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias, c
 
 import invariant_rag
 from invariant_rag.checks import check_stops
-from invariant_rag.errors import ContextOverflow, InvalidChoice, ModelNotFound, UnsupportedCombination
+from invariant_rag.errors import ContextOverflow, InvalidChoice, ModelNotFound, UnknownParameter, UnsupportedCombination
 from invariant_rag.generation.answers import AnswerDelta, AnswerRequest, Reply
 from invariant_rag.generation.prepare import Overflow
 from invariant_rag.methods import Method, resolve_method
 from invariant_rag.orderings import Ordering, resolve_ordering
 from invariant_rag.prompts import tokenize_text
 from invariant_rag.remote import RemoteModel
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.globals import get_llm_cache
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
@@ -27,7 +28,6 @@ from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, model_valid
 
 from langchain_invariant_rag import __version__
 from langchain_invariant_rag.answering import PER_CALL, PROVIDER
-from langchain_invariant_rag.errors import InvariantContextOverflowError, UnknownParameter
 from langchain_invariant_rag.recognition import OrderRules, RecognizesDocuments
 
 if TYPE_CHECKING:
@@ -35,23 +35,22 @@ if TYPE_CHECKING:
     from invariant_rag.generation.lazy import LazyModel
     from invariant_rag.generation.model import InvariantModel
 
-# Models of a server need no torch, so what imports it is imported where it is used.
+    Model: TypeAlias = InvariantModel | str | Path | None
+    Cache: TypeAlias = KeyValueCache | None
+else:  # models of a server need no torch, so what imports it is imported where it is used
+    Model = Cache = Any
 
 _logger = logging.getLogger(__name__)
 
 _LOADING = ("dtype", "device_map", "revision", "model_kwargs")
 _CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
 _SHOWN = ("base_url", "overflow", "batch_size", "micro_batching", *PER_CALL)
-_OF_REMOTE_MODELS = ("api_key", "max_retries", "timeout")
-"""Parameters that LangChain gives to any chat model, and that mean nothing to one on this machine."""
+_OF_REMOTE_MODELS = ("api_key", "max_retries", "timeout")  # LangChain gives them to any chat model
 _OF_LOCAL_MODELS = ("backend", "max_segment_tokens", "key_value_cache", *_LOADING)
-"""Parameters that mean nothing to a model of a server."""
 
-if TYPE_CHECKING:
-    Model: TypeAlias = InvariantModel | str | Path | None
-    Cache: TypeAlias = KeyValueCache | None
-else:
-    Model = Cache = Any
+
+class InvariantContextOverflowError(ContextOverflow, ContextOverflowError):
+    """A prompt does not fit into the context window. LangChain's middleware and fallbacks know its second base."""
 
 
 class Resolved(NamedTuple):
@@ -64,14 +63,10 @@ class Resolved(NamedTuple):
 
 
 class InvariantParameters(RecognizesDocuments):
-    """Parameters of `InvariantLLM` and `ChatInvariant`. Weights are loaded when they are first needed.
-
-    A choice that is left open stays None; `resolved_method` and `resolved_ordering` tell what runs.
-    """
+    """Parameters of `InvariantLLM` and `ChatInvariant`. Weights are loaded when they are first needed."""
 
     model: Model = Field(default=None, frozen=True)
-    """A hub id, a folder, or an `InvariantModel` in memory, also one `with_routing`. None: the small model that comes
-    with invariant-rag; `native`: the same, fine-tuned with RoToR attention. `model_name` is the same parameter."""
+    """A hub id, a folder, or an `InvariantModel` in memory. None: the small model that comes with invariant-rag."""
     method: str | Method | None = None
     """How segments see each other. None: that of the model in memory; `rotor` for a model that is loaded by name."""
     ordering: str | Ordering | None = None
@@ -97,18 +92,16 @@ class InvariantParameters(RecognizesDocuments):
     max_retries: int = Field(default=2, ge=0)
 
     key_value_cache: Cache = Field(default=None, exclude=True, repr=False)
-    """Keeps keys and values of segments for calls with the same ones, in any order. None: that of the model in memory.
-    It changes no answer, so no cache key holds it. (LangChain's own `cache` keeps answers.)"""
+    """Keeps keys and values of segments for calls with the same ones. None: that of the model in memory."""
 
     max_tokens: int = Field(default=256, ge=1)
     """The most tokens to generate."""
     temperature: float = Field(default=0.0, ge=0.0)
     """0: greedy, always the same. Above: sampled; with a `seed`, the same for every order of the segments."""
     top_p: float | None = None
-    """For sampling, as is `top_k`. None: the model's own default."""
     top_k: int | None = None
     seed: int | None = None
-    """Seed for sampling. None: sample from torch's global random state."""
+    """Seed for sampling. None: torch's global random state."""
     stop: Annotated[list[str] | None, BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = None
     """The text ends before the first of these; a single one may be given as a str."""
     generation_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -118,10 +111,9 @@ class InvariantParameters(RecognizesDocuments):
     """The most prompts of one call to decode together. Sampled ones and those with a schema are decoded alone."""
     micro_batching: bool = False
     """Whether to decode concurrent calls together too: faster under load, but rounding depends on what else is in a
-    batch, and a cancelled call runs on. Calls that sample or follow a schema are decoded alone all the same."""
+    batch, and a cancelled call runs on."""
     sort_segments: bool = True
-    """Whether callbacks and caches get segments sorted by content: then the same set in another order is a cache hit.
-    The answer is the same either way. Without effect for an ordering that keeps the order given."""
+    """Whether callbacks and caches get segments sorted by content, so that another order of a set is a cache hit."""
 
     _lazy: Any = PrivateAttr(default=None)  # a LazyModel
     _batcher: Any = PrivateAttr(default=None)  # a MicroBatcher
@@ -169,7 +161,8 @@ class InvariantParameters(RecognizesDocuments):
         if self.base_url is not None:
             own = () if isinstance(self.model, str | None) else ("model",)
             whose, foreign = "a model of a server", (*own, *_OF_LOCAL_MODELS)
-        if given := [name for name in foreign if getattr(self, name) != _default(name)]:
+        defaults = {name: type(self).model_fields[name].get_default(call_default_factory=True) for name in foreign}
+        if given := [name for name in foreign if getattr(self, name) != defaults[name]]:
             raise UnsupportedCombination(f"{whose} takes no {', '.join(given)}", hint="Leave one of the two away.")
         if self.base_url is None:
             from invariant_rag.attention import resolve_backend
@@ -207,10 +200,6 @@ class InvariantParameters(RecognizesDocuments):
             copied._lazy = copied._lazy_model()
         return copied if {"model", *_LOADING, *_CHOICES}.isdisjoint(changes) else copied._checked()
 
-    def __str__(self) -> str:
-        """Return the fields. That of LangChain returns the cache key, for which weights have to be loaded."""
-        return repr(self)
-
     @property
     def lm(self) -> InvariantModel:
         """The model that generates, with the choices of this object. Loads the weights on first use."""
@@ -220,16 +209,6 @@ class InvariantParameters(RecognizesDocuments):
             )
         lm: InvariantModel = self._lazy.lm(**dict(zip(_CHOICES, map(self.__dict__.get, _CHOICES), strict=True)))
         return lm
-
-    @property
-    def resolved_method(self) -> Method:
-        """The method that runs: the one chosen, else that of the model in memory, else `rotor`. Loads no weights."""
-        return self._resolve().method
-
-    @property
-    def resolved_ordering(self) -> Ordering:
-        """The ordering that runs: the one chosen, else that of the model in memory, else the method's default."""
-        return self._resolve().ordering
 
     @property
     def model_name(self) -> str:
@@ -335,10 +314,10 @@ class InvariantParameters(RecognizesDocuments):
             answerings = list(map(Answering, repeat(self.lm), requests))
             return reply_all(answerings, batcher, batch_size=self.batch_size, abandoned=abandoned)
         except ContextOverflow as error:
-            raise InvariantContextOverflowError.of(error) from error
+            raise InvariantContextOverflowError(str(error), hint=error.hint) from error
 
     def _pieces(self, request: AnswerRequest, abandoned: Event | None) -> Iterator[AnswerDelta | Reply]:
-        """Answer a request in pieces. See `_replies`."""
+        """Answer a request in pieces."""
         try:
             if self._remote is not None:
                 yield from self._remote.stream_reply(request, choices=self._remote_choices)
@@ -348,14 +327,10 @@ class InvariantParameters(RecognizesDocuments):
             batcher = self._batcher if self.micro_batching else None
             yield from Answering(self.lm, request).stream(batcher, batch_size=self.batch_size, abandoned=abandoned)
         except ContextOverflow as error:
-            raise InvariantContextOverflowError.of(error) from error
+            raise InvariantContextOverflowError(str(error), hint=error.hint) from error
 
     @property
     def _remote_choices(self) -> dict[str, Any]:
         """What to ask a server for: the choices that were not left open."""
         choices = {name: getattr(self, name) for name in ("method", "ordering", "overflow")}
         return {name: value for name, value in choices.items() if value is not None}
-
-
-def _default(name: str) -> Any:
-    return InvariantParameters.model_fields[name].get_default(call_default_factory=True)

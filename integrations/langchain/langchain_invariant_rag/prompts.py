@@ -22,9 +22,6 @@ from langchain_invariant_rag.documents import Segments, to_block, to_document, t
 class SegmentsPlaceholder(BaseMessagePromptTemplate):
     """A placeholder in a chat prompt for a list of documents: one human message, one content block per document.
 
-    The models of this package merge it with an adjacent human message. Some providers refuse content blocks with
-    documents: `canonical(model)` writes them as plain text for any of them.
-
     Example:
         ```python
         ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{question}")])
@@ -35,7 +32,6 @@ class SegmentsPlaceholder(BaseMessagePromptTemplate):
     """Name of the variable that holds the documents."""
 
     def __init__(self, variable_name: str, **kwargs: Any) -> None:
-        # A positional name, as in MessagesPlaceholder; the base class takes keywords only.
         super().__init__(**{"variable_name": variable_name, **kwargs})
 
     @classmethod
@@ -72,9 +68,8 @@ class SegmentPromptTemplate(PromptTemplate):
 
 
 SEGMENT_PROMPT = SegmentPromptTemplate(template="{page_content}", input_variables=["page_content"])
-"""Keeps segment boundaries where LangChain joins documents:
-`create_stuff_documents_chain(llm, prompt, document_prompt=SEGMENT_PROMPT)`. It does not write titles;
-`create_invariant_documents_chain` does."""
+"""Keeps boundaries where LangChain joins documents: `create_stuff_documents_chain(document_prompt=SEGMENT_PROMPT)`.
+It does not write titles; `create_invariant_documents_chain` does."""
 
 
 def create_invariant_documents_chain(

@@ -24,8 +24,7 @@ from langchain_core.language_models.base import BaseLanguageModel
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig, ensure_config
 
-from langchain_invariant_rag.documents import document_list, given_segments
-from langchain_invariant_rag.messages import in_order_of_calls, to_content, to_turn
+from langchain_invariant_rag.documents import document_list, given_segments, in_order_of_calls, to_content, to_turn
 from langchain_invariant_rag.tracking import KEPT, RUNS, retrieval_of, run_of, runs_of
 
 FIXES = {
@@ -43,17 +42,11 @@ _content = attrgetter("content")
 
 
 class OrderRules(NamedTuple):
-    """What a model makes of the order of segments.
+    """What a model makes of the order of segments."""
 
-    Attributes:
-        promises_invariance: Whether it is meant to be without effect. If not, there is nothing to warn of.
-        sorts: Whether to list segments by content, so that the same set in another order is a cache hit.
-        reason: Why the order matters all the same; "" if it does not.
-    """
-
-    promises_invariance: bool = True
-    sorts: bool = True
-    reason: str = ""
+    promises_invariance: bool = True  # if not, there is nothing to warn of
+    sorts: bool = True  # by content, so that the same set in another order is a cache hit
+    reason: str = ""  # why the order matters all the same
 
 
 class RecognizesDocuments(BaseLanguageModel[Any]):
@@ -69,13 +62,8 @@ class RecognizesDocuments(BaseLanguageModel[Any]):
 
     _order_rules: ClassVar[Any] = OrderRules()
 
-    def _prepare(self, prompts: Sequence[Any], runs: Sequence[UUID | None], keywords: dict[str, Any]) -> Any:
-        """Return the model that is asked, the prompts with their sets, and what is left of the keywords of a call."""
-        raise NotImplementedError
-
-    def _recognized_input(self, value: Any, config: RunnableConfig, keywords: dict[str, Any]) -> Any:
-        """Return what a stream is asked, with its sets. Takes the documents out of the keywords."""
-        raise NotImplementedError
+    _prepare: ClassVar[Any]  # returns the model that is asked, prompts with their sets, and the rest of the keywords
+    _recognized_input: ClassVar[Any]  # returns what a stream is asked, with its sets
 
     def generate(self, prompts: Any, stop: Any = None, callbacks: Any = None, **kwargs: Any) -> Any:
         """Generate for each prompt; see LangChain's `generate`."""
@@ -103,8 +91,7 @@ class RecognizesDocuments(BaseLanguageModel[Any]):
     ) -> Recognition:
         """Put the segments of a conversation into sets, and report what is not understood.
 
-        Retrievals are those beside what is known of the run that asks. Slots are the variables of its prompts, and the
-        texts of the conversation.
+        `retrievals` are those beside what is known of the run that asks.
         """
         known: list[Retrieval] = []
         slots: list[str] = []
@@ -132,9 +119,7 @@ class RecognizesDocuments(BaseLanguageModel[Any]):
 class Recognized(dict[str, bool]):
     """What a conversation says of itself, in its last message, once it is recognised.
 
-    Attributes:
-        turns: Its turns. They are lost where messages are written as JSON; then they are recognised again.
-        contents: The contents of the messages of which these are the turns.
+    Its turns are lost where messages are written as JSON, or change; then they are recognised again.
     """
 
     def __init__(self, found: Recognition, messages: Sequence[BaseMessage], *, recognized: bool) -> None:

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any
+from typing import Any
 
-import numpy as np
 from invariant_rag.checks import check_number
 from invariant_rag.errors import RetrievalError
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, NamedEmbedder
@@ -20,8 +19,7 @@ from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, Callba
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
-from numpy.typing import NDArray
-from pydantic import Field, PlainValidator
+from pydantic import Field
 
 from langchain_invariant_rag.documents import Segments, to_document, to_segment, to_segments
 
@@ -30,11 +28,8 @@ class SegmentsRetriever(BaseRetriever):
     """The retriever that `as_segments` returns."""
 
     retriever: BaseRetriever
-    """The retriever that finds the documents."""
     join_by: str | None = None
-    """Metadata key; chunks with the same value become one segment."""
     position: str = "start_index"
-    """Metadata key of the chunk's offset in its source."""
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
@@ -97,22 +92,11 @@ def as_segments(
     return SegmentsRetriever(retriever=retriever, join_by=join_by, position=position)
 
 
-def _check_retriever(value: Any) -> Any:
-    if not callable(getattr(value, "retrieve", None)):
-        raise ValueError(f"expected an object with retrieve(query, k), got {type(value).__name__}")
-    return value
-
-
 class InvariantRetriever(BaseRetriever):
-    """LangChain retriever for a retriever of the core, whose results do not depend on the order of the corpus.
+    """LangChain retriever for one of the core, such as `FaissRetriever`: the order of the corpus changes no result."""
 
-    The documents have the `score` in their metadata, and the `title` if there is one.
-    """
-
-    retriever: Annotated[Retriever, PlainValidator(_check_retriever)]
-    """The core's retriever, such as `FaissRetriever`."""
+    retriever: Retriever
     k: int = Field(default=4, ge=1)
-    """Number of documents to return."""
 
     @classmethod
     def from_documents(
@@ -120,7 +104,7 @@ class InvariantRetriever(BaseRetriever):
         documents: Iterable[Any],
         *,
         k: int = 4,
-        embedder: Embeddings | Embedder | str | Path = DEFAULT_EMBEDDER,
+        embedder: Embedder | str | Path = DEFAULT_EMBEDDER,
         show_progress: bool = False,
     ) -> InvariantRetriever:
         """Index documents (also segments or strings) with FAISS.
@@ -128,11 +112,10 @@ class InvariantRetriever(BaseRetriever):
         Args:
             documents: The documents. They are returned with their ids.
             k: Number of documents to return.
-            embedder: LangChain embeddings, or a sentence-transformers model, its hub id or its folder.
+            embedder: A sentence-transformers model, its hub id or its folder.
             show_progress: Show a progress bar while embedding the documents.
         """
-        source = LangChainEmbedder(embedder) if isinstance(embedder, Embeddings) else embedder
-        return cls(retriever=FaissRetriever(to_segments(documents), source, show_progress=show_progress), k=k)
+        return cls(retriever=FaissRetriever(to_segments(documents), embedder, show_progress=show_progress), k=k)
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
@@ -172,18 +155,3 @@ class InvariantEmbeddings(Embeddings):
     def __reduce__(self) -> tuple[Any, ...]:
         # A lock cannot be pickled, and a named embedder is loaded again by the process that unpickles it.
         return partial(InvariantEmbeddings, batch_size=self._batch_size), (self._embedder,)
-
-
-class LangChainEmbedder:
-    """LangChain embeddings as an embedder for the core's retrievers."""
-
-    def __init__(self, embeddings: Embeddings) -> None:
-        self._embeddings = embeddings
-
-    def encode_document(self, texts: list[str], /, *, show_progress_bar: bool) -> NDArray[np.float32]:
-        """Return one vector per text, `[N, D]`. LangChain embeddings show no progress."""
-        return np.array(self._embeddings.embed_documents(texts), dtype=np.float32)
-
-    def encode_query(self, texts: list[str], /, *, show_progress_bar: bool) -> NDArray[np.float32]:
-        """Return one vector per query, `[N, D]`."""
-        return np.array([self._embeddings.embed_query(text) for text in texts], dtype=np.float32)

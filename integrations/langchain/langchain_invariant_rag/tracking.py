@@ -1,9 +1,8 @@
 """What retrievers returned and prompts were filled in with, kept with its run, so that a model of that run knows it.
 
-A callback handler is attached to every run (`register_configure_hook` of langchain-core) when this module is imported,
-which every model of this package does. It keeps nothing of a run that ended, and nothing of a run is known in another.
-A retriever that is called on its own is a run of its own: what it returned is a reason to warn in this context, and no
-set; see `invariant_rag.prompts.outside_retrievals`.
+A callback handler is attached to every run when this module is imported, which every model of this package does. It
+keeps nothing of a run that ended. A retriever that is called on its own is a run of its own: what it returned is a
+reason to warn in this context, and no set; see `invariant_rag.prompts.outside_retrievals`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from langchain_invariant_rag.documents import document_list, to_segment
 
 _content = attrgetter("content")
 RUNS = RunRetrievals()
-"""What is known in which run."""
 
 
 def retrieval_of(documents: Iterable[Document], *, is_set: bool = True) -> Retrieval:
@@ -37,7 +35,7 @@ def retrieval_of(documents: Iterable[Document], *, is_set: bool = True) -> Retri
 
 
 KEPT = "invariant_rag_documents"
-"""Key of a tool message's `additional_kwargs`: what its tool retrieved, for later turns, in which that run is gone."""
+"""Key of a tool message's `additional_kwargs`: what its tool retrieved, for later turns."""
 
 
 class RunTracker(BaseCallbackHandler):
@@ -100,17 +98,18 @@ class RunTracker(BaseCallbackHandler):
 
     def on_chat_model_start(self, serialized: Any, messages: list[list[BaseMessage]], **kwargs: Any) -> None:
         """Say that marks reach a model that does not know them. Models of this package have parsed them before."""
-        _check_marks(list(map(_content, chain(*messages))))
+        if has_marks(repr(list(map(_content, chain(*messages))))):
+            _warn_of_marks()
 
     def on_llm_start(self, serialized: Any, prompts: list[str], **kwargs: Any) -> None:
         """Say that marks reach a model that does not know them."""
-        _check_marks(prompts)
+        if has_marks(repr(prompts)):
+            _warn_of_marks()
 
 
-def _check_marks(sent: Sequence[Any]) -> None:
-    if has_marks(repr(sent)):
-        message = "a model that does not know segments gets text with segment markers."
-        report([Finding("marks", message)], fixes={"marks": "Wrap the model: canonical(model)."})
+def _warn_of_marks() -> None:
+    message = "a model that does not know segments gets text with segment markers."
+    report([Finding("marks", message)], fixes={"marks": "Wrap the model: canonical(model)."})
 
 
 def _note_lists(run: UUID, values: Iterable[Any]) -> None:
@@ -120,11 +119,7 @@ def _note_lists(run: UUID, values: Iterable[Any]) -> None:
 
 
 class _Hook:
-    """What LangChain asks for a handler in the context of whoever calls.
-
-    Handlers of asynchronous runs are called in other threads, with a copy of that context. (`run_inline` would keep
-    langchain-core from calling `on_llm_start` of everybody else's handlers.)
-    """
+    """What LangChain asks for a handler in the context of whoever calls, in this thread or another one."""
 
     tracker = RunTracker()
 

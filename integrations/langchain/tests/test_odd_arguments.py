@@ -16,6 +16,7 @@ from invariant_rag.errors import (
     InvalidTool,
     InvariantRAGError,
     UnknownName,
+    UnknownParameter,
     UnsupportedCombination,
     UnsupportedModel,
 )
@@ -37,7 +38,6 @@ from langchain_invariant_rag import (
     create_invariant_documents_chain,
     vote,
 )
-from langchain_invariant_rag.errors import UnknownParameter
 
 from .plain_models import Reader
 from .shared import DOCUMENTS, QUESTION, Listed

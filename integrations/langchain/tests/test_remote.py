@@ -21,7 +21,7 @@ from langchain_core.messages import HumanMessage
 from pydantic import BaseModel, Field, ValidationError
 
 from langchain_invariant_rag import ChatInvariant, InvariantLLM
-from langchain_invariant_rag.errors import InvariantContextOverflowError
+from langchain_invariant_rag.parameters import InvariantContextOverflowError
 
 QUESTION = "What colour is the flag of Ostra?"
 FLAGS = [
