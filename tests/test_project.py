@@ -179,6 +179,7 @@ NAMED_TESTS = sorted(set(re.findall(r"`((?:tests|integrations)/[\w/-]+\.py)::(\w
 def test_every_threat_names_a_test() -> None:
     rows = SECURITY.partition("## Threats and tests")[2].strip().splitlines()[2:]
     assert len(rows) >= 20
+    assert len(NAMED_TESTS) >= 12
     assert not [row for row in rows if not re.fullmatch(r"\| .+ \| `(tests|integrations)/.*`.* \|", row)]
 
 

@@ -82,7 +82,7 @@ class BenchmarkConfig(RunConfig):
             check_real("alpha", self.alpha)
         if self.intervention is not None:
             check_text("intervention", self.intervention)
-        check_before_loading(self.model, **self.choices)
+        check_before_loading(**self.choices)
         if self.ensemble is not None:
             check_name("ensemble", self.ensemble, ENSEMBLES)
             if self.alpha is not None:

@@ -21,20 +21,11 @@ if TYPE_CHECKING:
     import httpx
     from tenacity import RetryCallState
 
-KEY_VARIABLE = "OPENAI_API_KEY"
-"""Environment variable with the key of the server, if it wants one."""
-
-SECONDS = 120.0
-"""How long the server may take."""
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
-"""Seconds before the second try, twice as many before each further one, and at most, unless an error names more."""
-
-HOPELESS = 10
-"""Calls that fail, without a single answer, before an audit stops."""
-
-LONGEST_ERROR = 300
-"""Characters of an error that are kept: a server may answer with a page."""
+KEY_VARIABLE = "OPENAI_API_KEY"  # of the environment, with the key of the server, if it wants one
+SECONDS = 120.0  # that the server may take
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before the second try, and at most, unless an error names more
+HOPELESS = 10  # calls that fail, without a single answer, before an audit stops
+LONGEST_ERROR = 300  # characters of an error that are kept: a server may answer with a page
 
 Progress = Callable[..., AbstractContextManager[Callable[[], None]]]
 """Opens a display for a label, a number of steps and the number of those done before; yields what tells of a step."""
@@ -47,12 +38,7 @@ def no_progress(*_: Any, **__: Any) -> AbstractContextManager[Callable[[], None]
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer of a system. A function may return one instead of a string, to report its tokens.
-
-    Attributes:
-        text: The answer.
-        tokens: Prompt and completion tokens; None if unknown.
-    """
+    """An answer with its prompt and completion tokens, if they are known. A function may return one, or a string."""
 
     text: str
     tokens: int | None = None
@@ -71,7 +57,7 @@ class Endpoint:
     Attributes:
         url: Address up to the version, such as `http://127.0.0.1:8000/v1`.
         model: Name of the model; None: the first that the server lists.
-        parameters: Other fields of a request. At temperature 0, most servers answer alike every time.
+        parameters: Other fields of a request.
     """
 
     url: str
@@ -82,8 +68,7 @@ class Endpoint:
     def _client(self) -> httpx.Client:
         import httpx
 
-        key = os.environ.get(KEY_VARIABLE)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY_VARIABLE)) else {}
         return httpx.Client(base_url=self.url.rstrip("/"), headers=headers, timeout=SECONDS)
 
     @cached_property
@@ -94,10 +79,8 @@ class Endpoint:
         try:
             return str(self._send("GET", "/models")["data"][0]["id"])
         except (ServerError, LookupError, TypeError) as error:
-            raise AuditFailed(
-                f"{self.url} lists no model: {error}",
-                hint="Is it running? If it lists none, name one: --model, or Endpoint(url, model).",
-            ) from error
+            hint = "Is it running? If it lists none, name one: --model, or Endpoint(url, model)."
+            raise AuditFailed(f"{self.url} lists no model: {error}", hint=hint) from error
 
     def complete(self, text: str) -> Reply:
         """Send one message of a user; raise `ServerError` without an answer, `AuditFailed` for a wrong key or model."""
@@ -114,11 +97,10 @@ class Endpoint:
 
         try:
             response = self._client.request(verb, path, json=body)
-        except httpx.TimeoutException as error:
-            raise ServerError(f"no answer within {SECONDS:g} seconds") from error
         except httpx.HTTPError as error:
+            late = f"no answer within {SECONDS:g} seconds" if isinstance(error, httpx.TimeoutException) else ""
             why = re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
-            raise ServerError(f"the server cannot be reached: {why}") from error
+            raise ServerError(late or f"the server cannot be reached: {why}") from error
         said = f"{self.url}: {response.status_code}: {response.text[:200]}"
         if response.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND}:
             raise AuditFailed(said, hint=f"Look at the address, the model, and the key in {KEY_VARIABLE}.")
@@ -148,14 +130,12 @@ def call(key: str, function: Callable[[], Reply], retries: int = 3) -> Answer:
     """Call a function until it returns, at most `retries` times more. An error is an outcome, but for `AuditFailed`."""
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
-    errors: list[str] = []
-
-    def error_of(state: RetryCallState) -> BaseException | None:
-        return None if state.outcome is None else state.outcome.exception()
+    errors, pause = list[str](), [0.0]
 
     def failed(state: RetryCallState) -> None:
-        error = error_of(state)
+        error = None if state.outcome is None else state.outcome.exception()
         errors.append(f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
+        pause[0] = getattr(error, "retry_after", 0.0)
 
     def once() -> Reply:
         try:
@@ -167,7 +147,7 @@ def call(key: str, function: Callable[[], Reply], retries: int = 3) -> Answer:
     started, growing = perf_counter(), wait_exponential(FIRST_PAUSE, LONGEST_PAUSE)
     reply = Retrying(
         stop=stop_after_attempt(retries + 1),
-        wait=lambda state: max(growing(state), getattr(error_of(state), "retry_after", 0.0)),
+        wait=lambda state: max(growing(state), pause[0]),
         retry=retry_if_exception(lambda error: isinstance(error, Exception) and not isinstance(error, AuditFailed)),
         after=failed,
         retry_error_callback=lambda _: None,
@@ -184,10 +164,7 @@ def make_calls(
     workers: int,
     answered: bool = False,
 ) -> None:
-    """Make calls, each with its key, in threads, and call `on_answer` with one answer at a time.
-
-    Stop where nothing is ever answered, if nothing was `answered` before.
-    """
+    """Make calls by key in threads, and pass on one answer at a time. Stop where nothing is ever `answered`."""
     stopped, lock = threading.Event(), threading.Lock()
     failed = 0
 
@@ -201,10 +178,11 @@ def make_calls(
                 on_answer(answer)
                 answered, failed = answered or answer.text is not None, failed + (answer.text is None)
                 if failed >= min(HOPELESS, len(calls)) and not answered:
+                    hint = (
+                        "Call it once by itself. If it is given the wrong input, say what it is called with: to_input="
+                    )
                     raise AuditFailed(
-                        f"every call failed: {answer.errors[-1]}",
-                        hint="Call it once by itself. If it is given the wrong input, say what it is called with: "
-                        "to_input=lambda question, segments: ...",
+                        f"every call failed: {answer.errors[-1]}", hint=f"{hint}lambda question, segments: ..."
                     )
         except BaseException:
             stopped.set()
@@ -213,16 +191,12 @@ def make_calls(
     with ThreadPoolExecutor(workers) as pool:
         try:
             list(pool.map(make, calls))
-        except BaseException:  # one has raised, or somebody interrupts
+        finally:  # one has raised, somebody interrupts, or all are made
             stopped.set()
-            raise
 
 
 def settle(value: Any) -> Any:
-    """Return a value; of an awaitable, what it is awaited for.
-
-    All are awaited in one event loop, in a thread of its own: clients that keep connections belong to a loop.
-    """
+    """Return a value; await an awaitable, in one event loop for all: clients that keep connections belong to a loop."""
     if not inspect.isawaitable(value):
         return value
 

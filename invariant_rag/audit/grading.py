@@ -8,7 +8,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.calls import Endpoint, call
+from invariant_rag.audit.calls import Answer, Endpoint, call
 from invariant_rag.audit.matching import is_right, normal_tokens
 from invariant_rag.audit.statistics import Estimate, wilson_interval
 from invariant_rag.audit.systems import is_url, loaded
@@ -20,30 +20,16 @@ if TYPE_CHECKING:
 
 Metric = Callable[[str, Sequence[str]], float]
 
-WRONG, RIGHT, FAILED = 0, 1, 2
-"""Outcomes where gold answers are known; otherwise a class is a number from 3 on, or `FAILED`."""
-
-SAME_MEANING = 0.9
-"""Cosine similarity of embeddings from which two answers count as the same, where there is no judge."""
-
+WRONG, RIGHT, FAILED = 0, 1, 2  # outcomes where gold answers are known; else a class is a number from 3 on, or `FAILED`
+SAME_MEANING = 0.9  # similarity of embeddings from which two answers count as the same, where there is no judge
 _TELLING = {"no", "not", "yes", "never", "none", "cannot"}
 
 
 class Grader:
     """Grades answers, and remembers what it graded.
 
-    Before a system is asked, it grades a gold answer, and the judge is asked for verdicts that are known: a metric or a
-    judge that cannot fails now.
-
-    Args:
-        questions: The questions.
-        metric: Compares an answer with the gold answers, where there is no judge; right from 0.5 on. None: a match.
-        judge: What `AnswerJudge` takes; says whether answers are right, and whether two mean the same. None: none is
-            asked, and without gold answers embeddings say which answers mean the same.
-
-    Attributes:
-        judge: The judge, with its errors; None without one.
-        embeds: Whether embeddings say which answers mean the same: some have no gold answers, and a model is there.
+    A metric compares an answer with the gold answers (right from 0.5 on; None: a match), or a `judge` does and says
+    which answers mean the same; without it, embeddings say that (`embeds`). What cannot grade gold answers fails now.
     """
 
     def __init__(self, questions: Sequence[Question], metric: Metric | None = None, judge: Any = None) -> None:
@@ -57,17 +43,16 @@ class Grader:
             self.judge.check(questions)
         elif unjudged := [each for each in questions if each.rubrics]:
             without = sum(not each.answers for each in unjudged)
-            message = (
-                f"{counted(len(unjudged), 'question')} with checks that take a judge (llm-rubric, similar...), which "
-                f"are not made: {without:,} of them have no gold answers, so their answers are neither right nor wrong"
-            )
+            count = counted(len(unjudged), "question")
+            message = f"{count} with checks that take a judge (llm-rubric, similar...), which are not made"
+            message += f": {without:,} of them have no gold answers, so no answer is right or wrong" if without else ""
             hint = "Name a judge: judge= in Python, --judge MODEL or --judge URL on the command line."
             warnings.warn(FieldWarning(message, hint=hint), stacklevel=3)
         for each in [each for each in questions if each.answers][:1]:
             self.classes(each, each.answers[:1])
 
     def classes(self, question: Question, answers: Sequence[str | None]) -> list[int]:
-        """Return the class of each answer of a question; None is a call that failed."""
+        """Return the class of each answer; None is a call that failed."""
         return [FAILED if answer is None else self._class(question, answer) for answer in answers]
 
     def is_scored(self, question: Question) -> bool:
@@ -124,11 +109,8 @@ def _embedder() -> Any:
     return load_embedder()
 
 
-PROBES = 20
-"""Verdicts that are known, which the judge is asked for before it is believed."""
-
-USELESS = 0.3
-"""Share of known verdicts that a judge may miss."""
+PROBES = 20  # verdicts that are known, which the judge is asked for before it is believed
+USELESS = 0.3  # share of them that a judge may miss
 
 _RIGHT = """\
 Question: {question}
@@ -155,9 +137,8 @@ class AnswerJudge:
             server with the chat completions of OpenAI; or a function from a prompt to text.
 
     Attributes:
-        calls: How often the model was asked.
-        pairs: How often two answers were compared in both orders.
-        divided: How often the two verdicts differed.
+        calls, pairs, divided: How often the model was asked, two answers were compared in both orders, and the two
+            verdicts differed.
         errors: Share of the verdicts that are known which it misses; None without gold answers.
     """
 
@@ -189,11 +170,9 @@ class AnswerJudge:
         missed += [self.is_right(each, answer) for each, answer in foreign]
         self.errors = found = wilson_interval(sum(missed), len(missed)) if missed else None
         if found is not None and found.value > USELESS:
-            raise AuditFailed(
-                f"the judge is wrong on {found.value:.0%} of the verdicts that are known (gold answers, and those of "
-                "other questions)",
-                hint="Name a larger model as --judge, or leave it out: gold answers are then matched as tokens.",
-            )
+            known_ones = "the verdicts that are known (gold answers, and those of other questions)"
+            hint = "Name a larger model as --judge, or leave it out: gold answers are then matched as tokens."
+            raise AuditFailed(f"the judge is wrong on {found.value:.0%} of {known_ones}", hint=hint)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what it was asked, and how often it erred, as plain data."""
@@ -209,14 +188,7 @@ def _yes_function(model: Any) -> Callable[[str], bool]:
     """Return what answers yes or no to a prompt."""
     endpoint = Endpoint(model) if is_url(model) else model
     if isinstance(endpoint, Endpoint):
-
-        def patiently(prompt: str) -> bool:
-            answer = call("judge", lambda: endpoint.complete(prompt))
-            if answer.text is None:
-                raise AuditFailed(f"the judge does not answer: {answer.errors[-1]}")
-            return _is_yes(answer.text)
-
-        return patiently
+        return lambda prompt: _is_yes(call("judge", lambda: endpoint.complete(prompt)))
     if isinstance(model, loaded("invariant_rag.generation.model", "InvariantModel")):
         from invariant_rag.judge import Judge
 
@@ -229,6 +201,10 @@ def _yes_function(model: Any) -> Callable[[str], bool]:
 
 
 def _is_yes(said: Any) -> bool:
+    if isinstance(said, Answer):
+        if said.text is None:
+            raise AuditFailed(f"the judge does not answer: {said.errors[-1]}")
+        said = said.text
     if not isinstance(said, str):
         raise AuditFailed(f"the judge replied with {type(said).__name__}, expected yes or no as text")
     words = said.strip().lower().split()

@@ -9,20 +9,17 @@ from datetime import date
 from functools import cache
 from typing import Any
 
-_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
-"""Scripts without spaces between words."""
+_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")  # no spaces between words
 _YES = set("yes yeah yep yup true correct affirmative indeed certainly absolutely".split())
 _NO = set("no nope nah false incorrect negative never".split())
-_WEAK = {"correct", "indeed", "never", "certainly"}
-"""Words that say yes or no only where an answer begins or ends with them."""
+_WEAK = {"correct", "indeed", "never", "certainly"}  # they decide only where an answer begins or ends with them
 _VERBS = set("is was are were do does did has have had ca can could wo will would should may might".split())
 _NEGATED_VERBS = {f"{verb}nt" for verb in _VERBS}
 _NEGATIONS = {"not", "never", "neither", "without", "cannot", "nor"} | _NEGATED_VERBS
 _CONCLUSION = re.compile(
     r"(?:answer|verdict|conclusion|it|that|this|so|therefore|hence)\W+(?:is|would be)?\W*(\w+)\W*$"
 )
-_OTHER_PLACE = "(?:New|(?:North|South|East|West)(?:ern)?)"
-"""Words that make another name of a name: West Virginia is not Virginia."""
+_OTHER_PLACE = "(?:New|(?:North|South|East|West)(?:ern)?)"  # West Virginia is not Virginia
 _REFUSALS = re.compile(
     r"\b(?:(?:i|we)(?:\s+(?:do|did))?(?:n't|\s+not)\s+(?:know|have (?:enough|any|that|the))"
     r"|(?:i|we)\s+have\s+no\s+(?:idea|information|answer)|(?:no\s*one|nobody)\s+knows|(?:would|i'd)\s+rather\s+not"
@@ -43,9 +40,6 @@ def is_right(answer: str, golds: Iterable[str]) -> bool:
     A gold answer must be found as whole tokens, and not behind a negation. Numbers count by value ("three", "3.0"),
     dates by day ("December 14, 1972", "1972-12-14"), and capitals that are a gold answer ("US") as capitals. A gold
     answer of yes or no is compared with what the answer says; a refusal is right only where the gold answer is one.
-
-    >>> is_right("It was built in 1912.", ["12"]), is_right("Twelve of them.", ["12"])
-    (False, True)
     """
     return any(_gives(answer, gold) for gold in golds)
 
@@ -56,11 +50,7 @@ def contains_gold(text: str, golds: Iterable[str]) -> bool:
 
 
 def is_refusal(answer: str) -> bool:
-    """Return whether an answer says that there is none.
-
-    >>> is_refusal("I do not know."), is_refusal("No."), is_refusal("The documents do not mention it.")
-    (True, False, True)
-    """
+    """Return whether an answer says that there is none."""
     text = _plain(answer).lower()
     return text.strip(" .!") in _UNANSWERABLE or bool(_REFUSALS.search(text))
 
@@ -151,14 +141,12 @@ def _polarity(answer: str) -> bool | None:
 
 _MONTHS = "january february march april may june july august september october november december".split()
 _MONTH = rf"(?P<month>{'|'.join(f'{name[:3]}(?:{name[3:]})?' for name in _MONTHS)}|sept)"
-_SHORT = {"may", "march", "mar", "dec", "jan", "sep", "sept"}
-"""Names of months that mean something else where they stand alone."""
+_SHORT = {"may", "march", "mar", "dec", "jan", "sep", "sept"}  # they mean something else where they stand alone
 _DAY = r"(?P<{}>\d{{1,2}})(?:st|nd|rd|th)?"
 _NAMED_DATE = re.compile(
     rf"(?<!\S)(?:(?:the )?{_DAY.format('day')} (?:of )?)?{_MONTH}(?: \.)?(?: {_DAY.format('late')}(?!\S))?"
     r"(?:(?: ,)?(?: in| of)? (?P<year>\d{4}))?(?!\S)"
-)
-"""A date in tokens that are separated by spaces."""
+)  # a date in tokens that are separated by spaces
 _MONEY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen"}
 _SAME = {
     "percent": "%", "dollars": "dollar", "usd": "dollar", "euros": "euro", "eur": "euro", "pounds": "pound",
@@ -169,12 +157,7 @@ _SAME = {
 }  # fmt: skip
 _ROMANS = "I II III IV V VI VII VIII IX X XI XII XIII XIV XV XVI".split()
 _TOKEN = re.compile(r"\d+s\b|(?<![\w.])-?\d+(?:\.\d+)?(?:(?:st|nd|rd|th)\b)?|\w+[+#]*|[^\w\s]")
-_LONGEST = 300
-"""Digits of a number; a longer one is a word."""
-
-
-def _arabic(found: re.Match[str]) -> str:
-    return str(1 + _ROMANS.index(found[0]))
+_LONGEST = 300  # digits of a number; a longer one is a word
 
 
 def _undotted(found: re.Match[str]) -> str:
@@ -182,7 +165,6 @@ def _undotted(found: re.Match[str]) -> str:
 
 
 def _day(year: str, month: int, day: int) -> str:
-    """Return a day as tokens; "" where there is none."""
     try:
         return f" {date(int(year), month, day):d%d m%m} {year} "
     except ValueError:
@@ -194,7 +176,7 @@ def _clock(found: re.Match[str]) -> str:
     return f"{int(hour) % 12 + (12 if half == 'p' else 0)}h{minutes or '00'}"
 
 
-_SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+_SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (  # made alike, in lower case
     (r"\b(?:[a-z]\.){2,}", _undotted),  # U.S.
     (r"\b[a-z]\.?(?: [a-z]\.)+(?= )", _undotted),  # J. R. R.
     (r"(\w)'s\b", r"\1"),
@@ -229,16 +211,12 @@ _SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"(?<=[a-z])'(?=[a-z])|_", lambda f: " " if f[0] == "_" else ""),
     (r"(?<=[a-z])-(?=[a-z])", " "),
 )
-"""Spellings that are made alike, in lower case."""
 
 
 def normal_tokens(text: str) -> tuple[str, ...]:
-    """Return the tokens of a text with everything made alike that is written in several ways.
-
-    >>> normal_tokens("On the 3rd of May 1999, twenty-one people paid $1,500.")
-    ('on', 'd03', 'm05', '1999', '21', 'people', 'paid', '1500', 'dollar')
-    """
-    text = re.sub(rf"(?<=[a-z] )(?!I\b|V\b|X\b)(?:{'|'.join(_ROMANS)})\b", _arabic, _plain(text))
+    """Return the tokens of a text with everything made alike that is written in several ways."""
+    romans = rf"(?<=[a-z] )(?!I\b|V\b|X\b)(?:{'|'.join(_ROMANS)})\b"
+    text = re.sub(romans, lambda f: str(1 + _ROMANS.index(f[0])), _plain(text))
     text = re.sub(r"(?<=\d)M\b", " million", text)
     text = re.sub(r"\b(?:May|March)\b(?!,?\s+\d)", lambda f: {"May": "m05", "March": "m03"}[f[0]], text).casefold()
     for pattern, same in _SPELLINGS:

@@ -22,11 +22,10 @@ class OrderCheck:
     """The result of `check_order`.
 
     Attributes:
-        orders: Number of random orders, in addition to the given one.
-        seed: Seed of the random orders.
-        promised: Whether the model is invariant by design: its ordering gives one canonical order.
+        orders, seed: Number of random orders beside the given one, and their seed.
+        promised: Whether the model is invariant by design.
         distinct: Number of distinct outputs: text, token ids and log-probabilities, compared bit for bit.
-        answers: The distinct texts with their counts, most frequent first; the given order is included.
+        answers: The distinct texts with their counts, most frequent first.
         plain_distinct, plain_answers: The same of the plain model (`sequential` with ordering `given`).
     """
 
@@ -50,11 +49,10 @@ class OrderCheck:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
-        listed = {
-            name: [{"text": text, "count": count} for text, count in getattr(self, name)]
-            for name in ("answers", "plain_answers")
-        }
-        return {**asdict(self), "identical": self.identical, **listed}
+        found = {**asdict(self), "identical": self.identical}
+        for name in ("answers", "plain_answers"):
+            found[name] = [{"text": text, "count": count} for text, count in found[name]]
+        return found
 
 
 def check_order(
@@ -68,13 +66,8 @@ def check_order(
 ) -> OrderCheck:
     """Generate from `prompt` in the given and in `orders` random orders, with `model` and with the plain model.
 
-    Args:
-        model: The model under test.
-        prompt: The prompt. The orders are those of `prompt.shuffled`.
-        orders: Number of random orders.
-        seed: Seed of the orders.
-        progress: Shows a progress bar; one step for each of the `2 * (orders + 1)` generations.
-        generation: Keywords of `InvariantModel.generate`. With sampling, outputs differ whatever the order.
+    `progress` shows a bar, with one step for each of the `2 * (orders + 1)` generations; `generation` are keywords of
+    `InvariantModel.generate`. With sampling, outputs differ whatever the order.
     """
     check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
     check_number("orders", orders, 1, MOST_CALLS, error=InvalidPrompt)

@@ -8,36 +8,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from invariant_rag import checks
 from invariant_rag.audit.questions import Question
 from invariant_rag.audit.screen import AGAIN, ANOTHER, FIRST, OTHER, PLACEBO, REPEATED
 from invariant_rag.audit.systems import Ask, System, lm_ask_function
-from invariant_rag.checks import (
-    MOST_CALLS,
-    check_function,
-    check_items,
-    check_kind,
-    check_name,
-    check_number,
-    check_real,
-)
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.methods import METHODS, resolve_method
 from invariant_rag.segments import Segment
 
-Order = tuple[int, ...]
-"""Indices into the segments as given; that at position 0 comes first in the prompt."""
-
-TODAY = "today"
-"""Name of the system as it is, with the documents in the order of today."""
-
-DRAWS = 2
-"""Calls, or votes, of each question with a remedy; it is compared with as many distinct draws of today."""
-
-VOTES = 5
-"""Most orders that a majority vote asks."""
-
-SLOTS = 5
-"""Parts of the prompt, from the first to the last place, of which accuracy is measured."""
+Order = tuple[int, ...]  # indices into the segments as given; that at position 0 comes first in the prompt
+TODAY = "today"  # name of the system as it is, with the documents in the order of today
+DRAWS = 2  # calls, or votes, of each question with a remedy; it is compared with as many distinct draws of today
+VOTES = 5  # most orders that a majority vote asks
+SLOTS = 5  # parts of the prompt, from the first to the last place, of which accuracy is measured
 
 
 @dataclass(frozen=True)
@@ -73,11 +56,6 @@ class Call:
         return f"{self.index} {self.arm} {self.draw}" + (f" {self.vote}" if self.vote else "")
 
 
-def asking_order(count: int, seed: int) -> list[int]:
-    """Return in which order the questions are asked: a file is often sorted by topic, and an audit may stop early."""
-    return random.Random(f"{seed} questions").sample(range(count), count)
-
-
 def has_orders(question: Question) -> bool:
     """Return whether two orders of the documents differ."""
     return len({each.canonical_key for each in question.segments}) > 1
@@ -94,15 +72,13 @@ def screen_calls(question: Question, index: int, place: int, seed: int) -> list[
 
 def _other_orders(question: Question, seed: str) -> tuple[Order, Order]:
     """Return two random orders whose documents differ from today's, and from each other if they can."""
-    source, found = random.Random(seed), dict[tuple[Any, ...], Order]()
-    today = tuple(each.canonical_key for each in question.segments)
+    source, today = random.Random(seed), tuple(each.canonical_key for each in question.segments)
+    found: dict[tuple[Any, ...], Order] = {today: ()}
     for _ in range(50):
         order = tuple(source.sample(range(len(today)), len(today)))
-        content = tuple(today[place] for place in order)
-        if content != today:
-            found.setdefault(content, order)
-    orders = list(found.values())
-    return orders[0], orders[min(1, len(orders) - 1)]
+        found.setdefault(tuple(today[place] for place in order), order)
+    one, other = (list(found.values())[1:] * 2)[:2]
+    return one, other
 
 
 def slot_of(question: Question, order: Order) -> int | None:
@@ -129,9 +105,9 @@ def _rotations(question: Question, most: int = VOTES) -> list[Order]:
 class Remedy(NamedTuple):
     """A way to ask so that the order matters less: the orders of one answer, whether today's then changes nothing."""
 
-    orders: Callable[[Question], list[Order]]
-    fixes: bool
     about: str
+    fixes: bool
+    orders: Callable[[Question], list[Order]]
     votes: int = 1
 
     def calls(self, name: str, question: Question, index: int) -> list[Call]:
@@ -143,19 +119,16 @@ class Remedy(NamedTuple):
         ]
 
 
-LISTINGS = {
-    "sort": Remedy(lambda question: _rotations(question, 1), True, "documents sorted by a hash of their text"),
-    "reverse": Remedy(
-        lambda question: [_as_given(question)[::-1]], False, "documents in the reverse of the order of today"
-    ),
-    "ends-first": Remedy(  # 0 2 4 3 1
-        lambda question: [_as_given(question)[::2] + _as_given(question)[1::2][::-1]],
-        False,
+LISTINGS = {  # remedies for every system
+    "sort": Remedy("documents sorted by a hash of their text", True, lambda asked: _rotations(asked, 1)),
+    "reverse": Remedy("documents in the reverse of the order of today", False, lambda asked: [_as_given(asked)[::-1]]),
+    "ends-first": Remedy(
         "the first documents of today at both ends, the others in the middle",
+        False,
+        lambda asked: [_as_given(asked)[::2] + _as_given(asked)[1::2][::-1]],  # 0 2 4 3 1
     ),
-    "vote": Remedy(_rotations, True, f"a majority over up to {VOTES} orders", VOTES),
+    "vote": Remedy(f"a majority over up to {VOTES} orders", True, _rotations, VOTES),
 }
-"""Remedies for every system."""
 
 
 def most_calls(names: Iterable[str]) -> int:
@@ -164,11 +137,7 @@ def most_calls(names: Iterable[str]) -> int:
 
 
 def build_remedies(names: Iterable[str], system: System) -> dict[str, tuple[Remedy, Ask]]:
-    """Return remedies, each with what asks the system, or its model with another method.
-
-    Raises:
-        UnsupportedCombination: A method is to change a system that is not one of our models.
-    """
+    """Return remedies, each with what asks the system, or its model with another method; refuse what does not apply."""
     found: dict[str, tuple[Remedy, Ask]] = {}
     for name in names:
         if name in LISTINGS:
@@ -181,7 +150,7 @@ def build_remedies(names: Iterable[str], system: System) -> dict[str, tuple[Reme
         else:
             model = getattr(system.lm, "invariant_branch", system.lm).with_method(resolve_method(name))
             about = f"the method {name}, which does not depend on the order"
-            remedy = Remedy(lambda question: [_as_given(question)], True, about)
+            remedy = Remedy(about, True, lambda question: [_as_given(question)])
             found[name] = remedy, lm_ask_function(model, system.message, system.generation)
     return found
 
@@ -204,7 +173,6 @@ def choose_remedies(system: System, slots: Sequence[float | None], questions: Se
 
 
 def _choice(default: Any, about: str, **bounds: Any) -> Any:
-    """Return a field with what it means, for options and documentation."""
     return field(default=default, metadata={"about": about, **bounds})
 
 
@@ -230,7 +198,7 @@ class AuditChoices:
         None,
         "sort, reverse, ends-first, vote, or a method. Repeatable.",
         option="--remedy",
-        shown="if the order matters, a few",
+        shown="a few if it matters",
     )
     metric: Any = None
     judge: Any = _choice(  # noqa: RUF009 - a field, as dataclasses.field makes one
@@ -239,8 +207,8 @@ class AuditChoices:
     margin: float = _choice(0.05, "Net sensitivity below which the order does not matter.")
     k: int = _choice(10, "Segments to retrieve.", min=1)
     seed: int = _choice(0, "Seed of the orders.", min=0)
-    workers: int = _choice(1, "Threads that make calls.", min=1, max=MOST_CALLS)
-    retries: int = _choice(3, "Further tries of a failed call, with growing pauses.", min=0, max=MOST_CALLS)
+    workers: int = _choice(1, "Threads that make calls.", min=1, max=checks.MOST_CALLS)
+    retries: int = _choice(3, "Further tries of a failed call, with growing pauses.", min=0, max=checks.MOST_CALLS)
     fields: Mapping[str, str] = field(
         default_factory=dict,
         metadata={"about": "A field of yours: question=frage. Repeatable.", "option": "--field", "shown": "none"},
@@ -249,27 +217,24 @@ class AuditChoices:
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
-            least = each.metadata.get("min")
-            if least is not None:
-                check_number(each.name, getattr(self, each.name), least, each.metadata.get("max"))
+            if "min" in each.metadata:
+                checks.check_number(each.name, getattr(self, each.name), each.metadata["min"], each.metadata.get("max"))
         if self.remedies is not None:
-            object.__setattr__(self, "remedies", tuple(check_items("remedies", self.remedies, str)))
+            object.__setattr__(self, "remedies", tuple(checks.check_items("remedies", self.remedies, str)))
+            known = [*LISTINGS, *(name for name, method in METHODS.items() if method.invariant)]
             for name in self.remedies:
-                check_name("remedy", name, [*LISTINGS, *(name for name, each in METHODS.items() if each.invariant)])
+                checks.check_name("remedy", name, known)
         if self.metric is not None:
-            check_function("metric", self.metric)
-        if not 0 < check_real("margin", self.margin) < 1:
+            checks.check_function("metric", self.metric)
+        if not 0 < checks.check_real("margin", self.margin) < 1:
             raise InvalidChoice(f"margin: expected a share between 0 and 1, got {self.margin}")
         for name in ("fields", "generation"):
-            check_kind(name, getattr(self, name), Mapping)  # type: ignore[type-abstract]
+            checks.check_kind(name, getattr(self, name), Mapping)  # type: ignore[type-abstract]
 
     def changed(self, changes: Mapping[str, Any]) -> AuditChoices:
         """Return these choices with some changed."""
         known = [each.name for each in dataclasses.fields(self)]
-        for name in changes:
-            if name not in known:
-                raise InvalidChoice(
-                    f"audit takes no {name!r}",
-                    hint=f"Choices are {', '.join(known)}; keywords of a model go into generation={{...}}.",
-                )
+        hint = f"Choices are {', '.join(known)}; keywords of a model go into generation={{...}}."
+        for name in changes.keys() - known:
+            raise InvalidChoice(f"audit takes no {name!r}", hint=hint)
         return replace(self, **changes)

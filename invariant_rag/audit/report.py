@@ -22,27 +22,18 @@ if TYPE_CHECKING:
     from invariant_rag.audit.result import Audit, Comparison
     from invariant_rag.audit.statistics import Estimate
 
-SHOWN = 100
-"""Most questions on a page; those that flip come first."""
-
-LONG_GOLD = 12
-"""Words of a gold answer that no answer is likely to repeat."""
-
+SHOWN = 100  # most questions on a page; those that flip come first
+LONG_GOLD = 12  # words of a gold answer that no answer is likely to repeat
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&])")
 
 
 def percent(estimate: Estimate) -> str:
-    """Return an estimate in per cent, with its interval.
-
-    >>> from invariant_rag.audit.statistics import Estimate
-    >>> percent(Estimate(0.25, 0.2, 0.31))
-    '25.0% [20.0%, 31.0%]'
-    """
-    return "{:.1f}% [{:.1f}%, {:.1f}%]".format(*(100 * each for each in (estimate.value, estimate.low, estimate.high)))
+    """Return an estimate in per cent, with its interval, such as `25.0% [20.0%, 31.0%]`."""
+    return f"{estimate.value:.1%} [{estimate.low:.1%}, {estimate.high:.1%}]"
 
 
 def points(estimate: Estimate, unit: str = " points") -> str:
-    """Return a difference in points, with its interval."""
+    """Return a difference, with its interval."""
     value, low, high = (f"{100 * each:+.1f}" for each in (estimate.value, estimate.low, estimate.high))
     return f"{value}{unit} [{low}, {high}]"
 
@@ -75,18 +66,12 @@ def _finding(audit: Audit) -> str:
             f"{100 * screen.bound:.1f} with 95% confidence; the margin is {margin:g} ({asked}).{early}"
         )
     if screen.alike:
-        return (
-            f"Cannot tell yet: all answers are the same, {_the_answer(audit)}, with other texts in the documents, too. "
-            f"Whoever does not read the documents answers like that ({asked})."
-        )
+        alike = f"all answers are the same, with other texts in the documents, too ({asked})"
+        return f"Cannot tell yet: {alike}. A system that does not read its documents answers like that."
     return (
         f"Cannot tell yet: {measured} Ask about {screen.more:,} questions more, "
         f"{counted(CALLS * screen.more, 'call')}, or set a wider margin than {margin:g} points."
     )
-
-
-def _the_answer(audit: Audit) -> str:
-    return shown(audit.asked[0].answers[0].text)
 
 
 def _today(audit: Audit) -> str:
@@ -103,30 +88,30 @@ def _today(audit: Audit) -> str:
 
 def _recommendation(audit: Audit) -> str:
     """Return the one thing to do: look at the call, use a remedy, leave it, or ask more questions."""
-    if audit.screen.alike:
-        return f"Look at the call first: every answer was the same, {_the_answer(audit)}. Does it read these documents?"
     compared = sorted(((each.gain, each) for each in audit.comparisons if each.gain), key=lambda pair: -pair[0].value)
+    if audit.screen.alike:
+        said = shown(audit.asked[0].answers[0].text)
+        return f"Look at the call first: every answer was the same, {said}. Does it read these documents?"
     if compared and compared[0][1].is_better:
         return f"Use {_named(*compared[0])}."
     if audit.screen.outcome == "order does not matter":
         return "Leave it: change nothing for the sake of the order."
     if audit.screen.outcome == "cannot tell yet":
         return f"Decide nothing yet: ask about {audit.screen.more:,} questions more."
-    return _where_it_matters(audit, compared)
+    return _where_it_matters(audit, compared, audit.choices.margin)
 
 
-def _where_it_matters(audit: Audit, compared: list[tuple[Estimate, Comparison]]) -> str:
+def _where_it_matters(audit: Audit, compared: Sequence[tuple[Estimate, Comparison]], margin: float) -> str:
     """Return what to do where no remedy was shown to be right more often."""
-    margin = audit.choices.margin
     safe = [(gain, each) for gain, each in compared if each.fixes and gain.low > -margin]
     if safe:
         return (
             f"For steadier answers use {_named(*max(safe, key=lambda pair: pair[0].low))}, no loss beyond the margin."
         )
     if not compared:
-        how = "name some (--remedy)." if audit.scored else "that takes gold answers."
+        how = "name some (--remedy)" if audit.scored else "that takes gold answers"
         always = "`sort` gives every order the same answer, at no cost but perhaps accuracy."
-        return f"The order matters, and no remedy was compared: {how} {always}"
+        return f"The order matters, and no remedy was compared: {how}. {always}"
     listed = "; ".join(f"{each.name} {points(gain)}" for gain, each in compared)
     if all(gain.high < margin for gain, _ in compared):
         return f"Leave it: no remedy gains {100 * margin:g} points. Against today: {listed}."
@@ -143,15 +128,16 @@ def _about_grading(audit: Audit) -> list[str]:
     """Return what a right answer is, and how far that can be trusted."""
     found, judge, metric, scored = [], audit.judge, audit.choices.metric, audit.scored
     if scored and judge is None:
-        by_metric = f"{getattr(metric, '__name__', 'the metric')} gives it at least 0.5"
-        found.append(f"An answer is right if {by_metric if metric else 'it gives a gold answer, as whole tokens'}.")
+        name = getattr(metric, "__name__", "the metric")
+        how = f"{name} gives it at least 0.5" if metric else "it gives a gold answer, as whole tokens"
+        found.append(f"An answer is right if {how}.")
         long = sum(all(len(gold.split()) >= LONG_GOLD for gold in each.question.answers) for each in scored)
         if 2 * long > len(scored) and metric is None:
             found.append("Most gold answers are whole sentences, which no answer repeats: grade with --judge.")
     if len(scored) < len(audit.asked):
         how = f"by embeddings, from a similarity of {SAME_MEANING} on" if audit.embeds else "only if their words are"
         found.append(f"Without gold answers, two answers count as the same {'by the judge' if judge else how}.")
-    if scored and not any(each == RIGHT for one in audit.asked for each in one.classes):
+    if scored and not any(RIGHT in each.classes for each in scored):
         found.append(
             "No answer was right: do gold answers say the same as answers do? See answers.csv, or use --judge."
         )
@@ -161,8 +147,7 @@ def _about_grading(audit: Audit) -> list[str]:
         return [*found, note] if unused else found
     found.append(f"The judge was asked {judge.calls:,} times.")
     if judge.pairs:
-        of = f"{judge.divided:,} of {judge.pairs:,} pairs of answers"
-        found.append(f"Asked in both orders, it contradicted itself on {of}.")
+        found.append(f"Asked in both orders, it contradicted itself on {judge.divided:,} of {judge.pairs:,} pairs.")
     if judge.errors is not None:
         found.append(f"It misses {percent(judge.errors)} of the verdicts that are known.")
     return found
@@ -171,10 +156,9 @@ def _about_grading(audit: Audit) -> list[str]:
 def _about_calls(audit: Audit) -> list[str]:
     found, screen, errors = [], audit.screen, audit.measures["errors"]
     if not screen.repeated and screen.within:
-        found.append(
-            f"Equal calls came back equal, but {screen.within:.1%} of the outcomes change with a space that cannot "
-            "matter: a cache or a fixed seed hides noise, which was counted all the same."
-        )
+        changed = f"{screen.within:.1%} of the outcomes change with a space that cannot matter"
+        hides = "a cache or a fixed seed hides noise, which was counted all the same"
+        found.append(f"Equal calls came back equal, but {changed}: {hides}.")
     if errors.value:
         found.append(f"Of the calls, {percent(errors)} failed after all retries: {audit.errors[-1]}")
     if audit.unordered:
@@ -182,59 +166,47 @@ def _about_calls(audit: Audit) -> list[str]:
     return found
 
 
-MEASURES = ("net-sensitivity", "accuracy-today", "accuracy-over-orders", "worst-slot", "errors")
-_BOUND = re.compile(r"\s*([a-z-]+)\s*([<>])\s*(\d{1,3}(?:\.\d+)?)\s*%\s*")
+_BOUND = re.compile(r"\s*net-sensitivity\s*>\s*(\d{1,3}(?:\.\d+)?)\s*%\s*")
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A condition: `order-matters` (without a measure), or a measure above or below a bound, which is a share."""
+    """A condition that fails a build: the order matters (no bound), or net sensitivity is above a bound, a share."""
 
     text: str
-    measure: str = ""
-    above: bool = True
-    bound: float = 0.0
+    bound: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> Gate:
-        """Parse a condition.
-
-        >>> Gate.parse("net-sensitivity>5%").bound
-        0.05
-        """
-        if text.strip() == "order-matters":
-            return cls(text)
+        """Parse a condition: `order-matters`, or one such as `net-sensitivity>5%`."""
         found = _BOUND.fullmatch(text)
-        if not found or found[1] not in MEASURES:
-            raise InvalidChoice(
-                f"fail-on: expected order-matters, or a bound such as net-sensitivity>5%, got {text!r}",
-                hint=f"Measures are {', '.join(MEASURES)}. A flip rate is no gate: it grows with noise and with calls.",
-            )
-        return cls(text, found[1], found[2] == ">", float(found[3]) / 100)
+        if not found and text.strip() != "order-matters":
+            expected = "order-matters, or a bound such as net-sensitivity>5%"
+            hint = "A flip rate or an accuracy is no gate: it moves with noise. The measures are in audit.json."
+            raise InvalidChoice(f"fail-on: expected {expected}, got {text!r}", hint=hint)
+        return cls(text, float(found[1]) / 100 if found else None)
 
     def holds(self, audit: Audit) -> bool:
-        """Return whether it holds beyond doubt: the whole interval is on the wrong side of the bound."""
-        if not self.measure:
-            return audit.order_matters
-        estimate = audit.measures.get(self.measure.replace("-", "_"))
-        if estimate is None:
-            raise InvalidChoice(f"fail-on: {self.measure} is not known", hint="It takes questions with gold answers.")
-        return estimate.low > self.bound if self.above else estimate.high < self.bound
+        """Return whether it holds beyond doubt: the whole interval is above the bound."""
+        return audit.order_matters if self.bound is None else audit.screen.net.low > self.bound
 
 
 def write_report(audit: Audit, folder: Path) -> None:
     """Write audit.json, answers.csv, report.html and report.md."""
     write_file(folder / RESULT, encode_json(audit.as_dict(), indent=1, default=str) + b"\n")
-    write_file(folder / "answers.csv", _csv(audit).encode("utf-8", "backslashreplace"))
-    for name in ("report.html", "report.md"):
-        write_file(folder / name, _page(audit, f"{name}.j2").encode("utf-8", "backslashreplace"))
+    pages = {"answers.csv": _csv(audit)} | {name: _page(audit, f"{name}.j2") for name in ("report.html", "report.md")}
+    for name, text in pages.items():
+        write_file(folder / name, text.encode("utf-8", "backslashreplace"))
 
 
 def measure_rows(audit: Audit) -> list[tuple[str, str, str]]:
     """Return name, value and meaning of each measure that is known."""
-    known = {name: audit.measures[name] for name in ABOUT if name in audit.measures}
     special = {"calls": lambda each: f"{each.value:g}", "net_sensitivity": points}
-    return [(name.replace("_", " "), special.get(name, percent)(each), ABOUT[name]) for name, each in known.items()]
+    return [
+        (name.replace("_", " "), special.get(name, percent)(audit.measures[name]), about)
+        for name, about in ABOUT.items()
+        if name in audit.measures
+    ]
 
 
 def remedy_rows(audit: Audit) -> list[tuple[str, str, str, str]]:
@@ -250,30 +222,25 @@ def remedy_rows(audit: Audit) -> list[tuple[str, str, str, str]]:
 def _page(audit: Audit, template: str) -> str:
     from jinja2 import Environment, PackageLoader, select_autoescape
 
+    def cleaned(value: Any) -> Any:  # answers and documents are not trusted
+        return clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
     loader = PackageLoader("invariant_rag.audit", "pages")
-    environment = Environment(
-        loader=loader, autoescape=select_autoescape(["html.j2"]), keep_trailing_newline=True, finalize=_cleaned
-    )
+    environment = Environment(loader=loader, autoescape=select_autoescape(["html.j2"]), keep_trailing_newline=True)
+    environment.finalize = cleaned
     environment.filters["listed"] = _listed
     environment.filters["md"] = lambda text: _SPECIAL.sub(r"\\\1", " ".join(clean(str(text)).split()))
     tables = {"measures": measure_rows(audit), "remedies": remedy_rows(audit)}
     return environment.get_template(template).render(audit=audit, most=SHOWN, percent=percent, **tables)
 
 
-def _cleaned(value: Any) -> Any:
-    """Return text without control characters: answers and documents are not trusted."""
-    return clean(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
-
-
-def _listed(order: Sequence[int]) -> str:
-    """Return an order of documents as people count them, from 1."""
+def _listed(order: Sequence[int]) -> str:  # as people count, from 1
     return " ".join(str(place + 1) for place in order)
 
 
 def _csv(audit: Audit) -> str:
     """Return a row for each call of the screen. Cells that a spreadsheet would run as a formula begin with a quote."""
-    text = io.StringIO()
-    rows = csv.writer(text)
+    rows = csv.writer(text := io.StringIO())
     rows.writerow(["id", "question", "gold", "call", "order", "answer", "outcome", "flips", "tokens", "seconds"])
     for each in audit.asked:
         about = (each.question.id, each.question.text, " | ".join(each.question.answers))

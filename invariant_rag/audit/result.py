@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-COLUMNS = ("today", "today again", "placebo", "another order", "a third order")
-"""Names of the calls of the screen."""
+COLUMNS = ("today", "today again", "placebo", "another order", "a third order")  # names of the calls of the screen
+REMEDY_LEVEL = 0.02
+FEWEST = 5  # calls in a part of the prompt, from which its accuracy is measured
 
-ABOUT = {
+ABOUT = {  # what each of the six measures says
     "accuracy_today": "share of right answers in the order that your retriever gives; a call that failed is not right",
     "accuracy_over_orders": "share of right answers in random orders",
     "net_sensitivity": "disagreement between orders, minus disagreement within one order",
@@ -35,11 +36,6 @@ ABOUT = {
     "errors": "share of calls without an answer, after all retries",
     "calls": "calls of the screen for each question",
 }
-"""What each of the six measures says."""
-
-REMEDY_LEVEL = 0.02
-FEWEST = 5
-"""Calls in a part of the prompt, from which its accuracy is measured."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class Asked:
     @property
     def rows(self) -> list[tuple[str, Order, str, str]]:
         """Name, order, answer and outcome of each call."""
-        names = {FAILED: "failed"} | ({RIGHT: "right", WRONG: "wrong"} if self.scored else {})
+        names = {FAILED: "failed", RIGHT: "right", WRONG: "wrong"}
         outcomes = [names.get(each, f"meaning {each - 2}") for each in self.classes]
         return list(zip(COLUMNS, self.orders, [each.text or "" for each in self.answers], outcomes, strict=True))
 
@@ -74,8 +70,8 @@ class Asked:
 class Comparison:
     """A remedy against today: as many distinct draws of each, on the same questions.
 
-    After one that `fixes`, the order of today changes nothing, by construction. `calls` are those for one answer, `p`
-    is the one-tailed p-value of the gain, corrected for the number of remedies.
+    After one that `fixes`, the order of today changes nothing, by construction. `calls` are those for one answer, at
+    most; `p` is the one-tailed p-value of the gain, corrected for the number of remedies.
     """
 
     name: str
@@ -97,9 +93,7 @@ class Audit:
     """What an audit found.
 
     Attributes:
-        system: Name of the system.
-        date: When it ended, in UTC.
-        choices: How it was made.
+        system, date, choices: Name of the system, when the audit ended (UTC), and how it was made.
         screen: The first stage.
         asked: The questions that were asked, with all answers.
         comparisons: Each remedy against today.
@@ -125,13 +119,12 @@ class Audit:
     @cached_property
     def measures(self) -> dict[str, Estimate]:
         """The six measures, as far as they are known: see `invariant_rag.audit.ABOUT`."""
-        found, scored = {}, self.scored
-        right = np.array([each.classes for each in scored]) == RIGHT
-        if scored:  # of today, the draws that no cache makes equal
+        found, right = {}, np.array([each.classes for each in self.scored]) == RIGHT
+        if len(right):  # of today, the draws that no cache makes equal
             for name, columns in (("accuracy_today", [FIRST, PLACEBO]), ("accuracy_over_orders", [OTHER, ANOTHER])):
                 found[name] = mean_interval(right[:, columns].mean(axis=1), tail=STOPPED_TAIL)
         found["net_sensitivity"] = self.screen.net
-        if (worst := worst_slot(places_and_outcomes(scored))) is not None:
+        if (worst := worst_slot(places_and_outcomes(self.scored))) is not None:
             found["worst_slot"] = worst
         failed = [each.classes.count(FAILED) / CALLS for each in self.asked]
         return found | {"errors": mean_interval(failed, tail=STOPPED_TAIL), "calls": Estimate(CALLS, CALLS, CALLS)}
@@ -167,7 +160,7 @@ class Audit:
         """Return everything as plain data, for JSON."""
         answers = [answer for each in self.asked for answer in each.answers]
         tokens = [answer.tokens for answer in answers if answer.tokens is not None]
-        judge, slots = self.judge, slot_accuracies(places_and_outcomes(self.scored))
+        slots = slot_accuracies(places_and_outcomes(self.scored))
         document: dict[str, Any] = finite(
             {
                 "schema_version": SCHEMA_VERSION,
@@ -178,7 +171,7 @@ class Audit:
                 "measures": {name: each.as_dict() for name, each in self.measures.items()},
                 "slots": [each and each.as_dict() for each in slots],
                 "remedies": [asdict(each) for each in self.comparisons],
-                "judge": judge and judge.as_dict(),
+                "judge": self.judge and self.judge.as_dict(),
                 "tokens": sum(tokens) if tokens else None,
                 "seconds": sum(answer.seconds for answer in answers),
                 "versions": package_versions(),
@@ -188,12 +181,11 @@ class Audit:
         return document
 
 
-Slots = list[tuple[int | None, bool]]
-"""For each random order of a question: the part of the prompt with the gold documents, and whether it was answered."""
+Slots = list[tuple[int | None, bool]]  # of each random order: the part with the gold documents, and whether right
 
 
 def places_and_outcomes(scored: Sequence[Asked]) -> list[Slots]:
-    """Return the `Slots` of each question. Today is left out: what a retriever lists first is also easy to answer."""
+    """Return the `Slots` of each question, without today: what a retriever lists first is also easy to answer."""
     return [
         [(slot_of(each.question, each.orders[column]), each.classes[column] == RIGHT) for column in (OTHER, ANOTHER)]
         for each in scored

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from invariant_rag.audit import plan
 from invariant_rag.audit.calls import Answer, Progress, make_calls, no_progress
-from invariant_rag.audit.folder import LineFile, open_answers, read_run, start_run
+from invariant_rag.audit.folder import RUN, SCHEMA_VERSION, make_new_folder, open_answers, read_run
 from invariant_rag.audit.grading import RIGHT, Grader
-from invariant_rag.audit.plan import (
-    DRAWS,
-    TODAY,
-    AuditChoices,
-    Call,
-    asking_order,
-    build_remedies,
-    choose_remedies,
-    has_orders,
-    screen_calls,
-)
+from invariant_rag.audit.plan import DRAWS, TODAY, AuditChoices, Call
 from invariant_rag.audit.questions import Question, as_retrieve_function, read_questions
 from invariant_rag.audit.result import Asked, Audit, Comparison, package_versions, places_and_outcomes, slot_accuracies
 from invariant_rag.audit.screen import CALLS, FIRST, PLACEBO, Screen, looks, screen
@@ -32,14 +24,14 @@ from invariant_rag.audit.statistics import holm, mean_difference, mean_interval,
 from invariant_rag.audit.systems import Ask, System, ToInput, as_system
 from invariant_rag.checks import require_extra
 from invariant_rag.errors import AuditFailed, InvalidChoice, InvalidQuestion, UnsupportedCombination
+from invariant_rag.files import LineFile, encode_json, write_file
 from invariant_rag.segments import Segment
 from invariant_rag.shown import counted
 
 Questions = str | Path | Iterable[Question | Mapping[str, Any]]
 OnStep = Callable[[str], object]
 
-PROBED = 3
-"""Questions asked with other texts, if no order ever changes an outcome: does the system read its documents?"""
+PROBED = 3  # questions asked with other texts, if no order ever changes an outcome: does the system read its documents?
 
 
 def audit(
@@ -66,6 +58,7 @@ def audit(
         questions: A file, or `Question`s and mappings; see `read_questions` in `invariant_rag.audit.questions`. None:
             those of the run that is resumed.
         choices: How the audit is made.
+        changes: Choices, as keywords: `audit(system, questions, workers=8)`.
         retriever: Finds the segments of questions that have none: an object with `retrieve(question, k)`, a retriever
             of LangChain or LlamaIndex, or a function of the question. None: the system's own, if it has one.
         to_input: Makes the input of the system from question and segments.
@@ -75,16 +68,13 @@ def audit(
         name: Name of the system in reports.
         progress: Shows a progress bar.
         on_step: Called with a sentence before and after each step: what it costs, and what is known.
-        changes: Choices, as keywords: `audit(system, questions, workers=8)`.
 
     Raises:
-        InvalidQuestion: A question cannot be read.
-        InvalidChoice: A choice is no such number or function, or too small.
+        InvalidQuestion: A question cannot be read, or none has an order.
+        InvalidChoice, UnknownName: A choice is no such number or function, or there is no remedy of that name.
         UnusableFile: The folder cannot be written, holds a run already, or another process writes it.
-        AuditFailed: The system answers nothing or does not read its documents, or there is nothing to compare.
+        AuditFailed: The system answers nothing or does not read its documents, or the judge cannot judge.
         UnsupportedCombination: The system is none of those, or a remedy does not apply to it.
-        UnknownName: There is no remedy of that name.
-        ExtraRequired: The extra `evaluation` is not installed.
 
     Warns:
         FieldWarning: Questions have checks that take a judge, and there is none; or fields that mean nothing.
@@ -94,30 +84,31 @@ def audit(
     if (questions is None) == (resume is None) or (out is not None and resume is not None):
         raise InvalidChoice("expected questions for a new audit (and out, to keep it), or resume, to continue one")
     wrapped = as_system(system, to_input, chosen.generation)
-    build_remedies(chosen.remedies or (), wrapped)
+    plan.build_remedies(chosen.remedies or (), wrapped)
     called = wrapped.name if name is None else name
     folder: Path | None = None
     if resume is not None:
         folder, run, asked = read_run(resume)
         if called != run["system"]:
-            raise UnsupportedCombination(
-                f"{str(folder)!r} is an audit of {run['system']!r}, and this is {called!r}",
-                hint=f"To continue it, pass name={run['system']!r} (--name); to audit another system, a new folder.",
-            )
+            hint = f"To continue it, pass name={run['system']!r} (--name); to audit another system, a new folder."
+            message = f"{str(folder)!r} is an audit of {run['system']!r}, and this is {called!r}"
+            raise UnsupportedCombination(message, hint=hint)
         chosen = chosen.changed({"seed": run["seed"], "margin": run["margin"]})
     else:
         retrieve = wrapped.retrieve if retriever is None else as_retrieve_function(retriever, chosen.k)
         asked = read_questions(() if questions is None else questions, retrieve, chosen.fields)
-    ordered = [number for number in asking_order(len(asked), chosen.seed) if has_orders(asked[number])]
+    # A file is often sorted by topic, and an audit may stop early.
+    mixed = random.Random(f"{chosen.seed} questions").sample(range(len(asked)), len(asked))
+    ordered = [number for number in mixed if plan.has_orders(asked[number])]
     if not ordered:
-        raise InvalidQuestion(
-            f"{counted(len(asked), 'question')}, and none has two different documents: there is no order",
-            hint="Give each question its retrieved documents one by one.",
-        )
+        message = f"{counted(len(asked), 'question')}, and none has two different documents: there is no order"
+        raise InvalidQuestion(message, hint="Give each question its retrieved documents one by one.")
     grader = Grader(asked, chosen.metric, chosen.judge)
     if out is not None:
+        folder = make_new_folder(out)
         described = {"system": called, "seed": chosen.seed, "margin": chosen.margin, "versions": package_versions()}
-        folder = start_run(out, described, asked)
+        run = {"schema_version": SCHEMA_VERSION, **described, "questions": [each.as_dict() for each in asked]}
+        write_file(folder / RUN, encode_json(run, indent=1, default=str) + b"\n")
     with nullcontext() if folder is None else open_answers(folder) as file:
         running = _Running(wrapped, [(n, asked[n]) for n in ordered], chosen, grader, file, progress, on_step)
         screened = running.screen()
@@ -138,24 +129,23 @@ def check_extras() -> None:
         require_extra(module, "evaluation")
 
 
+@dataclass
 class _Running:
     """The steps of an audit: asks, grades, decides. `asked` is what was asked so far, with the outcomes."""
 
-    def __init__(
-        self,
-        system: System,
-        questions: Sequence[tuple[int, Question]],
-        choices: AuditChoices,
-        grader: Grader,
-        file: LineFile[Answer] | None,
-        progress: Progress,
-        on_step: OnStep,
-    ) -> None:
-        self.system, self.questions, self.choices, self.grader = system, questions, choices, grader
-        self.file, self.progress, self.on_step = file, progress, on_step
-        self.answers = {each.key: each for each in (() if file is None else file.lines)}
+    system: System
+    questions: Sequence[tuple[int, Question]]
+    choices: AuditChoices
+    grader: Grader
+    file: LineFile[Answer] | None
+    progress: Progress
+    on_step: OnStep
+
+    def __post_init__(self) -> None:
         self.asked: list[Asked] = []
-        self.calls = [screen_calls(one, number, place, choices.seed) for place, (number, one) in enumerate(questions)]
+        self.answers = {each.key: each for each in (self.file.lines if self.file is not None else ())}
+        placed = enumerate(self.questions)
+        self.calls = [plan.screen_calls(one, number, place, self.choices.seed) for place, (number, one) in placed]
 
     def screen(self) -> Screen:
         """Ask in steps until the order matters, does not matter, or all was asked."""
@@ -187,20 +177,20 @@ class _Running:
             :PROBED
         ]  # others first
         calls = []
-        for (number, question), each in ((self.questions[place], self.asked[place]) for place in probed):
+        for number, question in (self.questions[place] for place in probed):
             blank = tuple(Segment(f"Page {page} is left blank.") for page in range(len(question.segments)))
-            calls.append(Call(replace(question, segments=blank), number, "other texts", 0, each.orders[FIRST]))
+            calls.append(Call(replace(question, segments=blank), number, "other texts", 0, tuple(range(len(blank)))))
         self._ask(calls, self.system.ask, retries=0)
         before = [texts[place] for place in probed]
         if None in before or [self.answers[call.key].text for call in calls] != before:
             return False
-        if len(set(before)) > 1:
-            raise AuditFailed(
-                "the system does not read the documents it is given: with other texts in them it answers the same",
-                hint="Of a chain that retrieves, give the part behind the retriever; or say with to_input= what it is "
-                "called with. If a model knows these answers by heart, ask what only the documents say.",
-            )
-        return True
+        if len(set(before)) == 1:
+            return True
+        raise AuditFailed(
+            "the system does not read the documents it is given: with other texts in them it answers the same",
+            hint="Of a chain that retrieves, give the part behind the retriever; or say with to_input= what it is "
+            "called with. If a model knows these answers by heart, ask what only the documents say.",
+        )
 
     def compare(self, found: Screen) -> list[Comparison]:
         """Ask all planned questions with remedies and as today, if the order matters or remedies were asked for."""
@@ -210,8 +200,8 @@ class _Running:
             if found.outcome != "order matters" or not scored:
                 return []
             slots = [None if each is None else each.value for each in slot_accuracies(places_and_outcomes(scored))]
-            names = choose_remedies(self.system, slots, [each.question for each in scored])
-        remedies = build_remedies(names, self.system)
+            names = plan.choose_remedies(self.system, slots, [each.question for each in scored])
+        remedies = plan.build_remedies(names, self.system)
         if not remedies:
             return []
         planned = {TODAY: [[calls[FIRST], calls[PLACEBO]] for calls in self.calls]} | {
@@ -251,11 +241,8 @@ class _Running:
 
     def _ask(self, calls: Sequence[Call], ask: Ask, retries: int | None = None) -> None:
         """Make the calls that have no answer, and keep their answers; those that failed are not written."""
-        missing = [
-            (call.key, lambda call=call: ask(call.question, call.segments))
-            for call in calls
-            if call.key not in self.answers
-        ]
+        new = [call for call in calls if call.key not in self.answers]
+        missing = [(call.key, lambda call=call: ask(call.question, call.segments)) for call in new]
         if not missing:
             return
         answered = any(each.text is not None for each in self.answers.values())
@@ -267,8 +254,5 @@ class _Running:
                     self.file.append([asdict(answer)])
                 advance()
 
-            patience = {
-                "retries": self.choices.retries if retries is None else retries,
-                "workers": self.choices.workers,
-            }
-            make_calls(missing, keep, answered=answered, **patience)
+            tries = self.choices.retries if retries is None else retries
+            make_calls(missing, keep, answered=answered, retries=tries, workers=self.choices.workers)

@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95
-TAIL = (1 - CONFIDENCE) / 2
-"""How often either bound of an interval may miss."""
-DIFFERENCE_TAIL = 0.015
-"""Of each bound of a difference, by its formula: so wide, it covers 95% in the worst simulated world, too."""
+TAIL = (1 - CONFIDENCE) / 2  # how often either bound of an interval may miss
+DIFFERENCE_TAIL = 0.015  # of a difference, by its formula: it covers 95% in the worst simulated world, too
 RESAMPLES = 2000
 FLIPS = 4999
 _BATCH = 100  # sign flips that are drawn at a time, which bounds memory
@@ -41,11 +39,7 @@ class Estimate:
 
 
 def wilson_interval(successes: int, trials: int, tail: float = TAIL) -> Estimate:
-    """Return a share with its Wilson score interval.
-
-    >>> wilson_interval(8, 10).as_dict()
-    {'value': 0.8, 'low': 0.490162, 'high': 0.943318}
-    """
+    """Return a share with its Wilson score interval."""
     from scipy.stats import binomtest
 
     interval = binomtest(successes, trials).proportion_ci(1 - 2 * tail, method="wilson")
@@ -53,11 +47,7 @@ def wilson_interval(successes: int, trials: int, tail: float = TAIL) -> Estimate
 
 
 def exact_upper_bound(total: float, trials: int, tail: float = 1 - CONFIDENCE) -> float:
-    """Return the exact (Clopper-Pearson) one-sided upper bound of a share; a total of parts counts as in between.
-
-    >>> round(exact_upper_bound(0, 100), 4)
-    0.0295
-    """
+    """Return the exact (Clopper-Pearson) one-sided upper bound of a share; a total of parts counts as in between."""
     from scipy.stats import beta
 
     return 1.0 if total >= trials else float(beta.isf(tail, total + 1, trials - total))
@@ -67,8 +57,8 @@ def mean_interval(scores: Sequence[float] | Floats, seed: int = 0, tail: float =
     """Return the mean of independent scores, one per question, with its interval; either bound may miss by `tail`.
 
     Scores that are all 0 or 1 have a Wilson interval, others from 0 to 1 that of Agresti and Coull (1998) for means:
-    two scores of 0 and two of 1 are added. A percentile bootstrap is too narrow where most scores are equal, and has no
-    width where all are. Scores without bounds, such as seconds, have a bootstrap interval, of resamples by `seed`.
+    two scores of 0 and two of 1 are added. Scores without bounds, such as seconds, have a percentile bootstrap by
+    `seed`, which is too narrow for the others where most are equal.
     """
     values = np.asarray(scores, dtype=np.float64)
     if np.isin(values, (0.0, 1.0)).all():
@@ -79,12 +69,7 @@ def mean_interval(scores: Sequence[float] | Floats, seed: int = 0, tail: float =
     return Estimate(float(values.mean()), float(low), float(high))
 
 
-def mean_difference(
-    ours: Sequence[float] | Floats,
-    theirs: Sequence[float] | Floats,
-    tail: float = DIFFERENCE_TAIL,
-    added: float = 1.0,
-) -> Estimate:
+def mean_difference(ours: ArrayLike, theirs: ArrayLike, tail: float = DIFFERENCE_TAIL, added: float = 1.0) -> Estimate:
     """Return the mean of `ours` minus `theirs`, scores from 0 to 1 that are paired by question, with its interval.
 
     One pair that gains everything and one that loses everything are `added` (Agresti and Min, 2005, add half of each),
@@ -114,12 +99,8 @@ def resampled_means(scores: Floats, seed: int) -> Floats:
 def paired_p_value(differences: ArrayLike, seed: int = 0) -> float:
     """Return the one-tailed p-value of "the mean of these paired differences is above 0": the sign-flip test.
 
-    If nothing differs but by chance, each difference is as likely to have the other sign. Differences of one size, such
-    as right against wrong, make it the exact test of McNemar; few others are flipped in every way, more at random. NaN
-    is left out.
-
-    >>> paired_p_value([1, 1, 1, 1, 1, 0, -1])
-    0.109375
+    Differences of one size, such as right against wrong, make it the exact test of McNemar; few others are flipped in
+    every way, more at random. NaN is left out.
     """
     from scipy.stats import binomtest, permutation_test
 
@@ -134,11 +115,7 @@ def paired_p_value(differences: ArrayLike, seed: int = 0) -> float:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Return p-values that are corrected for their number (Holm 1979).
-
-    >>> holm({"a": 0.01, "b": 0.04})
-    {'a': 0.02, 'b': 0.04}
-    """
+    """Return p-values that are corrected for their number (Holm 1979)."""
     corrected, largest = {}, 0.0
     for rank, name in enumerate(sorted(p_values, key=lambda each: p_values[each])):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[name]))

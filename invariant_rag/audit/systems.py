@@ -34,20 +34,17 @@ CONTEXT_NAMES = (
 )  # fmt: skip
 _TEXT_NAMES = ("prompt", "text")
 _EMPTY_NAMES = ("chat_history", "history", "agent_scratchpad", "intermediate_steps")
-_MARKED_TEXT_MODELS = (
-    ("langchain_invariant_rag.api_models", "CanonicalChatModel"),
-    ("langchain_invariant_rag.api_models", "WrappedRunnable"),
+_MARKED_TEXT_MODELS = (  # what `canonical` and `vote` return: they order the segments marked in their text
+    ("langchain_invariant_rag.api_models", "CanonicalChatModel", "WrappedRunnable"),
     ("llama_index.llms.invariant_rag.canonical", "CanonicalLLM"),
 )
-"""What `canonical` and `vote` return: models that order the segments marked in their text."""
 
 
 @dataclass(frozen=True)
 class System:
     """A system under audit: its name in reports, and what calls it with a question and its segments in an order.
 
-    Behind it there may be an `InvariantModel`, with a system message and keywords of `generate`: methods can be tried
-    on it. It may have a retriever of its own.
+    Methods can be tried on an `InvariantModel` behind it. It may have a retriever of its own.
     """
 
     name: str
@@ -62,10 +59,9 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
     """Wrap a system of any supported kind.
 
     Args:
-        system: An `InvariantModel` or a `RAG`; a chat model, an LLM, an agent or any other Runnable of
-            LangChain; an LLM, query engine, chat engine, synthesizer or agent of LlamaIndex; an `Endpoint`, or its URL;
-            or anything callable, which may be async. A framework's wrapper around an `InvariantModel` is audited as
-            that model, with the wrapper's parameters.
+        system: An `InvariantModel` or a `RAG`; any Runnable of LangChain (models, chains, agents); an LLM, engine,
+            synthesizer or agent of LlamaIndex; an `Endpoint`, or its URL; or anything callable, also async. A
+            framework's wrapper around an `InvariantModel` is that model, with the wrapper's parameters.
         to_input: Makes the input of the system from question and segments. By default it follows from what the system
             declares: the signature of a function, the input schema of a chain.
         generation: Keywords of `InvariantModel.generate`; they override a wrapper's parameters.
@@ -82,14 +78,11 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
         found = wrap(system, to_input)
         if found is not None:
             return found
-    raise UnsupportedCombination(
-        f"expected a system that answers questions, got {type(system).__name__}",
-        hint="Wrap it in a function (question, segments) -> answer.",
-    )
+    raise UnsupportedCombination(f"expected a system that answers questions, got {type(system).__name__}", hint=_WRAP)
 
 
-_ANSWERS = ("answer", "output", "response", "result", "text", "output_text", "content")
-"""Names under which answers are returned."""
+_WRAP = "Wrap it in a function (question, segments) -> answer."
+_ANSWERS = ("answer", "output", "response", "result", "text", "output_text", "content")  # names of what is returned
 
 
 def as_reply(said: Any, tokens: int | None = None) -> Reply:
@@ -143,7 +136,7 @@ def _is_language_model(value: Any) -> bool:
 
 
 def _of_our_model(system: Any, generation: Mapping[str, Any]) -> System | None:
-    """Wrap an `InvariantModel`, a `RAG`, or a framework's wrapper around an `InvariantModel`."""
+    """Wrap an `InvariantModel`, a `RAG`, or a framework's wrapper of one, whose parameters become keywords."""
     lm, message, retrieve = system, None, None
     if isinstance(system, loaded("invariant_rag.rag.pipeline", "RAG")):
         lm, message, retrieve = system.model, system.system, partial(system.retriever.retrieve, k=system.k)
@@ -152,20 +145,16 @@ def _of_our_model(system: Any, generation: Mapping[str, Any]) -> System | None:
     if not isinstance(lm, loaded("invariant_rag.generation.model", "InvariantModel")):
         return None
     if lm is not system and retrieve is None:
-        generation = {**_wrapper_parameters(system), **generation}
-    options = "".join(f", {key}={value}" for key, value in sorted(generation.items()))
-    options += "" if message is None else f", system={message!r}"
-    name = f"{lm.name} ({lm.method.name}, {lm.ordering!r}, {lm.backend.name}{options})"
+        options = {"max_new_tokens": system.max_tokens, **system.generation_kwargs}
+        if system.temperature:
+            sampling = {name: getattr(system, name) for name in ("temperature", "top_p", "top_k", "seed")}
+            given = {name: each for name, each in sampling.items() if each is not None}
+            options = {"do_sample": True, **options, **given}
+        generation = {**options, **({"stop_strings": list(system.stop)} if system.stop else {}), **generation}
+    said = "".join(f", {key}={value}" for key, value in sorted(generation.items()))
+    said += "" if message is None else f", system={message!r}"
+    name = f"{lm.name} ({lm.method.name}, {lm.ordering!r}, {lm.backend.name}{said})"
     return System(name, lm_ask_function(lm, message, generation), lm, message, retrieve, generation)
-
-
-def _wrapper_parameters(wrapper: Any) -> dict[str, Any]:
-    """Return the parameters of a framework's wrapper as keywords of `InvariantModel.generate`."""
-    options = {"max_new_tokens": wrapper.max_tokens, **wrapper.generation_kwargs}
-    if wrapper.temperature:
-        sampling = {name: getattr(wrapper, name) for name in ("temperature", "top_p", "top_k", "seed")}
-        options = {"do_sample": True, **options, **{name: each for name, each in sampling.items() if each is not None}}
-    return options | ({"stop_strings": list(wrapper.stop)} if wrapper.stop else {})
 
 
 def lm_ask_function(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> Ask:
@@ -181,8 +170,10 @@ def lm_ask_function(lm: InvariantModel, message: str | None, generation: Mapping
     return ask
 
 
+# Each of the next four wraps systems of one kind, and returns None for others.
+
+
 def _of_url(system: Any, to_input: ToInput | None) -> System | None:
-    """Wrap an `Endpoint`, or the URL of one; documents and question are one message. None for anything else."""
     endpoint = Endpoint(system) if is_url(system) else system
     if not isinstance(endpoint, Endpoint):
         return None
@@ -191,21 +182,16 @@ def _of_url(system: Any, to_input: ToInput | None) -> System | None:
 
 
 def _of_langchain(system: Any, to_input: ToInput | None) -> System | None:
-    """Wrap a Runnable: a chain, an agent, a language model. None for anything else."""
     if not isinstance(system, loaded("langchain_core.runnables", "Runnable")):
         return None
     is_chain = to_input is None and not _is_language_model(system) and not _takes_marks(system)
-    return System(
-        system.get_name(), _ask(system.invoke, _inputs(system) if is_chain else [_text_maker(system, to_input)])
-    )
+    makes = _inputs(system) if is_chain else [_text_maker(system, to_input)]
+    return System(system.get_name(), _ask(system.invoke, makes))
 
 
 def _of_llama_index(system: Any, to_input: ToInput | None) -> System | None:
-    """Wrap an LLM, a query engine, a chat engine, a synthesizer or an agent of LlamaIndex. None for anything else.
-
-    A query engine synthesizes from nodes or, where it cannot, is asked with the documents in the query. A chat engine
-    remembers, so it is asked one call at a time, each as the first of a chat.
-    """
+    # A query engine that cannot synthesize from nodes gets the documents in the query. A chat engine remembers, so it
+    # is asked one call at a time, each as the first of a chat.
     name, make, more = type(system).__name__, _text_maker(system, to_input), dict[str, Any]()
     call: Callable[[Any], Any] | None = None
     if isinstance(system, loaded("llama_index.core.llms", "LLM")):
@@ -237,7 +223,6 @@ def _of_llama_index(system: Any, to_input: ToInput | None) -> System | None:
 
 
 def _of_callable(system: Any, to_input: ToInput | None) -> System | None:
-    """Wrap anything callable, by its signature; awaitable answers are awaited. None for anything else."""
     if not callable(system):
         return None
     module = getattr(system, "__module__", None) or "__main__"  # of code that is executed, None
@@ -277,12 +262,7 @@ def _text_maker(system: Any, to_input: ToInput | None) -> MakeInput:
 
 
 def _as_text(question: Question, segments: Sequence[Segment], rendering: Any = document_rendering) -> str:
-    """Return the prompt for a language model of a framework or behind a URL: the documents, then the question."""
     return f"{DEFAULT_SYSTEM}\n\n{''.join(map(rendering, segments))}\nQuestion: {question.text}\nAnswer:"
-
-
-def _joined(segments: Sequence[Segment]) -> str:
-    return "\n\n".join(map(plain_rendering, segments))
 
 
 def _as_nodes(question: Question, segments: Sequence[Segment]) -> tuple[str, list[Any]]:
@@ -292,25 +272,26 @@ def _as_nodes(question: Question, segments: Sequence[Segment]) -> tuple[str, lis
     return question.text, [schema.NodeWithScore(node=node, score=each.score) for node, each in scored]
 
 
+def _joined(segments: Sequence[Segment]) -> str:
+    return "\n\n".join(map(plain_rendering, segments))
+
+
 def _metadata(segment: Segment) -> dict[str, Any]:
     return {**segment.metadata, **({} if segment.title is None else {"title": segment.title})}
-
-
-def _as_mapping(question: Question, context: Any) -> dict[str, Any]:
-    return {"question": question.text, "input": question.text, "context": context}
 
 
 def _inputs(runnable: Any) -> list[MakeInput]:
     """Return what makes the input of a LangChain Runnable, by its input schema; of several, the first that it takes.
 
-    A schema of text takes documents and question; one that says nothing takes text or, if the first text is refused as
-    no mapping, a mapping. Fields are filled by their names: the question, and the documents as `Document`s or, where
-    the field is a string, as text. Without a field for documents, the question holds them, as does an agent's message.
+    A schema of text takes documents and question; one that says nothing takes text or, if that is refused, a mapping.
+    Fields are filled by their names: the question, and the documents as `Document`s or, where the field is a string, as
+    text. Without a field for documents, the question holds them, as does an agent's message.
     """
 
     def mapping(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:
         document = sys.modules["langchain_core.documents"].Document
-        return _as_mapping(question, [document(page_content=each.text, metadata=_metadata(each)) for each in segments])
+        documents = [document(page_content=each.text, metadata=_metadata(each)) for each in segments]
+        return {"question": question.text, "input": question.text, "context": documents}
 
     schema = runnable.get_input_jsonschema()
     fields = schema.get("properties", {})
@@ -347,6 +328,12 @@ def _inputs(runnable: Any) -> list[MakeInput]:
     return [make]
 
 
+def _annotated(segments: Sequence[Segment], annotation: str) -> Any:
+    if annotation in {"str", "<class 'str'>"}:
+        return _joined(segments)
+    return [each.text for each in segments] if "str" in annotation.replace("structure", "") else tuple(segments)
+
+
 def _arguments(function: Any) -> list[MakeInput]:
     """Return what makes the positional and named arguments of a function, by its signature; the first that it takes.
 
@@ -364,10 +351,8 @@ def _arguments(function: Any) -> list[MakeInput]:
     if len(wanted) == 1:  # a second parameter with a default, which is named as documents are, takes them
         wanted += [each for each in named if each not in wanted and each.name in CONTEXT_NAMES][:1]
     if len(wanted) not in {1, 2}:
-        raise UnsupportedCombination(
-            f"expected a function of question and segments, got one of {[each.name for each in wanted]}",
-            hint="Wrap it in a function (question, segments) -> answer.",
-        )
+        names = [each.name for each in wanted]
+        raise UnsupportedCombination(f"expected a function of question and segments, got one of {names}", hint=_WRAP)
 
     def bound(*values: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         arguments = signature.bind_partial()
@@ -375,21 +360,15 @@ def _arguments(function: Any) -> list[MakeInput]:
         return arguments.args, arguments.kwargs
 
     def mapping(question: Question, segments: Sequence[Segment]) -> Any:
-        return bound(_as_mapping(question, list(map(plain_rendering, segments))))
+        texts = list(map(plain_rendering, segments))
+        return bound({"question": question.text, "input": question.text, "context": texts})
 
     if len(wanted) == 2:
         if wanted[0].name in CONTEXT_NAMES and wanted[1].name in QUESTION_NAMES:
             wanted.reverse()
-        return [lambda question, segments: bound(question.text, _annotated(segments, wanted[1].annotation))]
+        return [lambda question, segments: bound(question.text, _annotated(segments, str(wanted[1].annotation)))]
     annotation = str(wanted[0].annotation).lower()
     if "dict" in annotation or "mapping" in annotation:
         return [mapping]
     texts: list[MakeInput] = [lambda question, segments: bound(_as_text(question, segments))]
     return texts + ([mapping] if wanted[0].annotation is inspect.Parameter.empty else [])
-
-
-def _annotated(segments: Sequence[Segment], annotation: Any) -> Any:
-    text = annotation if isinstance(annotation, str) else str(annotation)
-    if annotation is str or text == "str":
-        return _joined(segments)
-    return [each.text for each in segments] if "str" in text.replace("structure", "") else tuple(segments)

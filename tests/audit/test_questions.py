@@ -238,7 +238,7 @@ LAUGHS_IN = ("id: *a8", "gold: *a8", "note: *a8", "segments: [{text: a, metadata
             for wrong in ('!!int ""', '!!float ""', "!!bool x", "!!timestamp x", "2001-99-99")
         ),
         ("q.yaml", TEST + "n: &n [*n]", r"q\.yaml: (.|\n)*alias(.|\n)*line 4"),
-        ("q.yaml", "[" * 2000, r"q\.yaml: .*nested"),
+        ("q.yaml", "[" * 2000 + "]" * 2000, r"q\.yaml: .*nested"),
         ("q.yaml", f"tests:\n- file://{'a' * 5000}.json", r"aaa\.json: cannot be read"),
         *(("q.yaml", f"{LAUGHS}tests:\n- question: Who?\n  {use}\n", r"alias(.|\n)*line \d") for use in LAUGHS_IN),
         ("q.csv", "," * 5_000, "expected at least one question"),

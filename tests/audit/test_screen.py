@@ -7,7 +7,17 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from invariant_rag.audit.screen import ALONE, FALSE_ALARMS, REPEATED, Screen, looks, screen, spent, upper_bound
+from invariant_rag.audit.screen import (
+    ALONE,
+    FALSE_ALARMS,
+    REPEATED,
+    Screen,
+    disagreements,
+    looks,
+    screen,
+    spent,
+    upper_bound,
+)
 from invariant_rag.audit.statistics import mean_difference, mean_interval
 from tests.audit.worlds import BLIND, DEPENDS, RIGHT, World, at_net, draw, expected
 
@@ -45,6 +55,12 @@ def test_the_p_value_is_that_of_all_permutations(calls: int) -> None:
     seen = sum(pairs(tuple(row)) for row in rows)
     found = screen(classes, [False] * len(classes), 0.05, len(classes))
     assert found.p == pytest.approx(min(1.0, sums[: seen + 1].sum()))
+
+
+def test_disagreement_gives_each_pair_of_orders_one_weight_and_leaves_out_equal_calls() -> None:
+    rows = np.array([[0, 0, 0, 1, 1], [0, 1, 0, 0, 0]])
+    between, within = disagreements(rows, [False, False])
+    assert (between.round(3).tolist(), within.tolist()) == ([0.667, 0.222], [0.0, 0.5])
 
 
 def test_what_was_spent_at_earlier_looks_is_not_spent_again() -> None:

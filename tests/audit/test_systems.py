@@ -165,5 +165,7 @@ def test_the_command_audits_a_model_of_ours(tmp_path: Path) -> None:
     assert "(rotor, Lexical()" in json.loads(run.stdout)["system"]
     nothing = CliRunner().invoke(app, ["audit"])
     assert (nothing.exit_code, "name a file of QUESTIONS" in nothing.stderr) == (2, True)
-    dry = CliRunner().invoke(app, ["audit", str(questions), "--dry-run"])
-    assert "at most 5 calls" in dry.stdout
+    dry = [CliRunner().invoke(app, ["audit", str(questions), "--dry-run", *more]).stdout for more in ([], options[2:4])]
+    assert ["at most 5 calls" in each for each in dry] == [True, True]
+    dry = CliRunner().invoke(app, ["audit", str(questions), "--dry-run", "--remedy", "vote", "--remedy", "sort"])
+    assert "vote, sort, at most 12 calls a question" in " ".join(dry.stdout.split())

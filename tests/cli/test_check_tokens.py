@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from pathlib import Path
 
@@ -11,17 +10,14 @@ import pytest
 from click.testing import Result
 from tokenizers import AddedToken
 from transformers import PreTrainedModel
-from typer.testing import CliRunner
 
 from invariant_rag import InvariantModel
-from invariant_rag.cli import app
 from invariant_rag.errors import TokenWarning
 from invariant_rag.prompts import unprotected_tokens
 from invariant_rag.testing import toy_tokenizer
 from invariant_rag.testing.token_check import find_break_outs
 from invariant_rag.testing.tokenizer_layouts import LAYOUTS
-
-ROOT = Path(__file__).parents[2]
+from tests.cli.conftest import run
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +26,7 @@ def _few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["models", "--check-tokens", *map(str, arguments)])
+    return run("models", "--check-tokens", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +99,3 @@ def test_the_check_sees_what_breaks_out() -> None:
     index = tokenizer.convert_tokens_to_ids("<table>")
     found = {each.place: each.tokens for each in find_break_outs(tokenizer, ["a <table> b"], {index})}
     assert found["segment"] == found["question"] == found["tool result"] == ("<table>",)
-
-
-def test_every_test_that_the_security_policy_names_exists() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
-    assert len(named) >= 12
-    missing = [test for file, test in named if f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8")]
-    assert not missing, f"SECURITY.md names tests that do not exist: {', '.join(missing)}"

@@ -7,19 +7,25 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+import torch
 import typer
+from transformers import PreTrainedModel
 from typer.core import TyperOption
 
+from invariant_rag import InvariantModel, Prompt
 from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import app
-from invariant_rag.cli.console import print_error, print_skipped, print_table
-from invariant_rag.errors import DocumentSkipped, RetrievalError
+from invariant_rag.cli.console import handle_errors, print_error, print_skipped, print_table
+from invariant_rag.errors import ContextOverflow, DocumentSkipped, InvalidPrompt, OutOfMemory, RetrievalError
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.rag.readers import warn_skipped
+from invariant_rag.testing import toy_tokenizer
 from tests.cli.conftest import refused, run
 
 ROOT = Path(__file__).parents[2]
@@ -33,8 +39,14 @@ for arguments in json.loads(sys.argv[1]):
     try:
         app(arguments)
     except SystemExit as ended:
-        assert not ended.code, arguments
+        print("=", ended.code, file=sys.stderr)
 """
+
+
+def run_all(commands: list[list[str]], then: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run commands in one fresh process; behind the errors of each, there is a line `= ` with its exit code."""
+    program = [sys.executable, "-c", ALL_IN_ONE_PROCESS + then, json.dumps(commands)]
+    return subprocess.run(program, capture_output=True, text=True, check=True, **options)
 
 
 BAD_FILES = {
@@ -82,14 +94,9 @@ def test_odd_texts_are_read_and_a_terminal_of_ascii_shows_the_rest_as_escapes(
         f"audit {name} --out out-{name} --remedy sort --system words:answer".split() for name in ("a.csv", "b.jsonl")
     ]
     asked = ["ask", "三?", "--model", str(tiny_folder), *"--docs a.txt --retriever bm25 --max-new-tokens 4".split()]
-    done = subprocess.run(
-        [sys.executable, "-c", ALL_IN_ONE_PROCESS, json.dumps([*audits, asked])],
-        cwd=tmp_path,
-        capture_output=True,
-        check=False,
-        env={**os.environ, "PYTHONIOENCODING": "ascii", "LANG": "C", "PYTHONPATH": f"{ROOT}{os.pathsep}."},
-    )
-    assert done.returncode == 0, done.stderr
+    ascii_only = {"PYTHONIOENCODING": "ascii", "LANG": "C", "PYTHONPATH": f"{ROOT}{os.pathsep}."}
+    done = run_all([*audits, asked], cwd=tmp_path, env={**os.environ, **ascii_only})
+    assert [line for line in done.stderr.splitlines() if line.startswith("= ")] == ["= 0"] * 3
     assert all((tmp_path / f"out-{name}" / "report.md").exists() for name in ("a.csv", "b.jsonl"))
     assert done.stdout.isascii()
 
@@ -135,7 +142,7 @@ BEFORE_LOADING = [
     (f"{ASK} --model {{torn}}", "model.safetensors cannot be read|download it again"),
     (f"{ASK} --model {{torn}}/none/config.json", "no such folder"),
     (f"{ASK} --model {{light}}", "light: no weights in it"),
-    (f"{ASK} --model no-such/model", "no-such/model"),
+    (f"{ASK} --model no-such/model", "hf download no-such/model --local-dir"),
     (f"{ASK} --retriever faiss:no-such/model", "got no-such/model: it is not in the local cache"),
     (f"{ASK} --retriever faiss:{{docs}}/none", "none: no such folder"),
     (f"{ASK} --retriever faiss:", "unknown retriever 'faiss:'"),
@@ -186,11 +193,8 @@ def test_what_is_wrong_is_said_before_torch_is_imported(docs: Path, questions: P
     models = {"bare": bare, "light": light, "torn": torn}
     named = {"docs": docs, "blank": "  ", "empty": empty, "pdf": pdf, "questions": questions, **models}
     commands = [[word.format(**named, out=tmp_path / "out") for word in each.split()] for each, _ in BEFORE_LOADING]
-    program = ALL_IN_ONE_PROCESS.replace("assert not ended.code, arguments", "print('=', ended.code, file=sys.stderr)")
-    program += "assert 'torch' not in sys.modules"
-    command = [sys.executable, "-c", program, json.dumps(commands)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    done = run_all(commands, then="assert 'torch' not in sys.modules")
+    assert done.stdout == ""
     told = done.stderr.split("= 2\n")
     assert (len(told), told.pop()) == (len(BEFORE_LOADING) + 1, "")
     for error, (given, message) in zip(told, BEFORE_LOADING, strict=True):
@@ -256,3 +260,74 @@ def test_a_number_of_calls_beyond_sense_is_refused() -> None:
     for command in ("audit --workers", "audit --retries", "ask q --check-order"):
         result = run(*f"{command}={1 << 70}".split())
         assert (result.exit_code, str(MOST_CALLS) in result.stderr) == (2, True), command
+
+
+# --- what stops a first-time user gives the next command to type; the hub is a real server on this machine ---
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as huggingface.co does: one model is gated, all others are missing."""
+
+    def do_HEAD(self) -> None:
+        gated = "/gated/" in self.path
+        self.send_response(403 if gated else 404)
+        self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
+        self.send_header("X-Error-Message", "Access is restricted." if gated else "Repository not found")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD  # noqa: N815 - the name that the base class calls
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_wrong_name_and_a_gated_model_are_told_apart(hub: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "NO_PROXY": "*", "HF_HUB_OFFLINE": "0"}
+    done = run_all([["ask", "--model", name] for name in ("Qwen/Qwen99-7B", "gated/model")], env=environment)
+    wrong, gated, rest = done.stderr.split("= 2\n")
+    assert rest == ""
+    assert "https://huggingface.co/models" in wrong
+    assert "https://huggingface.co/gated/model, then run `hf auth login`" in " ".join(gated.split())
+
+
+def test_memory_of_a_device_that_does_not_suffice_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as caught, handle_errors():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    assert caught.value.exit_code == 2
+    printed = capsys.readouterr().err
+    assert "20.00 GiB" in printed
+    for option in ("--dtype", "--device-map", "--k"):
+        assert option in printed
+        assert option in run("ask", "--help").stdout
+    assert OutOfMemory("too much").hint in printed
+    with pytest.raises(RuntimeError, match="another"), handle_errors():
+        raise RuntimeError("another")
+
+
+def test_a_prompt_that_is_too_long_names_the_options(docs: Path, tiny_folder: Path) -> None:
+    asked = ("--docs", docs, "--model", tiny_folder, "--retriever", "bm25", "--max-new-tokens", 4096)
+    error = refused("ask", "Who?", *asked)
+    for told in ("--k 5", "--overflow drop_last", "max_new_tokens", ContextOverflow.hint):
+        assert told in error
+
+
+def test_without_a_chat_template_one_question_is_asked_and_a_conversation_names_the_ways(
+    chat_llama: PreTrainedModel,
+) -> None:
+    tokenizer = toy_tokenizer()
+    tokenizer.chat_template = None
+    lm = InvariantModel(chat_llama, tokenizer)
+    assert isinstance(lm.chat_prompt("Who?", ["a"]), Prompt)
+    with pytest.raises(InvalidPrompt, match="no chat template") as caught:
+        lm.chat_prompt(messages=[{"role": role, "content": "x"} for role in ("user", "assistant", "user")])
+    assert "instruct version" in caught.value.hint

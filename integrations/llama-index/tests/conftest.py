@@ -12,6 +12,7 @@ import llama_index.core
 import pytest
 import torch
 from invariant_rag import InvariantModel
+from invariant_rag.prompts import begin_outside
 from invariant_rag.testing import tiny_model, toy_tokenizer
 from llama_index.core import Settings
 from tiny import with_tools
@@ -27,8 +28,9 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_settings() -> Iterator[None]:
-    """Leave no global LLM, embedding, tokenizer or callbacks behind."""
+    """Leave no global LLM, embedding, tokenizer or callbacks behind, and nothing that was retrieved for no LLM."""
     yield
+    begin_outside().retrievals = []
     llama_index.core.global_tokenizer = None
     Settings._callback_manager = None
     Settings._llm = None

@@ -178,11 +178,9 @@ def test_a_response_names_what_did_not_fit(model: InvariantModel, overflow: str,
 async def test_a_routed_model_is_a_model(model: InvariantModel, alpha: float, branch: str) -> None:
     routed = InvariantLLM(model.with_routing(alpha, plain_order="canonical"), max_tokens=8)
     kept = InvariantLLM(getattr(routed.lm, f"{branch}_branch"), max_tokens=8)
-    responses = [await call(routed, name) for name in ("chat", "stream_chat")]
-    assert {text_of(each) for each in responses} == {text_of(kept.chat(asked("chat")))}
-    assert [each.raw["routing"]["branch"] for each in responses] == [branch] * 2
-    as_given = InvariantLLM(model.with_routing(alpha), max_tokens=2)
-    response, (message,) = caught(lambda: as_given.chat(asked("chat")))
+    for response in [await call(routed, name) for name in ("chat", "stream_chat")]:
+        assert (text_of(response), response.raw["routing"]["branch"]) == (text_of(kept.chat(asked("chat"))), branch)
+    response, (message,) = caught(lambda: InvariantLLM(model.with_routing(alpha), max_tokens=2).chat(asked("chat")))
     assert "router" in message
     assert response.raw["invariant"] is False
 
@@ -190,9 +188,9 @@ async def test_a_routed_model_is_a_model(model: InvariantModel, alpha: float, br
 async def test_segments_that_are_cached_change_nothing_but_the_counts(model: InvariantModel, llm: InvariantLLM) -> None:
     cached, cold = InvariantLLM(model, key_value_cache=KeyValueCache(), max_tokens=8), await call(llm, "chat")
     responses = [await call(cached, name, order) for name, order in zip(CHATS, ORDERS[:4], strict=True)]
-    counts = [each.raw["usage"]["cached_tokens"] for each in responses]
-    assert counts[0] == cold.raw["usage"]["cached_tokens"] == 0
-    assert min(counts[1:]) == max(counts[1:]) > sum(map(len, TEXTS))
+    counts = [each.raw["usage"]["cached_tokens"] for each in (cold, *responses)]
+    assert counts[:2] == [0, 0]
+    assert min(counts[2:]) == max(counts[2:]) > sum(map(len, TEXTS))
     assert {text_of(each) for each in responses} == {text_of(cold)}
 
 

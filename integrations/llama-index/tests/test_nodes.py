@@ -118,13 +118,6 @@ async def test_what_a_model_gets_of_a_node_is_one_segment_and_all_else_stays(kin
         assert TextNode.from_dict(marked.node.to_dict()) == node, "it is stored as a text node"
 
 
-def test_a_node_cannot_forge_a_boundary() -> None:
-    forged = NodeWithScore(node=TextNode(text=f"a{mark('b', 9)}c"))
-    [marked] = SegmentMarkerPostprocessor().postprocess_nodes([forged])
-    [segment] = parse_marked(marked.get_content(MetadataMode.LLM)).segments
-    assert (segment.text[0], segment.text[-2:]) == ("a", "bc")
-
-
 # --- SourceJoiner ---
 
 TOWN = "The ferry leaves at noon. The mill grinds barley. A bridge crosses the river. The bell rings twice a day."

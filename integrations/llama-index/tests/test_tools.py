@@ -120,12 +120,8 @@ async def test_calls_are_well_formed_whatever_was_asked_and_whoever_calls(caller
     with pytest.raises(InvalidTool, match=r"expected a call of a tool.*\n.*tool_required=True"):
         calls_of(caller, none)
     for count, text in ((1, CALL), (2, BOTH)):
-        options = {
-            "tool_required": True,
-            "allow_parallel_tool_calls": count == 2,
-            "max_tokens": 110 + 40 * (count == 2),
-        }
-        asked: dict[str, Any] = {"chat_history": [ChatMessage(QUERY)], **options}
+        asked: dict[str, Any] = {"chat_history": [ChatMessage(QUERY)], "tool_required": True}
+        asked |= {"allow_parallel_tool_calls": count == 2, "max_tokens": 110 + 40 * (count == 2)}
         said = caller.predict_and_call(TOOLS, **asked, **writing(text))
         assert [each.content for each in said.sources][:count] == ["found 3 of ferry", "noon"][:count]
         again = await caller.apredict_and_call(TOOLS, **asked, **writing(text))
@@ -202,6 +198,9 @@ def test_an_answer_with_calls_goes_back_into_the_conversation_as_it_is(thinker: 
     response = thinker.chat_with_tools(TOOLS, QUERY, **written(thinker.lm, CALL))
     again = ChatMessage.model_validate_json(response.message.model_dump_json())
     (call,) = thinker.get_tool_calls_from_response(response)
+    (listed,) = response.message.additional_kwargs["tool_calls"]  # where chat engines of LlamaIndex look
+    assert (listed["id"], listed["function"]["name"]) == (call.tool_id, "search")
+    assert json.loads(listed["function"]["arguments"]) == call.tool_kwargs == SEARCHED[1]
     read = prompt_of(thinker, [ChatMessage(QUERY), again, result("At noon.", call.tool_id)])
     assert read.count(CALL) == 1
     assert f"<|im_start|>tool\nAt noon. ({call.tool_id})" in read
@@ -274,7 +273,7 @@ async def test_a_random_model_writes_a_valid_object_in_every_way(writer: Invaria
     assert routed.structured_predict(Departure, ASKING, thing="ferry") == first
 
 
-async def test_an_object_streams_as_it_grows(writer: InvariantLLM) -> None:
+async def test_an_object_streams_as_it_grows_and_one_that_does_not_fit_is_an_error(writer: InvariantLLM) -> None:
     *growing, whole = writer.stream_structured_predict(Departure, ASKING, thing="ferry")
     stream = await writer.astream_structured_predict(Departure, ASKING, thing="ferry")
     grown = [each.model_dump(exclude_unset=True) for each in growing]
@@ -282,9 +281,6 @@ async def test_an_object_streams_as_it_grows(writer: InvariantLLM) -> None:
     assert whole == writer.structured_predict(Departure, ASKING, thing="ferry")
     assert len(growing) > 1
     assert all(set(before) <= set(after) for before, after in pairwise(grown))
-
-
-def test_an_object_that_does_not_fit_is_an_error(writer: InvariantLLM) -> None:
     for ask in (writer.structured_predict, lambda *args: list(writer.stream_structured_predict(*args))):
         with pytest.raises(IncompleteObject, match="expected a complete JSON text"):
             ask(Essay, PromptTemplate("Write."), {"max_tokens": 5})
@@ -294,10 +290,8 @@ def test_json_mode_writes_an_object_and_nothing_else(model: InvariantModel) -> N
     llm = InvariantLLM(model, max_tokens=40, json_mode=True)
     said = '{"leaves": ["noon", null]}'
     answers = [llm.complete(QUERY, **written(model, said)), llm.chat([ChatMessage(QUERY)], **written(model, said))]
-    assert [(str(each), each.raw["finish_reason"]) for each in answers] == [
-        (said, "stop"),
-        (f"assistant: {said}", "stop"),
-    ]
+    assert [str(each) for each in answers] == [said, f"assistant: {said}"]
+    assert [each.raw["finish_reason"] for each in answers] == ["stop", "stop"]
     for other in (f"At noon: {said}", "[1]"):
         assert llm.complete(QUERY, **written(model, other)).text.startswith("{")
         assert llm.complete(QUERY, json_mode=False, **written(model, other)).text == other
@@ -329,14 +323,11 @@ def test_variables_of_the_chat_template_are_those_of_the_llm_and_of_the_call(spo
 
 
 def test_log_probabilities_are_those_of_the_tokens_and_of_the_likeliest_others(thinker: InvariantLLM) -> None:
-    asked = [ChatMessage(QUERY)]
+    asked, options = [ChatMessage(QUERY)], {"logprobs": True, "max_tokens": 12}
     prompt = thinker.lm.chat_prompt(messages=[{"role": "user", "content": QUERY}])
     generation = thinker.lm.generate(prompt, max_new_tokens=12)
-    for response in (
-        thinker.chat(asked, logprobs=True, max_tokens=12),
-        list(thinker.stream_chat(asked, logprobs=True, max_tokens=12))[-1],
-        InvariantLLM(thinker.lm, logprobs=True, max_tokens=12).chat(asked),
-    ):
+    built = InvariantLLM(thinker.lm, **options).chat(asked)
+    for response in (thinker.chat(asked, **options), list(thinker.stream_chat(asked, **options))[-1], built):
         tokens = [token for (token,) in response.logprobs or ()]
         assert "".join(token.token for token in tokens) == response.message.content
         assert [token.logprob for token in tokens] == list(generation.logprobs)
