@@ -41,6 +41,12 @@ def starting_with(single: str, **names: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def test_special_tokens_are_special_in_texts_and_text_in_segments() -> None:
+    tokens = tokenize_prompt(Prompt("<bos>a", ["<bos>a"], "<eos>"), TOY)
+    assert (decoded(tokens.sets[0][0].token_ids), len(tokens.sets[0][0].token_ids)) == ("<bos>a", 6)
+    assert [len(each) for each in tokens.texts] == [2, 1]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -61,6 +61,14 @@ def test_answers_ignore_the_order_in_which_the_retriever_lists_chunks(rag: RAG) 
         assert [each.segment for each in answer.citations] == [each.segment for each in first.citations]
 
 
+def test_answers_ignore_the_order_of_the_files(model: InvariantModel, docs: Path) -> None:
+    files = sorted(docs.iterdir())
+    rags = (RAG.from_documents(each, model, "bm25", k=3) for each in (files, files[::-1]))
+    first, second = (each.ask(QUESTION, max_new_tokens=4) for each in rags)
+    assert list(first.segments) == list(second.segments)
+    assert first.generation == second.generation
+
+
 def test_a_retriever_that_finds_nothing_still_gets_an_answer(model: InvariantModel) -> None:
     answer = RAG(model, Listing(None)).ask("Anything?", max_new_tokens=4)
     assert answer.generation == model.generate(model.chat_prompt("Anything?", []), max_new_tokens=4)
@@ -131,7 +139,7 @@ def test_bm25_and_a_toy_answer_unless_told_and_what_cannot_be_indexed_is_refused
     assert [each.filename for each in caught] == [__file__]
     with pytest.raises(UnsupportedCombination, match="method"):
         RAG.from_documents(docs, model, method="pine")
-    with pytest.raises(RetrievalError, match="'no-such/embedder' is neither in the local cache nor on the hub"):
+    with pytest.raises(RetrievalError, match="got no-such/embedder: it is not in the local cache, and the hub"):
         index_documents(docs, "faiss:no-such/embedder")
     (tmp_path / "empty.txt").write_text(" \n")
     with pytest.raises(RetrievalError, match=r"documents with text, got none in .*empty\.txt"):

@@ -59,11 +59,3 @@ class StreamingReader(Reader):
         for word in self._read(messages, kwargs).split(" "):
             yield ChatGenerationChunk(message=AIMessageChunk(f"{word} "))
         yield ChatGenerationChunk(message=AIMessageChunk("", usage_metadata=USAGE))
-
-
-class Talker(Reader):
-    """The same, with its calls of tools in one chunk."""
-
-    def _stream(self, messages: list[Any], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
-        message = self._generate(messages, stop, **kwargs).generations[0].message
-        yield ChatGenerationChunk(message=AIMessageChunk(**message.model_dump(exclude={"type"})))

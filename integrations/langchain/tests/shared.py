@@ -7,8 +7,10 @@ from typing import Any
 
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
+from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 
+from langchain_invariant_rag import SegmentsPlaceholder
 from langchain_invariant_rag.documents import to_segment
 
 DOCUMENTS = [
@@ -18,6 +20,7 @@ DOCUMENTS = [
 ]
 ORDERS = [list(order) for order in permutations(DOCUMENTS)]
 QUESTION = "When does the ferry leave?"
+PLACEHOLDER = ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{question}")])
 HASHES = sorted(to_segment(document).content_hash for document in DOCUMENTS)
 
 

@@ -6,6 +6,7 @@ import copy
 import pickle
 import time
 import warnings
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import Score
 from invariant_rag.testing import toy_tokenizer
 from langchain_core._api.beta_decorator import LangChainBetaWarning
+from langchain_core.documents import Document
 from langchain_core.load import dumpd, load
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import ConfigurableField
@@ -211,6 +213,15 @@ def test_the_key_follows_templates_and_weights_that_are_changed_in_place(lm: Inv
         own.model.lm_head.weight[200, 5] += 1.0
     keys.append(chat._get_llm_string())
     assert len(set(keys)) == 3
+
+
+def test_a_set_is_one_entry_of_the_cache_in_every_order_also_where_texts_are_equal(
+    lm: InvariantModel, llm_cache: Any
+) -> None:
+    alike = [Document("same", metadata={"n": n}) for n in (2, 1)]
+    for order in permutations([*alike, Document("other")]):
+        ChatInvariant(model=lm, max_tokens=1).invoke(QUESTION, documents=list(order))
+    assert len(llm_cache._cache) == 1
 
 
 def test_sorting_leaves_an_order_that_means_something_and_that_of_uploads(lm: InvariantModel) -> None:

@@ -23,6 +23,8 @@ from pydantic import BaseModel, Field, ValidationError
 from langchain_invariant_rag import ChatInvariant, InvariantLLM
 from langchain_invariant_rag.parameters import InvariantContextOverflowError
 
+from .tool_models import joined
+
 QUESTION = "What colour is the flag of Ostra?"
 FLAGS = [
     Document("The flag of Ostra is white.", metadata={"source": "flags.txt"}),
@@ -78,9 +80,7 @@ def test_a_method_that_is_chosen_is_that_of_the_server(base_url: str) -> None:
 
 def test_streams_calls_and_batches_are_the_same_answer(remote: ChatInvariant) -> None:
     bound = remote.bind(documents=FLAGS, logprobs=True)
-    whole, streamed = bound.invoke(QUESTION), None
-    for chunk in bound.stream(QUESTION):
-        streamed = chunk if streamed is None else streamed + chunk
+    whole, streamed = bound.invoke(QUESTION), joined(bound.stream(QUESTION))
     assert streamed.content == whole.content
     assert report(streamed) == report(whole)
     assert streamed.usage_metadata["total_tokens"] == whole.usage_metadata["total_tokens"]
@@ -109,10 +109,7 @@ def test_tools_and_schemas_are_followed(remote: ChatInvariant) -> None:
     calling = far.bind_tools([Colour], tool_choice="any")
     (call,) = calling.invoke(QUESTION).tool_calls[:1]
     assert Colour(**call["args"])
-    streamed = None
-    for chunk in calling.stream(QUESTION):
-        streamed = chunk if streamed is None else streamed + chunk
-    assert streamed.tool_calls[0]["args"] == call["args"]
+    assert joined(calling.stream(QUESTION)).tool_calls[0]["args"] == call["args"]
 
 
 def test_a_remote_completion_answers_as_one_in_memory(base_url: str, embedded: InvariantModel) -> None:

@@ -91,9 +91,16 @@ def test_strict_raises_what_is_only_warned_of_else(lm: InvariantModel, kind: str
         ask(strict=True)
 
 
-@pytest.mark.parametrize("options", [{"find_documents": False}, {"method": "sequential", "ordering": "given"}])
-def test_who_did_not_ask_for_sets_is_not_warned(lm: InvariantModel, options: dict[str, Any]) -> None:
-    rag(ChatInvariant(model=lm, max_tokens=2, strict=True, **options), Listed(documents=DOCUMENTS)).invoke(QUESTION)
+@pytest.mark.parametrize(
+    ("options", "sets"),
+    [({"find_documents": False}, []), ({"method": "sequential", "ordering": "given"}, [3])],
+)
+def test_who_did_not_ask_for_sets_is_not_warned(lm: InvariantModel, options: dict[str, Any], sets: list[int]) -> None:
+    chat = ChatInvariant(model=lm, max_tokens=4, strict=True, **options)
+    answer = rag(chat, Listed(documents=DOCUMENTS)).invoke(QUESTION)
+    assert answer.response_metadata["sets"] == sets
+    if not sets:  # nothing is looked at: the text is what a call without any retrieval gets
+        assert answer.content == chat.invoke(text_of(DOCUMENTS)).content
 
 
 def text_of(documents: Any) -> str:

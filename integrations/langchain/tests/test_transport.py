@@ -27,18 +27,13 @@ from langchain_invariant_rag import (
     Segments,
     SegmentsPlaceholder,
     create_invariant_documents_chain,
-)
+)  # fmt: skip
 from langchain_invariant_rag.documents import to_block, to_document, to_segment
 
-from .shared import DOCUMENTS, HASHES, ORDERS, QUESTION
+from .shared import DOCUMENTS, HASHES, ORDERS, PLACEHOLDER, QUESTION
 
-SEGMENTS = [to_segment(document) for document in DOCUMENTS]
-SAVED = (ChatPromptTemplate, HumanMessagePromptTemplate, PromptTemplate, SegmentsPlaceholder)
-PLACEHOLDER = ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{question}")])
-
-
-def seen(message: Any) -> list[str]:
-    return sorted(message.response_metadata["order"])
+SEGMENTS = list(map(to_segment, DOCUMENTS))
+ANY = (ChatPromptTemplate, HumanMessage, HumanMessagePromptTemplate, PromptTemplate, SegmentsPlaceholder)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["as given", "sorted"])
@@ -46,50 +41,19 @@ def chat(lm: InvariantModel, request: Any) -> ChatInvariant:
     return ChatInvariant(model=lm, max_tokens=6, sort_segments=request.param)
 
 
-@pytest.fixture(scope="module")
-def expected(lm: InvariantModel) -> str:
-    """What the `InvariantModel` itself answers to the three documents in front of the question, in one message."""
-    messages = [{"role": "user", "content": [SegmentSet(SEGMENTS), "\n" + QUESTION]}]
-    return lm.generate(lm.chat_prompt(messages=messages), max_new_tokens=6).text
+def expected(lm: InvariantModel, *content: Any) -> str:
+    """What the `InvariantModel` itself answers."""
+    return lm.generate(lm.chat_prompt(messages=[{"role": "user", "content": list(content)}]), max_new_tokens=6).text
 
 
-def blocks() -> list[Any]:
-    return [dict(to_block(segment)) for segment in SEGMENTS]
+def blocks(documents: Any = DOCUMENTS) -> list[Any]:
+    return [dict(to_block(to_segment(each))) for each in documents]
 
 
-CARRIERS: dict[str, Any] = {
-    "blocks": lambda: [HumanMessage([*blocks(), {"type": "text", "text": "\n" + QUESTION}])],
-    "blocks in a message of their own": lambda: [HumanMessage(blocks()), HumanMessage(QUESTION)],
-    "text blocks with extras": lambda: [
-        HumanMessage([{"type": "text", "text": each.text, "extras": {"segment": True}} for each in SEGMENTS]),
-        HumanMessage(QUESTION),
-    ],
-    "marks": lambda: [HumanMessage("".join(map(mark, SEGMENTS)) + "\n" + QUESTION)],
-    "marks, joined as text": lambda: [HumanMessage("\n\n".join(map(mark, SEGMENTS)) + "\n" + QUESTION)],
-    "marks in a text block": lambda: [
-        HumanMessage([{"type": "text", "text": str(Segments(DOCUMENTS))}, "\n" + QUESTION])
-    ],
-    "what a checkpoint restores": lambda: restored([HumanMessage(blocks()), HumanMessage(QUESTION)]),
-    "what load restores": lambda: [loaded(HumanMessage(blocks())), HumanMessage(QUESTION)],
-    "placeholder": lambda: PLACEHOLDER.invoke({"context": DOCUMENTS, "question": QUESTION}),
-    "placeholder of segments": lambda: PLACEHOLDER.invoke({"context": SEGMENTS, "question": QUESTION}),
-    **{
-        f"{kind} template": lambda kind=kind, text=text: ChatPromptTemplate.from_messages(
-            [("human", text)], template_format=kind
-        ).invoke({"context": Segments(DOCUMENTS), "question": QUESTION})
-        for kind, text in {
-            "f-string": "{context}\n{question}",
-            "mustache": "{{{context}}}\n{{{question}}}",
-            "jinja2": "{{ context }}\n{{ question }}",
-        }.items()
-    },
-}
-
-
-def loaded(message: Any) -> Any:
+def loaded(written: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LangChainBetaWarning)
-        return load(dumpd(message), allowed_objects="all")
+        return load(dumpd(written), valid_namespaces=["langchain_invariant_rag"], allowed_objects=[*ANY])
 
 
 def restored(messages: list[Any]) -> list[Any]:
@@ -97,18 +61,50 @@ def restored(messages: list[Any]) -> list[Any]:
     return serializer.loads_typed(serializer.dumps_typed(messages))
 
 
-@pytest.mark.parametrize("name", CARRIERS)
-def test_the_answer_is_the_same_however_segments_travel(name: str, chat: ChatInvariant, expected: str) -> None:
-    answer = chat.invoke(CARRIERS[name]())
-    assert seen(answer) == HASHES
-    assert answer.content == expected
+def from_template(kind: str, text: str) -> Any:
+    template = ChatPromptTemplate.from_messages([("human", text)], template_format=kind)  # type: ignore[arg-type]
+    return template.invoke({"context": Segments(DOCUMENTS), "question": QUESTION})
+
+
+TEXT = "\n" + QUESTION
+CARRIERS: dict[str, Any] = {
+    "blocks": [HumanMessage([*blocks(), {"type": "text", "text": TEXT}])],
+    "blocks in a message of their own": [HumanMessage(blocks()), HumanMessage(QUESTION)],
+    "text blocks with extras": [
+        HumanMessage([{"type": "text", "text": each.text, "extras": {"segment": True}} for each in SEGMENTS]),
+        HumanMessage(QUESTION),
+    ],
+    "marks": [HumanMessage("".join(map(mark, SEGMENTS)) + TEXT)],
+    "marks, joined as text": [HumanMessage("\n\n".join(map(mark, SEGMENTS)) + TEXT)],
+    "marks in a text block": [HumanMessage([{"type": "text", "text": str(Segments(DOCUMENTS))}, TEXT])],
+    "what a checkpoint restores": restored([HumanMessage(blocks()), HumanMessage(QUESTION)]),
+    "what load restores": [loaded(HumanMessage(blocks())), HumanMessage(QUESTION)],
+    "placeholder": PLACEHOLDER.invoke({"context": DOCUMENTS, "question": QUESTION}),
+    "placeholder of segments": PLACEHOLDER.invoke({"context": SEGMENTS, "question": QUESTION}),
+    "a template that was saved": loaded(PLACEHOLDER).invoke({"context": DOCUMENTS, "question": QUESTION}),
+    "f-string template": from_template("f-string", "{context}\n{question}"),
+    "mustache template": from_template("mustache", "{{{context}}}\n{{{question}}}"),
+    "jinja2 template": from_template("jinja2", "{{ context }}\n{{ question }}"),
+}
+
+
+def test_the_answer_is_the_same_however_segments_travel(chat: ChatInvariant, lm: InvariantModel) -> None:
+    answers = {name: chat.invoke(sent) for name, sent in CARRIERS.items()}
+    wanted = expected(lm, SegmentSet(SEGMENTS), TEXT)
+    seen = {name: (each.content, sorted(each.response_metadata["order"])) for name, each in answers.items()}
+    assert seen == dict.fromkeys(CARRIERS, (wanted, HASHES))
+    texts = [each.text for each in SEGMENTS]
+    for documents in (DOCUMENTS, SEGMENTS, texts, [{"text": each} for each in texts]):
+        for answer in (chat.invoke(QUESTION, documents=documents), chat.bind(documents=documents).invoke(QUESTION)):
+            assert answer.content == expected(lm, SegmentSet(SEGMENTS), QUESTION)
+            assert sorted(answer.response_metadata["order"]) == HASHES
 
 
 def test_segments_in_an_assistants_message_are_a_set_too(chat: ChatInvariant) -> None:
-    for write in (lambda listed: str(Segments(listed)), lambda listed: [dict(to_block(to_segment(e))) for e in listed]):
+    for write in (lambda listed: str(Segments(listed)), blocks):
         said = [chat.invoke([HumanMessage("a"), AIMessage(write(order)), HumanMessage(QUESTION)]) for order in ORDERS]
         assert {(each.text, each.response_metadata["invariant"]) for each in said} == {(said[0].text, True)}
-        assert seen(said[0]) == HASHES
+        assert sorted(said[0].response_metadata["order"]) == HASHES
 
 
 def test_segments_survive_blocks_and_documents_and_those_of_the_caller_are_left_alone(chat: ChatInvariant) -> None:
@@ -123,49 +119,19 @@ def test_segments_survive_blocks_and_documents_and_those_of_the_caller_are_left_
     assert (before, copies) == (DOCUMENTS, messages)
 
 
-def test_a_documents_keyword_is_read_too(chat: ChatInvariant, lm: InvariantModel) -> None:
-    reference = lm.chat_prompt(messages=[{"role": "user", "content": [SegmentSet(SEGMENTS), QUESTION]}])
-    expected = lm.generate(reference, max_new_tokens=6).text
-    texts = [each.text for each in SEGMENTS]
-    for documents in (DOCUMENTS, SEGMENTS, texts, [{"text": each} for each in texts]):
-        answer = chat.invoke(QUESTION, documents=documents)
-        assert seen(answer) == HASHES
-        assert answer.content == expected
-    assert chat.bind(documents=DOCUMENTS).invoke(QUESTION).content == expected
-
-
-# --- chains ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_template_with_a_placeholder_can_be_saved() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", LangChainBetaWarning)
-        template = load(dumpd(PLACEHOLDER), valid_namespaces=["langchain_invariant_rag"], allowed_objects=[*SAVED])
-    inputs = {"context": DOCUMENTS, "question": QUESTION}
-    assert template.invoke(inputs) == PLACEHOLDER.invoke(inputs)
-
-
-# --- into a completion model ----------------------------------------------------------------------------------------
-
-
 def test_a_completion_model_gets_every_segment(lm: InvariantModel) -> None:
     llm = InvariantLLM(model=lm, max_tokens=6, sort_segments=False)
     text = PromptTemplate.from_template("{context}\n{question}")
-    chains = {
-        "segments": (text | llm, {"context": Segments(DOCUMENTS), "question": QUESTION}),
-        "stock chain": (
-            create_stuff_documents_chain(llm, text, document_prompt=SEGMENT_PROMPT),
-            {"context": DOCUMENTS, "question": QUESTION},
-        ),
-        "our chain": (create_invariant_documents_chain(llm, text), {"context": DOCUMENTS, "question": QUESTION}),
-    }
-    expected = lm.generate(parse_marked(f"{Segments(DOCUMENTS)}\n{QUESTION}"), max_new_tokens=6)
-    assert len(expected.order) == 3
-    for name, (chain, inputs) in chains.items():
-        assert chain.invoke(inputs) == expected.text, name
-    blocks_of = parse_marked(f"Human: {Segments(DOCUMENTS)}\nHuman: {QUESTION}")
+    stock = create_stuff_documents_chain(llm, text, document_prompt=SEGMENT_PROMPT)
+    chains = {"segments": text | llm, "stock": stock, "ours": create_invariant_documents_chain(llm, text)}
+    generated = lm.generate(parse_marked(f"{Segments(DOCUMENTS)}\n{QUESTION}"), max_new_tokens=6)
+    assert len(generated.order) == 3
+    for name, chain in chains.items():
+        given = Segments(DOCUMENTS) if name == "segments" else DOCUMENTS
+        assert chain.invoke({"context": given, "question": QUESTION}) == generated.text, name
+    of_blocks = parse_marked(f"Human: {Segments(DOCUMENTS)}\nHuman: {QUESTION}")
     answer = (PLACEHOLDER | llm).invoke({"context": DOCUMENTS, "question": QUESTION})
-    assert answer == lm.generate(blocks_of, max_new_tokens=6).text
+    assert answer == lm.generate(of_blocks, max_new_tokens=6).text
 
 
 def test_a_segment_prompt_with_more_text_still_marks_the_document() -> None:

@@ -24,141 +24,49 @@ from langchain_invariant_rag.documents import is_segment_block, to_segment
 from .shared import DOCUMENTS, Listed
 from .tool_models import ended
 
-TEXTS = [each.page_content for each in DOCUMENTS]
-PROMPTS = [
-    line.replace("|", "\n").format(*TEXTS)
-    for line in """My steps: 1. {0} 2. {1} 3. {2} What was step 1?
-{0}||{1}||{2}
-'{0}' or '{1}' or '{2}'?
-Day 1: {0} Day 2: {1} Day 3: {2}
-docs = [Document(page_content='{0}'), Document(page_content='{1}')]
-[1] {0} [2] {1} [3] {2} Which is [1]?
-9:00 {0}|10:00 {1}|11:00 {2}
-{2} {1} {0}
-{0}
-{0}|{1}|{2}
-- {0}|- {1}|- {2}
-* {2}|* {0}|* {1}
-First: {0} Then: {1} At last: {2}
-Once {0} And then {1} In the end {2}
-Is it true that {0} if {1}?
-{0} is newer than {1}, and {1} than {2}.
-Version 1: {0} Version 2: {1}
-Page i: {0} Page ii: {1} Page iii: {2}
-2021: {0}|2022: {1}|2023: {2}
-A) {0} B) {1} C) {2}
-Monday: {0}; Tuesday: {1}
-Rank these from best to worst: {0} / {1} / {2}
-Newest first:|{2}|{1}|{0}
-Translate line 2 only:|{0}|{1}|{2}
-rows = ["{0}", "{1}", "{2}"]; print(rows[1])
-<doc>{0}</doc><doc>{1}</doc><doc>{2}</doc>
-<1>{0}</1><2>{1}</2>
-Document 1: {0}|Document 2: {1}
-Source: a.txt|{0}||Source: b.txt|{1}
-| n | text ||---|---||| 1 | {0} ||| 2 | {1} |
-{{"1": "{0}", "2": "{1}", "3": "{2}"}}
-["{0}", "{1}", "{2}"]
-{0},{1},{2}
-{0};{1}
-User: {0}|Assistant: {1}|User: {2}
-Alice: {0}|Bob: {1}|Alice: {2}
-Q: {0}|A: {1}
-> {0}|>> {1}|>>> {2}
-#1 {0}|#2 {1}|#3 {2}
-i. {0} ii. {1} iii. {2}
-a. {0}|b. {1}|c. {2}
-{0}||---||{1}||---||{2}
-{0} --> {1} --> {2}
-Before: {0} After: {1}
-Old: {0} New: {1}
-Left: {0} Right: {1}
-if "{0}" in text: return "{1}"
-def f():|    return "{0}" + "{1}"
-Chapter 1|{0}||Chapter 2|{1}
-00:01 {0}|00:02 {1}
-Grade A: {0} Grade B: {1}
-Step one is {0} Step two is {1}
-The last of these is right: {0} {1} {2}
-{0} {0} {1}
-"{0}" (see [1]), "{1}" (see [2])
-{1}? {0}! {2}...
-1) {2}|2) {1}|3) {0}
-v1 {0}|v2 {1}|v3 {2}
-Compare {0} with {2}
-{2}||{0}""".splitlines()
-]
+PROMPT_TEXTS = """My steps: 1. {0} 2. {1} 3. {2} What was step 1? ~ {0}||{1}||{2} ~ '{0}' or '{1}' or '{2}'? ~ {2}||{0}
+Day 1: {0} Day 2: {1} Day 3: {2} ~ docs = [Document(page_content='{0}'), Document(page_content='{1}')] ~ {0}
+[1] {0} [2] {1} [3] {2} Which is [1]? ~ 9:00 {0}|10:00 {1}|11:00 {2} ~ {2} {1} {0} ~ {0}|{1}|{2}
+Compare {0} with {2} ~ - {0}|- {1}|- {2} ~ * {2}|* {0}|* {1} ~ First: {0} Then: {1} At last: {2}
+Once {0} And then {1} In the end {2} ~ Is it true that {0} if {1}? ~ {0} is newer than {1}, and {1} than {2}.
+Version 1: {0} Version 2: {1} ~ {0} {0} {1} ~ Page i: {0} Page ii: {1} Page iii: {2} ~ 2021: {0}|2022: {1}|2023: {2}
+Monday: {0}; Tuesday: {1} ~ A) {0} B) {1} C) {2} ~ Rank these from best to worst: {0} / {1} / {2}
+Newest first:|{2}|{1}|{0} ~ Translate line 2 only:|{0}|{1}|{2} ~ rows = ["{0}", "{1}", "{2}"]; print(rows[1])
+<doc>{0}</doc><doc>{1}</doc><doc>{2}</doc> ~ <1>{0}</1><2>{1}</2> ~ Document 1: {0}|Document 2: {1}
+Source: a.txt|{0}||Source: b.txt|{1} ~ | n | text ||---|---||| 1 | {0} ||| 2 | {1} |
+{{"1": "{0}", "2": "{1}", "3": "{2}"}} ~ ["{0}", "{1}", "{2}"] ~ {0},{1},{2} ~ {0};{1}
+User: {0}|Assistant: {1}|User: {2} ~ Alice: {0}|Bob: {1}|Alice: {2} ~ Q: {0}|A: {1} ~ > {0}|>> {1}|>>> {2}
+#1 {0}|#2 {1}|#3 {2} ~ i. {0} ii. {1} iii. {2} ~ a. {0}|b. {1}|c. {2} ~ {0}||---||{1}||---||{2}
+{0} --> {1} --> {2} ~ Before: {0} After: {1} ~ Old: {0} New: {1} ~ Left: {0} Right: {1}
+if "{0}" in text: return "{1}" ~ def f():|    return "{0}" + "{1}" ~ Chapter 1|{0}||Chapter 2|{1}
+00:01 {0}|00:02 {1} ~ Grade A: {0} Grade B: {1} ~ Step one is {0} Step two is {1} ~ v1 {0}|v2 {1}|v3 {2}
+{1}? {0}! {2}... ~ The last of these is right: {0} {1} {2} ~ "{0}" (see [1]), "{1}" (see [2]) ~ 1) {2}|2) {1}|3) {0}"""
 """Texts of users that hold the documents they ask about, in an order that means something; `|` is a line break."""
 
-ANSWERS = """price = row[1]; qty = row[2]
-np.array([1, 2])
-matrix[1][2]
-\\sqrt[3]{x}
-[1](https://example.org/1)
-[^1]: A footnote.
-He wrote "see [2]".
-[2]
-[1, 3]
-[Doc 2]
-Source 2
-(2)
-#2
-{"source": 2}
-{"documents": 2}
-<cite>2</cite>
-^2^
-rows[1:2]
-a[0], a[1] = a[1], a[0]
-arr[[1, 2]]
-x = [[1, 2], [3, 1]]
-list[int]
-Document 1 is older than document 2.
-1. First
-2. Second
-[x] done, [ ] open
-- [1] one
-【1】
-[a]
-"doc_ids": ["1", 2]
-f(x)[2]
-The page [1] of [3]
-[1][2][3]
-passage 3; passage 1
-<source id=2>
-As a result 2 ferries left.
-three (3) ferries
-ref. 2
-$[1]$
-[1] and [2] disagree: [1] is right.""".splitlines()
+ANSWER_TEXTS = r"""price = row[1]; qty = row[2] ~ np.array([1, 2]) ~ matrix[1][2] ~ \sqrt[3]{x}
+[1](https://example.org/1) ~ [2] ~ [^1]: A footnote. ~ He wrote "see [2]". ~ [1, 3] ~ [Doc 2] ~ Source 2 ~ (2) ~ #2
+{"source": 2} ~ {"documents": 2} ~ ^2^ ~ <cite>2</cite> ~ rows[1:2] ~ a[0], a[1] = a[1], a[0] ~ arr[[1, 2]]
+x = [[1, 2], [3, 1]] ~ list[int] ~ [a] ~ f(x)[2] ~ Document 1 is older than document 2. ~ 1. First ~ 2. Second
+[x] done, [ ] open ~ - [1] one ~ 【1】 ~ "doc_ids": ["1", 2] ~ The page [1] of [3] ~ [1][2][3] ~ passage 3; passage 1
+<source id=2> ~ As a result 2 ferries left. ~ three (3) ferries ~ ref. 2 ~ $[1]$
+[1] and [2] disagree: [1] is right."""
 
-ARGUMENTS: list[dict[str, Any]] = [
-    json.loads(line)
-    for line in r"""{"code": "rows[1]+rows[2]"}
-{"code": "a[1], a[2] = a[2], a[1]"}
-{"code": "np.array([1, 2])[0]"}
-{"code": "print('[2]')"}
-{"code": "x = [3, 1, 2]"}
-{"code": "df.iloc[1:2]"}
-{"code": "m[1][2]"}
-{"code": "s.split('[1]')"}
-{"code": "[i for i in [1, 2, 3]]"}
-{"code": "re.sub(r'[1-3]', '', t)"}
-{"query": "see [1]"}
-{"query": "Source 2"}
-{"query": "document 3"}
-{"query": "(1)"}
-{"query": "#2"}
-{"query": "[Doc 1]"}
-{"query": "[1, 2]"}
-{"documents": 2}
-{"source": 1}
-{"citation": "2"}
-{"ids": [1, 2]}
-{"doc": "1"}
-{"page": 3, "source": 2}
-{"refs": ["1", "3"]}
-{"context": "[2]"}""".splitlines()
-]
+ARGUMENT_TEXTS = r"""{"code": "rows[1]+rows[2]"} ~ {"code": "a[1], a[2] = a[2], a[1]"} ~ {"code": "np.array([1, 2])[0]"}
+{"code": "print('[2]')"} ~ {"code": "x = [3, 1, 2]"} ~ {"code": "df.iloc[1:2]"} ~ {"code": "m[1][2]"}
+{"query": "(1)"} ~ {"code": "s.split('[1]')"} ~ {"code": "[i for i in [1, 2, 3]]"}
+{"code": "re.sub(r'[1-3]', '', t)"} ~ {"query": "#2"} ~ {"query": "see [1]"} ~ {"query": "Source 2"}
+{"query": "document 3"} ~ {"query": "[Doc 1]"} ~ {"query": "[1, 2]"} ~ {"documents": 2} ~ {"source": 1}
+{"citation": "2"} ~ {"ids": [1, 2]} ~ {"doc": "1"} ~ {"page": 3, "source": 2} ~ {"refs": ["1", "3"]}
+{"context": "[2]"}"""
+
+
+def listed(texts: str) -> list[str]:
+    return [each for line in texts.splitlines() for each in line.split(" ~ ")]
+
+
+PROMPTS = [each.replace("|", "\n").format(*(one.page_content for one in DOCUMENTS)) for each in listed(PROMPT_TEXTS)]
+ANSWERS = listed(ANSWER_TEXTS)
+ARGUMENTS: list[dict[str, Any]] = list(map(json.loads, listed(ARGUMENT_TEXTS)))
 
 
 class Seen(BaseCallbackHandler):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import add
 from typing import Annotated, Any
 
 import torch
@@ -10,7 +13,7 @@ from invariant_rag import InvariantModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.tools import tool
 from pydantic import BaseModel, Field
-from transformers import LogitsProcessor, StoppingCriteria
+from transformers import LogitsProcessor
 
 from .shared import ORDERS
 
@@ -80,24 +83,20 @@ class Writing(LogitsProcessor):
 WRITTEN = '<tool_call>\n{"name": "search", "arguments": {"query": "ferry", "limit": 3}}\n</tool_call>'
 
 
-class EndsAfter(StoppingCriteria):
-    """Ends a generation after some tokens."""
-
-    def __init__(self, tokens: int) -> None:
-        self.left = tokens
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        self.left -= 1
-        return torch.full((len(input_ids),), self.left <= 0)
-
-
-def joined(chunks: Sequence[Any]) -> AIMessageChunk:
+def joined(chunks: Iterable[Any]) -> AIMessageChunk:
     """Add the chunks of a stream up to one message."""
-    total = chunks[0]
-    for chunk in chunks[1:]:
-        total += chunk
+    total = reduce(add, chunks)
     assert isinstance(total, AIMessageChunk)
     return total
+
+
+def awaited_stream(pieces: Any) -> list[Any]:
+    """Return what an asynchronous stream yields."""
+
+    async def collected() -> list[Any]:
+        return [piece async for piece in pieces]
+
+    return asyncio.run(collected())
 
 
 def said(message: BaseMessage) -> dict[str, Any]:
