@@ -61,7 +61,7 @@ def check_text(name: str, value: Any, *, error: type[InvariantRAGError] = Invali
 def check_items(name: str, values: Any, kind: type, *, error: type[InvariantRAGError] = InvalidChoice) -> list[Any]:
     """Return objects of one class as a list; raise `error` for anything else."""
     what = f"{name}: expected a list of {kind.__name__}"
-    if not is_iterable(values) or isinstance(values, str | bytes):
+    if not isinstance(values, list | tuple) and (isinstance(values, str | bytes) or not is_iterable(values)):
         raise error(f"{what}, got {shown(values)}", hint=f"Give {name} as a list.")
     listed = list(values)
     for index, each in enumerate(listed):

@@ -82,7 +82,7 @@ class BenchmarkConfig(RunConfig):
             check_real("alpha", self.alpha)
         if self.intervention is not None:
             check_text("intervention", self.intervention)
-        check_before_loading(self.model, **self.choices)
+        check_before_loading(**self.choices)
         if self.ensemble is not None:
             check_name("ensemble", self.ensemble, ENSEMBLES)
             if self.alpha is not None:
@@ -160,10 +160,7 @@ def resolve_intervention(described: str | None) -> Any:
 def resolve_config(
     config: BenchmarkConfig, benchmark: Benchmark[Any], settings: Any, source: DataSource, lm: InvariantModel | None
 ) -> dict[str, Any]:
-    """Return everything that decides the records of a run, and its `key`, a hash of all that.
-
-    `source` has the digests of the data that were read, and `lm` is a model that is loaded already, if one was given.
-    """
+    """Return everything that decides the records of a run, and its `key`, a hash of all that."""
     from invariant_rag.methods import resolve_method
     from invariant_rag.models.embedded import EMBEDDED
 

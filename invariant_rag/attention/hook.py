@@ -226,13 +226,13 @@ class ArrangedAttention:
     def __call__(self, inputs: LayerInputs) -> torch.Tensor:
         """Return one layer's attention output `[B, Q, H, D_v]`."""
         rows = inputs.queries.shape[0]
+        if rows == len(self.prompts) == 1 and not self.backend.reads_together:
+            return self._attend(inputs, 0, self.prompts[0])[None]
         repeats = rows_per_prompt(inputs, self.prompts)
         if self.backend.reads_together:
             together = self._attend_together(inputs, [self.prompts[row // repeats] for row in range(rows)])
             if together is not None:
                 return together
-        if rows == 1:
-            return self._attend(inputs, 0, self.prompts[0])[None]
         return torch.stack([self._attend(inputs, row, self.prompts[row // repeats]) for row in range(rows)])
 
     def _attend_together(self, inputs: LayerInputs, prompts: Sequence[PromptState]) -> torch.Tensor | None:

@@ -238,9 +238,9 @@ def _softmax_values(call: AttentionCall, scores: torch.Tensor, values: torch.Ten
 OPERATOR = "_scaled_dot_product_flash_attention_for_cpu"
 
 Result: TypeAlias = tuple[Tensor, Tensor]
-Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], Result]
-"""Takes queries `[B, H, Q, D]`, keys and values `[B, H_kv, S, D]`, an additive mask that broadcasts to `[B, H, Q, S]`
-or None, whether attention is causal, and the factor on the scores."""
+Kernel: TypeAlias = Callable[..., Result]
+"""Takes queries `[B, H, Q, D]`, keys and values `[B, H_kv, S, D]`, and by name as PyTorch's operator: `is_causal`,
+`attn_mask` (additive, broadcasts to `[B, H, Q, S]`, or None), and `scale`, the factor on the scores."""
 
 
 def attention_with_lse(
@@ -254,21 +254,21 @@ def attention_with_lse(
 ) -> Result:
     """Compute softmax attention on a CPU; return outputs `[B, H, Q, D_v]`, and log-sum-exps `[B, H, Q]`.
 
-    The arguments are those of `Kernel`. Values `[B, H_kv, S, D_v]` may be narrower than the keys; a mask has the dtype
+    The arguments are as for `Kernel`. Values `[B, H_kv, S, D_v]` may be narrower than the keys; a mask has the dtype
     of the queries. Log-sum-exps are in float32 at least.
     """
     width = values.shape[-1]
     if width < keys.shape[-1]:  # the kernel wants one width
         values = torch.nn.functional.pad(values, (0, keys.shape[-1] - width))
-    out, lse = _kernel()(queries, keys, values, mask, is_causal, scaling)
+    out, lse = _kernel()(queries, keys, values, is_causal=is_causal, attn_mask=mask, scale=scaling)
     return out[..., :width], lse
 
 
 @cache
 def _kernel() -> Kernel:
     """Return the fastest kernel that computes the right thing with this PyTorch."""
-    wrong = ""
-    for kernel in (fused_kernel, ungrouped_kernel):
+    wrong, operator = "there is none", getattr(torch.ops.aten, OPERATOR, None)
+    for kernel in () if operator is None else (operator, ungrouped_kernel):
         wrong = _difference(kernel)
         if not wrong:
             return kernel
@@ -287,38 +287,34 @@ def _difference(kernel: Kernel) -> str:
     queries, keys = torch.linspace(-1, 1, 48).reshape(1, 2, 3, 8), torch.linspace(1, -1, 24).reshape(1, 1, 3, 8)
     for is_causal in (True, False):
         try:
-            results = kernel(queries, keys, keys, None, is_causal, 0.5)
+            results = kernel(queries, keys, keys, is_causal=is_causal, attn_mask=None, scale=0.5)
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
             return str(error)
-        expected = matmul_kernel(queries, keys, keys, None, is_causal, 0.5)
+        expected = matmul_kernel(queries, keys, keys, is_causal=is_causal, attn_mask=None, scale=0.5)
         for found, right in zip(results, expected, strict=True):
             if found.shape != right.shape or not torch.allclose(found, right, atol=1e-5):
                 return "its results are not those of matrix products"
     return ""
 
 
-def fused_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scaling: float) -> Result:
-    """Compute attention with PyTorch's fused CPU kernel."""
-    out, lse = getattr(torch.ops.aten, OPERATOR)(q, k, v, is_causal=is_causal, attn_mask=mask, scale=scaling)
-    return out, lse
-
-
-def ungrouped_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scaling: float) -> Result:
+def ungrouped_kernel(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Result:
     """Compute attention with the fused CPU kernel of PyTorch below 2.9, which is wrong for grouped heads."""
     groups = q.shape[1] // k.shape[1]
-    return fused_kernel(
-        q, k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1), mask, is_causal, scaling
-    )
+    keys, values = (each.repeat_interleave(groups, dim=1) for each in (k, v))
+    found: Result = getattr(torch.ops.aten, OPERATOR)(q, keys, values, **options)
+    return found
 
 
-def matmul_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scaling: float) -> Result:
+def matmul_kernel(
+    q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, attn_mask: Tensor | None, scale: float
+) -> Result:
     """Compute attention by matrix products, in float32 or wider; memory grows with Q times S."""
     wide = torch.promote_types(q.dtype, torch.float32)
     groups = q.shape[1] // k.shape[1]
     keys, values = (each.to(wide).repeat_interleave(groups, dim=1) for each in (k, v))
-    scores = q.to(wide) @ keys.mT * scaling
-    if mask is not None:
-        scores = scores + mask.to(wide)
+    scores = q.to(wide) @ keys.mT * scale
+    if attn_mask is not None:
+        scores = scores + attn_mask.to(wide)
     if is_causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(hidden, float("-inf"))

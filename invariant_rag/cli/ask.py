@@ -147,7 +147,7 @@ def _load_rag(
         from invariant_rag.rag.pipeline import RAG
 
         disable_transformers_bars()
-        check_before_loading(model, **loading)
+        check_before_loading(**loading)
         start = perf_counter()
         index = build_index(chunks)
         indexed = perf_counter()

@@ -109,46 +109,27 @@ class AnswerDelta:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A generated token, as frameworks report it.
+    """A generated token, as frameworks report it."""
 
-    Attributes:
-        token: Its part of the text: empty for a special token, and for a token whose character the next one completes.
-        logprob: Its log-probability under the model.
-        start: Where its part begins in the text of the generation.
-        end: Where it ends.
-        top: The most likely tokens at its place with their log-probabilities, the most likely one first.
-    """
-
-    token: str
-    logprob: float
-    start: int = 0
+    token: str  # its part of the text: empty if it is special, or its character is completed by the next one
+    logprob: float  # under the model
+    start: int = 0  # where its part begins in the text of the generation
     end: int = 0
-    top: tuple[tuple[str, float], ...] = ()
+    top: tuple[tuple[str, float], ...] = ()  # the most likely tokens at its place, the most likely one first
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer to a request. Its text is what the model wrote, up to a stop string.
+    """One answer to a request."""
 
-    Attributes:
-        content: The text.
-        reasoning: What the model wrote between its markers of reasoning; empty if it has none.
-        tool_calls: The calls.
-        cut_call: A call that the answer ends within, as far as it came; None: there is none.
-        finish_reason: `stop`, `tool_calls`, or `length`: room forced the end, so that an object or a call may be cut.
-        logprobs: The tokens with their log-probabilities; None if they were not asked for.
-        citations: The parts of the text that have a source, with the caller's own segments; None if not asked for.
-        generation: What the model generated; None of a model elsewhere.
-    """
-
-    content: str = ""
-    reasoning: str = ""
+    content: str = ""  # what the model wrote, up to a stop string
+    reasoning: str = ""  # what it wrote between its markers of reasoning
     tool_calls: tuple[ToolCall, ...] = ()
-    cut_call: CallDelta | None = None
-    finish_reason: str = "stop"
-    logprobs: Sequence[TokenLogprob] | None = None
-    citations: Sequence[CitedSpan] | None = None
-    generation: Generation | None = None
+    cut_call: CallDelta | None = None  # a call that the answer ends within, with its arguments as far as they came
+    finish_reason: str = "stop"  # `stop`, `tool_calls`, or `length`: room forced the end, so that something may be cut
+    logprobs: Sequence[TokenLogprob] | None = None  # None: not asked for
+    citations: Sequence[CitedSpan] | None = None  # with the caller's own segments; None: not asked for
+    generation: Generation | None = None  # None: of a model elsewhere
 
     @classmethod
     def join(cls, deltas: Iterable[AnswerDelta]) -> Answer:
@@ -193,19 +174,12 @@ class Usage:
 
 @dataclass(frozen=True)
 class Reply:
-    """All answers to a request.
-
-    Attributes:
-        answers: The answers: as many as `n` says.
-        usage: Tokens of the prompt, once, and of all answers.
-        ledger: What was read of the documents: see `generation.outputs.ledger`; and which branch a router took.
-        model: Name of the model.
-    """
+    """All answers to a request: as many as `n` says."""
 
     answers: tuple[Answer, ...]
-    usage: Usage
-    ledger: Mapping[str, Any]
-    model: str = ""
+    usage: Usage  # tokens of the prompt, once, and of all answers
+    ledger: Mapping[str, Any]  # see `generation.outputs.ledger`; and which branch a router took
+    model: str = ""  # its name
 
     @property
     def first(self) -> Answer:
@@ -254,10 +228,11 @@ def request_fields(request: AnswerRequest, choices: Mapping[str, Any]) -> dict[s
 
 def parse_reply(body: Mapping[str, Any], request: AnswerRequest) -> Reply:
     """Return the reply that a `chat.completion` or a `text_completion` is."""
-    answers = []
-    for choice in body["choices"]:
-        said = choice.get("message") or {"content": choice.get("text")}
-        answers.append(_answer(parse_deltas(said, 0), said, choice, request))
+    said = [choice.get("message") or {"content": choice.get("text")} for choice in body["choices"]]
+    answers = [
+        _answer(parse_deltas(each, 0), each, choice, request)
+        for each, choice in zip(said, body["choices"], strict=True)
+    ]
     return _reply(answers, body, body["usage"], request)
 
 
@@ -301,10 +276,10 @@ def parse_logprobs(said: Mapping[str, Any] | None) -> list[TokenLogprob]:
     if not said:
         return []
     if "content" in said:
-        tops = [[(top["token"], top["logprob"]) for top in each["top_logprobs"]] for each in said["content"]]
+        tops: Any = [[(top["token"], top["logprob"]) for top in each["top_logprobs"]] for each in said["content"]]
         tokens = [(each["token"], each["logprob"]) for each in said["content"]]
     else:
-        tops = [list(each.items()) for each in said.get("top_logprobs") or [{}] * len(said["tokens"])]
+        tops = map(dict.items, said.get("top_logprobs") or [{}] * len(said["tokens"]))
         tokens = list(zip(said["tokens"], said["token_logprobs"], strict=True))
     ends = list(accumulate(len(token) for token, _ in tokens))
     return [

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from invariant_rag.attention import resolve_backend
@@ -18,7 +17,7 @@ from invariant_rag.generation.prepare import Overflow
 from invariant_rag.interventions import INTERVENTIONS, Intervention, resolve_intervention
 from invariant_rag.methods import Method, check_method_and_ordering, resolve_method
 from invariant_rag.models.devices import check_device
-from invariant_rag.models.loading import context_window, load_config, resolve_dtype
+from invariant_rag.models.loading import context_window, resolve_dtype
 from invariant_rag.orderings import Ordering, resolve_ordering
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ class Choices:
     Raises:
         UnknownName: Unknown method, ordering, backend, overflow or intervention.
         InvalidChoice: Another choice has a wrong type or value.
-        ExtraRequired: A package that the ordering needs is not installed.
     """
 
     method: str | Method = "rotor"
@@ -75,19 +73,12 @@ class Choices:
         if isinstance(self.intervention, str):
             check_name("intervention", self.intervention, INTERVENTIONS)
         if not isinstance(self.cache, KeyValueCache | None):
-            raise InvalidChoice(
-                f"expected a KeyValueCache, got {type(self.cache).__name__}",
-                hint="For a folder: KeyValueCache(folder=...).",
-            )
+            hint = "For a folder: KeyValueCache(folder=...)."
+            raise InvalidChoice(f"expected a KeyValueCache, got {type(self.cache).__name__}", hint=hint)
         check_flag("deterministic", self.deterministic)
 
     def resolve(self, model: PreTrainedModel, *, has_alibi: bool = False) -> ResolvedChoices:
-        """Resolve names for a model.
-
-        Raises:
-            UnsupportedCombination: The intervention is not supported by the method or the model, the method by a model
-                with ALiBi, or the cache by the model or an intervention.
-        """
+        """Resolve names for a model; UnsupportedCombination if the choices do not go together, or not with it."""
         method = resolve_method(self.method)
         if method.reads_later_positions and has_alibi:
             raise UnsupportedCombination(
@@ -96,15 +87,15 @@ class Choices:
                 hint="Use a model with rotary positions, or another method, such as 'set-based'.",
             )
         resolved = ResolvedChoices(
-            method=method,
-            ordering=resolve_ordering(self.ordering, method.default_ordering),
-            backend=resolve_backend(self.backend, input_device(model)),
-            max_segment_tokens=self.max_segment_tokens,
-            overflow=self.overflow,
-            intervention=resolve_intervention(self.intervention, method, model),
-            cache=self.cache,
-            deterministic=bool(self.deterministic),
-            context_window=context_window(model.config),
+            **vars(self)
+            | {
+                "method": method,
+                "ordering": resolve_ordering(self.ordering, method.default_ordering),
+                "backend": resolve_backend(self.backend, input_device(model)),
+                "intervention": resolve_intervention(self.intervention, method, model),
+                "deterministic": bool(self.deterministic),
+                "context_window": context_window(model.config),
+            }
         )
         if resolved.cache is not None:
             _check_cacheable(model, resolved.intervention)
@@ -118,17 +109,13 @@ class Choices:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedChoices(Choices):
-    """Choices whose names are resolved for one model.
-
-    Attributes:
-        context_window: Maximum number of positions of prompt and answer together; None: no limit.
-    """
+    """Choices whose names are resolved for one model."""
 
     method: Method
     ordering: Ordering
     backend: Backend
     intervention: Intervention | None = None
-    context_window: int | None = None
+    context_window: int | None = None  # most positions of prompt and answer together; None: no limit
 
     def change(self, model: PreTrainedModel, *, has_alibi: bool, **changes: Any) -> ResolvedChoices:
         """Return other choices for the same model. A new method brings its default ordering and no intervention."""
@@ -160,7 +147,7 @@ def takes_choices(function: Function) -> Function:
 
 
 def check_before_loading(
-    name: str | Path | None, *, dtype: Any = "auto", device_map: Any = "auto", **keywords: Any
+    *, dtype: Any = "auto", device_map: Any = "auto", **keywords: Any
 ) -> tuple[Choices, dict[str, Any]]:
     """Check the keywords of `InvariantModel.from_pretrained`, as far as that is possible before anything is loaded.
 
@@ -171,10 +158,8 @@ def check_before_loading(
     others = dict(keywords)
     choices = Choices(**{each: others.pop(each) for each in Choices.names() if each in keywords})
     known = [*Choices.names(), "dtype", "device_map"]
-    misspelt = [each for each in others if get_close_matches(each, known, 1, _MISSPELT)]
-    config = load_config(name, **others) if misspelt else None
-    for each in misspelt:
-        if not hasattr(config, each):  # transformers takes what the configuration has, whatever it looks like
+    for each in others:
+        if get_close_matches(each, known, 1, _MISSPELT):
             raise UnknownName("keyword", each, known, hint="Those of transformers' from_pretrained are taken, too.")
     return choices, others
 

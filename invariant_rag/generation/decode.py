@@ -39,8 +39,12 @@ if TYPE_CHECKING:
 
 _CACHE = cache_keyword(inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters)  # of `generate`
 
-_DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}
-"""What transformers' `generate` does where nobody says anything."""
+_WARPERS: dict[str, tuple[Any, Any, Any]] = {  # in the order of transformers: class, default, and what switches it off
+    "temperature": (TemperatureLogitsWarper, 1.0, 1.0),
+    "top_k": (TopKLogitsWarper, 50, 0),
+    "top_p": (TopPLogitsWarper, 1.0, 1.0),
+    "min_p": (MinPLogitsWarper, None, None),
+}
 _OTHERS = ("epsilon_cutoff", "eta_cutoff", "num_beams", "num_return_sequences", "top_h", "typical_p")
 """Ways of sampling that `sample_rows` does not know."""
 
@@ -58,16 +62,8 @@ def decode(
 ) -> list[Generation]:
     """Run the model's own `generate`, which prefills the uncached tokens of the prompts and decodes.
 
-    Args:
-        model: The model.
-        tokenizer: Its tokenizer. None: texts are empty.
-        prompts: The prompts, one for each row.
-        ids: Input ids `[B, L]` of the whole prompts.
-        mask: Attention mask `[B, L]`.
-        cache: Keys and values of the first tokens of the prompts.
-        max_new_tokens: Maximum number of tokens to generate.
-        options: From `generation_options`.
-        cached_tokens: How many tokens of each prompt came from a `KeyValueCache`. None: none.
+    Each row has a prompt: all of it is in `ids` `[B, L]`, with the mask `[B, L]`; the cache has keys and values of its
+    first tokens, of which `cached_tokens` came from a `KeyValueCache`. The options are from `generation_options`.
     """
     top = options.pop("top_logprobs", 0)
     recorder = _LogprobRecorder(options["num_beams"], top)
@@ -128,14 +124,8 @@ class _LogprobRecorder(StoppingCriteria):
     It is a stopping criterion, which `generate` calls with the tokens of every step; it never stops a row. With beam
     search, the criterion gets several candidates per prompt, each of which may extend any beam.
 
-    Args:
-        num_beams: Beams of each prompt.
-        top: How many of the most likely tokens of each step to record, too; not with beams.
-
-    Attributes:
-        chances: For each step and row, the log-probability of each candidate. As Python objects: small tensors between
-            the large ones of every step would fragment the heap.
-        tops: For each step and row, the most likely tokens with their log-probabilities, the first one first.
+    For each step and row, `chances` has the log-probability of each candidate, and `tops` the `top` most likely tokens
+    with theirs. As Python objects: small tensors between the large ones of every step would fragment the heap.
     """
 
     def __init__(self, num_beams: int, top: int) -> None:
@@ -178,39 +168,25 @@ def sample_rows(options: dict[str, Any], seeds: Sequence[int | None], model: Pre
 
     A seed that is None is one from the global random state.
     """
-    chosen = {name: resolve_option(options, name, model.generation_config) for name in _DEFAULTS}
-    chosen = {name: _DEFAULTS[name] if value is None else value for name, value in chosen.items()}
-    sampler = RowSampler(seeds, **chosen)
+    warpers = LogitsProcessorList()
+    for name, (kind, default, off) in _WARPERS.items():
+        value = resolve_option(options, name, model.generation_config)
+        if (value := default if value is None else value) != off:
+            warpers.append(kind(value))
     return {
-        **{name: value for name, value in options.items() if name not in ("seed", *_DEFAULTS)},
+        **{name: value for name, value in options.items() if name != "seed" and name not in _WARPERS},
         "do_sample": False,
-        "logits_processor": [*(options.get("logits_processor") or ()), sampler],
+        "logits_processor": [*(options.get("logits_processor") or ()), RowSampler(seeds, warpers)],
     }
 
 
 class RowSampler(LogitsProcessor):
-    """Draws a token for each row, and leaves nothing else to choose. The options are those of transformers."""
+    """Draws a token for each row, and leaves nothing else to choose."""
 
-    def __init__(
-        self,
-        seeds: Sequence[int | None],
-        *,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float | None,
-    ) -> None:
+    def __init__(self, seeds: Sequence[int | None], warpers: LogitsProcessorList) -> None:
         self._seeds = [int(torch.randint(1 << 62, ())) if seed is None else seed for seed in seeds]
         self._generators: list[torch.Generator] = []
-        self._warpers = LogitsProcessorList()  # in the order of transformers
-        if temperature != 1:
-            self._warpers.append(TemperatureLogitsWarper(temperature))
-        if top_k:
-            self._warpers.append(TopKLogitsWarper(top_k))
-        if top_p < 1:
-            self._warpers.append(TopPLogitsWarper(top_p))
-        if min_p is not None:
-            self._warpers.append(MinPLogitsWarper(min_p))
+        self._warpers = warpers
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores `[B, vocabulary]`: 0 for the token that was drawn, minus infinity for the others."""
@@ -218,10 +194,8 @@ class RowSampler(LogitsProcessor):
             self._generators = [torch.Generator(scores.device).manual_seed(seed) for seed in self._seeds]
         weighed: Any = self._warpers(input_ids, scores)  # type: ignore[arg-type]
         chances = torch.softmax(weighed, dim=-1)
-        drawn = [
-            torch.multinomial(chances[row : row + 1], 1, generator=generator)
-            for row, generator in enumerate(self._generators)
-        ]
+        rows = zip(chances.split(1), self._generators, strict=True)
+        drawn = [torch.multinomial(row, 1, generator=generator) for row, generator in rows]
         return torch.full_like(scores, -torch.inf).scatter(1, torch.cat(drawn), 0.0)
 
 
@@ -230,9 +204,7 @@ class TokenPenalties(LogitsProcessor):
     """Takes `presence`, and `frequency` for each time, from the scores of tokens that the answer has already.
 
     Two with the same numbers are equal, so that their texts can be rows of one batch. Of beams it knows nothing.
-
-    Source:
-        https://platform.openai.com/docs/api-reference/chat/create (`presence_penalty`, `frequency_penalty`)
+    https://platform.openai.com/docs/api-reference/chat/create (`presence_penalty`, `frequency_penalty`)
     """
 
     presence: float = 0.0

@@ -126,10 +126,7 @@ def weights_digest(model: PreTrainedModel) -> str:
 
 
 def environment(model: PreTrainedModel, device: torch.device) -> tuple[object, ...]:
-    """Return what else decides about the bits that a model computes: versions, hardware, precision, attention.
-
-    Keys and values of another environment are equal up to rounding only. Called without arranged attention in place.
-    """
+    """Return what else decides about the bits that a model computes, not arranged: versions, hardware, precision."""
     from invariant_rag import __version__  # the package itself is above all of its modules
 
     configs = {id(each.config): each.config for each in model.modules() if isinstance(each, PreTrainedModel)}

@@ -86,9 +86,8 @@ class KeyValueCache:
         folder: Folder for entries on disk. None: memory only. Several processes may write to it, and may be killed
             while writing. Nothing else in it is touched.
         max_disk_bytes: Capacity on disk, with what is being written; the least recently used files are removed. A
-            larger entry is not stored on disk; 0: nothing is.
-        namespace: Such as the name of a tenant. Entries of one namespace are never served to another, so that nobody
-            can find out, by asking, what somebody else has asked.
+            larger entry is not stored on disk.
+        namespace: Such as the name of a tenant. Entries of one namespace are never served to another.
 
     Raises:
         UnusableFile: The folder cannot be created.
@@ -124,9 +123,7 @@ class KeyValueCache:
     def get(self, key: str, layout: EntryLayout | None = None) -> Entry | None:
         """Return an entry, or None. Its tensors are shared and must not be modified.
 
-        Args:
-            key: The key.
-            layout: Shapes and dtypes of the entry; one with others is removed and counts as damaged. None: any.
+        With a `layout` of shapes and dtypes, an entry that has others is removed and counts as damaged.
         """
         stem, counts = self._stem(key), list[str]()
         with self._lock:
@@ -177,11 +174,7 @@ class KeyValueCache:
                     self._counts["disk_errors"] += 1
 
     def clear(self) -> None:
-        """Remove all entries of the namespace, also from disk. Nothing else there is removed.
-
-        Raises:
-            UnusableFile: Those on disk cannot be removed.
-        """
+        """Remove all entries of the namespace, also from disk; UnusableFile if these cannot be removed."""
         with self._lock:
             self._entries.clear()
             self._bytes = 0
@@ -242,12 +235,7 @@ def write_entry(entry: Entry, name: str) -> bytes:
 
 
 def read_entry(path: Path) -> Entry:
-    """Read and check the file of an entry, on the CPU.
-
-    Raises:
-        OSError: The file does not exist or cannot be read, or is no regular file.
-        DamagedEntry: It holds no entry, or not the one that its name says.
-    """
+    """Read the file of an entry, on the CPU; DamagedEntry if it holds none, or not the one that its name says."""
     content = read_bytes(path)
     try:
         tensors = load(content)

@@ -73,11 +73,8 @@ class InvariantModel:
         UnsupportedCombination: The choices do not go together, or not with the model.
     """
 
-    prefiller: Prefiller
-    """Runs forward passes with arranged attention. It owns the model and the choices."""
-
-    tokenizer: PreTrainedTokenizerBase | None
-    """The model's tokenizer. None: prompts must be token ids."""
+    prefiller: Prefiller  # runs forward passes with arranged attention; it owns the model and the choices
+    tokenizer: PreTrainedTokenizerBase | None  # None: prompts must be token ids
 
     @takes_choices
     def __init__(
@@ -117,9 +114,8 @@ class InvariantModel:
 
         Raises:
             ModelNotFound: The model does not exist, or is not a causal LM.
-            InvariantRAGError: As for `InvariantModel`.
         """
-        choices, others = check_before_loading(name, dtype=dtype, device_map=device_map, **kwargs)
+        choices, others = check_before_loading(dtype=dtype, device_map=device_map, **kwargs)
         model, tokenizer = load_model(name, dtype=dtype, device_map=device_map, **others)
         if tokenizer is not None:
             warn_of_unprotected_tokens(tokenizer)
@@ -133,11 +129,7 @@ class InvariantModel:
         return self._with(**{name: each for name, each in {"method": method, **choices}.items() if each is not None})
 
     def with_cache(self, cache: KeyValueCache | None) -> Self:
-        """Return a wrapper of the same weights that stores keys and values in a cache. None: no cache.
-
-        Raises:
-            UnsupportedCombination: This model's keys and values cannot be reused; the message says why.
-        """
+        """Return a wrapper of the same weights that stores keys and values in a cache. None: no cache."""
         return self._with(cache=cache)
 
     def _with(self, **changes: Any) -> Self:
@@ -147,12 +139,7 @@ class InvariantModel:
         return other
 
     def with_routing(self, alpha: float = 0.2, *, plain_order: Literal["given", "canonical"] = "given") -> RoutedModel:
-        """Return a model that runs this one and the plain model, and returns one answer; see `invariant_rag.routing`.
-
-        Args:
-            alpha: Margin by which the invariant answer must be more confident.
-            plain_order: Order of the segments in the plain model's prompt. With `given`, an answer may depend on it.
-        """
+        """Return a model that runs this one and the plain model, and gives one answer; see `invariant_rag.routing`."""
         from invariant_rag.routing import RoutedModel  # routing imports this module
 
         return RoutedModel.over(self, alpha=alpha, plain_order=plain_order)
@@ -233,10 +220,8 @@ class InvariantModel:
             chosen = segments if isinstance(segments, SegmentSet) else SegmentSet(segments)
             messages = question_messages(check_text("question", question, error=InvalidPrompt), chosen, system)
         elif segments or system is not None:
-            raise InvalidPrompt(
-                "expected messages alone, got segments or a system message beside them",
-                hint="Put segments into the content of a message, and the system message first.",
-            )
+            hint = "Put segments into the content of a message, and the system message first."
+            raise InvalidPrompt("expected messages alone, got segments or a system message beside them", hint=hint)
         return render_chat(messages, self.tokenizer, question, tools=tools, template_kwargs=template_kwargs)
 
     def prepare(self, prompt: Prompt, *, new_tokens: int = 0) -> PreparedPrompt:
@@ -247,9 +232,8 @@ class InvariantModel:
             ContextOverflow: The prompt is too long and `overflow` is `error`, or its texts alone are too long.
         """
         if not isinstance(prompt, Prompt):
-            raise InvalidPrompt(
-                f"expected a Prompt, got {shown(prompt)}", hint="Build one: lm.chat_prompt(question, texts)."
-            )
+            hint = "Build one: lm.chat_prompt(question, texts)."
+            raise InvalidPrompt(f"expected a Prompt, got {shown(prompt)}", hint=hint)
         check_number("new_tokens", new_tokens, 0)
         prepared = prepare(prompt, self.tokenizer, self.prefiller.choices, new_tokens)
         self._check_vocabulary(prepared.input_ids)
@@ -426,15 +410,14 @@ class InvariantModel:
         if positions is not None and takes_position_ids(prefiller.model):
             options["position_ids"] = positions
         copies = max(options["num_beams"], options["num_return_sequences"])
-        # Prompts are prefilled here, or by the first forward pass of `generate`: one prompt after what its cache has of
-        # it, several where there is no cache.
+        # The first forward pass of `generate` prefills one prompt after what its cache has of it, or several without a
+        # cache; others are prefilled here.
         lengths = list(map(len, map(attrgetter("input_ids"), prepared)))
-        is_one = len(prepared) == 1 or (self.cache is None and prefiller.shares_prefill(lengths))
-        prefills = copies == 1 and is_one
+        prefills = copies == 1 and (len(prepared) == 1 or (self.cache is None and prefiller.shares_prefill(lengths)))
         prefilled = prefiller.load_cached_prefixes(prepared) if prefills else prefiller.prefill(prepared)
         cache: Cache = batch_caches(list(map(attrgetter("cache"), prefilled)), padding, copies)
         is_whole = prefills and not cache.get_seq_length()
         states = [replace(each.state, padding=by) for each, by in zip(prefilled, padding, strict=True)]
         cached = list(map(attrgetter("cached_tokens"), prefilled))
-        with (prefiller.generation_attention if is_whole else prefiller.decoding_attention)(states):
-            return decode(self.model, self.tokenizer, prepared, ids, mask, cache, max_new_tokens, options, cached)
+        with prefiller.attention(states, is_whole=is_whole):
+            return decode(prefiller.model, self.tokenizer, prepared, ids, mask, cache, max_new_tokens, options, cached)

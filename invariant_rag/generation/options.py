@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
+from math import inf
 from numbers import Real
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,6 @@ from invariant_rag.shown import shown
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_INFINITY = float("inf")
 _MOST = (1 << 63) - 1  # the largest whole number that PyTorch takes
 _LONGEST_STOP = 1000  # characters: transformers compares every token with every position of a stop string
 
@@ -53,10 +53,10 @@ _NUMBERS: dict[str, tuple[type, float, float]] = {  # kind, least and most
     **dict.fromkeys(("max_new_tokens", "num_beams", "num_return_sequences"), (int, 1, _MOST)),
     **dict.fromkeys(("min_length", "min_new_tokens", "top_k", "top_logprobs"), (int, 0, _MOST)),
     **dict.fromkeys(("encoder_no_repeat_ngram_size", "no_repeat_ngram_size"), (int, 0, _MOST)),
-    **dict.fromkeys(("diversity_penalty", "guidance_scale", "length_penalty"), (float, -_INFINITY, _INFINITY)),
-    **dict.fromkeys(("max_time", "repetition_penalty", "temperature"), (float, 0, _INFINITY)),
+    **dict.fromkeys(("diversity_penalty", "guidance_scale", "length_penalty"), (float, -inf, inf)),
+    **dict.fromkeys(("max_time", "repetition_penalty", "temperature"), (float, 0, inf)),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "min_p", "top_h", "top_p", "typical_p"), (float, 0, 1)),
-    "encoder_repetition_penalty": (float, 0, _INFINITY),
+    "encoder_repetition_penalty": (float, 0, inf),
 }
 _SWITCHES = {
     *("disable_compile", "do_sample", "low_memory", "remove_invalid_values", "renormalize_logits"),
@@ -212,10 +212,8 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
     known = _parameters(model)
     for name in kwargs.keys() - known:
         near = get_close_matches(str(name), known, 1)
-        raise InvalidOption(
-            f"expected keywords of generate, got {name!r}, which is none",
-            hint=f"Did you mean {near[0]!r}?" if near else "They are those of transformers' GenerationConfig.",
-        )
+        hint = f"Did you mean {near[0]!r}?" if near else "They are those of transformers' GenerationConfig."
+        raise InvalidOption(f"expected keywords of generate, got {name!r}, which is none", hint=hint)
     config = kwargs.get("generation_config")
     if not isinstance(config, GenerationConfig | None):
         raise _unexpected("generation_config", "a GenerationConfig of transformers", config)
@@ -227,7 +225,7 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
         if kind is int and check_number(name, value, int(least), error=InvalidOption) > most:
             raise _unexpected(name, "a whole number of 64 bits", value)
         if kind is float and not least <= check_real(name, value, error=InvalidOption) <= most:
-            raise _unexpected(name, f"at least {least}" if most == _INFINITY else f"{least} to {most}", value)
+            raise _unexpected(name, f"at least {least}" if most == inf else f"{least} to {most}", value)
         if name in _TOKENS and min(as_ids(value, name), default=0) < 0:
             raise _unexpected(name, "token ids of at least 0", value)
         if name in _KINDS and not _KINDS[name][0](value):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from invariant_rag.checks import check_kind
@@ -71,18 +70,15 @@ class Generation:
 def ledger(generation: Generation, prompt: Prompt, *, recognized: bool = True) -> dict[str, Any]:
     """Return what was read for an answer, as plain values that do not depend on the order given.
 
-    Args:
-        generation: The answer.
-        prompt: Its prompt.
-        recognized: Whether every document in the prompt is known to be a segment. If not, the answer may depend on the
-            order in which the others were listed.
+    With `recognized=False`, not every document in the prompt is known to be a segment, so the answer may depend on the
+    order in which the others were listed.
 
     Returns:
         `sets`: sizes of the sets; `order`: content hashes of all segments in physical order, farthest from the suffix
         first; `dropped` and `trimmed`: of those that did not fit; `cached_tokens`: tokens of the prompt that came from
         a cache; `method` and `invariant`, as in `Generation`; `bitwise`: only there where it is False.
     """
-    name_of = list(map(attrgetter("content_hash"), prompt.segments)).__getitem__
+    name_of = [each.content_hash for each in prompt.segments].__getitem__
     return {
         "sets": list(generation.sets),
         "order": list(map(name_of, generation.order)),

@@ -52,12 +52,7 @@ class ModelLock(ForkSafeLock):  # type: ignore[misc] # of C
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock.
-
-        Raises:
-            CancelledError: Nobody waits for the result of this thread any more; see `cancellable`.
-            UnsupportedCombination: This thread was started, with a copy of the context, by one that holds it.
-        """
+        """Hold the lock; CancelledError if nobody waits for the result of this thread any more; see `cancellable`."""
         is_mine = self._is_owned()  # type: ignore[attr-defined]
         if _holds.get() and not is_mine:
             self.check_new_thread()
@@ -86,19 +81,12 @@ class ModelLock(ForkSafeLock):  # type: ignore[misc] # of C
 
 @dataclass
 class SharedState:
-    """State of a model that belongs to no single wrapper.
+    """State of a model that belongs to no single wrapper."""
 
-    Attributes:
-        rotations: The position encoding of each layer.
-        has_dynamic_rope: Whether rotary frequencies depend on the length of the prompt.
-        lock: Held during every call of the model.
-        entry_layout: Shapes and dtypes of the keys and values of one token, with what they were computed with.
-    """
-
-    rotations: list[PositionEncoding]
-    has_dynamic_rope: bool = False
-    lock: ModelLock = field(default_factory=ModelLock)
-    entry_layout: tuple[object, EntryLayout] | None = None
+    rotations: list[PositionEncoding]  # of each layer
+    has_dynamic_rope: bool = False  # whether rotary frequencies depend on the length of the prompt
+    lock: ModelLock = field(default_factory=ModelLock)  # held during every call of the model
+    entry_layout: tuple[object, EntryLayout] | None = None  # of one token, with what it was computed with
     _digesting: ForkSafeLock = field(default_factory=ForkSafeLock)
     _begun: int = 0
     _digest: tuple[int, str] = (0, "")
@@ -192,8 +180,6 @@ class Prefiller:
 
         They do not where most of the batch would be padding. And interventions and ALiBi know no padding.
         """
-        if len(lengths) == 1:
-            return True
         apart = self.one_by_one or self.choices.intervention or self.shared.has_alibi
         return self.choices.backend.reads_together and not apart and len(lengths) * max(lengths) <= 2 * sum(lengths)
 
@@ -223,13 +209,12 @@ class Prefiller:
         attention = ArrangedAttention(prompts, self.choices.backend, rotations, last_text_only)
         return override_attention(self.model, attention, until_layer=len(rotations) - 1 if once else None)
 
-    def decoding_attention(self, prompts: Sequence[PromptState]) -> AbstractContextManager[None]:
-        """Override the model's attention while it decodes after prefilled prompts; nothing with stock decoding."""
-        return nullcontext() if self.stock_decoding(prompts) else self.arranged_attention(prompts, last_text_only=True)
-
-    def generation_attention(self, prompts: Sequence[PromptState]) -> AbstractContextManager[None]:
-        """Use arranged attention while prefilling whole prompts, then the decoding attention."""
-        return self.arranged_attention(prompts, last_text_only=True, once=self.stock_decoding(prompts))
+    def attention(self, prompts: Sequence[PromptState], *, is_whole: bool = False) -> AbstractContextManager[None]:
+        """Use arranged attention while decoding after prompts, if it is not stock, and while prefilling whole ones."""
+        stock = self.stock_decoding(prompts)
+        if stock and not is_whole:
+            return nullcontext()
+        return self.arranged_attention(prompts, last_text_only=True, once=stock)
 
     def logits(self, prepared: PreparedPrompt, keep: int) -> torch.Tensor:
         """Return the logits of at least the last `keep` tokens of a prompt `[tokens, vocabulary]`."""
@@ -258,8 +243,7 @@ class Prefiller:
     ) -> torch.Tensor:
         """Run the model over ids `[B, Q]` at positions `[B, Q]` (None: from 0 on); return logits `[B, .., V]`.
 
-        Logits are of at least the last `keep` tokens; None: of all. The mask is over all tokens `[B, S]`, and the cache
-        keeps their keys and values.
+        Logits are of at least the last `keep` tokens (None: all). The mask `[B, S]` is over the cached tokens, too.
         """
         names = forward_parameters(self.model)
         if cache is not None:
@@ -317,7 +301,7 @@ class Prefiller:
     def _continue(self, prepared: PreparedPrompt, prefix: PrefillResult, keep: int = 1) -> torch.Tensor:
         """Prefill the rest of a prompt; return logits of at least the last `keep` tokens `[tokens, vocabulary]`."""
         start = prefix.cache.get_seq_length()
-        with (self.decoding_attention if start else self.generation_attention)([prefix.state]):
+        with self.attention([prefix.state], is_whole=not start):
             return self.forward(prepared, keep, start, cache=prefix.cache)
 
     def _prefill_together(
@@ -337,7 +321,7 @@ class Prefiller:
             mask.append([0] * padded + [1] * (start + count))
         states = [replace(each.state, padding=by, scratch={}) for each, by in zip(prefixes, padding, strict=True)]
         cache = batch_caches([each.cache for each in prefixes], padding)
-        with (self.decoding_attention if any(starts) else self.generation_attention)(states):
+        with self.attention(states, is_whole=not any(starts)):
             self._run(ids, positions, torch.tensor(mask, device=self.device), cache=cache)
         rows = [DynamicCache() for _ in prompts]  # the batch, taken apart
         layers: list[Any] = cache.layers
@@ -350,14 +334,14 @@ class Prefiller:
     def continuation_logits(self, prepared: PreparedPrompt, continuations: Sequence[TokenIds]) -> torch.Tensor:
         """Return the logits that predict every token of each continuation: `[continuations, longest, vocabulary]`.
 
-        There is at least one, of at least one token. Logits beyond the end of shorter ones mean nothing.
+        Logits beyond the end of shorter ones mean nothing.
         """
         longest, last = max(map(len, continuations)), prepared.input_ids[-1]
         rows = [[last, *each[:-1]] + [each[-1]] * (longest - len(each)) for each in continuations]
         first = prepared.positions[-1]
         (prefilled,) = self.prefill([prepared])
         cache = batch_caches([prefilled.cache], [0], len(rows))
-        with self.decoding_attention([prefilled.state]):
+        with self.attention([prefilled.state]):
             positions = [range(first, first + longest)] * len(rows)
             return self._run(rows, positions, keep=None, cache=cache)
 

@@ -122,13 +122,14 @@ def prepare(
         query = suffix.replace(CUT, "")
     elif query is None:
         query = "" if tokenizer is None else str(tokenizer.decode(list(suffix)))  # type: ignore[arg-type]
-    ranks = [choices.ordering.rank(candidates, query) for candidates in tokens.sets]
-    ranked_ids = []
-    for segments, candidates, rank in zip(prompt.sets, tokens.sets, ranks, strict=True):
+    ranks, ranked_ids, ranked_lengths = [], [], []
+    for segments, candidates in zip(prompt.sets, tokens.sets, strict=True):
+        ranks.append(rank := choices.ordering.rank(candidates, query))
         by_rank = [candidates[i].token_ids for i in rank]
         ranked_ids.append(by_rank if segments.slots is None else tokenize_in_slots(segments, rank, tokenizer))
+        ranked_lengths.append(list(map(len, ranked_ids[-1])))
     lengths = fit_segments(
-        [list(map(len, each)) for each in ranked_ids],
+        ranked_lengths,
         choices.overflow,
         window=choices.context_window,
         max_segment_tokens=choices.max_segment_tokens,

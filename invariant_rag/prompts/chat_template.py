@@ -115,7 +115,7 @@ def _plain_message(
 def _replace_sets(content: Any, sets: list[SegmentSet], literal: Callable[[str], str]) -> str:
     """Return the text of a content with a placeholder for each set, and append the sets to `sets`."""
     items = [content] if isinstance(content, _PART) else content
-    if not is_iterable(items) or isinstance(items, bytes | Mapping):
+    if not isinstance(items, list | tuple) and (isinstance(items, bytes | Mapping) or not is_iterable(items)):
         raise InvalidPrompt(f"expected a str or a list of str and segments as content, got {type(content).__name__}")
     parts: list[Any] = []  # neighbouring texts are one: two may form the name of a control token; segments are one set
     for item in items:

@@ -149,7 +149,7 @@ class RAG:
                 hint="Use model.with_method(...) first.",
             )
         if not isinstance(model, InvariantModel):
-            check_before_loading(model, **model_options)
+            check_before_loading(**model_options)
             resolve_retriever(retriever)
             if isinstance(paths, str | Path):
                 check_documents([paths])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -36,9 +38,9 @@ def test_matrix_products_compute_what_the_fused_operator_computes(
     mask = torch.zeros(3, 1, count, 5, dtype=dtype)
     mask[..., 0] = float("-inf")
     for bias in (None, None if is_causal else mask):
-        one = kernel(queries, keys, values, bias, is_causal, 0.3)
-        other = softmax.matmul_kernel(queries, keys, values, bias, is_causal, 0.3)
-        bound = rounding(softmax.matmul_kernel, queries, keys, values, bias, is_causal, 0.3, dtype=dtype)
+        options: dict[str, Any] = {"is_causal": is_causal, "attn_mask": bias, "scale": 0.3}
+        one, other = (each(queries, keys, values, **options) for each in (kernel, softmax.matmul_kernel))
+        bound = rounding(partial(softmax.matmul_kernel, **options), queries, keys, values, dtype=dtype)
         for fast, slow in zip(one, other, strict=True):
             torch.testing.assert_close(fast, slow, atol=bound, rtol=0)
 

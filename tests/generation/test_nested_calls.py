@@ -1,12 +1,16 @@
-"""Calls within calls: a logits processor, a stopping criterion or an arranged block that calls the model again."""
+"""Calls within calls, threads and forks: what calls the model while it runs gets its own attention, or an error."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import copy_context
 from functools import partial
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -17,6 +21,7 @@ from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.streaming import TextStream
 from invariant_rag.interventions import HiddenScaling
+from invariant_rag.locks import ForkSafeLock
 
 PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
 OTHER = Prompt([5], [[9, 8], [7, 7]], [13])
@@ -185,3 +190,67 @@ def test_a_stream_is_closed_by_any_thread(model: InvariantModel) -> None:
         streams.append(lm.stream(prompt, max_new_tokens=500, logits_processor=[Processor(close)]))
         in_time(lambda: list(streams[-1]))
         assert streams[-1].generation is None
+
+
+def runs_in_child(work: Any, seconds: float = 20.0) -> bool:
+    """Whether a forked process does some work, in time and without an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 says what these tests are about
+        child = os.fork()
+    if not child:
+        try:
+            work()
+        except BaseException:  # noqa: BLE001 - the parent goes on; this process must end here
+            os._exit(1)
+        os._exit(0)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="this system has no fork")
+def test_a_model_generates_in_a_child_that_was_forked_while_another_thread_generates(model: InvariantModel) -> None:
+    prompt = model.chat_prompt("q", ["a", "b"])
+    expected = model.generate(prompt, max_new_tokens=3).token_ids
+    begun, go = Event(), Event()
+
+    def wait(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        begun.set()
+        go.wait(30)
+        return scores
+
+    def generate() -> None:
+        torch.set_num_threads(1)  # the threads of OpenMP are not in the child
+        assert model.generate(prompt, max_new_tokens=3).token_ids == expected
+
+    other = Thread(target=model.generate, args=(prompt,), kwargs={"max_new_tokens": 1, "logits_processor": [wait]})
+    other.start()
+    try:
+        assert begun.wait(30)
+        assert runs_in_child(generate)
+    finally:
+        go.set()
+        other.join()
+    assert model.generate(prompt, max_new_tokens=3).token_ids == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="this system has no fork")
+def test_a_lock_that_the_forking_thread_holds_is_still_its_own_in_the_child() -> None:
+    lock = ForkSafeLock()
+
+    def work() -> None:
+        free = Event()
+        other = Thread(target=lambda: (lock.__enter__(), free.set()), daemon=True)
+        other.start()
+        assert not free.wait(0.1)
+        lock.__exit__()
+        assert free.wait(5)
+
+    with lock:
+        assert runs_in_child(work)

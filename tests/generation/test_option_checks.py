@@ -11,7 +11,7 @@ from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.ensembles import PermutationAverage, RingAverage
-from invariant_rag.errors import InvalidChoice, InvalidOption, InvalidPrompt, InvariantRAGError, UnsupportedCombination
+from invariant_rag.errors import InvalidOption, InvalidPrompt, InvariantRAGError, UnsupportedCombination
 from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.generation.structured import constrain
 
@@ -75,17 +75,29 @@ def test_a_misspelt_keyword_is_refused_with_the_nearest_one(model: InvariantMode
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("option", "message"),
     [
-        *("attention_mask", "cache_config", "cache_position", "input_ids", "inputs"),
-        *("inputs_embeds", "labels", "logits_to_keep", "past_key_values", "position_ids", "return_dict_in_generate"),
-        *("custom_generate", "trust_remote_code", "penalty_alpha", "max_length", "is_assistant"),
+        *(
+            ({name: "static"}, name)
+            for name in (
+                *("attention_mask", "cache_config", "cache_position", "input_ids", "inputs", "inputs_embeds", "labels"),
+                *("logits_to_keep", "past_key_values", "position_ids", "return_dict_in_generate", "custom_generate"),
+                *("trust_remote_code", "max_length", "is_assistant"),
+            )
+        ),
+        ({"penalty_alpha": 0.6}, "penalty_alpha"),
+        *(({name: value}, "arranged") for name, value in (("prompt_lookup_num_tokens", 3), ("prefill_chunk_size", 4))),
+        *(({name: True}, "arranged") for name in ("token_healing", "use_mtp")),
+        *(({"generation_config": GenerationConfig(use_cache=False)}, "arranged"), ({"use_cache": False}, "arranged")),
+        ({"cache_implementation": "static"}, "arranged"),
     ],
+    ids=str,
 )
-def test_keywords_that_we_set_and_loops_from_elsewhere_are_refused_by_name(llama: PreTrainedModel, name: str) -> None:
-    lm = InvariantModel(llama)
-    with pytest.raises(UnsupportedCombination, match=name):
-        lm.generate(PROMPT, max_new_tokens=2, **{name: 0.6 if name == "penalty_alpha" else "static"})
+def test_keywords_that_we_set_loops_from_elsewhere_and_other_prefills_are_refused(
+    llama: PreTrainedModel, option: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedCombination, match=message):
+        InvariantModel(llama).generate(PROMPT, max_new_tokens=4, **option)
 
 
 def test_a_config_with_padding_outside_of_the_vocabulary_pads_with_another_token(llama: PreTrainedModel) -> None:
@@ -117,23 +129,15 @@ def test_what_is_no_prompt_is_refused(llama: PreTrainedModel, wrong: Any) -> Non
             call()
 
 
-@pytest.mark.parametrize("wrong", [5, None, "text", [5], [None], [[]], [["x"]], [[-1]], [[10**9]], [[True]], [[1.5]]])
-def test_what_are_no_candidates_is_refused(llama: PreTrainedModel, wrong: Any) -> None:
-    with pytest.raises(InvariantRAGError, match="expected"):
-        InvariantModel(llama).score(PROMPT, wrong)
-
-
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "message"),
     [
-        *({"max_segment_tokens": value} for value in (0, "5", 2.5, True)),
-        *({name: ["x"]} for name in ("method", "ordering", "backend", "overflow", "intervention")),
-        {"cache": 5},
-        {"deterministic": "yes"},
+        *((each, "expected") for each in (5, None, [5], [None], [["x"]], [[-1]], [[True]], [[1.5]])),
+        *((each, "several candidates") for each in ("text", "abc")),
+        *((each, "at least one token") for each in ([[]], [[4], []])),
+        *((each, "below 128") for each in ([[128]], [[10**9]])),
     ],
-    ids=str,
 )
-def test_choices_of_another_kind_are_refused(llama: PreTrainedModel, wrong: dict[str, Any]) -> None:
-    for call in (InvariantModel(llama).with_method, lambda **given: InvariantModel(llama, **given)):
-        with pytest.raises((InvariantRAGError, InvalidChoice), match=r"expected|unknown"):
-            call(**wrong)
+def test_what_are_no_candidates_is_refused(llama: PreTrainedModel, wrong: Any, message: str) -> None:
+    with pytest.raises(InvariantRAGError, match=message):
+        InvariantModel(llama).score(PROMPT, wrong)

@@ -111,7 +111,7 @@ def test_a_forced_answer_is_nothing_but_calls_as_many_as_there_may_be(kind: str)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_that_runs_out_of_tokens_says_length_and_has_no_half_call(kind: str) -> None:
-    request = AnswerRequest(messages=QUESTION, tools=[SEARCH], tool_choice="search", parallel=False, stop=("q",))
+    request = AnswerRequest(messages=QUESTION, tools=[SEARCH], tool_choice="search", parallel=False, stop=("q", "<"))
     lm = lm_of(kind)
     whole = Answering(lm, replace(request, max_new_tokens=200)).reply().first
     assert (whole.finish_reason, len(whole.tool_calls), whole.cut_call) == ("tool_calls", 1, None)
@@ -125,7 +125,7 @@ def test_an_answer_that_runs_out_of_tokens_says_length_and_has_no_half_call(kind
         if answer.tool_calls:  # nothing but the closing marker is missing
             assert answer.tool_calls == whole.tool_calls
         elif answer.cut_call:
-            assert answer.cut_call.name in ("search", "")  # without a name, it ends before the arguments
+            assert answer.cut_call.name == ("" if limit < 10 else "search")  # no name: it ends before the arguments
             assert answer.content == ""
             with pytest.raises(IncompleteObject, match="call 0"):
                 answer.check_complete()
@@ -210,7 +210,15 @@ def test_a_token_that_goes_beyond_the_marker_begins_a_call_or_is_not_chosen(behi
     assert len(answer.tool_calls) == fits
 
 
-# --- order, ids, routes, refusals ---
+def test_a_marker_at_the_end_of_the_prompt_begins_no_call() -> None:
+    lm = lm_of("hermes")
+    writing = Writing(lm, "\tNo.")  # a tab would be no JSON
+    prompt = Prompt("Calls begin with ", [], "<tool_call>")
+    generation, _ = generate(ToolCalling(lm, TOOLS), prompt, max_new_tokens=4, logits_processor=[writing])
+    assert generation.text == "\tNo."
+
+
+# --- order, ids, refusals ---
 
 
 def test_calls_ignore_the_order_of_segments_and_of_a_retriever_tools_result() -> None:
@@ -282,6 +290,7 @@ TEXTS = st.sampled_from(
 )
 @example("", "", CALLS[:1], "<tool_call>\n{}", None, [], "bare")  # text after a call that has to be the whole answer
 @example("", "", CALLS, " ключ < ", None, [3], "bare")
+@example("", "<tool_call>" + " " * 400, (), "", None, [], "hermes")
 def test_however_a_text_is_cut_into_pieces_its_parts_are_the_same(
     reasoning: str, text: str, calls: tuple[ToolCall, ...], after: str, end: int | None, cuts: list[int], kind: str
 ) -> None:
@@ -332,3 +341,8 @@ def test_text_around_a_call_is_joined_and_half_a_call_is_an_error() -> None:
         assert cut.cut_call.arguments.lstrip() == said
         with pytest.raises(IncompleteObject, match=f"call {index}"):
             cut.check_complete()
+    for kind in ("list", "named"):  # whose calls share one end
+        written = template_format(templated(kind)).call_format
+        text = written.write(CALLS)
+        cut = Answer.join(AnswerParser(written, ("now", "search")).parse([text[: text.index("search") + 3]]))
+        assert (len(cut.tool_calls), cut.content, cut.cut_call.index) == (1, "", 1)

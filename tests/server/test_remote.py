@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -30,15 +31,11 @@ SEGMENTS = [Segment(text, title=f"Sheet {number}") for number, text in enumerate
 ASKED: Any = {"messages": [{"role": "user", "content": QUESTION}]}
 READ: Any = {"messages": [{"role": "user", "content": [SegmentSet(SEGMENTS), QUESTION]}]}
 SLOTS = [Slot(f"[{n}] ", "\n", number=str(n)) for n in range(1, 5)]
-NUMBERED: Any = [
-    {"messages": [{"role": "user", "content": [SegmentSet(order, slots=SLOTS), QUESTION]}]}
-    for order in (SEGMENTS, SEGMENTS[::-1])
-]
+NUMBERED: Any = {"messages": [{"role": "user", "content": [SegmentSet(SEGMENTS, slots=SLOTS), QUESTION]}]}
 TEXT = Prompt.of("Read:\n", SegmentSet(FLAGS), f"\n{QUESTION}", rendering=document_rendering)
 REQUESTS = {
     "a conversation": AnswerRequest(**READ, citations=True, logprobs=True),
-    "numbered documents": AnswerRequest(**NUMBERED[0], citations=True),
-    "those in another order": AnswerRequest(**NUMBERED[1], citations=True),
+    "numbered documents": AnswerRequest(**NUMBERED, citations=True),
     "several sampled answers": AnswerRequest(**ASKED, temperature=1.0, top_p=0.9, seed=1, n=3),
     "a completion": AnswerRequest(prompt=TEXT, logprobs=True, stop=(".",)),
     "an object": AnswerRequest(**ASKED, schema=NUMBERS, temperature=1.0, seed=2),
@@ -65,12 +62,20 @@ def test_a_request_has_the_same_reply_here_and_there(name: str, remote: RemoteMo
         assert reply.usage == replace(local.usage, cached_tokens=reply.usage.cached_tokens)
         kept = reply.ledger.keys() - {"cached_tokens"}
         assert {key: reply.ledger[key] for key in kept} == {key: local.ledger[key] for key in kept}
-    if name == "those in another order":
-        earlier = replace(REQUESTS["numbered documents"], max_new_tokens=48)
-        assert remote.reply(earlier).first.content == local.first.content
     assert not request.segments or (local.ledger["sets"], local.ledger["invariant"]) == ([4], True)
     for index, answer in enumerate(streamed.answers):
         assert "".join(each.content for each in deltas if each.index == index) == answer.content
+
+
+@pytest.mark.parametrize("slots", [None, SLOTS[:3]])
+def test_every_order_has_one_reply(slots: Any, remote: RemoteModel) -> None:
+    texts = set()
+    for order in permutations(SEGMENTS[:3]):
+        messages = [{"role": "user", "content": [SegmentSet(order, slots=slots), f"\n{QUESTION}"]}]
+        reply = remote.chat(messages, max_tokens=16)
+        assert reply["invariant"]["sets"] == [3]
+        texts.add((reply["choices"][0]["message"]["content"], *reply["invariant"]["order"]))
+    assert len(texts) == 1
 
 
 def test_errors_of_the_server_are_those_of_the_library(remote: RemoteModel, base_url: str) -> None:

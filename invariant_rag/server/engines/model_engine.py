@@ -91,7 +91,8 @@ class ModelEngine(Engine):
                 compile_elsewhere.reset(hook)
             for call, answering, reply in zip(calls, answerings, replies, strict=True):
                 for each in reply.answers:
-                    _validate(each, call, abandoned)
+                    if each.tool_calls or call.request.schema is not None:
+                        _validate(each, call, abandoned)
                 found.append(_engine_reply(call, answering.prompt, reply, lm.ordering.name))
         except errors.InvariantRAGError as error:
             with about(_part_of(calls[0], error)):
@@ -276,8 +277,6 @@ def _validate(answer: Answer, call: Call, abandoned: Event) -> None:
     """
     if call.request.schema is not None and call.is_strict and answer.finish_reason != "length":
         validate(check_complete(answer.content), call.request.schema, call.choices.tenant, abandoned)
-    if not answer.tool_calls:
-        return
     functions: Any = {each["function"]["name"]: each["function"] for each in call.request.tools}  # type: ignore[index]
     for each in answer.tool_calls:
         function = functions.get(each.name)
