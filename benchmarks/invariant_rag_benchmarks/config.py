@@ -160,10 +160,7 @@ def resolve_intervention(described: str | None) -> Any:
 def resolve_config(
     config: BenchmarkConfig, benchmark: Benchmark[Any], settings: Any, source: DataSource, lm: InvariantModel | None
 ) -> dict[str, Any]:
-    """Return everything that decides the records of a run, and its `key`, a hash of all that.
-
-    `source` has the digests of the data that were read, and `lm` is a model that is loaded already, if one was given.
-    """
+    """Return everything that decides the records of a run, and its `key`, a hash of all that."""
     from invariant_rag.methods import resolve_method
     from invariant_rag.models.embedded import EMBEDDED
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
 
 _FILES = ("rotor", "pine", "hidden_scaling")
-
 Unit: TypeAlias = Literal["%", "s", "min", ""]
 
 
@@ -220,9 +219,8 @@ def rows_to_measure(
 ) -> list[PublishedRow]:
     """Return the rows of a table for a model; if it is not in it, every row that can be measured, without numbers.
 
-    Rows about several models are returned for every model. An ensemble that no row is about is a row of its own over
-    the plain model, without numbers. Kept are the rows with these names, this intervention (a file of parameters means
-    `hidden-scaling`) and this ensemble; an `InvalidChoice` says that there is none.
+    Rows about several models are of every model. An ensemble that no row is about is a row of its own over the plain
+    model. Kept are the rows with these names, this intervention (a file means `hidden-scaling`) and this ensemble.
     """
     rows = table.rows_of(model) if model else []
     blank = (None,) * len(table.columns)

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.audit.calls import Progress, no_progress
-from invariant_rag.audit.folder import LineFile
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
-from invariant_rag.files import encode_json, make_folder, write_file
+from invariant_rag.files import LineFile, encode_json, make_folder, write_file
 from invariant_rag.orderings import Relevance
 from invariant_rag.prompts import tokenize_prompt
 from pydantic import ConfigDict

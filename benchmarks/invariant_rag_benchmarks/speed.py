@@ -109,6 +109,10 @@ GenerateFunction: TypeAlias = Callable[[int, TimingStreamer], object]
 """Generates a number of tokens into a streamer."""
 
 
+def _generate_with(lm: InvariantModel, prompt: Prompt) -> GenerateFunction:
+    return lambda count, timer: lm.generate(prompt, max_new_tokens=count, streamer=timer)
+
+
 def measure(config: SpeedConfig, methods: Sequence[str], progress: Progress = no_progress) -> dict[str, Any]:
     """Measure methods against the plain model; return everything as plain data, with ratios to the plain model.
 
@@ -171,10 +175,6 @@ def measure(config: SpeedConfig, methods: Sequence[str], progress: Progress = no
         "floor": bidirectional_floor(config),
         "rows": rows,
     }
-
-
-def _generate_with(lm: InvariantModel, prompt: Prompt) -> GenerateFunction:
-    return lambda count, timer: lm.generate(prompt, max_new_tokens=count, streamer=timer)
 
 
 def bidirectional_floor(config: SpeedConfig) -> float:
@@ -268,8 +268,7 @@ def _keep_freed_memory(keep: bool) -> None:
 # --- on a server ---
 
 Connect: TypeAlias = "Callable[[str], InvariantModel]"
-Row: TypeAlias = tuple[int, int, str, str]
-"""Clients at the same time, questions about each set, system, and state."""
+Row: TypeAlias = tuple[int, int, str, str]  # clients at the same time, questions about each set, system, and state
 
 
 def measure_serving(connect: Connect, config: ServingConfig, progress: Progress = no_progress) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from invariant_rag_benchmarks.data import DataSource
 
 Load = Callable[..., list[Case]]
 
+NOISE = [{"title": f"D{place}", "text": f"noise {place}", "isgold": False} for place in range(9)]
 ORACLE = [
     {
         "question": f"who is {name}",
@@ -31,16 +32,7 @@ ORACLE = [
     }
     for name in ("ann", "bob", "cid", "dan")
 ]
-TEN = [
-    {
-        **record,
-        "ctxs": [
-            *({"title": f"D{place}", "text": f"noise {place}", "isgold": False} for place in range(9)),
-            *record["ctxs"],
-        ],
-    }
-    for record in ORACLE
-]
+TEN = [{**record, "ctxs": [*NOISE, *record["ctxs"]]} for record in ORACLE]
 PRINTED = [
     {"input": "Extract the value. JSON data: {}", "output": "v"},
     {
@@ -55,12 +47,9 @@ MMLU = [
     {"question": f"What is {place}?", "subject": "some_subject", "choices": list("wxyz"), "answer": place % 4}
     for place in range(6)
 ]
+TRIPLES = [[f"s{place}", "r", place] for place in range(40)]
 MINTAKA = [
-    {
-        "question": "who?",
-        "answers": ["Rome", "Oslo"],
-        "knowledges": [[[f"s{place}", "r", place] for place in range(40)]],
-    },
+    {"question": "who?", "answers": ["Rome", "Oslo"], "knowledges": [TRIPLES]},
     {"question": "none?", "answers": ["No"], "knowledges": [[]]},
 ]
 REWARD = [
@@ -77,30 +66,20 @@ LONGBENCH = {
     for name in ("qasper", "multifieldqa_en", "narrativeqa", "triviaqa", "samsum")
 }
 LONGBENCH["trec"] = [{"input": "Q: x", "context": "abc", "answers": ["Food"], "all_classes": ["Food", "Sport"]}]
-XQUAD = {
-    "data": [
-        {
-            "title": "Some_Article",
-            "paragraphs": [
-                {
-                    "context": f"paragraph {place}",
-                    "qas": [{"id": f"q{place}", "question": f"Which {place}?", "answers": [{"text": str(place)}]}],
-                }
-                for place in range(5)
-            ],
-        }
-    ]
-}
-TIMELINE = [
+PARAGRAPHS = [
     {
-        "input": "First one. Then two. Then three. ",
-        "qa_pairs": str(
-            [
-                {"Q": "Reorder. I. a II. b III. c", "A": "II,I,III", "type": "timeline_reorder"},
-                {"Q": "Other?", "A": "x", "type": "computation"},
-            ]
-        ),
-    },
+        "context": f"paragraph {place}",
+        "qas": [{"id": f"q{place}", "question": f"Which {place}?", "answers": [{"text": str(place)}]}],
+    }
+    for place in range(5)
+]
+XQUAD = {"data": [{"title": "Some_Article", "paragraphs": PARAGRAPHS}]}
+EVENTS = [
+    {"Q": "Reorder. I. a II. b III. c", "A": "II,I,III", "type": "timeline_reorder"},
+    {"Q": "Other?", "A": "x", "type": "computation"},
+]
+TIMELINE = [
+    {"input": "First one. Then two. Then three. ", "qa_pairs": str(EVENTS)},
     {"context": "abc def", "question": "Order I. II.", "answer": "II, I", "task": "timeline_reorder"},
 ]
 SMALL: dict[str, dict[str, Any]] = {
@@ -145,9 +124,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a file of every benchmark, under the names that the loaders ask for."""
     folder = tmp_path_factory.mktemp("data")
 
+    def written(records: list[Any]) -> bytes:
+        return "".join(json.dumps(record) + "\n" for record in records).encode()
+
     def lines(name: str, records: list[Any]) -> None:
-        content = "".join(json.dumps(record) + "\n" for record in records).encode()
-        (folder / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        (folder / name).write_bytes(gzip.compress(written(records)) if name.endswith(".gz") else written(records))
 
     def document(name: str, content: Any) -> None:
         (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -155,7 +136,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def archive(name: str, members: dict[str, list[Any]]) -> None:
         with zipfile.ZipFile(folder / name, "w") as opened:
             for member, records in members.items():
-                opened.writestr(f"data/{member}", "".join(json.dumps(record) + "\n" for record in records))
+                opened.writestr(f"data/{member}", written(records))
 
     lines("nq-open-10_total_documents_gold_at_0.jsonl.gz", TEN)
     lines("nq-open-oracle.jsonl.gz", ORACLE)

@@ -21,17 +21,8 @@ if TYPE_CHECKING:
     from invariant_rag.audit.statistics import Estimate
 
 __all__ = [
-    "ABOUT",
-    "Audit",
-    "AuditChoices",
-    "Endpoint",
-    "Estimate",
-    "OrderCheck",
-    "Question",
-    "Reply",
-    "audit",
-    "check_order",
-]
+    "ABOUT", "Audit", "AuditChoices", "Endpoint", "Estimate", "OrderCheck", "Question", "Reply", "audit", "check_order",
+]  # fmt: skip
 
 _MODULES = "result result plan calls statistics order_check questions calls run order_check".split()
 __getattr__, __dir__ = lazy_exports(__name__, dict(zip(__all__, _MODULES, strict=True)))

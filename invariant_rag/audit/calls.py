@@ -57,7 +57,7 @@ class Endpoint:
     Attributes:
         url: Address up to the version, such as `http://127.0.0.1:8000/v1`.
         model: Name of the model; None: the first that the server lists.
-        parameters: Other fields of a request. At temperature 0, most servers answer alike every time.
+        parameters: Other fields of a request.
     """
 
     url: str
@@ -164,10 +164,7 @@ def make_calls(
     workers: int,
     answered: bool = False,
 ) -> None:
-    """Make calls, each with its key, in threads, and call `on_answer` with one answer at a time.
-
-    Stop where nothing is ever answered, if nothing was `answered` before.
-    """
+    """Make calls by key in threads, and pass on one answer at a time. Stop where nothing is ever `answered`."""
     stopped, lock = threading.Event(), threading.Lock()
     failed = 0
 
@@ -194,9 +191,8 @@ def make_calls(
     with ThreadPoolExecutor(workers) as pool:
         try:
             list(pool.map(make, calls))
-        except BaseException:  # one has raised, or somebody interrupts
+        finally:  # one has raised, somebody interrupts, or all are made
             stopped.set()
-            raise
 
 
 def settle(value: Any) -> Any:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.calls import Endpoint, call
+from invariant_rag.audit.calls import Answer, Endpoint, call
 from invariant_rag.audit.matching import is_right, normal_tokens
 from invariant_rag.audit.statistics import Estimate, wilson_interval
 from invariant_rag.audit.systems import is_url, loaded
@@ -29,8 +29,7 @@ class Grader:
     """Grades answers, and remembers what it graded.
 
     A metric compares an answer with the gold answers (right from 0.5 on; None: a match), or a `judge` does and says
-    which answers mean the same; without either, embeddings say that (`embeds`). Before a system is asked, a gold answer
-    is graded, and the judge is asked for verdicts that are known: what cannot grade fails now.
+    which answers mean the same; without it, embeddings say that (`embeds`). What cannot grade gold answers fails now.
     """
 
     def __init__(self, questions: Sequence[Question], metric: Metric | None = None, judge: Any = None) -> None:
@@ -44,17 +43,16 @@ class Grader:
             self.judge.check(questions)
         elif unjudged := [each for each in questions if each.rubrics]:
             without = sum(not each.answers for each in unjudged)
-            message = (
-                f"{counted(len(unjudged), 'question')} with checks that take a judge (llm-rubric, similar...), which "
-                f"are not made: {without:,} of them have no gold answers, so their answers are neither right nor wrong"
-            )
+            count = counted(len(unjudged), "question")
+            message = f"{count} with checks that take a judge (llm-rubric, similar...), which are not made"
+            message += f": {without:,} of them have no gold answers, so no answer is right or wrong" if without else ""
             hint = "Name a judge: judge= in Python, --judge MODEL or --judge URL on the command line."
             warnings.warn(FieldWarning(message, hint=hint), stacklevel=3)
         for each in [each for each in questions if each.answers][:1]:
             self.classes(each, each.answers[:1])
 
     def classes(self, question: Question, answers: Sequence[str | None]) -> list[int]:
-        """Return the class of each answer of a question; None is a call that failed."""
+        """Return the class of each answer; None is a call that failed."""
         return [FAILED if answer is None else self._class(question, answer) for answer in answers]
 
     def is_scored(self, question: Question) -> bool:
@@ -190,14 +188,7 @@ def _yes_function(model: Any) -> Callable[[str], bool]:
     """Return what answers yes or no to a prompt."""
     endpoint = Endpoint(model) if is_url(model) else model
     if isinstance(endpoint, Endpoint):
-
-        def patiently(prompt: str) -> bool:
-            answer = call("judge", lambda: endpoint.complete(prompt))
-            if answer.text is None:
-                raise AuditFailed(f"the judge does not answer: {answer.errors[-1]}")
-            return _is_yes(answer.text)
-
-        return patiently
+        return lambda prompt: _is_yes(call("judge", lambda: endpoint.complete(prompt)))
     if isinstance(model, loaded("invariant_rag.generation.model", "InvariantModel")):
         from invariant_rag.judge import Judge
 
@@ -210,6 +201,10 @@ def _yes_function(model: Any) -> Callable[[str], bool]:
 
 
 def _is_yes(said: Any) -> bool:
+    if isinstance(said, Answer):
+        if said.text is None:
+            raise AuditFailed(f"the judge does not answer: {said.errors[-1]}")
+        said = said.text
     if not isinstance(said, str):
         raise AuditFailed(f"the judge replied with {type(said).__name__}, expected yes or no as text")
     words = said.strip().lower().split()

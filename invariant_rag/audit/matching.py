@@ -146,8 +146,7 @@ _DAY = r"(?P<{}>\d{{1,2}})(?:st|nd|rd|th)?"
 _NAMED_DATE = re.compile(
     rf"(?<!\S)(?:(?:the )?{_DAY.format('day')} (?:of )?)?{_MONTH}(?: \.)?(?: {_DAY.format('late')}(?!\S))?"
     r"(?:(?: ,)?(?: in| of)? (?P<year>\d{4}))?(?!\S)"
-)
-"""A date in tokens that are separated by spaces."""
+)  # a date in tokens that are separated by spaces
 _MONEY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen"}
 _SAME = {
     "percent": "%", "dollars": "dollar", "usd": "dollar", "euros": "euro", "eur": "euro", "pounds": "pound",
@@ -159,10 +158,6 @@ _SAME = {
 _ROMANS = "I II III IV V VI VII VIII IX X XI XII XIII XIV XV XVI".split()
 _TOKEN = re.compile(r"\d+s\b|(?<![\w.])-?\d+(?:\.\d+)?(?:(?:st|nd|rd|th)\b)?|\w+[+#]*|[^\w\s]")
 _LONGEST = 300  # digits of a number; a longer one is a word
-
-
-def _arabic(found: re.Match[str]) -> str:
-    return str(1 + _ROMANS.index(found[0]))
 
 
 def _undotted(found: re.Match[str]) -> str:
@@ -181,7 +176,7 @@ def _clock(found: re.Match[str]) -> str:
     return f"{int(hour) % 12 + (12 if half == 'p' else 0)}h{minutes or '00'}"
 
 
-_SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+_SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (  # made alike, in lower case
     (r"\b(?:[a-z]\.){2,}", _undotted),  # U.S.
     (r"\b[a-z]\.?(?: [a-z]\.)+(?= )", _undotted),  # J. R. R.
     (r"(\w)'s\b", r"\1"),
@@ -216,12 +211,12 @@ _SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"(?<=[a-z])'(?=[a-z])|_", lambda f: " " if f[0] == "_" else ""),
     (r"(?<=[a-z])-(?=[a-z])", " "),
 )
-"""Spellings that are made alike, in lower case."""
 
 
 def normal_tokens(text: str) -> tuple[str, ...]:
     """Return the tokens of a text with everything made alike that is written in several ways."""
-    text = re.sub(rf"(?<=[a-z] )(?!I\b|V\b|X\b)(?:{'|'.join(_ROMANS)})\b", _arabic, _plain(text))
+    romans = rf"(?<=[a-z] )(?!I\b|V\b|X\b)(?:{'|'.join(_ROMANS)})\b"
+    text = re.sub(romans, lambda f: str(1 + _ROMANS.index(f[0])), _plain(text))
     text = re.sub(r"(?<=\d)M\b", " million", text)
     text = re.sub(r"\b(?:May|March)\b(?!,?\s+\d)", lambda f: {"May": "m05", "March": "m03"}[f[0]], text).casefold()
     for pattern, same in _SPELLINGS:

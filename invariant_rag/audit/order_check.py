@@ -23,9 +23,9 @@ class OrderCheck:
 
     Attributes:
         orders, seed: Number of random orders beside the given one, and their seed.
-        promised: Whether the model is invariant by design: its ordering gives one canonical order.
+        promised: Whether the model is invariant by design.
         distinct: Number of distinct outputs: text, token ids and log-probabilities, compared bit for bit.
-        answers: The distinct texts with their counts, most frequent first; the given order is included.
+        answers: The distinct texts with their counts, most frequent first.
         plain_distinct, plain_answers: The same of the plain model (`sequential` with ordering `given`).
     """
 

@@ -56,11 +56,6 @@ class Call:
         return f"{self.index} {self.arm} {self.draw}" + (f" {self.vote}" if self.vote else "")
 
 
-def asking_order(count: int, seed: int) -> list[int]:
-    """Return in which order the questions are asked: a file is often sorted by topic, and an audit may stop early."""
-    return random.Random(f"{seed} questions").sample(range(count), count)
-
-
 def has_orders(question: Question) -> bool:
     """Return whether two orders of the documents differ."""
     return len({each.canonical_key for each in question.segments}) > 1
@@ -124,7 +119,7 @@ class Remedy(NamedTuple):
         ]
 
 
-LISTINGS = {
+LISTINGS = {  # remedies for every system
     "sort": Remedy("documents sorted by a hash of their text", True, lambda asked: _rotations(asked, 1)),
     "reverse": Remedy("documents in the reverse of the order of today", False, lambda asked: [_as_given(asked)[::-1]]),
     "ends-first": Remedy(
@@ -134,7 +129,6 @@ LISTINGS = {
     ),
     "vote": Remedy(f"a majority over up to {VOTES} orders", True, _rotations, VOTES),
 }
-"""Remedies for every system."""
 
 
 def most_calls(names: Iterable[str]) -> int:

@@ -33,8 +33,7 @@ _NAMES = {"question": _QUESTIONS, "segments": _SEGMENTS, "answers": _ANSWERS}
 _OTHERS = set(
     "id gold rubrics segment title score context contexts metadata description response actual_output multi_responses "
     "reference_contexts tools_called options threshold provider providers choices sandbox files setup".split()
-)
-"""Fields of this package and of other tools that need no mention."""
+)  # fields of this package and of other tools that need no mention
 _SUFFIXES = (".jsonl", ".json", ".yaml", ".yml", ".csv", ".tsv", ".xlsx", ".parquet")
 _FLAGS = dict.fromkeys(("", "0", "0.0", "false", "no"), False) | dict.fromkeys(("1", "1.0", "true", "yes"), True)
 _LITERAL_CHECKS = {"contains", "icontains", "equals", "contains-any", "icontains-any"}
@@ -45,8 +44,7 @@ _RUBRICS = {
     "model-graded-factuality": "It agrees with: {value}",
     "similar": "It means the same as: {value}",
     "answer-relevance": "It answers the question.",
-}
-"""Checks of promptfoo that take a judge, as what a right answer does."""
+}  # checks of promptfoo that take a judge, as what a right answer does
 
 Retrieve = Callable[[str], Iterable[Any]]  # the segments for a question, best first, as what `as_segment` takes
 
@@ -56,8 +54,7 @@ class Question:
     """A question with its retrieved segments.
 
     Attributes:
-        text, id: The question, and its name in reports.
-        segments: The segments in retrieval order.
+        text, id, segments: The question, its name in reports, and its segments in retrieval order.
         answers: Gold answers, any of which is right; empty if unknown.
         gold: Indices of the segments that hold the answer.
         rubrics: What a right answer does, for a judge.
@@ -81,8 +78,8 @@ class Question:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the question as a record that `read_questions` reads."""
-        record: dict[str, Any] = {"id": self.id, "question": self.text, "segments": list(map(_as_dict, self.segments))}
-        return record | {"answers": list(self.answers), "gold": list(self.gold), "rubrics": list(self.rubrics)}
+        lists = {name: list(getattr(self, name)) for name in ("answers", "gold", "rubrics")}
+        return {"id": self.id, "question": self.text, "segments": list(map(_as_dict, self.segments)), **lists}
 
 
 def _as_dict(segment: Segment) -> dict[str, Any]:
@@ -106,12 +103,8 @@ def read_questions(
     ragas, promptfoo, deepeval and inspect are read as well.
 
     If the answers are known and the gold segments are not, the segments that contain an answer as whole tokens are
-    gold, unless all of them do.
-
-    Args:
-        source: The file or the collection.
-        retrieve: Finds the segments of questions that have none.
-        fields: Names of your fields by ours, such as `{"question": "frage"}`.
+    gold, unless all of them do. `retrieve` finds the segments of questions that have none, `fields` are names of your
+    fields by ours, such as `{"question": "frage"}`.
 
     Raises:
         InvalidQuestion: The source cannot be read, or an entry is invalid or has no segments, without `retrieve`.
@@ -181,8 +174,8 @@ def as_segment(value: Any) -> Segment:
         text, metadata, score = value.node.get_content(), dict(value.node.metadata), value.score
     else:
         raise InvalidQuestion(f"expected a retrieved chunk, got {type(value).__name__}")
-    title = metadata.get("title")
-    return Segment(text, title if isinstance(title, str) else None, metadata, score)
+    title = metadata["title"] if isinstance(metadata.get("title"), str) else None
+    return Segment(text, title, metadata, score)
 
 
 def as_retrieve_function(retriever: Any, k: int) -> Retrieve:
@@ -270,16 +263,13 @@ def _read_entries(path: Path) -> Entries:
 
 
 def _parse_jsonl(text: str, path: Path) -> Entries:
-    entries = []
+    entries: Entries = []
     for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                entries.append((f"{path}, line {number}", parse_json(line)))
-            except ValueError as error:
-                hint = (
-                    "If the file is one document of JSON, over several lines, name it .json." if number == 1 else None
-                )
-                raise InvalidQuestion(f"{path}, line {number}: expected JSON: {error}", hint=hint) from error
+        try:
+            entries += [(f"{path}, line {number}", parse_json(line))] if line.strip() else []
+        except ValueError as error:
+            hint = "If the file is one document of JSON, over several lines, name it .json." if number == 1 else None
+            raise InvalidQuestion(f"{path}, line {number}: expected JSON: {error}", hint=hint) from error
     return entries
 
 
@@ -291,9 +281,8 @@ def _parse_document(text: str, path: Path) -> Entries:
         raise InvalidQuestion(f"{path}: cannot be parsed: {error}") from error
     shared: Mapping[str, Any] = {}
     if isinstance(document, Mapping) and "tests" in document:
-        default = document.get("defaultTest")
+        default, document = document.get("defaultTest"), document["tests"]
         shared = default.get("vars") or {} if isinstance(default, Mapping) else {}
-        document = document["tests"]
     elif isinstance(document, Mapping):
         document = _rows_of(document, path)
     entries: Entries = []
@@ -330,7 +319,7 @@ def _parse_yaml(text: str) -> Any:
 
 
 def _read_table(source: Any, path: Path, separator: str = "") -> Entries:
-    """Return the rows of a table, read by pandas; cells with a list are read as one, as pandas or JSON writes it."""
+    """Return the rows of a table, read by pandas; cells with a list, as pandas or JSON writes it, are one."""
     try:
         import pandas as pd
 
@@ -378,10 +367,7 @@ def _join_rows(entries: Entries) -> Entries:
 
 
 def _rows_of(document: Mapping[str, Any], path: Path) -> list[Any]:
-    """Return the records of a document: of its columns, of the one list of records in it, or itself.
-
-    ragas and `datasets` write columns as lists, and pandas as mappings from the number of a row.
-    """
+    """Return the records of a document: columns as ragas and pandas write them, its one list of records, or itself."""
     first = next((document[name] for name in _QUESTIONS if name in document), None)
     is_messages = isinstance(first, list) and all(isinstance(each, Mapping) for each in first)
     if isinstance(first, list | Mapping) and not is_messages:
@@ -415,12 +401,10 @@ def _as_record(entry: Mapping[str, Any]) -> dict[str, Any]:
         record.pop("answer", None)
     found: dict[str, Any] = {}
     for ours, names in _NAMES.items():
-        name = next((name for name in names if record.get(name) is not None), None)
-        if name is not None:
+        for name in [name for name in names if record.get(name) is not None][:1]:
             found[ours] = record.pop(name)
-    if "segments" in found:
-        found["segments"] = _parse_list(found["segments"])
-    wanted, segments = record.get("reference_contexts"), found.get("segments")
+    wanted, segments = record.get("reference_contexts"), _parse_list(found.get("segments"))
+    found |= {} if segments is None else {"segments": segments}
     if "gold" not in record and isinstance(wanted, Sequence) and isinstance(segments, Sequence):
         found["gold"] = [index for index, each in enumerate(segments) if each in wanted]
     return {**record, **found}

@@ -33,7 +33,7 @@ def percent(estimate: Estimate) -> str:
 
 
 def points(estimate: Estimate, unit: str = " points") -> str:
-    """Return a difference in points, with its interval."""
+    """Return a difference, with its interval."""
     value, low, high = (f"{100 * each:+.1f}" for each in (estimate.value, estimate.low, estimate.high))
     return f"{value}{unit} [{low}, {high}]"
 
@@ -66,18 +66,12 @@ def _finding(audit: Audit) -> str:
             f"{100 * screen.bound:.1f} with 95% confidence; the margin is {margin:g} ({asked}).{early}"
         )
     if screen.alike:
-        return (
-            f"Cannot tell yet: all answers are the same, {_the_answer(audit)}, with other texts in the documents, too "
-            f"({asked}). A system that does not read its documents answers like that."
-        )
+        alike = f"all answers are the same, with other texts in the documents, too ({asked})"
+        return f"Cannot tell yet: {alike}. A system that does not read its documents answers like that."
     return (
         f"Cannot tell yet: {measured} Ask about {screen.more:,} questions more, "
         f"{counted(CALLS * screen.more, 'call')}, or set a wider margin than {margin:g} points."
     )
-
-
-def _the_answer(audit: Audit) -> str:
-    return shown(audit.asked[0].answers[0].text)
 
 
 def _today(audit: Audit) -> str:
@@ -96,7 +90,8 @@ def _recommendation(audit: Audit) -> str:
     """Return the one thing to do: look at the call, use a remedy, leave it, or ask more questions."""
     compared = sorted(((each.gain, each) for each in audit.comparisons if each.gain), key=lambda pair: -pair[0].value)
     if audit.screen.alike:
-        return f"Look at the call first: every answer was the same, {_the_answer(audit)}. Does it read these documents?"
+        said = shown(audit.asked[0].answers[0].text)
+        return f"Look at the call first: every answer was the same, {said}. Does it read these documents?"
     if compared and compared[0][1].is_better:
         return f"Use {_named(*compared[0])}."
     if audit.screen.outcome == "order does not matter":
@@ -114,9 +109,9 @@ def _where_it_matters(audit: Audit, compared: Sequence[tuple[Estimate, Compariso
             f"For steadier answers use {_named(*max(safe, key=lambda pair: pair[0].low))}, no loss beyond the margin."
         )
     if not compared:
-        how = "name some (--remedy)." if audit.scored else "that takes gold answers."
+        how = "name some (--remedy)" if audit.scored else "that takes gold answers"
         always = "`sort` gives every order the same answer, at no cost but perhaps accuracy."
-        return f"The order matters, and no remedy was compared: {how} {always}"
+        return f"The order matters, and no remedy was compared: {how}. {always}"
     listed = "; ".join(f"{each.name} {points(gain)}" for gain, each in compared)
     if all(gain.high < margin for gain, _ in compared):
         return f"Leave it: no remedy gains {100 * margin:g} points. Against today: {listed}."
@@ -142,7 +137,7 @@ def _about_grading(audit: Audit) -> list[str]:
     if len(scored) < len(audit.asked):
         how = f"by embeddings, from a similarity of {SAME_MEANING} on" if audit.embeds else "only if their words are"
         found.append(f"Without gold answers, two answers count as the same {'by the judge' if judge else how}.")
-    if scored and not any(each == RIGHT for one in audit.asked for each in one.classes):
+    if scored and not any(RIGHT in each.classes for each in scored):
         found.append(
             "No answer was right: do gold answers say the same as answers do? See answers.csv, or use --judge."
         )
@@ -152,8 +147,7 @@ def _about_grading(audit: Audit) -> list[str]:
         return [*found, note] if unused else found
     found.append(f"The judge was asked {judge.calls:,} times.")
     if judge.pairs:
-        of = f"{judge.divided:,} of {judge.pairs:,} pairs of answers"
-        found.append(f"Asked in both orders, it contradicted itself on {of}.")
+        found.append(f"Asked in both orders, it contradicted itself on {judge.divided:,} of {judge.pairs:,} pairs.")
     if judge.errors is not None:
         found.append(f"It misses {percent(judge.errors)} of the verdicts that are known.")
     return found
@@ -162,10 +156,9 @@ def _about_grading(audit: Audit) -> list[str]:
 def _about_calls(audit: Audit) -> list[str]:
     found, screen, errors = [], audit.screen, audit.measures["errors"]
     if not screen.repeated and screen.within:
-        found.append(
-            f"Equal calls came back equal, but {screen.within:.1%} of the outcomes change with a space that cannot "
-            "matter: a cache or a fixed seed hides noise, which was counted all the same."
-        )
+        changed = f"{screen.within:.1%} of the outcomes change with a space that cannot matter"
+        hides = "a cache or a fixed seed hides noise, which was counted all the same"
+        found.append(f"Equal calls came back equal, but {changed}: {hides}.")
     if errors.value:
         found.append(f"Of the calls, {percent(errors)} failed after all retries: {audit.errors[-1]}")
     if audit.unordered:
@@ -173,48 +166,37 @@ def _about_calls(audit: Audit) -> list[str]:
     return found
 
 
-MEASURES = tuple(name.replace("_", "-") for name in ABOUT if name != "calls")
-_BOUND = re.compile(r"\s*([a-z-]+)\s*([<>])\s*(\d{1,3}(?:\.\d+)?)\s*%\s*")
+_BOUND = re.compile(r"\s*net-sensitivity\s*>\s*(\d{1,3}(?:\.\d+)?)\s*%\s*")
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A condition: `order-matters` (without a measure), or a measure above or below a bound, which is a share."""
+    """A condition that fails a build: the order matters (no bound), or net sensitivity is above a bound, a share."""
 
     text: str
-    measure: str = ""
-    above: bool = True
-    bound: float = 0.0
+    bound: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> Gate:
-        """Parse a condition, such as `net-sensitivity>5%`."""
-        if text.strip() == "order-matters":
-            return cls(text)
+        """Parse a condition: `order-matters`, or one such as `net-sensitivity>5%`."""
         found = _BOUND.fullmatch(text)
-        if not found or found[1] not in MEASURES:
-            raise InvalidChoice(
-                f"fail-on: expected order-matters, or a bound such as net-sensitivity>5%, got {text!r}",
-                hint=f"Measures are {', '.join(MEASURES)}. A flip rate is no gate: it grows with noise and with calls.",
-            )
-        return cls(text, found[1], found[2] == ">", float(found[3]) / 100)
+        if not found and text.strip() != "order-matters":
+            expected = "order-matters, or a bound such as net-sensitivity>5%"
+            hint = "A flip rate or an accuracy is no gate: it moves with noise. The measures are in audit.json."
+            raise InvalidChoice(f"fail-on: expected {expected}, got {text!r}", hint=hint)
+        return cls(text, float(found[1]) / 100 if found else None)
 
     def holds(self, audit: Audit) -> bool:
-        """Return whether it holds beyond doubt: the whole interval is on the wrong side of the bound."""
-        if not self.measure:
-            return audit.order_matters
-        estimate = audit.measures.get(self.measure.replace("-", "_"))
-        if estimate is None:
-            raise InvalidChoice(f"fail-on: {self.measure} is not known", hint="It takes questions with gold answers.")
-        return estimate.low > self.bound if self.above else estimate.high < self.bound
+        """Return whether it holds beyond doubt: the whole interval is above the bound."""
+        return audit.order_matters if self.bound is None else audit.screen.net.low > self.bound
 
 
 def write_report(audit: Audit, folder: Path) -> None:
     """Write audit.json, answers.csv, report.html and report.md."""
     write_file(folder / RESULT, encode_json(audit.as_dict(), indent=1, default=str) + b"\n")
-    write_file(folder / "answers.csv", _csv(audit).encode("utf-8", "backslashreplace"))
-    for name in ("report.html", "report.md"):
-        write_file(folder / name, _page(audit, f"{name}.j2").encode("utf-8", "backslashreplace"))
+    pages = {"answers.csv": _csv(audit)} | {name: _page(audit, f"{name}.j2") for name in ("report.html", "report.md")}
+    for name, text in pages.items():
+        write_file(folder / name, text.encode("utf-8", "backslashreplace"))
 
 
 def measure_rows(audit: Audit) -> list[tuple[str, str, str]]:
@@ -258,8 +240,7 @@ def _listed(order: Sequence[int]) -> str:  # as people count, from 1
 
 def _csv(audit: Audit) -> str:
     """Return a row for each call of the screen. Cells that a spreadsheet would run as a formula begin with a quote."""
-    text = io.StringIO()
-    rows = csv.writer(text)
+    rows = csv.writer(text := io.StringIO())
     rows.writerow(["id", "question", "gold", "call", "order", "answer", "outcome", "flips", "tokens", "seconds"])
     for each in audit.asked:
         about = (each.question.id, each.question.text, " | ".join(each.question.answers))

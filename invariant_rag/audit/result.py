@@ -28,7 +28,7 @@ COLUMNS = ("today", "today again", "placebo", "another order", "a third order") 
 REMEDY_LEVEL = 0.02
 FEWEST = 5  # calls in a part of the prompt, from which its accuracy is measured
 
-ABOUT = {
+ABOUT = {  # what each of the six measures says
     "accuracy_today": "share of right answers in the order that your retriever gives; a call that failed is not right",
     "accuracy_over_orders": "share of right answers in random orders",
     "net_sensitivity": "disagreement between orders, minus disagreement within one order",
@@ -36,7 +36,6 @@ ABOUT = {
     "errors": "share of calls without an answer, after all retries",
     "calls": "calls of the screen for each question",
 }
-"""What each of the six measures says."""
 
 
 @dataclass(frozen=True)
@@ -182,12 +181,11 @@ class Audit:
         return document
 
 
-Slots = list[tuple[int | None, bool]]
-"""For each random order of a question: the part of the prompt with the gold documents, and whether it was answered."""
+Slots = list[tuple[int | None, bool]]  # of each random order: the part with the gold documents, and whether right
 
 
 def places_and_outcomes(scored: Sequence[Asked]) -> list[Slots]:
-    """Return the `Slots` of each question. Today is left out: what a retriever lists first is also easy to answer."""
+    """Return the `Slots` of each question, without today: what a retriever lists first is also easy to answer."""
     return [
         [(slot_of(each.question, each.orders[column]), each.classes[column] == RIGHT) for column in (OTHER, ANOTHER)]
         for each in scored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +14,7 @@ import numpy as np
 
 from invariant_rag.audit import plan
 from invariant_rag.audit.calls import Answer, Progress, make_calls, no_progress
-from invariant_rag.audit.folder import LineFile, open_answers, read_run, start_run
+from invariant_rag.audit.folder import RUN, SCHEMA_VERSION, make_new_folder, open_answers, read_run
 from invariant_rag.audit.grading import RIGHT, Grader
 from invariant_rag.audit.plan import DRAWS, TODAY, AuditChoices, Call
 from invariant_rag.audit.questions import Question, as_retrieve_function, read_questions
@@ -23,6 +24,7 @@ from invariant_rag.audit.statistics import holm, mean_difference, mean_interval,
 from invariant_rag.audit.systems import Ask, System, ToInput, as_system
 from invariant_rag.checks import require_extra
 from invariant_rag.errors import AuditFailed, InvalidChoice, InvalidQuestion, UnsupportedCombination
+from invariant_rag.files import LineFile, encode_json, write_file
 from invariant_rag.segments import Segment
 from invariant_rag.shown import counted
 
@@ -95,14 +97,18 @@ def audit(
     else:
         retrieve = wrapped.retrieve if retriever is None else as_retrieve_function(retriever, chosen.k)
         asked = read_questions(() if questions is None else questions, retrieve, chosen.fields)
-    ordered = [number for number in plan.asking_order(len(asked), chosen.seed) if plan.has_orders(asked[number])]
+    # A file is often sorted by topic, and an audit may stop early.
+    mixed = random.Random(f"{chosen.seed} questions").sample(range(len(asked)), len(asked))
+    ordered = [number for number in mixed if plan.has_orders(asked[number])]
     if not ordered:
         message = f"{counted(len(asked), 'question')}, and none has two different documents: there is no order"
         raise InvalidQuestion(message, hint="Give each question its retrieved documents one by one.")
     grader = Grader(asked, chosen.metric, chosen.judge)
     if out is not None:
+        folder = make_new_folder(out)
         described = {"system": called, "seed": chosen.seed, "margin": chosen.margin, "versions": package_versions()}
-        folder = start_run(out, described, asked)
+        run = {"schema_version": SCHEMA_VERSION, **described, "questions": [each.as_dict() for each in asked]}
+        write_file(folder / RUN, encode_json(run, indent=1, default=str) + b"\n")
     with nullcontext() if folder is None else open_answers(folder) as file:
         running = _Running(wrapped, [(n, asked[n]) for n in ordered], chosen, grader, file, progress, on_step)
         screened = running.screen()

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     Classes = NDArray[np.int64]
     Floats = NDArray[np.float64]
 
-FIRST, AGAIN, PLACEBO, OTHER, ANOTHER = range(5)
-"""Columns of the outcomes of a question."""
-
+FIRST, AGAIN, PLACEBO, OTHER, ANOTHER = range(5)  # columns of the outcomes of a question
 CALLS = 5
 FALSE_ALARMS = 0.01  # how often, at most, an order-blind system is said to depend on the order, over all looks
 WRONG_CLEARANCES = 0.05  # how often, at most, a system whose net sensitivity is the margin is cleared, over all looks
@@ -80,10 +78,7 @@ def looks(questions: int) -> list[int]:
 
 
 def spent(level: float, share: float) -> float:
-    """Return how much of a level may be spent when a share of the questions was asked (Lan and DeMets, 1983).
-
-    The spending function of O'Brien and Fleming: little at first, so that the last look loses almost nothing.
-    """
+    """Return how much of a level may be spent by a share of the questions: little at first (O'Brien and Fleming)."""
     from scipy.stats import norm
 
     return level if share >= 1 else float(2 * norm.sf(norm.isf(level / 2) / share**0.5))
@@ -116,10 +111,7 @@ def screen(classes: Classes, two_orders: Sequence[bool], margin: float, planned:
 
 
 def _clearance(done: Sequence[int], planned: int, margin: float) -> float:
-    """Return the level at which the last look may say that the order does not matter.
-
-    The looks share the level in proportion to the questions. One that is too early leaves its part to the next.
-    """
+    """Return the level of the last look: they share it by questions; one too early leaves its part to the next."""
     used, level = 0.0, WRONG_CLEARANCES
     for count in done:
         level = WRONG_CLEARANCES * count / planned - used
@@ -156,9 +148,9 @@ def disagreements(classes: Classes, two_orders: Sequence[bool]) -> tuple[Floats,
 def _sequential_test(classes: Classes, done: Sequence[int], planned: int) -> tuple[float, bool]:
     """Return the p-value in the stagewise order of the looks, and whether some look rejects.
 
-    The answers of a question are given, and which call gave which is random under the null hypothesis. So the number of
-    pairs that disagree within the order of today is a sum of independent numbers of known distributions. Its own
-    distribution, over the paths that no earlier look stopped, is carried from look to look, exactly.
+    Under the null hypothesis it is random which call gave which of the answers. So the number of pairs that disagree
+    within the order of today is a sum of independent numbers of known distributions. Its own distribution, over the
+    paths that no earlier look stopped, is carried from look to look, exactly.
     """
     odds, seen = _chances(classes)
     totals = np.cumsum(seen)

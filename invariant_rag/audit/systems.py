@@ -59,10 +59,9 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
     """Wrap a system of any supported kind.
 
     Args:
-        system: An `InvariantModel` or a `RAG`; a chat model, an LLM, an agent or any other Runnable of
-            LangChain; an LLM, query engine, chat engine, synthesizer or agent of LlamaIndex; an `Endpoint`, or its URL;
-            or anything callable, which may be async. A framework's wrapper around an `InvariantModel` is audited as
-            that model, with the wrapper's parameters.
+        system: An `InvariantModel` or a `RAG`; any Runnable of LangChain (models, chains, agents); an LLM, engine,
+            synthesizer or agent of LlamaIndex; an `Endpoint`, or its URL; or anything callable, also async. A
+            framework's wrapper around an `InvariantModel` is that model, with the wrapper's parameters.
         to_input: Makes the input of the system from question and segments. By default it follows from what the system
             declares: the signature of a function, the input schema of a chain.
         generation: Keywords of `InvariantModel.generate`; they override a wrapper's parameters.
@@ -284,9 +283,9 @@ def _metadata(segment: Segment) -> dict[str, Any]:
 def _inputs(runnable: Any) -> list[MakeInput]:
     """Return what makes the input of a LangChain Runnable, by its input schema; of several, the first that it takes.
 
-    A schema of text takes documents and question; one that says nothing takes text or, if the first text is refused as
-    no mapping, a mapping. Fields are filled by their names: the question, and the documents as `Document`s or, where
-    the field is a string, as text. Without a field for documents, the question holds them, as does an agent's message.
+    A schema of text takes documents and question; one that says nothing takes text or, if that is refused, a mapping.
+    Fields are filled by their names: the question, and the documents as `Document`s or, where the field is a string, as
+    text. Without a field for documents, the question holds them, as does an agent's message.
     """
 
     def mapping(question: Question, segments: Sequence[Segment]) -> dict[str, Any]:

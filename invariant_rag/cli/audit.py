@@ -72,8 +72,7 @@ def audit(
         list[str] | None,
         typer.Option(
             metavar="CONDITION",
-            help='Exit with 1 if it holds beyond doubt: order-matters, "net-sensitivity>5%", "accuracy-today<80%". '
-            "Repeatable.",
+            help='Exit with 1 if it holds beyond doubt: order-matters, or "net-sensitivity>5%". Repeatable.',
         ),
     ] = None,
     as_json: options.Json = False,

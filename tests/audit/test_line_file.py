@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from invariant_rag.audit.folder import LineFile, open_answers
+from invariant_rag.audit.folder import open_answers
 from invariant_rag.errors import AuditFailed, FileInUse, InvalidQuestion, UnusableFile
+from invariant_rag.files import LineFile
 
 ANSWER = {"key": "k", "text": "t", "tokens": None, "seconds": 0.5, "errors": []}
 

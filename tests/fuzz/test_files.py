@@ -19,9 +19,10 @@ from hypothesis import seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from invariant_rag.audit.folder import LineFile, open_answers
+from invariant_rag.audit.folder import open_answers
 from invariant_rag.audit.questions import read_questions
 from invariant_rag.errors import DocumentSkipped, FileInUse, InvalidQuestion, InvariantRAGError, UnusableFile
+from invariant_rag.files import LineFile
 from invariant_rag.rag.documents import chunk_documents, load_documents
 from tests.audit.test_line_file import ANSWER
 from tests.fuzz.mutations import full_disk, mutated

@@ -81,6 +81,8 @@ def test_a_batch_of_beams_equals_single_calls(lm: InvariantModel) -> None:
     single = [each for prompt in PROMPTS for each in lm.generate(prompt, **options)]
     batch = lm.generate(PROMPTS, **options)
     assert [(each.token_ids, each.order) for each in batch] == [(each.token_ids, each.order) for each in single]
+    config = GenerationConfig(do_sample=False, num_beams=2, num_return_sequences=2, pad_token_id=0)
+    assert len(lm.generate(PROMPTS[0], max_new_tokens=3, generation_config=config)) == 2
 
 
 def test_sampling_with_a_seed_repeats_itself_and_leaves_the_global_state_alone(lm: InvariantModel) -> None:
@@ -90,11 +92,6 @@ def test_sampling_with_a_seed_repeats_itself_and_leaves_the_global_state_alone(l
     assert lm.generate(PROMPTS[0].shuffled(random.Random(0)), **options).token_ids == one.token_ids
     assert lm.generate(PROMPTS[0], **{**options, "seed": 4}).token_ids != one.token_ids
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_generation_config_is_followed(lm: InvariantModel) -> None:
-    config = GenerationConfig(do_sample=False, num_beams=2, num_return_sequences=2, pad_token_id=0)
-    assert len(lm.generate(PROMPTS[0], max_new_tokens=3, generation_config=config)) == 2
 
 
 def test_logits_processors_see_the_prompt_in_physical_order(lm: InvariantModel) -> None:

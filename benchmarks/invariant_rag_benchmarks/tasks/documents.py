@@ -25,8 +25,7 @@ _XQUAD = "https://raw.githubusercontent.com/google-deepmind/xquad/master/xquad.e
 ORACLE = "nq-open-oracle.jsonl.gz"
 _PROMPTS = base.declared("prompts")
 _INSTRUCTION, _SYSTEM = _PROMPTS["search_results"], _PROMPTS["llama_2"]
-_FILES = (10, 20, 30)
-"""Numbers of documents in the published files. Fewer are the gold one and the first of the others."""
+_FILES = (10, 20, 30)  # documents in the published files; fewer are the gold one and the first of the others
 _PRINTED = re.compile(r"^Document \[\d+\]\(Title: (.*?)\) ", re.MULTILINE)
 
 _Document: TypeAlias = tuple[str, str]

@@ -103,7 +103,8 @@ def test_messages_without_segments_are_sent_as_they_are_and_sets_stay_in_their_m
 
     image = ImageBlock(url="https://example.org/map.png")
     messages = [ChatMessage("Be brief.", role="system"), ChatMessage(blocks=[TextBlock(text="a"), image])]
-    assert requests(messages) == [messages]
+    messages += [ChatMessage(f"As {mark('x')} says.", role="assistant"), ChatMessage("And?")]
+    assert requests(messages) == [messages], "what a model said, too"
     [[last]] = requests([ChatMessage(blocks=[SegmentBlock.of("b"), image])])
     assert last.blocks == [TextBlock(text="Document: b\n"), image]
     one, two, three = (SegmentBlock.of(text) for text in sorted(TEXTS))

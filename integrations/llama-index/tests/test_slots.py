@@ -225,6 +225,12 @@ def test_the_verdict_is_one_for_all_orders_whatever_the_nodes_are(
         assert len(answers) == 1 or verdict is False
 
 
+def test_synthesizers_strip_texts_and_their_sets_are_known_all_the_same() -> None:
+    for way in ("compact", "tree_summarize", "InvariantSynthesizer"):
+        nodes = [node(f"\n{text} ") for text in TEXTS]
+        assert (verdict_of(WAYS[way](canonical(HashingLLM(), strict=True), nodes)), way) == (True, way)
+
+
 # --- runs ---
 
 

@@ -198,6 +198,9 @@ def test_an_answer_with_calls_goes_back_into_the_conversation_as_it_is(thinker: 
     response = thinker.chat_with_tools(TOOLS, QUERY, **written(thinker.lm, CALL))
     again = ChatMessage.model_validate_json(response.message.model_dump_json())
     (call,) = thinker.get_tool_calls_from_response(response)
+    (listed,) = response.message.additional_kwargs["tool_calls"]  # where chat engines of LlamaIndex look
+    assert (listed["id"], listed["function"]["name"]) == (call.tool_id, "search")
+    assert json.loads(listed["function"]["arguments"]) == call.tool_kwargs == SEARCHED[1]
     read = prompt_of(thinker, [ChatMessage(QUERY), again, result("At noon.", call.tool_id)])
     assert read.count(CALL) == 1
     assert f"<|im_start|>tool\nAt noon. ({call.tool_id})" in read

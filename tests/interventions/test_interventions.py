@@ -1,4 +1,4 @@
-"""Hidden scaling: the published code's logits, a float64 loop, the published table, and what it refuses."""
+"""Hidden scaling and Ms-PoE: the published code's logits, loops written from the papers, and what they refuse."""
 
 from __future__ import annotations
 
@@ -16,13 +16,74 @@ from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
-from invariant_rag.interventions import HiddenScaling
+from invariant_rag.interventions import HiddenScaling, MsPoE
 from invariant_rag.interventions.hidden_scaling import PUBLISHED
+from invariant_rag.interventions.ms_poe import rank_heads
 from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.contracts import plain_logits
 from invariant_rag.testing.rounding import rounding
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+# --- a Llama in loops, one token and one head at a time in float64 ---
+
+
+def _turned(states: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """Rotate the pairs (0, D/2), (1, D/2 + 1)... of vectors `[..., D]` by angles `[..., D/2]`."""
+    a, b = states.chunk(2, dim=-1)
+    return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), dim=-1)
+
+
+def llama_logits(
+    model: Any,
+    ids: list[int],
+    *,
+    reads: Callable[[int, int, torch.Tensor], torch.Tensor] = lambda _layer, _token, states: states,
+    values_read: Callable[[int, int, torch.Tensor], torch.Tensor] = lambda _layer, _token, states: states,
+    ratios: Callable[[int, list[list[float]]], list[float]] = lambda _layer, weights: [1.0] * len(weights),
+    last: int = -1,
+) -> torch.Tensor:
+    """Return logits `[T, vocabulary]` of a Llama in float64.
+
+    Args:
+        model: The model.
+        ids: Tokens.
+        reads: Attention inputs `[T, hidden]` from which queries and keys are made for one layer and one query.
+        values_read: The same for values.
+        ratios: What each head divides positions by, from its attention at natural positions at the token `last`.
+        last: Index of the prompt's last token.
+    """
+    size, frequencies = model.config.head_dim, model.model.rotary_emb.inv_freq.double()
+    groups = model.config.num_attention_heads // model.config.num_key_value_heads
+
+    def heads(projection: Any, states: torch.Tensor) -> torch.Tensor:
+        return projection(states).view(len(ids), -1, size).transpose(0, 1)
+
+    def weights(queries: torch.Tensor, keys: torch.Tensor, head: int, token: int, ratio: float) -> torch.Tensor:
+        places = torch.arange(token + 1, dtype=torch.float64)[:, None] / ratio
+        own = _turned(queries[head, token], frequencies * places[-1])
+        moved = _turned(keys[head // groups, : token + 1], frequencies * places)
+        return torch.softmax(moved @ own / size**0.5, dim=0)
+
+    hidden = model.model.embed_tokens(torch.tensor(ids))
+    for index, layer in enumerate(model.model.layers):
+        attention, states = layer.self_attn, layer.input_layernorm(hidden)
+        queries, keys = heads(attention.q_proj, states), heads(attention.k_proj, states)
+        natural = [weights(queries, keys, head, last % len(ids), 1.0).tolist() for head in range(len(queries))]
+        divisors = ratios(index, natural)
+        out = torch.zeros(len(ids), len(queries), size, dtype=torch.float64)
+        for token in range(len(ids)):
+            seen = reads(index, token, states)
+            queries, keys = heads(attention.q_proj, seen), heads(attention.k_proj, seen)
+            values = heads(attention.v_proj, values_read(index, token, states))
+            for head, ratio in enumerate(divisors):
+                out[token, head] = weights(queries, keys, head, token, ratio) @ values[head // groups, : token + 1]
+        hidden = hidden + attention.o_proj(out.flatten(1))
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    return model.lm_head(model.model.norm(hidden)).detach()
+
+
+# --- hidden scaling ---
+
 RUNS: dict[str, Any] = {
     name: json.loads((GOLDEN / f"{name}.json").read_text()) for name in ("hidden_scaling", "hidden_scaling_settings")
 }
@@ -63,8 +124,8 @@ SETTINGS: list[dict[str, Any]] = [  # the others are those of the published code
 
 
 @pytest.mark.parametrize(("settings", "factor"), list(zip(SETTINGS, cycle((-1.0, 0.2)))), ids=str)
-def test_logits_and_decoding_equal_a_float64_loop_written_from_the_paper(
-    settings: dict[str, Any], factor: float, llama_logits: Callable[..., torch.Tensor]
+def test_logits_and_decoding_of_hidden_scaling_equal_a_float64_loop_written_from_the_paper(
+    settings: dict[str, Any], factor: float
 ) -> None:
     """Equations 4 and 5 with the ablations of table 3; every generated token is a last token."""
     model: Any = tiny_model("llama", eos_token_id=None).double()
@@ -150,3 +211,73 @@ def test_parameters_without_a_meaning_or_beyond_the_model_are_refused(llama: Pre
     for scaling, expected in ((dimension, "dimensions: expected indices below 64"), (layer, "layers: .* below 2")):
         with pytest.raises(UnsupportedCombination, match=f"{expected} for llama"):
             InvariantModel(llama, method="sequential", intervention=scaling)
+
+
+# --- Ms-PoE ---
+
+
+def _from_the_paper(layer: int, weights: list[list[float]]) -> list[float]:
+    """Equations 1 and 2, from the third layer on."""
+    if layer < 2:
+        return [1.0] * len(weights)
+    aware = []
+    for head in weights:
+        mean = sum(head) / len(head)
+        aware.append(sum(weight > 3 * mean for weight in head) / len(head))
+    ranked = sorted(range(len(weights)), key=lambda head: -aware[head])
+    return [1.2 + ranked.index(head) * (1.8 - 1.2) / (len(weights) - 1) for head in range(len(weights))]
+
+
+def test_logits_and_decoding_of_ms_poe_equal_a_float64_loop_written_from_the_paper() -> None:
+    seed = 4
+    model: Any = tiny_model("llama", seed, eos_token_id=None).double()
+    lm = InvariantModel(model, method="sequential", intervention="ms-poe")
+    prompt = random_prompt(random.Random(seed), (4, 12, 7))
+    plain = lm.with_method("sequential")  # for bounds: which head ranks first has none
+    ids, written = list(lm.prepare(prompt).input_ids), lm.generate(prompt, max_new_tokens=3)
+    assigned = []
+
+    def ratios(layer: int, weights: list[list[float]]) -> list[float]:
+        assigned.append(_from_the_paper(layer, weights))
+        return assigned[-1]
+
+    exact = llama_logits(model, [*ids, *written.token_ids], ratios=ratios, last=len(ids) - 1)
+    assert any(each != sorted(each) for each in assigned), "ranks must differ from the order of the heads"
+    suffix = exact[len(ids) - len(prompt.suffix) : len(ids)]
+    torch.testing.assert_close(lm.logits(prompt), suffix.float(), atol=rounding(plain.logits, prompt), rtol=0)
+    logprobs = torch.log_softmax(exact[len(ids) - 1 : -1], dim=1)
+    assert tuple(logprobs.argmax(dim=1).tolist()) == written.token_ids
+    assert written.logprobs == pytest.approx(
+        logprobs.amax(dim=1).tolist(), abs=rounding(plain.generate, prompt, max_new_tokens=len(written.token_ids))
+    )
+    assert lm.score(prompt, [written.token_ids])[0] == pytest.approx(
+        float(logprobs.amax(dim=1).sum()), abs=rounding(plain.score, prompt, [written.token_ids])
+    )
+
+
+@pytest.mark.parametrize(
+    ("seed", "ranked"),
+    [(1, [1, 7, 3, 5, 2, 4, 0, 6]), (7, [7, 0, 3, 1, 6, 5, 4, 2]), (20, [4, 0, 1, 6, 7, 2, 3, 5])],
+)
+def test_heads_are_ranked_as_by_the_published_code(seed: int, ranked: list[int]) -> None:
+    """The expected ranks are what `_calculate_outlier` at commit a46c3d1 returns, with its threshold of 3."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(8, 1, 400, generator=generator, dtype=torch.float64)
+    sharpness = torch.linspace(0.8, 3.0, 8, dtype=torch.float64)[torch.randperm(8, generator=generator)]
+    weights = torch.softmax(scores * sharpness[:, None, None], dim=-1)[:, 0]
+    assert rank_heads(weights, MsPoE().threshold).tolist() == ranked
+    assert rank_heads(weights, 4.0).tolist() != ranked
+    even = torch.tensor([[0.75, 0.25, 0.0, 0.0], [0.76, 0.24, 0.0, 0.0]])
+    assert rank_heads(even, 3.0).tolist() == [1, 0], "three times the mean is not more than that"
+
+
+def test_ratios_without_a_meaning_and_models_that_end_before_the_first_layer_are_refused(
+    llama: PreTrainedModel,
+) -> None:
+    options: list[dict[str, Any]] = [{"smallest": 0.0}, {"smallest": 2.0}, {"largest": -1.0}, {"first_layer": -1}]
+    for each in options:
+        with pytest.raises(InvalidChoice):
+            MsPoE(**each)
+    with pytest.raises(UnsupportedCombination, match="less than 2, the layers of llama"):
+        InvariantModel(llama, method="sequential", intervention="ms-poe")
+    InvariantModel(llama, method="sequential", intervention=MsPoE(first_layer=1))
