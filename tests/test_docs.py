@@ -169,6 +169,7 @@ def test_the_description_on_the_package_index_has_no_link_within_the_repository(
     assert len(links) >= 4
     assert all(each.startswith("https://arxiv.org/") for each in links)
     assert "<img" not in text
+    assert "(Llama, Qwen, Mistral, Gemma, more)" in text  # the words of a link stay
     assert not re.search(r"\(\s*\)|\s[.,;:](\s|$)|\([^)]*$", prose)  # what the removed links would leave behind
 
 

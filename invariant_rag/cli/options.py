@@ -59,10 +59,15 @@ def check_model_options(model: str | None, method: Any, ordering: Any, device_ma
     """Find out what can be wrong with the options of a model, before transformers is imported: that takes seconds."""
     from invariant_rag.methods import check_method_and_ordering
     from invariant_rag.models.devices import check_device
+    from invariant_rag.models.embedders import check_embedder
     from invariant_rag.models.hub import check_model
+    from invariant_rag.orderings import CrossEncoder, Embedding, resolve_ordering
 
     check_method_and_ordering(method, ordering)
     check_model(model)
+    chosen = resolve_ordering(ordering) if ordering is not None else None
+    if isinstance(chosen, CrossEncoder | Embedding) and chosen.name_or_folder is not None:
+        check_embedder(chosen.name_or_folder, f"a model for the ordering {ordering}")
     check_device(device_map)
 
 

@@ -12,7 +12,7 @@ from invariant_rag.checks import check_real, require_extra
 from invariant_rag.cli.console import handle_errors, print_text, print_warning
 from invariant_rag.cli.options import check_model_options, made, with_fields
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.errors import ToyModelWarning
+from invariant_rag.errors import RemoteError, ToyModelWarning
 from invariant_rag.server.settings import (
     KEY_VARIABLE,
     OPERATOR_KEY_VARIABLE,
@@ -68,6 +68,8 @@ def serve(
         config = made(EngineConfig, fields)
         if config.upstream is None and config.vllm is None:
             check_model_options(config.model, config.method or "rotor", config.ordering, config.device_map)
+        if config.vllm is not None:
+            _check_answers(config.vllm)
         check_reranker(reranker)
         with reserve(host, port) as reserved:
             with progress_bar("Loading model"):
@@ -77,6 +79,19 @@ def serve(
             configure_logging()
             export_traces()
             _run(engine, settings, build_reranker(reranker), reserved)
+
+
+def _check_answers(url: str) -> None:
+    """Check that a server answers, whatever it says, before transformers is imported."""
+    import httpx
+
+    try:
+        httpx.get(f"{url.rstrip('/')}/health", timeout=10)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        why = str(error) or type(error).__name__
+        raise RemoteError(
+            f"expected an answer of vLLM at {url}, got {why}", hint="Is the server up? Its log says what happened."
+        ) from error
 
 
 def _run(engine: Engine, settings: Settings, reranker: Relevance, reserved: socket.socket) -> None:

@@ -105,8 +105,8 @@ def load_embedder(name: str | Path = DEFAULT_EMBEDDER, *, device: str | None = N
         ) from error
 
 
-def check_embedder(name: str) -> None:
-    """Check that there is an embedder, before anything is imported or embedded: its folder, its copy, or a hub.
+def check_embedder(name: str, what: str = "an embedder") -> None:
+    """Check that there is a model of sentence-transformers, before that is imported: its folder, a copy, or the hub.
 
     Raises:
         RetrievalError: There is no such folder; or it is not on this machine, and the hub cannot be reached.
@@ -116,7 +116,7 @@ def check_embedder(name: str) -> None:
 
     if os.path.isdir(name) or (name == DEFAULT_EMBEDDER and _is_bundled()):  # noqa: PTH112
         return
-    expected = f"expected the hub id or the folder of an embedder, got {name}"
+    expected = f"expected the hub id or the folder of {what}, got {name}"
     if is_folder_name(name):
         raise RetrievalError(f"{expected}: no such folder", hint=_HINT)
     places = [
