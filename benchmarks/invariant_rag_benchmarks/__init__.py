@@ -20,6 +20,7 @@ BENCHMARKS: dict[str, Benchmark[Any]] = {
         judging.LLMBar(),
         chunks.TwoWiki(),
         documents.XQuAD(),
+        statements.RGSM(),
         chunks.Timeline(),
         chunks.LongBench(),
     )

@@ -74,6 +74,13 @@ PARAGRAPHS = [
     for place in range(5)
 ]
 XQUAD = {"data": [{"title": "Some_Article", "paragraphs": PARAGRAPHS}]}
+R_GSM = [
+    {
+        "question": "Ann has 3 pens. She buys 4. Bo gives 2. How many are there?",
+        "interchangeable": ["She buys 4.", "Bo gives 2."],
+        "answer": 9,
+    }
+]
 EVENTS = [
     {"Q": "Reorder. I. a II. b III. c", "A": "II,I,III", "type": "timeline_reorder"},
     {"Q": "Other?", "A": "x", "type": "computation"},
@@ -144,6 +151,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines("kv-retrieval-6_keys.jsonl.gz", KEY_VALUE)
     document("mmlu_validation.json", MMLU)
     document("mintaka_noshuffle_top30.json", MINTAKA)
+    lines("r_gsm.jsonl", R_GSM)
     lines("rewards.jsonl", REWARD)
     for name in ("Natural", "Neighbor", "GPTInst", "GPTOut", "Manual"):
         document(f"{name}.json", LLMBAR)

@@ -167,7 +167,11 @@ def test_chunks_need_a_tokenizer(data_of):
         benchmark.load(DataSource(data_of("two-wiki")), benchmark.parse_settings({}), Selection())
 
 
-def test_only_timelines_are_kept_in_both_forms_of_the_file(load):
+def test_conditions_change_places_and_only_timelines_are_kept_in_both_forms_of_the_file(load):
+    cases = load("r-gsm")
+    assert [case.segments for case in cases] == [("She buys 4. ", "Bo gives 2. "), ("Bo gives 2. ", "She buys 4. ")]
+    assert cases[0].prefix.endswith("Ann has 3 pens. ")
+    assert cases[0].suffix == "How many are there?"
     assert {case.gold for case in load("timeline")} == {("II", "I", "III"), ("II", "I")}
 
 
@@ -369,12 +373,19 @@ def test_a_broken_line_is_named_by_its_number_in_the_file(tmp_path: Path) -> Non
     assert "line 1" not in str(caught.value)
 
 
-@pytest.mark.parametrize("answers", [["none of them"], []])
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [
+        ("r-gsm", {"question": "A. B. How many?", "interchangeable": ["A.", "B."], "answer": "seven"}),
+        ("longbench", {"input": "Which?", "context": "text", "answers": ["none of them"]}),
+        ("longbench", {"input": "Which?", "context": "text", "answers": []}),
+    ],
+)
 def test_a_gold_answer_that_cannot_be_compared_with_is_found_before_the_model_is_asked(
-    answers: list[str], lm: InvariantModel, tmp_path: Path
+    name: str, record: dict[str, Any], lm: InvariantModel, tmp_path: Path
 ) -> None:
-    (tmp_path / "data.jsonl").write_text(json.dumps({"input": "Which?", "context": "text", "answers": answers}))
+    benchmark, given = BENCHMARKS[name], {"tasks": "passage_count"} if name == "longbench" else {}
+    (tmp_path / "data.jsonl").write_text(json.dumps(record))
     source, selection = DataSource(tmp_path / "data.jsonl"), Selection(load_tokenizer=lambda: lm.tokenizer)
-    benchmark = BENCHMARKS["longbench"]
     with pytest.raises(InvalidDataset, match="none that"):
-        benchmark.load(source, benchmark.parse_settings({"tasks": "passage_count"}), selection)
+        benchmark.load(source, benchmark.parse_settings(given), selection)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from invariant_rag.audit.statistics import exact_upper_bound, wilson_interval
 
-from invariant_rag_benchmarks import BENCHMARKS, Case
+from invariant_rag_benchmarks import BENCHMARKS, Case, Selection
+from invariant_rag_benchmarks.data import DataSource
 from invariant_rag_benchmarks.errors import InvalidRun
 from invariant_rag_benchmarks.report import markdown, summarize
 from invariant_rag_benchmarks.scores import best_subspan_em, variations
@@ -43,6 +45,9 @@ def case(*gold: str, variant: str = "0", candidates: tuple[str, ...] = ()) -> Ca
         ("mintaka", ("7",), '{"Answer": 7}', {"accuracy": 1, "exact_match": 1, "f1": 1}),
         ("mintaka", ("Rome",), 'The Answer is {"x": 1}', {"accuracy": 0, "exact_match": 0, "f1": 0}),
         ("mintaka", ("Rome",), "Rome\nOslo", {"accuracy": 1, "exact_match": 1, "f1": 1}),
+        ("r-gsm", ("1200",), "3 + 4. Answer: 7\nAnswer: 1,200.00", {"accuracy": 1}),
+        ("r-gsm", ("7",), "It is 7.", {"accuracy": 0}),
+        ("r-gsm", ("-2",), "Answer: $-2.", {"accuracy": 1}),
         ("two-wiki", ("no", "a big town"), "Big city", {"f1": 0.5}),
         *(("timeline", ("II", "I", "III"), output, {"accuracy": 1}) for output in ("II. b\nI. a\nIII. c", "2, 1, 3")),
         *(
@@ -271,6 +276,27 @@ def test_flips_are_the_share_of_questions_without_one_answer_in_every_order():
     ]
     summary = summarize(XQUAD, asked)
     assert summary["flips"] == wilson_interval(1, 4).as_dict()
+
+
+def test_an_order_blind_solver_of_problems_of_many_sizes_has_no_spread(tmp_path):
+    """Problems with more conditions are harder: their orders would be compared with those of easy problems."""
+    problems = []
+    for size in (2, 3, 4, 5) * 10:
+        conditions = [f"Ann finds {number} pens." for number in range(size)]
+        asked = f"{' '.join(conditions)} How many pens has she?"
+        problems.append({"question": asked, "interchangeable": conditions, "answer": str(sum(range(size)))})
+    file = tmp_path / "r_gsm.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in problems))
+    benchmark = BENCHMARKS["r-gsm"]
+    asked = []
+    for case in benchmark.load(DataSource(file), benchmark.parse_settings({}), Selection()):
+        said = f"Answer: {case.gold[0] if len(case.segments) < 4 else 'none'}"
+        scored = benchmark.score(case, said)
+        scores = {"answer": scored.answer, "scores": dict(scored.scores), "dropped": 0, "trimmed": 0}
+        asked.append({"id": case.id, "question": case.question, "variant": case.variant, "group": "", **scores})
+    assert {each["variant"] for each in asked} == {"initial", "reversed", *(f"random {k}" for k in (1, 2, 3, 4))}
+    summary = summarize(benchmark, asked)
+    assert (summary["mean"]["value"], summary["spread"]["value"], summary["flips"]["value"]) == (0.5, 0, 0)
 
 
 def test_questions_that_were_asked_in_one_variant_alone_have_no_spread():
