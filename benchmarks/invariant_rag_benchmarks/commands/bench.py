@@ -51,8 +51,6 @@ def _add_command(benchmark: Benchmark[Any]) -> None:
         **choices: Any,
     ) -> None:
         with handle_errors():
-            names = ("model", "method", "ordering", "device_map")
-            options.check_model_options(**{name: choices[name] for name in names})
             from invariant_rag_benchmarks.runner import run_benchmark
 
             if wrong := [word for word in words or () if "=" not in word]:

@@ -57,7 +57,6 @@ def reproduce_table(
             )
             return
         chosen = resolve_table(table)
-        options.check_model_options(choices["model"], "rotor", None, choices["device_map"])
         base = BenchmarkConfig(next((each.benchmark for each in chosen.columns if each.metric), ""), **choices)
         disable_transformers_bars()
         found = reproduce(chosen, base, out, names=rows or (), resume=resume, progress=progress_bar)
