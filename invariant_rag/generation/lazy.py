@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from invariant_rag.checks import check_kind
 from invariant_rag.errors import InvalidChoice, ToyModelWarning
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class LazyModel:
     """An `InvariantModel` that is loaded when it is first used.
 
-    Weights are loaded once per process: objects with the same name and options share them as long as a model that came
-    from one exists; those that were used last are kept. Safe for threads. A copy is the same object. A pickle holds the
-    name and the options, without weights or a cache, or the model in memory.
+    Weights are loaded once per process: objects with the same name and options share them as long as one of them, or a
+    model that came from one, exists; those that were used last are kept. Safe for threads. A copy is the same object. A
+    pickle holds the name and the options, without weights or a cache, or the model in memory.
 
     Args:
         source: A hub id, a folder, or a model in memory. None or `native`: an embedded model; with None, a
@@ -53,6 +53,7 @@ class LazyModel:
         self._config: PreTrainedConfig | None = None
         self._chosen: tuple[dict[str, Any], InvariantModel] | None = None
         self._lock = Lock()
+        _alive.add(self)
 
     @property
     def in_memory(self) -> bool:
@@ -69,6 +70,9 @@ class LazyModel:
                 if self._source is None:
                     warnings.warn(ToyModelWarning(), stacklevel=2)
                 self._base = _shared_model(self._source, self._options)
+                for each in list(_alive):  # one that was made for a single call leaves its weights to the others
+                    if each._base is None and (each._source, each._options) == (self._source, self._options):
+                        each._base = self._base
             if self._chosen is None or self._chosen[0] != choices:
                 lm = self._base.with_method(**choices) if choices else self._base
                 self._chosen = choices, lm if self._cache is None else lm.with_cache(self._cache)
@@ -91,6 +95,7 @@ class LazyModel:
         return LazyModel, (self._source, self._options)
 
 
+_alive: WeakSet[LazyModel] = WeakSet()
 _loaded: WeakKeyDictionary[PreTrainedModel, tuple[object, PreTrainedTokenizerBase | None]] = WeakKeyDictionary()
 """What weights were loaded from, and their tokenizer."""
 _last_used: deque[PreTrainedModel] = deque(maxlen=1)

@@ -184,6 +184,8 @@ def test_documents_pasted_into_text_are_reported(client: openai.OpenAI) -> None:
     reply = ask(client, [], f"{pasted}\n\n{QUESTION}")
     assert not reply.invariant["invariant"]
     assert "segments" in reply.invariant["warnings"][0]
+    beside = ask(client, FLAGS[:2], f"{pasted}\n\n{QUESTION}").invariant
+    assert (beside["sets"], beside["invariant"], len(beside["warnings"])) == ([2], False, 1)
 
 
 def test_tokens_are_made_likelier_and_what_was_said_before_unlikelier(http: httpx.Client) -> None:

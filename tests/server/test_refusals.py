@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.cli import app
-from invariant_rag.errors import InvalidChoice
+from invariant_rag.errors import InvalidChoice, UnusableFile
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import MonoT5
 from invariant_rag.server import InProcess, Settings
@@ -32,12 +32,15 @@ TEXT, JUDGE = "/v1/completions", "/v1/judge"
 RANK = "/v2/rerank"
 
 
+FAULTS: dict[str, type[Exception]] = {"a fault": ZeroDivisionError, "a full disk": UnusableFile}
+
+
 class Faulty(InProcess):
     """An engine with a bug."""
 
     def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Any) -> list[EngineReply]:
-        if calls[0].request.question == "fault":
-            raise ZeroDivisionError("secret")
+        if (fault := FAULTS.get(calls[0].request.question or "")) is not None:
+            raise fault("secret")
         return super().answer_all(calls, emit, abandoned)
 
 
@@ -226,10 +229,11 @@ def test_strict_false_leaves_the_check_to_the_caller(http: httpx.Client) -> None
     assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"a": [1, 1]}
 
 
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_logged_once_and_its_answer_has_the_id_of_the_request(
-    http: httpx.Client, caplog: pytest.LogCaptureFixture
+    name: str, http: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fault = {"messages": [{"role": "user", "content": "fault"}]}
+    fault = {"messages": [{"role": "user", "content": name}]}
     with caplog.at_level(logging.INFO):
         responses = [http.post(CHAT, json=fault | {"stream": stream}) for stream in (False, True)]
         wait_until(lambda: sum(each.getMessage() == "request" for each in caplog.records) >= 2)  # as it ends
@@ -237,7 +241,7 @@ def test_a_fault_is_logged_once_and_its_answer_has_the_id_of_the_request(
         assert (response.status_code, "secret" in response.text) == (500, False)
         fields = [getattr(each, "fields", {}) for each in caplog.records]
         mine = [each for each in fields if each.get("request_id") == response.headers["x-request-id"]]
-        assert [each["error"] for each in mine] == ["ZeroDivisionError"] * 2
+        assert [each["error"] for each in mine] == [FAULTS[name].__name__] * 2
     assert sum(each.exc_info is not None for each in caplog.records) == 2
     assert "secret" not in "".join(map(JsonLines().format, caplog.records))
 

@@ -51,6 +51,8 @@ def _add_command(benchmark: Benchmark[Any]) -> None:
         **choices: Any,
     ) -> None:
         with handle_errors():
+            # The model is looked for after the data.
+            options.check_model_options(None, choices["method"], choices["ordering"], choices["device_map"])
             from invariant_rag_benchmarks.runner import run_benchmark
 
             if wrong := [word for word in words or () if "=" not in word]:

@@ -77,18 +77,19 @@ def test_a_finished_string_stays_as_it_is_and_warns_once_with_the_fix(lm: Invari
 @pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")  # or the filter would raise it
 @pytest.mark.parametrize("kind", ["chat", "completion", "canonical", "vote"])
 def test_strict_raises_what_is_only_warned_of_else(lm: InvariantModel, kind: str) -> None:
-    def model(*, strict: bool) -> Any:
+    def model(**options: bool) -> Any:
         if kind in ("canonical", "vote"):
-            return (canonical if kind == "canonical" else vote)(Reader(), strict=strict)
-        return (ChatInvariant if kind == "chat" else InvariantLLM)(model=lm, max_tokens=2, strict=strict)
+            return (canonical if kind == "canonical" else vote)(Reader(), **options)
+        return (ChatInvariant if kind == "chat" else InvariantLLM)(model=lm, max_tokens=2, **options)
 
-    def ask(**strict: bool) -> Any:
-        asked = RunnableLambda(lambda documents: model(**strict).invoke(text_of(documents)))
+    def ask(**options: bool) -> Any:
+        asked = RunnableLambda(lambda documents: model(**options).invoke(text_of(documents)))
         return (Listed(documents=DOCUMENTS) | asked).invoke(QUESTION)
 
     assert ask(strict=False)
-    with pytest.raises(OrderWarning, match="as text"):
-        ask(strict=True)
+    for error, options in (("as text", {"strict": True}), ("without any", {"require_segments": True})):
+        with pytest.raises(OrderWarning, match=error):
+            ask(**options)
 
 
 @pytest.mark.parametrize(
