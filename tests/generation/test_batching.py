@@ -308,3 +308,15 @@ def test_who_need_not_wait_runs_between_two_steps_and_changes_nothing(
         second = pool.submit(run, 1)
         assert [first.result().token_ids, second.result().token_ids] == alone
     assert order == [1, 0]
+
+
+def test_what_draws_between_two_steps_takes_nothing_from_the_draws_of_the_batch(llama: PreTrainedModel) -> None:
+    lm, watch, batcher = InvariantModel(llama), Watch(), MicroBatcher()
+    options = {"max_new_tokens": 60, "eos_token_id": [], "do_sample": True, "typical_p": 0.9}  # from the global state
+    alone = lm.generate(PROMPTS[0], seed=3, **options).token_ids
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(batcher.generate, lm, PROMPTS[0], {**options, "seed": 3, "streamer": watch})
+        watch.began.wait(10)
+        batcher.generate(lm, PROMPTS[1], {**options, "max_new_tokens": 12})
+        assert not first.done()
+        assert first.result().token_ids == alone

@@ -103,6 +103,9 @@ def test_an_empty_prompt_is_refused_and_empty_parts_are_not(llama: PreTrainedMod
     for nothing in (Prompt(), Prompt([], [[], []], [])):
         with pytest.raises(InvalidPrompt, match="empty prompt"):
             lm.logits(nothing)
+    for call in (lm.generate, lambda prompt: lm.score(prompt, [[4]])):
+        with pytest.raises(InvalidPrompt, match="after the segments, got none"):
+            call(Prompt([3], [[5], [6]], []))
     plain = lm.logits(Prompt([], [], [3, 4]))
     assert torch.equal(lm.logits(Prompt([], [[], []], [3, 4])), plain)
     assert torch.equal(lm.logits(Prompt.of([3, 4])), plain)

@@ -173,8 +173,11 @@ def test_a_thread_that_the_holder_waits_for_is_refused_and_others_wait(llama: Pr
     stranger.join(60)
     assert not stranger.is_alive()
     assert len(errors) == 1, "only the child is refused"
-    in_time(lambda: context[0].copy().run(ask))
-    assert len(errors) == 1, "the block has ended"
+    with lm.arranged([lm.prepare(PROMPT)]):
+        context.append(copy_context())
+    for ended in context:
+        in_time(partial(ended.copy().run, ask))
+    assert len(errors) == 1, "the blocks have ended"
 
 
 def test_a_stream_is_closed_by_any_thread(model: InvariantModel) -> None:
