@@ -175,7 +175,7 @@ def test_a_thread_that_the_holder_waits_for_is_refused_and_others_wait(llama: Pr
     assert len(errors) == 1, "only the child is refused"
     with lm.arranged([lm.prepare(PROMPT)]):
         context.append(copy_context())
-    for ended in context:
+    for ended in reversed(context):
         in_time(partial(ended.copy().run, ask))
     assert len(errors) == 1, "the blocks have ended"
 
