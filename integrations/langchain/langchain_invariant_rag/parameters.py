@@ -65,6 +65,7 @@ class Resolved(NamedTuple):
 class InvariantParameters(RecognizesDocuments):
     """Parameters of `InvariantLLM` and `ChatInvariant`. Weights are loaded when they are first needed."""
 
+    __str__ = BaseChatModel.__repr__  # that of LangChain shows the cache key, for which weights have to be loaded
     model: Model = Field(default=None, frozen=True)
     """A hub id, a folder, or an `InvariantModel` in memory. None: the small model that comes with invariant-rag."""
     method: str | Method | None = None

@@ -271,6 +271,11 @@ def test_weights_are_loaded_once_and_only_to_answer(loads: list[str]) -> None:
     assert ordered.lm.ordering is ordered.model_copy().lm.ordering
 
 
+@pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])
+def test_an_object_is_printed_without_its_weights_with_a_cache_too(kind: Any, llm_cache: Any) -> None:
+    assert "unloaded" in str(kind(model="unloaded"))
+
+
 def test_a_pickle_answers_alike_and_has_no_weights_that_have_a_name() -> None:
     for model, size in ((None, 5000), (InvariantModel.from_pretrained(), 10**9)):
         chat = ChatInvariant(model=model, max_tokens=4)
