@@ -14,16 +14,23 @@ from typing import Any
 import asks
 from asks import FORMATS, IDS, MARKER, Ask, Case, Nodes, blocks, built, chat, citation, ours, query
 from cases import TEXTS as THREE
-from cases import HashingLLM, engine_of
+from cases import HashingLLM, ListRetriever, engine_of
 from invariant_rag import InvariantModel
 from llama_index.core import SummaryIndex, get_response_synthesizer
+from llama_index.core.base.llms.types import CitableBlock, DocumentBlock, TextBlock
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
-from llama_index.core.evaluation import ContextRelevancyEvaluator, FaithfulnessEvaluator, RelevancyEvaluator
-from llama_index.core.indices.query.query_transform import HyDEQueryTransform
-from llama_index.core.llms import LLM
+from llama_index.core.evaluation import (
+    ContextRelevancyEvaluator,
+    FaithfulnessEvaluator,
+    PairwiseComparisonEvaluator,
+    RelevancyEvaluator,
+)
+from llama_index.core.indices.query.query_transform import HyDEQueryTransform, StepDecomposeQueryTransform
+from llama_index.core.llms import LLM, ChatMessage
 from llama_index.core.postprocessor import LongContextReorder
-from llama_index.core.query_engine import TransformQueryEngine
+from llama_index.core.query_engine import MultiStepQueryEngine, TransformQueryEngine
 from llama_index.core.response_synthesizers import CompactAndRefine, Refine
+from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
 from tiny import local_llm
 
@@ -101,7 +108,7 @@ OURS = "`response_synthesizer=InvariantSynthesizer(llm, ...)`"
 CITATIONS = "`CitationQueryEngine` with the parts of this package"
 WITH_OURS = "`CitationQueryEngine.from_args(..., response_synthesizer=InvariantSynthesizer(llm))`"
 NUMBERS = "a `text_qa_template` that numbers the nodes"
-CHATS = "chat engines with the parts of this package"
+CHATS, CONDENSE = "chat engines with the parts of this package", "condense_plus_context"
 RETRIEVER_TOOL = "`RetrieverTool(..., node_postprocessors=[SegmentMarkerPostprocessor()])`"
 
 WHOLE = ["compact", "tree_summarize", "compact_accumulate", "simple_summarize"]
@@ -113,19 +120,24 @@ NO_NODES = ["generation", "no_text", "context_only"]
 COMPLETED = {name: partial(asks.completing, write=write) for name, write in FORMATS.items()}
 TOLD = {name: partial(asks.told, write=write) for name, write in FORMATS.items()}
 PROMPTS: dict[str, Ask] = {
-    '`llm.chat`, joined with `"\\n\\n"`': asks.chatting,
-    "`RichPromptTemplate` with a Jinja loop": asks.looped,
+    '`llm.chat`, joined with `"\\n\\n"`': lambda c: c.llm.chat([ChatMessage(asks.prompt_of(asks.JOINED(c.nodes)))]),
+    "`RichPromptTemplate` with a Jinja loop": partial(asks.predicting, template=asks.JINJA, write=asks.contents),
     "`PromptTemplate`": asks.predicting,
     "`PromptTemplate` with a function that numbers": partial(asks.predicting, template=asks.NUMBERED),
     "`ChatPromptTemplate`": partial(asks.predicting, template=asks.CHAT_TEMPLATE),
-    "`structured_predict`, numbered": asks.structured,
-    "`as_structured_llm`, bullets": asks.structured_chat,
-}
+    "`structured_predict`, numbered": lambda c: str(
+        asks.longer(c.llm).structured_predict(
+            asks.Found, asks.PLAIN, context_str=FORMATS["numbered `[1] ...`"](c.nodes), query_str=c.question
+        )
+    ),
+    "`as_structured_llm`, bullets": lambda c: asks.longer(c.llm).as_structured_llm(asks.Found).complete(
+        asks.prompt_of(FORMATS["as bullets"](c.nodes))
+    ),
+}  # fmt: skip
 COUNTED = {"numbered `[1] ...`", "as `Document 1:`"}
 TAGGED, JSON = "as `<document>` with its source", "as a JSON list of texts"
 NUMBERING = {name for name in PROMPTS if "number" in name or "loop" in name}
 TRACED, BY_MARKS = (IN_ONE_SPAN, DECLARED), (MORE, "leave the numbers away")
-BRIEF = partial(built, kind=InvariantChatEngine, system_prompt="Be brief.")
 
 
 def by_mode(modes: Sequence[str], **options: Any) -> dict[str, Ask]:
@@ -157,7 +169,7 @@ OWN = [
         '`"generation"`, which reads no node': partial(query, response_mode="generation"),
     }),
     *warns(ENGINE, ONE_CALL, {"`multimodal=True`": partial(query, multimodal=True)}),
-    *warns(ENGINE, UNNUMBERED, {NUMBERS: lambda c: query(asks.bare(c), text_qa_template=asks.NUMBERING)}),
+    *warns(ENGINE, UNNUMBERED, {NUMBERS: lambda c: query(asks.bare(c), text_qa_template=asks.NUMBERED)}),
     *invariant(MODES, GLOBAL, by_mode(WHOLE)),
     *warns(MODES, ONE_CALL, {
         **by_mode(ONE_BY_ONE),
@@ -166,16 +178,14 @@ OWN = [
     }),
     *invariant(WITH_MARKS, MORE, by_mode(WHOLE, **MARKED)),
     *warns(WITH_MARKS, ONE_CALL, by_mode(ONE_BY_ONE, **MARKED)),
-    *warns(WITH_MARKS, UNNUMBERED, {
-        NUMBERS: lambda c: query(asks.bare(c), text_qa_template=asks.NUMBERING, **MARKED),
-    }),
+    *warns(WITH_MARKS, UNNUMBERED, {NUMBERS: lambda c: query(asks.bare(c), text_qa_template=asks.NUMBERED, **MARKED)}),
     *invariant(OURS, MORE, {
         "as it is": ours,
         "`aquery`": partial(ours, way="aquery"),
         "`streaming=True`": partial(ours, streaming=True),
         "`output_cls=`": lambda c: ours(c, llm=asks.longer(c.llm), output_cls=asks.Found),
     }),
-    *warns(OURS, UNNUMBERED, {NUMBERS: lambda c: ours(asks.bare(c), text_qa_template=asks.NUMBERING)}),
+    *warns(OURS, UNNUMBERED, {NUMBERS: lambda c: ours(asks.bare(c), text_qa_template=asks.NUMBERED)}),
     *invariant(BY_HAND, GLOBAL, {
         "`get_response_synthesizer().synthesize(query, nodes)`": lambda c: get_response_synthesizer().synthesize(
             c.question, c.nodes
@@ -198,10 +208,14 @@ OWN = [
         "`TransformQueryEngine` with HyDE": lambda c: TransformQueryEngine(
             engine_of(c.nodes), HyDEQueryTransform(c.llm)
         ).query(c.question),
-        "`MultiStepQueryEngine`": asks.steps,
+        "`MultiStepQueryEngine`": lambda c: MultiStepQueryEngine(
+            engine_of(c.nodes), StepDecomposeQueryTransform(llm=c.llm), index_summary="Boats.", num_steps=2
+        ).query(c.question),
     }),
     *invariant("retrievers and other indices", GLOBAL, {
-        "`QueryFusionRetriever` with written queries": asks.fused,
+        "`QueryFusionRetriever` with written queries": lambda c: engine_of([]).with_retriever(QueryFusionRetriever(
+            [ListRetriever(c.nodes)], HashingLLM(says="When?"), use_async=False, similarity_top_k=9
+        )).query(c.question),
         "`SummaryIndex`": lambda c: SummaryIndex([one.node for one in c.nodes]).as_query_engine().query(c.question),
     }),
     *invariant("postprocessors", GLOBAL, {
@@ -214,17 +228,21 @@ OWN = [
         "behind `SourceJoiner`": lambda c: asks.chunks(c, MARKER),
     }),
     *invariant("evaluators", GLOBAL, {
-        f"`{kind.__name__}` with nodes as `contexts`": partial(asks.judged, kind=kind)
+        f"`{kind.__name__}` with nodes as `contexts`": lambda c, kind=kind: str(kind(llm=c.llm).evaluate(
+            query=c.question, response="At noon.", contexts=[each.text for each in c.nodes]
+        ).feedback)
         for kind in (FaithfulnessEvaluator, RelevancyEvaluator, ContextRelevancyEvaluator)
     }),
     *invariant("two answers", MORE, {
         "`InvariantPairwiseEvaluator`": lambda c: asks.better(c, InvariantPairwiseEvaluator(c.llm))[0],
-        "`PairwiseComparisonEvaluator`, which asks in both orders": lambda c: asks.better(c, asks.comparing(c))[0],
+        "`PairwiseComparisonEvaluator`, which asks in both orders": lambda c: asks.better(
+            c, PairwiseComparisonEvaluator(c.llm, parser_function=asks.verdict)
+        )[0],
     }),
     *warns("two answers", "`InvariantPairwiseEvaluator(llm)`, or `enforce_consensus=True`", {
-        "`PairwiseComparisonEvaluator(enforce_consensus=False)`": lambda c: str(
-            asks.better(c, asks.comparing(c, enforce_consensus=False))
-        ),
+        "`PairwiseComparisonEvaluator(enforce_consensus=False)`": lambda c: str(asks.better(
+            c, PairwiseComparisonEvaluator(c.llm, parser_function=asks.verdict, enforce_consensus=False)
+        )),
     }),
     *both("nodes in `llm.complete(...)`", asks.in_one_span, COMPLETED, set(), *TRACED),
     *both("nodes in other calls", asks.in_one_span, PROMPTS, {"`PromptTemplate`", "`ChatPromptTemplate`"}, *TRACED),
@@ -233,30 +251,32 @@ OWN = [
     *both("nodes in other calls, marked", asks.marked, PROMPTS, {*PROMPTS} - NUMBERING, *BY_MARKS),
     *invariant("`llm.chat`", MORE, {
         "`SegmentBlock`s": partial(blocks, make=SegmentBlock.of),
-        "`CitableBlock`s": partial(blocks, make=asks.citable),
-        "`DocumentBlock`s of plain text": partial(blocks, make=asks.document),
+        "`CitableBlock`s": partial(blocks, make=lambda text: CitableBlock(
+            title="", source="harbour", content=[TextBlock(text=text)]
+        )),
+        "`DocumentBlock`s of plain text": partial(blocks, make=lambda text: DocumentBlock(
+            data=text.encode(), document_mimetype="text/plain", title=""
+        )),
         "`SegmentBlock`s with `---` between them": partial(blocks, make=SegmentBlock.of, between="\n---\n"),
     }),
-    *both("nodes of `retriever.retrieve(...)`, in a call of its own", asks.alone, {
+    *both("nodes of `retriever.retrieve(...)`, in a call of its own", lambda c, ask: ask(asks.retrieve(c)), {
         "`llm.complete`, joined": asks.completing,
-        "`llm.chat`, joined": asks.chatting,
+        "`llm.chat`, joined": PROMPTS['`llm.chat`, joined with `"\\n\\n"`'],
         "`llm.predict`": asks.predicting,
-        "`as_structured_llm`, bullets": asks.structured_chat,
+        "`as_structured_llm`, bullets": PROMPTS["`as_structured_llm`, bullets"],
     }, set(), *TRACED),
     *invariant("`index.as_chat_engine(chat_mode=...)`", GLOBAL, {
-        **{
-            f'`"{mode}"`': partial(chat, mode=mode)
-            for mode in ("best", "context", "condense_question", "condense_plus_context")
-        },
+        **{f'`"{mode}"`': partial(chat, mode=mode) for mode in ("best", "context", "condense_question", CONDENSE)},
         '`"context"`, `stream_chat`': partial(chat, mode="context", way="stream_chat"),
         '`"context"`, `achat`': partial(chat, mode="context", way="achat"),
-        '`"condense_plus_context"`, `stream_chat`': partial(chat, mode="condense_plus_context", way="stream_chat"),
+        '`"condense_plus_context"`, `stream_chat`': partial(chat, mode=CONDENSE, way="stream_chat"),
         '`"simple"`, which reads no node': partial(chat, mode="simple"),
     }),
     *invariant(CHATS, MORE, {
-        "`InvariantChatEngine`": BRIEF,
-        "`InvariantChatEngine`, `stream_chat`": partial(BRIEF, way="stream_chat"),
-        "`InvariantChatEngine`, `achat`": partial(BRIEF, way="achat"),
+        **{
+            f"`InvariantChatEngine`, `{way}`": partial(built, kind=InvariantChatEngine, way=way, system_prompt="Short.")
+            for way in ("chat", "stream_chat", "achat", "astream_chat")
+        },
         **{
             f"`{kind.__name__}` with `SegmentMarkerPostprocessor`": partial(built, kind=kind, **MARKED)
             for kind in (ContextChatEngine, CondensePlusContextChatEngine)
@@ -264,15 +284,17 @@ OWN = [
     }),
     *invariant("workflows", GLOBAL, {
         "the one of LlamaIndex's documentation: retrieve, synthesize": lambda c: asks.run(
-            asks.Answering(), listed=c.nodes
+            asks.Answering(), listed=c.nodes, then=partial(get_response_synthesizer().asynthesize, asks.QUERY)
         ),
     }),
     *warns("workflows", "fill in a template: `llm.apredict(template, context_str=...)`", {
         "a step that joins the nodes and calls `llm.acomplete`": lambda c: asks.run(
-            asks.Answering(c.llm), listed=c.nodes
+            asks.Answering(), listed=c.nodes, then=lambda nodes: c.llm.acomplete(asks.prompt_of(asks.JOINED(nodes)))
         ),
     }),
     *invariant("agents", GLOBAL, {
+        "`FunctionAgent` with a `RetrieverTool`": asks.searching,
+        "`AgentWorkflow` of a `FunctionAgent` with a `RetrieverTool`": partial(asks.searching, is_workflow=True),
         "`FunctionAgent` with a `QueryEngineTool`": asks.agent_tool,
         "a later call with the memory of a `FunctionAgent` with a `RetrieverTool`": asks.remembered,
     }),
@@ -288,23 +310,20 @@ OWN = [
     }),
 ]  # fmt: skip
 
-AROUND_OTHERS = (
-    "`index.as_query_engine(...)`: as it is",
-    "`index.as_query_engine(...)`: `streaming=True`",
-    "`index.as_query_engine(...)`: `aquery`",
-    '`SegmentMarkerPostprocessor`, `response_mode=...`: `"compact"`',
-    '`SegmentMarkerPostprocessor`, `response_mode=...`: `"refine"`',
-    "`response_synthesizer=InvariantSynthesizer(llm, ...)`: as it is",
-    "query engines around others: `SubQuestionQueryEngine`",
-    '`index.as_chat_engine(chat_mode=...)`: `"context"`',
-    "chat engines with the parts of this package: `ContextChatEngine` with `SegmentMarkerPostprocessor`",
-    "`CitationQueryEngine` with the parts of this package: `InvariantSynthesizer`",
-    "nodes in other calls: `PromptTemplate`",
-    "nodes in `llm.complete(...)`: numbered `[1] ...`",
-    "nodes in `llm.complete(...)`, marked: as bullets",
-    "`llm.chat`: `SegmentBlock`s",
-    "evaluators: `FaithfulnessEvaluator` with nodes as `contexts`",
-)
+AROUND_OTHERS = {
+    ENGINE: ["as it is", "`streaming=True`", "`aquery`"],
+    WITH_MARKS: ['`"compact"`', '`"refine"`'],
+    OURS: ["as it is"],
+    "query engines around others": ["`SubQuestionQueryEngine`"],
+    "`index.as_chat_engine(chat_mode=...)`": ['`"context"`'],
+    CHATS: ["`ContextChatEngine` with `SegmentMarkerPostprocessor`"],
+    CITATIONS: ["`InvariantSynthesizer`"],
+    "nodes in other calls": ["`PromptTemplate`"],
+    "nodes in `llm.complete(...)`": ["numbered `[1] ...`"],
+    "nodes in `llm.complete(...)`, marked": ["as bullets"],
+    "`llm.chat`": ["`SegmentBlock`s"],
+    "evaluators": ["`FaithfulnessEvaluator` with nodes as `contexts`"],
+}
 """Entries of which an LLM behind an API is asked, too."""
 
 ENTRIES = {entry.title: entry for entry in OWN}
@@ -312,7 +331,7 @@ assert len(ENTRIES) == len(OWN), "two entries have one title"
 ENTRIES |= {
     entry.title: entry
     for wrapper in ("canonical", "vote")
-    for entry in (ENTRIES[name].around(wrapper) for name in AROUND_OTHERS)
+    for entry in (each.around(wrapper) for each in OWN if each.name in AROUND_OTHERS.get(each.topic, ()))
 }
 
 README = Path(__file__).parent.parent / "README.md"

@@ -11,15 +11,9 @@ from invariant_rag import Segment, SegmentSet
 from invariant_rag.errors import RetrievalError
 from invariant_rag.prompts import mark, parse_marked, without_marks
 from llama_index.core import Document
-from llama_index.core.base.llms.types import (
-    CacheControl,
-    CachePoint,
-    CitableBlock,
-    DocumentBlock,
-    TextBlock,
-    ThinkingBlock,
-)
-from llama_index.core.llms import ChatMessage, MessageRole
+from llama_index.core.base.llms.types import CacheControl, CachePoint, CitableBlock, TextBlock, ThinkingBlock
+from llama_index.core.base.llms.types import DocumentBlock as File
+from llama_index.core.llms import ChatMessage
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import ImageNode, IndexNode, MediaResource, MetadataMode, Node, NodeWithScore, TextNode
 
@@ -27,14 +21,17 @@ from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor, SourceJoiner
 
 SEGMENT = Segment("It leaves at noon.", title="Ferry")
+SCORED = SegmentBlock.of(Segment("It leaves at noon.", title="Ferry", score=0.5))
 READ, ASK, TEXT = TextBlock(text="Read: "), TextBlock(text=QUERY), TextBlock(text=SEGMENT.text)
-CARRIERS = {
-    "segment block": [READ, SegmentBlock.of(SEGMENT), ASK],
-    "citable block": [READ, CitableBlock(title="Ferry", source="x", content=[TEXT]), ASK],
-    "document": [READ, DocumentBlock(data=SEGMENT.text.encode(), title="Ferry", document_mimetype="text/plain"), ASK],
-    "mark": [TextBlock(text=f"Read: {mark(SEGMENT)}{QUERY}")],
-    "mark in a set": [TextBlock(text=f"Read: {mark(SEGMENT, 1)}{QUERY}")],
+CARRIERS: dict[str, tuple[list[Any], float | None]] = {
+    "segment block": ([READ, SegmentBlock.of(SEGMENT), ASK], None),
+    "with a score": ([READ, SCORED, ASK], 0.5),
+    "citable block": ([READ, CitableBlock(title="Ferry", source="x", content=[TEXT]), ASK], None),
+    "document": ([READ, File(data=SEGMENT.text.encode(), title="Ferry", document_mimetype="text/plain"), ASK], None),
+    "mark": ([TextBlock(text=f"Read: {mark(SEGMENT)}{QUERY}")], None),
+    "mark in a set": ([TextBlock(text=f"Read: {mark(SEGMENT, 1)}{QUERY}")], None),
 }
+"""Blocks that carry this segment, and the score that they carry."""
 
 
 def content(llm: InvariantLLM, *messages: ChatMessage) -> list[tuple[str, list[Any]]]:
@@ -48,43 +45,39 @@ def content(llm: InvariantLLM, *messages: ChatMessage) -> list[tuple[str, list[A
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_a_segment_arrives_by_every_carrier(llm: InvariantLLM, carrier: str) -> None:
-    assert content(llm, ChatMessage(blocks=CARRIERS[carrier])) == [("user", ["Read: ", SEGMENT, QUERY])]
-
-
-def test_a_segment_block_carries_its_score_and_is_a_citable_block_to_everyone_else(llm: InvariantLLM) -> None:
-    message = ChatMessage(blocks=[SegmentBlock.of(Segment("a", title="t", score=0.5))])
+    blocks, score = CARRIERS[carrier]
+    message = ChatMessage(blocks=blocks)
+    segment = Segment(SEGMENT.text, title="Ferry", score=score)
+    assert content(llm, message) == [("user", ["Read: ", segment, QUERY])]
     restored = ChatMessage.model_validate_json(message.model_dump_json())
-    assert type(restored.blocks[0]) is CitableBlock
-    for asked, score in ((message, 0.5), (restored, None)):
-        assert content(llm, asked) == [("user", [Segment("a", title="t", score=score)])]
+    assert SegmentBlock not in map(type, restored.blocks), "it is a citable block to everyone else"
+    assert content(llm, restored) == [("user", ["Read: ", SEGMENT, QUERY])]
 
 
 def test_texts_and_roles_are_joined_as_llama_index_joins_them(llm: InvariantLLM) -> None:
     silent = [CachePoint(cache_control=CacheControl(type="x")), ThinkingBlock(content="hm")]
     blocks = [*silent, TextBlock(text="a"), TextBlock(text="b")]
     assert content(llm, ChatMessage(blocks=blocks)) == [("user", [ChatMessage(blocks=blocks).content])]
-    roles = [MessageRole.DEVELOPER, MessageRole.SYSTEM, MessageRole.USER, MessageRole.USER, MessageRole.MODEL]
-    found = [(role, "".join(parts)) for role, parts in content(llm, *(ChatMessage("x", role=role) for role in roles))]
+    messages = [ChatMessage("x", role=role) for role in ("developer", "system", "user", "user", "model")]
+    found = [(role, "".join(parts)) for role, parts in content(llm, *messages)]
     assert found == [("system", "x\n\nx"), ("user", "x\n\nx"), ("assistant", "x")]
 
 
-def test_marks_that_arrive_whole_are_a_set_and_others_raise_a_warning(llm: InvariantLLM) -> None:
-    marked = [mark(text, 3) for text in TEXTS]
-    whole = "Read: " + "\n\n".join(marked) + QUERY
-    assert without_marks(whole) == "Read: " + "\n\n".join(TEXTS) + QUERY
-    printed = [str([marked[i] for i in order]) for order in ORDERS]  # as a Python list, which `simple_summarize` writes
-    response, messages = caught(lambda: llm.complete(whole))
-    assert (response.raw["sets"], messages) == ([3], [])
-    for text in printed:  # escaped, they are no marks any more
-        response, messages = caught(lambda text=text: llm.complete(text))
-        assert (response.raw["sets"], len(messages)) == ([], 1)
-    joined = "".join(marked)
-    for text, got in ((joined[5:], "2 of the 3"), (joined[:-20], "2 of the 3"), (marked[0], "1 of the 3")):
-        messages = caught(lambda text=text: llm.complete(text + QUERY))[1]
-        assert any(f"{got} segments" in each and "Pass all documents" in each for each in messages)
-    for text in ("Icons: \ue200cite\ue202turn0 \ue201 \ueca0.", r"The characters \ue200 and \ueca0."):
-        response, messages = caught(lambda text=text: llm.complete(text))
-        assert (response.raw["sets"], messages) == ([], []), "characters of others are no marks"
+MARKED = [mark(text, 3) for text in TEXTS]
+FOUND = {
+    "Read: " + "\n\n".join(MARKED): ([3], False),
+    **{str([MARKED[i] for i in order]): ([], True) for order in ORDERS},  # escaped, they are no marks
+    "".join(MARKED)[5:]: ([2], True),
+    MARKED[0]: ([1], True),
+    "Icons: \ue200cite\ue202turn0 \ue201 \ueca0.": ([], False),  # characters of others
+}
+"""Texts with marks, the sets in them, and whether somebody is warned."""
+
+
+@pytest.mark.parametrize("text", FOUND)
+def test_marks_that_arrive_whole_are_a_set_and_others_raise_a_warning(llm: InvariantLLM, text: str) -> None:
+    response, messages = caught(llm.complete, text + QUERY)
+    assert (response.raw["sets"], bool(messages)) == FOUND[text]
 
 
 # --- SegmentMarkerPostprocessor ---
@@ -139,15 +132,14 @@ def test_overlapping_chunks_are_joined_without_repeating_text_in_every_order() -
 
 
 def test_a_metadata_key_may_name_the_source_and_chunks_need_a_place() -> None:
-    def nodes(*texts: str, starts: Any) -> list[NodeWithScore]:
-        made = zip(texts, starts, strict=True)
-        file = {"file": "a.txt"}
-        return [NodeWithScore(node=TextNode(text=text, start_char_idx=at, metadata=file)) for text, at in made]
+    def nodes(starts: list[int | None]) -> list[NodeWithScore]:
+        pairs = zip(("five six", "four five"), starts, strict=True)
+        made = [TextNode(text=text, start_char_idx=start, metadata={"file": "a.txt"}) for text, start in pairs]
+        return [NodeWithScore(node=each) for each in made]
 
-    found = nodes("five six", "four five", starts=[5, 0])
-    (joined,) = SourceJoiner(join_by="file").postprocess_nodes(found)
-    assert joined.text == "four five six"
-    assert len(SourceJoiner().postprocess_nodes(found)) == 2
+    by_file = SourceJoiner(join_by="file")
+    assert [each.text for each in by_file.postprocess_nodes(nodes([5, 0]))] == ["four five six"]
+    assert len(SourceJoiner().postprocess_nodes(nodes([5, 0]))) == 2
     with pytest.raises(RetrievalError, match="start_char_idx"):
-        SourceJoiner(join_by="file").postprocess_nodes(nodes("a", "b", starts=[None, None]))
+        by_file.postprocess_nodes(nodes([None, None]))
     assert len(nodes_of()) == len(SourceJoiner().postprocess_nodes(nodes_of()))
