@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from cases import QUERY, HashingLLM, ListRetriever, Recorder, WordEmbedding, engine_of, index_of, read
+from cases import QUERY, HashingLLM, ListRetriever, Recorder, engine_of, index_of, read, told_by_tool
 from llama_index.core import ChatPromptTemplate, PromptTemplate, Settings, get_response_synthesizer
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ReActAgent
 from llama_index.core.base.llms.types import TextBlock, ToolCallBlock
@@ -48,7 +48,7 @@ Ask: TypeAlias = Callable[[Case], Any]
 
 def answer(ask: Ask, llm: Any, nodes: Nodes, question: str = QUERY) -> tuple[str, Any]:
     """Return the text of an answer, and the response. The LLM is LlamaIndex's global one meanwhile."""
-    Settings.llm, Settings.embed_model = llm, WordEmbedding()
+    Settings.llm = llm
     asked = ask(Case(llm, nodes, question))
     if not isinstance(asked, Iterator):
         return read(asked)
@@ -56,15 +56,18 @@ def answer(ask: Ask, llm: Any, nodes: Nodes, question: str = QUERY) -> tuple[str
     return " | ".join(text for text, _ in replies), replies[0][1]
 
 
+WHOLE = ["compact", "tree_summarize", "compact_accumulate", "simple_summarize"]
+"""Response modes whose one call holds all nodes."""
+ONE_BY_ONE = ["refine", "accumulate"]
 IDS = [f"node of {name}" for name in ("ferry", "mill", "bridge", "bell")]  # no running number, as LlamaIndex's are none
 
 # --- engines ---
 
 
 class Found(BaseModel):
-    """What was found."""
+    """What was found, or what a tool is asked; a random model would never end a longer text."""
 
-    word: str = Field(pattern="^[a-z]{6}$")
+    input: str = Field(pattern="^[a-z]{6}$")
 
 
 def longer(llm: Any) -> Any:
@@ -201,7 +204,6 @@ JINJA = RichPromptTemplate(
 CHAT_TEMPLATE = ChatPromptTemplate([ChatMessage("Read: {context_str}", role="system"), ChatMessage("{query_str}")])
 NUMBERED = PromptTemplate("{context_str}\n{query_str}", function_mappings={"context_str": numbered})
 PLAIN = PromptTemplate("Context: {context_str}\nQuestion: {query_str}")
-SHORT = PromptTemplate("Read this.\n{context_str}\nNow answer: {query_str}")
 
 
 def retrieve(c: Case) -> Case:
@@ -234,9 +236,8 @@ def predicting(c: Case, template: Any = PLAIN, write: Callable[[Nodes], Any] = J
 
 def told(c: Case, write: Callable[[Nodes], str]) -> Any:
     """Ask about the content of a tool's message."""
-    call = ToolCallBlock(tool_call_id="1", tool_name="search", tool_kwargs={})
-    result = ChatMessage(write(c.nodes), role="tool", additional_kwargs={"tool_call_id": "1"})
-    return c.llm.chat([ChatMessage(c.question), ChatMessage(role="assistant", blocks=[call]), result])
+    call = ChatMessage(role="assistant", blocks=[ToolCallBlock(tool_call_id="1", tool_name="search", tool_kwargs={})])
+    return c.llm.chat([ChatMessage(c.question), call, told_by_tool(write(c.nodes))])
 
 
 def blocks(c: Case, make: Callable[[str], Any], between: str = "") -> Any:
@@ -306,15 +307,9 @@ def agent(c: Case, kind: Any, llm: Any = None, memory: Any = None, **options: An
     return run(made, c.question, memory=memory)
 
 
-class Asked(BaseModel):
-    """What a tool is asked; a random model would never end a longer text."""
-
-    input: str = Field(max_length=8)
-
-
 def searching(c: Case, *, is_workflow: bool = False) -> Any:
     """Let an agent search, whose own model writes the call; what it says then is up to the model."""
-    about = ToolMetadata("Finds records of the harbour.", name="harbour", fn_schema=Asked)
+    about = ToolMetadata("Finds records of the harbour.", name="harbour", fn_schema=Found)
     options = {"name": "one", "description": "It searches.", "initial_tool_choice": "harbour"}
     tools = [RetrieverTool(ListRetriever(c.nodes), about)]
     made: Any = FunctionAgent(tools=tools, llm=longer(c.llm), streaming=not is_workflow, **options)

@@ -6,21 +6,24 @@ import asyncio
 import hashlib
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import permutations
 from typing import Any
 
+from invariant_rag import Segment
 from invariant_rag.errors import OrderWarning
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LLMMetadata, ToolCallBlock
+from llama_index.core.base.llms.types import ToolCallBlock
 from llama_index.core.bridge.pydantic import Field
-from llama_index.core.embeddings import BaseEmbedding
-from llama_index.core.llms import CustomLLM
+from llama_index.core.embeddings import MockEmbedding
+from llama_index.core.llms import ChatMessage, ChatResponse, CompletionResponse, CustomLLM, LLMMetadata, TextBlock
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+
+from llama_index.llms.invariant_rag import SegmentBlock
 
 QUERY = "When does the ferry leave?"
 TEXTS = (
@@ -39,6 +42,15 @@ def nodes_of(order: Any = (0, 1, 2), **metadata: Any) -> list[NodeWithScore]:
         NodeWithScore(node=TextNode(text=TEXTS[i], id_=f"node {i}", metadata=metadata), score=1.0 / (i + 2))
         for i in order
     ]
+
+
+def message_of(segments: Iterable[Segment | str], question: str = QUERY) -> ChatMessage:
+    """A user's message with these segments and a question."""
+    return ChatMessage(blocks=[*map(SegmentBlock.of, segments), TextBlock(text=question)])
+
+
+def told_by_tool(text: str, call: str = "1") -> ChatMessage:
+    return ChatMessage(text, role="tool", additional_kwargs={"tool_call_id": call})
 
 
 class ListRetriever(BaseRetriever):
@@ -60,7 +72,7 @@ class ListedIndex(VectorStoreIndex):
 
 
 def index_of(nodes: list[NodeWithScore]) -> VectorStoreIndex:
-    index = ListedIndex([], embed_model=WordEmbedding())
+    index = ListedIndex([], embed_model=MockEmbedding(1))
     index.listed = nodes
     return index
 
@@ -70,21 +82,6 @@ def engine_of(nodes: list[NodeWithScore], **options: Any) -> RetrieverQueryEngin
         options.pop("llm", None)
         return RetrieverQueryEngine(ListRetriever(nodes), **options)
     return RetrieverQueryEngine.from_args(ListRetriever(nodes), **options)
-
-
-class WordEmbedding(BaseEmbedding):
-    """Counts of hashed words: deterministic, and near where words are shared."""
-
-    def _get_text_embedding(self, text: str) -> list[float]:
-        vector = [0.01] * 64
-        for word in text.lower().split():
-            vector[hashlib.sha256(word.strip(".,?!").encode()).digest()[0] % 64] += 1.0
-        return vector
-
-    _get_query_embedding = _get_text_embedding
-
-    async def _aget_query_embedding(self, query: str) -> list[float]:
-        return self._get_text_embedding(query)
 
 
 # --- LLMs behind an API ---
@@ -119,10 +116,7 @@ class HashingLLM(CustomLLM):
 
 
 class Recorder(MockFunctionCallingLLM):
-    """It keeps what it is asked, calls the first tool that it is offered, and then says one thing, or what it read.
-
-    A ReAct agent is told to act first.
-    """
+    """It keeps what it is asked, calls the first tool (in text if it has to), and says one thing or what it read."""
 
     asked: list[str] = Field(default_factory=list)
     says: str = "Noon."

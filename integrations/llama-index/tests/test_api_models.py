@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS, HashingLLM, Recorder, consumed, engine_of, nodes_of
+from cases import EIGHT, ORDERS, QUERY, TEXTS, HashingLLM, Recorder, consumed, engine_of, message_of, nodes_of
 from invariant_rag import InvariantModel, Segment
 from invariant_rag.audit import Question, audit
 from invariant_rag.audit.systems import as_system
@@ -45,7 +45,7 @@ class Reader(HashingLLM):
 
 
 def messages_of(order: Any) -> list[ChatMessage]:
-    return [ChatMessage(blocks=[*(SegmentBlock.of(TEXTS[i]) for i in order), TextBlock(text=QUERY)])]
+    return [message_of(TEXTS[i] for i in order)]
 
 
 def text_of(order: Any) -> str:

@@ -1,20 +1,28 @@
-"""The synthesizer, the chat engine and the evaluator, and what responses, events and callbacks tell."""
+"""Synthesizer, chat engine, postprocessors and evaluator, and what responses, events and callbacks tell."""
 
 from __future__ import annotations
 
 import asyncio
 import warnings
 from collections.abc import Iterator
+from itertools import permutations
 from typing import Any
 
 import pytest
 from cases import EIGHT, ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, consumed, engine_of, nodes_of
-from invariant_rag import InvariantModel, SegmentSet
-from invariant_rag.errors import ContextOverflow, InvalidPrompt, InvalidSegment, UnknownName, UnsupportedCombination
+from invariant_rag import InvariantModel, Segment, SegmentSet
+from invariant_rag.errors import (
+    ContextOverflow,
+    InvalidPrompt,
+    InvalidSegment,
+    RetrievalError,
+    UnknownName,
+    UnsupportedCombination,
+)
 from invariant_rag.judge import Judge
 from invariant_rag.orderings import Score
-from invariant_rag.prompts import mark, render_chat
-from llama_index.core import Settings, get_response_synthesizer
+from invariant_rag.prompts import mark, parse_marked, render_chat, without_marks
+from llama_index.core import Document, Settings, get_response_synthesizer
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler, TokenCountingHandler
 from llama_index.core.evaluation import PairwiseComparisonEvaluator
@@ -22,17 +30,18 @@ from llama_index.core.evaluation.pairwise import DEFAULT_EVAL_TEMPLATE, Evaluati
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
-from llama_index.core.llms import ChatMessage, MockLLM
+from llama_index.core.llms import ChatMessage, MockLLM, TextBlock
+from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.postprocessor.rankGPT_rerank import RankGPTRerank
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import MetadataMode
+from llama_index.core.schema import ImageNode, IndexNode, MediaResource, MetadataMode, Node, NodeWithScore, TextNode
 from pydantic import BaseModel, Field
 
 from llama_index.chat_engine.invariant_rag import InvariantChatEngine
 from llama_index.evaluation.invariant_rag import InvariantPairwiseEvaluator
 from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, SegmentBlock, canonical, vote
-from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
+from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor, SourceJoiner
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")  # of `refine` and rerankers
@@ -73,17 +82,18 @@ async def test_what_llama_index_shows_of_a_node_is_one_segment(llm: InvariantLLM
         text, response = await consumed((own.asynthesize if way.startswith("a") else own.synthesize)(QUERY, nodes))
         assert (isinstance(own, BaseSynthesizer), type(response)) == (True, WAYS[way])
         assert [each.node_id for each in response.source_nodes] == [each.node_id for each in nodes]
-        return text, response.metadata.get("invariant_rag", {})
+        return text, response.metadata
 
     nodes = nodes_of(ORDERS[3], source="atlas", page="", secret="x")
     for each in nodes:
         each.node.excluded_llm_metadata_keys = ["secret"]
     shown = [each.node.get_content(MetadataMode.LLM) for each in nodes]
     assert ("source: atlas" in shown[0], "secret" in shown[0]) == (True, False)
-    text, report = await ask(llm, nodes)
-    assert (text, report["sets"]) == (said_by(model, "Context:\n", SegmentSet(shown), f"\nAnswer: {QUERY}"), [3])
-    text, report = await ask(llm, [])
-    assert (text, report["invariant"]) == ("Nothing found.", None)
+    text, said = await ask(llm, nodes)
+    assert text == said_by(model, "Context:\n", SegmentSet(shown), f"\nAnswer: {QUERY}")
+    assert (said["node 1"]["source"], said["invariant_rag"]["sets"]) == ("atlas", [3])
+    text, said = await ask(llm, [])
+    assert (text, said["invariant_rag"]["invariant"]) == ("Nothing found.", None)
     with pytest.warns(OrderWarning, match=r"MockLLM.*InvariantLLM"):
         text, _ = await ask(MockLLM(), nodes_of())
     assert text == "Context:\n{}\nAnswer: {}".format("\n\n".join(TEXTS), QUERY), "it says what it was told"
@@ -173,6 +183,71 @@ def test_a_history_is_no_template() -> None:
     assert all(asked.count(text) == 1 for text in (*TEXTS, QUERY))
 
 
+# --- SegmentMarkerPostprocessor ---
+
+KINDS = {
+    "text": TextNode(text="a"),
+    "metadata": TextNode(text="a", metadata={"page": 3, "secret": 1}, excluded_llm_metadata_keys=["secret"]),
+    "template": TextNode(text="a", metadata={"page": 3}, text_template="<{metadata_str}|{content}>"),
+    "index": IndexNode(text="a", index_id="x"),
+    "image": ImageNode(text="a", image_url="http://localhost/a.png"),
+    "media": Node(text_resource=MediaResource(text="a"), metadata={"page": 3}),
+    "empty": TextNode(text=""),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_a_model_gets_of_a_node_is_one_segment_and_all_else_stays(kind: str) -> None:
+    node, marker = KINDS[kind], SegmentMarkerPostprocessor.from_dict(SegmentMarkerPostprocessor().to_dict())
+    before = node.model_dump_json()
+    [marked] = marker.postprocess_nodes([NodeWithScore(node=node, score=0.5)])
+    shown = without_marks(node.get_content(MetadataMode.LLM))
+    written = marked.node.get_content(MetadataMode.LLM)
+    assert parse_marked(written).segments == SegmentSet([Segment(shown, score=0.5)])
+    assert marked.node.get_content_blocks(MetadataMode.LLM) == [TextBlock(text=written)]
+    assert (marked.node_id, marked.score, marked.metadata) == (node.node_id, 0.5, node.metadata)
+    for mode in (MetadataMode.NONE, MetadataMode.ALL, MetadataMode.EMBED):
+        assert marked.node.get_content(mode) == node.get_content(mode)
+    assert node.model_dump_json() == before
+    assert marker.postprocess_nodes([marked]) == [marked] == await marker.apostprocess_nodes([marked])
+    if type(node) is TextNode:
+        assert TextNode.from_dict(marked.node.to_dict()) == node, "it is stored as a text node"
+
+
+# --- SourceJoiner ---
+
+TOWN = "The ferry leaves at noon. The mill grinds barley. A bridge crosses the river. The bell rings twice a day."
+
+
+def test_overlapping_chunks_are_joined_without_repeating_text_in_every_order() -> None:
+    splitter = SentenceSplitter(chunk_size=14, chunk_overlap=7)
+    nodes = splitter.get_nodes_from_documents([Document(text=TOWN, id_="town", metadata={})])
+    chunks = [NodeWithScore(node=each, score=0.1 * place) for place, each in enumerate(nodes)]
+    assert sum(len(each.text) for each in nodes) > len(TOWN)
+    alone = NodeWithScore(node=TextNode(text="alone"), score=None)
+    for order in permutations([*chunks, alone]):
+        joined = SourceJoiner().postprocess_nodes(list(order))
+        assert sorted(each.text for each in joined) == [TOWN, "alone"]
+        assert max(each.score or 0.0 for each in joined) == chunks[-1].score
+    (joined,) = SourceJoiner().postprocess_nodes([chunks[-1], chunks[0]])
+    assert joined.text == f"{chunks[0].text}\n{chunks[-1].text}", "what is missing between chunks is a line end"
+    assert (joined.node.start_char_idx, joined.node.end_char_idx) == (0, len(TOWN))
+
+
+def test_a_metadata_key_may_name_the_source_and_chunks_need_a_place() -> None:
+    def nodes(starts: list[int | None]) -> list[NodeWithScore]:
+        pairs = zip(("five six", "four five"), starts, strict=True)
+        made = [TextNode(text=text, start_char_idx=start, metadata={"file": "a.txt"}) for text, start in pairs]
+        return [NodeWithScore(node=each) for each in made]
+
+    by_file = SourceJoiner(join_by="file")
+    assert [each.text for each in by_file.postprocess_nodes(nodes([5, 0]))] == ["four five six"]
+    assert len(SourceJoiner().postprocess_nodes(nodes([5, 0]))) == 2
+    with pytest.raises(RetrievalError, match="start_char_idx"):
+        by_file.postprocess_nodes(nodes([None, None]))
+    assert len(nodes_of()) == len(SourceJoiner().postprocess_nodes(nodes_of()))
+
+
 # --- reports ---
 
 
@@ -216,8 +291,7 @@ class Events(BaseEventHandler):
     @property
     def names(self) -> list[str]:
         """Names of the events, those of progress once."""
-        names = [event.class_name().removesuffix("Event") for event in self.events]
-        return [name for i, name in enumerate(names) if not (name.endswith("InProgress") and names[i - 1] == name)]
+        return list(dict.fromkeys(event.class_name().removesuffix("Event") for event in self.events))
 
 
 @pytest.fixture

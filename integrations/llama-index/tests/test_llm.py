@@ -1,4 +1,4 @@
-"""InvariantLLM: its eight methods, what they take, report and refuse, how it is built, copied and loaded."""
+"""InvariantLLM: its eight methods, what they take, report and refuse, what arrives, how it is built and copied."""
 
 from __future__ import annotations
 
@@ -11,32 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS, ListRetriever, caught, consumed, engine_of, nodes_of
+from cases import EIGHT, ORDERS, QUERY, TEXTS, ListRetriever, caught, consumed, engine_of, message_of, nodes_of
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet, errors
 from invariant_rag.methods import resolve_method
 from invariant_rag.prompts import mark
 from invariant_rag.segments import document_rendering
 from llama_index.core import get_response_synthesizer
-from llama_index.core.base.llms.types import AudioBlock, CitableBlock, DocumentBlock, ImageBlock, TextBlock
+from llama_index.core.base.llms import types
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.indices.prompt_helper import PromptHelper
-from llama_index.core.llms import ChatMessage, MockLLM
+from llama_index.core.llms import ChatMessage, MockLLM, TextBlock
 from llama_index.core.schema import ImageNode, MediaResource, Node, NodeWithScore
 from pydantic import BaseModel, ValidationError
-from transformers import PreTrainedModel
 
 from llama_index.llms.invariant_rag import AnswerFailed, InvariantLLM, SegmentBlock, canonical
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
-
-HASHES = sorted(Segment(text).content_hash for text in TEXTS)
 
 
 def asked(name: str, order: Any = (0, 1, 2), texts: Any = TEXTS) -> Any:
     """What one of the eight methods is asked: a text with marks, or messages with blocks."""
     if name.endswith("complete"):
         return f"Read:\n{''.join(mark(texts[i]) for i in order)}\n{QUERY}\n"
-    blocks = [*(SegmentBlock.of(texts[i]) for i in order), TextBlock(text=QUERY)]
-    return [ChatMessage("Be brief.", role="system"), ChatMessage(blocks=blocks)]
+    return [ChatMessage("Be brief.", role="system"), message_of(texts[i] for i in order)]
 
 
 def text_of(response: Any) -> str:
@@ -70,9 +66,7 @@ def expected(model: InvariantModel, name: str, **kwargs: Any) -> str:
 
 
 @pytest.mark.parametrize("name", EIGHT)
-async def test_each_method_says_what_the_engine_says_in_every_order(
-    llm: InvariantLLM, plain_llm: InvariantLLM, model: InvariantModel, name: str
-) -> None:
+async def test_each_method_says_what_the_engine_says(llm: Any, plain_llm: Any, model: Any, name: str) -> None:
     responses = [await call(llm, name, order) for order in ORDERS]
     assert {text_of(each) for each in responses} == {expected(model, name)}
     assert len({repr(each.raw) for each in responses}) == 1
@@ -80,7 +74,8 @@ async def test_each_method_says_what_the_engine_says_in_every_order(
     assert raw["usage"] == responses[0].additional_kwargs
     assert raw["usage"]["total_tokens"] == raw["usage"]["prompt_tokens"] + raw["usage"]["completion_tokens"]
     assert (raw["usage"]["completion_tokens"], raw["finish_reason"]) == (8, "length")
-    assert (sorted(raw["order"]), raw["dropped"], raw["trimmed"]) == (HASHES, [], [])
+    assert {*raw["order"]} == {Segment(text).content_hash for text in TEXTS}
+    assert raw["dropped"] == raw["trimmed"] == []
     assert len({text_of(await call(plain_llm, name, order)) for order in ORDERS[::5]}) > 1
 
 
@@ -105,22 +100,19 @@ async def test_each_method_takes_keywords_for_one_call(llm: InvariantLLM, model:
             await call(llm, name, **wrong)
 
 
-async def test_the_event_loop_goes_on_and_calls_at_the_same_time_do_not_mix(
-    llm: InvariantLLM, model: InvariantModel
-) -> None:
-    names, ticks = [name for name in EIGHT if name.startswith("a")] * 2, 0
+async def test_the_event_loop_goes_on_and_concurrent_calls_do_not_mix(llm: InvariantLLM, model: InvariantModel) -> None:
+    names, ticks = [name for name in EIGHT if name.startswith("a")] * 2, list[None]()
 
     async def tick() -> None:
-        nonlocal ticks
         while True:
             await asyncio.sleep(0.001)
-            ticks += 1
+            ticks.append(None)
 
     ticking = asyncio.create_task(tick())
     found = await asyncio.gather(*(call(llm, name) for name in names))
     ticking.cancel()
     assert [text_of(each) for each in found] == [expected(model, name) for name in names]
-    assert ticks > len(names)
+    assert len(ticks) > len(names)
 
 
 async def test_leaving_a_stream_and_cancelling_a_call_end_the_generation(llm: InvariantLLM, model: Any) -> None:
@@ -135,6 +127,65 @@ async def test_leaving_a_stream_and_cancelling_a_call_end_the_generation(llm: In
     start = time.perf_counter()
     await asyncio.to_thread(model.generate, Prompt(suffix="x"), max_new_tokens=1)  # waits for the model
     assert time.perf_counter() - start < 4
+
+
+# --- what arrives: carriers of segments, roles, and marks ---
+
+SEGMENT = Segment("It leaves at noon.", title="Ferry")
+SCORED = SegmentBlock.of(Segment("It leaves at noon.", title="Ferry", score=0.5))
+CITABLE = types.CitableBlock(title="Ferry", source="x", content=[TextBlock(text=SEGMENT.text)])
+FILE = types.DocumentBlock(data=SEGMENT.text.encode(), title="Ferry", document_mimetype="text/plain")
+ALONE: list[tuple[Any, float | None]] = [(SegmentBlock.of(SEGMENT), None), (SCORED, 0.5), (CITABLE, None), (FILE, None)]
+CARRIERS: list[tuple[list[Any], float | None]] = [
+    *(([TextBlock(text="Read: "), each, TextBlock(text=QUERY)], score) for each, score in ALONE),
+    *(([TextBlock(text=f"Read: {each}{QUERY}")], None) for each in (mark(SEGMENT), mark(SEGMENT, 1))),
+]
+"""Blocks that carry this segment, and the score that they carry."""
+
+
+def content(llm: InvariantLLM, *messages: ChatMessage) -> list[tuple[str, list[Any]]]:
+    """Return what the model is asked: roles, with texts, and segments one by one."""
+    asked = []
+    for message in llm._chat_call(messages, {}).request.messages:
+        parts = [[part] if isinstance(part, str) else list(part) for part in message["content"]]
+        asked.append((message["role"], [each for part in parts for each in part if each]))
+    return asked
+
+
+@pytest.mark.parametrize(("carried", "score"), CARRIERS)
+def test_a_segment_arrives_by_every_carrier(llm: InvariantLLM, carried: list[Any], score: float | None) -> None:
+    message = ChatMessage(blocks=carried)
+    segment = Segment(SEGMENT.text, title="Ferry", score=score)
+    assert content(llm, message) == [("user", ["Read: ", segment, QUERY])]
+    restored = ChatMessage.model_validate_json(message.model_dump_json())
+    assert SegmentBlock not in map(type, restored.blocks), "it is a citable block to everyone else"
+    assert content(llm, restored) == [("user", ["Read: ", SEGMENT, QUERY])]
+
+
+def test_texts_and_roles_are_joined_as_llama_index_joins_them(llm: InvariantLLM) -> None:
+    silent = [types.CachePoint(cache_control=types.CacheControl(type="x")), types.ThinkingBlock(content="hm")]
+    message = ChatMessage(blocks=[*silent, TextBlock(text="a"), TextBlock(text="b")])
+    assert content(llm, message) == [("user", [message.content])]
+    messages = [ChatMessage("x", role=role) for role in ("developer", "system", "user", "user", "model")]
+    found = [(role, "".join(parts)) for role, parts in content(llm, *messages)]
+    assert found == [("system", "x\n\nx"), ("user", "x\n\nx"), ("assistant", "x")]
+
+
+MARKED = [mark(text, 3) for text in TEXTS]
+FOUND = {
+    "Read: " + "\n\n".join(MARKED): ([3], False),
+    **{str([MARKED[i] for i in order]): ([], True) for order in ORDERS},  # escaped, they are no marks
+    "".join(MARKED)[5:]: ([2], True),
+    MARKED[0]: ([1], True),
+    "Icons: \ue200cite\ue202turn0 \ue201 \ueca0.": ([], False),  # characters of others
+}
+"""Texts with marks, the sets in them, and whether somebody is warned."""
+
+
+@pytest.mark.parametrize("text", FOUND)
+def test_marks_that_arrive_whole_are_a_set_and_others_raise_a_warning(llm: InvariantLLM, text: str) -> None:
+    response, messages = caught(llm.complete, text + QUERY)
+    assert (response.raw["sets"], bool(messages)) == FOUND[text]
 
 
 # --- what is reported ---
@@ -199,9 +250,7 @@ def test_metadata_needs_no_weights_and_can_be_set(folder: Path, tmp_path: Path, 
     assert (said.context_window, said.is_function_calling_model) == (512, False)
 
 
-def test_what_is_misspelt_unknown_or_of_no_use_is_refused_when_the_llm_is_built(
-    llm: InvariantLLM, model: InvariantModel, weights: PreTrainedModel
-) -> None:
+def test_what_cannot_be_is_refused_when_an_llm_is_built(llm: InvariantLLM, model: InvariantModel, weights: Any) -> None:
     for kind in ("method", "ordering", "backend"):
         with pytest.raises(errors.UnknownName, match=f"unknown {kind} 'foo'; choose from"):
             InvariantLLM(**{kind: "foo"})
@@ -267,9 +316,7 @@ def refusing(model: InvariantModel) -> InvariantLLM:
 @pytest.mark.parametrize("mode", ["compact", "tree_summarize", "refine"])
 @pytest.mark.parametrize("way", ["query", "aquery", "streaming", "object"])
 @pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")
-async def test_what_is_wrong_is_no_empty_response(
-    model: InvariantModel, refusing: InvariantLLM, way: str, mode: str
-) -> None:
+async def test_what_is_wrong_is_no_empty_response(model: Any, refusing: InvariantLLM, way: str, mode: str) -> None:
     options = {"streaming": way == "streaming", "output_cls": Place if way == "object" else None}
     options |= {"response_mode": mode, "prompt_helper": PromptHelper(context_window=100_000)}  # it thinks that all fits
     wrong = [
@@ -298,7 +345,7 @@ async def test_errors_of_a_call_are_none_that_llama_index_catches(refusing: Inva
 
 
 PIXEL = b"GIF89a\x01\x00\x01\x00\x00\x00\x00;"
-IMAGE = ImageBlock(image=PIXEL, image_mimetype="image/gif")
+IMAGE = types.ImageBlock(image=PIXEL, image_mimetype="image/gif")
 MEDIA = [
     ImageNode(text="A map.", image_url="https://example.org/map.png", id_="the map"),
     Node(text_resource=MediaResource(text="A map."), image_resource=MediaResource(data=PIXEL), id_="the map"),
@@ -308,8 +355,9 @@ MEDIA = [
 
 @pytest.mark.parametrize("name", EIGHT[4:])
 async def test_blocks_that_are_no_text_are_refused_by_name(llm: InvariantLLM, name: str) -> None:
-    pdf = DocumentBlock(data=b"x", document_mimetype="application/pdf")
-    for block in (IMAGE, AudioBlock(audio=b"RIFF"), pdf, CitableBlock(title="", source="", content=[IMAGE])):
+    pdf = types.DocumentBlock(data=b"x", document_mimetype="application/pdf")
+    cited = types.CitableBlock(title="", source="", content=[IMAGE])
+    for block in (IMAGE, types.AudioBlock(audio=b"RIFF"), pdf, cited):
         with pytest.raises(errors.InvalidPrompt, match=r"expected text.*(image|audio|document)"):
             await consumed(getattr(llm, name)([ChatMessage(blocks=[TextBlock(text="What is this?"), block])]))
 

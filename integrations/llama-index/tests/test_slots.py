@@ -235,7 +235,7 @@ def test_what_is_retrieved_on_its_own_is_no_set_and_warns_once_until_another_ret
 
 
 def test_a_tools_message_keeps_its_set_and_gives_it_to_no_other_message(llm: InvariantLLM) -> None:
-    message = ChatMessage("\n\n".join(TEXTS), role="tool", additional_kwargs={"tool_call_id": "1"})
+    message = asks.told_by_tool("\n\n".join(TEXTS))
 
     @dispatcher.span
     def ask_in_a_run() -> Any:

@@ -11,20 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asks import Ask, Case, agent, answer, built, citation, ours, query
-from cases import ORDERS, QUERY, TEXTS, ListRetriever, Recorder, caught, engine_of, nodes_of, report_of
-from entries import ONE_BY_ONE, WHOLE
+from asks import ONE_BY_ONE, WHOLE, Ask, Case, agent, answer, built, citation, ours, query
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, Recorder, caught, engine_of, message_of, nodes_of, report_of
 from invariant_rag import InvariantModel, SegmentSet
 from invariant_rag.prompts import render_chat
 from invariant_rag.segments import Slot
-from llama_index.core import PromptTemplate
+from llama_index.core import PromptTemplate, chat_engine
 from llama_index.core.agent.workflow import FunctionAgent, ReActAgent
-from llama_index.core.chat_engine import (
-    CondensePlusContextChatEngine,
-    CondenseQuestionChatEngine,
-    ContextChatEngine,
-    SimpleChatEngine,
-)
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
@@ -32,14 +25,12 @@ from pydantic import create_model
 from tiny import EveryBit, local_llm, written
 from transformers import LogitsProcessorList
 
-from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, canonical
+from llama_index.llms.invariant_rag import InvariantLLM, canonical
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of workflows and ReAct agents
 
 F, M, B = TEXTS
 CANONICAL = sorted(range(3), key=TEXTS.__getitem__, reverse=True)  # the first text of `lexical` stands last
-
-
 WRITTEN = tomllib.loads(Path(__file__).with_name("written_text.toml").read_text(encoding="utf-8"))
 
 
@@ -80,15 +71,15 @@ SETS: dict[str, Ask] = {
     "compact": query,
     **{mode: partial(query, response_mode=mode) for mode in WHOLE[1:]},
     "InvariantSynthesizer": ours,
-    "context chat": partial(chat, kind=ContextChatEngine),
-    "condense plus context chat": partial(chat, kind=CondensePlusContextChatEngine),
-    "condense question chat": lambda c: CondenseQuestionChatEngine.from_defaults(
+    "context chat": partial(chat, kind=chat_engine.ContextChatEngine),
+    "condense plus context chat": partial(chat, kind=chat_engine.CondensePlusContextChatEngine),
+    "condense question chat": lambda c: chat_engine.CondenseQuestionChatEngine.from_defaults(
         engine_of(c.nodes, llm=c.llm), llm=c.llm, chat_history=[ChatMessage("Hi."), said(c)]
     ).chat(c.question),
     "llm.predict": predicted,
     "llm.structured_predict": partial(predicted, output_cls=WORD),
     "a chat's history": lambda c: chat(
-        replace(c, question=QUERY), ContextChatEngine, chat_history=[ChatMessage(c.question), said(c)]
+        replace(c, question=QUERY), chat_engine.ContextChatEngine, chat_history=[ChatMessage(c.question), said(c)]
     ),
     "a system prompt": lambda c: engine_of(
         c.nodes, llm=c.llm.model_copy(update={"system_prompt": c.question})
@@ -102,7 +93,7 @@ TEXT: dict[str, Ask] = {
 }
 WITHOUT: dict[str, Ask] = {
     "generation": partial(query, response_mode="generation"),
-    "simple chat": lambda c: SimpleChatEngine.from_defaults(llm=c.llm).chat(c.question),
+    "simple chat": lambda c: chat_engine.SimpleChatEngine.from_defaults(llm=c.llm).chat(c.question),
 }
 WAYS = {**SETS, **TEXT, **WITHOUT}
 """Entries that make a set of the nodes, those that leave them as text, and those without nodes."""
@@ -163,7 +154,7 @@ def test_an_order_that_is_stated_above_a_set_stays_and_is_warned_of(place: str, 
         llm = Recorder(system_prompt=stated) if place == "system prompt" else Recorder()
         ask = {
             "template": partial(query, text_qa_template=template),
-            "chat template": partial(chat, kind=ContextChatEngine, context_template=template),
+            "chat template": partial(chat, kind=chat_engine.ContextChatEngine, context_template=template),
             "system prompt": query,
         }[place]
         (_, response), (message,) = caught(answer, ask, canonical(llm), nodes_of(order))
@@ -182,10 +173,6 @@ SAYING = (
 )  # fmt: skip
 
 
-def asked_about(order: Any) -> ChatMessage:
-    return ChatMessage(blocks=[*(SegmentBlock.of(TEXTS[i]) for i in order), *ChatMessage(QUERY).blocks])
-
-
 def writing(model: InvariantModel, text: str) -> InvariantLLM:
     """Return a local LLM for one call, in which it writes a text."""
     return InvariantLLM(model, max_tokens=160, generation_kwargs=written(model, text))
@@ -200,7 +187,7 @@ def test_an_answer_arrives_as_the_model_wrote_it(model: InvariantModel, text: st
         assert caught(answer, WAYS[way], llm, nodes_of(order))[0][0] == text
     assert predicted(Case(canonical(Recorder(calls={"input": text})), nodes_of(order)), WORD).input == text
     ways: list[Callable[[InvariantLLM], str]] = [
-        lambda llm: "".join(each.delta or "" for each in llm.stream_chat([asked_about(order)])),
+        lambda llm: "".join(each.delta or "" for each in llm.stream_chat([message_of(TEXTS[i] for i in order)])),
         lambda llm: llm.complete("\n".join(f"[{i}] {each}" for i, each in enumerate(TEXTS))).text,
         lambda llm: answer(query, llm, nodes_of(order))[0],
     ]
@@ -208,13 +195,11 @@ def test_an_answer_arrives_as_the_model_wrote_it(model: InvariantModel, text: st
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=json.dumps)
-async def test_the_arguments_of_a_call_arrive_as_the_model_wrote_them(
-    spoken: InvariantModel, arguments: dict[str, Any]
-) -> None:
+async def test_arguments_of_a_call_arrive_as_the_model_wrote_them(spoken: InvariantModel, arguments: Any) -> None:
     got: list[dict[str, Any]] = []
     schema = create_model("Run", **{name: (type(value), ...) for name, value in arguments.items()})
     tool = FunctionTool.from_defaults(lambda **given: got.append(given), name="run", description="R.", fn_schema=schema)
-    asked = asked_about(ORDERS[ARGUMENTS.index(arguments) % len(ORDERS)])
+    asked = message_of(TEXTS[i] for i in ORDERS[ARGUMENTS.index(arguments) % len(ORDERS)])
     canonical(Recorder(calls=arguments)).predict_and_call([tool], chat_history=[asked])
     await FunctionAgent(tools=[tool], llm=canonical(Recorder(calls=arguments)), streaming=False).run(asked)
     assert got == [arguments] * 2
