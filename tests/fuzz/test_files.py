@@ -24,9 +24,9 @@ from invariant_rag.audit.questions import read_questions
 from invariant_rag.errors import DocumentSkipped, FileInUse, InvalidQuestion, InvariantRAGError, UnusableFile
 from invariant_rag.files import LineFile
 from invariant_rag.rag.documents import chunk_documents, load_documents
-from tests.audit.test_line_file import ANSWER
 from tests.fuzz.mutations import full_disk, mutated
 from tests.rag.test_documents import write_pdf
+from tests.test_files import ANSWER
 
 Rounds = Callable[[], Iterator[random.Random]]
 MOST_SECONDS = 10
