@@ -227,7 +227,7 @@ def test_paths_without_documents_and_files_that_cannot_be_opened_are_named(tmp_p
     def refuse(*_args, **_kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(RetrievalError, match=r"a\.txt: cannot be read: Permission denied"):
         load_documents(file)
 
