@@ -67,6 +67,7 @@ def test_a_run_writes_a_folder_is_resumed_and_fails_where_the_order_matters(fold
         ((), "name a file of QUESTIONS"),
         (("10.jsonl", "--out", "new", "--system", "mine_to_audit:first", "--fail-on", "flip-rate>5%"), "fail-on"),
         (("10.jsonl", "--out", "new", "--system", "mine_to_audit:last"), "no attribute 'last'"),
+        (("10.jsonl", "--out", "new", "--system", "mine_to_audit.py:first"), "MODULE is no path, and has no .py"),
         (("10.jsonl", "--out", "new", "--system", "http://127.0.0.1:9/v1"), "be reached: Connection refused"),
     ],
 )
@@ -151,7 +152,7 @@ def test_a_server_that_refuses_is_not_asked_again(url: str, monkeypatch: pytest.
     monkeypatch.setenv("OPENAI_API_KEY", "wrong")
     with pytest.raises(AuditFailed, match="401") as refused:
         audit(Endpoint(url, "other", {"temperature": 0, "seed": 3}), records(2))
-    assert "OPENAI_API_KEY" in refused.value.hint
+    assert "the address (up to /v1), the model, and the key in OPENAI_API_KEY" in refused.value.hint
     assert [(each["model"], each["seed"]) for each in Server.seen] == [("other", 3)]
 
 
