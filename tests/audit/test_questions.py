@@ -198,34 +198,6 @@ def test_a_field_map_names_the_fields_of_a_file_and_what_means_nothing_is_named_
 # What is refused
 
 
-NESTED: Any = "l"
-for _ in range(21):
-    NESTED = [NESTED] * 10
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ({"question": "q", "segments": "abc"}, "segments in a list"),
-        ({"question": "q", "segments": ["a"], "gold": "1"}, "gold as an index"),
-        ({"question": "q", "segments": ["a"], "gold": [True]}, "gold as an index"),
-        ({"question": "q", "segments": ["a"], "gold": NESTED}, r"expected gold .*, got list \[\["),
-        ({"question": "q", "segments": ["a"], "gold": [1]}, "below 1"),
-        ({"question": "q", "segments": ["a"], "answers": {"a": 1}}, "answers as a text"),
-        ({"question": "q"}, "no retriever"),
-        ({"prompt": "q"}, "expected a mapping"),
-        ({"qestion": "q"}, "did you mean 'question'"),
-        ("q", "got str"),
-        ({"question": "q", "segments": [{"body": "a"}]}, "expected a segment with text"),
-        ({"question": "q", "segments": [3]}, "got int"),
-    ],
-)
-def test_what_is_no_question_is_named(record: Any, message: str) -> None:
-    with pytest.raises(InvalidQuestion, match=message) as refused:
-        read_questions([record], None)
-    assert len(str(refused.value)) < 250
-
-
 TEST = "tests:\n- question: Who?\n  segments: [a]\n  "
 LAUGHS = "x: &a0 [l, l, l, l, l, l, l, l, l, l]\n" + "".join(
     f"x{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
@@ -237,6 +209,17 @@ LIST_ONE_BY_ONE = r"test 1: expected segments in a list, got one text.*context: 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("q.jsonl", '{"question": "q", "segments": "abc"}', "segments in a list"),
+        ("q.jsonl", '{"question": "q", "segments": ["a"], "gold": "1"}', "gold as an index"),
+        ("q.jsonl", '{"question": "q", "segments": ["a"], "gold": [true]}', "gold as an index"),
+        ("q.jsonl", '{"question": "q", "segments": ["a"], "gold": [1]}', "below 1"),
+        ("q.jsonl", '{"question": "q", "segments": ["a"], "answers": {"a": 1}}', "answers as a text"),
+        ("q.jsonl", '{"question": "q"}', "no retriever"),
+        ("q.jsonl", '{"prompt": "q"}', "expected a mapping"),
+        ("q.jsonl", '{"qestion": "q"}', "did you mean 'question'"),
+        ("q.jsonl", '"q"', "got str"),
+        ("q.jsonl", '{"question": "q", "segments": [{"body": "a"}]}', "expected a segment with text"),
+        ("q.jsonl", '{"question": "q", "segments": [3]}', "got int"),
         ("q.txt", "", "expected a file of .jsonl, .json, .yaml"),
         ("q.jsonl", "{", "line 1: expected JSON"),
         ("q.jsonl", "\n", r"q\.jsonl: expected at least one question, got none"),
@@ -279,12 +262,20 @@ def test_what_is_wrong_with_a_file_is_said_with_its_place_and_what_to_do(
     assert len(str(caught.value)) < 5000
 
 
-def test_a_missing_file_is_said_to_be_missing_and_a_long_path_gives_a_short_message(tmp_path: Path) -> None:
+def test_a_missing_file_is_said_to_be_missing_and_what_is_long_gives_a_short_message(tmp_path: Path) -> None:
     for name in ("gone.jsonl", "gone.csv", "gone"):
         with pytest.raises(InvalidQuestion) as refused:
             read_questions(tmp_path / name, None)
         assert (str(refused.value), refused.value.hint) == (f"no such file: {tmp_path / name}", "")
-    for path, said in ((tmp_path, r"expected a file of \.jsonl"), (tmp_path / f"{'d' * 200}/{'e' * 9000}.csv", ".")):
+    value: Any = "l"
+    for _ in range(21):
+        value = [value] * 10
+    records, long = [{"question": "Who?", "segments": ["a"], "gold": value}], f"{'d' * 200}/{'e' * 9000}.csv"
+    for source, most, said in (
+        (tmp_path, 5000, r"expected a file of \.jsonl"),
+        (tmp_path / long, 5000, "."),
+        (records, 200, r"expected gold .*, got list \[\["),
+    ):
         with pytest.raises(InvalidQuestion, match=said) as refused:
-            read_questions(path, None)
-        assert len(str(refused.value)) < 5000
+            parse_questions(source)
+        assert len(str(refused.value)) < most
