@@ -27,9 +27,10 @@ class Listed(BaseRetriever):
         return [Document("Ostra has a red flag."), Document("Ostra lies on the Senn.")]
 
 context = Listed() | (lambda found: " ".join(each.page_content for each in found))
-made_later = lambda asked: ours.ChatInvariant(max_tokens=2).invoke(asked)  # after the retriever has run
-chain = {"context": context} | ChatPromptTemplate.from_template("{context} Which flag?") | made_later
-assert [chain.invoke("").response_metadata["sets"] for _ in range(2)] == [[2], [2]]  # the first call as the second
+ChatInvariant = ours.ChatInvariant
+made_later = lambda asked: ChatInvariant(max_tokens=2).invoke(asked)  # after the retriever has run
+chain = {"context": context} | ChatPromptTemplate.from_template("{context} So?") | made_later
+assert [chain.invoke("Which flag?").response_metadata["sets"] for _ in range(2)] == [[2], [2]]
 
 missing = {"InvariantRAGMiddleware": "agents"}
 for name in ours.__all__:
