@@ -13,7 +13,6 @@ from click.testing import Result
 
 from invariant_rag.audit.order_check import OrderCheck
 from invariant_rag.cli.ask import EXAMPLE_DOCUMENTS, EXAMPLE_QUESTION, _print_check, _print_citations
-from invariant_rag.cli.console import print_text
 from invariant_rag.generation.citations import Citation
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import ORDERINGS, Given
@@ -153,22 +152,6 @@ def test_the_toy_says_once_that_its_answers_to_documents_of_the_user_mean_nothin
     assert "Name a model: " in result.stderr
     assert "of the embedded toy" in result.stdout
     assert "toy" not in by_name.stderr
-
-
-def test_neither_control_characters_nor_markup_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    text = "10\u00a0000 \u5854\u3000\u6a4b \u0645\u06cc\u200c\u062e soft\u00adhyphen \U0001f468\u200d\U0001f469"
-    for given, printed in (
-        (
-            "\x1b[31mred\x07 \ud800 [bold]plain[/bold]\nnext line",
-            "\ufffd[31mred\ufffd \ufffd [bold]plain[/bold]\nnext line",
-        ),
-        ("\u202egnp.\u2066exe\u2069", "\ufffdgnp.\ufffdexe\ufffd"),
-        (text, text),
-    ):
-        print_text(given)
-        assert capsys.readouterr().out == f"{printed}\n"
-    print_text("a\tb")
-    assert capsys.readouterr().out.split() == ["a", "b"]
 
 
 def test_a_chunk_without_spaces_is_shown_by_its_beginning_and_one_output_is_one(

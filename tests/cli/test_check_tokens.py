@@ -29,6 +29,11 @@ def with_tokens(*tokens: str | AddedToken) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def unprotected() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with tokens of roles that its template does not write."""
+    return with_tokens(AddedToken("<start_of_turn>"), AddedToken("### User:"))
+
+
 @pytest.fixture
 def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
     """Check a tokenizer that is saved with a configuration, with a few texts."""
@@ -56,17 +61,20 @@ def test_names_that_only_a_long_conversation_writes_are_control_tokens(check: Ch
     assert "up to 40 turns" in check(tokenizer).stdout
 
 
-def test_a_tokenizer_with_unprotected_roles_fails_the_check_and_loading_its_model_warns_once(
-    check: Check, chat_llama: PreTrainedModel, tiny_folder: Path, tmp_path: Path
-) -> None:
-    unprotected = with_tokens(AddedToken("<start_of_turn>"), AddedToken("### User:"))
-    result = check(unprotected)
+def test_a_tokenizer_with_unprotected_roles_fails_the_check(check: Check) -> None:
+    result = check(unprotected())
     assert result.exit_code == 1, result.output
     assert "no template writes them: ### User:, <start_of_turn>" in result.stdout
-    report = json.loads(check(unprotected, "--json").stdout)
+    report = json.loads(check(unprotected(), "--json").stdout)
     assert report["unprotected"] == ["### User:", "<start_of_turn>"]
     assert {"segment", "title", "question", "tool result"} <= {each["place"] for each in report["break_outs"]}
     assert any("<start_of_turn>" in each["tokens"].split(" ") for each in report["break_outs"])
+
+
+def test_loading_warns_once_of_tokens_that_look_like_roles(
+    chat_llama: PreTrainedModel, tiny_folder: Path, tmp_path: Path
+) -> None:
+    unprotected().save_pretrained(tmp_path)
     chat_llama.save_pretrained(tmp_path)
     with pytest.warns(TokenWarning, match=r"### User:, <start_of_turn>.*--check-tokens") as caught:
         InvariantModel.from_pretrained(tmp_path)

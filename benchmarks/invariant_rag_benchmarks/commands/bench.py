@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 from invariant_rag.checks import require_extra
 from invariant_rag.cli import options
-from invariant_rag.cli.console import handle_errors, print_json, print_note, print_table, print_text
+from invariant_rag.cli.console import handle_errors, print_json, print_note, print_table, print_text, print_warning
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.cli.serve import check_answers
+from invariant_rag.errors import ToyModelWarning
 from invariant_rag.files import encode_json, make_folder, write_file
 
 from invariant_rag_benchmarks import BENCHMARKS, Benchmark
@@ -37,6 +38,13 @@ def list_benchmarks(as_json: options.Json = False) -> None:
     print_table(rows, as_json)
 
 
+def begin_run(model: str | None) -> None:
+    """Say that a toy answers where no model was named, and leave one bar at a time."""
+    if model is None:
+        print_warning(str(ToyModelWarning()))
+    disable_transformers_bars()
+
+
 def _add_command(benchmark: Benchmark[Any]) -> None:
     """Add the command of a benchmark."""
 
@@ -59,7 +67,7 @@ def _add_command(benchmark: Benchmark[Any]) -> None:
                 raise typer.BadParameter(f"--set: expected NAME=VALUE, got {wrong[0]!r}")
             settings = {name.strip(): value for name, _, value in (word.partition("=") for word in words or ())}
             config = BenchmarkConfig(benchmark.name, settings=settings, **choices)
-            disable_transformers_bars()
+            begin_run(config.model)
             finished = run_benchmark(config, out, resume=resume, progress=progress_bar)
             if as_json:
                 print_json({"folder": str(finished.folder), "config": finished.config, "summary": finished.summary})
