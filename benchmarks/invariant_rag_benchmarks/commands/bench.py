@@ -189,8 +189,8 @@ def vllm(
 
         check_method_and_ordering(method, ordering)
         require_extra("vllm_invariant_rag", "vllm")
-        asked = dict.fromkeys(clients or (1, 8, 32)), dict.fromkeys(questions or (1, 4, 16))
-        config = ServingConfig(*map(tuple, asked), **choices)
+        each_once = tuple(dict.fromkeys(clients or (1, 8, 32))), tuple(dict.fromkeys(questions or (1, 4, 16)))
+        config = ServingConfig(*each_once, **choices)
         if out is not None:
             make_folder(out)
         check_answers(url)
