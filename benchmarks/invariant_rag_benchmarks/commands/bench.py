@@ -38,11 +38,10 @@ def list_benchmarks(as_json: options.Json = False) -> None:
     print_table(rows, as_json)
 
 
-def begin_run(model: str | None) -> None:
-    """Say that a toy answers where no model was named, and leave one bar at a time."""
+def note_toy(model: str | None) -> None:
+    """Say that a toy answered, where no model was named."""
     if model is None:
         print_warning(str(ToyModelWarning()))
-    disable_transformers_bars()
 
 
 def _add_command(benchmark: Benchmark[Any]) -> None:
@@ -67,8 +66,9 @@ def _add_command(benchmark: Benchmark[Any]) -> None:
                 raise typer.BadParameter(f"--set: expected NAME=VALUE, got {wrong[0]!r}")
             settings = {name.strip(): value for name, _, value in (word.partition("=") for word in words or ())}
             config = BenchmarkConfig(benchmark.name, settings=settings, **choices)
-            begin_run(config.model)
+            disable_transformers_bars()
             finished = run_benchmark(config, out, resume=resume, progress=progress_bar)
+            note_toy(config.model)
             if as_json:
                 print_json({"folder": str(finished.folder), "config": finished.config, "summary": finished.summary})
             else:

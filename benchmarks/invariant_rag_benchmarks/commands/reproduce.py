@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
-from invariant_rag.cli.progress import progress_bar
+from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 
-from invariant_rag_benchmarks.commands.bench import Resume, Runs, begin_run
+from invariant_rag_benchmarks.commands.bench import Resume, Runs, note_toy
 from invariant_rag_benchmarks.config import BenchmarkConfig, RunConfig
 from invariant_rag_benchmarks.published_tables import published_tables, reproduce, resolve_table
 from invariant_rag_benchmarks.report import table as markdown_table
@@ -58,8 +58,9 @@ def reproduce_table(
             return
         chosen = resolve_table(table)
         base = BenchmarkConfig(next((each.benchmark for each in chosen.columns if each.metric), ""), **choices)
-        begin_run(base.model)
+        disable_transformers_bars()
         found = reproduce(chosen, base, out, names=rows or (), resume=resume, progress=progress_bar)
+        note_toy(base.model)
         if as_json:
             print_json([asdict(each) for each in found])
             return
