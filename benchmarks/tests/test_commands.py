@@ -212,6 +212,7 @@ def test_what_is_wrong_is_said_before_torch_is_imported(files: Path, tmp_path: P
     for error, (given, message) in zip(told, BEFORE_TORCH, strict=True):
         assert message in " ".join(error.split()), given
         assert "Loading" not in error, given
+    assert json.loads((files / "xquad.en.json").read_text()), "an --out that is a file is kept"
 
 
 def test_the_names_of_interventions_that_are_known_without_torch_are_those_of_the_library() -> None:

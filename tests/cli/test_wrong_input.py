@@ -181,6 +181,7 @@ def test_what_is_wrong_is_said_before_torch_is_imported(docs: Path, questions: P
         assert all(part in " ".join(error.split()) for part in message.split("|")), given
         for never in ("PosixPath", "Loading model", "Indexing", "Traceback"):
             assert never not in error, given
+    assert pdf.read_bytes() == b"%PDF-1.4 nothing", "an --out that is a file is kept"
 
 
 ODD = "10\u00a0000 \u5854\u3000\u6a4b \u0645\u06cc\u200c\u062e soft\u00adhyphen \U0001f468\u200d\U0001f469"
