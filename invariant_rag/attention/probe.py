@@ -9,10 +9,10 @@ model's own. A model that fails raises `UnsupportedModel` with the reason.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from invariant_rag.arrangement import Layout, arrange_rows
 from invariant_rag.attention.call import LayerInputs
@@ -24,8 +24,11 @@ from invariant_rag.attention.positions import Alibi, PositionEncoding, candidate
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.errors import UnsupportedModel
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 _POSITIONS = (0, 1, 2, 5, 11, 23, 47)
-_NO_ATTENTION = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"}
+_NO_ATTENTION = {"linear_attention", "conv", "mamba"}
 """Types of layers in configurations that mix tokens outside of attention."""
 _NOT_ALL_LAYERS = (
     "expected every one of {} layers to call the attention interface, but {} do not (layers {}); they mix tokens "
