@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import random
 import time
-from collections.abc import Sequence
 from contextvars import ContextVar
 from itertools import permutations
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,7 +25,7 @@ from invariant_rag.api_models import (
     set_text,
 )
 from invariant_rag.errors import InvalidChoice, InvalidSegment, UnknownName, UnsupportedCombination
-from invariant_rag.orderings import Candidate, Ordering
+from invariant_rag.orderings import Ordering
 from invariant_rag.segments import Slot
 
 texts = st.lists(st.text(alphabet="ab \n", max_size=3), max_size=5)
@@ -37,8 +34,8 @@ A, B, C = map(Segment, "abc")
 
 
 @given(st.lists(texts, max_size=3), st.integers(1, 8), st.integers(0, 3), st.randoms())
-def test_orders_are_a_function_of_the_sets(sets: list[list[str]], votes: int, seed: int, chance: random.Random) -> None:
-    def drawn(listed: list[list[str]]) -> list[list[list[str]]]:
+def test_orders_are_a_function_of_the_sets(sets, votes, seed, chance):
+    def drawn(listed):
         given_sets = list(map(SegmentSet, listed))
         canonical = [canonical_order(each, LEXICAL) for each in given_sets]
         return [
@@ -54,8 +51,8 @@ def test_orders_are_a_function_of_the_sets(sets: list[list[str]], votes: int, se
     assert all([sorted(each) for each in order] == [sorted(each) for each in sets] for order in orders)
 
 
-def test_rank_0_stands_last() -> None:
-    def canonical(ordering: str, *segments: Segment) -> list[Segment]:
+def test_rank_0_stands_last():
+    def canonical(ordering, *segments):
         return [segments[index] for index in canonical_order(SegmentSet(segments), content_ordering(ordering))]
 
     assert canonical("lexical", Segment("a"), Segment("b")) == [Segment("b"), Segment("a")]
@@ -64,27 +61,27 @@ def test_rank_0_stands_last() -> None:
     assert canonical("score", *scored[::-1]) == scored
 
 
-def test_a_set_is_written_in_its_slots_or_as_documents() -> None:
+def test_a_set_is_written_in_its_slots_or_as_documents():
     assert set_text(SegmentSet(["a", Segment("b", title="T")])) == "Document: a\nDocument (Title: T): b\n"
     slots = [Slot("[1] ", "\n", "1"), Slot("[2] ", number="2")]
     assert set_text(SegmentSet(["a", Segment("b", title="T")], slots=slots)) == "[1] a\n[2] b"
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1))
-def test_the_winner_is_the_first_of_the_most_frequent(answers: list[str]) -> None:
+def test_the_winner_is_the_first_of_the_most_frequent(answers):
     vote = elect(answers)
     assert (vote.calls, vote.agreed) == (len(answers), answers.count(answers[vote.winner]))
     assert all(vote.agreed >= answers.count(each) for each in answers)
     assert not any(answers.count(each) == vote.agreed for each in answers[: vote.winner])
 
 
-def test_answers_agree_on_words_and_tool_calls() -> None:
+def test_answers_agree_on_words_and_tool_calls():
     assert answer_key(" At\nnoon") == answer_key("at Noon") != answer_key("at noon.")
     assert answer_key("", [("go", {"x": 1, "y": 2})]) == answer_key("", [("go", {"y": 2, "x": 1})])
     assert answer_key("", [("go", {"x": 1})]) != answer_key("", [("go", {"x": 2})]) != answer_key("")
 
 
-def test_what_cannot_be_ordered_by_content_is_refused() -> None:
+def test_what_cannot_be_ordered_by_content_is_refused():
     with pytest.raises(UnknownName, match="lexical"):
         PlainRequests("alphabetical")
     with pytest.raises(InvalidSegment, match="token ids"):
@@ -95,18 +92,18 @@ def test_what_cannot_be_ordered_by_content_is_refused() -> None:
         PlainRequests(votes=0)
 
 
-def user(*parts: Any) -> Turn:
+def user(*parts):
     return Turn("user", parts)
 
 
-def written(*turns: Turn, **options: Any) -> list[tuple[Any, ...]]:
+def written(*turns, **options):
     """The parts of every turn of the only request."""
     [request] = PlainRequests(**options).of_turns(turns)
     assert [turn.role for turn in request.turns] == [turn.role for turn in turns]
     return [turn.parts for turn in request.turns]
 
 
-def test_text_and_segments_of_a_turn_become_one_text_and_everything_else_stays() -> None:
+def test_text_and_segments_of_a_turn_become_one_text_and_everything_else_stays():
     image = object()
     assert written(user("Read: ", B, A, "Which?", image, "!")) == [
         ("Read: Document: b\nDocument: a\nWhich?", image, "!")
@@ -120,19 +117,19 @@ def test_text_and_segments_of_a_turn_become_one_text_and_everything_else_stays()
     ids=["nothing", "a text", "an answer", "another role"],
 )
 @pytest.mark.parametrize("role", ["user", "tool"])
-def test_sets_of_other_turns_stay_apart(between: list[Turn], role: str) -> None:
+def test_sets_of_other_turns_stay_apart(between, role):
     first, *_, last = written(Turn(role, (A,)), *between, Turn(role, (C, B)))
     assert (first, last) == (("Document: a\n",), ("Document: c\nDocument: b\n",))
 
 
 @pytest.mark.parametrize(("query", "expected"), [(None, "Which mill?"), ("another", "another")])
-def test_the_ordering_is_given_the_query(query: str | None, expected: str) -> None:
+def test_the_ordering_is_given_the_query(query, expected):
     seen = []
 
     class Spy(Ordering):
         name = "spy"
 
-        def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[int]:
+        def sort_keys(self, candidates, query):
             seen.append(query)
             return [0] * len(candidates)
 
@@ -142,7 +139,7 @@ def test_the_ordering_is_given_the_query(query: str | None, expected: str) -> No
 
 
 @pytest.mark.parametrize("votes", [1, 4])
-def test_labels_of_a_declared_set_stay_in_place_and_lead_to_the_documents(votes: int) -> None:
+def test_labels_of_a_declared_set_stay_in_place_and_lead_to_the_documents(votes):
     slots = [Slot(f"[{number}] ", "\n", number=str(number)) for number in (1, 2, 3)]
     texts_of_votes = set()
     for order in permutations([A, B, C]):
@@ -154,23 +151,23 @@ def test_labels_of_a_declared_set_stay_in_place_and_lead_to_the_documents(votes:
     assert len({*written_texts}) == votes
 
 
-def test_sets_of_a_request_stand_as_they_were_written() -> None:
+def test_sets_of_a_request_stand_as_they_were_written():
     [request] = PlainRequests().of_text(["Rubrics: ", A, B, "Answers: ", SegmentSet([C])])
     assert [[each.text for each in listed] for listed in request.sets] == [["b", "a"], ["c"]]
     assert request.text == "Rubrics: Document: b\nDocument: a\nAnswers: Document: c\n"
     assert request.labels == {}
 
 
-def test_objects_agree_by_their_fields_and_answers_stand_in_the_order_of_the_calls() -> None:
+def test_objects_agree_by_their_fields_and_answers_stand_in_the_order_of_the_calls():
     class Model:
-        def __init__(self, **fields: Any) -> None:
+        def __init__(self, **fields):
             self.fields = fields
 
-        def model_dump(self, mode: str) -> Any:
+        def model_dump(self, mode):
             return self.fields
 
     assert object_key(Model(a=1, b=[2])) == object_key({"b": [2], "a": 1}) != object_key(Model(a=1, b=[3]))
-    variable: ContextVar[str] = ContextVar("variable", default="none")
+    variable = ContextVar("variable", default="none")
     variable.set("ours")
     assert ask_all([lambda: "one"]) == ["one"]
     assert ask_all([lambda n=n: (time.sleep(0.01 * (3 - n)), n, variable.get())[1:] for n in range(3)]) == [

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invariant_rag.arrangement import Arrangement, Layout, Row, Run, Span, arrange_rows
+from invariant_rag.arrangement import Layout, Row, Run, Span, arrange_rows
 from invariant_rag.methods import RoToR, Sequential
 
 layouts = st.lists(st.tuples(st.lists(st.integers(0, 4), max_size=5), st.integers(0, 3)), max_size=3).flatmap(
@@ -20,7 +18,7 @@ layouts = st.lists(st.tuples(st.lists(st.integers(0, 4), max_size=5), st.integer
 )
 
 
-def blocks(layout: Layout) -> list[tuple[list[int], list[list[int]]]]:
+def blocks(layout):
     """The prompt as (tokens of a text, tokens of each segment of the set behind it), counted one by one."""
     counter, result = iter(range(10_000)), []
     for text, lengths in zip(layout.texts, (*layout.sets, ()), strict=True):
@@ -29,10 +27,10 @@ def blocks(layout: Layout) -> list[tuple[list[int], list[list[int]]]]:
     return result
 
 
-def brute_force(layout: Layout, rows: Sequence[Sequence[Sequence[int]]], *, stacked: bool) -> list[dict[int, int]]:
+def brute_force(layout, rows, *, stacked):
     """For each token, the keys it sees and how far behind it, by writing its row out from far to near."""
-    seen_by_token: list[dict[int, int]] = []
-    before: list[int] = []  # everything before the block, where it lies
+    seen_by_token = []
+    before = []  # everything before the block, where it lies
     for (text, segments), order in zip(blocks(layout), (*rows, ()), strict=True):
         seen_by_token += [{key: token - key for key in range(token + 1)} for token in text]
         before += text
@@ -46,13 +44,13 @@ def brute_force(layout: Layout, rows: Sequence[Sequence[Sequence[int]]], *, stac
     return seen_by_token
 
 
-def read_off(arrangement: Arrangement) -> list[dict[int, int]]:
+def read_off(arrangement):
     """The same from rows and runs: a key at `k` with shift `s` is seen as if it lay at `k + s`."""
-    seen_by_token: list[dict[int, int]] = []
+    seen_by_token = []
     for row in arrangement.rows:
         assert row.queries.start == len(seen_by_token), "rows cover the prompt, in memory order"
         for token in range(row.queries.start, row.queries.stop):
-            keys: dict[int, int] = {}
+            keys = {}
             for run in row.runs:
                 for key in range(run.start, run.stop):
                     if key + run.shift <= token:
@@ -62,23 +60,23 @@ def read_off(arrangement: Arrangement) -> list[dict[int, int]]:
     return seen_by_token
 
 
-def ring(layout: Layout) -> list[list[list[int]]]:
+def ring(layout):
     """Row of segment i of RoToR: i+1..n-1, 0..i."""
     return [[list(range(i + 1, len(each))) + list(range(i + 1)) for i in range(len(each))] for each in layout.sets]
 
 
-def line(layout: Layout) -> list[list[list[int]]]:
+def line(layout):
     """Row of segment i of the plain model: 0..i."""
     return [[list(range(i + 1)) for i in range(len(each))] for each in layout.sets]
 
 
-def alone(layout: Layout) -> list[list[list[int]]]:
+def alone(layout):
     """Row of segment i where segments do not see each other."""
     return [[[i] for i in range(len(each))] for each in layout.sets]
 
 
 @given(layouts)
-def test_sequential_is_its_definition_and_always_plain(layout: Layout) -> None:
+def test_sequential_is_its_definition_and_always_plain(layout):
     arrangement = Sequential().arrange(layout)
     assert read_off(arrangement) == brute_force(layout, line(layout), stacked=True)
     assert arrangement.is_plain
@@ -86,7 +84,7 @@ def test_sequential_is_its_definition_and_always_plain(layout: Layout) -> None:
 
 
 @given(layouts)
-def test_segments_side_by_side_share_their_positions(layout: Layout) -> None:
+def test_segments_side_by_side_share_their_positions(layout):
     arrangement = arrange_rows(layout, alone(layout), slots="shared")
     at, start = [], 0
     for text, segments in blocks(layout):
@@ -99,7 +97,7 @@ def test_segments_side_by_side_share_their_positions(layout: Layout) -> None:
 
 
 @given(layouts, st.data())
-def test_any_rows_are_their_definition(layout: Layout, data: st.DataObject) -> None:
+def test_any_rows_are_their_definition(layout, data):
     rows = []
     for lengths in layout.sets:
         orders = []
@@ -118,7 +116,7 @@ def test_any_rows_are_their_definition(layout: Layout, data: st.DataObject) -> N
 
 
 @given(layouts)
-def test_rotor_is_its_definition_in_rows_of_the_ring(layout: Layout) -> None:
+def test_rotor_is_its_definition_in_rows_of_the_ring(layout):
     arrangement = RoToR().arrange(layout)
     assert read_off(arrangement) == brute_force(layout, ring(layout), stacked=True)
     assert arrangement.rows == arrange_rows(layout, ring(layout)).rows
@@ -133,7 +131,7 @@ def test_rotor_is_its_definition_in_rows_of_the_ring(layout: Layout) -> None:
             assert (one.stop, one.shift) != (two.start, two.shift), "two runs that could be one"
 
 
-def test_rotor_on_a_worked_example() -> None:
+def test_rotor_on_a_worked_example():
     """Prefix of 2, segments of 3, 1 and 2 tokens, suffix of 1."""
     rows = RoToR().arrange(Layout((2, 1), ((3, 1, 2),))).rows
     assert rows == (
@@ -146,9 +144,7 @@ def test_rotor_on_a_worked_example() -> None:
 
 
 @given(layouts, st.sampled_from([ring, line, alone]))
-def test_rows_are_merged_only_into_rows_that_are_truly_plain(
-    layout: Layout, rule: Callable[[Layout], list[list[list[int]]]]
-) -> None:
+def test_rows_are_merged_only_into_rows_that_are_truly_plain(layout, rule):
     rows = rule(layout)
     arrangement = arrange_rows(layout, rows)
     expected = brute_force(layout, rows, stacked=True)
@@ -165,7 +161,7 @@ def test_rows_are_merged_only_into_rows_that_are_truly_plain(
 
 
 @given(layouts)
-def test_spans_lie_one_behind_the_other_and_cover_the_prompt(layout: Layout) -> None:
+def test_spans_lie_one_behind_the_other_and_cover_the_prompt(layout):
     spans = [(list(range(text.start, text.stop)), [list(range(s.start, s.stop)) for s in segments])
              for text, segments in zip(layout.text_spans, (*layout.set_spans, ()), strict=True)]  # fmt: skip
     assert spans == blocks(layout)

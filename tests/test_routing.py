@@ -7,13 +7,12 @@ import json
 import math
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerFast, StoppingCriteria
+from transformers import LogitsProcessor, StoppingCriteria
 
 from invariant_rag import RAG, InvariantModel, Prompt, RoutedModel, Segment
 from invariant_rag.audit.order_check import check_order
@@ -36,31 +35,29 @@ CANDIDATES = [[40], [41, 42], [43]]
 
 
 @pytest.fixture
-def lm(golden_model: PreTrainedModel) -> InvariantModel:
+def lm(golden_model):
     return InvariantModel(golden_model)
 
 
 @pytest.fixture
-def chat(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> InvariantModel:
+def chat(chat_llama, tokenizer):
     return InvariantModel(chat_llama, tokenizer)
 
 
-def test_the_published_rule_on_stored_confidences() -> None:
+def test_the_published_rule_on_stored_confidences():
     stored = [(0.31, 0.52, "invariant"), (0.31, 0.50, "plain"), (0.9, 0.99, "plain"), (0.0, 0.21, "invariant")]
     assert [route(plain, ours) for plain, ours, _ in stored] == [branch for *_, branch in stored]
     assert route(0.5, 0.25, alpha=-0.5) == "invariant"
     assert route(0.25, 0.5, alpha=0.25) == route(0.5, 0.5, alpha=0) == "invariant", "so a tie is, as in the paper"
 
 
-def test_confidence_is_the_mean_probability_of_tokens() -> None:
+def test_confidence_is_the_mean_probability_of_tokens():
     assert_rounded_alike(text_confidence([math.log(0.5), math.log(0.125)]), 0.3125)  # 0.25 in the geometric mean
     assert text_confidence([]) == 0
 
 
 @given(st.lists(st.floats(-50, 0), min_size=1, max_size=5), st.floats(-900, 0))
-def test_the_share_among_candidates_does_not_depend_on_what_else_the_vocabulary_holds(
-    logprobs: list[float], elsewhere: float
-) -> None:
+def test_the_share_among_candidates_does_not_depend_on_what_else_the_vocabulary_holds(logprobs, elsewhere):
     """As in the published code, which takes the softmax of the candidates' logits: a common factor cancels."""
     confidence = candidate_confidence(logprobs)
     assert_rounded_alike(candidate_confidence([each + elsewhere for each in logprobs]), confidence, magnitude=950)
@@ -68,7 +65,7 @@ def test_the_share_among_candidates_does_not_depend_on_what_else_the_vocabulary_
 
 
 @pytest.mark.parametrize(("alpha", "routed"), [(-0.5, 24), (0.0, 13), (0.2, 2), (0.5, 0)])
-def test_the_published_margins_route_some_questions_and_leave_others(alpha: float, routed: int) -> None:
+def test_the_published_margins_route_some_questions_and_leave_others(alpha, routed):
     """Scores of the embedded model for 24 questions of MMLU; the paper's Table 11 reports 6 to 12 per cent for 0.2."""
     stored = json.loads(Path(__file__).with_name("mmlu_scores.json").read_text())
     branches = [RoutedScores(each["plain"], each["invariant"], alpha).branch for each in stored]
@@ -77,7 +74,7 @@ def test_the_published_margins_route_some_questions_and_leave_others(alpha: floa
 
 @settings(max_examples=30)
 @given(best=st.sampled_from(ALPHAS), seed=st.integers(0, 99))
-def test_tuning_finds_a_planted_optimum(best: float, seed: int) -> None:
+def test_tuning_finds_a_planted_optimum(best, seed):
     """The invariant model is right where it is ahead by more than `best`, and the plain one is right elsewhere."""
     state, records = random.Random(seed), []
     for _ in range(400):
@@ -90,7 +87,7 @@ def test_tuning_finds_a_planted_optimum(best: float, seed: int) -> None:
     assert tune_alpha(reversed(records)) == tuned
 
 
-def test_equally_good_margins_are_decided_by_their_size() -> None:
+def test_equally_good_margins_are_decided_by_their_size():
     record = RoutingRecord(0.5, 0.5, plain_score=1, invariant_score=1)
     assert tune_alpha([record]).alpha == 0
     assert tune_alpha([record], [-0.3, 0.3, 0.4]).alpha == 0.3
@@ -101,7 +98,7 @@ def test_equally_good_margins_are_decided_by_their_size() -> None:
 
 
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, 1.0])
-def test_a_routed_answer_is_that_of_the_branch_it_names(lm: InvariantModel, alpha: float) -> None:
+def test_a_routed_answer_is_that_of_the_branch_it_names(lm, alpha):
     routed = lm.with_routing(alpha)
     branches = {"plain": lm.with_method("sequential"), "invariant": lm}
     other_of = {"plain": "invariant", "invariant": "plain"}
@@ -115,7 +112,7 @@ def test_a_routed_answer_is_that_of_the_branch_it_names(lm: InvariantModel, alph
     assert (result.token_ids, result.logprobs, result.order) == (kept.token_ids, kept.logprobs, kept.order)
     assert result.rejected == answers[other_of[result.branch]]
     scores = {name: model.score(PROMPT, CANDIDATES) for name, model in branches.items()}
-    chosen: Any = routed.score(PROMPT, CANDIDATES)
+    chosen = routed.score(PROMPT, CANDIDATES)
     assert chosen == scores[chosen.branch]
     assert chosen.rejected == scores[other_of[chosen.branch]]
     assert chosen.plain_confidence == candidate_confidence(scores["plain"])
@@ -124,7 +121,7 @@ def test_a_routed_answer_is_that_of_the_branch_it_names(lm: InvariantModel, alph
     assert routed.score(PROMPT, []) == []
 
 
-def test_a_list_is_routed_prompt_by_prompt(lm: InvariantModel) -> None:
+def test_a_list_is_routed_prompt_by_prompt(lm):
     other = Prompt([3], [[20], [21, 22], [9, 9]], [5, 6, 7])
     for alpha in (-0.01, 0.01):
         routed = lm.with_routing(alpha)
@@ -136,7 +133,7 @@ def test_a_list_is_routed_prompt_by_prompt(lm: InvariantModel) -> None:
     assert [type(each) for each in sampled] == [RoutedGeneration] * 2
 
 
-def test_only_with_the_canonical_order_the_plain_branch_is_invariant_too(lm: InvariantModel) -> None:
+def test_only_with_the_canonical_order_the_plain_branch_is_invariant_too(lm):
     shuffled = [PROMPT.shuffled(random.Random(seed)) for seed in range(4)]
     kept = {
         order: {
@@ -155,15 +152,15 @@ def test_only_with_the_canonical_order_the_plain_branch_is_invariant_too(lm: Inv
     )
 
 
-def test_an_order_check_promises_nothing_that_the_router_does_not_keep(chat: InvariantModel) -> None:
+def test_an_order_check_promises_nothing_that_the_router_does_not_keep(chat):
     prompt = chat.chat_prompt("Why?", ["It rains.", "It snows.", "The sun shines."])
     for order, kept in (("given", False), ("canonical", True)):
-        checked = check_order(chat.with_routing(1, plain_order=order), prompt, 4, max_new_tokens=3)  # type: ignore[arg-type]
+        checked = check_order(chat.with_routing(1, plain_order=order), prompt, 4, max_new_tokens=3)
         assert checked.promised is checked.identical is kept
 
 
 @pytest.mark.parametrize("alpha", [-1.0, 1.0])
-def test_a_stream_is_the_text_of_the_kept_answer(chat: InvariantModel, alpha: float) -> None:
+def test_a_stream_is_the_text_of_the_kept_answer(chat, alpha):
     routed = chat.with_routing(alpha)
     prompt = chat.chat_prompt("Why?", ["It rains.", "It snows."])
     stream = routed.stream(prompt, max_new_tokens=12)
@@ -178,10 +175,10 @@ def test_a_stream_is_the_text_of_the_kept_answer(chat: InvariantModel, alpha: fl
 class Remembering(LogitsProcessor):
     """Allows each token once in its life, as a grammar does that reads along."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.used: list[int] = []
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids, scores):
         scores = scores.clone()
         scores[:, self.used] = -math.inf
         self.used.append(int(scores[0].argmax()))
@@ -191,19 +188,19 @@ class Remembering(LogitsProcessor):
 class Full(StoppingCriteria):
     """Ends a text once its processor has chosen three tokens."""
 
-    def __init__(self, memory: Remembering) -> None:
+    def __init__(self, memory):
         self.memory = memory
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, input_ids, scores, **kwargs):
         return torch.full((len(input_ids),), len(self.memory.used) >= 3)
 
 
 class Unique(Remembering):
-    def __deepcopy__(self, memo: dict[int, Any]) -> Remembering:
+    def __deepcopy__(self, memo):
         raise TypeError("there is only one of it")
 
 
-def test_a_processor_that_remembers_a_text_meets_each_branch_anew(lm: InvariantModel) -> None:
+def test_a_processor_that_remembers_a_text_meets_each_branch_anew(lm):
     for alpha, branch in ((-1, lm), (1, lm.with_method("sequential"))):
         tokens = branch.generate(PROMPT, max_new_tokens=5, logits_processor=[Remembering()]).token_ids
         result = lm.with_routing(alpha).generate(PROMPT, max_new_tokens=5, logits_processor=[Remembering()])
@@ -216,7 +213,7 @@ def test_a_processor_that_remembers_a_text_meets_each_branch_anew(lm: InvariantM
     assert "invariant_branch" in caught.value.hint
 
 
-def test_a_routed_model_is_a_model(chat: InvariantModel) -> None:
+def test_a_routed_model_is_a_model(chat):
     routed = chat.with_routing(0.1, plain_order="canonical")
     assert isinstance(routed, InvariantModel)
     assert routed.model is chat.model
@@ -235,10 +232,10 @@ def test_a_routed_model_is_a_model(chat: InvariantModel) -> None:
     assert torch.equal(routed.logits(prompt), chat.logits(prompt))
 
 
-def test_a_rag_pipeline_takes_a_routed_model(chat: InvariantModel) -> None:
+def test_a_rag_pipeline_takes_a_routed_model(chat):
     rag = RAG(chat.with_routing(), BM25Retriever([Segment("one"), Segment("two")]), k=2)
     answer = rag.ask("Why?", max_new_tokens=3)
     assert answer.generation.branch in {"plain", "invariant"}
     assert "".join(rag.stream("Why?", max_new_tokens=3)) == answer.text
     with pytest.raises(UnknownName, match="'canonical', 'given'"):
-        chat.with_routing(plain_order="sorted")  # type: ignore[arg-type]
+        chat.with_routing(plain_order="sorted")

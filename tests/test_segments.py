@@ -6,7 +6,6 @@ import copy
 import json
 import math
 import pickle
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
@@ -50,7 +49,7 @@ lists = st.lists(segments, max_size=6)
 
 
 @given(lists, st.randoms())
-def test_equality_and_hash_ignore_order(items: list[Segment], shuffle: random.Random) -> None:
+def test_equality_and_hash_ignore_order(items, shuffle):
     shuffled = shuffle.sample(items, len(items))
     one, other = SegmentSet(items), SegmentSet(shuffled)
     assert one == other
@@ -66,7 +65,7 @@ def test_equality_and_hash_ignore_order(items: list[Segment], shuffle: random.Ra
 
 
 @given(segments)
-def test_segments_survive_pickling_and_copying(segment: Segment) -> None:
+def test_segments_survive_pickling_and_copying(segment):
     for same in (pickle.loads(pickle.dumps(segment)), copy.deepcopy(segment), copy.copy(segment), replace(segment)):
         assert same == segment
         assert hash(same) == hash(segment)
@@ -88,14 +87,14 @@ def test_segments_survive_pickling_and_copying(segment: Segment) -> None:
         ({"a": [1, (2, b"c"), math.nan]}, {"a": (1, [2, b"c"], math.nan)}),
     ],
 )
-def test_metadata_of_any_kind_can_be_compared(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_metadata_of_any_kind_can_be_compared(one, other):
     assert Segment("t", metadata=one) == Segment("t", metadata=other)
     assert hash(Segment("t", metadata=one)) == hash(Segment("t", metadata=other))
     assert Segment("t", metadata=one) != Segment("t", metadata={**one, "more": 1})
 
 
 @given(segments, segments)
-def test_canonical_keys_are_a_total_order_and_equal_only_for_equal_segments(one: Segment, other: Segment) -> None:
+def test_canonical_keys_are_a_total_order_and_equal_only_for_equal_segments(one, other):
     one_first, other_first = one.canonical_key < other.canonical_key, other.canonical_key < one.canonical_key
     assert one_first + other_first + (one == other) == 1
     if one == other:
@@ -103,27 +102,27 @@ def test_canonical_keys_are_a_total_order_and_equal_only_for_equal_segments(one:
         assert plain_rendering(one) == plain_rendering(other)
 
 
-def test_what_looks_alike_may_be_two_things() -> None:
+def test_what_looks_alike_may_be_two_things():
     assert Segment("a") != Segment("a", title="")
     assert Segment("") != Segment(token_ids=())
     assert Segment("a") != Segment("a", score=-math.inf)
-    assert Segment("a", score=np.float32(0.5)) == Segment("a", score=0.5)  # type: ignore[arg-type]
+    assert Segment("a", score=np.float32(0.5)) == Segment("a", score=0.5)
 
 
-def test_token_ids_of_any_integer_kind_become_plain_ints() -> None:
+def test_token_ids_of_any_integer_kind_become_plain_ints():
     ids = Segment.of(np.array([3, 5])).token_ids
     assert ids == (3, 5)
     assert all(type(each) is int for each in ids)
     assert Prompt(prefix=np.array([1, 2])).prefix == (1, 2)
 
 
-def test_a_segment_cannot_be_changed_through_its_metadata_or_where_they_came_from() -> None:
+def test_a_segment_cannot_be_changed_through_its_metadata_or_where_they_came_from():
     source = {"page": 1}
     segment = Segment("t", metadata=source)
     source["page"] = 2
     assert segment.metadata["page"] == 1
     with pytest.raises(TypeError):
-        segment.metadata["page"] = 3  # type: ignore[index]
+        segment.metadata["page"] = 3
 
 
 WRONG: dict[Callable[..., object], list[tuple[Any, ...] | dict[str, Any]]] = {
@@ -143,18 +142,14 @@ WRONG: dict[Callable[..., object], list[tuple[Any, ...] | dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("build", "given_values"), [(build, each) for build in WRONG for each in WRONG[build]])
-def test_what_is_no_segment_and_no_text_of_a_prompt_is_refused_with_a_hint(
-    build: Callable[..., object], given_values: tuple[Any, ...] | dict[str, Any]
-) -> None:
+def test_what_is_no_segment_and_no_text_of_a_prompt_is_refused_with_a_hint(build, given_values):
     with pytest.raises((InvalidSegment, InvalidPrompt), match="expected") as caught:
         build(**given_values) if isinstance(given_values, dict) else build(*given_values)
     assert caught.value.__notes__ == [caught.value.hint]
 
 
 @given(st.lists(st.lists(st.text(max_size=3), max_size=4), max_size=3), st.randoms())
-def test_shuffling_a_prompt_moves_segments_within_their_sets_only(
-    sets: list[list[str]], shuffle: random.Random
-) -> None:
+def test_shuffling_a_prompt_moves_segments_within_their_sets_only(sets, shuffle):
     parts = [part for each in sets for part in (SegmentSet(each), "between")]
     prompt = Prompt.of("start", *parts)
     other = prompt.shuffled(shuffle)
@@ -163,7 +158,7 @@ def test_shuffling_a_prompt_moves_segments_within_their_sets_only(
     assert [sorted(each.text for each in one) for one in other.sets] == [sorted(each) for each in sets]
 
 
-def test_texts_between_two_sets_are_joined_and_sets_are_kept_apart() -> None:
+def test_texts_between_two_sets_are_joined_and_sets_are_kept_apart():
     prompt = Prompt.of("a", "b", SegmentSet(["x"]), SegmentSet(), "c")
     assert prompt.texts == ("ab", "", "c")
     assert [len(each) for each in prompt.sets] == [1, 0]
@@ -184,14 +179,14 @@ def test_texts_between_two_sets_are_joined_and_sets_are_kept_apart() -> None:
         UnknownName("method", "nonsense", ["rotor", "pine"]),
     ],
 )
-def test_errors_survive_pickling_with_message_and_hint(error: InvariantRAGError) -> None:
+def test_errors_survive_pickling_with_message_and_hint(error):
     same = pickle.loads(pickle.dumps(error))
     assert type(same) is type(error)
     assert (str(same), same.hint, same.__notes__) == (str(error), error.hint, error.__notes__)
     assert all(each.hint.endswith(".") for each in InvariantRAGError.__subclasses__()), "each says what to do"
 
 
-def test_an_unknown_name_lists_the_choices() -> None:
+def test_an_unknown_name_lists_the_choices():
     assert str(UnknownName("method", "x", {"rotor", "pine"})) == "unknown method 'x'; choose from 'pine', 'rotor'"
     for name in ("rotr", "RoToR"):
         assert str(UnknownName("method", name, ["pine", "rotor"])).endswith("'rotor'; did you mean 'rotor'?")
@@ -202,7 +197,7 @@ class _Shade(str, Enum):  # noqa: UP042 - its str() is not its value
 
 
 class _Odd(float):
-    def __str__(self) -> str:
+    def __str__(self):
         return "odd"
 
 
@@ -218,9 +213,7 @@ ALIKE += [({"metadata": {"k": one}}, {"metadata": {"k": other}}) for one, other 
 
 
 @pytest.mark.parametrize(("one", "other"), ALIKE)
-def test_odd_fields_give_one_canonical_order_and_equal_segments_are_sent_alike(
-    one: dict[str, Any], other: dict[str, Any]
-) -> None:
+def test_odd_fields_give_one_canonical_order_and_equal_segments_are_sent_alike(one, other):
     orders = set()
     for order in permutations([Segment("a", **one), Segment("a", **other), Segment("b")]):
         ranks = canonical_order(SegmentSet(order), content_ordering("lexical"))

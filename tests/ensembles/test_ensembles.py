@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import GenerationConfig
 
 from invariant_rag import RAG, InvariantModel, Prompt, Segment, SegmentSet
 from invariant_rag.ensembles import (
@@ -34,11 +33,11 @@ CANDIDATES = [[40], [41, 42], [43]]
 
 
 @pytest.fixture
-def lm(golden_model: PreTrainedModel) -> InvariantModel:
+def lm(golden_model):
     return InvariantModel(golden_model, method="sequential", ordering="lexical")
 
 
-def ensembles(lm: InvariantModel) -> list[Any]:
+def ensembles(lm):
     return [
         PermutationAverage(lm),
         PermutationAverage(lm, 2, permutations="random"),
@@ -47,18 +46,18 @@ def ensembles(lm: InvariantModel) -> list[Any]:
     ]
 
 
-def scorers(lm: InvariantModel) -> list[Any]:
+def scorers(lm):
     able = [PermutationAverage(lm), AttentionSorting(lm)]
     return [*able, *(ContextualCalibration(each, [[9]]) for each in (lm, able[0]))]
 
 
-def listings(prompt: Prompt) -> list[list[list[int]]]:
+def listings(prompt):
     """Every rotation of the lexical order, farthest first, written independently of the code."""
     ring = sorted((list(each.token_ids) for each in prompt.segments), reverse=True)
     return [ring[at:] + ring[:at] for at in range(len(ring))]
 
 
-def step(lm: InvariantModel, listing: list[list[int]], prompt: Prompt, written: list[int]) -> torch.Tensor:
+def step(lm, listing, prompt, written):
     plain = lm.with_method(ordering="given")
     return torch.log_softmax(plain.logits(Prompt(prompt.prefix, listing, [*prompt.suffix, *written]))[-1].double(), -1)
 
@@ -72,9 +71,7 @@ def step(lm: InvariantModel, listing: list[list[int]], prompt: Prompt, written: 
     chosen=st.lists(st.lists(st.integers(3, 500), max_size=4), min_size=0, max_size=4),
     shuffle=st.randoms(use_true_random=False),
 )
-def test_a_permutation_changes_no_bit(
-    golden_model: PreTrainedModel, method: str, chosen: list[list[int]], shuffle: random.Random
-) -> None:
+def test_a_permutation_changes_no_bit(golden_model, method, chosen, shuffle):
     lm = InvariantModel(golden_model, method=method, ordering="lexical")
     prompt = Prompt([3, 4], chosen, [11, 12])
     other = prompt.shuffled(shuffle)
@@ -88,7 +85,7 @@ def test_a_permutation_changes_no_bit(
         assert scorer.score(prompt, CANDIDATES) == scorer.score(other, CANDIDATES)
 
 
-def test_several_sets_are_permuted_each_on_its_own(lm: InvariantModel) -> None:
+def test_several_sets_are_permuted_each_on_its_own(lm):
     for ensemble in ensembles(lm):
         expected = ensemble.generate(TWO_SETS, max_new_tokens=3)
         assert sorted(expected.order[:3]) == [0, 1, 2]
@@ -98,7 +95,7 @@ def test_several_sets_are_permuted_each_on_its_own(lm: InvariantModel) -> None:
             assert (other.token_ids, other.logprobs) == (expected.token_ids, expected.logprobs)
 
 
-def test_with_the_order_as_given_no_ensemble_is_invariant(lm: InvariantModel) -> None:
+def test_with_the_order_as_given_no_ensemble_is_invariant(lm):
     given_order, orders = lm.with_method("sequential"), list(itertools.permutations(range(4)))[::8]
     prompts = [Prompt(PROMPT.prefix, PROMPT.segments.permuted(order), PROMPT.suffix) for order in orders]
     for ensemble in ensembles(given_order):
@@ -109,7 +106,7 @@ def test_with_the_order_as_given_no_ensemble_is_invariant(lm: InvariantModel) ->
         assert len({tuple(scorer.score(each, CANDIDATES)) for each in prompts}) > 1
 
 
-def test_sampled_answers_with_a_seed_vote_alike_for_every_order(lm: InvariantModel) -> None:
+def test_sampled_answers_with_a_seed_vote_alike_for_every_order(lm):
     ensemble, options = SelfConsistency(lm), {"max_new_tokens": 3, "do_sample": True, "seed": 5}
     expected = ensemble.generate(PROMPT, **options)
     for seed in range(4):
@@ -120,10 +117,10 @@ def test_sampled_answers_with_a_seed_vote_alike_for_every_order(lm: InvariantMod
 # --- permutation averaging ------------------------------------------------------------------------------------------
 
 
-def test_every_step_takes_the_token_of_the_largest_mean_log_probability(lm: InvariantModel) -> None:
+def test_every_step_takes_the_token_of_the_largest_mean_log_probability(lm):
     result = PermutationAverage(lm).generate(PROMPT, max_new_tokens=6)
     bound = rounding(PermutationAverage(lm).generate, PROMPT, max_new_tokens=6)
-    written: list[int] = []
+    written = []
     for token, logprob in zip(result.token_ids, result.logprobs, strict=True):
         mean = torch.stack([step(lm, each, PROMPT, written) for each in listings(PROMPT)]).mean(dim=0)
         assert token == int(mean.argmax())
@@ -134,7 +131,7 @@ def test_every_step_takes_the_token_of_the_largest_mean_log_probability(lm: Inva
     assert alone.token_ids != result.token_ids, "the model must be one whose answer depends on the order"
 
 
-def test_a_score_is_the_mean_over_the_rotations(lm: InvariantModel) -> None:
+def test_a_score_is_the_mean_over_the_rotations(lm):
     plain = lm.with_method(ordering="given")
     each = [plain.score(Prompt(PROMPT.prefix, order, PROMPT.suffix), CANDIDATES) for order in listings(PROMPT)]
     expected = [sum(column) / 4 for column in zip(*each, strict=True)]
@@ -144,9 +141,7 @@ def test_a_score_is_the_mean_over_the_rotations(lm: InvariantModel) -> None:
     assert PermutationAverage(lm).score(PROMPT, []) == []
 
 
-def test_rotations_put_every_segment_in_every_place_once_and_random_ones_change_with_the_seed(
-    lm: InvariantModel,
-) -> None:
+def test_rotations_put_every_segment_in_every_place_once_and_random_ones_change_with_the_seed(lm):
     places = [each.order for each in PermutationAverage(lm).permute(PROMPT)]
     assert places[0] == list(lm.prepare(PROMPT).order)
     assert [sorted(place) for place in places] == [[0, 1, 2, 3]] * 4
@@ -162,14 +157,14 @@ def test_rotations_put_every_segment_in_every_place_once_and_random_ones_change_
 
 
 @pytest.mark.parametrize("segments", [[], [[5, 6, 7]]])
-def test_one_segment_or_none_is_the_model_itself(lm: InvariantModel, segments: list[list[int]]) -> None:
+def test_one_segment_or_none_is_the_model_itself(lm, segments):
     prompt = Prompt([3, 4], segments, [8, 9])
     expected, result = (each.generate(prompt, max_new_tokens=2) for each in (lm, PermutationAverage(lm, 2)))
     assert result.token_ids == expected.token_ids
     assert result.logprobs == pytest.approx(expected.logprobs, abs=rounding(lm.generate, prompt, max_new_tokens=2))
 
 
-def test_an_average_writes_one_text_that_stops_where_the_model_says_so() -> None:
+def test_an_average_writes_one_text_that_stops_where_the_model_says_so():
     average = PermutationAverage(InvariantModel(tiny_model("llama", num_hidden_layers=2, eos_token_id=None)))
     for option in ({"do_sample": True}, {"num_beams": 2}, {"num_return_sequences": 3}, {"streamer": object()}):
         with pytest.raises(UnsupportedCombination, match=next(iter(option))):
@@ -184,7 +179,7 @@ def test_an_average_writes_one_text_that_stops_where_the_model_says_so() -> None
 # --- votes ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_answer_of_most_permutations_wins(lm: InvariantModel) -> None:
+def test_the_answer_of_most_permutations_wins(lm):
     plain = lm.with_method(ordering="given")
     rows = [plain.generate(Prompt(PROMPT.prefix, each, PROMPT.suffix), max_new_tokens=1) for each in listings(PROMPT)]
     counts = [sum(other.token_ids == row.token_ids for other in rows) for row in rows]
@@ -196,9 +191,7 @@ def test_the_answer_of_most_permutations_wins(lm: InvariantModel) -> None:
     assert result.agreement == max(counts) / 4
 
 
-def test_a_tie_goes_to_the_first_answer_in_the_alphabet(
-    chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_a_tie_goes_to_the_first_answer_in_the_alphabet(chat_llama, tokenizer):
     lm = InvariantModel(chat_llama, tokenizer, method="sequential", ordering="lexical")
     prompt, rules = Prompt("Read:", ["one", "two"], "Say:"), (str.strip, lambda _: "any")
     votes, alike = (SelfConsistency(lm, answer=rule).generate(prompt, max_new_tokens=3).votes for rule in rules)
@@ -207,7 +200,7 @@ def test_a_tie_goes_to_the_first_answer_in_the_alphabet(
     assert alike == (("any", 2),)
 
 
-def test_votes_have_no_log_probabilities_and_say_what_has(lm: InvariantModel) -> None:
+def test_votes_have_no_log_probabilities_and_say_what_has(lm):
     for scorer in (SelfConsistency(lm), ContextualCalibration(SelfConsistency(lm), [[9]])):
         with pytest.raises(UnsupportedCombination, match="counts votes") as caught:
             scorer.score(PROMPT, CANDIDATES)
@@ -217,11 +210,11 @@ def test_votes_have_no_log_probabilities_and_say_what_has(lm: InvariantModel) ->
 # --- calibration ----------------------------------------------------------------------------------------------------
 
 
-def test_calibration_averages_the_content_free_probabilities_before_it_normalises_them(lm: InvariantModel) -> None:
+def test_calibration_averages_the_content_free_probabilities_before_it_normalises_them(lm):
     """As in the published code, in its words: p_cf is a normalised mean, and W = diag(p_cf)^-1."""
     blanks = [[9], [1, 2], []]
 
-    def label_probs(prompt: Prompt) -> np.ndarray:
+    def label_probs(prompt):
         return np.exp(lm.score(prompt, CANDIDATES))
 
     p_cf = np.mean([label_probs(Prompt(PROMPT.prefix, [blank] * 4, PROMPT.suffix)) for blank in blanks], axis=0)
@@ -234,8 +227,8 @@ def test_calibration_averages_the_content_free_probabilities_before_it_normalise
 
 
 def test_calibration_of_text_uses_the_published_content_free_inputs_and_leaves_no_preference_without_content(
-    lm: InvariantModel, chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> None:
+    lm, chat_llama, tokenizer
+):
     empty = Prompt([3, 4], [[9], [9]], [11, 12])
     assert max(lm.score(empty, CANDIDATES)) - min(lm.score(empty, CANDIDATES)) > 0.1
     assert_rounded_alike(ContextualCalibration(lm, [[9]]).score(empty, CANDIDATES), [math.log(1 / 3)] * 3)
@@ -250,7 +243,7 @@ def test_calibration_of_text_uses_the_published_content_free_inputs_and_leaves_n
 # --- attention sorting ----------------------------------------------------------------------------------------------
 
 
-def eager_attention(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
+def eager_attention(model, ids):
     """What transformers itself says the last token attends to: `[S]`, the mean over layers and heads."""
     copy = type(model)(model.config)
     copy.load_state_dict(model.state_dict())
@@ -261,7 +254,7 @@ def eager_attention(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "gpt_oss"])
-def test_the_attention_of_the_last_token_is_the_models_own(family: str) -> None:
+def test_the_attention_of_the_last_token_is_the_models_own(family):
     model = tiny_model(family)
     lm = InvariantModel(model, method="sequential", ordering="given")
     prompt = Prompt([3, 4], [[5, 6], [], [7], [8, 9, 10]], [11, 12])
@@ -271,7 +264,7 @@ def test_the_attention_of_the_last_token_is_the_models_own(family: str) -> None:
     assert segment_attention(lm, lm.prepare(prompt)) == pytest.approx(expected, abs=bound)
 
 
-def test_each_round_puts_the_segment_with_the_most_attention_last(lm: InvariantModel) -> None:
+def test_each_round_puts_the_segment_with_the_most_attention_last(lm):
     plain, order = lm.with_method(ordering="given"), list(lm.prepare(PROMPT).order)
     for rounds in (1, 2, 3):
         listing = [list(PROMPT.segments[i].token_ids) for i in order]
@@ -290,7 +283,7 @@ def test_each_round_puts_the_segment_with_the_most_attention_last(lm: InvariantM
         assert result.token_ids == expected.token_ids
 
 
-def test_what_cannot_be_sorted_by_attention_is_refused(lm: InvariantModel) -> None:
+def test_what_cannot_be_sorted_by_attention_is_refused(lm):
     """The suffix sees segments elsewhere, or attends with other weights than the model's own."""
     changed = lm.with_method("sequential", intervention="ms-poe")
     with pytest.raises(UnsupportedCombination, match="ms-poe"):
@@ -306,7 +299,7 @@ def test_what_cannot_be_sorted_by_attention_is_refused(lm: InvariantModel) -> No
 # --- cost, and the interface ----------------------------------------------------------------------------------------
 
 
-def test_the_cost_line_says_what_the_model_did(lm: InvariantModel) -> None:
+def test_the_cost_line_says_what_the_model_did(lm):
     length = len(lm.prepare(PROMPT).input_ids)
     cost = PermutationAverage(lm).generate(PROMPT, max_new_tokens=3).cost
     assert (cost.prefills, cost.passes, cost.tokens, cost.calls) == (4, 4 + 4 * 3, 4 * length + 4 * 3, 4 + 3)
@@ -317,7 +310,7 @@ def test_the_cost_line_says_what_the_model_did(lm: InvariantModel) -> None:
     assert (cost.prefills, cost.passes, cost.tokens, cost.calls) == (4, 4 + 4 * 3, 4 * length + 4 * 3 * 2, 4 + 4)
 
 
-def test_counting_leaves_the_model_as_it_was(lm: InvariantModel) -> None:
+def test_counting_leaves_the_model_as_it_was(lm):
     before = lm.generate(PROMPT, max_new_tokens=3)
     with pytest.raises(RuntimeError), count_cost(lm.model):
         raise RuntimeError
@@ -329,13 +322,13 @@ def test_counting_leaves_the_model_as_it_was(lm: InvariantModel) -> None:
     assert lm.generate(PROMPT, max_new_tokens=3) == before
 
 
-def test_several_prompts_are_answered_as_each_alone(lm: InvariantModel) -> None:
+def test_several_prompts_are_answered_as_each_alone(lm):
     for ensemble in ensembles(lm):
         single = [ensemble.generate(each, max_new_tokens=2) for each in (PROMPT, TWO_SETS)]
         assert ensemble.generate([PROMPT, TWO_SETS], max_new_tokens=2) == single
 
 
-def test_a_generation_config_says_how_long_where_nothing_else_does(lm: InvariantModel) -> None:
+def test_a_generation_config_says_how_long_where_nothing_else_does(lm):
     config = GenerationConfig(max_new_tokens=3)
     for ensemble in (SelfConsistency(lm), AttentionSorting(lm)):
         expected = ensemble.generate(PROMPT, max_new_tokens=3)
@@ -343,7 +336,7 @@ def test_a_generation_config_says_how_long_where_nothing_else_does(lm: Invariant
         assert len(ensemble.generate(PROMPT, max_new_tokens=2, generation_config=config).token_ids) <= 2
 
 
-def test_segments_that_do_not_fit_are_left_out_of_every_permutation(llama: PreTrainedModel) -> None:
+def test_segments_that_do_not_fit_are_left_out_of_every_permutation(llama):
     lm = InvariantModel(llama, overflow="drop_last")
     prompt = Prompt([3], [[5] * 200, [6] * 200, [7] * 200], [8])
     expected = lm.generate(prompt, max_new_tokens=2)
@@ -354,9 +347,9 @@ def test_segments_that_do_not_fit_are_left_out_of_every_permutation(llama: PreTr
         assert set(result.order) == set(expected.order)
 
 
-def test_a_rag_pipeline_takes_an_ensemble(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_rag_pipeline_takes_an_ensemble(chat_llama, tokenizer):
     class Fixed:
-        def retrieve(self, query: str, k: int) -> SegmentSet:
+        def retrieve(self, query, k):
             return SegmentSet(["one", "two", "three"])
 
     ensemble = PermutationAverage(InvariantModel(chat_llama, tokenizer))
@@ -365,7 +358,7 @@ def test_a_rag_pipeline_takes_an_ensemble(chat_llama: PreTrainedModel, tokenizer
     assert sorted(answer.order) == [0, 1, 2]
 
 
-def test_senseless_numbers_and_names_are_refused(lm: InvariantModel) -> None:
+def test_senseless_numbers_and_names_are_refused(lm):
     with pytest.raises(InvalidChoice, match="count"):
         PermutationAverage(lm, 0)
     with pytest.raises(InvalidChoice, match="rounds"):

@@ -18,12 +18,12 @@ CANDIDATES = [[5, 6], [7], [8, 9, 10]]
 
 
 @pytest.fixture(scope="module")
-def lm() -> InvariantModel:
+def lm():
     return InvariantModel(tiny_model("llama", eos_token_id=None))
 
 
 @pytest.mark.parametrize(("family", "cuts"), [("llama", 2), ("llama", 3), ("qwen3", None), ("glm4", 1)])
-def test_it_is_the_average_over_rotations_for_one_prefill(family: str, cuts: int | None) -> None:
+def test_it_is_the_average_over_rotations_for_one_prefill(family, cuts):
     lm = InvariantModel(tiny_model(family, eos_token_id=None))
     ring, every = RingAverage(lm, cuts), PermutationAverage(lm, cuts)
     one, other = ring.generate(PROMPT, max_new_tokens=4), every.generate(PROMPT, max_new_tokens=4)
@@ -36,15 +36,13 @@ def test_it_is_the_average_over_rotations_for_one_prefill(family: str, cuts: int
     assert other.cost.prefills == (cuts or 5)
 
 
-def test_one_cut_is_rotor_and_several_are_not(lm: InvariantModel) -> None:
+def test_one_cut_is_rotor_and_several_are_not(lm):
     plain = lm.score(PROMPT, [[5, 6]])
     assert RingAverage(lm, 1).score(PROMPT, [[5, 6]]) == pytest.approx(plain, abs=rounding(lm.score, PROMPT, [[5, 6]]))
     assert RingAverage(lm, 3).score(PROMPT, [[5, 6]]) != pytest.approx(plain, abs=1e-2)
 
 
-def test_a_permutation_changes_no_bit_and_over_all_cuts_the_ordering_decides_about_neighbours_only(
-    lm: InvariantModel,
-) -> None:
+def test_a_permutation_changes_no_bit_and_over_all_cuts_the_ordering_decides_about_neighbours_only(lm):
     ring, shuffled = RingAverage(lm, 3), PROMPT.shuffled(random.Random(3))
     assert ring.generate(PROMPT, max_new_tokens=5).logprobs == ring.generate(shuffled, max_new_tokens=5).logprobs
     assert ring.score(PROMPT, [[5, 6]]) == ring.score(shuffled, [[5, 6]])
@@ -57,7 +55,7 @@ def test_a_permutation_changes_no_bit_and_over_all_cuts_the_ordering_decides_abo
     assert one[0] != pytest.approx(one[1], abs=1e-2)
 
 
-def test_what_has_no_ring_or_would_mix_two_is_refused(lm: InvariantModel) -> None:
+def test_what_has_no_ring_or_would_mix_two_is_refused(lm):
     windows, growing = (
         InvariantModel(tiny_model(each)) for each in ("mistral (sliding window)", "llama (dynamic scaling)")
     )
@@ -77,7 +75,7 @@ def test_what_has_no_ring_or_would_mix_two_is_refused(lm: InvariantModel) -> Non
         RingAverage(lm).generate(PROMPT, num_beams=2)
 
 
-def test_a_model_that_pads_or_beams_by_itself_changes_nothing() -> None:
+def test_a_model_that_pads_or_beams_by_itself_changes_nothing():
     model = tiny_model("llama", eos_token_id=None)
     lm, prompt = InvariantModel(model), Prompt([10, 0, 12], [[5, 0], [7, 8, 0]], [0, 9])
     greedy = RingAverage(lm, 1).generate(prompt, max_new_tokens=4)
@@ -90,7 +88,7 @@ def test_a_model_that_pads_or_beams_by_itself_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("segments", [[], [[], []]])
-def test_a_suffix_alone_is_the_plain_model(segments: list[list[int]], lm: InvariantModel) -> None:
+def test_a_suffix_alone_is_the_plain_model(segments, lm):
     prompt = Prompt([], segments, [3, 4])
     written = RingAverage(lm).generate(prompt, max_new_tokens=4)
     assert written.token_ids == lm.generate(prompt, max_new_tokens=4).token_ids

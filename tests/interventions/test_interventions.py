@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
@@ -27,21 +25,21 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 # --- a Llama in loops, one token and one head at a time in float64 ---
 
 
-def _turned(states: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+def _turned(states, angles):
     """Rotate the pairs (0, D/2), (1, D/2 + 1)... of vectors `[..., D]` by angles `[..., D/2]`."""
     a, b = states.chunk(2, dim=-1)
     return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), dim=-1)
 
 
 def llama_logits(
-    model: Any,
-    ids: list[int],
+    model,
+    ids,
     *,
-    reads: Callable[[int, int, torch.Tensor], torch.Tensor] = lambda _layer, _token, states: states,
-    values_read: Callable[[int, int, torch.Tensor], torch.Tensor] = lambda _layer, _token, states: states,
-    ratios: Callable[[int, list[list[float]]], list[float]] = lambda _layer, weights: [1.0] * len(weights),
-    last: int = -1,
-) -> torch.Tensor:
+    reads=lambda _layer, _token, states: states,
+    values_read=lambda _layer, _token, states: states,
+    ratios=lambda _layer, weights: [1.0] * len(weights),
+    last=-1,
+):
     """Return logits `[T, vocabulary]` of a Llama in float64.
 
     Args:
@@ -55,10 +53,10 @@ def llama_logits(
     size, frequencies = model.config.head_dim, model.model.rotary_emb.inv_freq.double()
     groups = model.config.num_attention_heads // model.config.num_key_value_heads
 
-    def heads(projection: Any, states: torch.Tensor) -> torch.Tensor:
+    def heads(projection, states):
         return projection(states).view(len(ids), -1, size).transpose(0, 1)
 
-    def weights(queries: torch.Tensor, keys: torch.Tensor, head: int, token: int, ratio: float) -> torch.Tensor:
+    def weights(queries, keys, head, token, ratio):
         places = torch.arange(token + 1, dtype=torch.float64)[:, None] / ratio
         own = _turned(queries[head, token], frequencies * places[-1])
         moved = _turned(keys[head // groups, : token + 1], frequencies * places)
@@ -91,12 +89,10 @@ ENTRIES = [(name, entry) for name, runs in RUNS.items() for entry in runs["entri
 
 
 @pytest.mark.parametrize(("name", "entry"), ENTRIES, ids=[f"{each['case']}-{each['method']}" for _, each in ENTRIES])
-def test_logits_and_greedy_tokens_equal_the_published_code(
-    name: str, entry: dict[str, Any], golden_model: PreTrainedModel
-) -> None:
+def test_logits_and_greedy_tokens_equal_the_published_code(name, entry, golden_model):
     """Also with its settings last_recompute_tokens, change_value and skip_first; all tokens are its number then."""
     case, config = RUNS["hidden_scaling"]["cases"][entry["case"]], RUNS[name]["configs"][entry["method"]]
-    settings: dict[str, Any] = {}
+    settings = {}
     if name == "hidden_scaling_settings":
         last = None if entry["method"] == "hs_all" else config["last_recompute_tokens"]
         settings = {"last_tokens": last, "skip_first": config["skip_first"], "scale_values": config["change_value"]}
@@ -124,11 +120,9 @@ SETTINGS: list[dict[str, Any]] = [  # the others are those of the published code
 
 
 @pytest.mark.parametrize(("settings", "factor"), list(zip(SETTINGS, cycle((-1.0, 0.2)))), ids=str)
-def test_logits_and_decoding_of_hidden_scaling_equal_a_float64_loop_written_from_the_paper(
-    settings: dict[str, Any], factor: float
-) -> None:
+def test_logits_and_decoding_of_hidden_scaling_equal_a_float64_loop_written_from_the_paper(settings, factor):
     """Equations 4 and 5 with the ablations of table 3; every generated token is a last token."""
-    model: Any = tiny_model("llama", eos_token_id=None).double()
+    model = tiny_model("llama", eos_token_id=None).double()
     scaling = HiddenScaling((5, 40), factor, (1, 3), **settings)
     lm = InvariantModel(model, method="sequential", intervention=scaling)
     prompt = random_prompt(random.Random(2), (4, 7, 12))
@@ -136,7 +130,7 @@ def test_logits_and_decoding_of_hidden_scaling_equal_a_float64_loop_written_from
     assert len(ids) > 16 + 5
     first = 0 if scaling.last_tokens is None else len(ids) - scaling.last_tokens
 
-    def reads(layer: int, token: int, states: torch.Tensor) -> torch.Tensor:
+    def reads(layer, token, states):
         if layer not in scaling.layers or token < first:
             return states
         scaled = states.clone()
@@ -159,7 +153,7 @@ def test_logits_and_decoding_of_hidden_scaling_equal_a_float64_loop_written_from
 
 
 @pytest.mark.parametrize("settings", SETTINGS[1::2], ids=str)
-def test_a_padded_batch_equals_single_calls(settings: dict[str, Any]) -> None:
+def test_a_padded_batch_equals_single_calls(settings):
     scaling = HiddenScaling((5, 40), -1.0, (1, 3), **settings)
     lm = InvariantModel(tiny_model("llama", eos_token_id=None), method="sequential", intervention=scaling)
     prompts = [random_prompt(random.Random(seed), lengths) for seed, lengths in enumerate([(9, 2, 11), (3, 4)])]
@@ -169,7 +163,7 @@ def test_a_padded_batch_equals_single_calls(settings: dict[str, Any]) -> None:
         assert together.logprobs == pytest.approx(alone.logprobs, abs=rounding(lm.generate, prompt, max_new_tokens=3))
 
 
-def test_settings_survive_a_file(tmp_path: Path) -> None:
+def test_settings_survive_a_file(tmp_path):
     scaling = HiddenScaling((5, 40), -1, (1, 3), last_tokens=None, skip_first=2, scale_values=True)
     scaling.save(tmp_path / "scaling.json")
     assert HiddenScaling.load(tmp_path / "scaling.json") == scaling
@@ -177,7 +171,7 @@ def test_settings_survive_a_file(tmp_path: Path) -> None:
     assert HiddenScaling.load(tmp_path / "scaling.json") == HiddenScaling(5, 0, [1])
 
 
-def test_the_published_table_is_found_by_id_and_by_the_last_part_of_it() -> None:
+def test_the_published_table_is_found_by_id_and_by_the_last_part_of_it():
     mistral = HiddenScaling((213,), 0.0, range(10, 26))
     for name in PUBLISHED:
         assert HiddenScaling.published(name).layers[0] == 10
@@ -190,7 +184,7 @@ def test_the_published_table_is_found_by_id_and_by_the_last_part_of_it() -> None
         HiddenScaling.published("mistralai/Mistral-7B-Instruct-v0.3")
 
 
-def test_by_name_it_has_the_parameters_published_for_the_model(llama: PreTrainedModel) -> None:
+def test_by_name_it_has_the_parameters_published_for_the_model(llama):
     with pytest.raises(UnknownName, match="'llama'"):
         InvariantModel(llama, method="sequential", intervention="hidden-scaling")
     model = tiny_model("llama", num_hidden_layers=26, hidden_size=216)
@@ -199,10 +193,10 @@ def test_by_name_it_has_the_parameters_published_for_the_model(llama: PreTrained
     assert lm.intervention == HiddenScaling(213, 0, range(10, 26))
 
 
-def test_parameters_without_a_meaning_or_beyond_the_model_are_refused(llama: PreTrainedModel) -> None:
+def test_parameters_without_a_meaning_or_beyond_the_model_are_refused(llama):
     for parameters in (((), 0, [1]), (5, 0, []), (-1, 0, [1]), (5, 0, [-1, 2])):
         with pytest.raises(InvalidChoice, match="one or more indices"):
-            HiddenScaling(*parameters)  # type: ignore[arg-type]
+            HiddenScaling(*parameters)
     with pytest.raises(InvalidChoice, match="last_tokens: expected at least 1"):
         HiddenScaling(5, 0, [1], last_tokens=0)
     with pytest.raises(InvalidChoice, match="skip_first: expected at least 0"):
@@ -216,7 +210,7 @@ def test_parameters_without_a_meaning_or_beyond_the_model_are_refused(llama: Pre
 # --- Ms-PoE ---
 
 
-def _from_the_paper(layer: int, weights: list[list[float]]) -> list[float]:
+def _from_the_paper(layer, weights):
     """Equations 1 and 2, from the third layer on."""
     if layer < 2:
         return [1.0] * len(weights)
@@ -228,16 +222,16 @@ def _from_the_paper(layer: int, weights: list[list[float]]) -> list[float]:
     return [1.2 + ranked.index(head) * (1.8 - 1.2) / (len(weights) - 1) for head in range(len(weights))]
 
 
-def test_logits_and_decoding_of_ms_poe_equal_a_float64_loop_written_from_the_paper() -> None:
+def test_logits_and_decoding_of_ms_poe_equal_a_float64_loop_written_from_the_paper():
     seed = 4
-    model: Any = tiny_model("llama", seed, eos_token_id=None).double()
+    model = tiny_model("llama", seed, eos_token_id=None).double()
     lm = InvariantModel(model, method="sequential", intervention="ms-poe")
     prompt = random_prompt(random.Random(seed), (4, 12, 7))
     plain = lm.with_method("sequential")  # for bounds: which head ranks first has none
     ids, written = list(lm.prepare(prompt).input_ids), lm.generate(prompt, max_new_tokens=3)
     assigned = []
 
-    def ratios(layer: int, weights: list[list[float]]) -> list[float]:
+    def ratios(layer, weights):
         assigned.append(_from_the_paper(layer, weights))
         return assigned[-1]
 
@@ -259,7 +253,7 @@ def test_logits_and_decoding_of_ms_poe_equal_a_float64_loop_written_from_the_pap
     ("seed", "ranked"),
     [(1, [1, 7, 3, 5, 2, 4, 0, 6]), (7, [7, 0, 3, 1, 6, 5, 4, 2]), (20, [4, 0, 1, 6, 7, 2, 3, 5])],
 )
-def test_heads_are_ranked_as_by_the_published_code(seed: int, ranked: list[int]) -> None:
+def test_heads_are_ranked_as_by_the_published_code(seed, ranked):
     """The expected ranks are what `_calculate_outlier` at commit a46c3d1 returns, with its threshold of 3."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(8, 1, 400, generator=generator, dtype=torch.float64)
@@ -271,10 +265,8 @@ def test_heads_are_ranked_as_by_the_published_code(seed: int, ranked: list[int])
     assert rank_heads(even, 3.0).tolist() == [1, 0], "three times the mean is not more than that"
 
 
-def test_ratios_without_a_meaning_and_models_that_end_before_the_first_layer_are_refused(
-    llama: PreTrainedModel,
-) -> None:
-    options: list[dict[str, Any]] = [{"smallest": 0.0}, {"smallest": 2.0}, {"largest": -1.0}, {"first_layer": -1}]
+def test_ratios_without_a_meaning_and_models_that_end_before_the_first_layer_are_refused(llama):
+    options = [{"smallest": 0.0}, {"smallest": 2.0}, {"largest": -1.0}, {"first_layer": -1}]
     for each in options:
         with pytest.raises(InvalidChoice):
             MsPoE(**each)

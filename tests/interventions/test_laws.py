@@ -9,14 +9,12 @@ from threading import Thread, current_thread, main_thread
 
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.attention.hook import PromptState
-from invariant_rag.attention.positions import Rotation
 from invariant_rag.attention.probe import probe
 from invariant_rag.errors import UnknownName, UnsupportedCombination
-from invariant_rag.interventions import INTERVENTIONS, HiddenScaling, Intervention, MsPoE, PromptBatch
+from invariant_rag.interventions import INTERVENTIONS, HiddenScaling, MsPoE, PromptBatch
 from invariant_rag.methods import METHODS
 from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.contracts import plain_logits
@@ -41,32 +39,32 @@ PROMPTS = [random_prompt(random.Random(seed), lengths) for seed, lengths in enum
 
 
 @cache
-def _model(family: str) -> PreTrainedModel:
+def _model(family):
     return tiny_model(family, eos_token_id=None)
 
 
 @cache
-def _rotations(family: str) -> list[Rotation]:
+def _rotations(family):
     return probe(_model(family))
 
 
 @pytest.fixture(params=AT_WORK, ids=lambda intervention: intervention.name)
-def lm(request: pytest.FixtureRequest) -> InvariantModel:
+def lm(request):
     return InvariantModel(_model("llama"), method="sequential", intervention=request.param)
 
 
-def test_every_intervention_is_held_to_these_laws() -> None:
+def test_every_intervention_is_held_to_these_laws():
     assert {intervention.name for intervention in AT_WORK} == set(INTERVENTIONS)
     assert all(name == each.name and each.paper and each.__doc__ for name, each in INTERVENTIONS.items())
 
 
-def plain_of(lm: InvariantModel) -> InvariantModel:
+def plain_of(lm):
     """The model without the intervention, for bounds: Ms-PoE ranks heads, and rounding makes no bound of ranks."""
     return lm.with_method("sequential")
 
 
 @pytest.mark.parametrize(("family", "intervention"), list(zip(FAMILIES, itertools.cycle(AT_WORK))), ids=str)
-def test_decoding_equals_recomputing(family: str, intervention: Intervention) -> None:
+def test_decoding_equals_recomputing(family, intervention):
     """All tokens in one pass without a cache, told where the prompt ended."""
     model, prompt = _model(family), PROMPTS[0]
     lm = InvariantModel(model, method="sequential", intervention=intervention)
@@ -83,7 +81,7 @@ def test_decoding_equals_recomputing(family: str, intervention: Intervention) ->
 
 
 @pytest.mark.parametrize(("family", "number"), list(zip(FAMILIES, itertools.cycle((1, 0)))), ids=str)
-def test_one_that_changes_nothing_is_the_plain_model(family: str, number: int) -> None:
+def test_one_that_changes_nothing_is_the_plain_model(family, number):
     idle, busy = IDLE[number], AT_WORK[number]
     model, prompt = _model(family), PROMPTS[0]
     plain, lm = plain_logits(model, prompt), InvariantModel(model, method="sequential", intervention=idle)
@@ -99,7 +97,7 @@ def test_one_that_changes_nothing_is_the_plain_model(family: str, number: int) -
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_model_is_unchanged_after_a_call(family: str) -> None:
+def test_the_model_is_unchanged_after_a_call(family):
     model, prompt = _model(family), PROMPTS[0]
     before, implementation = plain_logits(model, prompt), model.config._attn_implementation
     for intervention in AT_WORK:
@@ -112,7 +110,7 @@ def test_the_model_is_unchanged_after_a_call(family: str) -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def test_a_batch_of_answers_or_beams_and_scores_equal_single_calls(lm: InvariantModel) -> None:
+def test_a_batch_of_answers_or_beams_and_scores_equal_single_calls(lm):
     single = [lm.generate(prompt, max_new_tokens=4) for prompt in PROMPTS]
     bound = rounding(plain_of(lm).generate, PROMPTS, max_new_tokens=4)
     for alone, together in zip(single, lm.generate(PROMPTS, max_new_tokens=4), strict=True):
@@ -128,7 +126,7 @@ def test_a_batch_of_answers_or_beams_and_scores_equal_single_calls(lm: Invariant
     )
 
 
-def test_a_stream_is_what_generate_returns(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_stream_is_what_generate_returns(tokenizer):
     model = tiny_model("llama", vocab_size=261, eos_token_id=None)
     for intervention in AT_WORK:
         lm = InvariantModel(model, tokenizer, method="sequential", intervention=intervention)
@@ -138,7 +136,7 @@ def test_a_stream_is_what_generate_returns(tokenizer: PreTrainedTokenizerFast) -
         assert stream.generation == lm.generate(prompt, max_new_tokens=6)
 
 
-def test_the_ordering_makes_it_invariant_and_not_the_intervention(lm: InvariantModel) -> None:
+def test_the_ordering_makes_it_invariant_and_not_the_intervention(lm):
     prompt, shuffled = PROMPTS[0], Prompt(PROMPTS[0].prefix, PROMPTS[0].segments.permuted([2, 0, 1]), PROMPTS[0].suffix)
     assert not lm.ordering.invariant
     assert not torch.allclose(lm.logits(prompt), lm.logits(shuffled), atol=1e-2)
@@ -147,12 +145,12 @@ def test_the_ordering_makes_it_invariant_and_not_the_intervention(lm: InvariantM
     assert torch.equal(canonical.logits(prompt), canonical.logits(shuffled))
 
 
-def test_other_threads_meanwhile_get_the_plain_model(lm: InvariantModel) -> None:
+def test_other_threads_meanwhile_get_the_plain_model(lm):
     """One calls the model right before a layer's attention is computed."""
     prompt, seen = PROMPTS[0], []
     expected, layer = plain_logits(lm.model, prompt), lm.model.get_submodule("model.layers.2.self_attn")
 
-    def interrupt(module: torch.nn.Module, inputs: object) -> None:
+    def interrupt(module, inputs):
         if current_thread() is main_thread():
             thread = Thread(target=lambda: seen.append(plain_logits(lm.model, prompt)))
             thread.start()
@@ -166,7 +164,7 @@ def test_other_threads_meanwhile_get_the_plain_model(lm: InvariantModel) -> None
     torch.testing.assert_close(own, lm.logits(prompt)[-1], atol=rounding(plain_of(lm).logits, prompt), rtol=0)
 
 
-def test_only_sequential_can_be_intervened_in(lm: InvariantModel) -> None:
+def test_only_sequential_can_be_intervened_in(lm):
     for method in sorted(set(METHODS) - {"sequential"}):
         with pytest.raises(UnsupportedCombination, match=f"expected the method 'sequential'.*{method}"):
             InvariantModel(lm.model, method=method, intervention=lm.intervention)

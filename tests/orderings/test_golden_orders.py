@@ -19,12 +19,12 @@ ORDERINGS: dict[str, Ordering] = {
 ENTRIES = [entry for entry in GOLDEN["entries"] if entry["method"] in ORDERINGS]
 
 
-def test_there_are_golden_orders() -> None:
+def test_there_are_golden_orders():
     assert {entry["method"] for entry in ENTRIES} == set(ORDERINGS)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry['case']}-{entry['method']}")
-def test_physical_order_is_the_published_one(entry: dict[str, object]) -> None:
+def test_physical_order_is_the_published_one(entry):
     rows = GOLDEN["cases"][entry["case"]]["segs"]
     listed = [Candidate(Segment.of(row), tuple(row), None) for row in rows]
     ordering = ORDERINGS[str(entry["method"])]

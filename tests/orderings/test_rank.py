@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,7 +14,6 @@ from invariant_rag.orderings import (
     Given,
     Lexical,
     LexicalReversed,
-    Ordering,
     Score,
     resolve_ordering,
 )
@@ -27,12 +22,12 @@ from invariant_rag.segments import Segment
 WORDS = ("harbour", "lantern", "river", "salt", "true", "unseen", "\ud800", "زيت")
 
 
-def candidate(text: str, score: float | None = 0.0, source: str = "") -> Candidate:
+def candidate(text, score=0.0, source=""):
     segment = Segment(text, score=score, metadata={"source": source})
     return Candidate(segment, tuple(map(ord, text)), text)
 
 
-def ids_only(ids: Sequence[int]) -> Candidate:
+def ids_only(ids):
     return Candidate(Segment.of(list(ids)), tuple(ids), None)
 
 
@@ -42,11 +37,11 @@ candidates = st.lists(
 )
 
 
-def contents(ranked: Sequence[int], given_candidates: Sequence[Candidate]) -> list[Any]:
+def contents(ranked, given_candidates):
     return [given_candidates[index].tie_breaker for index in ranked]
 
 
-def assert_rank_ignores_order(ordering: Ordering, listed: list[Candidate], order: random.Random) -> None:
+def assert_rank_ignores_order(ordering, listed, order):
     permutation = order.sample(range(len(listed)), len(listed))
     shuffled = [listed[index] for index in permutation]
     rank = ordering.rank(listed, "river salt")
@@ -59,27 +54,23 @@ def assert_rank_ignores_order(ordering: Ordering, listed: list[Candidate], order
 
 @pytest.mark.parametrize("ordering", [Lexical(), LexicalReversed(), Frequency(), Score()], ids=repr)
 @given(listed=candidates, order=st.randoms(use_true_random=False))
-def test_rank_ignores_the_order_in_which_segments_are_given(
-    ordering: Ordering, listed: list[Candidate], order: random.Random
-) -> None:
+def test_rank_ignores_the_order_in_which_segments_are_given(ordering, listed, order):
     assert_rank_ignores_order(ordering, listed, order)
 
 
 @pytest.mark.parametrize("fixture", ["monot5", "cross_encoder", "embedding"])
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(listed=candidates, order=st.randoms(use_true_random=False))
-def test_scores_of_a_model_ignore_the_order_in_which_segments_are_given(
-    request: pytest.FixtureRequest, fixture: str, listed: list[Candidate], order: random.Random
-) -> None:
+def test_scores_of_a_model_ignore_the_order_in_which_segments_are_given(request, fixture, listed, order):
     assert_rank_ignores_order(request.getfixturevalue(fixture), listed, order)
 
 
-def test_every_invariant_ordering_is_tested_for_invariance() -> None:
+def test_every_invariant_ordering_is_tested_for_invariance():
     invariant = {name for name, ordering in ORDERINGS.items() if ordering.invariant}
     assert invariant == {"lexical", "lexical-reversed", "frequency", "score", "monot5", "cross-encoder", "embedding"}
 
 
-def test_given_and_lexical_rank_as_they_say() -> None:
+def test_given_and_lexical_rank_as_they_say():
     """Given: the first segment is farthest. Lexical: the smallest ids, and the shorter of two that begin alike."""
     assert Given().rank([candidate(text) for text in ("b", "a", "c", "a")], "")[::-1] == [0, 1, 2, 3]
     assert not Given.invariant
@@ -88,7 +79,7 @@ def test_given_and_lexical_rank_as_they_say() -> None:
     assert LexicalReversed().rank(listed, "") == [0, 1, 2, 3]
 
 
-def padded_frequency_rank(rows: list[list[int]]) -> list[int]:
+def padded_frequency_rank(rows):
     """Rank as the published code does it: pad, count the padding, and read whatever has its count as padding."""
     longest = max(map(len, rows))
     padded = [row + [-1] * (longest - len(row)) for row in rows]
@@ -99,12 +90,12 @@ def padded_frequency_rank(rows: list[list[int]]) -> list[int]:
 
 
 @given(st.lists(st.lists(st.integers(0, 6), max_size=5), min_size=1, max_size=6))
-def test_frequency_ranks_as_the_published_code_does_up_to_its_ties(rows: list[list[int]]) -> None:
+def test_frequency_ranks_as_the_published_code_does_up_to_its_ties(rows):
     rank = Frequency().rank([ids_only(row) for row in rows], "")
     assert [rows[index] for index in rank] == [rows[index] for index in padded_frequency_rank(rows)]
 
 
-def test_score_puts_the_best_first_then_text_then_metadata_and_names_segments_without_one() -> None:
+def test_score_puts_the_best_first_then_text_then_metadata_and_names_segments_without_one():
     listed = [candidate("a", 0.1), candidate("b", 7.0), candidate("c", float("-inf"))]
     assert Score().rank(listed, "") == [1, 0, 2]
     assert Score().rank([candidate("b"), candidate("a", source="y"), candidate("a", source="x")], "") == [2, 1, 0]
@@ -112,7 +103,7 @@ def test_score_puts_the_best_first_then_text_then_metadata_and_names_segments_wi
         Score().rank([candidate("a", 1.0), candidate("left", None), candidate("right", None)], "")
 
 
-def test_every_name_resolves_to_its_ordering_without_loading_a_model_and_others_are_refused() -> None:
+def test_every_name_resolves_to_its_ordering_without_loading_a_model_and_others_are_refused():
     for name in ORDERINGS:
         ordering = resolve_ordering(name)
         assert type(ordering) is ORDERINGS[name]
@@ -120,5 +111,5 @@ def test_every_name_resolves_to_its_ordering_without_loading_a_model_and_others_
         assert resolve_ordering(ordering) is ordering
     for wrong in ("lexcal", "", None, 3, Lexical):
         with pytest.raises(UnknownName) as caught:
-            resolve_ordering(wrong)  # type: ignore[arg-type]
+            resolve_ordering(wrong)
         assert all(repr(name) in str(caught.value) for name in ORDERINGS)

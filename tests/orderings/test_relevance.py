@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from itertools import permutations
-from pathlib import Path
 from threading import Event
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -17,13 +15,13 @@ from transformers import AutoTokenizer, BertModel, T5ForConditionalGeneration
 
 from invariant_rag.cancellation import cancellable
 from invariant_rag.errors import ContextOverflow, InvariantRAGError, TokenizerRequired, UnsupportedModel
-from invariant_rag.orderings import Candidate, CrossEncoder, Embedding, MonoT5, Ordering, Relevance
+from invariant_rag.orderings import Candidate, CrossEncoder, Embedding, MonoT5, Relevance
 from invariant_rag.segments import Segment
 from invariant_rag.testing.rounding import rounding
 from tests.orderings.conftest import WORDS, save_bert
 
 
-def candidate(text: str) -> Candidate:
+def candidate(text):
     return Candidate(Segment(text), tuple(map(ord, text)), text)
 
 
@@ -32,17 +30,17 @@ class Recorder(Relevance):
 
     name: ClassVar[str] = "recorder"
 
-    def __init__(self, value: float | None = None) -> None:
+    def __init__(self, value=None):
         super().__init__("nothing")
         self.value = value
         self.shown: list[list[str]] = []
 
-    def score_texts(self, texts: Sequence[str], query: str) -> list[float]:
+    def score_texts(self, texts, query):
         self.shown.append(list(texts))
         return [len(text) if self.value is None else self.value for text in texts]
 
 
-def test_the_model_is_shown_the_distinct_texts_in_sorted_order_whatever_order_they_came_in() -> None:
+def test_the_model_is_shown_the_distinct_texts_in_sorted_order_whatever_order_they_came_in():
     listed = [candidate(text) for text in ("bb", "a", "bb", "ccc")]
     recorder = Recorder()
     for shuffled in permutations(listed):
@@ -53,19 +51,19 @@ def test_the_model_is_shown_the_distinct_texts_in_sorted_order_whatever_order_th
 
 
 @pytest.mark.parametrize("ordering", [MonoT5(), CrossEncoder(), Embedding()], ids=repr)
-def test_segments_without_text_are_refused_before_a_model_is_loaded(ordering: Ordering) -> None:
+def test_segments_without_text_are_refused_before_a_model_is_loaded(ordering):
     with pytest.raises(TokenizerRequired, match="segment 1"):
         ordering.rank([candidate("a"), Candidate(Segment.of([1, 2]), (1, 2), None)], "q")
 
 
 @pytest.mark.parametrize("ordering", [MonoT5, CrossEncoder, Embedding])
-def test_a_folder_without_a_model_is_refused(ordering: type[Relevance], tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(ordering, tmp_path):
     with pytest.raises(InvariantRAGError, match=tmp_path.name) as caught:
         ordering(tmp_path).rank([candidate("a")], "q")
     assert caught.value.hint
 
 
-def one_by_one(folder: Path, text: str) -> float:
+def one_by_one(folder, text):
     """Return log P(true) against false, written out for one input."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = T5ForConditionalGeneration.from_pretrained(folder).eval()
@@ -79,7 +77,7 @@ def one_by_one(folder: Path, text: str) -> float:
 TEXTS = ("river salt", "lantern", "bridge copper winter mill harbour", "salt", "mill mill")
 
 
-def test_monot5_scores_are_the_log_probability_of_true_against_false(monot5: MonoT5, t5_folder: Path) -> None:
+def test_monot5_scores_are_the_log_probability_of_true_against_false(monot5, t5_folder):
     keys = monot5.sort_keys([candidate(text) for text in TEXTS], "salt mill")
     bound = rounding(monot5.sort_keys, [candidate(text) for text in TEXTS], "salt mill")
     expected = [-one_by_one(t5_folder, f"Query: salt mill Document: {text} Relevant:") for text in TEXTS]
@@ -89,7 +87,7 @@ def test_monot5_scores_are_the_log_probability_of_true_against_false(monot5: Mon
     assert [keys[index] for index in rank] == sorted(keys), "the most relevant first"
 
 
-def test_monot5_cuts_a_long_document_and_keeps_the_query_and_the_end(t5_folder: Path) -> None:
+def test_monot5_cuts_a_long_document_and_keeps_the_query_and_the_end(t5_folder):
     # "Query: salt Document:" takes 3 tokens, "Relevant:" and the end 2, so 5 of the document's 40 words fit.
     short = MonoT5(str(t5_folder), max_length=10, device="cpu")
     [key] = short.sort_keys([candidate("river mill " * 20)], "salt")
@@ -98,11 +96,11 @@ def test_monot5_cuts_a_long_document_and_keeps_the_query_and_the_end(t5_folder: 
     assert key == pytest.approx(-one_by_one(t5_folder, cut), abs=bound)
 
 
-def test_what_a_model_cannot_score_is_refused(t5_folder: Path, tmp_path: Path) -> None:
-    def monot5(**options: Any) -> MonoT5:
+def test_what_a_model_cannot_score_is_refused(t5_folder, tmp_path):
+    def monot5(**options):
         return MonoT5(str(t5_folder), device="cpu", **options)
 
-    refusals: list[tuple[Relevance, str, type[InvariantRAGError], str]] = [
+    refusals = [
         (monot5(true_word="unheard-of"), "salt", UnsupportedModel, "one token for"),
         (monot5(true_word="true false"), "salt", UnsupportedModel, "one token for"),
         (monot5(true_word="false"), "salt", UnsupportedModel, "same token"),
@@ -115,11 +113,11 @@ def test_what_a_model_cannot_score_is_refused(t5_folder: Path, tmp_path: Path) -
             ordering.rank([candidate("a"), candidate("b")], query)
 
 
-def test_threads_that_arrive_together_load_the_model_once(t5_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loads: list[str] = []
+def test_threads_that_arrive_together_load_the_model_once(t5_folder, monkeypatch):
+    loads = []
     load = T5ForConditionalGeneration.from_pretrained
 
-    def counted(name: str, **options: Any) -> T5ForConditionalGeneration:
+    def counted(name, **options):
         loads.append(name)
         return load(name, **options)
 
@@ -133,8 +131,8 @@ def test_threads_that_arrive_together_load_the_model_once(t5_folder: Path, monke
 
 
 def test_an_ordering_survives_pickling_and_loads_its_model_where_it_arrives(
-    monot5: MonoT5, cross_encoder: CrossEncoder, embedding: Embedding, t5_folder: Path
-) -> None:
+    monot5, cross_encoder, embedding, t5_folder
+):
     listed = [candidate(text) for text in TEXTS]
     for ordering in (monot5, cross_encoder, embedding):
         expected = ordering.sort_keys(listed, "salt mill")
@@ -149,13 +147,13 @@ def test_an_ordering_survives_pickling_and_loads_its_model_where_it_arrives(
         MonoT5(model)
 
 
-def test_cross_encoder_scores_are_raw_logits(cross_encoder: CrossEncoder) -> None:
+def test_cross_encoder_scores_are_raw_logits(cross_encoder):
     keys = cross_encoder.sort_keys([candidate(text) for text in TEXTS], "salt mill")
     assert max(map(abs, keys)) > 1
     assert len(set(keys)) == len(keys)
 
 
-def test_embedding_ranks_by_meaning(embedding: Embedding) -> None:
+def test_embedding_ranks_by_meaning(embedding):
     texts = ["The bakery opens at seven.", "A ferry crosses the strait twice a day.", "Copper is mined in the hills."]
     rank = embedding.rank([candidate(text) for text in texts], "When does the boat sail?")
     assert rank[0] == 1
@@ -165,14 +163,12 @@ def test_embedding_ranks_by_meaning(embedding: Embedding) -> None:
 
 
 @pytest.mark.parametrize(("kind", "together"), [("monot5", 1), ("cross_encoder", 4)])
-def test_no_batch_is_read_once_nobody_waits_for_the_scores(
-    kind: str, together: int, request: pytest.FixtureRequest
-) -> None:
+def test_no_batch_is_read_once_nobody_waits_for_the_scores(kind, together, request):
     relevance, gone, reads = request.getfixturevalue(kind), Event(), []
     candidates = [candidate(f"{word} {other} mill") for word in WORDS for other in WORDS]
     relevance.sort_keys(candidates[:1], "river")  # the model is loaded
 
-    def leave(network: torch.nn.Module, *_: object) -> None:
+    def leave(network, *_):
         if isinstance(network, T5ForConditionalGeneration | BertModel):
             reads.append(1)
             gone.set()

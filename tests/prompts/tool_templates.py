@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tokenizers import AddedToken
-from transformers import PreTrainedTokenizerFast
 
 from invariant_rag.testing import toy_tokenizer
 
@@ -93,7 +92,7 @@ _SPECIAL = {
 }
 
 
-def templated(kind: str) -> PreTrainedTokenizerFast:
+def templated(kind):
     """Return the toy tokenizer with the chat template and the tokens of a model's manner."""
     tokenizer = toy_tokenizer()
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name in _MARKERS.get(kind, ())])

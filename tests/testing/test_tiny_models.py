@@ -9,7 +9,7 @@ import torch
 from invariant_rag.testing import random_prompt, tiny_model
 
 
-def test_a_seed_gives_its_own_weights_and_prompts_and_leaks_nowhere() -> None:
+def test_a_seed_gives_its_own_weights_and_prompts_and_leaks_nowhere():
     torch.manual_seed(5)
     before, state = torch.get_rng_state(), random.getstate()
     one, same, other = (tiny_model("llama", seed).lm_head.weight for seed in (1, 1, 2))
