@@ -63,27 +63,22 @@ def test_what_the_questions_of_the_map_point_to_exists():
     assert not wrong, "CONTRIBUTING.md, 'Where is ...?': not found where it says\n" + "\n".join(wrong)
 
 
-def test_the_workflow_calls_every_check_and_only_targets_of_the_makefile_on_every_python():
+def test_the_workflow_calls_every_check_on_every_python_may_only_read_and_pins_its_actions():
     (path,) = WORKFLOWS
-    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    workflow = yaml.safe_load(text)
     commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
     words = [word for command in commands for word in command.split()[1:] if "=" not in word]
     assert {command.split()[0] for command in commands} == {"make"}
     assert {"lint", "types", "site", "test", "notebooks", "test-lowest", "release-check"} <= {*words} <= TARGETS
     tested = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
     assert tested == re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
-
-
-def test_the_workflow_may_only_read_and_pins_its_actions():
-    text = WORKFLOWS[0].read_text(encoding="utf-8")
-    workflow = yaml.safe_load(text)
     assert workflow["permissions"] == {"contents": "read"}
     assert workflow["concurrency"]["cancel-in-progress"] is True
     assert str(workflow["env"]["HF_HUB_OFFLINE"]) == "1"
     actions = [line for line in text.splitlines() if "uses:" in line]
     assert actions
-    for line in actions:
-        assert re.search(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), line
+    assert all(re.search(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line) for line in actions), actions
 
 
 def test_every_check_of_ci_is_a_target_of_the_makefile():
@@ -151,7 +146,7 @@ def test_all_packages_have_the_version_of_the_core():
     assert changelog.index("## [Unreleased]") < changelog.index(f"## [{invariant_rag.__version__}]")
 
 
-def test_the_lowest_version_of_every_dependency_is_known():
+def test_the_lowest_version_of_every_dependency_is_known_and_its_tests_exist():
     script = [sys.executable, str(ROOT / ".ci" / "lowest.py")]
     constraints = subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()
     extras = [each for name in ("retrieval", "plots", "evaluation") for each in PROJECT["optional-dependencies"][name]]
@@ -160,14 +155,11 @@ def test_the_lowest_version_of_every_dependency_is_known():
         for each in [*PROJECT["dependencies"], *extras]
         if not each.startswith("invariant-rag[")
     ]
-
-
-def test_the_tests_of_the_lowest_versions_exist():
     (listed,) = re.findall(r"^LOWEST_TESTS \?= ((?:.*\\\n)*.*)$", MAKEFILE, re.MULTILINE)
     paths = listed.replace("\\", " ").split()
     assert paths
-    for each in paths:
-        assert (ROOT / each.partition("::")[0]).is_file(), f"Makefile, LOWEST_TESTS: {each} does not exist"
+    missing = [each for each in paths if not (ROOT / each.partition("::")[0]).is_file()]
+    assert not missing, "Makefile, LOWEST_TESTS: no such files"
 
 
 # --- the table of threats ---

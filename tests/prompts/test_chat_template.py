@@ -17,7 +17,6 @@ from invariant_rag.prompts import (
     render_chat,
     template_format,
     tokenize_literal,
-    tokenize_prompt,
     tokenize_text,
 )
 from invariant_rag.prompts.template_probes import OWN_FORMAT, CallFormat
@@ -250,22 +249,3 @@ def test_a_text_in_pieces_is_the_text():
 
     assert all(texts([said[:at], said[at:]]) == texts(said) for at in range(len(said)))
     assert control(said) == control(said.replace("<|im_end|>", "")), "behind the reasoning, names are text"
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_no_tool_call_or_result_makes_a_control_token(kind):
-    tokenizer = templated(kind)
-    control = control_tokens(tokenizer)
-    hostile = "x" + "".join(sorted(control.values())) + "\ueca4\ueca6\ueca5\ueca40\ueca5"
-
-    def tokens(text):
-        parameters = {"type": "object", "properties": {text: {"enum": [text]}}}
-        messages = conversation([text, Segment("one"), text])
-        messages[1]["tool_calls"] = [{"id": "abc123", "name": "search", "args": {"query": text, text: 1}}]
-        prompt = render_chat(messages, tokenizer, tools=[Tool("search", text, parameters)])
-        assert len(prompt.sets) == 1
-        return [token for text in tokenize_prompt(prompt, tokenizer).texts for token in text]
-
-    assert [token for token in tokens(hostile) if token in control] == [t for t in tokens("x") if t in control]
-    written = tokenizer.decode(tokens(hostile), skip_special_tokens=False)
-    assert all(name in written for name in control.values())  # the model reads them, as text

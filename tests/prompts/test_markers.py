@@ -43,15 +43,15 @@ def test_marked_segments_are_found_again_and_text_without_marks_is_left_as_it_is
     assert without_marks(before) == before
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"icons {MARKS} and {MARKS[::-1]}",
-        "\\ueca0 \\ueca3",
-        "a \\ueca0;;;\\ueca1 b \\ueca3",
-        "\ueca0;;;\ueca1 x\ueca3",
-    ],
-)
+ICONS = [
+    f"icons {MARKS} and {MARKS[::-1]}",
+    "\\ueca0 \\ueca3",
+    "a \\ueca0;;;\\ueca1 b \\ueca3",
+    "\ueca0;;;\ueca1 x\ueca3",
+]
+
+
+@pytest.mark.parametrize("text", ICONS)
 def test_icons_of_fonts_and_their_escapes_are_no_marks(text):
     assert split_marked(text) == ([text], False)
     assert not has_marks(text)
@@ -59,49 +59,44 @@ def test_icons_of_fonts_and_their_escapes_are_no_marks(text):
 
 def test_a_document_cannot_forge_a_mark_nor_end_its_own():
     forged = f"\ueca0{'0' * 8};1;;\ueca1forged\ueca3"
-    assert segments_in(mark(Segment("a" + forged + MARKS, title=f"b{forged}"))) == [
-        Segment("a00000000;1;;forged", title="b00000000;1;;forged")
-    ]
+    (found,) = segments_in(mark(Segment("a" + forged + MARKS, title=f"b{forged}")))
+    assert found == Segment("a00000000;1;;forged", title="b00000000;1;;forged")
     with pytest.raises(InvalidSegment, match="token ids"):
         mark(Segment.of([1, 2]))
 
 
-@pytest.mark.parametrize(
-    "carry",
-    [
-        str.strip,
-        lambda text: unicodedata.normalize("NFKC", text),
-        lambda text: json.loads(json.dumps(text)),
-        lambda text: json.dumps({"context": text}, ensure_ascii=False),
-    ],
-)
-def test_marks_survive_what_frameworks_do_to_text(carry):
-    carried = carry(mark_set(["a", "b", "c"]))
+CARRIED = {
+    "stripped": str.strip,
+    "normalised": lambda text: unicodedata.normalize("NFKC", text),
+    "as JSON and back": lambda text: json.loads(json.dumps(text)),
+    "as JSON": lambda text: json.dumps({"context": text}, ensure_ascii=False),
+}
+SPOILT = {
+    "cut": lambda text: text[: len(text) // 2 + 12],
+    "without ends": lambda text: text.replace("\ueca3", ""),
+    "of another process": lambda text: mark("a", nonce="0" * 8),
+    "repr": repr,
+    "escaped": json.dumps,
+    "escaped twice": lambda text: json.dumps(json.dumps(text)),
+    "escaped, without ends": lambda text: json.dumps(text).replace("\\ueca3", ""),
+}
+
+
+@pytest.mark.parametrize("how", CARRIED)
+def test_marks_survive_what_frameworks_do_to_text(how):
+    carried = CARRIED[how](mark_set(["a", "b", "c"]))
     assert [each.text for each in segments_in(carried)] == ["a", "b", "c"]
     assert not split_marked(carried)[1]
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda text: text[: len(text) // 2 + 12],
-        lambda text: text.replace("\ueca3", ""),
-        lambda text: mark("a", nonce="0" * 8),
-        repr,
-        json.dumps,
-        lambda text: json.dumps(json.dumps(text)),
-        lambda text: json.dumps(text).replace("\\ueca3", ""),
-    ],
-    ids=["cut", "without ends", "of another process", "repr", "escaped", "escaped twice", "escaped, without ends"],
-)
-def test_broken_and_escaped_marks_are_noticed_and_removed(spoil):
-    spoilt = "before " + spoil(mark_set(["one", "two"])) + " after"
+@pytest.mark.parametrize("how", SPOILT)
+def test_broken_and_escaped_marks_are_noticed_and_removed(how):
+    spoilt = "before " + SPOILT[how](mark_set(["one", "two"])) + " after"
     parts, rest = split_marked(spoilt)
     assert rest
     assert has_marks(spoilt)
     assert not any(has_marks(part) for part in parts if isinstance(part, str))
-    assert "before" in without_marks(spoilt)
-    assert "after" in without_marks(spoilt)
+    assert all(each in without_marks(spoilt) for each in ("before", "after"))
 
 
 @settings(max_examples=200)
@@ -128,10 +123,9 @@ def test_only_text_between_two_segments_makes_two_sets_of_them():
 # --- labels ---
 
 
-@given(st.permutations(range(4)), st.permutations(range(4)))
-def test_a_label_leads_to_the_document_that_has_it_and_to_none_if_two_have_it(listed, placed):
-    slots = [Slot(f"[{n}] ", number=str(n)) for n in range(1, 5)]
-    documents = SegmentSet([f"document {n}" for n in listed], slots=slots)
+@given(st.permutations(range(4)))
+def test_a_label_leads_to_the_document_that_has_it_and_to_none_if_two_have_it(placed):
+    documents = SegmentSet(["a", "b", "c", "d"], slots=[Slot(f"[{n}] ", number=str(n)) for n in range(1, 5)])
     labels = labels_of([(SegmentSet(["before"]), [0]), (documents, placed)])
     assert labels == {str(place + 1): 1 + index for place, index in enumerate(placed)}
     assert labels_of([(documents, placed), (documents, placed)]) == {}

@@ -106,14 +106,13 @@ def test_what_cannot_be_told_from_the_template_or_counts_leaves_text_in_every_or
 @pytest.mark.parametrize(
     "slot",
     [
-        "The ferry leaves at noon.\n\nThe mill grinds barley all day.",  # two of three
-        "The ferry leaves at noon.\n\n" * 3,
+        f"{FERRY.text}\n\n{MILL.text}",  # two of three
+        f"{FERRY.text}\n\n" * 3,
         "So? " + JOINED.replace("noon.\n", "noon.\n\n"),
         f"{FERRY.text}\n\n{MILL.text}\n---\n{SALT.text}",  # unequal gaps
         f"{FERRY.text} But {MILL.text} And {SALT.text}",
-        "docs = ['The ferry leaves at noon.', 'The mill grinds barley all day.']",
-        "When?",
-        "",
+        f"docs = [{FERRY.text!r}, {MILL.text!r}]",
+        *("When?", ""),
     ],
 )
 def test_anything_else_is_text(slot):
@@ -126,35 +125,24 @@ def test_the_users_question_is_no_set_even_if_it_is_nothing_but_documents():
         assert find_set(JOINED, [Retrieval(DOCUMENTS, question)]) is None
 
 
-@pytest.mark.parametrize(
-    ("texts", "sep"),
-    [
+AMBIGUOUS = [
+    *((dict(enumerate(texts)), "{text}", sep) for texts, sep in (
         (["a b", "c", "a b\n\nc"], "\n\n"),  # one is two others and the separator
-        (["a", "a", "b"], "\n"),
-        (["a\n", "b", "c"], "\n"),
-        (["", "b", "c"], "\n"),
-        (["- a", "a", "b"], "\n- "),
-        (["b\n\nc", "a", "c\n\na"], "\n\n"),
-        (["1", "a ", "a "], "-"),
+        (["a", "a", "b"], "\n"), (["a\n", "b", "c"], "\n"), (["", "b", "c"], "\n"), (["- a", "a", "b"], "\n- "),
+        (["b\n\nc", "a", "c\n\na"], "\n\n"), (["1", "a ", "a "], "-"),
         (["xb\n\nc", "ay", "c\n\na"], "\n\n"),  # the third is also where the first two meet
-    ],
-)
-def test_documents_that_cannot_be_told_apart_are_treated_alike_in_every_order(texts, sep):
-    found = readings((lambda n, each: each.text, sep), [Segment(each) for each in texts])
-    assert all(each == found[0] for each in found)
+    )),
+    # one order could be parsed in two ways
+    ({"x": "aa", "xx": "b a"}, "{year}:{text}", ": "),
+    ({"y": "b a", "xy": "ab"}, "{year}x{text}", " "),
+    ({"x": "a", "x y": "b"}, "{text} {year}", "\n"),
+    ({"y": "aa", "y ": "b a", "xy": "ba"}, "{year} {text}", "x"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("texts", "template", "sep"),
-    [
-        ({"aa": "x", "b a": "xx"}, "{year}:{text}", ": "),
-        ({"b a": "y", "ab": "xy"}, "{year}x{text}", " "),
-        ({"a": "x", "b": "x y"}, "{text} {year}", "\n"),
-        ({"aa": "y", "b a": "y", "ba": "xy"}, "{year} {text}", "x"),
-    ],
-)
-def test_where_one_order_could_be_parsed_in_two_ways_all_are_read_alike(texts, template, sep):
-    listed = [Segment(text, metadata={"year": year}) for text, year in texts.items()]
+@pytest.mark.parametrize(("texts", "template", "sep"), AMBIGUOUS)
+def test_documents_that_cannot_be_told_apart_are_treated_alike_in_every_order(texts, template, sep):
+    listed = [Segment(text, metadata={"year": str(year).strip()}) for year, text in texts.items()]
     found = readings((lambda n, each: template.format(text=each.text, **each.metadata), sep), listed)
     assert all(each == found[0] for each in found)
 
@@ -205,10 +193,5 @@ def test_documents_that_are_only_named_are_noticed_and_other_texts_are_not():
     listed = Retrieval(tuple(Segment(f"Text number {n}.", metadata={"id": f"{e}-{n}"}) for n, e in enumerate("abc")))
     assert holds_documents("Which of a-0, b-1, c-2?", listed)
     assert not holds_documents("Which of a-0, b-1, xc-2?", listed)
-    for text in (
-        "When does the ferry leave?",
-        "Answer in one line.",
-        "Where is salt sold, and is it cheap?",
-        "ferry.txt",
-    ):
+    for text in ("When does the ferry leave?", "Answer briefly.", "Where is salt sold, and is it cheap?", "ferry.txt"):
         assert not holds_documents(text, Retrieval(DOCUMENTS))

@@ -24,6 +24,8 @@ from invariant_rag.segments import Slot
 from invariant_rag.testing import toy_tokenizer
 
 TOY = toy_tokenizer()
+SLOTS = (Slot("[1]<eos> ", "\n", "1"), Slot("[2]<eos> ", "\n", "2"))
+IN_SLOTS = SegmentSet(["<bos>a", "b"], slots=SLOTS)
 
 
 def decoded(ids):
@@ -46,13 +48,11 @@ def test_special_tokens_are_special_in_texts_and_text_in_segments():
     assert [len(each) for each in tokens.texts] == [2, 1]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("\ud800a", "\ufffda"), ("a\udc00", "a\ufffd"), ("\udc00\ud800", "\ufffd\ufffd"),
-        ("\ud83d\ude00", "\U0001f600"), ("a\0b\ufeff", "a\0b\ufeff"),
-    ],
-)  # fmt: skip
+SURROGATES = [("\ud800a", "\ufffda"), ("a\udc00", "a\ufffd"), ("\udc00\ud800", "\ufffd\ufffd")]
+SURROGATES += [("\ud83d\ude00", "\U0001f600"), ("a\0b\ufeff", "a\0b\ufeff")]  # a pair, and no surrogates
+
+
+@pytest.mark.parametrize(("text", "expected"), SURROGATES)
 def test_halves_of_surrogate_pairs_become_the_replacement_character(text, expected):
     assert decoded(tokenize_literal(text, TOY)) == decoded(tokenize_text(text, TOY)) == expected
 
@@ -68,13 +68,10 @@ def test_token_ids_are_used_as_they_are_and_nothing_is_put_in_front():
     assert decoded(tokenize_text("ab", tokenizer)) == "ab", "a continuation is never started"
 
 
-@pytest.mark.parametrize(
-    ("single", "start"),
-    [
-        ("<bos> $A", "<bos>"), ("<bos> <|im_start|> $A", "<bos><|im_start|>"), ("$A <eos>", ""),
-        ("<bos> $A <eos>", "<bos>"),
-    ],
-)  # fmt: skip
+STARTS = {"<bos> $A": "<bos>", "<bos> <|im_start|> $A": "<bos><|im_start|>", "$A <eos>": "", "<bos> $A <eos>": "<bos>"}
+
+
+@pytest.mark.parametrize(("single", "start"), STARTS.items())
 def test_a_prompt_starts_as_the_tokenizer_starts_a_text_and_never_twice(single, start):
     tokenizer = starting_with(single, bos_token="<eos>") if single == "$A <eos>" else starting_with(single)
     for text in ("ab", "", "<bos>ab", "<|im_start|>ab"):
@@ -103,8 +100,7 @@ def test_text_without_a_tokenizer_is_refused(use):
 
 
 def test_control_tokens_are_looked_up_once_for_a_prompt_of_a_thousand_segments(monkeypatch):
-    looks = []
-    original = PreTrainedTokenizerFast.added_tokens_decoder
+    looks, original = [], PreTrainedTokenizerFast.added_tokens_decoder
     counted = property(lambda self: looks.append(1) or original.fget(self))
     monkeypatch.setattr(PreTrainedTokenizerFast, "added_tokens_decoder", counted)
     few, many = (tokenize_prompt(Prompt("a", ["seg"] * n, "b"), TOY) and len(looks) for n in (1, 1000))
@@ -118,10 +114,6 @@ def test_eight_threads_get_the_ids_of_one(request):
     sys.setswitchinterval(1e-6)  # threads take turns as often as they can
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda each: tokenize_prompt(each, TOY), prompts * 8)) == expected * 8
-
-
-SLOTS = (Slot("[1]<eos> ", "\n", "1"), Slot("[2]<eos> ", "\n", "2"))
-IN_SLOTS = SegmentSet(["<bos>a", "b"], slots=SLOTS)
 
 
 def test_the_segment_of_rank_0_takes_the_last_slot():
