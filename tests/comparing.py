@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import permutations
 from threading import Thread, get_ident
-from typing import Any
 
 import torch
-from torch import nn
 
-from invariant_rag import Prompt
 from invariant_rag.testing.rounding import rounding
 
 
-def assert_computes(
-    expected: Any, compute: Callable[..., Any], *args: Any, bounded: Callable[..., Any] | None = None, **kwargs: Any
-) -> Any:
+def assert_computes(expected, compute, *args, bounded=None, **kwargs):
     """Assert that a call gives what is expected, within what rounding may cost there; return what it gives.
 
     Args:
@@ -34,22 +28,22 @@ def assert_computes(
     return found
 
 
-def gap(one: torch.Tensor, other: torch.Tensor) -> float:
+def gap(one, other):
     """Return the largest difference."""
     return float((one - other).abs().max())
 
 
-def orders_of(prompt: Prompt, step: int = 1) -> list[Prompt]:
+def orders_of(prompt, step=1):
     """Return a prompt of one set in every `step`-th order of its segments, the first as it is."""
-    listed: Sequence[Sequence[int]] = list(permutations(range(len(prompt.segments))))[::step]
+    listed = list(permutations(range(len(prompt.segments))))[::step]
     return [prompt.with_sets([prompt.segments.permuted(order)]) for order in listed]
 
 
-def in_a_thread(call: Callable[[], Any]) -> Any:
+def in_a_thread(call):
     """Return what a call returns in another thread, without gradients."""
     found = []
 
-    def run() -> None:
+    def run():
         with torch.no_grad():
             found.append(call())
 
@@ -60,14 +54,12 @@ def in_a_thread(call: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def another_thread_at(
-    modules: Iterable[nn.Module], call: Callable[[], Any], after: Iterable[nn.Module] = ()
-) -> Iterator[list[Any]]:
+def another_thread_at(modules, call, after=()):
     """Before these modules run in this thread, and after others, let another thread call; yield what that returns."""
-    results: list[Any] = []
+    results = []
     own = get_ident()
 
-    def intrude(*_: object) -> None:
+    def intrude(*_):
         if get_ident() == own:
             results.append(in_a_thread(call))
 

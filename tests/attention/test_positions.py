@@ -50,6 +50,7 @@ def test_shifts_add_up_undo_each_other_and_are_the_same_one_by_one_in_any_layout
         one = encoding.rotate(x[head, token].double(), int(shifts[head, token])).float()
         assert_rounded_alike(together[head, token], one)
     keys = torch.randn(2, 5, 8)
+    assert torch.equal(together[..., 6:], x[..., 6:])  # what no position moves
     turned = encoding.turn(encoding.pair(x), shifts, 40) @ encoding.pair(keys).mT
     assert_rounded_alike(turned, together @ keys.mT, magnitude=40)
 

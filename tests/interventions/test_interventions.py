@@ -150,7 +150,7 @@ SETTINGS = [  # others are those of the published code, above
 SCALINGS = [HiddenScaling((5, 20), (-1.0, 0.2)[n % 2], (1, 3), **settings) for n, settings in enumerate(SETTINGS)]
 COMPARED = [
     *zip(("llama", "gemma2", "glm4", "gpt_oss"), SCALINGS, strict=True),
-    *zip(("phi3", "gpt_neox", "cohere2"), SCALINGS, strict=False),
+    *zip(("phi3", "gpt_neox", "gptj"), SCALINGS, strict=False),
     *((family, MsPoE()) for family in ("llama", "llama (yarn scaling)", "gemma2", "qwen3", "gpt_oss", "mpt")),
 ]
 
@@ -163,7 +163,7 @@ def test_logits_scores_and_decoding_are_what_the_papers_say(family, intervention
         lm = InvariantModel(model, method="sequential", intervention=intervention)
         plain = InvariantModel(model, method="sequential").logits(prompt)
         ids, written = list(lm.prepare(prompt).input_ids), lm.generate(prompt, max_new_tokens=3)
-        logits, score = lm.logits(prompt), lm.score(prompt, [written.token_ids])[0]
+        logits, scores = lm.logits(prompt), lm.score(prompt, [written.token_ids, written.token_ids[:2], [7, 8, 9]])
         world = World.of((len(ids) + 3,), ())
         if isinstance(intervention, MsPoE):
             attend = multi_scale_attention(world, len(ids) - 1, assigned)
@@ -177,7 +177,7 @@ def test_logits_scores_and_decoding_are_what_the_papers_say(family, intervention
     assert gap(logits, exact[len(ids) - len(prompt.suffix) : len(ids)]) < 1e-11 * float(exact.abs().max())
     assert tuple(logprobs.argmax(dim=1).tolist()) == written.token_ids
     assert written.logprobs == pytest.approx(logprobs.amax(dim=1).tolist(), rel=1e-11)
-    assert score == pytest.approx(float(logprobs.amax(dim=1).sum()), rel=1e-11)
+    assert scores[:2] == pytest.approx([sum(written.logprobs), sum(written.logprobs[:2])], rel=1e-11)
     assert all(each != sorted(each) for each in assigned) or len(assigned) == 2, "not the order of the heads"
     has_effect = isinstance(intervention, MsPoE) or intervention.skip_first < len(ids)
     assert (gap(logits, plain) > 1e-6) == has_effect
@@ -209,7 +209,7 @@ def test_one_that_changes_nothing_is_the_plain_model_which_no_call_changes(famil
     assert_computes(expected, lm.generate, prompt, max_new_tokens=4, bounded=plain_of(lm).generate)
     for busy in AT_WORK:
         changed = lm.with_method(intervention=busy)
-        assert gap(changed.logits(prompt)[-1], plain[-1]) > 1e-2 * plain.abs().max()
+        assert gap(changed.logits(prompt)[-1], plain[-1]) > 1e-3 * plain.abs().max()
         if isinstance(busy, HiddenScaling):
             assert gap(changed.logits(prompt)[:-1], plain[:-1]) <= rounding(plain_of(lm).logits, prompt)
         changed.generate(prompt, max_new_tokens=2)

@@ -21,6 +21,7 @@ from invariant_rag.prompts import (
 )
 from invariant_rag.prompts.template_probes import OWN_FORMAT, CallFormat
 from invariant_rag.testing import toy_tokenizer
+from invariant_rag.testing.token_check import find_break_outs, hostile_texts
 from tests.prompts.tool_templates import ALL, templated
 
 TOY = toy_tokenizer()
@@ -211,6 +212,7 @@ def test_every_template_shows_tools_calls_and_results_somehow_and_keeps_retrieve
     prompt = render_chat(conversation(["Found: ", Segment("one"), Segment("two")]), templated(kind), tools=[SEARCH])
     assert prompt.sets == (SegmentSet(["one", "two"]),)
     assert str(prompt.texts[0]).endswith("Found: ")
+    assert not find_break_outs(templated(kind), hostile_texts(templated(kind), 20, seed=1))
 
 
 def test_what_a_template_does_not_render_of_tools_is_written_as_text():
