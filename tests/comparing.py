@@ -7,6 +7,7 @@ from itertools import permutations
 from threading import Thread, get_ident
 
 import torch
+from torch import nn
 
 from invariant_rag.testing.rounding import rounding
 
@@ -37,6 +38,13 @@ def orders_of(prompt, step=1):
     """Return a prompt of one set in every `step`-th order of its segments, the first as it is."""
     listed = list(permutations(range(len(prompt.segments))))[::step]
     return [prompt.with_sets([prompt.segments.permuted(order)]) for order in listed]
+
+
+def frequencies(values):
+    """Return a rotary module of a model: inverse frequencies in a buffer."""
+    module = nn.Module()
+    module.register_buffer("inv_freq", torch.as_tensor(values))
+    return module
 
 
 def in_a_thread(call):

@@ -9,7 +9,6 @@ from functools import cache
 
 import pytest
 import torch
-from torch import nn
 
 from invariant_rag import InvariantModel
 from invariant_rag.arrangement import Arrangement, Layout
@@ -17,20 +16,14 @@ from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.positions import Alibi, Rotation, candidates
 from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.rounding import assert_rounded_alike
-from tests.comparing import another_thread_at
+from tests.comparing import another_thread_at, frequencies
 
 SLOPES = torch.tensor([0.5, 0.125], dtype=torch.float64)
 
 
-def frequencies(*values):
-    module = nn.Module()
-    module.register_buffer("inv_freq", torch.tensor(values))
-    return module
-
-
 ENCODINGS = {
-    "half-split": Rotation(frequencies(1.0, 0.3, 0.05), "inv_freq", interleaved=False),
-    "interleaved": Rotation(frequencies(1.0, 0.3, 0.05), "inv_freq", interleaved=True),
+    "half-split": Rotation(frequencies([1.0, 0.3, 0.05]), "inv_freq", interleaved=False),
+    "interleaved": Rotation(frequencies([1.0, 0.3, 0.05]), "inv_freq", interleaved=True),
     "ALiBi": Alibi(SLOPES),
 }
 
@@ -73,7 +66,7 @@ def test_scores_of_alibi_lose_slope_times_distance_also_behind_the_prompt_and_wh
 
 
 def test_the_table_of_angles_follows_the_frequencies():
-    rotation = Rotation(frequencies(1.0, 0.3, 0.05), "inv_freq")
+    rotation = Rotation(frequencies([1.0, 0.3, 0.05]), "inv_freq")
     x, shift = torch.randn(1, 8), torch.tensor([3])
     before = rotation.rotate_each(x, shift, 10)
     rotation.module.inv_freq = torch.tensor([0.7, 0.2, 0.01])

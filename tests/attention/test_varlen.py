@@ -26,6 +26,7 @@ from invariant_rag.attention.varlen.kernels import PackedLayer, PackedWindows
 from invariant_rag.methods import METHODS, resolve_method
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
+from tests.comparing import frequencies
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 16
 CPU = torch.device("cpu")
@@ -53,12 +54,6 @@ class Dense:
         return AttentionState(out.flatten(1, 2).to(queries.dtype), scores.logsumexp(dim=-1).view(count, heads))
 
 
-class _Frequencies(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("inv_freq", 10_000.0 ** -(torch.arange(0, SIZE, 2).double() / SIZE))
-
-
 def _arrangement(method, chance):
     counts = chance.choice(([3], [1], [5], [2, 3], [1, 1, 2], [0, 4]))
     sets = tuple(tuple(chance.randint(1, 6) for _ in range(count)) for count in counts)
@@ -71,7 +66,7 @@ def _batch(arrangements, num_queries=None, generated=0, **options):
     longest = max(lengths)
     keys, values = (torch.randn(len(lengths), KEY_HEADS, longest, SIZE, dtype=torch.float64) for _ in range(2))
     queries = torch.randn(len(lengths), HEADS, num_queries or longest, SIZE, dtype=torch.float64)
-    rotation = Rotation(_Frequencies(), "inv_freq")
+    rotation = Rotation(frequencies(10_000.0 ** -(torch.arange(0, SIZE, 2).double() / SIZE)), "inv_freq")
     call = AttentionCall(queries, keys, values, rotation, SIZE**-0.5, **options)
     return [longest - length for length in lengths], call
 

@@ -126,10 +126,8 @@ def test_every_finding_warns_with_its_fix_and_strict_raises_the_first():
     findings = [Finding("separate", "two segments stand apart."), Finding("marks", "marks are left.")]
     with pytest.warns(OrderWarning) as caught:
         report(findings, fixes={"marks": "Do this."})
-    assert [str(each.message).rpartition(". ")[2] for each in caught] == [
-        "Write the same text around each segment, or none.",
-        "Do this.",
-    ]
+    said = [str(each.message).rpartition(". ")[2] for each in caught]
+    assert said == ["Write the same text around each segment, or none.", "Do this."]
     with pytest.raises(OrderWarning, match="stand apart") as raised:
         report(findings, strict=True)
     assert isinstance(raised.value, InvariantRAGError)
