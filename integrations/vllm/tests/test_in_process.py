@@ -210,8 +210,9 @@ def test_preempted_requests_resume_with_their_sets(
     options: dict[str, Any] = {"max_new_tokens": 160, "min_new_tokens": 160}
     answers = backend.generate(prompts, **options)
     assert preempted
+    bound = max(ROUNDING, rounding(chosen.generate, prompts[0], **options))  # answers are ten times as long as others
     for prompt, answer in zip(prompts, answers, strict=True):
-        assert_same(answer, chosen.generate(prompt, **options))
+        assert_same(answer, chosen.generate(prompt, **options), bound)
 
 
 @pytest.fixture
