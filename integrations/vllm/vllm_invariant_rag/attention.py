@@ -96,15 +96,17 @@ def _find_prompts(metadata: Any, kernel_block: int, device: torch.device) -> _Ba
     if known is not None:
         return known
     prompts, others, missing = [], [], set(STEP.readings)
-    another = getattr(metadata, _ANOTHER) if device.type == "cpu" else None
+    another = getattr(metadata, _ANOTHER, None) if device.type == "cpu" else None
     starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
     firsts = (metadata.block_table[:, 0] * kernel_block // STEP.block_size).tolist()
     for row, (start, stop, length, first) in enumerate(zip(starts, starts[1:], lengths, firsts, strict=False)):
         reading, computed = STEP.readings.get(first), length - (stop - start)
+        if stop == start:
+            continue
         missing.discard(first)
         if reading is None or not reading.is_arranged(computed):
-            others += [row] * (stop > start)
-        elif stop > start:
+            others.append(row)
+        else:
             arrangement = reading.arrangement
             later = [position - index for index, position in enumerate(arrangement.positions[:length])]
             later += later[-1:] * (length - len(later))
@@ -141,8 +143,8 @@ class ArrangedAttention:
         **kwargs: Any,
     ) -> torch.Tensor:
         """Attend for a batch, as vLLM's backends do: queries `[T, H, D]`, keys and values of the same tokens."""
-        attend: Callable[..., Any] = super().forward  # type: ignore[misc]
         batch = _find_prompts(attn_metadata, kv_cache.shape[2], query.device)
+        attend: Callable[..., Any] = super().forward  # type: ignore[misc]
         if not batch.prompts:
             return attend(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
         if (others := batch.others) is not None:
