@@ -198,12 +198,22 @@ def test_an_object_or_a_call_is_complete_and_valid_or_says_length(name: str, gat
                 validate(json.loads(each), schema)
 
 
-def test_a_schema_that_cannot_be_followed_is_refused_by_name(gateway: httpx.Client) -> None:
-    wrong = properties(a={"type": "array", "uniqueItems": True})
-    refused = gateway.post(CHAT, json=body(documents(2, seed=608), **asked_for(wrong, call=False)))
+UNFOLLOWED: dict[str, dict[str, Any]] = {  # by what the message names
+    "not": {"not": {"type": "string"}},
+    "uniqueItems": {"type": "array", "uniqueItems": True},
+    "Backreference": {"type": "string", "pattern": r"(a)\1"},
+    "'pattern'": {"type": "string", "pattern": '^a"b$'},
+    "nowhere": {"$ref": "#/$defs/nowhere"},
+}
+
+
+@pytest.mark.parametrize("named", UNFOLLOWED)
+def test_a_schema_that_cannot_be_followed_is_refused_by_name(named: str, gateway: httpx.Client) -> None:
+    form = asked_for(properties(a=UNFOLLOWED[named]), call=False)
+    refused = gateway.post(CHAT, json=body(documents(2, seed=608), **form))
     error = refused.json()["error"]
     assert (refused.status_code, error["code"], error["param"]) == (400, "invalid_schema", "response_format")
-    assert "uniqueItems" in error["message"]
+    assert named in error["message"]
 
 
 def test_a_judgement_is_that_of_the_model(gateway: httpx.Client, lm: InvariantModel) -> None:

@@ -12,7 +12,7 @@ from invariant_rag.errors import InvalidOption, UnsupportedCombination
 from invariant_rag.methods import APE, METHODS
 
 from tests.documents import documents
-from tests.pairs import LENGTH, Pair, ask, most_moved
+from tests.pairs import LENGTH, Pair, ask, most_moved, moved
 from vllm_invariant_rag import VLLMBackend
 
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 2.0, "top_k": 0, **LENGTH}
@@ -133,8 +133,8 @@ def test_a_stream_is_the_text_of_generate_and_a_closed_one_ends_its_request(pair
     pieces = list(stream)
     assert len(pieces) > 3
     assert stream.generation is not None
-    assert "".join(pieces) == stream.generation.text == expected.text
-    assert stream.generation.token_ids == expected.token_ids
+    assert "".join(pieces) == stream.generation.text
+    assert moved(stream.generation, expected) < most_moved()
     closed = pair.there.stream(pair.prompt(90), max_new_tokens=600, min_new_tokens=600)
     next(closed)
     closed.close()

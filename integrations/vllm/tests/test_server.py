@@ -17,7 +17,7 @@ from openai import BadRequestError, OpenAI
 from typer.testing import CliRunner
 
 from tests.documents import documents, question
-from tests.pairs import LENGTH, Pair, ask, moved
+from tests.pairs import LENGTH, Pair, ask, most_moved, moved
 from tests.servers import Server
 from vllm_invariant_rag import UnsupportedServer, VLLMBackend, VLLMError
 from vllm_invariant_rag.engines import FACTS_PATH, HTTPEngine
@@ -99,7 +99,7 @@ def test_the_address_alone_is_enough_for_answers_and_streams(server: Server, lm:
     stream = backend.stream(prompts[1], **LENGTH)
     assert "".join(stream) == answers[0].text
     assert stream.generation is not None
-    moved(stream.generation, answers[1])
+    assert moved(stream.generation, answers[1]) < most_moved()
 
 
 def test_two_hundred_requests_of_sixteen_clients(lm: InvariantModel, on_server: VLLMBackend) -> None:
