@@ -51,7 +51,7 @@ def distance(output: Any, logprobs: tuple[float, ...]) -> float:
 
 @pytest.mark.parametrize("arranged_first", [True, False])
 @pytest.mark.parametrize("together", [True, False])
-def test_plain_and_arranged_requests_of_equal_tokens_do_not_meet(
+def test_plain_and_arranged_requests_of_the_same_tokens_do_not_meet(
     arranged_first: bool, together: bool, ask: Ask, pair: Pair
 ) -> None:
     prompt = pair.prompt(200 + 2 * arranged_first + together, 8)
