@@ -40,11 +40,11 @@ def spread(seconds: list[float], plain: list[float]) -> str:
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 
-def serving_table(model: str, measured: dict[str, Any]) -> str:
+def serving_table(name: str, measured: dict[str, Any]) -> str:
     """Ratios of arranged requests to plain ones of as many clients, in the same state."""
     machine, setting = measured["environment"], measured["setting"]
     title = (
-        f"`{model}`, on: {machine['device']}; torch {machine['torch']}, Python {machine['python']}. "
+        f"`{name}`, on: {machine['device']}; torch {machine['torch']}, Python {machine['python']}. "
         f"{setting['requests']} requests about sets of {setting['segments']} segments of {setting['words']} words, "
         f"{setting['new_tokens']} new tokens each, {setting['rounds']} rounds; median (lowest to highest).\n"
     )
@@ -71,8 +71,8 @@ def main() -> None:
     page = HERE / "README.md"
     text = page.read_text(encoding="utf-8")
     text = _fill(text, "measured", "\n".join([about, *map(table, measured)]))
-    served = sorted((HERE / "vllm").glob("*.json"), reverse=True)
-    text = _fill(text, "served", "\n".join(serving_table(file.stem, _load(file)) for file in served))
+    served = sorted(HERE.glob("vllm*/serve.json"), reverse=True)
+    text = _fill(text, "served", "\n".join(serving_table(file.parent.name, _load(file)) for file in served))
     page.write_text(text, encoding="utf-8")
 
 
