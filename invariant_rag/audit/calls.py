@@ -27,6 +27,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before the second try, and at
 HOPELESS = 10  # calls that fail, without a single answer, before an audit stops
 LONGEST_ERROR = 300  # characters of an error that are kept: a server may answer with a page
 
+_WRONG_INPUT = "Call it once. If its input is wrong, say what it takes: to_input=lambda question, segments: ..."
+
 Progress = Callable[..., AbstractContextManager[Callable[[], None]]]
 """Opens a display for a label, a number of steps and the number of those done before; yields what tells of a step."""
 
@@ -103,7 +105,7 @@ class Endpoint:
             raise ServerError(late or f"the server cannot be reached: {why}") from error
         said = f"{self.url}: {response.status_code}: {response.text[:200]}"
         if response.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND}:
-            raise AuditFailed(said, hint=f"Look at the address, the model, and the key in {KEY_VARIABLE}.")
+            raise AuditFailed(said, hint=f"Look at the address (up to /v1), the model, and the key in {KEY_VARIABLE}.")
         if response.is_error:
             failed = ServerError(said)
             with suppress(KeyError, ValueError):  # it may name a date, or nothing
@@ -178,12 +180,7 @@ def make_calls(
                 on_answer(answer)
                 answered, failed = answered or answer.text is not None, failed + (answer.text is None)
                 if failed >= min(HOPELESS, len(calls)) and not answered:
-                    hint = (
-                        "Call it once by itself. If it is given the wrong input, say what it is called with: to_input="
-                    )
-                    raise AuditFailed(
-                        f"every call failed: {answer.errors[-1]}", hint=f"{hint}lambda question, segments: ..."
-                    )
+                    raise AuditFailed(f"every call failed: {answer.errors[-1]}", hint=_WRONG_INPUT)
         except BaseException:
             stopped.set()
             raise
