@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import pickle
+import random
 from dataclasses import replace
 from datetime import date
 from enum import Enum
@@ -54,6 +55,12 @@ def test_equality_and_hash_ignore_order_within_each_set_only(sets, shuffle):
         if listed:
             assert len(SegmentSet([*listed, listed[0]])) == len(one) + 1
             assert one != SegmentSet([*listed, listed[0]]), "duplicates are kept and counted"
+
+
+def test_shuffling_gives_every_order_of_every_set():
+    prompt = Prompt.of("a", SegmentSet(["b", "c"]), "d", SegmentSet(["e", "f"]))
+    shuffled = [prompt.shuffled(random.Random(seed)).segments for seed in range(40)]
+    assert {"".join(each.text for each in listed) for listed in shuffled} == {"bcef", "bcfe", "cbef", "cbfe"}
 
 
 @given(segments)

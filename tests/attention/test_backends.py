@@ -88,17 +88,6 @@ def test_gradients_flow_and_are_the_same_where_some_projections_are_trained_alon
     torch.testing.assert_close(gradient(False), among_all, atol=bound, rtol=0)
 
 
-def test_a_batch_of_several_arrangements_is_trained_as_one(llama):
-    """Equally long prompts with different segments, each arranged on its own."""
-    lm = InvariantModel(llama)
-    prompts = [random_prompt(random.Random(seed), lengths) for seed, lengths in enumerate([(3, 5, 2), (6, 4), (1, 9)])]
-    prepared = [lm.prepare(prompt) for prompt in prompts]
-    with lm.arranged(prepared), torch.no_grad():
-        logits = llama(torch.tensor([each.input_ids for each in prepared]), use_cache=False).logits
-    for row, prompt in zip(logits, prompts, strict=True):
-        assert_computes(row[-4:], lm.logits, prompt)
-
-
 @pytest.mark.parametrize("backend", ["sdpa", "varlen"])
 def test_another_text_with_the_same_arrangement_keeps_nothing_of_the_one_before(llama, backend):
     lm = InvariantModel(llama, method="pine", ordering="given", backend=backend)
