@@ -99,6 +99,7 @@ def test_after_the_first_questions_a_repeat_is_a_second_placebo_and_no_placebo_c
     calls = screen_calls(Question("Who?", (Segment("Bo did not."), answer), gold=(1,)), 0, place, 0)
     assert len({call.segments for call in calls[:3]}) == prompts
     assert all(answer in call.segments for call in calls)
+    assert [call.order for call in calls[3:]] == [(1, 0)] * 2  # and no other order is today's
 
 
 def test_gates_hold_beyond_doubt_only() -> None:
