@@ -7,20 +7,16 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event, Thread, current_thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag.errors import TokenizerRequired, UnsupportedCombination
 from invariant_rag.generation.answers import TokenLogprob
 from invariant_rag.generation.options import as_ids
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.outputs import Generation
 
 _CONTEXT_TOKENS = 16
 """Preceding tokens to decode together with a new one: its text may depend on the tokens before it."""
