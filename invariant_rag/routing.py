@@ -13,10 +13,12 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast, get_args, overload
+from typing import Any, Literal, Self, TypeAlias, cast, get_args, overload
 
 import torch
+from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag.checks import check_items, check_kind, check_name, check_real
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
@@ -25,9 +27,6 @@ from invariant_rag.generation.options import check_options
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.streaming import StopOnEvent
 from invariant_rag.segments import Prompt
-
-if TYPE_CHECKING:
-    from transformers.generation.streamers import BaseStreamer
 
 Branch: TypeAlias = Literal["plain", "invariant"]
 PlainOrder: TypeAlias = Literal["given", "canonical"]
@@ -158,7 +157,7 @@ class RoutedModel(InvariantModel):
         return f"RoutedModel({self.invariant_branch!r}, alpha={self.alpha}, plain_order={self.plain_order!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.invariant_branch, self.alpha, self.plain_order)
+        return partial(RoutedModel.over, alpha=self.alpha, plain_order=self.plain_order), (self.invariant_branch,)
 
     @property
     def alpha(self) -> float:
@@ -237,10 +236,6 @@ class RoutedModel(InvariantModel):
             plain_confidence=confidences[0],
             invariant_confidence=confidences[1],
         )
-
-
-def _restore(lm: InvariantModel, alpha: float, plain_order: PlainOrder) -> RoutedModel:
-    return RoutedModel.over(lm, alpha=alpha, plain_order=plain_order)
 
 
 def _copy_stateful(options: dict[str, Any]) -> dict[str, Any]:

@@ -30,41 +30,30 @@ TOWER = [Segment("塔の高さは三十メートルです。"), Segment("橋は�
 
 
 @pytest.mark.parametrize(
-    ("answer", "question", "chunks", "expected"),
+    ("answer", "options", "expected"),
     [
-        ("Ada Kolm", QUESTION, CHUNKS, KOLM),  # best score first
-        (" ada  KOLM.\n", QUESTION, CHUNKS, KOLM),
-        ("Ada Kol", QUESTION, CHUNKS, [(2, False), (1, False)]),
-        ("da", QUESTION, CHUNKS, []),  # half a word is none
-        ("ferry", "What is it?", CHUNKS, [(0, True)]),  # in the title
+        ("Ada Kolm", {}, KOLM),  # best score first
+        (" ada  KOLM.\n", {}, KOLM),
+        ("Ada Kol", {}, [(2, False), (1, False)]),
+        ("da", {}, []),  # half a word is none
+        ("ferry", {"question": "What is it?"}, [(0, True)]),  # in the title
         # "built", "the", "mill" and "of" are in the question; "ada", "kolm" and "it" are left.
-        ("It was Ada Kolm who built the mill of Brenn", QUESTION, CHUNKS, [(1, False), (2, False)]),
-        ("The mill of Brenn the", QUESTION, CHUNKS, []),
-        ("Purple elephants", QUESTION, CHUNKS, []),
-        ("", QUESTION, CHUNKS, []),
-        (" .!\n", QUESTION, CHUNKS, []),
-        ("三十メートル", "塔の高さは？", TOWER, [(0, True)]),
-        ("Kolm, Ada", QUESTION, [CHUNKS[1]], [(0, False)]),
-        ("Purple elephants", QUESTION, [CHUNKS[1]], []),
+        ("It was Ada Kolm who built the mill of Brenn", {}, [(1, False), (2, False)]),
+        *((nothing, {}, []) for nothing in ("The mill of Brenn the", "Purple elephants", "", " .!\n")),
+        ("三十メートル", {"question": "塔の高さは？", "segments": TOWER}, [(0, True)]),
+        ("Kolm, Ada", {"segments": [CHUNKS[1]]}, [(0, False)]),
+        ("Purple elephants", {"segments": [CHUNKS[1]]}, []),
+        # of chunks that were read
+        ("Ada Kolm", {"included": (3, 2, 0)}, [(2, True)]),
+        *(("Ada Kolm", {"included": read}, []) for read in ((3, 0), ())),
+        ("built by Ada Kolm", {"included": (2, 3)}, [(2, False)]),  # what has it word for word was not read
     ],
 )
-def test_chunks_are_cited_that_hold_the_answer_or_half_of_its_distinctive_words(
-    answer: str, question: str, chunks: list[Segment], expected: list[tuple[int, bool]]
+def test_chunks_are_cited_that_were_read_and_hold_the_answer_or_half_of_its_distinctive_words(
+    answer: str, options: dict[str, Any], expected: list[tuple[int, bool]]
 ) -> None:
-    assert [(each.index, each.exact) for each in cite(answer, question, chunks)] == expected
-
-
-@pytest.mark.parametrize(
-    ("answer", "read", "expected"),
-    [
-        ("Ada Kolm", (3, 2, 0), [(2, True)]),
-        ("Ada Kolm", (3, 0), []),
-        ("Ada Kolm", (), []),
-        ("built by Ada Kolm", (2, 3), [(2, False)]),  # what has it word for word was not read
-    ],
-)
-def test_chunks_that_were_not_read_are_not_looked_at(answer: str, read: tuple[int, ...], expected: list[Any]) -> None:
-    assert [(each.index, each.exact) for each in cite(answer, QUESTION, CHUNKS, read)] == expected
+    found = cite(answer, **{"question": QUESTION, "segments": CHUNKS, **options})
+    assert [(each.index, each.exact) for each in found] == expected
 
 
 @given(st.sampled_from(["Ada Kolm", "It was Ada, by the river", "noon", ""]), st.randoms(use_true_random=False))
