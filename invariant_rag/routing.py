@@ -17,15 +17,12 @@ from functools import partial
 from numbers import Real
 from typing import Any, Literal, Self, TypeAlias, cast, get_args, overload
 
-import torch
-from transformers.generation.streamers import BaseStreamer
-
 from invariant_rag.checks import check_items, check_kind, check_name, check_real
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import check_options
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.streaming import StopOnEvent
+from invariant_rag.generation.streaming import StopOnEvent, replay
 from invariant_rag.segments import Prompt
 
 Branch: TypeAlias = Literal["plain", "invariant"]
@@ -214,7 +211,9 @@ class RoutedModel(InvariantModel):
         pairs = [(plain, invariant)] if single else zip(cast(list[Any], plain), cast(list[Any], invariant), strict=True)
         routed = [self._select(*pair) for pair in pairs]
         if streamer is not None:
-            _replay(routed, streamer)
+            if len(routed) != 1:
+                raise UnsupportedCombination(f"expected one answer to stream, got {len(routed)}")
+            replay(routed[0].token_ids, streamer)
         return routed[0] if single else list(routed)
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> list[float]:
@@ -248,13 +247,3 @@ def _copy_stateful(options: dict[str, Any]) -> dict[str, Any]:
             f"expected {' and '.join(options)} that can be copied, since a routed model generates twice: {error}",
             hint="Use the model without routing: model.invariant_branch.",
         ) from error
-
-
-def _replay(routed: Sequence[RoutedGeneration], streamer: BaseStreamer) -> None:
-    """Pass a finished answer to a streamer as transformers does: the prompt, then each token."""
-    if len(routed) != 1:
-        raise UnsupportedCombination(f"expected one answer to stream, got {len(routed)}")
-    streamer.put(torch.empty((1, 0), dtype=torch.long))
-    for token in routed[0].token_ids:
-        streamer.put(torch.tensor([token]))
-    streamer.end()

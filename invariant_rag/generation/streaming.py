@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from queue import SimpleQueue
@@ -156,6 +156,14 @@ def _stream_pieces(
         closed.set()
         if current_thread() is not thread:  # which may collect an abandoned stream
             thread.join()
+
+
+def replay(token_ids: Iterable[int], streamer: BaseStreamer) -> None:
+    """Pass finished tokens to a streamer as transformers does: the prompt, then each token."""
+    streamer.put(torch.empty((1, 0), dtype=torch.long))
+    for token in token_ids:
+        streamer.put(torch.tensor([token]))
+    streamer.end()
 
 
 def token_logprobs(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> list[TokenLogprob]:
