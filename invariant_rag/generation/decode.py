@@ -30,7 +30,7 @@ from transformers import (
 
 from invariant_rag.attention.hook import override_only_over
 from invariant_rag.attention.per_model import cache_keyword
-from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.errors import InvalidOption, UnsupportedCombination
 from invariant_rag.generation.options import as_ids, as_refusal, is_set, resolve_option
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.prepare import PreparedPrompt
@@ -176,7 +176,10 @@ def sample_rows(options: dict[str, Any], seeds: Sequence[int | None], model: Pre
     for name, (kind, default, off) in _WARPERS.items():
         value = resolve_option(options, name, model.generation_config)
         if (value := default if value is None else value) != off:
-            warpers.append(kind(value))
+            try:
+                warpers.append(kind(value))
+            except (TypeError, ValueError) as error:
+                raise InvalidOption(f"expected sampling that transformers knows; it says: {error}") from error
     return {
         **{name: value for name, value in options.items() if name != "seed" and name not in _WARPERS},
         "do_sample": False,

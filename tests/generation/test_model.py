@@ -365,6 +365,9 @@ def test_every_prompt_of_a_list_has_a_seed_and_the_tokens_that_it_has_alone(
     assert lm.generate([], seed=[]) == []
     with pytest.raises(InvalidOption, match="one for each of 3 prompts, got 2"):
         lm.generate(prompts, seed=[0, 1], **options)
+    for name, wrong in (("temperature", 0.0), ("temperature", "hot"), ("top_p", 2.0), ("min_p", "x"), ("top_k", 1.5)):
+        with pytest.raises(InvalidOption):
+            lm.generate(prompts, seed=[0, 1, 2], **{**options, name: wrong})
 
 
 @pytest.mark.parametrize("method", ["parallel-windows", "set-based", "structured", "ape"])
