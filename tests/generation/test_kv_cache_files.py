@@ -158,7 +158,8 @@ def somebody_elses(folder: Path) -> dict[Path, bytes]:
     return {folder / name: (folder / name).read_bytes() for name in names}
 
 
-def test_the_least_recently_used_files_make_room_and_nobody_elses(tmp_path: Path) -> None:
+def test_clearing_and_making_room_touch_nobody_elses_files(tmp_path: Path) -> None:
+    """It is the least recently used entries that make room."""
     others, size = somebody_elses(tmp_path), file_of(tmp_path, "x").stat().st_size
     cache = KeyValueCache(max_bytes=0, folder=tmp_path, max_disk_bytes=3 * size)
 
