@@ -39,12 +39,12 @@ def rotation(request: pytest.FixtureRequest) -> Rotation:
 
 def test_rotations_add_up_undo_each_other_and_leave_other_dimensions_alone(rotation: Rotation) -> None:
     x = torch.randn(2, 5, 8, dtype=torch.float64)
-    turned = rotation.rotate(rotation.rotate(x, 700), -3)
-    assert_rounded_alike(turned, rotation.rotate(x, 697), 3 * 700)  # angles of up to 700 radians, three times
-    assert_rounded_alike(rotation.rotate(turned, -697), x, 3 * 700)
-    assert torch.equal(rotation.rotate(x, 0), x)
-    assert torch.equal(rotation.rotate(x, 9)[..., 6:], x[..., 6:])
-    assert not torch.equal(rotation.rotate(x, 9)[..., :6], x[..., :6])
+    turned = rotation.rotate_by(rotation.rotate_by(x, 700), -3)
+    assert_rounded_alike(turned, rotation.rotate_by(x, 697), 3 * 700)  # angles of up to 700 radians, three times
+    assert_rounded_alike(rotation.rotate_by(turned, -697), x, 3 * 700)
+    assert torch.equal(rotation.rotate_by(x, 0), x)
+    assert torch.equal(rotation.rotate_by(x, 9)[..., 6:], x[..., 6:])
+    assert not torch.equal(rotation.rotate_by(x, 9)[..., :6], x[..., :6])
 
 
 def test_rotating_each_by_its_own_shift_is_rotating_one_by_one_whatever_the_layout(rotation: Rotation) -> None:
@@ -52,7 +52,7 @@ def test_rotating_each_by_its_own_shift_is_rotating_one_by_one_whatever_the_layo
     together = rotation.rotate_each(x, shifts, 40)
     for head in range(2):
         for token in range(3):
-            one = rotation.rotate(x[head, token].double(), int(shifts[head, token])).float()
+            one = rotation.rotate_by(x[head, token].double(), int(shifts[head, token])).float()
             assert_rounded_alike(together[head, token], one)
     keys = torch.randn(2, 5, 8)
     turned = rotation.turn(rotation.pair(x), shifts, 40) @ rotation.pair(keys).mT
@@ -65,9 +65,9 @@ def test_the_table_of_angles_follows_the_frequencies(rotation: Rotation) -> None
     rotation.module.inv_freq = torch.tensor([0.7, 0.2, 0.01])
     after = rotation.rotate_each(x, shift, 10)
     assert not torch.equal(before, after)
-    assert_rounded_alike(after, rotation.rotate(x, 3))
+    assert_rounded_alike(after, rotation.rotate_by(x, 3))
     rotation.module.inv_freq *= 2  # the same tensor, with other numbers
-    assert_rounded_alike(rotation.rotate_each(x, shift, 10), rotation.rotate(x, 3))
+    assert_rounded_alike(rotation.rotate_each(x, shift, 10), rotation.rotate_by(x, 3))
     assert not torch.equal(rotation.rotate_each(x, shift, 10), after)
 
 
@@ -122,17 +122,17 @@ def test_scores_lose_slope_times_distance_also_behind_the_prompt() -> None:
 def test_a_moved_key_is_farther_or_nearer_and_a_moved_query_the_other_way_round() -> None:
     known = encoded(call(), *range(7))
     for moved, sign in (
-        (replace(known, keys=ALIBI.rotate(known.keys, 5)), 1),
-        (replace(known, queries=ALIBI.rotate(known.queries, 5)), -1),
-        (replace(known, queries=ALIBI.rotate(known.queries, 8), keys=ALIBI.rotate(known.keys, 8)), 0),
+        (replace(known, keys=ALIBI.rotate_by(known.keys, 5)), 1),
+        (replace(known, queries=ALIBI.rotate_by(known.queries, 5)), -1),
+        (replace(known, queries=ALIBI.rotate_by(known.queries, 8), keys=ALIBI.rotate_by(known.keys, 8)), 0),
     ):
         assert_rounded_alike(scores(moved), scores(known) + sign * 5 * SLOPES[:, None, None])
     for x in (known.queries, known.keys):
-        moved = ALIBI.rotate(ALIBI.rotate(x, 700), -3)
-        assert_rounded_alike(moved, ALIBI.rotate(x, 697), magnitude=700)
-        assert_rounded_alike(ALIBI.rotate(moved, -697), x, magnitude=700)
+        moved = ALIBI.rotate_by(ALIBI.rotate_by(x, 700), -3)
+        assert_rounded_alike(moved, ALIBI.rotate_by(x, 697), magnitude=700)
+        assert_rounded_alike(ALIBI.rotate_by(moved, -697), x, magnitude=700)
         each = ALIBI.rotate_each(x, torch.tensor([[4], [-2]]), 10)
-        assert_rounded_alike(each[1], ALIBI.rotate(x[-1], -2).float())
+        assert_rounded_alike(each[1], ALIBI.rotate_by(x[-1], -2).float())
 
 
 def test_slopes_are_found_up_to_a_constant_and_only_on_lines() -> None:
