@@ -29,7 +29,7 @@ from transformers import (
 from invariant_rag.attention.hook import override_only_over
 from invariant_rag.attention.per_model import cache_keyword
 from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.options import as_ids, as_refusal, is_set, resolve_option
+from invariant_rag.generation.options import as_refusal, is_set, resolve_option
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -92,7 +92,7 @@ def decode(
         )
     start, beams, copies = ids.shape[1], output.get("beam_indices"), options["num_return_sequences"]
     beams = None if beams is None else beams.tolist()  # -1 behind the end
-    end_tokens = as_ids(options["eos_token_id"])
+    end_tokens = options["eos_token_id"] or ()
     generations = []
     for row, sequence in enumerate(output.sequences.tolist()):
         generated = sequence[start:]
