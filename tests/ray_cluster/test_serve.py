@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,6 +40,7 @@ SETTINGS = Settings(timeout=60, max_prompt_tokens=1200, keys={"key-of-ada": "ada
 SCALE = Scale(REPLICAS, replica_cpus=0.5)
 RERANKER = str(EMBEDDED["monot5"])
 SETS, ASKED = 12, 3
+LEAVING_SECONDS = 5
 ADA, IVO = bearer("key-of-ada"), bearer("key-of-ivo")
 
 
@@ -231,6 +233,38 @@ def test_a_client_that_leaves_frees_the_replica(http: httpx.Client) -> None:
     with pytest.raises(httpx.ReadTimeout):
         http.post(CHAT, json=body(max_tokens=3000), timeout=1)
     wait_until(lambda: not busy(), 5)
+
+
+class Slow:
+    """A replica whose answers take longer than anybody waits for them."""
+
+    async def describe(self) -> dict[str, Any]:
+        own = {"methods": frozenset({"rotor"}), "orderings": {"rotor": frozenset({"lexical"})}}
+        return {"name": "slow", "toy": True, "context_window": 4096, "method": "rotor", **own}
+
+    async def call(self, _method: str, *_arguments: Any) -> AsyncIterator[Any]:
+        await asyncio.sleep(3 * LEAVING_SECONDS)
+        yield None
+
+
+def test_nothing_waits_for_a_replica_when_its_client_has_left(cluster: int) -> None:
+    handle = serve.run(serve.deployment(Slow).bind(), name="slow", route_prefix=None)  # type: ignore[attr-defined]
+    talk = {"messages": [{"role": "user", "content": QUESTION}]}
+    engine = RayEngine(handle, 4)
+    reranker = build_reranker(RERANKER)
+    vars(reranker).update(sort_keys=engine.sort_keys)  # as in `Ingress`
+    with client_of(engine, Settings(timeout=60), reranker) as http:
+        for path, sent in (
+            ("/tokenize", talk),
+            (CHAT, talk),
+            ("/v1/judge", {"question": QUESTION, "options": ["white", "green"]}),
+            ("/v1/rerank", {"query": QUESTION, "documents": FLAGS}),
+        ):
+            with pytest.raises(httpx.ReadTimeout):
+                http.post(path, json=sent, timeout=1)
+            wait_until(lambda: not http.get("/ready").json()["active"], LEAVING_SECONDS)
+            wait_until(lambda: not busy(), LEAVING_SECONDS)
+    serve.delete("slow")
 
 
 def test_a_replica_that_dies_loses_no_request_and_ends_a_stream_with_an_error(
