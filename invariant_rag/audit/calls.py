@@ -27,6 +27,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before the second try, and at
 HOPELESS = 10  # calls that fail, without a single answer, before an audit stops
 LONGEST_ERROR = 300  # characters of an error that are kept: a server may answer with a page
 
+_WRONG_INPUT = "Call it once. If its input is wrong, say what it takes: to_input=lambda question, segments: ..."
+
 Progress = Callable[..., AbstractContextManager[Callable[[], None]]]
 """Opens a display for a label, a number of steps and the number of those done before; yields what tells of a step."""
 
@@ -178,12 +180,7 @@ def make_calls(
                 on_answer(answer)
                 answered, failed = answered or answer.text is not None, failed + (answer.text is None)
                 if failed >= min(HOPELESS, len(calls)) and not answered:
-                    hint = (
-                        "Call it once by itself. If it is given the wrong input, say what it is called with: to_input="
-                    )
-                    raise AuditFailed(
-                        f"every call failed: {answer.errors[-1]}", hint=f"{hint}lambda question, segments: ..."
-                    )
+                    raise AuditFailed(f"every call failed: {answer.errors[-1]}", hint=_WRONG_INPUT)
         except BaseException:
             stopped.set()
             raise

@@ -23,11 +23,9 @@ def open_answers(folder: Path) -> LineFile[Answer]:
 
 def _parse_answer(line: Any, where: str) -> Answer:
     """Return an answer; somebody may have edited the file."""
-    kinds = {"key": str, "text": str, "tokens": int | None, "seconds": int | float, "errors": list}
+    kinds = dict[str, set[type]](key={str}, text={str}, tokens={int, type(None)}, seconds={int, float}, errors={list})
     fits = isinstance(line, dict) and line.keys() == kinds.keys()
-    fits = fits and all(
-        isinstance(line[name], kind) and not isinstance(line[name], bool) for name, kind in kinds.items()
-    )
+    fits = fits and all(type(line[name]) in kind for name, kind in kinds.items())
     if not fits or not all(isinstance(each, str) for each in line["errors"]):
         raise AuditFailed(f"{where}: expected an answer with {', '.join(kinds)}, got {shown(line)}")
     return Answer(**{**line, "errors": tuple(line["errors"])})

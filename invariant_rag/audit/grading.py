@@ -13,6 +13,7 @@ from invariant_rag.audit.matching import is_right, normal_tokens
 from invariant_rag.audit.statistics import Estimate, wilson_interval
 from invariant_rag.audit.systems import is_url, loaded
 from invariant_rag.errors import AuditFailed, FieldWarning, InvalidChoice, RetrievalError
+from invariant_rag.models.embedders import NamedEmbedder
 from invariant_rag.shown import clean, counted, shown
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ Metric = Callable[[str, Sequence[str]], float]
 
 WRONG, RIGHT, FAILED = 0, 1, 2  # outcomes where gold answers are known; else a class is a number from 3 on, or `FAILED`
 SAME_MEANING = 0.9  # similarity of embeddings from which two answers count as the same, where there is no judge
+_EMBEDDER = NamedEmbedder()  # it says which answers mean the same, where there is no judge
 _TELLING = {"no", "not", "yes", "never", "none", "cannot"}
 
 
@@ -98,15 +100,8 @@ class Grader:
 
 @lru_cache(maxsize=10_000)
 def _embedding(text: str) -> Any:
-    (vector,) = _embedder().encode([clean(text)], normalize_embeddings=True, show_progress_bar=False)
+    (vector,) = _EMBEDDER.load().encode([clean(text)], normalize_embeddings=True, show_progress_bar=False)
     return vector
-
-
-@lru_cache(maxsize=1)
-def _embedder() -> Any:
-    from invariant_rag.models.embedders import load_embedder
-
-    return load_embedder()
 
 
 PROBES = 20  # verdicts that are known, which the judge is asked for before it is believed

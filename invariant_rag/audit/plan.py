@@ -37,10 +37,7 @@ class Call:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The documents as they are given, with more spaces in one: no cache knows that prompt.
-
-        It is one without the answer, if there is one.
-        """
+        """The documents in this order. One, without the answer if possible, has more spaces: past any cache."""
         segments, gold = list(self.question.segments), self.question.gold
         place = max((place for place in range(len(segments)) if place not in gold), default=len(segments) - 1)
         if self.spaces and segments[place].token_ids is None:
@@ -196,7 +193,7 @@ class AuditChoices:
 
     remedies: tuple[str, ...] | None = _choice(
         None,
-        "sort, reverse, ends-first, vote, or a method. Repeatable.",
+        "sort, reverse, ends-first, vote or a method. Repeatable.",
         option="--remedy",
         shown="a few if it matters",
     )

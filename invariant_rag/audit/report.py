@@ -105,9 +105,8 @@ def _where_it_matters(audit: Audit, compared: Sequence[tuple[Estimate, Compariso
     """Return what to do where no remedy was shown to be right more often."""
     safe = [(gain, each) for gain, each in compared if each.fixes and gain.low > -margin]
     if safe:
-        return (
-            f"For steadier answers use {_named(*max(safe, key=lambda pair: pair[0].low))}, no loss beyond the margin."
-        )
+        steadiest = max(safe, key=lambda pair: pair[0].low)
+        return f"For steadier answers use {_named(*steadiest)}, no loss beyond the margin."
     if not compared:
         how = "name some (--remedy)" if audit.scored else "that takes gold answers"
         always = "`sort` gives every order the same answer, at no cost but perhaps accuracy."
@@ -138,9 +137,7 @@ def _about_grading(audit: Audit) -> list[str]:
         how = f"by embeddings, from a similarity of {SAME_MEANING} on" if audit.embeds else "only if their words are"
         found.append(f"Without gold answers, two answers count as the same {'by the judge' if judge else how}.")
     if scored and not any(RIGHT in each.classes for each in scored):
-        found.append(
-            "No answer was right: do gold answers say the same as answers do? See answers.csv, or use --judge."
-        )
+        found.append("No answer was right: do gold answers say what answers say? See answers.csv, or use --judge.")
     if judge is None:
         unused = sum(bool(each.question.rubrics) for each in audit.asked)
         note = f"{counted(unused, 'question')} with checks that take a judge: without --judge, they were not made."

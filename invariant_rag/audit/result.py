@@ -20,9 +20,7 @@ from invariant_rag.audit.statistics import TAIL, Estimate, mean_interval
 from invariant_rag.files import finite
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+    from invariant_rag.audit.statistics import Floats
 
 COLUMNS = ("today", "today again", "placebo", "another order", "a third order")  # names of the calls of the screen
 REMEDY_LEVEL = 0.02
@@ -160,25 +158,22 @@ class Audit:
         """Return everything as plain data, for JSON."""
         answers = [answer for each in self.asked for answer in each.answers]
         tokens = [answer.tokens for answer in answers if answer.tokens is not None]
-        slots = slot_accuracies(places_and_outcomes(self.scored))
-        document: dict[str, Any] = finite(
-            {
-                "schema_version": SCHEMA_VERSION,
-                **{name: getattr(self, name) for name in ("system", "date", "calls", "planned", "unordered", "errors")},
-                "seed": self.choices.seed,
-                "advice": [{"title": title, "text": text} for title, text in self.advice],
-                "screen": asdict(self.screen),
-                "measures": {name: each.as_dict() for name, each in self.measures.items()},
-                "slots": [each and each.as_dict() for each in slots],
-                "remedies": [asdict(each) for each in self.comparisons],
-                "judge": self.judge and self.judge.as_dict(),
-                "tokens": sum(tokens) if tokens else None,
-                "seconds": sum(answer.seconds for answer in answers),
-                "versions": package_versions(),
-                "questions": [each.as_dict() for each in self.asked],
-            }
-        )
-        return document
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            **{name: getattr(self, name) for name in ("system", "date", "calls", "planned", "unordered", "errors")},
+            "seed": self.choices.seed,
+            "advice": [{"title": title, "text": text} for title, text in self.advice],
+            "screen": asdict(self.screen),
+            "measures": {name: each.as_dict() for name, each in self.measures.items()},
+            "slots": [each and each.as_dict() for each in slot_accuracies(places_and_outcomes(self.scored))],
+            "remedies": [asdict(each) for each in self.comparisons],
+            "judge": self.judge and self.judge.as_dict(),
+            "tokens": sum(tokens) if tokens else None,
+            "seconds": sum(answer.seconds for answer in answers),
+            "versions": package_versions(),
+            "questions": [each.as_dict() for each in self.asked],
+        }
+        return dict(finite(document))
 
 
 Slots = list[tuple[int | None, bool]]  # of each random order: the part with the gold documents, and whether right

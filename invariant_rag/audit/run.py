@@ -18,6 +18,7 @@ from invariant_rag.audit.folder import RUN, SCHEMA_VERSION, make_new_folder, ope
 from invariant_rag.audit.grading import RIGHT, Grader
 from invariant_rag.audit.plan import DRAWS, TODAY, AuditChoices, Call
 from invariant_rag.audit.questions import Question, as_retrieve_function, read_questions
+from invariant_rag.audit.report import write_report
 from invariant_rag.audit.result import Asked, Audit, Comparison, package_versions, places_and_outcomes, slot_accuracies
 from invariant_rag.audit.screen import CALLS, FIRST, PLACEBO, Screen, looks, screen
 from invariant_rag.audit.statistics import holm, mean_difference, mean_interval, paired_p_value
@@ -117,8 +118,6 @@ def audit(
     facts = (len(running.answers), len(ordered), len(asked) - len(ordered), grader.judge, grader.embeds)
     result = Audit(called, date, chosen, screened, tuple(running.asked), tuple(compared), *facts)
     if folder is not None:
-        from invariant_rag.audit.report import write_report
-
         write_report(result, folder)
     return result
 
@@ -173,10 +172,8 @@ class _Running:
     def _ignores_documents(self) -> bool:
         """Return whether all questions have one answer, with other documents, too; raise if several come back so."""
         texts = [each.answers[FIRST].text for each in self.asked]
-        probed = sorted(range(len(texts)), key=lambda place: texts.index(texts[place]) != place)[
-            :PROBED
-        ]  # others first
-        calls = []
+        different_first = sorted(range(len(texts)), key=lambda place: texts.index(texts[place]) != place)
+        probed, calls = different_first[:PROBED], []
         for number, question in (self.questions[place] for place in probed):
             blank = tuple(Segment(f"Page {page} is left blank.") for page in range(len(question.segments)))
             calls.append(Call(replace(question, segments=blank), number, "other texts", 0, tuple(range(len(blank)))))

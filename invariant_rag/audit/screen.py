@@ -22,8 +22,9 @@ from invariant_rag.audit.statistics import Estimate, exact_upper_bound, mean_dif
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from invariant_rag.audit.statistics import Floats
+
     Classes = NDArray[np.int64]
-    Floats = NDArray[np.float64]
 
 FIRST, AGAIN, PLACEBO, OTHER, ANOTHER = range(5)  # columns of the outcomes of a question
 CALLS = 5

@@ -108,10 +108,8 @@ def as_reply(said: Any, tokens: int | None = None) -> Reply:
         if found is not None and not callable(found) and not isinstance(found, int | float | list | tuple):
             return as_reply(found, tokens)
     what = f"a mapping with {sorted(map(str, said))}" if isinstance(said, Mapping) else type(said).__name__
-    raise AuditFailed(
-        f"expected an answer as text, a message, or a mapping with one of {', '.join(_ANSWERS)}; got {what}",
-        hint="Return a string, or a Reply with its tokens.",
-    )
+    expected = f"expected an answer as text, a message, or a mapping with one of {', '.join(_ANSWERS)}"
+    raise AuditFailed(f"{expected}; got {what}", hint="Return a string, or a Reply with its tokens.")
 
 
 def is_url(value: Any) -> bool:
@@ -301,11 +299,10 @@ def _inputs(runnable: Any) -> list[MakeInput]:
         return [_as_text, mapping]
     unknown = set(schema.get("required", ())) - {*QUESTION_NAMES, *CONTEXT_NAMES, *_EMPTY_NAMES, "messages"}
     if unknown and len(fields) > 1:
-        raise UnsupportedCombination(
-            f"{runnable.get_name()} wants {', '.join(sorted(fields))}, and nothing is known of "
-            f"{', '.join(sorted(unknown))}",
-            hint="Say what it is called with: to_input=lambda question, segments: ... (in Python).",
-        )
+        wanted, nothing = (", ".join(sorted(each)) for each in (fields, unknown))
+        hint = "Say what it is called with: to_input=lambda question, segments: ... (in Python)."
+        message = f"{runnable.get_name()} wants {wanted}, and nothing is known of {nothing}"
+        raise UnsupportedCombination(message, hint=hint)
     contexts = set(fields) & set(CONTEXT_NAMES)
     alone = len(fields) == 1 and not contexts and "messages" not in fields
     asked = [name for name in fields if name in QUESTION_NAMES or alone]

@@ -162,12 +162,12 @@ class Answering:
         for name in ("top_p", "top_k", "min_p", "seed"):
             if (value := getattr(request, name)) is not None:
                 sampling[name] = value
-        if sampling:  # wrong ones are refused where they mean nothing, too
-            check_options(sampling, self.lm.model)
         if check_real("temperature", request.temperature, error=InvalidOption):
             options = {"do_sample": True, **options, "temperature": request.temperature, **sampling}
             if request.seed is not None:
-                options["seed"] = request.seed + index
+                options["seed"] = check_number("seed", request.seed, error=InvalidOption) + index
+        elif sampling:  # wrong ones are refused where they mean nothing, too
+            check_options(sampling, self.lm.model)
         if request.top_logprobs:
             options["top_logprobs"] = check_number("top_logprobs", request.top_logprobs, 1, error=InvalidOption)
         if self._stops:

@@ -16,7 +16,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from invariant_rag.checks import MOST_CALLS, check_kind, check_number
+from invariant_rag.checks import MOST_CALLS, check_items, check_kind, check_number
 from invariant_rag.errors import InvalidChoice, InvalidOption
 from invariant_rag.generation.decode import samples_rows
 from invariant_rag.generation.digest import choices_digest
@@ -27,6 +27,7 @@ from invariant_rag.generation.streaming import StopOnEvent, TextQueueStreamer, T
 from invariant_rag.segments import Prompt
 
 _SHORT = 4  # a request is short beside one of so many times its tokens
+_USED_HERE = {"eos_token_id", "generation_config", "stopping_criteria"}
 _POLL_SECONDS = 0.02  # how often a waiting thread checks whether another one has generated for it
 
 
@@ -41,9 +42,13 @@ class _Request:
     streamer: BaseStreamer | None = None
     result: Future[Generation] = field(default_factory=Future)
     started: bool = False  # whether the streamer has got a token
+    new_tokens: int = field(init=False)  # the most tokens of its answer
 
     def __post_init__(self) -> None:
         model = check_kind("lm", self.lm, InvariantModel).model
+        if not _USED_HERE.isdisjoint(self.options):  # what else is wrong, `generate` says
+            check_options(self.options, model)
+        self.new_tokens = resolve_max_new_tokens(self.options.get("max_new_tokens"), self.options)
         sequences = resolve_option(self.options, "num_return_sequences", model.generation_config)
         if isinstance(sequences, int) and sequences > 1:
             raise InvalidChoice(
@@ -71,9 +76,7 @@ class _Request:
 
         Tenants have different caches.
         """
-        own, its = (
-            resolve_max_new_tokens(each.options.get("max_new_tokens"), each.options) for each in (self, running)
-        )
+        own, its = self.new_tokens, running.new_tokens
         return _SHORT * own <= its or (self.lm.cache is not running.lm.cache and own <= its)
 
     def can_batch_with(self, other: _Request) -> bool:
@@ -82,7 +85,7 @@ class _Request:
         return (
             (self.samples_rows or not resolve_option(self.options, "do_sample"))
             and not lm.prefiller.one_by_one
-            and self.shared_options == other.shared_options
+            and _are_equal(self.shared_options, other.shared_options)
             and (lm.model is its.model and lm.tokenizer is its.tokenizer and lm.cache is its.cache)
             and (lm is its or choices_digest(lm) == choices_digest(its))
         )
@@ -146,6 +149,7 @@ class MicroBatcher:
             InvalidChoice: `batch_size` is below 1, or `num_return_sequences` is above 1.
         """
         given = check_kind("options", {} if options is None else options, dict, error=InvalidOption)
+        check_items("options", given, str, error=InvalidOption)
         return self.generate_all(lm, [(prompt, given)], batch_size=batch_size, abandoned=abandoned)[0]
 
     def generate_all(
@@ -177,6 +181,7 @@ class MicroBatcher:
         """
         rest, closed = dict(options or {}), Event()
         streamer = TextQueueStreamer(lm.tokenizer, rest.pop("keep_tokens", None))
+        check_options(rest, lm.model)
         requests = self._add([_Request(lm, prompt, rest, (closed, *_events(abandoned)), streamer)], batch_size)
 
         def generate(**_: Any) -> Generation:  # whatever says that the stream is closed ends its row: the event does
@@ -189,8 +194,6 @@ class MicroBatcher:
     def _add(self, requests: Sequence[_Request], batch_size: int) -> Sequence[_Request]:
         """Let requests wait, together."""
         check_number("batch_size", batch_size, 1, MOST_CALLS)
-        for each in requests:  # of no request that waits, others hear of a wrong option; alone, `generate` says so
-            check_options(each.options, each.lm.model)
         with self._waiting_lock:
             self._waiting += [each for each in requests if not each.lm.batches_calls]
         return requests
@@ -251,6 +254,13 @@ def generate_alone(
 ) -> Generation:
     """Generate for a prompt without a queue; see `MicroBatcher.generate`."""
     return _Request(lm, prompt, options, _events(abandoned)).run_alone()
+
+
+def _are_equal(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    try:
+        return options == others
+    except (RuntimeError, ValueError):  # of tensors and arrays
+        return False
 
 
 def _events(abandoned: Event | None) -> tuple[Event, ...]:

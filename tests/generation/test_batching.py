@@ -182,6 +182,7 @@ def test_streams_that_wait_are_decoded_together_and_each_gets_its_own_text(kind:
         ({"do_sample": True, "seed": 1, "temperature": 0.1}, {"do_sample": True, "seed": 1, "temperature": 5.0}),
         ({"do_sample": True, "seed": 1}, {}),
         ({}, {"repetition_penalty": 9.0}),
+        ({"eos_token_id": torch.tensor([1, 2])}, {"eos_token_id": torch.tensor([1, 3])}),  # which have no truth
         ({"do_sample": True, "seed": 1, "typical_p": 0.5}, {"do_sample": True, "seed": 2, "typical_p": 0.5}),
     ],
     ids=str,
