@@ -235,24 +235,22 @@ def test_a_client_that_leaves_frees_the_replica(http: httpx.Client) -> None:
     wait_until(lambda: not busy(), 5)
 
 
-class Slow:
-    """A replica whose answers take longer than anybody waits for them."""
-
-    async def describe(self) -> dict[str, Any]:
-        own = {"methods": frozenset({"rotor"}), "orderings": {"rotor": frozenset({"lexical"})}}
-        return {"name": "slow", "toy": True, "context_window": 4096, "method": "rotor", **own}
-
-    async def call(self, _method: str, *_arguments: Any) -> AsyncIterator[Any]:
-        await asyncio.sleep(3 * LEAVING_SECONDS)
-        yield None
-
-
 def test_nothing_waits_for_a_replica_when_its_client_has_left(cluster: int) -> None:
-    handle = serve.run(serve.deployment(Slow).bind(), name="slow", route_prefix=None)  # type: ignore[attr-defined]
-    talk = {"messages": [{"role": "user", "content": QUESTION}]}
-    engine = RayEngine(handle, 4)
-    reranker = build_reranker(RERANKER)
+    class Slow:
+        """A replica whose answers take longer than anybody waits for them."""
+
+        async def describe(self) -> dict[str, Any]:
+            own = {"methods": frozenset({"rotor"}), "orderings": {"rotor": frozenset({"lexical"})}}
+            return {"name": "slow", "toy": True, "context_window": 4096, "method": "rotor", **own}
+
+        async def call(self, _method: str, *_arguments: Any) -> AsyncIterator[Any]:
+            await asyncio.sleep(3 * LEAVING_SECONDS)
+            yield None
+
+    deployment: Any = serve.deployment(Slow)
+    engine, reranker = RayEngine(serve.run(deployment.bind(), name="slow", route_prefix=None), 4), build_reranker(None)
     vars(reranker).update(sort_keys=engine.sort_keys)  # as in `Ingress`
+    talk = {"messages": [{"role": "user", "content": QUESTION}]}
     with client_of(engine, Settings(timeout=60), reranker) as http:
         for path, sent in (
             ("/tokenize", talk),
@@ -262,8 +260,7 @@ def test_nothing_waits_for_a_replica_when_its_client_has_left(cluster: int) -> N
         ):
             with pytest.raises(httpx.ReadTimeout):
                 http.post(path, json=sent, timeout=1)
-            wait_until(lambda: not http.get("/ready").json()["active"], LEAVING_SECONDS)
-            wait_until(lambda: not busy(), LEAVING_SECONDS)
+            wait_until(lambda: not http.get("/ready").json()["active"] and not busy(), LEAVING_SECONDS)
     serve.delete("slow")
 
 
