@@ -126,6 +126,7 @@ def test_a_request_too_many_is_told_when_to_come_back_and_another_tenant_is_answ
         assert metric(limited, "rejected_total", reason="queue") == 1
         assert limited.get("/ready").status_code == 200  # a full queue is no reason to be taken out of service
         assert limited.post(CHAT, json=body(max_tokens=2), headers=IVO).status_code == 200  # a place is kept for others
+    wait_until(lambda: metric(limited, "active_requests") == 0)
 
 
 def test_requests_are_named_and_logged_without_their_contents_unless_these_are_asked_for(
