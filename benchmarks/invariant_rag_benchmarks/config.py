@@ -142,6 +142,7 @@ class ServingConfig:
     questions: tuple[int, ...] = (1, 4, 16)
     requests: int = option(64, "Requests of a round, a multiple of all numbers of questions.", min=1)
     segments: int = option(16, "Segments of a set.", min=1)
+    words: int = option(12, "Words of a segment, behind its name.", min=1)
     new_tokens: int = option(32, "Tokens of an answer.", min=1)
     rounds: int = option(3, "Rounds, after one that is not counted; each asks every system.", min=1)
 

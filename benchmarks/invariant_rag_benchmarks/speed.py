@@ -312,7 +312,7 @@ def prompts(lm: InvariantModel, config: ServingConfig, questions: int, seed: int
     for number in range(config.requests // questions):
         own = random.Random(1000 * seed + number)
         names = [f"{own.choice(_WORDS)} of {own.randrange(10**6)}" for _ in range(config.segments)]
-        segments = [f"The {name} lies by the {' '.join(own.choices(_WORDS, k=12))}." for name in names]
+        segments = [f"The {name} lies by the {' '.join(own.choices(_WORDS, k=config.words))}." for name in names]
         for question in range(questions):
             asked = f"What is told of the {_WORDS[(number + question) % len(_WORDS)]}?"
             made.append(lm.chat_prompt(asked, rng.sample(segments, len(segments))))

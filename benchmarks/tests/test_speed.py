@@ -168,11 +168,12 @@ def test_every_system_is_asked_in_every_round_and_tenants_are_new(
 
 def test_requests_of_a_round_ask_about_each_set_in_other_orders() -> None:
     lm = InvariantModel.from_pretrained()
-    made = prompts(lm, ServingConfig(requests=8, segments=4), 4, seed=1)
+    made = prompts(lm, ServingConfig(requests=8, segments=4, words=20), 4, seed=1)
     orders = {tuple(each.text for each in prompt.segments) for prompt in made}
     assert len({frozenset(order) for order in orders}) == 2
     assert len(made) == 8
     assert len(orders) > 4
+    assert {len(text.split()) for order in orders for text in order} == {7 + 20}
 
 
 def test_ratios_are_medians_over_rounds_against_the_plain_requests_in_the_same_state() -> None:

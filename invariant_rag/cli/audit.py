@@ -258,5 +258,5 @@ def _named_system(system: str, model: str | None) -> Any:
     except (Exception, SystemExit) as error:  # a module may raise anything when it is imported
         raise UnsupportedCombination(
             f"--system {system}: {type(error).__name__}: {error}",
-            hint="Give MODULE:NAME of an object that can be imported from here.",
+            hint="Give MODULE:NAME of an object that can be imported from here; MODULE is no path, and has no .py.",
         ) from error

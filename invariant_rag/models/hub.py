@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -126,9 +127,8 @@ def hub_reachable(timeout: float = 3.0) -> bool:
     if constants.HF_HUB_OFFLINE:
         return False
     try:
-        urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=timeout).close()  # noqa: S310 - the URL is the user's own setting
-    except HTTPError:
-        return True
+        with suppress(HTTPError):  # any status is an answer
+            urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=timeout).close()  # noqa: S310 - the user's URL
     except OSError:
         return False
     return True
