@@ -247,7 +247,7 @@ def test_nothing_waits_for_a_replica_when_its_client_has_left(cluster: int) -> N
             await asyncio.sleep(4 * LEAVING_SECONDS)
             yield None
 
-    deployment: Any = serve.deployment(Slow)
+    deployment: Any = serve.deployment(Slow).options(name="replicas")
     engine, reranker = RayEngine(serve.run(deployment.bind(), name="slow", route_prefix=None), 4), build_reranker(None)
     vars(reranker).update(sort_keys=engine.sort_keys)  # as in `Ingress`
     talk = {"messages": [{"role": "user", "content": QUESTION}]}
