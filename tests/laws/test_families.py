@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from invariant_rag import InvariantModel, Prompt
-from invariant_rag.attention.probe import probe
+from invariant_rag.attention.probe import check_config, probe
 from invariant_rag.errors import InvariantRAGError, UnsupportedModel
 from invariant_rag.methods import METHODS
 from invariant_rag.testing import random_prompt
@@ -131,6 +132,24 @@ def test_tokens_that_meet_outside_of_attention_are_refused(monkeypatch):
     monkeypatch.setattr(model.model.layers[0].mlp, "forward", lambda states: own(states) + own(states).roll(1, dims=1))
     with pytest.raises(UnsupportedModel, match="influence later ones outside of attention"):
         probe(model)
+
+
+def test_a_configuration_alone_refuses_in_the_words_of_the_probe_and_nothing_that_the_probe_accepts():
+    reports = {report.family: report for report in probe_families()}
+    refused = {}
+    for family in FAMILIES:
+        try:
+            check_config(tiny_model(family).config)
+        except UnsupportedModel as error:
+            refused[family] = str(error)
+    assert refused.keys() == {*REFUSED} - {"diffllama"}, "whose attention is called twice, which only a pass shows"
+    assert refused == {family: reports[family].detail for family in refused}
+
+
+def test_a_refused_configuration_costs_no_weights(tmp_path: Path):
+    tiny_model("mamba").config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="mamba: its forward pass takes no position_ids"):
+        InvariantModel.from_pretrained(tmp_path)  # a folder without weights
 
 
 def test_the_table_is_what_the_probe_says():
