@@ -201,7 +201,7 @@ def test_nothing_runs_on_when_its_client_has_left(name: str, target: httpx.Clien
 
 
 @pytest.mark.parametrize("name", ABANDONED)
-def test_nothing_runs_on_when_its_deadline_has_passed_and_the_client_is_told(name: str, hasty: httpx.Client) -> None:
+def test_nothing_runs_on_when_its_deadline_has_passed(name: str, hasty: httpx.Client) -> None:
     path, content = ABANDONED[name]
     start, response = time.monotonic(), hasty.post(path, json=content)
     if content.get("stream") and response.status_code == 200:
