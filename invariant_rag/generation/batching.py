@@ -7,7 +7,6 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import islice
 from threading import Event, Lock
 from time import monotonic
 from typing import Any
@@ -223,6 +222,8 @@ class MicroBatcher:
 
         They run inside of a stopping criterion, in the thread that holds the model.
         """
+        if not self._waiting:
+            return False
         with self._waiting_lock:
             waiting = [each for each in self._waiting if not each.abandoned and each.goes_before(running)]
         if not waiting:
@@ -233,14 +234,18 @@ class MicroBatcher:
 
     def _pop_batch(self, request: _Request, batch_size: int) -> list[_Request]:
         """Remove a request and others that can be batched with it from the queue, and all that were abandoned."""
+        batch, kept = [] if request.abandoned else [request], []
         with self._waiting_lock:
-            wanted = [each for each in self._waiting if not each.abandoned]
-            others = (each for each in wanted if each is not request and each.can_batch_with(request))
-            batch = [] if request.abandoned else [request, *islice(others, batch_size - 1)]
-            gone = [each for each in self._waiting if each.abandoned]
-            self._waiting = [each for each in wanted if each not in batch]
-        for each in gone:
-            each.result.set_exception(CancelledError())
+            for each in self._waiting:
+                if each in batch:
+                    continue
+                if each.abandoned:
+                    each.result.set_exception(CancelledError())
+                elif 0 < len(batch) < batch_size and each.can_batch_with(request):
+                    batch.append(each)
+                else:
+                    kept.append(each)
+            self._waiting = kept
         return batch
 
 

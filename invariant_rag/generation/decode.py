@@ -31,7 +31,7 @@ from transformers import (
 from invariant_rag.attention.hook import override_only_over
 from invariant_rag.attention.per_model import cache_keyword
 from invariant_rag.errors import InvalidOption, UnsupportedCombination
-from invariant_rag.generation.options import as_ids, as_refusal, is_set, resolve_option
+from invariant_rag.generation.options import as_refusal, is_set, resolve_option
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.prepare import PreparedPrompt
 
@@ -89,7 +89,7 @@ def decode(
         )
     start, beams, copies = ids.shape[1], output.get("beam_indices"), options["num_return_sequences"]
     beams = None if beams is None else beams.tolist()  # -1 behind the end
-    end_tokens = as_ids(options["eos_token_id"])
+    end_tokens = options["eos_token_id"] or ()
     generations = []
     for row, sequence in enumerate(output.sequences.tolist()):
         generated = sequence[start:]

@@ -121,12 +121,12 @@ def generation_options(
         "do_sample": bool(called.get("do_sample")),
         "num_beams": known.get("num_beams", 1) or 1,
         "num_return_sequences": known.get("num_return_sequences", 1) or 1,
-        "eos_token_id": known.get("eos_token_id"),
+        "eos_token_id": as_ids(known.get("eos_token_id")) or None,
     }
     if options["num_beams"] > 1 and known.get("top_logprobs"):
         raise UnsupportedCombination("expected one beam with top_logprobs: the steps of a beam are those of others")
     vocabulary = range(model.config.get_text_config(decoder=True).vocab_size)  # some configs say -1
-    padding = (known.get("pad_token_id"), getattr(tokenizer, "pad_token_id", None), *as_ids(options["eos_token_id"]), 0)
+    padding = (known.get("pad_token_id"), getattr(tokenizer, "pad_token_id", None), *(options["eos_token_id"] or ()), 0)
     options["pad_token_id"] = next(filter(vocabulary.__contains__, padding))
     criteria = options["stopping_criteria"] = list(options.get("stopping_criteria") or ())
     options.pop("stop_strings", None)

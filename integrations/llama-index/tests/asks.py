@@ -7,30 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from cases import QUERY, HashingLLM, ListRetriever, WordEmbedding, engine_of, index_of, read
+from cases import QUERY, HashingLLM, ListRetriever, Recorder, engine_of, index_of, read, told_by_tool
 from llama_index.core import ChatPromptTemplate, PromptTemplate, Settings, get_response_synthesizer
-from llama_index.core.agent.workflow import FunctionAgent, ReActAgent
-from llama_index.core.base.llms.types import CitableBlock, DocumentBlock, TextBlock, ToolCallBlock
+from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ReActAgent
+from llama_index.core.base.llms.types import TextBlock, ToolCallBlock
 from llama_index.core.bridge.pydantic import BaseModel, Field
-from llama_index.core.evaluation import PairwiseComparisonEvaluator
-from llama_index.core.indices.query.query_transform import StepDecomposeQueryTransform
 from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.llms import ChatMessage, ChatResponse, MessageRole
-from llama_index.core.llms.mock import MockFunctionCallingLLM
+from llama_index.core.llms import ChatMessage, ChatResponse
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.postprocessor import LLMRerank, MetadataReplacementPostProcessor
 from llama_index.core.prompts import RichPromptTemplate
-from llama_index.core.query_engine import (
-    CitationQueryEngine,
-    MultiStepQueryEngine,
-    RouterQueryEngine,
-    SubQuestionQueryEngine,
-)
+from llama_index.core.query_engine import CitationQueryEngine, RouterQueryEngine, SubQuestionQueryEngine
 from llama_index.core.question_gen import LLMQuestionGenerator
-from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import MetadataMode, NodeRelationship, NodeWithScore, RelatedNodeInfo
 from llama_index.core.selectors import LLMMultiSelector
-from llama_index.core.tools import QueryEngineTool, RetrieverTool
+from llama_index.core.tools import QueryEngineTool, RetrieverTool, ToolMetadata
 from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
 
 from llama_index.llms.invariant_rag import InvariantLLM, canonical
@@ -57,7 +48,7 @@ Ask: TypeAlias = Callable[[Case], Any]
 
 def answer(ask: Ask, llm: Any, nodes: Nodes, question: str = QUERY) -> tuple[str, Any]:
     """Return the text of an answer, and the response. The LLM is LlamaIndex's global one meanwhile."""
-    Settings.llm, Settings.embed_model = llm, WordEmbedding()
+    Settings.llm = llm
     asked = ask(Case(llm, nodes, question))
     if not isinstance(asked, Iterator):
         return read(asked)
@@ -65,20 +56,23 @@ def answer(ask: Ask, llm: Any, nodes: Nodes, question: str = QUERY) -> tuple[str
     return " | ".join(text for text, _ in replies), replies[0][1]
 
 
+WHOLE = ["compact", "tree_summarize", "compact_accumulate", "simple_summarize"]
+"""Response modes whose one call holds all nodes."""
+ONE_BY_ONE = ["refine", "accumulate"]
 IDS = [f"node of {name}" for name in ("ferry", "mill", "bridge", "bell")]  # no running number, as LlamaIndex's are none
 
 # --- engines ---
 
 
 class Found(BaseModel):
-    """What was found."""
+    """What was found, or what a tool is asked; a random model would never end a longer text."""
 
-    word: str = Field(pattern="^[a-z]{6}$")
+    input: str = Field(pattern="^[a-z]{6}$")
 
 
 def longer(llm: Any) -> Any:
-    """Return the LLM with tokens enough for a small object, which its grammar alone constrains."""
-    return llm.model_copy(update={"max_tokens": 60, "generation_kwargs": {}})
+    """Return the LLM with tokens enough for a small object or a call, which its grammar alone constrains."""
+    return llm.model_copy(update={"max_tokens": 80, "generation_kwargs": {}})
 
 
 def query(c: Case, way: str = "query", **options: Any) -> Any:
@@ -103,7 +97,7 @@ def numbered(**variables: Any) -> str:
 def bare(c: Case) -> Case:
     """Leave the metadata of nodes out of what an LLM reads, so that each is one paragraph."""
     for each in c.nodes:
-        each.node.excluded_llm_metadata_keys = ["file_name"]
+        each.node.excluded_llm_metadata_keys = list(each.node.metadata)
     return c
 
 
@@ -139,16 +133,6 @@ def sub_questions(c: Case, **options: Any) -> Any:
     return engine.query(c.question)
 
 
-def steps(c: Case) -> Any:
-    engine, transform = engine_of(c.nodes), StepDecomposeQueryTransform(llm=c.llm)
-    return MultiStepQueryEngine(engine, transform, index_summary="Boats.", num_steps=2).query(c.question)
-
-
-def fused(c: Case) -> Any:
-    writing: dict[str, Any] = {"llm": HashingLLM(says="When?"), "use_async": False, "similarity_top_k": 9}
-    return engine_of([]).with_retriever(QueryFusionRetriever([ListRetriever(c.nodes)], **writing)).query(c.question)
-
-
 def windows(c: Case, *then: Any) -> Any:
     """Ask over sentences, each with its window of sentences, as a `SentenceWindowNodeParser` writes them."""
     for each in c.nodes:
@@ -168,13 +152,12 @@ def chunks(c: Case, *then: Any) -> Any:
     return query(c, node_postprocessors=[SourceJoiner(), *then])
 
 
-def judged(c: Case, kind: Any) -> str:
-    """Evaluate a fixed answer, with the nodes as its contexts."""
-    contexts = [each.text for each in c.nodes]
-    return str(kind(llm=c.llm).evaluate(query=c.question, response="At noon.", contexts=contexts).feedback)
-
-
 ANSWERS = {IDS[0]: "At noon, says the harbour master.", IDS[1]: "It does not leave in winter."}
+
+
+def verdict(text: str) -> tuple[bool, float, str]:
+    """Parse a verdict of a random model: its first letter."""
+    return text < "m", float(text < "m"), text
 
 
 def better(c: Case, evaluator: Any) -> tuple[str, str]:
@@ -182,12 +165,6 @@ def better(c: Case, evaluator: Any) -> tuple[str, str]:
     one, other = (ANSWERS[each.node.node_id] for each in c.nodes if each.node.node_id in ANSWERS)
     result = evaluator.evaluate(query=c.question, response=one, second_response=other)
     return {1.0: one, 0.0: other}.get(result.score, "a tie"), str(result.feedback)
-
-
-def comparing(c: Case, **options: Any) -> PairwiseComparisonEvaluator:
-    """Return LlamaIndex's evaluator; the first letter that a random model writes is its verdict."""
-    parsed = lambda text: (text < "m", float(text < "m"), text)  # noqa: E731
-    return PairwiseComparisonEvaluator(c.llm, parser_function=parsed, **options)
 
 
 # --- prompts that a user writes around nodes ---
@@ -198,7 +175,7 @@ def content(node: NodeWithScore) -> str:
     return node.get_content(MetadataMode.LLM)
 
 
-def each(write: Callable[[int, NodeWithScore], str], between: str = "\n\n") -> Callable[[Nodes], str]:
+def listing(write: Callable[[int, NodeWithScore], str], between: str = "\n\n") -> Callable[[Nodes], str]:
     """Return a function that writes one node after the other."""
     return lambda nodes: between.join(write(i, node) for i, node in enumerate(nodes, start=1))
 
@@ -207,28 +184,26 @@ def tagged(_: int, node: NodeWithScore) -> str:
     return f"<document>\n<source>{node.node.metadata['file_name']}</source>\n{content(node)}\n</document>"
 
 
-JOINED = each(lambda _, node: content(node))
+def contents(nodes: Nodes) -> list[str]:
+    return list(map(content, nodes))
+
+
+JOINED = listing(lambda _, node: content(node))
 FORMATS: dict[str, Callable[[Nodes], str]] = {
     'joined with `"\\n\\n"`': JOINED,
-    "as bullets": each(lambda _, node: f"- {content(node)}", "\n"),
-    "numbered `[1] ...`": each(lambda i, node: f"[{i}] {content(node)}"),
-    "as `Document 1:`": each(lambda i, node: f"Document {i}:\n{content(node)}"),
-    "as `<document>` with its source": each(tagged, "\n"),
-    "separated by `---`": each(lambda _, node: content(node), "\n---\n"),
-    "as a JSON list of texts": lambda nodes: json.dumps([content(node) for node in nodes], ensure_ascii=False),
+    "as bullets": listing(lambda _, node: f"- {content(node)}", "\n"),
+    "numbered `[1] ...`": listing(lambda i, node: f"[{i}] {content(node)}"),
+    "as `Document 1:`": listing(lambda i, node: f"Document {i}:\n{content(node)}"),
+    "as `<document>` with its source": listing(tagged, "\n"),
+    "separated by `---`": listing(lambda _, node: content(node), "\n---\n"),
+    "as a JSON list of texts": lambda nodes: json.dumps(contents(nodes), ensure_ascii=False),
 }
 JINJA = RichPromptTemplate(
-    "{% for text in texts %}<source nr={{ loop.index }}>{{ text }}</source>\n{% endfor %}\nQuestion: {{ query }}"
+    "{% for one in context_str %}<source nr={{ loop.index }}>{{ one }}</source>\n{% endfor %}\nAnswer: {{ query_str }}"
 )
-CHAT_TEMPLATE = ChatPromptTemplate(
-    [ChatMessage("Answer from: {context_str}", role="system"), ChatMessage("{query_str}", role="user")]
-)
+CHAT_TEMPLATE = ChatPromptTemplate([ChatMessage("Read: {context_str}", role="system"), ChatMessage("{query_str}")])
 NUMBERED = PromptTemplate("{context_str}\n{query_str}", function_mappings={"context_str": numbered})
-NUMBERING = PromptTemplate(
-    "Sources:\n{context_str}\nQuestion: {query_str}\nAnswer with [n]:", function_mappings={"context_str": numbered}
-)
 PLAIN = PromptTemplate("Context: {context_str}\nQuestion: {query_str}")
-SHORT = PromptTemplate("Read this.\n{context_str}\nNow answer: {query_str}")
 
 
 def retrieve(c: Case) -> Case:
@@ -239,10 +214,6 @@ def retrieve(c: Case) -> Case:
 @dispatcher.span
 def in_one_span(c: Case, ask: Ask) -> Any:
     """Retrieve and ask, as one function of an application that is traced."""
-    return ask(retrieve(c))
-
-
-def alone(c: Case, ask: Ask) -> Any:
     return ask(retrieve(c))
 
 
@@ -259,32 +230,14 @@ def completing(c: Case, write: Callable[[Nodes], str] = JOINED) -> Any:
     return c.llm.complete(prompt_of(write(c.nodes)))
 
 
-def chatting(c: Case) -> Any:
-    return c.llm.chat([ChatMessage(prompt_of(JOINED(c.nodes)))])
-
-
-def predicting(c: Case, template: Any = PLAIN) -> str:
-    return str(c.llm.predict(template, context_str=JOINED(c.nodes), query_str=c.question))
-
-
-def looped(c: Case) -> str:
-    return str(c.llm.predict(JINJA, texts=list(map(content, c.nodes)), query=c.question))
+def predicting(c: Case, template: Any = PLAIN, write: Callable[[Nodes], Any] = JOINED) -> str:
+    return str(c.llm.predict(template, context_str=write(c.nodes), query_str=c.question))
 
 
 def told(c: Case, write: Callable[[Nodes], str]) -> Any:
     """Ask about the content of a tool's message."""
-    call = ToolCallBlock(tool_call_id="1", tool_name="search", tool_kwargs={})
-    result = ChatMessage(write(c.nodes), role="tool", additional_kwargs={"tool_call_id": "1"})
-    return c.llm.chat([ChatMessage(c.question), ChatMessage(role="assistant", blocks=[call]), result])
-
-
-def structured(c: Case) -> str:
-    context = FORMATS["numbered `[1] ...`"](c.nodes)
-    return str(longer(c.llm).structured_predict(Found, PLAIN, context_str=context, query_str=c.question))
-
-
-def structured_chat(c: Case) -> Any:
-    return longer(c.llm).as_structured_llm(Found).complete(prompt_of(FORMATS["as bullets"](c.nodes)))
+    call = ChatMessage(role="assistant", blocks=[ToolCallBlock(tool_call_id="1", tool_name="search", tool_kwargs={})])
+    return c.llm.chat([ChatMessage(c.question), call, told_by_tool(write(c.nodes))])
 
 
 def blocks(c: Case, make: Callable[[str], Any], between: str = "") -> Any:
@@ -293,14 +246,6 @@ def blocks(c: Case, make: Callable[[str], Any], between: str = "") -> Any:
     for node in retrieve(c).nodes:
         found += [make(content(node)), *([TextBlock(text=between)] if between else [])]
     return c.llm.chat([ChatMessage(blocks=[*found, TextBlock(text=c.question)])])
-
-
-def citable(text: str) -> CitableBlock:
-    return CitableBlock(title="", source="harbour", content=[TextBlock(text=text)])
-
-
-def document(text: str) -> DocumentBlock:
-    return DocumentBlock(data=text.encode(), document_mimetype="text/plain", title="")
 
 
 # --- chats, workflows and agents ---
@@ -320,40 +265,27 @@ def built(c: Case, kind: Any, way: str = "chat", **options: Any) -> Iterator[Any
 
 
 class Retrieved(Event):
-    """What the first step of a workflow found."""
+    """What the first step of a workflow found, and what to do then."""
 
     nodes: list[NodeWithScore]
+    then: Any
 
 
 class Answering(Workflow):
-    """Retrieves in one step, and in the next writes the prompt itself, or does as LlamaIndex's documentation."""
-
-    def __init__(self, llm: Any = None) -> None:
-        super().__init__(timeout=60)
-        self._asked = llm
+    """Retrieves in one step, and in the next does as it is told."""
 
     @step
     async def retrieve(self, ctx: Context, ev: StartEvent) -> Retrieved:
-        return Retrieved(nodes=await ListRetriever(ev.get("listed")).aretrieve(QUERY))
+        return Retrieved(nodes=await ListRetriever(ev.get("listed")).aretrieve(QUERY), then=ev.get("then"))
 
     @step
     async def answer(self, ctx: Context, ev: Retrieved) -> StopEvent:
-        if self._asked is None:
-            return StopEvent(result=str(await get_response_synthesizer().asynthesize(QUERY, nodes=ev.nodes)))
-        return StopEvent(result=(await self._asked.acomplete(prompt_of(JOINED(ev.nodes)))).text)
+        return StopEvent(result=str(await ev.then(ev.nodes)))
 
 
 async def run(runs: Any, *args: Any, **kwargs: Any) -> str:
     """Run a workflow or an agent, in an event loop."""
     return str(await runs.run(*args, **kwargs))
-
-
-def calling(messages: Sequence[ChatMessage], **kwargs: Any) -> ChatMessage:
-    """Call the tool, and repeat what it said."""
-    if messages[-1].role == MessageRole.TOOL:
-        return ChatMessage(role="assistant", content=messages[-1].content)
-    call = ToolCallBlock(tool_call_id="1", tool_name="harbour", tool_kwargs={"input": QUERY})
-    return ChatMessage(role="assistant", blocks=[call])
 
 
 class SearchingLLM(InvariantLLM):
@@ -375,6 +307,15 @@ def agent(c: Case, kind: Any, llm: Any = None, memory: Any = None, **options: An
     return run(made, c.question, memory=memory)
 
 
+def searching(c: Case, *, is_workflow: bool = False) -> Any:
+    """Let an agent search, whose own model writes the call; what it says then is up to the model."""
+    about = ToolMetadata("Finds records of the harbour.", name="harbour", fn_schema=Found)
+    options = {"name": "one", "description": "It searches.", "initial_tool_choice": "harbour"}
+    tools = [RetrieverTool(ListRetriever(c.nodes), about)]
+    made: Any = FunctionAgent(tools=tools, llm=longer(c.llm), streaming=not is_workflow, **options)
+    return run(AgentWorkflow(agents=[made], root_agent="one") if is_workflow else made, c.question)
+
+
 def react(c: Case, **options: Any) -> Any:
     llm = SearchingLLM(c.llm.lm, max_tokens=8, generation_kwargs=c.llm.generation_kwargs)
     return agent(c, ReActAgent, llm, **options)
@@ -382,12 +323,11 @@ def react(c: Case, **options: Any) -> Any:
 
 def agent_tool(c: Case, **options: Any) -> Any:
     """Let an agent ask a query engine; the answer is what its tool said."""
-    llm = MockFunctionCallingLLM(response_generator=calling)
-    return run(FunctionAgent(tools=[tool(c, **options)], llm=llm), c.question)
+    return run(FunctionAgent(tools=[tool(c, **options)], llm=Recorder(says="")), c.question)
 
 
 def remembered(c: Case, **options: Any) -> Any:
     """Let an agent search, and ask about its memory in a call of its own."""
     memory = ChatMemoryBuffer.from_defaults()
-    read(agent(c, FunctionAgent, canonical(MockFunctionCallingLLM(response_generator=calling)), memory, **options))
+    read(agent(c, FunctionAgent, canonical(Recorder(says="")), memory, **options))
     return c.llm.chat([*memory.get_all()[:-1], ChatMessage("And then?")])

@@ -6,29 +6,24 @@ import asyncio
 import hashlib
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import permutations
 from typing import Any
 
+from invariant_rag import Segment
 from invariant_rag.errors import OrderWarning
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.llms.types import (
-    ChatMessage,
-    ChatResponse,
-    CompletionResponse,
-    LLMMetadata,
-    MessageRole,
-    ToolCallBlock,
-)
+from llama_index.core.base.llms.types import ToolCallBlock
 from llama_index.core.bridge.pydantic import Field
-from llama_index.core.embeddings import BaseEmbedding
-from llama_index.core.llms import CustomLLM
+from llama_index.core.embeddings import MockEmbedding
+from llama_index.core.llms import ChatMessage, ChatResponse, CompletionResponse, CustomLLM, LLMMetadata, TextBlock
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle, TextNode
-from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery, VectorStoreQueryResult
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+
+from llama_index.llms.invariant_rag import SegmentBlock
 
 QUERY = "When does the ferry leave?"
 TEXTS = (
@@ -37,6 +32,7 @@ TEXTS = (
     "A copper bridge crosses the river Senn.",
 )
 ORDERS = list(permutations(range(len(TEXTS))))
+USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
 EIGHT = [f"{prefix}{name}" for name in ("complete", "chat") for prefix in ("", "stream_", "a", "astream_")]
 
 
@@ -46,6 +42,15 @@ def nodes_of(order: Any = (0, 1, 2), **metadata: Any) -> list[NodeWithScore]:
         NodeWithScore(node=TextNode(text=TEXTS[i], id_=f"node {i}", metadata=metadata), score=1.0 / (i + 2))
         for i in order
     ]
+
+
+def message_of(segments: Iterable[Segment | str], question: str = QUERY) -> ChatMessage:
+    """A user's message with these segments and a question."""
+    return ChatMessage(blocks=[*map(SegmentBlock.of, segments), TextBlock(text=question)])
+
+
+def told_by_tool(text: str, call: str = "1") -> ChatMessage:
+    return ChatMessage(text, role="tool", additional_kwargs={"tool_call_id": call})
 
 
 class ListRetriever(BaseRetriever):
@@ -59,29 +64,17 @@ class ListRetriever(BaseRetriever):
         return self._nodes
 
 
-class ListedStore(BasePydanticVectorStore):
-    """A vector store that finds these nodes in this order, however many are asked for."""
+class ListedIndex(VectorStoreIndex):
+    """An index whose retriever lists these nodes in this order, however many are asked for."""
 
-    stores_text: bool = True
-    listed: list[BaseNode]
-
-    @property
-    def client(self) -> None:
-        return None
-
-    def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
-        raise NotImplementedError
-
-    delete = add
-
-    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        ids = [node.node_id for node in self.listed]
-        return VectorStoreQueryResult(nodes=self.listed, similarities=[0.5] * len(ids), ids=ids)
+    def as_retriever(self, **kwargs: Any) -> BaseRetriever:
+        return ListRetriever(self.listed)
 
 
 def index_of(nodes: list[NodeWithScore]) -> VectorStoreIndex:
-    """An index whose retriever lists the nodes in this order."""
-    return VectorStoreIndex.from_vector_store(ListedStore(listed=[each.node for each in nodes]))
+    index = ListedIndex([], embed_model=MockEmbedding(1))
+    index.listed = nodes
+    return index
 
 
 def engine_of(nodes: list[NodeWithScore], **options: Any) -> RetrieverQueryEngine:
@@ -89,21 +82,6 @@ def engine_of(nodes: list[NodeWithScore], **options: Any) -> RetrieverQueryEngin
         options.pop("llm", None)
         return RetrieverQueryEngine(ListRetriever(nodes), **options)
     return RetrieverQueryEngine.from_args(ListRetriever(nodes), **options)
-
-
-class WordEmbedding(BaseEmbedding):
-    """Counts of hashed words: deterministic, and near where words are shared."""
-
-    def _get_text_embedding(self, text: str) -> list[float]:
-        vector = [0.01] * 64
-        for word in text.lower().split():
-            vector[hashlib.sha256(word.strip(".,?!").encode()).digest()[0] % 64] += 1.0
-        return vector
-
-    _get_query_embedding = _get_text_embedding
-
-    async def _aget_query_embedding(self, query: str) -> list[float]:
-        return self._get_text_embedding(query)
 
 
 # --- LLMs behind an API ---
@@ -118,27 +96,27 @@ class HashingLLM(CustomLLM):
     def metadata(self) -> LLMMetadata:
         return LLMMetadata(context_window=4096, num_output=64, is_chat_model=True)
 
+    def read(self, text: str) -> str:
+        return self.says or hashlib.sha256(text.encode()).hexdigest()[:12]
+
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        return CompletionResponse(text=self.says or hashlib.sha256(prompt.encode()).hexdigest()[:12])
+        return CompletionResponse(text=self.read(prompt), raw={"usage": USAGE})
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer as `complete` does, to all blocks: an API reads citable blocks and documents, too."""
-        text = self.complete("".join(message.model_dump_json() for message in messages), formatted=True).text
-        return ChatResponse(message=ChatMessage(text, role="assistant"))
+        read = [getattr(block, "text", None) or repr(block) for message in messages for block in message.blocks]
+        return ChatResponse(message=ChatMessage(self.read("".join(read)), role="assistant"), raw={"usage": USAGE})
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
-        text = self.complete(prompt, formatted=True).text
+        text = self.read(prompt)
         return (CompletionResponse(text=text[: i + 4], delta=text[i : i + 4]) for i in range(0, len(text), 4))
 
 
 class Recorder(MockFunctionCallingLLM):
-    """It keeps what it is asked, calls the first tool that it is offered, and then says one thing.
-
-    A ReAct agent is told to act first.
-    """
+    """It keeps what it is asked, calls the first tool (in text if it has to), and says one thing or what it read."""
 
     asked: list[str] = Field(default_factory=list)
     says: str = "Noon."
@@ -150,11 +128,11 @@ class Recorder(MockFunctionCallingLLM):
 
     def _answer(self, messages: Sequence[ChatMessage], tools: Any = (), **kwargs: Any) -> ChatMessage:
         self.asked.append("\0".join("".join(getattr(each, "text", "") for each in one.blocks) for one in messages))
-        if tools and messages[-1].role != MessageRole.TOOL:
+        if tools and messages[-1].role != "tool":
             call = ToolCallBlock(tool_call_id="1", tool_name=tools[0].metadata.name, tool_kwargs=self.calls)
             return ChatMessage(role="assistant", blocks=[call])
         if "Action Input:" not in (messages[0].content or ""):
-            return ChatMessage(self.says, role="assistant")
+            return ChatMessage(self.says or messages[-1].content, role="assistant")
         acted = "Observation:" in (messages[-1].content or "")
         action = 'Thought: I search.\nAction: harbour\nAction Input: {"input": "ferry"}'
         return ChatMessage(f"Thought: I know.\nAnswer: {self.says}" if acted else action, role="assistant")
@@ -167,11 +145,11 @@ class Recorder(MockFunctionCallingLLM):
 # --- answers ---
 
 
-def caught(ask: Callable[[], Any]) -> tuple[Any, list[str]]:
+def caught(ask: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, list[str]]:
     """Return what a call returns, and its warnings about order."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        result = ask()
+        result = ask(*args, **options)
     return result, [str(each.message) for each in found if issubclass(each.category, OrderWarning)]
 
 
@@ -198,9 +176,9 @@ def read(asked: Any) -> tuple[str, Any]:
     return asyncio.run(consumed(asked))
 
 
-def verdict_of(response: Any, none: bool | None = None) -> bool | None:
-    """What a response says of its order; `none` for one that says nothing, such as a text."""
+def report_of(response: Any) -> dict[str, Any]:
+    """What a response says was read; nothing if it says nothing, such as a text."""
     for said in ((getattr(response, "metadata", None) or {}).get("invariant_rag"), getattr(response, "raw", None)):
         if isinstance(said, dict) and "invariant" in said:
-            return said["invariant"]
-    return none
+            return said
+    return {}

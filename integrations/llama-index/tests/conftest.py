@@ -15,15 +15,12 @@ from invariant_rag import InvariantModel
 from invariant_rag.prompts import begin_outside
 from invariant_rag.testing import tiny_model, toy_tokenizer
 from llama_index.core import Settings
-from tiny import with_tools
+from tiny import TEMPLATE
 from transformers import PreTrainedModel
 
 from llama_index.llms.invariant_rag import InvariantLLM
 
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +47,9 @@ def model(weights: PreTrainedModel) -> InvariantModel:
 @pytest.fixture(scope="session")
 def spoken(weights: PreTrainedModel) -> InvariantModel:
     """The tiny model with a chat template that knows tools."""
-    return with_tools(weights)
+    tokenizer = toy_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return InvariantModel(weights, tokenizer)
 
 
 @pytest.fixture(scope="session")

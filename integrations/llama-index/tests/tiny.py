@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import torch
 from invariant_rag import InvariantModel
-from invariant_rag.testing import toy_tokenizer
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from llama_index.llms.invariant_rag import InvariantLLM
 
-TEMPLATE = """{%- if tools %}<|im_start|>system
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}<|im_end|>
-{% endif %}{%- for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}
-{%- for call in message.tool_calls or [] %}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>{%- endfor %}{%- if message.tool_call_id %} ({{ message.tool_call_id }}){% endif %}<|im_end|>
-{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
-{% if enable_thinking is defined and enable_thinking %}<think>
-{% endif %}{%- endif %}{# </think> #}"""
+TEMPLATE = Path(__file__).with_name("tools.jinja").read_text(encoding="utf-8")
 """As many models have it: tools, calls, results in a role of their own, reasoning, and a variable."""
-
-
-def with_tools(weights: PreTrainedModel) -> InvariantModel:
-    """Return a model with this template."""
-    tokenizer = toy_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    return InvariantModel(weights, tokenizer)
 
 
 class EveryBit(LogitsProcessor):

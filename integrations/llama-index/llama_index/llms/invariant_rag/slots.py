@@ -133,9 +133,10 @@ class _Filled:
         scope = current_scope() if getattr(asked, "find_documents", True) else None
         plain = template._map_all_vars({**template.kwargs, **given})
         placed, parts = dict(plain), list[Part]()
+        loops = isinstance(template, prompts.RichPromptTemplate)
         for name, value in plain.items():
             # `simple_summarize` gives a list of one text, which Python would write with brackets and escapes.
-            text = value[0] if isinstance(value, list) and len(value) == 1 else value
+            text = value[0] if isinstance(value, list) and len(value) == 1 and not loops else value
             if not isinstance(text, str):
                 continue
             part = _part(name, text, scope)
