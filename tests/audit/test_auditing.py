@@ -15,7 +15,7 @@ import pytest
 from invariant_rag import errors
 from invariant_rag.audit import ABOUT, Audit, Question, Reply, audit
 from invariant_rag.audit.grading import Grader
-from invariant_rag.audit.plan import LISTINGS
+from invariant_rag.audit.plan import LISTINGS, screen_calls
 from invariant_rag.audit.report import Gate
 from invariant_rag.audit.result import worst_slot
 from invariant_rag.segments import Segment
@@ -89,6 +89,16 @@ def test_noise_is_no_order_even_behind_a_cache(cached: bool) -> None:
     assert steps[-1].endswith(f"{found.screen.outcome}.")
     assert (found.screen.repeated == 0.0) is cached
     assert ("hides noise" in advice(found, "To know")) is cached
+
+
+@pytest.mark.parametrize(("place", "prompts"), [(19, 2), (20, 3)])
+def test_after_the_first_questions_a_repeat_is_a_second_placebo_and_no_placebo_changes_the_answer(
+    place: int, prompts: int
+) -> None:
+    answer = Segment("Ann did it.")
+    calls = screen_calls(Question("Who?", (Segment("Bo did not."), answer), gold=(1,)), 0, place, 0)
+    assert len({call.segments for call in calls[:3]}) == prompts
+    assert all(answer in call.segments for call in calls)
 
 
 def test_gates_hold_beyond_doubt_only() -> None:
