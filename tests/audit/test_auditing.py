@@ -173,6 +173,8 @@ def test_the_worst_slot_is_the_worst_and_not_a_matter_of_luck() -> None:
     assert even.low < 0.8 < even.high
     two = Question("Who?", (Segment("a"), Segment("b")), gold=(0,))
     assert [slot_of(two, order) for order in ((0, 1), (1, 0))] == [0, 4]  # first and last part, of however many
+    five = Question("Who?", tuple(map(Segment, "abcde")))
+    assert LISTINGS["ends-first"].orders(five) == [(0, 2, 4, 3, 1)]
     source = random.Random(2)  # chosen and measured on the same questions, the worst of three fair slots would be below
     drawn = [[[(number % 3, source.random() < 0.5)] for number in range(90)] for _ in range(40)]
     found = [each.value for outcomes in drawn if (each := worst_slot(outcomes)) is not None]
