@@ -12,19 +12,12 @@ from typing import Any
 
 import pytest
 
+from invariant_rag import errors
 from invariant_rag.audit import ABOUT, Audit, Question, Reply, audit
 from invariant_rag.audit.grading import Grader
-from invariant_rag.audit.plan import LISTINGS
+from invariant_rag.audit.plan import LISTINGS, screen_calls, slot_of
 from invariant_rag.audit.report import Gate
 from invariant_rag.audit.result import worst_slot
-from invariant_rag.errors import (
-    AuditFailed,
-    InvalidChoice,
-    InvalidQuestion,
-    UnknownName,
-    UnsupportedCombination,
-    UnusableFile,
-)
 from invariant_rag.segments import Segment
 from tests.audit.known import Function, at_random, first, last, noisy, records, sorting, symmetric
 
@@ -82,7 +75,7 @@ def test_outcome_and_advice_are_right_for_systems_that_are_known(
 
 
 def test_who_needs_no_documents_is_refused() -> None:
-    with pytest.raises(AuditFailed, match="does not read the documents it is given"):
+    with pytest.raises(errors.AuditFailed, match="does not read the documents it is given"):
         audit(lambda question, segments: question, records(30))
 
 
@@ -98,6 +91,17 @@ def test_noise_is_no_order_even_behind_a_cache(cached: bool) -> None:
     assert ("hides noise" in advice(found, "To know")) is cached
 
 
+@pytest.mark.parametrize(("place", "prompts"), [(19, 2), (20, 3)])
+def test_after_the_first_questions_a_repeat_is_a_second_placebo_and_no_placebo_changes_the_answer(
+    place: int, prompts: int
+) -> None:
+    answer = Segment("Ann did it.")
+    calls = screen_calls(Question("Who?", (Segment("Bo did not."), answer), gold=(1,)), 0, place, 0)
+    assert len({call.segments for call in calls[:3]}) == prompts
+    assert all(answer in call.segments for call in calls)
+    assert [call.order for call in calls[3:]] == [(1, 0)] * 2  # and no other order is today's
+
+
 def test_gates_hold_beyond_doubt_only() -> None:
     dependent, blind = (audit(each, records(100), remedies=()) for each in (first, noisy(symmetric, 0.1)))
     for text in ("order-matters", "net-sensitivity>5%", " net-sensitivity > 5.0 %"):
@@ -106,7 +110,7 @@ def test_gates_hold_beyond_doubt_only() -> None:
     assert net.low < net.value
     assert not Gate.parse(f"net-sensitivity>{50 * (net.low + net.value):.3f}%").holds(dependent)
     for wrong in ("flip-rate>5%", "accuracy-today<80%", "net-sensitivity<5%", ""):
-        with pytest.raises(InvalidChoice, match="expected order-matters, or a bound such as") as refused:
+        with pytest.raises(errors.InvalidChoice, match="expected order-matters, or a bound such as") as refused:
             Gate.parse(wrong)
         assert "moves with noise" in refused.value.hint
 
@@ -167,6 +171,8 @@ def test_the_worst_slot_is_the_worst_and_not_a_matter_of_luck() -> None:
     )
     assert lost.value == 0.0
     assert even.low < 0.8 < even.high
+    two = Question("Who?", (Segment("a"), Segment("b")), gold=(0,))
+    assert [slot_of(two, order) for order in ((0, 1), (1, 0))] == [0, 4]  # first and last part, of however many
     source = random.Random(2)  # chosen and measured on the same questions, the worst of three fair slots would be below
     drawn = [[[(number % 3, source.random() < 0.5)] for number in range(90)] for _ in range(40)]
     found = [each.value for outcomes in drawn if (each := worst_slot(outcomes)) is not None]
@@ -254,10 +260,10 @@ def test_calls_are_tried_again_and_given_up_where_nothing_is_ever_answered() -> 
     found = audit(listening(flaky, calls), records(4), remedies=())
     assert (found.measures["errors"].value, found.errors) == (0.0, ["ConnectionError: try later"])
     calls.clear()
-    with pytest.raises(AuditFailed, match="ZeroDivisionError: division by zero") as refused:
+    with pytest.raises(errors.AuditFailed, match="ZeroDivisionError: division by zero") as refused:
         audit(listening(lambda *_: 1 / 0, calls), records(20), retries=0)
     assert (len(calls), "to_input=lambda" in refused.value.hint) == (10, True)
-    with pytest.raises(AuditFailed, match="expected an answer as text"):
+    with pytest.raises(errors.AuditFailed, match="expected an answer as text"):
         audit(lambda question, segments: {"docs": 1}, records(2))
 
 
@@ -306,13 +312,13 @@ def test_an_audit_is_resumed_and_asks_nothing_twice(tmp_path: Path) -> None:
 def test_an_edited_system_never_gets_answers_of_the_old_one(tmp_path: Path) -> None:
     audit(first, records(4), out=tmp_path / "run")
     for wrong in (lambda: audit(last, records(4), out=tmp_path / "run"), lambda: audit(last, resume=tmp_path / "run")):
-        with pytest.raises((UnusableFile, UnsupportedCombination)) as refused:
+        with pytest.raises((errors.UnusableFile, errors.UnsupportedCombination)) as refused:
             wrong()
         assert "resume" in refused.value.hint or "new folder" in refused.value.hint
     run = tmp_path / "run" / "run.json"
     for other in (run.read_text().replace('"schema_version": 1', '"schema_version": 0'), "{}", "["):
         run.write_text(other)
-        with pytest.raises(AuditFailed, match=r"run\.json: no audit"):
+        with pytest.raises(errors.AuditFailed, match=r"run\.json: no audit"):
             audit(first, resume=tmp_path / "run")
 
 
@@ -337,23 +343,23 @@ def test_questions_without_an_order_are_counted_and_not_asked() -> None:
 
 
 ODD: list[tuple[type[Exception], str, dict[str, Any], dict[str, Any]]] = [
-    (UnknownName, "did you mean 'sort'", {"remedies": ["srot"]}, {}),
-    (UnsupportedCombination, "not one of ours", {"remedies": ["rotor"]}, {}),
-    (InvalidChoice, "metric: expected a function", {"metric": "best"}, {}),
-    (InvalidChoice, "margin", {"margin": 0}, {}),
-    (InvalidChoice, "workers", {"workers": 0}, {}),
-    (InvalidChoice, "audit takes no 'max_new_tokens'", {"max_new_tokens": 4}, {}),
-    (InvalidChoice, "resume", {"out": "a", "resume": "b"}, {}),
-    (InvalidQuestion, "with question as text, got question", {}, {"question": " "}),
-    (InvalidQuestion, "there is no order", {}, {"segments": ["a"]}),
-    (InvalidQuestion, "got NoneType", {}, {"segments": ["a", None]}),
-    (InvalidQuestion, "there is no order", {"retriever": lambda question: []}, {"segments": []}),
-    (InvalidChoice, "a number from 0 to 1, got 7", {"metric": lambda answer, golds: 7}, {}),
+    (errors.UnknownName, "did you mean 'sort'", {"remedies": ["srot"]}, {}),
+    (errors.UnsupportedCombination, "not one of ours", {"remedies": ["rotor"]}, {}),
+    (errors.InvalidChoice, "metric: expected a function", {"metric": "best"}, {}),
+    (errors.InvalidChoice, "margin", {"margin": 0}, {}),
+    (errors.InvalidChoice, "workers", {"workers": 0}, {}),
+    (errors.InvalidChoice, "audit takes no 'max_new_tokens'", {"max_new_tokens": 4}, {}),
+    (errors.InvalidChoice, "resume", {"out": "a", "resume": "b"}, {}),
+    (errors.InvalidQuestion, "with question as text, got question", {}, {"question": " "}),
+    (errors.InvalidQuestion, "there is no order", {}, {"segments": ["a"]}),
+    (errors.InvalidQuestion, "got NoneType", {}, {"segments": ["a", None]}),
+    (errors.InvalidQuestion, "there is no order", {"retriever": lambda question: []}, {"segments": []}),
+    (errors.InvalidChoice, "a number from 0 to 1, got 7", {"metric": lambda answer, golds: 7}, {}),
     (ZeroDivisionError, "by zero", {"metric": lambda answer, golds: 1 / 0}, {}),
-    (InvalidChoice, "judge: expected a model", {"judge": 3}, {}),
-    (AuditFailed, "replied with NoneType", {"judge": lambda prompt: None}, {}),
-    (AuditFailed, "wrong on 50% of the verdicts", {"judge": lambda prompt: "yes"}, {}),
-    (AuditFailed, "the server cannot be reached: Connection refused", {"judge": "http://127.0.0.1:9/v1"}, {}),
+    (errors.InvalidChoice, "judge: expected a model", {"judge": 3}, {}),
+    (errors.AuditFailed, "replied with NoneType", {"judge": lambda prompt: None}, {}),
+    (errors.AuditFailed, "wrong on 50% of the verdicts", {"judge": lambda prompt: "yes"}, {}),
+    (errors.AuditFailed, "the server cannot be reached: Connection refused", {"judge": "http://127.0.0.1:9/v1"}, {}),
 ]
 
 

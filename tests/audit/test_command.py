@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import pytest
 from typer.testing import CliRunner
@@ -96,68 +96,57 @@ def test_a_model_of_ours_is_audited_and_a_dry_run_says_what_it_costs() -> None:
 KEY = "secret"
 
 
-class Server(BaseHTTPRequestHandler):
-    """Answers from the first document of a prompt, but the first time it asks to come again."""
-
-    seen: list[dict[str, Any]]
-
-    def do_GET(self) -> None:
-        self.reply(200, {"data": [{"id": "toy"}]})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.seen.append(body)
-        if self.headers.get("Authorization") != f"Bearer {KEY}":
-            self.reply(401, {"error": "no key"})
-        elif len(self.seen) == 1:
-            self.reply(429, {"error": "busy"})
-        else:
-            document = body["messages"][0]["content"].partition("Document: ")[2].splitlines()[0]
-            message = {"message": {"role": "assistant", "content": document}}
-            self.reply(200, {"choices": [message], "usage": {"total_tokens": 7}})
-
-    def reply(self, status: int, document: Any) -> None:
-        content = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Retry-After", "0.5")
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *args: Any) -> None:
-        pass
+@pytest.fixture
+def seen() -> list[dict[str, Any]]:
+    return []
 
 
 @pytest.fixture
-def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def url(seen: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server that answers from the first document of a prompt, but the first time it asks to come again."""
+
+    def app(environ: dict[str, Any], respond: Any) -> list[bytes]:
+        status, document = "200 OK", {"data": [{"id": "toy"}]}
+        if environ["REQUEST_METHOD"] == "POST":
+            seen.append(body := json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))))
+            said = body["messages"][0]["content"].partition("Document: ")[2].splitlines()[0]
+            document = {"choices": [{"message": {"content": said}}], "usage": {"total_tokens": 7}}
+            status = "429 Too Many Requests" if len(seen) == 1 else status
+            status = status if environ.get("HTTP_AUTHORIZATION") == f"Bearer {KEY}" else "401 Unauthorized"
+        respond(status, [("Retry-After", "0.5")])
+        return [json.dumps(document).encode()]
+
+    class Quiet(WSGIRequestHandler):
+        def log_message(self, *args: Any) -> None:
+            pass
+
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    Server.seen = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+    with make_server("127.0.0.1", 0, app, handler_class=Quiet) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
         server.shutdown()
 
 
-def test_a_url_is_a_system_that_is_asked_again_when_it_is_busy(url: str) -> None:
+def test_a_url_is_a_system_that_is_asked_again_when_it_is_busy(url: str, seen: Any) -> None:
     result = audit(url, records(8), remedies=())
     assert (result.system, result.measures["errors"].value) == (f"toy at {url}", 0.0)
     assert result.screen.between > 0.0 == result.screen.within
     assert result.as_dict()["tokens"] == 7 * result.calls
     assert max(answer.seconds for each in result.asked for answer in each.answers) > 0.5  # as the server wished
-    assert len(Server.seen) == result.calls + 1
-    assert (Server.seen[0]["model"], Server.seen[0]["temperature"]) == ("toy", 0)
+    assert len(seen) == result.calls + 1
+    assert (seen[0]["model"], seen[0]["temperature"]) == ("toy", 0)
 
 
-def test_a_server_that_refuses_is_not_asked_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_refuses_is_not_asked_again(url: str, seen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "wrong")
     with pytest.raises(AuditFailed, match="401") as refused:
         audit(Endpoint(url, "other", {"temperature": 0, "seed": 3}), records(2))
     assert "the address (up to /v1), the model, and the key in OPENAI_API_KEY" in refused.value.hint
-    assert [(each["model"], each["seed"]) for each in Server.seen] == [("other", 3)]
+    assert [(each["model"], each["seed"]) for each in seen] == [("other", 3)]
 
 
-def test_the_command_takes_a_url_with_the_name_of_its_model(url: str) -> None:
+def test_the_command_takes_a_url_with_the_name_of_its_model(url: str, seen: Any) -> None:
     found = run("10.jsonl", "--out", "out", "--remedy", "sort", "--system", url, "--model", "mine", "--workers", 4)
     assert found.exit_code == 0, found.output
-    assert {each["model"] for each in Server.seen} == {"mine"}
+    assert {each["model"] for each in seen} == {"mine"}
     assert "at most 50 calls" in found.stderr

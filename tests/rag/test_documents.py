@@ -254,7 +254,7 @@ ROWS = ["river | length", "Aru | 120 km", "Veil | 80 km"]
         ("\n".join(ROWS), {"max_chars": 15}, ROWS),
         (
             "alpha beta gamma delta epsilon",  # what overlaps is whole words
-            {"max_chars": 16, "overlap": 6},
+            {"max_chars": 18, "overlap": 8},
             ["alpha beta", "beta gamma", "gamma delta", "delta epsilon"],
         ),
     ],
