@@ -150,7 +150,7 @@ def options() -> Iterator[tuple[tuple[str, ...], TyperOption]]:
 def test_what_is_no_whole_number_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     numbers = [(path, each.opts[0]) for path, each in options() if "int" in str(each.type_descriptor.annotation)]
-    assert len(numbers) == 19
+    assert len(numbers) == 20
     for path, flag in numbers:
         for value in WRONG_NUMBERS:
             refused(*path, f"{flag}={value}")

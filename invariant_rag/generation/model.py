@@ -52,8 +52,12 @@ if TYPE_CHECKING:
 Seeds: TypeAlias = int | Sequence[int | None] | None
 
 
+def _of_prefiller(name: str, doc: str) -> Any:
+    return property(attrgetter(f"prefiller.{name}"), doc=doc)
+
+
 def _choice(name: str, doc: str) -> Any:
-    return property(attrgetter(f"prefiller.choices.{name}"), doc=doc)
+    return _of_prefiller(f"choices.{name}", doc)
 
 
 class InvariantModel:
@@ -158,20 +162,9 @@ class InvariantModel:
     deterministic: bool = _choice("deterministic", "Whether the prompts of a batch are computed one by one.")
     max_segment_tokens: int | None = _choice("max_segment_tokens", "Most tokens of one segment.")
 
-    @property
-    def choices(self) -> ResolvedChoices:
-        """All choices of this wrapper."""
-        return self.prefiller.choices
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The wrapped model."""
-        return self.prefiller.model
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the input ids."""
-        return self.prefiller.device
+    choices: ResolvedChoices = _of_prefiller("choices", "All choices of this wrapper.")
+    model: PreTrainedModel = _of_prefiller("model", "The wrapped model.")
+    device: torch.device = _of_prefiller("device", "Device of the input ids.")
 
     batches_calls: ClassVar[bool] = False
     """Whether calls of several threads are batched anyhow, so that a `MicroBatcher` need not batch them."""

@@ -6,8 +6,7 @@ from typing import Any
 
 from invariant_rag.errors import InvalidChoice
 
-_SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
-"""Device maps that spread a model over devices."""
+_SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")  # device maps that spread a model over devices
 
 
 def check_device(device_map: Any, name: str = "device_map") -> None:

@@ -111,10 +111,9 @@ def _of_other_types(files: Iterable[str]) -> RetrievalError:
     counts = Counter(os.path.splitext(each)[1].lower() or "no suffix" for each in files)  # noqa: PTH122
     named = ", ".join(f"{suffix} ({count})" for suffix, count in counts.most_common(8))
     more = f" and {len(counts) - 8} more" if len(counts) > 8 else ""
-    return RetrievalError(
-        f"{counted(counts.total(), 'file')} of other types: {named}{more}; read are {', '.join(sorted(_READERS))}",
-        hint="Convert to one of these what is to be read.",
-    )
+    found = f"{counted(counts.total(), 'file')} of other types: {named}{more}"
+    hint = "Convert to one of these what is to be read."
+    return RetrievalError(f"{found}; read are {', '.join(sorted(_READERS))}", hint=hint)
 
 
 def check_documents(paths: Iterable[str | Path]) -> None:

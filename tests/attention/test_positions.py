@@ -35,12 +35,12 @@ def encoding(request):
 
 def test_shifts_add_up_undo_each_other_and_are_the_same_one_by_one_in_any_layout(encoding):
     x, shifts = torch.randn(2, 3, 8), torch.tensor([[5, -2, 0], [40, 1, -40]])
-    turned = encoding.rotate(encoding.rotate(x.double(), 700), -3)
-    assert_rounded_alike(turned, encoding.rotate(x.double(), 697), 3 * 700, magnitude=700)  # positions of up to 700
-    assert_rounded_alike(encoding.rotate(turned, -697), x.double(), 3 * 700, magnitude=700)
+    turned = encoding.rotate_by(encoding.rotate_by(x.double(), 700), -3)
+    assert_rounded_alike(turned, encoding.rotate_by(x.double(), 697), 3 * 700, magnitude=700)  # positions of up to 700
+    assert_rounded_alike(encoding.rotate_by(turned, -697), x.double(), 3 * 700, magnitude=700)
     together = encoding.rotate_each(x, shifts, 40)
     for head, token in ((head, token) for head in range(2) for token in range(3)):
-        one = encoding.rotate(x[head, token].double(), int(shifts[head, token])).float()
+        one = encoding.rotate_by(x[head, token].double(), int(shifts[head, token])).float()
         assert_rounded_alike(together[head, token], one)
     keys = torch.randn(2, 5, 8)
     assert torch.equal(together[..., 6:], x[..., 6:])  # what no position moves
@@ -61,7 +61,7 @@ def test_scores_of_alibi_lose_slope_times_distance_also_behind_the_prompt_and_wh
         encoded, positions = alibi.encoded(replace(call, scratch={}), prompt), torch.tensor(at[:7])
         expected = scores(call) - SLOPES[:, None, None] * (positions[-3:, None] - positions)
         assert_rounded_alike(scores(encoded), expected)
-    moved = replace(encoded, keys=alibi.rotate(encoded.keys, 5))
+    moved = replace(encoded, keys=alibi.rotate_by(encoded.keys, 5))
     assert_rounded_alike(scores(moved), scores(encoded) + 5 * SLOPES[:, None, None])
 
 
@@ -72,9 +72,9 @@ def test_the_table_of_angles_follows_the_frequencies():
     rotation.module.inv_freq = torch.tensor([0.7, 0.2, 0.01])
     after = rotation.rotate_each(x, shift, 10)
     assert not torch.equal(before, after)
-    assert_rounded_alike(after, rotation.rotate(x, 3))
+    assert_rounded_alike(after, rotation.rotate_by(x, 3))
     rotation.module.inv_freq *= 2  # the same tensor, with other numbers
-    assert_rounded_alike(rotation.rotate_each(x, shift, 10), rotation.rotate(x, 3))
+    assert_rounded_alike(rotation.rotate_each(x, shift, 10), rotation.rotate_by(x, 3))
     assert not torch.equal(rotation.rotate_each(x, shift, 10), after)
 
 

@@ -15,7 +15,7 @@ import pytest
 from invariant_rag import errors
 from invariant_rag.audit import ABOUT, Audit, Question, Reply, audit
 from invariant_rag.audit.grading import Grader
-from invariant_rag.audit.plan import LISTINGS
+from invariant_rag.audit.plan import LISTINGS, screen_calls, slot_of
 from invariant_rag.audit.report import Gate
 from invariant_rag.audit.result import worst_slot
 from invariant_rag.segments import Segment
@@ -91,6 +91,17 @@ def test_noise_is_no_order_even_behind_a_cache(cached: bool) -> None:
     assert ("hides noise" in advice(found, "To know")) is cached
 
 
+@pytest.mark.parametrize(("place", "prompts"), [(19, 2), (20, 3)])
+def test_after_the_first_questions_a_repeat_is_a_second_placebo_and_no_placebo_changes_the_answer(
+    place: int, prompts: int
+) -> None:
+    answer = Segment("Ann did it.")
+    calls = screen_calls(Question("Who?", (Segment("Bo did not."), answer), gold=(1,)), 0, place, 0)
+    assert len({call.segments for call in calls[:3]}) == prompts
+    assert all(answer in call.segments for call in calls)
+    assert [call.order for call in calls[3:]] == [(1, 0)] * 2  # and no other order is today's
+
+
 def test_gates_hold_beyond_doubt_only() -> None:
     dependent, blind = (audit(each, records(100), remedies=()) for each in (first, noisy(symmetric, 0.1)))
     for text in ("order-matters", "net-sensitivity>5%", " net-sensitivity > 5.0 %"):
@@ -160,6 +171,10 @@ def test_the_worst_slot_is_the_worst_and_not_a_matter_of_luck() -> None:
     )
     assert lost.value == 0.0
     assert even.low < 0.8 < even.high
+    two = Question("Who?", (Segment("a"), Segment("b")), gold=(0,))
+    assert [slot_of(two, order) for order in ((0, 1), (1, 0))] == [0, 4]  # first and last part, of however many
+    five = Question("Who?", tuple(map(Segment, "abcde")))
+    assert LISTINGS["ends-first"].orders(five) == [(0, 2, 4, 3, 1)]
     source = random.Random(2)  # chosen and measured on the same questions, the worst of three fair slots would be below
     drawn = [[[(number % 3, source.random() < 0.5)] for number in range(90)] for _ in range(40)]
     found = [each.value for outcomes in drawn if (each := worst_slot(outcomes)) is not None]

@@ -48,5 +48,7 @@ def test_a_model_that_promises_nothing_breaks_nothing_and_a_broken_promise_is_se
     assert first.answers == first.plain_answers
     assert first.distinct > len(first.answers)
     assert first == again != other
+    two = check_order(plain, Prompt("Documents: ", ["x ", "yy "], "Where? "), 4, max_new_tokens=1)
+    assert (two.distinct, two.answers) == (2, (("B", 5),))  # the same token, with another probability
     broken = check_order(model.with_method("rotor", ordering=Pretended()), PROMPT, 4, max_new_tokens=1)
     assert (broken.promised, broken.broken, broken.identical) == (True, True, False)

@@ -118,6 +118,12 @@ def test_intervals_hold_the_truth(world: World) -> None:
     assert max(missed.values()) <= 0.11 * 2 * AUDITS, missed
 
 
+def test_the_interval_of_an_audit_that_stopped_holds_the_truth_too() -> None:
+    source, truth = np.random.default_rng(5), expected(DEPENDS[4], 100_000)["net"]
+    nets = [run(DEPENDS[4], 200, source)[0].net for _ in range(2 * AUDITS)]
+    assert sum(not each.low <= truth <= each.high for each in nets) <= 0.07 * len(nets)
+
+
 def test_the_bound_that_clears_is_exact_where_nothing_differs_and_not_below_the_normal_one() -> None:
     assert [upper_bound(np.zeros(count), 0.05) < 0.05 for count in (58, 59)] == [False, True]  # 0.95**59 < 0.05
     ones = np.array([1.0] * 3 + [0.0] * 97)

@@ -151,6 +151,8 @@ def test_log_probabilities_come_in_the_shape_of_openai(lm):
     assert [each["logprob"] for each in listed] == list(lm.generate(prompt, max_new_tokens=12).logprobs)
     assert all(bytes(each["bytes"]).decode() == each["token"] and each["top_logprobs"] == [] for each in listed)
     assert "".join(each["token"] for each in listed) == answer.content
+    stopped = chat.invoke(QUESTION, stop=listed[5]["token"] + listed[6]["token"])
+    assert "".join(each["token"] for each in stopped.response_metadata["logprobs"]["content"]) == stopped.content
     for silent in (ChatInvariant(model=lm, max_tokens=2), chat.bind(logprobs=False, max_tokens=2)):
         assert "logprobs" not in silent.invoke(QUESTION).response_metadata
     top = ChatInvariant(model=lm, top_logprobs=3, max_tokens=5)

@@ -57,6 +57,7 @@ def test_what_is_left_open_is_what_the_model_brings_also_in_copies(lm, kind):
     assert kind(model=changed).model_copy(update={"model": lm}).lm.intervention is None
     assert kind(model=changed, method="rotor").lm.intervention is None
     assert plain.ordering is plain.backend is None
+    assert "ordering" not in repr(kind(method="sequential"))
 
 
 @pytest.mark.parametrize("given", [{"api_key": "x", "max_retries": 2, "timeout": 3}, {"timeout": 300.0}])

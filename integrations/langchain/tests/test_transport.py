@@ -115,6 +115,8 @@ def test_a_completion_model_gets_every_segment(lm):
         (PLACEHOLDER | llm, f"Human: {Segments(DOCUMENTS)}\nHuman: {QUESTION}"),
     ):
         assert chain.invoke(INPUT) == lm.generate(parse_marked(expected), max_new_tokens=6).text
+    for before in ("", "Summarise:\n"):  # the documents end the text, or are all of it
+        assert len({llm.invoke(f"{before}{Segments(order)}") for order in ORDERS}) == 1
     upper = ours.create_invariant_documents_chain(llm, text, output_parser=RunnableLambda(str.upper))
     assert upper.invoke(INPUT) == lm.generate(parse_marked(written), max_new_tokens=6).text.upper()
 

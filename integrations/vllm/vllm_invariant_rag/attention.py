@@ -144,7 +144,7 @@ class ArrangedAttention:
     ) -> torch.Tensor:
         """Attend for a batch, as vLLM's backends do: queries `[T, H, D]`, keys and values of the same tokens."""
         batch = _find_prompts(attn_metadata, kv_cache.shape[2], query.device)
-        attend: Callable[..., Any] = super().forward  # type: ignore[misc]
+        attend: Callable[..., torch.Tensor] = super().forward  # type: ignore[misc]
         if not batch.prompts:
             return attend(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
         if (others := batch.others) is not None:
