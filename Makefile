@@ -29,7 +29,7 @@ LOWEST_TESTS ?= tests/test_package.py tests/laws/test_published.py \
 
 # `make test-rounding`: tests whose bounds are computed by invariant_rag.testing.rounding, of every kind of sum, and of the
 # families that differ in sums: experts, soft caps, sinks, ALiBi, windows, interleaved rotation, scaled frequencies.
-ROUNDING_TESTS ?= tests/testing/test_rounding.py tests/attention/test_fused.py tests/interventions/test_interventions.py \
+ROUNDING_TESTS ?= tests/testing/test_rounding.py tests/attention/test_backends.py tests/interventions/test_interventions.py \
   tests/laws/test_families.py::test_sdpa_agrees_with_the_reference tests/laws/test_published.py \
   tests/attention/test_positions.py \
   -k "not test_families or mixtral or gemma2 or gpt_oss or bloom or mistral or helium or yarn"

@@ -81,9 +81,10 @@ class PlainRequests:
         """
         turns = recognize(turns).turns
         sets = [part for turn in turns for part in turn.parts if isinstance(part, SegmentSet)]
-        asked = _last_question(turns) if query is None else query
+        if query is None:
+            query = next((turn.text.strip() for turn in reversed(turns) if turn.role == "user"), "")
         ordering = content_ordering(self.ordering)
-        canonical = [canonical_order(each, ordering, asked) for each in sets]
+        canonical = [canonical_order(each, ordering, query) for each in sets]
         return [_written(turns, sets, orders) for orders in drawn_orders(sets, canonical, self.votes or 1, self.seed)]
 
     def of_text(self, parts: Iterable[str | Segment | SegmentSet], query: str | None = None) -> list[PlainRequest]:
@@ -108,10 +109,6 @@ def _written(turns: Sequence[Turn], sets: Sequence[SegmentSet], orders: Sequence
     return PlainRequest(tuple(written), tuple(listed), labels)
 
 
-def _last_question(turns: Sequence[Turn]) -> str:
-    return next((turn.text.strip() for turn in reversed(turns) if turn.role == "user"), "")
-
-
 def content_ordering(name_or_instance: str | Ordering) -> Ordering:
     """Return an ordering that depends on contents alone; raise UnsupportedCombination for one that does not."""
     ordering = resolve_ordering(name_or_instance)
@@ -130,8 +127,13 @@ def canonical_order(segments: SegmentSet, ordering: Ordering, query: str = "") -
     Law: listing the segments in another order gives the same sequence of contents. There is no tokenizer: the bytes of
     a text stand for its token ids.
     """
-    rendering = document_rendering if segments.slots is None else plain_rendering
-    candidates = [_candidate(segment, rendering(segment)) for segment in segments]
+    if any(segment.token_ids is not None for segment in segments):
+        raise InvalidSegment("expected text: a model behind an API takes no token ids")
+    texts = list(map(document_rendering if segments.slots is None else plain_rendering, segments))
+    candidates = [
+        Candidate(segment, tuple(text.encode("utf-8", "surrogatepass")), text)
+        for segment, text in zip(segments, texts, strict=True)
+    ]
     return ordering.rank(candidates, query)[::-1]
 
 
@@ -142,7 +144,8 @@ def drawn_orders(
 
     Law: the contents in these orders are a function of the contents of the sets.
     """
-    possible = math.prod(_arrangements(segments) for segments in sets)
+    swaps = math.prod(math.factorial(count) for each in sets for count in Counter(each).values())  # of equal segments
+    possible = math.prod(math.factorial(len(each)) for each in sets) // swaps
     state = random.Random(seed)
 
     def contents(orders: Sequence[Sequence[int]]) -> tuple[Any, ...]:
@@ -201,14 +204,3 @@ def ask_all(calls: Sequence[Callable[[], T]]) -> list[T]:
     with ThreadPoolExecutor(len(calls), thread_name_prefix="invariant-rag-vote") as pool:
         asked = [pool.submit(copy_context().run, call) for call in calls]
         return [each.result() for each in asked]
-
-
-def _candidate(segment: Segment, text: str) -> Candidate:
-    if segment.token_ids is not None:
-        raise InvalidSegment("expected text: a model behind an API takes no token ids")
-    return Candidate(segment, tuple(text.encode("utf-8", "surrogatepass")), text)
-
-
-def _arrangements(segments: Sequence[Segment]) -> int:
-    """Return how many orders of these segments differ: equal ones can be swapped."""
-    return math.factorial(len(segments)) // math.prod(map(math.factorial, Counter(segments).values()))

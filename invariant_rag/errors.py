@@ -7,7 +7,7 @@ context window and answer) are no `ValueError` and no `TypeError`: frameworks ca
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
@@ -82,12 +82,6 @@ class CacheWarning(InvariantRAGError, UserWarning):
     hint = "Remove the hooks while the cache is in use, or use with_cache(None)."
 
 
-def _guess(name: object, choices: Sequence[str]) -> str:
-    """Return what may be meant by a misspelt name, for the end of a message; "" if no choice is like it."""
-    close = get_close_matches(name.lower(), choices, 1) if isinstance(name, str) else []
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
 class UnknownName(InvariantRAGError, ValueError):
     """A name that is not in a registry."""
 
@@ -102,9 +96,11 @@ class UnknownName(InvariantRAGError, ValueError):
     def __init__(self, kind: str, name: object, choices: Iterable[str], *, hint: str | None = None) -> None:
         choices = sorted(choices)
         listed = ", ".join(map(repr, choices))
+        near = get_close_matches(name.lower(), choices, 1) if isinstance(name, str) else []
+        guess = f"; did you mean {near[0]!r}?" if near else ""
         if kind in self._COMMANDS:
             hint = f"{self.hint} `{self._COMMANDS[kind]}` tells what each is."
-        super().__init__(f"unknown {kind} {shown(name)}; choose from {listed}{_guess(name, choices)}", hint=hint)
+        super().__init__(f"unknown {kind} {shown(name)}; choose from {listed}{guess}", hint=hint)
 
 
 class UnknownParameter(InvariantRAGError):

@@ -118,10 +118,15 @@ class Judge:
             check_text("question", question, error=InvalidPrompt)
         if reference is not None:
             check_text("reference", reference, error=InvalidPrompt)
-        context = {"Question: ": question, "Right answer: ": reference, "Criteria:\n": _descriptions(self.criteria)}
+        names, descriptions = self.criteria, None
+        if isinstance(self.criteria, Mapping):
+            described = sorted(self.criteria.items())
+            names = ", ".join(name for name, _ in described)
+            descriptions = "\n".join(f"- {name}: {text}" if text else f"- {name}" for name, text in described)
+        context = {"Question: ": question, "Right answer: ": reference, "Criteria:\n": descriptions}
         task = _Task(
             context="".join(f"{heading}{text}\n\n" for heading, text in context.items() if text is not None),
-            instruction=f"Which response is the best in {_names(self.criteria)}?",
+            instruction=f"Which response is the best in {names}?",
             rendering=response_rendering,
             query=question,
         )
@@ -226,17 +231,6 @@ def check_judge_options(criteria: Criteria, by: By) -> None:
             f"expected criteria as a text or a mapping of names to descriptions, got {shown(criteria)}",
             hint='For example "brevity", or {"brevity": "Is it short?", "depth": ""}.',
         )
-
-
-def _names(criteria: Criteria) -> str:
-    return ", ".join(sorted(criteria)) if isinstance(criteria, Mapping) else criteria
-
-
-def _descriptions(criteria: Criteria) -> str | None:
-    """Return a list of criteria with their descriptions, sorted by name; None for criteria that are a text."""
-    if isinstance(criteria, str):
-        return None
-    return "\n".join(f"- {name}: {text}" if text else f"- {name}" for name, text in sorted(criteria.items()))
 
 
 def response_rendering(segment: Segment) -> str:

@@ -89,20 +89,13 @@ class RemoteModel:
         `choices` are method, ordering and overflow to ask for. Options that a server does not take are an
         `UnsupportedCombination`.
         """
-        fields = request_fields(request, choices)
-        if request.messages is not None:
-            return parse_reply(self.chat(request.messages, **fields), request)
-        return parse_reply(self.complete(_parts(request), **fields), request)
+        return parse_reply(self._post(*_path_and_body(request, choices)), request)
 
     def stream_reply(
         self, request: AnswerRequest, *, choices: Mapping[str, Any] = MappingProxyType({})
     ) -> Iterator[AnswerDelta | Reply]:
         """Answer a request, and yield the pieces of the answers as they come, and then the whole reply. See `reply`."""
-        fields = request_fields(request, choices)
-        if request.messages is not None:
-            yield from parse_chunks(self.stream_chat(request.messages, **fields), request)
-        else:
-            yield from parse_chunks(self.stream_complete(_parts(request), **fields), request)
+        yield from parse_chunks(self._stream(*_path_and_body(request, choices)), request)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
         """Answer a conversation; return a `chat.completion` of OpenAI's, with `invariant` and citations.
@@ -178,17 +171,20 @@ class RemoteModel:
                 response.close()
                 if last or response.status_code not in _TRY_AGAIN:
                     raise _refusal(response)
-                pause = _retry_after(response.headers.get("retry-after", ""), 0.5 * 2**attempt)
+                wanted = response.headers.get("retry-after", "")
+                pause = float(wanted) if re.fullmatch(r"\d{1,4}", wanted) else 0.5 * 2**attempt
             time.sleep(min(pause, _LONGEST_PAUSE))
         raise RemoteError(f"{self._client.base_url} cannot be reached")  # for mypy: the last attempt has returned
 
 
-def _parts(request: AnswerRequest) -> list[str | Segment | SegmentSet]:
-    prompt = request.prompt
+def _path_and_body(request: AnswerRequest, choices: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    fields, prompt = request_fields(request, choices), request.prompt
+    if request.messages is not None:
+        return "/chat/completions", {"messages": chat_messages(request.messages), **fields}
     if prompt is None or not all(isinstance(text, str) for text in prompt.texts):
         raise InvalidPrompt("expected messages, or a prompt of text: a server takes no token ids beside segments")
     parts: list[Any] = [part for pair in zip(prompt.texts, (*prompt.sets, ""), strict=True) for part in pair]
-    return [part for part in parts if len(part)]
+    return "/completions", {"prompt": content_parts([part for part in parts if len(part)]), **fields}
 
 
 def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -254,7 +250,3 @@ def _refusal(response: httpx.Response) -> errors.InvariantRAGError:
     except (ValueError, KeyError, TypeError):
         described = {"message": f"{response.url} answered {response.text[:200]!r}"}
     return error_of(described, response.status_code)
-
-
-def _retry_after(header: str, default: float) -> float:
-    return float(header) if re.fullmatch(r"\d{1,4}", header) else default

@@ -13,21 +13,17 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast, get_args, overload
-
-import torch
+from typing import Any, Literal, Self, TypeAlias, cast, get_args, overload
 
 from invariant_rag.checks import check_items, check_kind, check_name, check_real
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import check_options
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.streaming import StopOnEvent
+from invariant_rag.generation.streaming import StopOnEvent, replay
 from invariant_rag.segments import Prompt
-
-if TYPE_CHECKING:
-    from transformers.generation.streamers import BaseStreamer
 
 Branch: TypeAlias = Literal["plain", "invariant"]
 PlainOrder: TypeAlias = Literal["given", "canonical"]
@@ -158,7 +154,7 @@ class RoutedModel(InvariantModel):
         return f"RoutedModel({self.invariant_branch!r}, alpha={self.alpha}, plain_order={self.plain_order!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.invariant_branch, self.alpha, self.plain_order)
+        return partial(RoutedModel.over, alpha=self.alpha, plain_order=self.plain_order), (self.invariant_branch,)
 
     @property
     def alpha(self) -> float:
@@ -215,7 +211,9 @@ class RoutedModel(InvariantModel):
         pairs = [(plain, invariant)] if single else zip(cast(list[Any], plain), cast(list[Any], invariant), strict=True)
         routed = [self._select(*pair) for pair in pairs]
         if streamer is not None:
-            _replay(routed, streamer)
+            if len(routed) != 1:
+                raise UnsupportedCombination(f"expected one answer to stream, got {len(routed)}")
+            replay(routed[0].token_ids, streamer)
         return routed[0] if single else list(routed)
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> list[float]:
@@ -239,10 +237,6 @@ class RoutedModel(InvariantModel):
         )
 
 
-def _restore(lm: InvariantModel, alpha: float, plain_order: PlainOrder) -> RoutedModel:
-    return RoutedModel.over(lm, alpha=alpha, plain_order=plain_order)
-
-
 def _copy_stateful(options: dict[str, Any]) -> dict[str, Any]:
     """Copy options that may hold the state of one generation, such as a grammar; one event stops both generations."""
     criteria = [each for each in options.get("stopping_criteria") or () if isinstance(each, StopOnEvent)]
@@ -253,13 +247,3 @@ def _copy_stateful(options: dict[str, Any]) -> dict[str, Any]:
             f"expected {' and '.join(options)} that can be copied, since a routed model generates twice: {error}",
             hint="Use the model without routing: model.invariant_branch.",
         ) from error
-
-
-def _replay(routed: Sequence[RoutedGeneration], streamer: BaseStreamer) -> None:
-    """Pass a finished answer to a streamer as transformers does: the prompt, then each token."""
-    if len(routed) != 1:
-        raise UnsupportedCombination(f"expected one answer to stream, got {len(routed)}")
-    streamer.put(torch.empty((1, 0), dtype=torch.long))
-    for token in routed[0].token_ids:
-        streamer.put(torch.tensor([token]))
-    streamer.end()

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import typer.testing
 from hypothesis import settings
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
 from invariant_rag import InvariantModel
 from invariant_rag.testing import tiny_model, toy_tokenizer
@@ -33,12 +31,12 @@ DOCUMENTS = {
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
+def _one_thread():
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _commands_built_once() -> Iterator[None]:
+def _commands_built_once():
     """Let typer's runner build the commands once, not for every call: that takes longer than most calls."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.testing, "_get_command", cache(typer.testing._get_command))
@@ -46,47 +44,44 @@ def _commands_built_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def llama() -> PreTrainedModel:
+def llama():
     """A tiny random Llama in float32 that never ends by itself."""
     return tiny_model("llama", num_hidden_layers=2, eos_token_id=None)
 
 
 @pytest.fixture(scope="session")
-def chat_llama() -> PreTrainedModel:
+def chat_llama():
     """A tiny random Llama with room for the toy tokenizer's vocabulary and long prompts."""
     return tiny_model("llama", num_hidden_layers=2, vocab_size=261, max_position_embeddings=4096, eos_token_id=None)
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     """One token per byte."""
     return toy_tokenizer()
 
 
 @pytest.fixture(scope="session")
-def golden_model() -> PreTrainedModel:
+def golden_model():
     """The random Llama on which the published implementations were run."""
     return AutoModelForCausalLM.from_pretrained(GOLDEN / "gqa", dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="session")
-def golden_manifest() -> dict[str, Any]:
+def golden_manifest():
     """Cases and entries of the published runs."""
-    manifest: dict[str, Any] = json.loads((GOLDEN / "manifest.json").read_text())
-    return manifest
+    return json.loads((GOLDEN / "manifest.json").read_text())
 
 
 @pytest.fixture(scope="session")
-def golden_arrays() -> dict[str, np.ndarray]:
+def golden_arrays():
     """Logits and greedy continuations of the published runs."""
     with np.load(GOLDEN / "golden.npz") as arrays:
         return dict(arrays)
 
 
 @pytest.fixture(scope="session")
-def tiny_folder(
-    tmp_path_factory: pytest.TempPathFactory, chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> Path:
+def tiny_folder(tmp_path_factory, chat_llama, tokenizer):
     """Save the tiny model and its tokenizer, and return their folder."""
     folder = tmp_path_factory.mktemp("tiny")
     chat_llama.save_pretrained(folder)
@@ -95,12 +90,12 @@ def tiny_folder(
 
 
 @pytest.fixture(scope="session")
-def model(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> InvariantModel:
+def model(chat_llama, tokenizer):
     return InvariantModel(chat_llama, tokenizer)
 
 
 @pytest.fixture(scope="session")
-def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def docs(tmp_path_factory):
     """Write the documents and return their folder."""
     folder = tmp_path_factory.mktemp("docs")
     for name, text in DOCUMENTS.items():

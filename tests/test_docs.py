@@ -7,7 +7,6 @@ import re
 import shutil
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -27,11 +26,11 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
-def name_of(path: Path) -> str:
+def name_of(path):
     return path.relative_to(ROOT).as_posix()
 
 
-def read(path: str) -> str:
+def read(path):
     return (ROOT / path).read_text(encoding="utf-8")
 
 
@@ -46,7 +45,7 @@ LINKED = [
 ]
 
 
-def blocks(page: Path) -> list[str]:
+def blocks(page):
     """The blocks of Python of a page, with the embedded model in the place of every other."""
     text = page.read_text(encoding="utf-8")
     code = [re.sub(r'from_pretrained\("[^"]*"(, )?', "from_pretrained(", block) for block in CODE.findall(text)]
@@ -54,13 +53,11 @@ def blocks(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", RUN, ids=name_of)
-def test_the_code_of_a_page_runs_and_prints_what_it_says(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_code_of_a_page_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, capsys):
     assert len(RUN) >= 12
     shutil.copytree(EXAMPLE_DOCUMENTS, tmp_path / "handbook")
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, Any] = {"__name__": page.stem}
+    namespace = {"__name__": page.stem}
     for block in blocks(page):
         if "langchain_invariant_rag" in block or "llama_index" in block:
             continue  # README.md: tests of these packages run them
@@ -69,14 +66,14 @@ def test_the_code_of_a_page_runs_and_prints_what_it_says(
         assert {*said} <= {*capsys.readouterr().out.splitlines()}
 
 
-def anchors(path: Path) -> set[str]:
+def anchors(path):
     """The anchors of a page, as GitHub and the site make them of its headings."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", LINKED, ids=name_of)
-def test_all_code_of_a_page_compiles_and_every_link_within_the_repository_leads_somewhere(page: Path) -> None:
+def test_all_code_of_a_page_compiles_and_every_link_within_the_repository_leads_somewhere(page):
     text = page.read_text(encoding="utf-8")
     if page.suffix == ".ipynb":
         cells = json.loads(text)["cells"]
@@ -95,8 +92,8 @@ def test_all_code_of_a_page_compiles_and_every_link_within_the_repository_leads_
     assert not wrong, f"{name_of(page)}: {wrong}"
 
 
-def test_every_page_is_in_the_navigation_and_the_site_loads_nothing_from_elsewhere() -> None:
-    def paths(entry: Any) -> list[str]:
+def test_every_page_is_in_the_navigation_and_the_site_loads_nothing_from_elsewhere():
+    def paths(entry):
         if isinstance(entry, str):
             return [entry]
         below = entry.values() if isinstance(entry, dict) else entry
@@ -122,17 +119,17 @@ def test_every_page_is_in_the_navigation_and_the_site_loads_nothing_from_elsewhe
         ("Haystack", "how-to/solve-problems.md"),
     ],
 )
-def test_what_users_search_for_is_said_where_it_belongs(word: str, page: str) -> None:
+def test_what_users_search_for_is_said_where_it_belongs(word, page):
     about = [each for each in re.split(r"\n(?=[-#*] |\n)", read(f"docs/{page}")) if word in each]
     assert any("ot tried" in each or "refused" in each for each in about), about
     headings = {"gated-model", "out-of-memory", "prompt-too-long", "package-not-installed"}
     assert headings <= anchors(DOCS / "how-to" / "solve-problems.md")
 
 
-def test_the_report_that_the_tutorial_shows_is_the_report(tmp_path: Path) -> None:
+def test_the_report_that_the_tutorial_shows_is_the_report(tmp_path):
     text = read("docs/tutorials/audit.md")
     (shown,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
-    names: dict[str, Any] = {"__name__": "__main__"}
+    names = {"__name__": "__main__"}
     exec(CODE.findall(text)[0].partition("\n\nfor system in")[0], names)
     audit(names["first"], names["questions"], out=tmp_path / "audit")
     report = re.sub(r"\\|\*\*", "", (tmp_path / "audit" / "report.md").read_text(encoding="utf-8"))
@@ -141,7 +138,7 @@ def test_the_report_that_the_tutorial_shows_is_the_report(tmp_path: Path) -> Non
     assert [line.strip() for line in lines if line.strip() not in report] == []
 
 
-def test_every_figure_is_drawn_by_a_script_and_fits_a_phone_or_scrolls() -> None:
+def test_every_figure_is_drawn_by_a_script_and_fits_a_phone_or_scrolls():
     scripts = {path.stem for path in (DOCS / "figures").glob("*.py")} - {"style"}
     drawn = {path.stem for path in (DOCS / "figures").glob("*.svg")}
     assert drawn
@@ -155,7 +152,7 @@ def test_every_figure_is_drawn_by_a_script_and_fits_a_phone_or_scrolls() -> None
 # --- the README, and the description on the package index that the build makes of it ---
 
 
-def test_the_description_on_the_package_index_has_no_link_within_the_repository() -> None:
+def test_the_description_on_the_package_index_has_no_link_within_the_repository():
     hook = tomllib.loads(read("pyproject.toml"))["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
     text = ""
     for each in hook["fragments"]:
@@ -173,7 +170,7 @@ def test_the_description_on_the_package_index_has_no_link_within_the_repository(
     assert not re.search(r"\(\s*\)|\s[.,;:](\s|$)|\([^)]*$", prose)  # what the removed links would leave behind
 
 
-def test_the_readme_is_one_screen() -> None:
+def test_the_readme_is_one_screen_and_its_figures_have_their_conditions():
     assert len(README.partition("\n## More")[0].split()) <= 600
     prose = re.sub(r"```.*?```|<img[^>]*>", "", README, flags=re.DOTALL)
     assert len(re.sub(r"\]\([^)]*\)", "]", prose).split()) <= 600
@@ -182,9 +179,12 @@ def test_the_readme_is_one_screen() -> None:
     before = README.split("```python")[0]
     assert "pip install invariant-rag" in before
     assert "whl/cpu" in before
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", README.split("## Four figures")[1].split("\n## ")[0], re.MULTILINE)[1:]
+    assert len(rows) == 4
+    assert all(re.search(r"\d\.\d", figure) and re.search(r"\]\(.+\)", conditions) for figure, conditions in rows), rows
 
 
-def test_every_method_intervention_and_ordering_has_its_row_and_every_recommended_one_exists() -> None:
+def test_every_method_intervention_and_ordering_has_its_row_and_every_recommended_one_exists():
     tables = read("docs/reference/methods.md")
     assert not [name for name in (*METHODS, *INTERVENTIONS, *ORDERINGS) if f"| `{name}` |" not in tables]
     rows = re.findall(r"^\|.*\|$", read("docs/how-to/choose-a-method.md"), re.MULTILINE)
@@ -193,16 +193,8 @@ def test_every_method_intervention_and_ordering_has_its_row_and_every_recommende
     assert {"rotor", "pine", "sequential"} <= named <= set(METHODS)
 
 
-def test_every_figure_of_the_readme_has_its_conditions() -> None:
-    rows = re.findall(r"^\| (.+) \| (.+) \|$", README.split("## Four figures")[1].split("\n## ")[0], re.MULTILINE)[1:]
-    assert len(rows) == 4
-    for figure, conditions in rows:
-        assert re.search(r"\d\.\d", figure)
-        assert re.search(r"\]\(.+\)", conditions), figure
-
-
 @pytest.mark.parametrize("row", re.findall(r"^\| (\S+?-Instruct \| [\d.]+ \| .*) \|$", INSTALL, re.MULTILINE))
-def test_the_gpu_memory_that_is_named_is_the_arithmetic_that_is_named(row: str) -> None:
+def test_the_gpu_memory_that_is_named_is_the_arithmetic_that_is_named(row):
     _, billions, shape, width, weights, token, prompt, work = row.replace(",", "").split(" | ")
     layers, heads, size = map(int, shape.split(" × "))
     a_token = 2 * layers * heads * size * 2

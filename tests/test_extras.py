@@ -73,7 +73,7 @@ LATE = ["retrieval"] * 5 + ["retrieval", "evaluation", "evaluation"]
 EXTRAS = ["retrieval"] * 3 + ["evaluation"] * 2 + ["structured", *LATE]
 
 
-def test_without_extras_documents_are_answered_and_what_needs_an_extra_names_it() -> None:
+def test_without_extras_documents_are_answered_and_what_needs_an_extra_names_it():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     printed = done.stdout.splitlines()
@@ -86,7 +86,7 @@ def test_without_extras_documents_are_answered_and_what_needs_an_extra_names_it(
 
 
 @pytest.mark.parametrize("name", ["cookbook/audit/github-actions.yml", "docs/tutorials/audit.md", "README.md"])
-def test_whoever_is_told_to_audit_is_told_to_install_the_extra(name: str) -> None:
+def test_whoever_is_told_to_audit_is_told_to_install_the_extra(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     line = text.index('pip install "invariant-rag[evaluation]"')
     assert name == "README.md" or line < text.index("invariant-rag audit")

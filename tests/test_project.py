@@ -30,13 +30,13 @@ MODULES = sorted(
 )
 
 
-def _map() -> dict[str, str]:
+def _map():
     """Each path on the map of CONTRIBUTING.md, which may hold a `*`, and what the map says of it."""
     block = CONTRIBUTING.split("<!-- map:")[1].split("```")[1]
     return dict(line.split(maxsplit=1) for line in block.splitlines() if line.strip())
 
 
-def test_the_map_names_every_module_and_no_other_in_a_few_words() -> None:
+def test_the_map_names_every_module_and_no_other_in_a_few_words():
     assert MODULES
     mapped = {path.relative_to(PACKAGE).as_posix() for pattern in _map() for path in PACKAGE.glob(pattern)}
     missing = [name for name in MODULES if name not in mapped]
@@ -47,7 +47,7 @@ def test_the_map_names_every_module_and_no_other_in_a_few_words() -> None:
     assert not wordy, "CONTRIBUTING.md, 'Where things are': two to eight words, please\n" + "\n".join(wordy)
 
 
-def test_what_the_questions_of_the_map_point_to_exists() -> None:
+def test_what_the_questions_of_the_map_point_to_exists():
     rows = re.findall(r"^\| (.+\?) \| (.+) \|$", CONTRIBUTING, re.MULTILINE)
     assert len(rows) >= 25
     assert len({question for question, _ in rows}) == len(rows), "a question stands twice"
@@ -63,30 +63,25 @@ def test_what_the_questions_of_the_map_point_to_exists() -> None:
     assert not wrong, "CONTRIBUTING.md, 'Where is ...?': not found where it says\n" + "\n".join(wrong)
 
 
-def test_the_workflow_calls_every_check_and_only_targets_of_the_makefile_on_every_python() -> None:
+def test_the_workflow_calls_every_check_on_every_python_may_only_read_and_pins_its_actions():
     (path,) = WORKFLOWS
-    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    workflow = yaml.safe_load(text)
     commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
     words = [word for command in commands for word in command.split()[1:] if "=" not in word]
     assert {command.split()[0] for command in commands} == {"make"}
     assert {"lint", "types", "site", "test", "notebooks", "test-lowest", "release-check"} <= {*words} <= TARGETS
     tested = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
     assert tested == re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
-
-
-def test_the_workflow_may_only_read_and_pins_its_actions() -> None:
-    text = WORKFLOWS[0].read_text(encoding="utf-8")
-    workflow = yaml.safe_load(text)
     assert workflow["permissions"] == {"contents": "read"}
     assert workflow["concurrency"]["cancel-in-progress"] is True
     assert str(workflow["env"]["HF_HUB_OFFLINE"]) == "1"
     actions = [line for line in text.splitlines() if "uses:" in line]
     assert actions
-    for line in actions:
-        assert re.search(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), line
+    assert all(re.search(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line) for line in actions), actions
 
 
-def test_every_check_of_ci_is_a_target_of_the_makefile() -> None:
+def test_every_check_of_ci_is_a_target_of_the_makefile():
     calls = re.findall(r"^(?:timed )?make (.+)$", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
     assert calls[:2] == ["demo", "test"], "CI begins as a newcomer does"
     words = re.sub(r" >.*", "", "\n".join(calls), flags=re.MULTILINE).split()
@@ -101,14 +96,14 @@ def test_every_check_of_ci_is_a_target_of_the_makefile() -> None:
 
 
 @pytest.mark.parametrize("name", ["AGENTS.md", "CONTRIBUTING.md", "README.md"])
-def test_every_command_in_a_document_is_a_target_of_the_makefile(name: str) -> None:
+def test_every_command_in_a_document_is_a_target_of_the_makefile(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     called = set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)) | set(re.findall(r"`make ([a-z-]+)", text))
     assert called
     assert called <= TARGETS
 
 
-def test_the_citation_is_of_this_version_and_names_the_papers() -> None:
+def test_the_citation_is_of_this_version_and_names_the_papers():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["cff-version"] == "1.2.0"
     assert citation["title"] == PROJECT["name"]
@@ -120,7 +115,7 @@ def test_the_citation_is_of_this_version_and_names_the_papers() -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in FORMS if path.name != "config.yml"], ids=lambda path: path.stem)
-def test_an_issue_form_has_what_github_asks_of_it_and_a_bug_may_be_of_any_package(path: Path) -> None:
+def test_an_issue_form_has_what_github_asks_of_it_and_a_bug_may_be_of_any_package(path):
     form = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert form["name"]
     assert form["description"]
@@ -133,7 +128,7 @@ def test_an_issue_form_has_what_github_asks_of_it_and_a_bug_may_be_of_any_packag
         assert fields["package"]["attributes"]["options"] == names
 
 
-def test_all_packages_have_the_version_of_the_core() -> None:
+def test_all_packages_have_the_version_of_the_core():
     assert len(PACKAGES) == 5
     major, minor = invariant_rag.__version__.split(".")[:2]
     for path in PACKAGES[1:]:
@@ -151,23 +146,20 @@ def test_all_packages_have_the_version_of_the_core() -> None:
     assert changelog.index("## [Unreleased]") < changelog.index(f"## [{invariant_rag.__version__}]")
 
 
-def test_the_lowest_version_of_every_dependency_is_known() -> None:
+def test_the_lowest_version_of_every_dependency_is_known_and_its_tests_exist():
     script = [sys.executable, str(ROOT / ".ci" / "lowest.py")]
     constraints = subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()
     extras = [each for name in ("retrieval", "plots", "evaluation") for each in PROJECT["optional-dependencies"][name]]
     assert [line.split("==")[0] for line in constraints] == [
-        re.match(r"[\w.-]+", each)[0]  # type: ignore[index]
+        re.match(r"[\w.-]+", each)[0]
         for each in [*PROJECT["dependencies"], *extras]
         if not each.startswith("invariant-rag[")
     ]
-
-
-def test_the_tests_of_the_lowest_versions_exist() -> None:
     (listed,) = re.findall(r"^LOWEST_TESTS \?= ((?:.*\\\n)*.*)$", MAKEFILE, re.MULTILINE)
     paths = listed.replace("\\", " ").split()
     assert paths
-    for each in paths:
-        assert (ROOT / each.partition("::")[0]).is_file(), f"Makefile, LOWEST_TESTS: {each} does not exist"
+    missing = [each for each in paths if not (ROOT / each.partition("::")[0]).is_file()]
+    assert not missing, "Makefile, LOWEST_TESTS: no such files"
 
 
 # --- the table of threats ---
@@ -176,7 +168,7 @@ SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 NAMED_TESTS = sorted(set(re.findall(r"`((?:tests|integrations)/[\w/-]+\.py)::(\w+)`", SECURITY)))
 
 
-def test_every_threat_names_a_test() -> None:
+def test_every_threat_names_a_test():
     rows = SECURITY.partition("## Threats and tests")[2].strip().splitlines()[2:]
     assert len(rows) >= 20
     assert len(NAMED_TESTS) >= 12
@@ -191,5 +183,5 @@ HOLDING = [*(test for each in GUARANTEES for test in each["tests"]), *(each["tes
 
 
 @pytest.mark.parametrize(("file", "name"), [*NAMED_TESTS, *(test.split("::") for test in HOLDING)])
-def test_a_test_that_a_threat_or_a_guarantee_names_exists(file: str, name: str) -> None:
+def test_a_test_that_a_threat_or_a_guarantee_names_exists(file, name):
     assert re.search(rf"^ *def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)

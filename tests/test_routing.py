@@ -7,13 +7,12 @@ import json
 import math
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerFast, StoppingCriteria
+from transformers import LogitsProcessor, StoppingCriteria
 
 from invariant_rag import RAG, InvariantModel, Prompt, RoutedModel, Segment
 from invariant_rag.audit.order_check import check_order
@@ -30,45 +29,41 @@ from invariant_rag.routing import (
     tune_alpha,
 )
 from invariant_rag.testing.rounding import assert_rounded_alike
+from tests.comparing import orders_of
 
 PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
 CANDIDATES = [[40], [41, 42], [43]]
+WEATHER = ["It rains.", "It snows.", "The sun shines."]
 
 
 @pytest.fixture
-def lm(golden_model: PreTrainedModel) -> InvariantModel:
+def lm(golden_model):
     return InvariantModel(golden_model)
 
 
-@pytest.fixture
-def chat(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> InvariantModel:
-    return InvariantModel(chat_llama, tokenizer)
+# --- the rule ---
 
 
-def test_the_published_rule_on_stored_confidences() -> None:
+def test_the_published_rule_on_stored_confidences():
     stored = [(0.31, 0.52, "invariant"), (0.31, 0.50, "plain"), (0.9, 0.99, "plain"), (0.0, 0.21, "invariant")]
     assert [route(plain, ours) for plain, ours, _ in stored] == [branch for *_, branch in stored]
     assert route(0.5, 0.25, alpha=-0.5) == "invariant"
     assert route(0.25, 0.5, alpha=0.25) == route(0.5, 0.5, alpha=0) == "invariant", "so a tie is, as in the paper"
 
 
-def test_confidence_is_the_mean_probability_of_tokens() -> None:
-    assert_rounded_alike(text_confidence([math.log(0.5), math.log(0.125)]), 0.3125)  # 0.25 in the geometric mean
-    assert text_confidence([]) == 0
-
-
 @given(st.lists(st.floats(-50, 0), min_size=1, max_size=5), st.floats(-900, 0))
-def test_the_share_among_candidates_does_not_depend_on_what_else_the_vocabulary_holds(
-    logprobs: list[float], elsewhere: float
-) -> None:
+def test_confidence_is_the_mean_probability_of_tokens_or_a_share_among_candidates(logprobs, elsewhere):
     """As in the published code, which takes the softmax of the candidates' logits: a common factor cancels."""
     confidence = candidate_confidence(logprobs)
     assert_rounded_alike(candidate_confidence([each + elsewhere for each in logprobs]), confidence, magnitude=950)
-    assert_rounded_alike(confidence, torch.tensor(logprobs, dtype=torch.float64).softmax(0).max())
+    numbers = torch.tensor(logprobs, dtype=torch.float64)
+    assert_rounded_alike(confidence, numbers.softmax(0).max())
+    assert_rounded_alike(text_confidence(logprobs), numbers.exp().mean())  # not the geometric mean
+    assert text_confidence([]) == 0
 
 
 @pytest.mark.parametrize(("alpha", "routed"), [(-0.5, 24), (0.0, 13), (0.2, 2), (0.5, 0)])
-def test_the_published_margins_route_some_questions_and_leave_others(alpha: float, routed: int) -> None:
+def test_the_published_margins_route_some_questions_and_leave_others(alpha, routed):
     """Scores of the embedded model for 24 questions of MMLU; the paper's Table 11 reports 6 to 12 per cent for 0.2."""
     stored = json.loads(Path(__file__).with_name("mmlu_scores.json").read_text())
     branches = [RoutedScores(each["plain"], each["invariant"], alpha).branch for each in stored]
@@ -77,7 +72,7 @@ def test_the_published_margins_route_some_questions_and_leave_others(alpha: floa
 
 @settings(max_examples=30)
 @given(best=st.sampled_from(ALPHAS), seed=st.integers(0, 99))
-def test_tuning_finds_a_planted_optimum(best: float, seed: int) -> None:
+def test_tuning_finds_a_planted_optimum(best, seed):
     """The invariant model is right where it is ahead by more than `best`, and the plain one is right elsewhere."""
     state, records = random.Random(seed), []
     for _ in range(400):
@@ -90,20 +85,21 @@ def test_tuning_finds_a_planted_optimum(best: float, seed: int) -> None:
     assert tune_alpha(reversed(records)) == tuned
 
 
-def test_equally_good_margins_are_decided_by_their_size() -> None:
+def test_equally_good_margins_are_decided_by_their_size():
     record = RoutingRecord(0.5, 0.5, plain_score=1, invariant_score=1)
-    assert tune_alpha([record]).alpha == 0
-    assert tune_alpha([record], [-0.3, 0.3, 0.4]).alpha == 0.3
-    assert tune_alpha([record], [-0.1, 0.3]).alpha == -0.1
+    for margins, best in ((ALPHAS, 0), ([-0.3, 0.3, 0.4], 0.3), ([-0.1, 0.3], -0.1)):
+        assert tune_alpha([record], margins).alpha == best
     for nothing in ([], [record]):
         with pytest.raises(InvalidChoice, match="expected at least one record and one margin"):
             tune_alpha(nothing, [])
 
 
+# --- a routed model ---
+
+
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, 1.0])
-def test_a_routed_answer_is_that_of_the_branch_it_names(lm: InvariantModel, alpha: float) -> None:
-    routed = lm.with_routing(alpha)
-    branches = {"plain": lm.with_method("sequential"), "invariant": lm}
+def test_a_routed_answer_is_that_of_the_branch_it_names(lm, alpha):
+    routed, branches = lm.with_routing(alpha), {"plain": lm.with_method("sequential"), "invariant": lm}
     other_of = {"plain": "invariant", "invariant": "plain"}
     answers = {name: model.generate(PROMPT, max_new_tokens=4) for name, model in branches.items()}
     result = routed.generate(PROMPT, max_new_tokens=4)
@@ -115,16 +111,15 @@ def test_a_routed_answer_is_that_of_the_branch_it_names(lm: InvariantModel, alph
     assert (result.token_ids, result.logprobs, result.order) == (kept.token_ids, kept.logprobs, kept.order)
     assert result.rejected == answers[other_of[result.branch]]
     scores = {name: model.score(PROMPT, CANDIDATES) for name, model in branches.items()}
-    chosen: Any = routed.score(PROMPT, CANDIDATES)
-    assert chosen == scores[chosen.branch]
-    assert chosen.rejected == scores[other_of[chosen.branch]]
-    assert chosen.plain_confidence == candidate_confidence(scores["plain"])
-    assert chosen.invariant_confidence == candidate_confidence(scores["invariant"])
-    assert chosen.branch == route(chosen.plain_confidence, chosen.invariant_confidence, alpha)
+    chosen = routed.score(PROMPT, CANDIDATES)
+    assert (chosen, chosen.rejected) == (scores[chosen.branch], scores[other_of[chosen.branch]])
+    confidences = [candidate_confidence(scores[name]) for name in ("plain", "invariant")]
+    assert [chosen.plain_confidence, chosen.invariant_confidence] == confidences
+    assert chosen.branch == route(*confidences, alpha)
     assert routed.score(PROMPT, []) == []
 
 
-def test_a_list_is_routed_prompt_by_prompt(lm: InvariantModel) -> None:
+def test_a_list_is_routed_prompt_by_prompt(lm):
     other = Prompt([3], [[20], [21, 22], [9, 9]], [5, 6, 7])
     for alpha in (-0.01, 0.01):
         routed = lm.with_routing(alpha)
@@ -136,36 +131,23 @@ def test_a_list_is_routed_prompt_by_prompt(lm: InvariantModel) -> None:
     assert [type(each) for each in sampled] == [RoutedGeneration] * 2
 
 
-def test_only_with_the_canonical_order_the_plain_branch_is_invariant_too(lm: InvariantModel) -> None:
-    shuffled = [PROMPT.shuffled(random.Random(seed)) for seed in range(4)]
-    kept = {
-        order: {
-            (result.token_ids, result.logprobs, result.plain_confidence, result.invariant_confidence)
-            for result in (lm.with_routing(1, plain_order=order).generate(each, max_new_tokens=3) for each in shuffled)
-        }
-        for order in ("given", "canonical")
-    }
-    assert len(kept["canonical"]) == 1
-    assert len(kept["given"]) > 1
-    assert lm.with_routing(plain_order="canonical").invariant
-    assert not lm.with_routing(plain_order="given").invariant
+def test_only_with_the_canonical_order_the_plain_branch_is_invariant_too(lm, model):
+    for order, invariant in (("given", False), ("canonical", True)):
+        routed = lm.with_routing(1, plain_order=order)
+        answers = [routed.generate(each, max_new_tokens=3) for each in orders_of(PROMPT)]
+        kept = {(each.logprobs, each.plain_confidence, each.invariant_confidence) for each in answers}
+        assert (len(kept) == 1) is routed.invariant is answers[0].invariant is invariant
+        prompt = model.chat_prompt("Why?", WEATHER)
+        checked = check_order(model.with_routing(1, plain_order=order), prompt, 4, max_new_tokens=3)
+        assert checked.promised is checked.identical is invariant, "a check promises nothing that is not kept"
     assert not lm.with_method("sequential").with_routing(plain_order="canonical").invariant
-    assert lm.with_routing(1, plain_order="canonical").generate(PROMPT, max_new_tokens=3).token_ids == (
-        lm.with_method("sequential", ordering="lexical").generate(PROMPT, max_new_tokens=3).token_ids
-    )
-
-
-def test_an_order_check_promises_nothing_that_the_router_does_not_keep(chat: InvariantModel) -> None:
-    prompt = chat.chat_prompt("Why?", ["It rains.", "It snows.", "The sun shines."])
-    for order, kept in (("given", False), ("canonical", True)):
-        checked = check_order(chat.with_routing(1, plain_order=order), prompt, 4, max_new_tokens=3)  # type: ignore[arg-type]
-        assert checked.promised is checked.identical is kept
+    canonical = lm.with_method("sequential", ordering="lexical").generate(PROMPT, max_new_tokens=3)
+    assert answers[0].token_ids == canonical.token_ids
 
 
 @pytest.mark.parametrize("alpha", [-1.0, 1.0])
-def test_a_stream_is_the_text_of_the_kept_answer(chat: InvariantModel, alpha: float) -> None:
-    routed = chat.with_routing(alpha)
-    prompt = chat.chat_prompt("Why?", ["It rains.", "It snows."])
+def test_a_stream_is_the_text_of_the_kept_answer(model, alpha):
+    routed, prompt = model.with_routing(alpha), model.chat_prompt("Why?", WEATHER)
     stream = routed.stream(prompt, max_new_tokens=12)
     text = "".join(stream)
     assert text == routed.generate(prompt, max_new_tokens=12).text != ""
@@ -178,10 +160,10 @@ def test_a_stream_is_the_text_of_the_kept_answer(chat: InvariantModel, alpha: fl
 class Remembering(LogitsProcessor):
     """Allows each token once in its life, as a grammar does that reads along."""
 
-    def __init__(self) -> None:
-        self.used: list[int] = []
+    def __init__(self):
+        self.used = []
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids, scores):
         scores = scores.clone()
         scores[:, self.used] = -math.inf
         self.used.append(int(scores[0].argmax()))
@@ -191,19 +173,19 @@ class Remembering(LogitsProcessor):
 class Full(StoppingCriteria):
     """Ends a text once its processor has chosen three tokens."""
 
-    def __init__(self, memory: Remembering) -> None:
+    def __init__(self, memory):
         self.memory = memory
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, input_ids, scores, **kwargs):
         return torch.full((len(input_ids),), len(self.memory.used) >= 3)
 
 
 class Unique(Remembering):
-    def __deepcopy__(self, memo: dict[int, Any]) -> Remembering:
+    def __deepcopy__(self, memo):
         raise TypeError("there is only one of it")
 
 
-def test_a_processor_that_remembers_a_text_meets_each_branch_anew(lm: InvariantModel) -> None:
+def test_a_processor_that_remembers_a_text_meets_each_branch_anew(lm):
     for alpha, branch in ((-1, lm), (1, lm.with_method("sequential"))):
         tokens = branch.generate(PROMPT, max_new_tokens=5, logits_processor=[Remembering()]).token_ids
         result = lm.with_routing(alpha).generate(PROMPT, max_new_tokens=5, logits_processor=[Remembering()])
@@ -216,29 +198,26 @@ def test_a_processor_that_remembers_a_text_meets_each_branch_anew(lm: InvariantM
     assert "invariant_branch" in caught.value.hint
 
 
-def test_a_routed_model_is_a_model(chat: InvariantModel) -> None:
-    routed = chat.with_routing(0.1, plain_order="canonical")
+def test_a_routed_model_is_a_model_also_for_a_pipeline(model):
+    routed = model.with_routing(0.1, plain_order="canonical")
     assert isinstance(routed, InvariantModel)
-    assert routed.model is chat.model
-    assert (routed.tokenizer, routed.context_window, routed.device) == (chat.tokenizer, 4096, chat.device)
-    assert routed.name != chat.name, "a cache that knows answers by the model's name must tell them apart"
-    assert routed.name != chat.with_routing(0.3, plain_order="canonical").name
+    assert routed.model is model.model
+    assert (routed.tokenizer, routed.context_window, routed.device) == (model.tokenizer, 4096, model.device)
+    names = {routed.name, model.name, *(model.with_routing(*each).name for each in ((0.3,), (0.1,)))}
+    assert len(names) == 4, "a cache that knows answers by the model's name must tell them apart"
     other = copy.copy(routed).with_method("pine", overflow="drop_last")
     assert isinstance(other, RoutedModel)
     assert (other.alpha, other.plain_order, other.method.name) == (0.1, "canonical", "pine")
     assert (other.invariant_branch.method.name, other.plain_branch.method.name) == ("pine", "sequential")
     assert type(other.invariant_branch) is type(other.plain_branch) is InvariantModel
-    assert (other.plain_branch.ordering.name, chat.with_routing().plain_branch.ordering.name) == ("lexical", "given")
+    assert (other.plain_branch.ordering.name, model.with_routing().plain_branch.ordering.name) == ("lexical", "given")
     assert routed.with_routing(0.5).alpha == 0.5
     prompt = routed.chat_prompt("Why?", ["one", "two"])
-    assert routed.prepare(prompt) == chat.prepare(prompt)
-    assert torch.equal(routed.logits(prompt), chat.logits(prompt))
-
-
-def test_a_rag_pipeline_takes_a_routed_model(chat: InvariantModel) -> None:
-    rag = RAG(chat.with_routing(), BM25Retriever([Segment("one"), Segment("two")]), k=2)
+    assert routed.prepare(prompt) == model.prepare(prompt)
+    assert torch.equal(routed.logits(prompt), model.logits(prompt))
+    rag = RAG(routed, BM25Retriever([Segment("one"), Segment("two")]), k=2)
     answer = rag.ask("Why?", max_new_tokens=3)
     assert answer.generation.branch in {"plain", "invariant"}
     assert "".join(rag.stream("Why?", max_new_tokens=3)) == answer.text
     with pytest.raises(UnknownName, match="'canonical', 'given'"):
-        chat.with_routing(plain_order="sorted")  # type: ignore[arg-type]
+        model.with_routing(plain_order="sorted")

@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from invariant_rag.attention import BACKENDS
 from invariant_rag.checks import MOST_CALLS, check_name, check_number, check_real, check_text
-from invariant_rag.errors import UnknownName, UnsupportedCombination
+from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
+from invariant_rag.methods import check_method_and_ordering
+from invariant_rag.models.devices import check_device
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -30,6 +33,20 @@ ENSEMBLES: dict[str, tuple[str, dict[str, Any]]] = {
     "context-experts": ("ContextExperts", {"gamma": 0}),  # the data have no relevance of a segment
 }
 """Class of every ensemble in `invariant_rag.ensembles`, with its arguments, by its name on the command line."""
+INTERVENTIONS = ("hidden-scaling", "ms-poe")
+"""Names of `invariant_rag.interventions.INTERVENTIONS`, which imports PyTorch: that takes seconds."""
+DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
+SHAPES: dict[str, dict[str, int]] = {
+    "tiny": dict(zip(_SIZES, (64, 128, 4, 2, 2), strict=True)),
+    "0.5b": dict(zip(_SIZES, (896, 4864, 14, 2, 24), strict=True)),
+    "1b": dict(zip(_SIZES, (2048, 8192, 32, 8, 16), strict=True)),
+    "8b-layer": dict(zip(_SIZES, (4096, 14336, 32, 8, 1), strict=True)),
+    "8b": dict(zip(_SIZES, (4096, 14336, 32, 8, 32), strict=True)),
+}
+"""Sizes of Qwen2.5-0.5B, Llama-3.2-1B, Llama-3.1-8B and one layer of it, and a tiny model for tests."""
+TEXT_TOKENS = 32
+"""Tokens of the prefix, and of the suffix, of the prompts of `bench speed`."""
 
 
 def option(default: Any, about: str, **more: Any) -> Any:
@@ -54,7 +71,7 @@ class RunConfig:
     overflow: Literal["error", "drop_last", "trim_segments"] = option(
         "error", "What to do with prompts that are longer than the context window."
     )
-    dtype: str = option("auto", "As in transformers: auto, float32, bfloat16...")
+    dtype: DType = option("auto", "As in transformers.")  # noqa: RUF009 - a field
     device_map: str = option("auto", "As in transformers: auto spreads a large model over all devices.")
     backend: str = "auto"
 
@@ -72,17 +89,19 @@ class BenchmarkConfig(RunConfig):
     )
 
     def __post_init__(self) -> None:
-        from invariant_rag.generation.choices import check_before_loading
-
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if "min" in each.metadata and (value is not None or each.default is not None):
-                check_number(each.name, value, each.metadata["min"])
+        """Check everything without PyTorch, whose import takes seconds."""
+        _check_numbers(self)
         if self.alpha is not None:
             check_real("alpha", self.alpha)
-        if self.intervention is not None:
-            check_text("intervention", self.intervention)
-        check_before_loading(**self.choices)
+        described = self.intervention
+        if described not in (None, *INTERVENTIONS) and not Path(check_text("intervention", described)).is_file():
+            raise UnknownName("intervention", described, INTERVENTIONS, hint="Or a file of a search.")
+        resolve_intervention(described)  # a file is read
+        check_method_and_ordering(self.method, self.ordering)
+        check_name("backend", self.backend, ("auto", *BACKENDS))
+        check_name("overflow", self.overflow, ("error", "drop_last", "trim_segments"))
+        check_name("dtype", self.dtype, get_args(DType))
+        check_device(self.device_map)
         if self.ensemble is not None:
             check_name("ensemble", self.ensemble, ENSEMBLES)
             if self.alpha is not None:
@@ -123,15 +142,26 @@ class BenchmarkConfig(RunConfig):
 class SpeedConfig:
     """What is measured; lengths of segments differ from their mean by up to 30%."""
 
-    shape: str = option("1b", "0.5b, 1b, 8b, 8b-layer or tiny.")
+    shape: str = option("1b", f"{', '.join(SHAPES)}.")
     layers: int | None = option(None, "Layers.", min=1, max=MOST_CALLS, shown="the shape's")
     tokens: int = 2500
     segments: int = 20
     new_tokens: int = option(16, "Tokens to decode.", min=1)
-    dtype: str = option("float32", "float32, bfloat16 or float16.")
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = option("float32", "As in transformers.")
     device: str = option("cpu", "cpu, cuda...")
-    backend: str = option("auto", "auto, sdpa, varlen or reference.")
+    backend: str = option("auto", f"auto, {', '.join(BACKENDS)}.")
     repeats: int = option(3, "Rounds; each runs everything once.", min=1, max=MOST_CALLS)
+
+    def __post_init__(self) -> None:
+        """Check everything without PyTorch, but for a device that is no CPU."""
+        _check_numbers(self)
+        check_name("shape", self.shape, SHAPES)
+        check_name("dtype", self.dtype, get_args(DType)[1:])
+        check_name("backend", self.backend, ("auto", *BACKENDS))
+        check_device(self.device, "device")
+        if self.tokens < 2 * TEXT_TOKENS + self.segments:
+            least = f"at least {2 * TEXT_TOKENS + self.segments} for {self.segments} segments"
+            raise InvalidChoice(f"tokens: expected {least}, got {self.tokens}")
 
 
 @dataclass(frozen=True)
@@ -142,18 +172,31 @@ class ServingConfig:
     questions: tuple[int, ...] = (1, 4, 16)
     requests: int = option(64, "Requests of a round, a multiple of all numbers of questions.", min=1)
     segments: int = option(16, "Segments of a set.", min=1)
+    words: int = option(12, "Words of a segment, behind its name.", min=1)
     new_tokens: int = option(32, "Tokens of an answer.", min=1)
     rounds: int = option(3, "Rounds, after one that is not counted; each asks every system.", min=1)
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        if any(self.requests % each for each in self.questions):
+            divisors = " and ".join(map(str, self.questions))
+            raise InvalidChoice(f"--requests: expected a multiple of {divisors}, got {self.requests}")
+
+
+def _check_numbers(config: Any) -> None:
+    """Check numbers against the bounds of their options."""
+    for each in fields(config):
+        value = getattr(config, each.name)
+        if "min" in each.metadata and (value is not None or each.default is not None):
+            check_number(each.name, value, each.metadata["min"], each.metadata.get("max"))
 
 
 def resolve_intervention(described: str | None) -> Any:
     """Return an intervention: its name, or the parameters in a file of a search."""
-    from invariant_rag.interventions import INTERVENTIONS, HiddenScaling
-
     if described is None or described in INTERVENTIONS:
         return described
-    if not Path(described).is_file():
-        raise UnknownName("intervention", described, INTERVENTIONS, hint="Or a file of a search.")
+    from invariant_rag.interventions import HiddenScaling
+
     return HiddenScaling.load(described)
 
 

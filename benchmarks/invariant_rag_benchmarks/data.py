@@ -15,6 +15,7 @@ from urllib.request import Request, urlopen
 
 from invariant_rag.errors import InvariantRAGError
 from invariant_rag.files import check_regular, parse_json, read_bytes
+from invariant_rag.shown import reason
 
 from invariant_rag_benchmarks.errors import DatasetUnavailable, InvalidDataset
 
@@ -120,7 +121,7 @@ def read_examples(path: Path, member: str = ".jsonl") -> list[Any]:
     except InvariantRAGError:
         raise
     except _UNREADABLE as error:
-        raise InvalidDataset(f"{str(path)!r} cannot be read: {error!r}") from error
+        raise InvalidDataset(f"{str(path)!r} cannot be read: {reason(error)}") from error
     return document if isinstance(document, list) else [document]
 
 

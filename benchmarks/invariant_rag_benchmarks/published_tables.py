@@ -17,7 +17,7 @@ from invariant_rag.errors import InvalidChoice, UnknownName
 
 from invariant_rag_benchmarks import BENCHMARKS
 from invariant_rag_benchmarks.base import Record
-from invariant_rag_benchmarks.config import BenchmarkConfig, resolve_intervention
+from invariant_rag_benchmarks.config import INTERVENTIONS, BenchmarkConfig
 from invariant_rag_benchmarks.report import means_by, oracle_score, record_score
 
 if TYPE_CHECKING:
@@ -245,8 +245,7 @@ def rows_to_measure(
 
 def _intervention_name(described: str | None) -> str | None:
     """Return the name of an intervention; that of `hidden-scaling` for a file of its parameters."""
-    resolved = resolve_intervention(described)
-    return resolved if resolved is None or isinstance(resolved, str) else resolved.name
+    return described if described in (None, *INTERVENTIONS) else "hidden-scaling"
 
 
 def configs_to_run(

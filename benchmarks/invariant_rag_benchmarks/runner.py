@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from invariant_rag.audit.calls import Progress, no_progress
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.files import LineFile, encode_json, make_folder, write_file
+from invariant_rag.models.hub import check_model
 from invariant_rag.orderings import Relevance
 from invariant_rag.prompts import tokenize_prompt
 from pydantic import ConfigDict
@@ -86,6 +87,7 @@ def run_several(
     make_folder(out)
     runs = [_plan(config, out, model, resume=resume) for config in configs]
     if model is None and runs:
+        check_model(configs[0].model)
         with progress("Loading"):
             model = configs[0].load_model()
     return [run(model, progress) for run in runs if model is not None]
@@ -95,12 +97,24 @@ def _plan(
     config: BenchmarkConfig, out: Path, model: InvariantModel | None, *, resume: bool
 ) -> Callable[[InvariantModel, Progress], BenchmarkRun]:
     """Read the data of a run, before a model is loaded, which may take minutes; return what runs it."""
-    from invariant_rag.models.loading import load_tokenizer
-
     benchmark, source = resolve_benchmark(config.benchmark), DataSource(config.data)
     settings = benchmark.parse_settings(config.settings)
-    tokenizer = cache(lambda: load_tokenizer(config.model) if model is None else model.tokenizer)
-    cases = benchmark.load(source, settings, Selection(config.limit, config.seed, tokenizer))
+    if config.intervention is not None and config.method != "sequential":
+        raise UnsupportedCombination(
+            f"expected the method 'sequential' with the intervention {config.intervention!r}, got {config.method!r}, "
+            "which replaces the attention that the intervention changes"
+        )
+
+    @cache
+    def load_tokenizer() -> Any:
+        if model is not None:
+            return model.tokenizer
+        check_model(config.model)
+        from invariant_rag.models import loading  # imports PyTorch
+
+        return loading.load_tokenizer(config.model)
+
+    cases = benchmark.load(source, settings, Selection(config.limit, config.seed, load_tokenizer))
     if not cases:
         raise InvalidChoice(f"{config.benchmark}: these settings leave no case to ask")
     resolved = resolve_config(config, benchmark, settings, source, model)

@@ -26,14 +26,13 @@ from uuid import uuid4
 import torch
 from invariant_rag.attention import backend_label
 from invariant_rag.audit.calls import Progress, no_progress
-from invariant_rag.checks import check_name
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.models.loading import resolve_dtype
 from invariant_rag.segments import Prompt
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.generation.streamers import BaseStreamer
 
-from invariant_rag_benchmarks.config import ServingConfig, SpeedConfig, package_versions
+from invariant_rag_benchmarks.config import SHAPES, TEXT_TOKENS, ServingConfig, SpeedConfig, package_versions
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -46,17 +45,7 @@ MEASURES = ("throughput", "first token", "between tokens")
 _WORDS = "river mill ferry bridge tower field harbour market forest guild castle valley road lake hill stone".split()
 STEPS = ("prefill", "decode", "whole")
 """Time to the first token, the median time of a further one, and the time of the whole generation."""
-_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
-SHAPES: dict[str, dict[str, int]] = {
-    "tiny": dict(zip(_SIZES, (64, 128, 4, 2, 2), strict=True)),
-    "0.5b": dict(zip(_SIZES, (896, 4864, 14, 2, 24), strict=True)),
-    "1b": dict(zip(_SIZES, (2048, 8192, 32, 8, 16), strict=True)),
-    "8b-layer": dict(zip(_SIZES, (4096, 14336, 32, 8, 1), strict=True)),
-    "8b": dict(zip(_SIZES, (4096, 14336, 32, 8, 32), strict=True)),
-}
-"""Sizes of Qwen2.5-0.5B, Llama-3.2-1B, Llama-3.1-8B and one layer of it, and a tiny model for tests."""
 VOCABULARY = 4096
-_TEXT_TOKENS = 32  # tokens of the prefix, and of the suffix
 _CACHE_BYTES = 1 << 40  # more than any prompt takes
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # glibc's mallopt
 
@@ -189,11 +178,10 @@ def bidirectional_floor(config: SpeedConfig) -> float:
 
 
 def build_model(config: SpeedConfig) -> PreTrainedModel:
-    """Return a Llama of the configured shape with random weights; refuse unknown shapes, dtypes and devices."""
+    """Return a Llama of the configured shape with random weights; refuse a device that cannot be used."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes: dict[str, Any] = dict(SHAPES[check_name("shape", config.shape, SHAPES)])
-    dtype = resolve_dtype(config.dtype)
+    sizes: dict[str, Any] = dict(SHAPES[config.shape])
     try:
         torch.empty(1, device=config.device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -206,19 +194,17 @@ def build_model(config: SpeedConfig) -> PreTrainedModel:
     )
     with torch.device(config.device):
         model: Any = LlamaForCausalLM(model_config)
-    built: PreTrainedModel = model.to(dtype).eval()
+    built: PreTrainedModel = model.to(resolve_dtype(config.dtype)).eval()
     return built
 
 
 def random_prompt(config: SpeedConfig) -> Prompt:
     """Return a prompt of random token ids."""
     source = random.Random(0)
-    room = config.tokens - 2 * _TEXT_TOKENS
+    room = config.tokens - 2 * TEXT_TOKENS
     shares = [source.uniform(0.7, 1.3) for _ in range(config.segments)]
     lengths = [max(1, round(room * share / sum(shares))) for share in shares]
-    ids = [
-        [source.randrange(3, VOCABULARY) for _ in range(length)] for length in (_TEXT_TOKENS, *lengths, _TEXT_TOKENS)
-    ]
+    ids = [[source.randrange(3, VOCABULARY) for _ in range(length)] for length in (TEXT_TOKENS, *lengths, TEXT_TOKENS)]
     return Prompt(ids[0], ids[1:-1], ids[-1])
 
 
@@ -312,7 +298,7 @@ def prompts(lm: InvariantModel, config: ServingConfig, questions: int, seed: int
     for number in range(config.requests // questions):
         own = random.Random(1000 * seed + number)
         names = [f"{own.choice(_WORDS)} of {own.randrange(10**6)}" for _ in range(config.segments)]
-        segments = [f"The {name} lies by the {' '.join(own.choices(_WORDS, k=12))}." for name in names]
+        segments = [f"The {name} lies by the {' '.join(own.choices(_WORDS, k=config.words))}." for name in names]
         for question in range(questions):
             asked = f"What is told of the {_WORDS[(number + question) % len(_WORDS)]}?"
             made.append(lm.chat_prompt(asked, rng.sample(segments, len(segments))))

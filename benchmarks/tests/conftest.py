@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import os
 import zipfile
@@ -97,6 +98,14 @@ SMALL: dict[str, dict[str, Any]] = {
     "longbench": {"chunk": 8},
 }
 """Settings that fit the small files."""
+
+
+def imported(path: Path) -> Any:
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def calling(step: Callable[[], object]) -> Progress:

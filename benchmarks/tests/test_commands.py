@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ from click.testing import Result
 from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import app
 from invariant_rag.errors import InvariantRAGError
+from invariant_rag.interventions import INTERVENTIONS
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.testing import CliRunner
 
-from invariant_rag_benchmarks import BENCHMARKS
+from invariant_rag_benchmarks import BENCHMARKS, config
 from invariant_rag_benchmarks.commands import bench, reproduce
 from invariant_rag_benchmarks.config import BenchmarkConfig
 from invariant_rag_benchmarks.published_tables import published_tables
@@ -57,7 +60,7 @@ def test_bench_prints_figures_and_progress(fixed: list[object]):
     result = invoke("bench", "lost-in-the-middle", *fixed, *options)
     assert result.exit_code == 0, result.output
     assert "1 questions, 3 records; best_subspan_em in per cent" in result.stdout
-    assert "3/3" in result.stderr
+    assert ("3/3" in result.stderr, "toy" in result.stderr) == (True, False)
 
 
 def test_bench_prints_json_and_goes_on_with_a_run(fixed: list[object]):
@@ -109,18 +112,12 @@ def test_pced_runs_in_bench_and_is_a_row_of_its_own_in_reproduce(fixed: list[obj
     assert {(cell["row"], cell["published"]) for cell in cells} == {("context-experts", None)}
 
 
-@pytest.mark.parametrize("command", [["bench", "xquad"], ["bench", "two-wiki"], ["reproduce", "rotor-table-1"]])
-def test_data_are_looked_for_before_a_model_or_a_tokenizer(command: list[str], tmp_path: Path):
-    """Were one of them loaded first, the error would be about it."""
-    result = invoke(*command, "--model", "no-such/model", "--data", tmp_path / "none", "--out", tmp_path / "runs")
-    assert result.exit_code == 2
-    assert "expected a file, or a folder with" in result.stderr
-    assert "no-such/model" not in result.stderr
-
-
-def test_a_run_that_exists_is_refused_before_the_model_is_loaded(files: Path, tmp_path: Path, monkeypatch):
+def test_a_toy_says_that_it_answers_and_a_run_that_exists_is_refused_before_the_model_is_loaded(
+    files: Path, tmp_path: Path, monkeypatch
+):
     fixed = ["bench", "xquad", "--data", files, "--out", tmp_path, "--limit", 1, "--max-new-tokens", 1]
-    assert invoke(*fixed).exit_code == 0
+    first = invoke(*fixed)
+    assert (first.exit_code, first.stderr.count("answered by the embedded toy model")) == (0, 1), first.output
     monkeypatch.setattr(BenchmarkConfig, "load_model", lambda self: pytest.fail("loaded"))
     assert "--resume" in invoke(*fixed).stderr
 
@@ -153,7 +150,7 @@ def options() -> Iterator[tuple[tuple[str, ...], TyperOption]]:
 def test_what_is_no_whole_number_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     numbers = [(path, each.opts[0]) for path, each in options() if "int" in str(each.type_descriptor.annotation)]
-    assert len(numbers) == 19
+    assert len(numbers) == 20
     for path, flag in numbers:
         for value in WRONG_NUMBERS:
             refused(*path, f"{flag}={value}")
@@ -161,32 +158,65 @@ def test_what_is_no_whole_number_is_refused_by_name(tmp_path: Path, monkeypatch:
         assert str(MOST_CALLS) in refused("bench", "speed", f"{flag}={1 << 70}")
 
 
-@pytest.mark.parametrize("out", ["file", "file/below", "x" * 5000])
-@pytest.mark.parametrize("command", [["bench", "xquad"], ["bench", "speed", "--shape", "tiny"]])
-def test_an_out_that_is_no_folder_is_refused_before_the_work(command: list[str], out: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("kept")
-    assert "cannot make the folder" in refused(*command, "--out", tmp_path / out)
-    assert (tmp_path / "file").read_text() == "kept"
+NAMES = "bench xquad --data {empty}/none --model no-such/model"
+TABLE, SPEED, SERVER = "reproduce rotor-table-1 --data {files}", "bench speed --shape tiny", "http://127.0.0.1:9"
+BEFORE_TORCH = [
+    ("bench nosuch", "No such command 'nosuch'"),
+    (f"{NAMES} --method rotr", "unknown method 'rotr'"),
+    (f"{NAMES} --ordering lexcal", "unknown ordering 'lexcal'"),
+    (f"{NAMES} --ensemble context-expert", "did you mean 'context-experts'?"),
+    (f"{NAMES} --ensemble ring", "'ring-average'"),
+    (f"{NAMES} --ensemble ring-average --alpha 1", "expected routing or an ensemble"),
+    (f"{NAMES} --intervention ms", "unknown intervention 'ms'; choose from 'hidden-scaling'"),
+    (f"{NAMES} --intervention ms-poe", "'sequential' with the intervention 'ms-poe', got 'rotor'"),
+    (f"{NAMES} --dtype int8", "--dtype: expected one of auto, float32"),
+    (f"{NAMES} --alpha nan", "alpha: expected a finite number"),
+    (f"{NAMES} --set slot=1", "unknown setting of xquad 'slot'"),
+    (f"{NAMES} --set slots", "expected NAME=VALUE"),
+    ("bench xquad --data {files} --out {files}/xquad.en.json", "cannot make the folder"),
+    ("bench key-value --set make=1 --model no-such/model", "expected the hub id or the folder of a model"),
+    # Data come before a model or a tokenizer.
+    *(
+        (f"{command} --model no-such/model --data {{empty}}", "expected a file, or a folder with")
+        for command in ("bench xquad", "bench two-wiki", "reproduce rotor-table-1")
+    ),
+    ("bench two-wiki --data {files}/data.zip --model no-such/model", "expected the hub id or the folder of a model"),
+    ("reproduce rotor-table-99", "rotor-table-1"),
+    (f"{TABLE} --row nobody", "rows: expected names among"),
+    (f"{TABLE} --ensemble nosuch", "unknown ensemble 'nosuch'"),
+    (f"{TABLE} --intervention ms-poe", "intervention: expected one of a row of rotor-table-1"),
+    ("bench speed --shape 9b", "unknown shape '9b'"),
+    (f"{SPEED} --method rotr", "unknown method 'rotr'"),
+    (f"{SPEED} --dtype int8", "--dtype: expected one of float32"),
+    (f"{SPEED} --backend nosuch", "unknown backend 'nosuch'"),
+    (f"{SPEED} --out {{files}}/xquad.en.json", "cannot make the folder"),
+    (f"{SPEED} --tokens 100 --segments 100", "tokens: expected at least 164 for 100 segments, got 100"),
+    (f"bench vllm {SERVER} --method rotr", "unknown method 'rotr'"),
+    (f"bench vllm {SERVER} --requests 3", "--requests: expected a multiple of 1 and 4 and 16, got 3"),
+    (f"bench vllm {SERVER}", "expected an answer of vLLM"),
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--method", "rotr"], "unknown method 'rotr'"),
-        (["--ordering", "lexcal"], "unknown ordering 'lexcal'"),
-        (["--ensemble", "context-expert"], "did you mean 'context-experts'?"),
-        (["--ensemble", "ring"], "'ring-average'"),
-        (["--intervention", "ms"], "unknown intervention 'ms'; choose from 'hidden-scaling'"),
-        (["--dtype", "int8"], "dtype: expected auto, float32"),
-        (["--set", "slot=1"], "unknown setting of xquad 'slot'"),
-        (["--set", "slots"], "expected NAME=VALUE"),
-    ],
-)
-def test_a_misspelt_name_is_refused_before_data_or_a_model_are_read(
-    options: list[str], message: str, tmp_path: Path
-) -> None:
-    places = ["--data", tmp_path / "missing", "--out", tmp_path, "--model", "no-such/model"]
-    assert message in " ".join(refused("bench", "xquad", *places, *options).split())
+def test_what_is_wrong_is_said_before_torch_is_imported(files: Path, tmp_path: Path) -> None:
+    """In one fresh process: behind the errors of each command, there is a line `= ` with its exit code."""
+    commands = [[word.format(files=files, empty=tmp_path) for word in each.split()] for each, _ in BEFORE_TORCH]
+    program = (
+        "import json, sys\nfrom invariant_rag.cli import app\nfor arguments in json.loads(sys.argv[1]):\n"
+        "    try: app(arguments)\n    except SystemExit as ended: print('=', ended.code, file=sys.stderr)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    arguments = [sys.executable, "-c", program, json.dumps(commands)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=tmp_path)
+    told = done.stderr.split("= 2\n")
+    assert (done.stdout, len(told), told.pop()) == ("", len(BEFORE_TORCH) + 1, "")
+    for error, (given, message) in zip(told, BEFORE_TORCH, strict=True):
+        assert message in " ".join(error.split()), given
+        assert "Loading" not in error, given
+    assert json.loads((files / "xquad.en.json").read_text()), "an --out that is a file is kept"
+
+
+def test_the_names_of_interventions_that_are_known_without_torch_are_those_of_the_library() -> None:
+    assert tuple(INTERVENTIONS) == config.INTERVENTIONS
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,17 @@ def by_question(cases: list[Case]) -> dict[str, list[Case]]:
     return found
 
 
+def loaded(name: str, path: Path | None, selection: Selection | None = None, **settings: Any) -> list[Case]:
+    """Load the cases of a benchmark from a file, without a tokenizer."""
+    benchmark = BENCHMARKS[name]
+    return benchmark.load(DataSource(path), benchmark.parse_settings(settings), selection or Selection())
+
+
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_cases_of_a_question_are_the_same_segments_in_other_orders(name, load, lm: InvariantModel):
     """Letters and numbers of responses follow the place; contents follow the order."""
     cases = load(name)
-    assert cases
-    assert len({case.id for case in cases}) == len(cases)
+    assert len({case.id for case in cases}) == len(cases) > 0
     for case in cases:
         prompt = case.prompt(lm)
         assert tuple(segment.text for segment in prompt.segments) == case.segments
@@ -59,6 +65,9 @@ def test_the_cases_of_a_question_are_the_same_segments_in_other_orders(name, loa
         assert name in LETTERED or len({(case.prefix, case.suffix, case.gold) for case in asked}) == 1
 
 
+# --- each benchmark, by its small file in `conftest.py` ---
+
+
 @pytest.mark.parametrize("file", ["nq-open-10_total_documents_gold_at_0.jsonl.gz", "nq-open-oracle.jsonl.gz"])
 def test_the_gold_document_is_in_its_slot(file, files: Path, load):
     documents = 10 if "10" in file else 4
@@ -69,7 +78,7 @@ def test_the_gold_document_is_in_its_slot(file, files: Path, load):
         assert [place for place, text in enumerate(case.segments) if f"T{named}]" in text] == [int(case.variant)]
 
 
-def test_documents_are_shown_as_the_papers_do(load):
+def test_documents_are_shown_as_the_papers_do_and_printed_prompts_are_taken_apart(files: Path, load):
     shown = {each: load("lost-in-the-middle", template=each)[0] for each in ("paper", "one-sentence", "plain")}
     pine = shown["one-sentence"]
     assert (pine.prefix + "".join(pine.segments) + pine.suffix).startswith(
@@ -81,17 +90,11 @@ def test_documents_are_shown_as_the_papers_do(load):
     assert shown["plain"].segments[0] == "Document (Title: Tann): ann is here.\n"
     numbered = load("lost-in-the-middle", index=True)[0].segments
     assert [text.startswith(f"\nDocument [{place}](Title: ") for place, text in enumerate(numbered, 1)] == [True] * 10
-
-
-def test_printed_prompts_are_taken_apart_and_answers_come_from_the_oracle(files: Path, load):
     cases = load("lost-in-the-middle", path=files / "printed.jsonl", documents=3, slots="all")
     assert [case.variant for case in cases] == ["0", "1", "2"]
-    assert cases[0].gold == ("ann", "ANN")
-    assert cases[1].segments == (
-        "\n[Document Title: D0] noise (with brackets)",
-        "\n[Document Title: Tann] ann is here.",
-        "\n[Document Title: D1] more noise",
-    )
+    assert cases[0].gold == ("ann", "ANN"), "answers come from the oracle file"
+    noise = ("\n[Document Title: D0] noise (with brackets)", "\n[Document Title: D1] more noise")
+    assert cases[1].segments == (noise[0], "\n[Document Title: Tann] ann is here.", noise[1])
 
 
 def test_pairs_are_asked_as_the_published_scripts_do(load, lm: InvariantModel):
@@ -105,8 +108,6 @@ def test_pairs_are_asked_as_the_published_scripts_do(load, lm: InvariantModel):
     first = load("key-value", keys=3, file_keys=6)  # the first pairs of a longer file, after the asked one moved
     assert [len(case.segments) for case in first] == [3] * len(first)
     assert [text.split('"')[1] for text in first[-1].segments if first[-1].query not in text] == ["key0", "key1"]
-    with pytest.raises(InvalidChoice, match="file_keys: expected at least the 6 keys"):
-        load("key-value", file_keys=3)
     prompt = cases[0].prompt(lm)  # one user message
     whole = prompt.prefix + "".join(segment.text for segment in prompt.segments) + prompt.suffix
     text = whole[whole.index("Extract the value") : whole.index("Corresponding value:") + len("Corresponding value:")]
@@ -115,7 +116,6 @@ def test_pairs_are_asked_as_the_published_scripts_do(load, lm: InvariantModel):
 
 
 def test_options_come_in_all_their_orders_and_the_letter_of_the_right_one_alone_scores(load):
-    """The file is in `conftest.py`."""
     for case in load("mmlu"):
         scores = [BENCHMARKS["mmlu"].score(case, letter).scores["accuracy"] for letter in case.candidates]
         assert scores == [float(text == f"{text[0]}. {'wxyzwx'[int(case.question)]}\n") for text in case.segments]
@@ -126,12 +126,16 @@ def test_options_come_in_all_their_orders_and_the_letter_of_the_right_one_alone_
     assert [case.variant for case in load("mmlu", orders="0,23", questions=1)] == ["0123", "3210"]
 
 
-def test_triples_are_cut_and_shuffled_by_seed(load):
+def test_triples_are_cut_and_shuffled_by_seed_conditions_change_places_and_timelines_alone_are_kept(load):
     initial, *shuffles = by_question(load("mintaka"))["0"]
     assert initial.segments == tuple(f"(s{place}, r, {place})\n" for place in range(30))
     assert len({case.segments for case in shuffles}) == 3
     assert by_question(load("mintaka"))["1"][0].segments == ("(No information)",)
     assert load("mintaka", template="swapped")[0].system.startswith("Below are knowledge statements")
+    problem, other = load("r-gsm")
+    assert (problem.segments, other.segments) == (("She buys 4. ", "Bo gives 2. "), ("Bo gives 2. ", "She buys 4. "))
+    assert (problem.prefix[-16:], problem.suffix) == ("Ann has 3 pens. ", "How many are there?")
+    assert {case.gold for case in load("timeline")} == {("II", "I", "III"), ("II", "I")}, "both forms of the file"
 
 
 def test_the_better_response_is_first_and_then_second(load):
@@ -141,7 +145,7 @@ def test_the_better_response_is_first_and_then_second(load):
         assert all(f"\n{better}\n" in case.segments[place] for place, case in enumerate(cases))
 
 
-def test_chunks_joined_are_the_context_or_its_ends(load):
+def test_chunks_joined_are_the_context_or_its_ends_and_need_a_tokenizer(load, data_of):
     initial, backwards, flipped = load("two-wiki", chunk=7)
     assert "".join(initial.segments) == "abcdefghij" * 3
     assert backwards.segments == initial.segments[::-1]
@@ -150,6 +154,8 @@ def test_chunks_joined_are_the_context_or_its_ends(load):
     (long,) = load("longbench", tasks="qasper", chunk=7, limit=20)
     assert (long.variant, long.segments) == ("initial", ("abcdefg", "hij", "abcdefg", "hij"))
     assert "".join(load("longbench", tasks="qasper", chunk=7, limit=7)[0].segments) == "abc" + "ghij"
+    with pytest.raises(TokenizerRequired):
+        loaded("two-wiki", data_of("two-wiki"))
 
 
 def test_few_shot_tasks_are_continued_and_each_task_has_its_longest_output(load):
@@ -157,83 +163,14 @@ def test_few_shot_tasks_are_continued_and_each_task_has_its_longest_output(load)
     assert [(case.max_new_tokens, case.chat) for case in cases.values()] == [(64, True), (64, False), (128, False)]
     assert (cases["trec"].gold, cases["trec"].suffix) == (("Food", "Food", "Sport"), "\nQ: x")
     assert cases["multifieldqa_en"].suffix.endswith("Question: Who?\nAnswer:")
-    with pytest.raises(UnknownName, match="'single-doc'"):
-        load("longbench", tasks="qasper,vcsum")
 
 
-def test_chunks_need_a_tokenizer(data_of):
-    benchmark = BENCHMARKS["two-wiki"]
-    with pytest.raises(TokenizerRequired):
-        benchmark.load(DataSource(data_of("two-wiki")), benchmark.parse_settings({}), Selection())
-
-
-def test_conditions_change_places_and_only_timelines_are_kept_in_both_forms_of_the_file(load):
-    cases = load("r-gsm")
-    assert [case.segments for case in cases] == [("She buys 4. ", "Bo gives 2. "), ("Bo gives 2. ", "She buys 4. ")]
-    assert cases[0].prefix.endswith("Ann has 3 pens. ")
-    assert cases[0].suffix == "How many are there?"
-    assert {case.gold for case in load("timeline")} == {("II", "I", "III"), ("II", "I")}
+# --- samples, settings and files ---
 
 
 def test_a_larger_limit_contains_every_smaller_one(load):
     ids = [{case.id for case in load("mmlu", questions=limit, orders="0,23")} for limit in range(1, 7)]
     assert all(few < more for few, more in pairwise(ids))
-
-
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_a_record_without_its_fields_is_named(name, lm: InvariantModel, tmp_path: Path):
-    broken = tmp_path / "Natural.jsonl"
-    broken.write_text('{"nothing": 1}\n')
-    benchmark = BENCHMARKS[name]
-    with pytest.raises(InvalidDataset, match=r"example 0|Natural 0|the file"):
-        benchmark.load(DataSource(broken), benchmark.parse_settings({}), Selection(load_tokenizer=lambda: lm.tokenizer))
-
-
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_what_is_not_there_is_asked_for(name, tmp_path: Path, monkeypatch, lm: InvariantModel):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("INVARIANT_RAG_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.delenv("INVARIANT_RAG_DATA", raising=False)
-    benchmark = BENCHMARKS[name]
-    with pytest.raises(DatasetUnavailable) as caught:
-        benchmark.load(DataSource(), benchmark.parse_settings({}), Selection(load_tokenizer=lambda: lm.tokenizer))
-    assert "--data" in str(caught.value) + caught.value.hint
-
-
-def test_files_are_found_where_the_environment_says(files: Path, monkeypatch):
-    monkeypatch.setenv("INVARIANT_RAG_DATA", str(files))
-    source = DataSource()
-    benchmark = BENCHMARKS["xquad"]
-    assert benchmark.load(source, benchmark.parse_settings({}), Selection())
-    assert [*source.digests] == ["xquad.en.json"]
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("lost-in-the-middle", {"slots": "10"}),
-        ("lost-in-the-middle", {"template": "other"}),
-        ("lost-in-the-middle", {"documents": 0}),
-        ("mmlu", {"orders": "24"}),
-        ("mmlu", {"split": "train"}),
-        ("mintaka", {"template": "other"}),
-        ("llmbar", {"subsets": "Natural,Other"}),
-    ],
-)
-def test_settings_without_meaning_are_refused(name, settings, load):
-    with pytest.raises(InvalidChoice):
-        load(name, **settings)
-
-
-def test_settings_are_read_from_words():
-    benchmark = BENCHMARKS["lost-in-the-middle"]
-    assert benchmark.parse_settings({"documents": "30", "index": "yes"}) == benchmark.settings(documents=30, index=True)
-    for wrong in ({"documents": "many"}, {"index": "maybe"}, {"documents": True}):
-        with pytest.raises(InvalidChoice):
-            benchmark.parse_settings(wrong)
-    with pytest.raises(UnknownName, match="documents"):
-        benchmark.parse_settings({"docs": 3})
 
 
 @pytest.mark.parametrize(
@@ -245,17 +182,100 @@ def test_settings_are_read_from_words():
     ],
 )
 def test_the_seed_alone_decides_the_sample_and_what_is_drawn(name, file, settings, files: Path):
-    benchmark = BENCHMARKS[name]
-
-    def drawn(seed: int) -> list[Case]:
-        given = benchmark.parse_settings(settings)
-        return benchmark.load(DataSource(files / file), given, Selection(3, seed))
-
-    found = [drawn(seed) for seed in range(4)]
-    assert found == [drawn(seed) for seed in range(4)]
-    assert any(found[0] != each for each in found[1:])
+    found = [[loaded(name, files / file, Selection(3, seed), **settings) for seed in range(4)] for _ in "12"]
+    assert found[0] == found[1]
+    assert any(found[0][0] != each for each in found[0][1:])
     random.seed(1)  # the global one has no say
-    assert found[0] == drawn(0)
+    assert found[0][0] == loaded(name, files / file, Selection(3, 0), **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("lost-in-the-middle", {"slots": "10"}),
+        ("lost-in-the-middle", {"template": "other"}),
+        ("lost-in-the-middle", {"documents": 0}),
+        *(("lost-in-the-middle", each) for each in ({"documents": "many"}, {"index": "maybe"}, {"documents": True})),
+        ("lost-in-the-middle", {"docs": 3}),
+        ("key-value", {"file_keys": 3}),
+        ("mmlu", {"orders": "24"}),
+        ("mmlu", {"split": "train"}),
+        ("mintaka", {"template": "other"}),
+        ("llmbar", {"subsets": "Natural,Other"}),
+        ("longbench", {"tasks": "qasper,vcsum"}),
+    ],
+)
+def test_settings_without_meaning_are_refused_with_their_name_or_those_there_are(name, settings, load):
+    with pytest.raises((InvalidChoice, UnknownName), match="|".join([*settings, "single-doc"])):
+        load(name, **settings)
+
+
+def test_settings_are_read_from_words():
+    benchmark = BENCHMARKS["lost-in-the-middle"]
+    assert benchmark.parse_settings({"documents": "30", "index": "yes"}) == benchmark.settings(documents=30, index=True)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_record_without_its_fields_is_named_and_what_is_not_there_is_asked_for(
+    name, tmp_path: Path, monkeypatch, lm: InvariantModel
+):
+    selection, broken = Selection(load_tokenizer=lambda: lm.tokenizer), tmp_path / "Natural.jsonl"
+    broken.write_text('{"nothing": 1}\n')
+    with pytest.raises(InvalidDataset, match=r"example 0|Natural 0|the file"):
+        loaded(name, broken, selection)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("INVARIANT_RAG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.delenv("INVARIANT_RAG_DATA", raising=False)
+    with pytest.raises(DatasetUnavailable) as caught:
+        loaded(name, None, selection)
+    assert "--data" in str(caught.value) + caught.value.hint
+
+
+def test_files_are_found_where_the_environment_says_and_in_the_tree_of_their_repository(
+    files: Path, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setenv("INVARIANT_RAG_DATA", str(files))
+    source, benchmark = DataSource(), BENCHMARKS["xquad"]
+    assert benchmark.load(source, benchmark.parse_settings({}), Selection())
+    assert [*source.digests] == ["xquad.en.json"]
+    name, folder = "nq-open-10_total_documents_gold_at_0.jsonl.gz", tmp_path / "qa_data" / "10_total_documents"
+    folder.mkdir(parents=True)
+    shutil.copy(files / name, folder)
+    places = (tmp_path / "qa_data", tmp_path, files / name)
+    one, *others = [loaded("lost-in-the-middle", path, documents=10) for path in places]
+    assert others == [one, one]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "settings"),
+    [
+        ("mmlu", "mmlu_validation.json", {"split": "test"}),
+        ("mmlu", "my_test.json", {"split": "validation"}),
+        ("mintaka", "mintaka_noshuffle_top30.json", {"triples": 50}),
+        ("llmbar", "Natural.json", {"subsets": "Neighbor"}),
+        ("longbench", "qasper.jsonl", {"tasks": "narrativeqa"}),
+        ("longbench", "qasper.jsonl", {"tasks": "single-doc"}),
+    ],
+)
+def test_a_file_serves_its_own_settings_alone(name: str, file: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / file).write_text("[]")
+    with pytest.raises(InvalidDataset, match=file):
+        loaded(name, tmp_path / file, **settings)
+
+
+def test_lists_named_lines_and_lines_named_lists_are_read_and_a_broken_line_is_named_by_its_number(tmp_path: Path):
+    """RoToR's `mmlu_validation_cache.jsonl` is a list over many lines."""
+    records = [{"a": 1}, {"b": [2]}]
+    (tmp_path / "list.jsonl").write_text(json.dumps(records, indent=4))
+    (tmp_path / "lines.json").write_text("".join(json.dumps(each) + "\n" for each in records))
+    (tmp_path / "one.json").write_text(json.dumps(records[1], indent=4))
+    found = [read_examples(tmp_path / name) for name in ("list.jsonl", "lines.json", "one.json")]
+    assert found == [records, records, [records[1]]]
+    (tmp_path / "data.jsonl").write_text('{"a": 1}\n\n{"a": \n{"a": 2}\n')
+    with pytest.raises(InvalidDataset, match="line 3: ") as caught:
+        read_examples(tmp_path / "data.jsonl")
+    assert "line 1" not in str(caught.value)
 
 
 # --- files with wrong values: every one is a typed error that names the file, or is read ---
@@ -283,22 +303,23 @@ def mutated(document: Any, source: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_a_value_of_another_type_is_refused_by_name(name: str, data_of, lm: InvariantModel, tmp_path: Path):
+def test_a_value_of_another_type_is_refused_by_name(
+    name: str, data_of: Callable[[str], Path], lm: InvariantModel, tmp_path: Path
+):
     benchmark, source = BENCHMARKS[name], random.Random(name)
-    settings = benchmark.parse_settings(SMALL.get(name, {}))
-    selection = Selection(None, 0, lambda: lm.tokenizer)
+    settings, selection = benchmark.parse_settings(SMALL.get(name, {})), Selection(None, 0, lambda: lm.tokenizer)
     original = DataSource(data_of(name))
     benchmark.load(original, settings, selection)
     file = original.path
     if file.is_dir():
         file = next(each for each in sorted(file.rglob("*")) if each.name in map(os.path.basename, original.digests))
     member = {"two-wiki": "2wikimqa_e.jsonl", "timeline": "longdep_qa.jsonl"}.get(name, "")
-    examples = read_examples(file, member)
+    examples, refused = read_examples(file, member), 0
+    target = tmp_path / "data.json"
     if name == "llmbar":  # which has several files
         shutil.copytree(file.parent, tmp_path / name)
-    refused = 0
+        target = tmp_path / name / file.name
     for _ in range(60):
-        target = tmp_path / (f"{name}/{file.name}" if name == "llmbar" else "data.json")
         target.write_text(json.dumps(mutated(examples, source)))
         try:
             benchmark.load(DataSource(target.parent if name == "llmbar" else target), settings, selection)
@@ -307,85 +328,40 @@ def test_a_value_of_another_type_is_refused_by_name(name: str, data_of, lm: Inva
     assert refused > 5
 
 
-def test_a_file_that_is_torn_or_none_is_refused_by_name(tmp_path: Path) -> None:
-    whole = gzip.compress(json.dumps({"a": "b" * 1000}).encode())
-    contents = {
-        "torn.json.gz": whole[:-9],
-        "flipped.json.gz": whole[:20] + b"\xff\xff" + whole[22:],
-        "none.zip": b"PK nothing",
-        "deep.jsonl": b"[" * 100_000,
-        "digits.json": b"9" * 5000,
-        "latin.json": b'"caf\xe9"',
-        "none.parquet": b"PAR1",
-    }
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(InvariantRAGError, match=name if name != "none.parquet" else "parquet|pyarrow"):
-            read_examples(tmp_path / name)
-
-
 @pytest.mark.parametrize(
-    ("name", "file", "settings"),
+    ("name", "content"),
     [
-        ("mmlu", "mmlu_validation.json", {"split": "test"}),
-        ("mmlu", "my_test.json", {"split": "validation"}),
-        ("mintaka", "mintaka_noshuffle_top30.json", {"triples": 50}),
-        ("llmbar", "Natural.json", {"subsets": "Neighbor"}),
-        ("longbench", "qasper.jsonl", {"tasks": "narrativeqa"}),
-        ("longbench", "qasper.jsonl", {"tasks": "single-doc"}),
+        ("torn.json.gz", gzip.compress(json.dumps({"a": "b" * 1000}).encode())[:-9]),
+        ("flipped.json.gz", gzip.compress(b"b" * 1000)[:20] + b"\xff\xff"),
+        ("none.zip", b"PK nothing"),
+        ("deep.jsonl", b"[" * 100_000),
+        ("digits.json", b"9" * 5000),
+        ("latin.json", b'"caf\xe9"'),
+        ("none.parquet", b"PAR1"),
     ],
 )
-def test_a_file_serves_its_own_settings_alone(name: str, file: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / file).write_text("[]")
-    benchmark = BENCHMARKS[name]
-    with pytest.raises(InvalidDataset, match=file):
-        benchmark.load(DataSource(tmp_path / file), benchmark.parse_settings(settings), Selection())
-
-
-def test_the_tree_of_lost_in_the_middle_is_read(files: Path, tmp_path: Path) -> None:
-    name = "nq-open-10_total_documents_gold_at_0.jsonl.gz"
-    folder = tmp_path / "qa_data" / "10_total_documents"
-    folder.mkdir(parents=True)
-    shutil.copy(files / name, folder)
-    benchmark = BENCHMARKS["lost-in-the-middle"]
-    settings = benchmark.parse_settings({"documents": 10})
-    cases = [
-        benchmark.load(DataSource(path), settings, Selection())
-        for path in (tmp_path / "qa_data", tmp_path, files / name)
-    ]
-    assert cases[0] == cases[1] == cases[2]
-
-
-def test_lists_named_lines_and_lines_named_lists_are_read(tmp_path: Path) -> None:
-    """RoToR's `mmlu_validation_cache.jsonl` is a list over many lines."""
-    records = [{"a": 1}, {"b": [2]}]
-    (tmp_path / "list.jsonl").write_text(json.dumps(records, indent=4))
-    (tmp_path / "lines.json").write_text("".join(json.dumps(each) + "\n" for each in records))
-    (tmp_path / "one.json").write_text(json.dumps(records[1], indent=4))
-    found = [read_examples(tmp_path / name) for name in ("list.jsonl", "lines.json", "one.json")]
-    assert found == [records, records, [records[1]]]
-
-
-def test_a_broken_line_is_named_by_its_number_in_the_file(tmp_path: Path) -> None:
-    (tmp_path / "data.jsonl").write_text('{"a": 1}\n\n{"a": \n{"a": 2}\n')
-    with pytest.raises(InvalidDataset, match="line 3: ") as caught:
-        read_examples(tmp_path / "data.jsonl")
-    assert "line 1" not in str(caught.value)
+def test_a_file_that_is_torn_or_none_is_refused_by_name_and_without_an_object_of_python(
+    name: str, content: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidDataset, match=name) as caught:
+        read_examples(tmp_path / name)
+    assert "Error(" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "record"),
+    ("name", "record", "settings"),
     [
-        ("r-gsm", {"question": "A. B. How many?", "interchangeable": ["A.", "B."], "answer": "seven"}),
-        ("longbench", {"input": "Which?", "context": "text", "answers": ["none of them"]}),
-        ("longbench", {"input": "Which?", "context": "text", "answers": []}),
+        ("r-gsm", {"question": "A. B. How many?", "interchangeable": ["A.", "B."], "answer": "seven"}, {}),
+        *(
+            ("longbench", {"input": "Which?", "context": "text", "answers": answers}, {"tasks": "passage_count"})
+            for answers in (["none of them"], [])
+        ),
     ],
 )
 def test_a_gold_answer_that_cannot_be_compared_with_is_found_before_the_model_is_asked(
-    name: str, record: dict[str, Any], lm: InvariantModel, tmp_path: Path
+    name: str, record: dict[str, Any], settings: dict[str, str], lm: InvariantModel, tmp_path: Path
 ) -> None:
-    benchmark, given = BENCHMARKS[name], {"tasks": "passage_count"} if name == "longbench" else {}
     (tmp_path / "data.jsonl").write_text(json.dumps(record))
-    source, selection = DataSource(tmp_path / "data.jsonl"), Selection(load_tokenizer=lambda: lm.tokenizer)
     with pytest.raises(InvalidDataset, match="none that"):
-        benchmark.load(source, benchmark.parse_settings(given), selection)
+        loaded(name, tmp_path / "data.jsonl", Selection(load_tokenizer=lambda: lm.tokenizer), **settings)

@@ -22,28 +22,20 @@ from invariant_rag_benchmarks.runner import Answerer, BenchmarkRun, open_records
 
 from .conftest import SMALL, calling
 
-
-def a_record(name: str, **more: Any) -> dict[str, Any]:
-    texts = dict.fromkeys(("question", "variant", "group", "answer", "output"), "")
-    return {"id": name, **texts, "scores": {"em": 1.0}, "dropped": 0, "trimmed": 0, "run": "k", **more}
+Planned = Callable[..., BenchmarkConfig]
 
 
 @pytest.fixture(scope="session")
-def planned(data_of: Callable[[str], Path]) -> Callable[..., BenchmarkConfig]:
+def planned(data_of: Callable[[str], Path]) -> Planned:
     def config(name: str = "mmlu", **more: Any) -> BenchmarkConfig:
-        options = {
-            "settings": SMALL.get(name, {}),
-            "data": data_of(name),
-            "max_new_tokens": 3,
-            "overflow": "trim_segments",
-        }
-        return BenchmarkConfig(name, **{**options, **more})
+        fixed = {"data": data_of(name), "max_new_tokens": 3, "overflow": "trim_segments"}
+        return BenchmarkConfig(name, **{"settings": SMALL.get(name, {}), **fixed, **more})
 
     return config
 
 
 @pytest.fixture(scope="session")
-def choices(planned: Callable[..., BenchmarkConfig]) -> BenchmarkConfig:
+def choices(planned: Planned) -> BenchmarkConfig:
     return planned(settings={"orders": "0,23"}, limit=3, batch_size=2)
 
 
@@ -54,13 +46,11 @@ def finished(choices: BenchmarkConfig, lm: InvariantModel, tmp_path_factory: pyt
 
 
 def copied(finished: BenchmarkRun, out: Path) -> Path:
-    folder = out / finished.folder.name
-    shutil.copytree(finished.folder, folder)
-    return folder / "records.jsonl"
+    return shutil.copytree(finished.folder, out / finished.folder.name) / "records.jsonl"
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_every_benchmark_runs_end_to_end(name, planned, lm: InvariantModel, tmp_path: Path):
+def test_every_benchmark_runs_end_to_end(name, planned: Planned, lm: InvariantModel, tmp_path: Path):
     done = run_benchmark(planned(name, limit=2), tmp_path, model=lm)
     lines = (done.folder / "records.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == [record["id"] for record in done.records]
@@ -71,12 +61,14 @@ def test_every_benchmark_runs_end_to_end(name, planned, lm: InvariantModel, tmp_
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine", "sequential"])
-def test_an_invariant_method_flips_nothing_where_nothing_shows_the_order(method, planned, lm, tmp_path: Path):
+def test_an_invariant_method_flips_nothing_where_nothing_shows_the_order(method, planned: Planned, lm, tmp_path: Path):
     done = run_benchmark(planned("xquad", method=method, limit=2, max_new_tokens=8), tmp_path, model=lm)
     assert done.summary["flips"]["value"] == (1 if method == "sequential" else 0)
 
 
-def test_config_says_what_decides_the_records(finished: BenchmarkRun):
+def test_config_says_what_decides_the_records_which_hold_what_the_model_said(
+    finished: BenchmarkRun, lm: InvariantModel, load
+):
     config = json.loads((finished.folder / "config.json").read_text())
     assert config.pop("versions").keys() >= {"torch", "transformers", "invariant-rag", "python"}
     assert config.pop("attention") == "sdpa"
@@ -84,20 +76,12 @@ def test_config_says_what_decides_the_records(finished: BenchmarkRun):
     assert config["data"].keys() == {"mmlu_validation.json"}
     assert config["settings"] == {"split": "validation", "orders": "0,23"}
     assert finished.folder.name.endswith(config["key"])
-    assert all(record["run"] == config["key"] for record in finished.records)
-
-
-def test_records_hold_what_the_model_said(finished: BenchmarkRun, lm: InvariantModel, load):
     cases = {case.id: case for case in load("mmlu", orders="0,23")}
     for record in finished.records:
         case = cases[record["id"]]
-        assert record["gold"] == list(case.gold)
-        assert record["prompt"] == {
-            "system": case.system,
-            "prefix": case.prefix,
-            "segments": list(case.segments),
-            "suffix": case.suffix,
-        }
+        assert (record["run"], record["gold"]) == (config["key"], list(case.gold))
+        texts = {name: getattr(case, name) for name in ("system", "prefix", "suffix")}
+        assert record["prompt"] == {**texts, "segments": list(case.segments)}
         assert record["logprobs"] == lm.score(case.prompt(lm), case.candidates)
         assert record["output"] == case.candidates[record["logprobs"].index(max(record["logprobs"]))]
         assert record["scores"] == BENCHMARKS["mmlu"].score(case, record["output"]).scores
@@ -119,14 +103,17 @@ def test_a_run_is_never_overwritten(finished: BenchmarkRun, choices: BenchmarkCo
     assert before == {path.name: path.read_bytes() for path in finished.folder.iterdir()}
 
 
-def test_a_finished_run_is_resumed_without_asking_anything(
-    finished: BenchmarkRun, choices: BenchmarkConfig, lm: InvariantModel, tmp_path
+@pytest.mark.parametrize(("limit", "count"), [(3, 0), (4, 2)])
+def test_a_run_is_resumed_with_what_is_new_alone(
+    limit: int, count: int, finished: BenchmarkRun, choices: BenchmarkConfig, lm: InvariantModel, tmp_path: Path
 ):
     copied(finished, tmp_path)
     asked: list[int] = []
-    again = run_benchmark(choices, tmp_path, model=lm, resume=True, progress=calling(lambda: asked.append(1)))
-    assert not asked
-    assert (again.records, again.summary) == (finished.records, finished.summary)
+    more = replace(choices, limit=limit)
+    again = run_benchmark(more, tmp_path, model=lm, resume=True, progress=calling(lambda: asked.append(1)))
+    assert (again.folder.name, len(asked)) == (finished.folder.name, count)
+    assert {record["id"] for record in finished.records} <= {record["id"] for record in again.records}
+    assert count or (again.records, again.summary) == (finished.records, finished.summary)
 
 
 @given(data=st.data())
@@ -139,87 +126,52 @@ def test_a_run_cut_off_at_any_byte_ends_as_if_undisturbed(
     whole = file.read_bytes()
     file.write_bytes(whole[: data.draw(st.integers(0, len(whole)), label="bytes")])
     again = run_benchmark(choices, out, model=lm, resume=True)
-    assert again.records == finished.records
-    assert again.summary == finished.summary
+    assert (again.records, again.summary) == (finished.records, finished.summary)
     assert sorted(file.read_bytes().splitlines()) == sorted(whole.splitlines())
-
-
-def test_a_larger_limit_goes_on_with_the_same_run(
-    finished: BenchmarkRun, choices: BenchmarkConfig, lm: InvariantModel, tmp_path: Path
-):
-    copied(finished, tmp_path)
-    asked: list[int] = []
-    more = BenchmarkConfig(**{**vars(choices), "limit": 4})
-    again = run_benchmark(more, tmp_path, model=lm, resume=True, progress=calling(lambda: asked.append(1)))
-    assert again.folder.name == finished.folder.name
-    assert len(asked) == 2
-    assert {record["id"] for record in finished.records} < {record["id"] for record in again.records}
 
 
 def test_other_settings_are_another_run(choices: BenchmarkConfig, lm: InvariantModel, tmp_path: Path):
     others = [
         {},
-        {"method": "pine"},
-        {"ordering": "frequency"},
-        {"seed": 1},
-        {"settings": {"orders": "0"}},
-        {"batch_size": 3},
-        {"backend": "reference"},
-        {"alpha": 0.1},
-        {"ensemble": "permutation-average"},
+        *({"method": "pine"}, {"ordering": "frequency"}, {"seed": 1}, {"settings": {"orders": "0"}}),
+        *({"batch_size": 3}, {"backend": "reference"}, {"alpha": 0.1}, {"ensemble": "permutation-average"}),
     ]
     for other in others:
-        run_benchmark(BenchmarkConfig(**{**vars(choices), "limit": 1, **other}), tmp_path, model=lm)
+        run_benchmark(replace(choices, limit=1, **other), tmp_path, model=lm)
     assert len(list(tmp_path.iterdir())) == len(others)
 
 
-def test_a_prompt_that_is_too_long_stops_the_run_and_says_so(planned, lm: InvariantModel, tmp_path: Path):
+def test_a_prompt_that_is_too_long_stops_the_run_and_says_so(planned: Planned, lm: InvariantModel, tmp_path: Path):
     with pytest.raises(ContextOverflow):
         run_benchmark(planned("mintaka", overflow="error", max_new_tokens=5000), tmp_path, model=lm)
 
 
-@pytest.mark.parametrize("name", a_record("a"))
-def test_a_record_with_a_value_of_another_type_is_refused(name: str, tmp_path: Path):
-    path = tmp_path / "records.jsonl"
-    for more in ({name: None}, {name: [1]}, {name: {"a": "b"}}):
-        path.write_text(json.dumps(a_record("a") | more) + "\n")
-        if name != "output":  # which no report reads
-            with pytest.raises(InvalidRun, match="line 1"):
-                open_records(path, "k")
-
-
-def test_a_broken_line_in_the_middle_and_records_of_other_settings_are_errors(tmp_path: Path):
-    path = tmp_path / "records.jsonl"
-    whole = [json.dumps(a_record(name)) for name in "ab"]
-    for text, said in (
-        (f"{whole[0]}\n{whole[1][:9]}\n{whole[1]}\n", "line 2"),
-        (json.dumps(a_record("a", run="other")) + "\n", "other"),
-    ):
-        path.write_text(text)
+def test_records_that_no_run_with_these_settings_wrote_are_refused_by_their_line(tmp_path: Path):
+    texts, path = dict.fromkeys(("id", "question", "variant", "group", "answer"), ""), tmp_path / "records.jsonl"
+    record = {**texts, "scores": {"em": 1.0}, "dropped": 0, "trimmed": 0, "run": "k"}
+    line = json.dumps(record)
+    wrong = [json.dumps({**record, name: each}) for name in record for each in (None, [1], {"a": "b"})]
+    torn, other = f"{line}\n{line[:9]}\n{line}", json.dumps({**record, "run": "other"})
+    for text, said in (*((each, "line 1") for each in wrong), (torn, "line 2"), (other, "other")):
+        path.write_text(f"{text}\n")
         with pytest.raises(InvalidRun, match=said):
             open_records(path, "k")
 
 
-@pytest.mark.parametrize(("alpha", "branch", "method"), [(-2.0, "invariant", "rotor"), (2.0, "plain", "sequential")])
+@pytest.mark.parametrize(("alpha", "branch"), [(-2.0, "invariant"), (2.0, "plain")])
 @pytest.mark.parametrize("name", ["mmlu", "timeline"])
 def test_a_routed_run_has_the_answers_of_the_branch_that_its_margin_takes(
-    name: str,
-    alpha: float,
-    branch: str,
-    method: str,
-    planned: Callable[..., BenchmarkConfig],
-    lm: InvariantModel,
-    tmp_path: Path,
+    name: str, alpha: float, branch: str, planned: Planned, lm: InvariantModel, tmp_path: Path
 ) -> None:
+    setups = {"invariant": {"method": "rotor"}, "plain": {"method": "sequential", "ordering": "given"}}
     routed = run_benchmark(planned(name, alpha=alpha, limit=1), tmp_path / "routed", model=lm)
-    ordering = "given" if method == "sequential" else None
-    alone = run_benchmark(planned(name, method=method, ordering=ordering, limit=1), tmp_path / "alone", model=lm)
+    alone = {
+        each: run_benchmark(planned(name, limit=1, **setup), tmp_path / each, model=lm)
+        for each, setup in setups.items()
+    }
     assert {record["branch"] for record in routed.records} == {branch}
-    other = {"plain": ("rotor", None), "invariant": ("sequential", "given")}[branch]
-    rejected = planned(name, method=other[0], ordering=other[1], limit=1)
-    for record, theirs in zip(
-        routed.records, run_benchmark(rejected, tmp_path / "rejected", model=lm).records, strict=True
-    ):
-        assert record["rejected"] == {key: theirs[key] for key in ("output", "answer", "scores")}
-    assert [record["output"] for record in routed.records] == [record["output"] for record in alone.records]
-    assert routed.folder.name != alone.folder.name
+    rejected = alone["plain" if branch == "invariant" else "invariant"].records
+    for record, kept, other in zip(routed.records, alone[branch].records, rejected, strict=True):
+        assert record["output"] == kept["output"]
+        assert record["rejected"] == {key: other[key] for key in ("output", "answer", "scores")}
+    assert routed.folder.name not in {each.folder.name for each in alone.values()}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,20 +117,13 @@ def test_rouge_and_edit_similarity_are_those_of_the_packages(prediction, gold, r
 
 
 def test_the_groups_of_longbench_weigh_their_tasks_alike():
-    records = [
-        {"group": task, "variant": variant, "scores": {"score": value}}
-        for task, variant, value in [
-            ("qasper", "initial", 1.0),
-            ("qasper", "initial", 1.0),
-            ("multifieldqa_en", "initial", 0.5),
-            ("narrativeqa", "initial", 0.0),
-            ("trec", "initial", 1.0),
-        ]
-    ]
-    found = BENCHMARKS["longbench"].figures(records)
-    assert found == {"qasper": 1, "multifieldqa_en": 0.5, "narrativeqa": 0, "trec": 1, "single-doc": 0.5}
-    every = [{"group": name, "variant": "initial", "scores": {"score": 0.25}} for name in TASKS]
-    assert BENCHMARKS["longbench"].figures(every)["mean of groups"] == 0.25
+    def figures(scores: Sequence[tuple[str, float]]) -> dict[str, float]:
+        records = [{"group": task, "variant": "initial", "scores": {"score": value}} for task, value in scores]
+        return BENCHMARKS["longbench"].figures(records)
+
+    asked = [("qasper", 1.0), ("qasper", 1.0), ("multifieldqa_en", 0.5), ("narrativeqa", 0.0), ("trec", 1.0)]
+    assert figures(asked) == {"qasper": 1, "multifieldqa_en": 0.5, "narrativeqa": 0, "trec": 1, "single-doc": 0.5}
+    assert figures([(name, 0.25) for name in TASKS])["mean of groups"] == 0.25
 
 
 def test_an_option_counts_whatever_its_letter():
@@ -139,32 +134,24 @@ def test_an_option_counts_whatever_its_letter():
     assert (first.scores, score(case("2", variant="2310", candidates=letters), " C").answer) == ({"accuracy": 1.0}, "1")
 
 
-def judged(*answers: tuple[str, str], group: str = "") -> list[dict[str, object]]:
-    worth = {"better": 1.0, "worse": 0.0, "none": 0.5}
+def judged(group: str, *verdicts: str) -> list[dict[str, Any]]:
+    """The records of a pair in both positions."""
+    worth = {"better": 1.0, "worse": 0.0}
     return [
-        {
-            "question": f"{group}{number}",
-            "variant": variant,
-            "group": group,
-            "answer": answer,
-            "scores": {"accuracy": worth[answer]},
-        }
-        for number, pair in enumerate(answers)
-        for variant, answer in zip(("gold first", "gold second"), pair, strict=True)
+        {"question": group, "variant": variant, "group": group, "answer": each, "scores": {"accuracy": worth[each]}}
+        for variant, each in zip(("gold first", "gold second"), verdicts, strict=True)
     ]
 
 
 def test_sections_weigh_their_subsets_as_the_benchmark_does():
-    records = judged(("better", "worse"), group="math-prm") + judged(("worse", "worse"), group="hep-go")
-    found = BENCHMARKS["reward-bench"].figures(records)
-    assert found["Reasoning: gold first"] == pytest.approx(984 / (984 + 164))
-    assert found["Reasoning: gold second"] == 0
-    assert found["Reasoning: shuffled"] == pytest.approx(984 / (984 + 164) / 2)
-    assert found["Reasoning: flips"] == pytest.approx(984 / (984 + 164))
+    found = BENCHMARKS["reward-bench"].figures(
+        [*judged("math-prm", "better", "worse"), *judged("hep-go", "worse", "worse")]
+    )
+    share = 984 / (984 + 164)
+    for column, expected in {"gold first": share, "gold second": 0, "shuffled": share / 2, "flips": share}.items():
+        assert found[f"Reasoning: {column}"] == pytest.approx(expected)
     assert "Full: gold first" not in found
-    everywhere = [
-        record for name in SECTIONS.values() for record in judged(("better", "better"), group=next(iter(name)))
-    ]
+    everywhere = [record for each in SECTIONS.values() for record in judged(next(iter(each)), "better", "better")]
     assert BENCHMARKS["reward-bench"].figures(everywhere)["Full: gold second"] == 1
 
 
@@ -215,13 +202,13 @@ def test_a_spread_is_more_than_chance_only_where_slots_differ() -> None:
 # --- figures of a run that are known beforehand ---
 
 XQUAD = BENCHMARKS["xquad"]
+FIGURES = ("mean", "worst", "best", "spread", "deviation", "flips")
 
 
-def run_of(right: list[list[bool]]) -> list[dict]:
-    """One row per question, one column per slot."""
-    return [
+def run_of(right: list[list[bool]], answers: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """One row per question, one column per slot; answers, where given, in this order."""
+    records = [
         {
-            "id": f"{question}/{slot}",
             "question": str(question),
             "variant": str(slot),
             "group": "",
@@ -233,85 +220,64 @@ def run_of(right: list[list[bool]]) -> list[dict]:
         for question, row in enumerate(right)
         for slot, good in enumerate(row)
     ]
-
-
-def test_a_reader_of_the_first_slot_only_has_the_figures_of_one():
-    summary = summarize(XQUAD, run_of([[True, False, False, False]] * 50))
-    values = {name: summary[name]["value"] for name in ("mean", "worst", "best", "spread", "deviation", "flips")}
-    assert values == {
-        "mean": 0.25,
-        "worst": 0,
-        "best": 1,
-        "spread": 1,
-        "deviation": pytest.approx(0.1875**0.5, abs=1e-6),
-        "flips": 1,
-    }
-    assert summary["variants"]["0"]["best_subspan_em"]["value"] == 1
-
-
-def test_a_reader_who_is_fair_has_no_spread_and_no_flips():
-    summary = summarize(XQUAD, run_of([[True] * 3] * 6 + [[False] * 3] * 4))
-    assert [summary[name]["value"] for name in ("mean", "worst", "spread", "flips")] == [0.6, 0.6, 0, 0]
-    share = wilson_interval(6, 10).as_dict()
-    assert (
-        summary["mean"] == summary["scores"]["best_subspan_em"] == summary["variants"]["0"]["best_subspan_em"] == share
+    return (
+        [{**record, "answer": answer} for record, answer in zip(records, answers, strict=True)] if answers else records
     )
+
+
+def values(summary: Mapping[str, Any]) -> tuple[float, ...]:
+    return tuple(summary[name]["value"] for name in FIGURES)
+
+
+def test_readers_of_the_first_slot_and_fair_ones_have_the_figures_of_one():
+    first = summarize(XQUAD, run_of([[True, False, False, False]] * 50))
+    assert values(first) == (0.25, 0, 1, 1, pytest.approx(0.1875**0.5, abs=1e-6), 1)
+    assert first["variants"]["0"]["best_subspan_em"]["value"] == 1
+    fair = summarize(XQUAD, run_of([[True] * 3] * 6 + [[False] * 3] * 4))
+    assert values(fair) == (0.6, 0.6, 0.6, 0, 0, 0)
+    means = (fair["mean"], fair["scores"]["best_subspan_em"], fair["variants"]["0"]["best_subspan_em"])
+    assert set(map(str, means)) == {str(wilson_interval(6, 10).as_dict())}
+    # Questions with sensitivity to permutations (Stable-RAG), over all orders of five documents.
+    one_flips = summarize(XQUAD, run_of([[True] * 120] * 4, ["a"] * 479 + ["b"]))
+    assert one_flips["flips"] == wilson_interval(1, 4).as_dict()
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=8))
 def test_figures_agree_with_each_other(right):
     summary = summarize(XQUAD, run_of(right))
-    assert summary["worst"]["value"] <= summary["mean"]["value"] <= summary["best"]["value"]
-    assert summary["best"]["value"] - summary["worst"]["value"] == pytest.approx(summary["flips"]["value"], abs=1e-5)
-    for name in ("mean", "worst", "best", "flips", "spread", "deviation"):
-        assert 0 <= summary[name]["low"] <= summary[name]["value"] <= summary[name]["high"] <= 1
-
-
-def test_flips_are_the_share_of_questions_without_one_answer_in_every_order():
-    """Over all orders of five documents: questions with sensitivity to permutations (Stable-RAG)."""
-    asked = [
-        {**each, "answer": answer}
-        for each, answer in zip(run_of([[True] * 120] * 4), ["a"] * 360 + ["a"] * 119 + ["b"], strict=True)
-    ]
-    summary = summarize(XQUAD, asked)
-    assert summary["flips"] == wilson_interval(1, 4).as_dict()
+    mean, worst, best, _, _, flips = values(summary)
+    assert worst <= mean <= best
+    assert best - worst == pytest.approx(flips, abs=1e-5)
+    assert all(0 <= each["low"] <= each["value"] <= each["high"] <= 1 for each in map(summary.get, FIGURES))
 
 
 def test_an_order_blind_solver_of_problems_of_many_sizes_has_no_spread(tmp_path):
     """Problems with more conditions are harder: their orders would be compared with those of easy problems."""
-    problems = []
-    for size in (2, 3, 4, 5) * 10:
-        conditions = [f"Ann finds {number} pens." for number in range(size)]
-        asked = f"{' '.join(conditions)} How many pens has she?"
-        problems.append({"question": asked, "interchangeable": conditions, "answer": str(sum(range(size)))})
-    file = tmp_path / "r_gsm.jsonl"
-    file.write_text("".join(json.dumps(each) + "\n" for each in problems))
-    benchmark = BENCHMARKS["r-gsm"]
-    asked = []
+    file, benchmark = tmp_path / "r_gsm.jsonl", BENCHMARKS["r-gsm"]
+    with file.open("w") as lines:
+        for size in (2, 3, 4, 5) * 10:
+            conditions = [f"Ann finds {number} pens." for number in range(size)]
+            asked = f"{' '.join(conditions)} How many pens has she?"
+            problem = {"question": asked, "interchangeable": conditions, "answer": str(sum(range(size)))}
+            lines.write(json.dumps(problem) + "\n")
+    records = []
     for case in benchmark.load(DataSource(file), benchmark.parse_settings({}), Selection()):
-        said = f"Answer: {case.gold[0] if len(case.segments) < 4 else 'none'}"
-        scored = benchmark.score(case, said)
+        scored = benchmark.score(case, f"Answer: {case.gold[0] if len(case.segments) < 4 else 'none'}")
         scores = {"answer": scored.answer, "scores": dict(scored.scores), "dropped": 0, "trimmed": 0}
-        asked.append({"id": case.id, "question": case.question, "variant": case.variant, "group": "", **scores})
-    assert {each["variant"] for each in asked} == {"initial", "reversed", *(f"random {k}" for k in (1, 2, 3, 4))}
-    summary = summarize(benchmark, asked)
+        records.append({"question": case.question, "variant": case.variant, "group": "", **scores})
+    assert {each["variant"] for each in records} == {"initial", "reversed", *(f"random {k}" for k in (1, 2, 3, 4))}
+    summary = summarize(benchmark, records)
     assert (summary["mean"]["value"], summary["spread"]["value"], summary["flips"]["value"]) == (0.5, 0, 0)
 
 
-def test_questions_that_were_asked_in_one_variant_alone_have_no_spread():
+def test_questions_that_were_asked_in_one_variant_alone_have_no_spread_and_no_record_no_figures():
     summary = summarize(XQUAD, run_of([[True], [False]]))
     assert summary["spread"] is summary["deviation"] is None
     apart = [each for number, each in enumerate(run_of([[True, False]] * 2)) if number in {0, 3}]
     assert summarize(XQUAD, apart)["spread"] is None
-
-
-def test_a_run_without_records_has_no_figures():
     with pytest.raises(InvalidRun):
         summarize(XQUAD, [])
-
-
-CONFIG = {"benchmark": "mmlu", "model": "m", "method": "rotor", "ordering": "lexical", "overflow": "error"}
 
 
 @pytest.mark.parametrize("alpha", [None, 0.2])
@@ -321,6 +287,7 @@ def test_a_routed_run_says_how_often_the_invariant_answer_was_kept(alpha: float 
     asked = [{**each, **scores, "branch": branch} for branch, each in zip(branches, run_of([[True]] * 4), strict=True)]
     summary = summarize(BENCHMARKS["mmlu"], asked)
     assert summary["figures"] == {"invariant answers kept": 0.25, "oracle of the two branches": 1}
-    text = markdown({**CONFIG, "alpha": alpha, "data": {}, "settings": {}}, summary)
+    config = dict.fromkeys(("benchmark", "model", "method", "ordering", "overflow"), "name")
+    text = markdown({**config, "alpha": alpha, "data": {}, "settings": {}}, summary)
     assert ("0.2" in text.splitlines()[0]) == (alpha is not None)
     assert "unknown: no question was asked in all of at least two variants" in text

@@ -40,12 +40,12 @@ def spread(seconds: list[float], plain: list[float]) -> str:
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 
-def serving_table(measured: dict[str, Any]) -> str:
+def serving_table(name: str, measured: dict[str, Any]) -> str:
     """Ratios of arranged requests to plain ones of as many clients, in the same state."""
     machine, setting = measured["environment"], measured["setting"]
     title = (
-        f"Measured with vLLM on: {machine['device']}; torch {machine['torch']}, Python {machine['python']}. "
-        f"{setting['requests']} requests about sets of {setting['segments']} segments, "
+        f"`{name}`, on: {machine['device']}; torch {machine['torch']}, Python {machine['python']}. "
+        f"{setting['requests']} requests about sets of {setting['segments']} segments of {setting['words']} words, "
         f"{setting['new_tokens']} new tokens each, {setting['rounds']} rounds; median (lowest to highest).\n"
     )
     names = ("throughput", "first token", "between tokens")
@@ -71,7 +71,8 @@ def main() -> None:
     page = HERE / "README.md"
     text = page.read_text(encoding="utf-8")
     text = _fill(text, "measured", "\n".join([about, *map(table, measured)]))
-    text = _fill(text, "served", serving_table(_load(HERE / "vllm" / "serve.json")))
+    served = sorted(HERE.glob("vllm*/serve.json"), reverse=True)
+    text = _fill(text, "served", "\n".join(serving_table(file.parent.name, _load(file)) for file in served))
     page.write_text(text, encoding="utf-8")
 
 

@@ -18,7 +18,8 @@ from torch import nn
 
 from invariant_rag.attention.per_model import dynamic_rope_modules
 
-_private: ContextVar[Mapping[nn.Module, nn.Module]] = ContextVar("private_rotary_modules", default={})  # noqa: B039 - never changed
+private_modules: ContextVar[Mapping[nn.Module | None, nn.Module]] = ContextVar("private_rotary_modules", default={})  # noqa: B039 - never changed
+"""The copies of rotary modules that this thread uses; there are none outside of `private_dynamic_rope`."""
 
 
 @contextmanager
@@ -31,8 +32,8 @@ def private_dynamic_rope(model: nn.Module) -> Iterator[None]:
     modules = dynamic_rope_modules(model)
     with ExitStack() as restore:
         if modules:
-            private = {**_private.get(), **{module: _as_loaded(module) for module in modules}}
-            restore.callback(_private.reset, _private.set(private))
+            private = {**private_modules.get(), **{module: _as_loaded(module) for module in modules}}
+            restore.callback(private_modules.reset, private_modules.set(private))
         for module in modules:
             attributes = vars(module)
             if "forward" in attributes:  # of a call around this one, or of accelerate
@@ -43,14 +44,9 @@ def private_dynamic_rope(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def current_module(module: nn.Module | None) -> nn.Module | None:
-    """Return the copy of a rotary module that this thread uses; the module itself outside of `private_dynamic_rope`."""
-    return None if module is None else _private.get().get(module, module)
-
-
 def _forward(module: nn.Module, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Run the rotary module of this thread, if it has one, else the one that all threads share."""
-    private = _private.get().get(module)
+    private = private_modules.get().get(module)
     return original(*args, **kwargs) if private is None else type(private).forward(private, *args, **kwargs)
 
 

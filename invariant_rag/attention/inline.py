@@ -40,6 +40,11 @@ def inline_attention(model: nn.Module) -> list[tuple[nn.Module, Inline]]:
     return [(module, inline) for module, inline in found if hasattr(module, inline.method)]
 
 
+def is_inline_module(name: str) -> bool:
+    """Return whether a module of this name has a class whose attention is its own code."""
+    return name in {each.rpartition(".")[0] for each in _INLINE}
+
+
 @contextmanager
 def replaced(module: nn.Module, inline: Inline, active: Callable[[], AttentionFunction | None]) -> Iterator[None]:
     """Compute a module's attention with the function that `active` returns; with its own where that is None."""

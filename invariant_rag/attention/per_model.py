@@ -63,4 +63,4 @@ def cache_keyword(names: Container[str]) -> str:
 
 def cache_of(kwargs: Mapping[str, Any]) -> Any:
     """Return the keys and values that a model is called with, by either name; None without any."""
-    return kwargs.get(cache_keyword(kwargs))
+    return kwargs.get("cache", kwargs.get("past_key_values"))

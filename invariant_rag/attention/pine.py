@@ -168,7 +168,8 @@ def _attend_to_set(call: AttentionCall, row: Row, ranked: RankedSet, shifts: tor
         if number != ranked.own:
             turned = call.rotation.turn(paired, -shifts[..., number], call.reach).to(queries.dtype)
             values = call.values[:, span.start : span.stop]
-            states.append(partial_attention(call, turned, keys[:, span.start - first : span.stop - first], values))
+            own = keys[:, span.start - first : span.stop - first]
+            states.append(partial_attention(turned, own, values, scaling=call.scaling))
     return merge_attn_states(states)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from invariant_rag.attention.dynamic_rope import current_module
+from invariant_rag.attention.dynamic_rope import private_modules
 
 if TYPE_CHECKING:
     from invariant_rag.arrangement import Arrangement
@@ -33,12 +33,8 @@ class PositionEncoding:
         """
         return call
 
-    def rotate(self, x: torch.Tensor, shift: int) -> torch.Tensor:
-        """Move queries or keys `[..., D]` by one shift, in positions; returns the dtype of `x`."""
-        return x if shift == 0 else self.rotate_by(x, torch.full((), shift, dtype=torch.float64, device=x.device))
-
-    def rotate_by(self, x: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
-        """Move `x` `[..., D]` by `shifts` `[...]`, which may be fractional positions; returns the dtype of `x`."""
+    def rotate_by(self, x: torch.Tensor, shifts: torch.Tensor | int) -> torch.Tensor:
+        """Move queries or keys `[..., D]` by `shifts` `[...]`, which may be fractional; returns the dtype of `x`."""
         raise NotImplementedError
 
     def rotate_each(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
@@ -76,23 +72,24 @@ class Rotation(PositionEncoding):
 
     def frequencies(self) -> torch.Tensor:
         """Return the current inverse frequencies `[R / 2]`."""
-        frequencies: torch.Tensor = getattr(current_module(self.module), self.buffer)
+        frequencies: torch.Tensor = getattr(private_modules.get().get(self.module, self.module), self.buffer)
         return frequencies
 
     def unscaled(self, x: torch.Tensor) -> torch.Tensor:
         """Divide the rotary dimensions by the attention factor."""
-        module = current_module(self.module)
+        module = private_modules.get().get(self.module, self.module)
         factor = float(getattr(module, self.buffer.replace("inv_freq", "attention_scaling"), 1.0))
         if factor == 1.0:
             return x
         size = 2 * self.frequencies().shape[0]
         return torch.cat((x[..., :size] / factor, x[..., size:]), dim=-1)
 
-    def rotate_by(self, x: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
+    def rotate_by(self, x: torch.Tensor, shifts: torch.Tensor | int) -> torch.Tensor:
         """Rotate `x` `[..., D]` by `shifts` `[...]`, computed in float64."""
         if self.module is None:
             return x
-        angles = shifts.double()[..., None] * self.frequencies().to(shifts.device).double()
+        shifts = torch.as_tensor(shifts, dtype=torch.float64, device=x.device)
+        angles = shifts[..., None] * self.frequencies().to(x.device, torch.float64)
         return self._apply(x, angles.cos(), angles.sin()).to(x.dtype)
 
     def rotate_each(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
@@ -122,15 +119,10 @@ class Rotation(PositionEncoding):
         return torch.cat((turned, x[..., size:].float().expand(*turned.shape[:-1], -1)), dim=-1)
 
     def _angles(self, shifts: torch.Tensor, reach: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines of shifts `[..., R / 2]`."""
-        cos, sin = torch.nn.functional.embedding(shifts + reach, self._table(reach, device)).chunk(2, dim=-1)
-        return cos, sin
+        """Return cosines and sines of shifts `[..., R / 2]`, from a table `[2 reach + 1, R]` of those of all shifts.
 
-    def _table(self, reach: int, device: torch.device) -> torch.Tensor:
-        """Return cosines and sines `[2 reach + 1, R]` of all shifts; cached for the last reach and frequencies.
-
-        Whether the frequencies are those of the table is told from the tensor, since a comparison of its numbers would
-        wait for the device.
+        It is kept for the last reach and frequencies. Whether the frequencies are those of the table is told from the
+        tensor, since a comparison of its numbers would wait for the device.
         """
         frequencies = self.frequencies()
         changes = 0 if frequencies.is_inference() else frequencies._version  # inference tensors count none
@@ -140,7 +132,8 @@ class Rotation(PositionEncoding):
             angles = torch.arange(-reach, reach + 1, dtype=torch.float64)[:, None] * frequencies.double().cpu()
             known = (frequencies, state, torch.cat((angles.cos(), angles.sin()), dim=-1).float().to(device))
             self._table_of = known
-        return known[2]
+        cos, sin = torch.nn.functional.embedding(shifts + reach, known[2]).chunk(2, dim=-1)
+        return cos, sin
 
     def _apply(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate the dimension pairs of `x` by angles with cosines and sines `[..., R / 2]`, at least in float32."""
@@ -201,7 +194,7 @@ def identify(
             exact = tensor.double()
             if candidate.module is not None and 2 * candidate.frequencies().shape[0] > exact.shape[-1]:
                 return float("inf")
-            rotated = [candidate.rotate(exact[:, 0], int(position)) for position in positions]
+            rotated = [candidate.rotate_by(exact[:, 0], position) for position in positions]
             difference = (torch.stack(rotated, dim=1) - exact).abs().amax()
             worst = max(worst, float(difference / exact.abs().amax().clamp_min(1e-30)))
         return worst
@@ -248,10 +241,10 @@ class Alibi(PositionEncoding):
         queries = torch.cat((queries, of_queries.to(queries)), dim=-1)
         return replace(call, queries=queries, keys=torch.cat((keys, of_keys.to(keys)), dim=-1), values=values)
 
-    def rotate_by(self, x: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
+    def rotate_by(self, x: torch.Tensor, shifts: torch.Tensor | int) -> torch.Tensor:
         """Move queries or keys `[..., D + 4]` by `shifts` `[...]`."""
         position, offset, key, slope = x[..., -_ADDED:].unbind(dim=-1)
-        by = shifts.to(x)
+        by = torch.as_tensor(shifts, dtype=x.dtype, device=x.device)
         moved = torch.stack(torch.broadcast_tensors(position + by * key, offset - by * slope, key, slope), dim=-1)
         content = x[..., :-_ADDED]
         return torch.cat((content.expand(*moved.shape[:-1], content.shape[-1]), moved), dim=-1)

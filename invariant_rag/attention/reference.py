@@ -76,13 +76,12 @@ def _attend_one_query(call: AttentionCall, head: int, query: int, keys: list[Key
     """Return the attention output of one query `[D_v]`, in float64; a sliding window covers the last of the keys."""
     keys = keys if call.sliding_window is None else keys[-call.sliding_window :]
     kv, indices = head // call.num_key_value_groups, [key.token for key in keys]
-    rotated_query = call.rotation.rotate(
-        call.queries[head, query - call.query_start].double(), keys[-1].position - query
-    )
+    unmoved = call.queries[head, query - call.query_start].double()
+    rotated_query = call.rotation.rotate_by(unmoved, keys[-1].position - query)
     rotated_keys = call.keys[kv, indices].double()
     shifts = torch.tensor([key.position - key.token for key in keys])
     for shift in shifts.unique().tolist():
-        rotated_keys[shifts == shift] = call.rotation.rotate(rotated_keys[shifts == shift], shift)
+        rotated_keys[shifts == shift] = call.rotation.rotate_by(rotated_keys[shifts == shift], shift)
     scores = (rotated_keys @ rotated_query) * call.scaling
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)

@@ -36,7 +36,10 @@ class SDPA:
         out = call.values.new_empty(count, heads, call.values.shape[-1]).transpose(0, 1)
         for rows in _batches(call, arrangement.rows_from(call.query_start, call.keys.shape[1])):
             start, stop = rows[0].queries.start - call.query_start, rows[-1].queries.stop - call.query_start
-            out[:, start:stop] = _attend_rows(call, rows)
+            if len(rows) > 1:
+                out[:, start:stop] = _attend_neighbours(call, rows)
+            else:
+                out[:, start:stop] = attend_ranked(call, *rows) if rows[0].ranked else attend_row(call, *rows)
         return out
 
 
@@ -59,21 +62,19 @@ def _batches(call: AttentionCall, rows: Sequence[Row]) -> list[tuple[Row, ...]]:
     return [*batches, tuple(batch)] if batch else batches
 
 
-def _attend_rows(call: AttentionCall, rows: tuple[Row, ...]) -> torch.Tensor:
-    """Return the attention outputs `[H, Q, D_v]` of neighbouring rows."""
-    if len(rows) == 1:
-        return attend_ranked(call, rows[0]) if rows[0].ranked else attend_row(call, rows[0])
+def _attend_neighbours(call: AttentionCall, rows: tuple[Row, ...]) -> torch.Tensor:
+    """Return the attention outputs `[H, Q, D_v]` of several neighbouring rows."""
     queries = call.queries_of(Span(rows[0].queries.start, rows[-1].queries.stop))
     shape = _neighbours(rows, queries.device)
     keys, values = rotated_keys(call, shape.runs)
-    states = [partial_attention(call, queries, keys, values, mask=shape.mask)]
+    states = [partial_attention(queries, keys, values, scaling=call.scaling, mask=shape.mask)]
     for span, shift in shape.common:
         if isinstance(shift, int):
-            rotated = call.rotation.rotate(queries, -shift) if shift else queries
+            rotated = call.rotation.rotate_by(queries, -shift) if shift else queries
         else:
             rotated = call.rotation.rotate_each(queries, -shift, call.reach).to(queries.dtype)
         keys, values = call.keys[:, span.start : span.stop], call.values[:, span.start : span.stop]
-        states.append(partial_attention(call, rotated, keys, values))
+        states.append(partial_attention(rotated, keys, values, scaling=call.scaling))
     return merge_attn_states(states).out
 
 

@@ -58,7 +58,7 @@ def rotated_keys(call: AttentionCall, runs: Sequence[Run]) -> tuple[torch.Tensor
     keys, values = [], []
     for run in runs:
         own = call.keys[:, run.start : run.stop]
-        keys.append(call.rotation.rotate(own, run.shift) if run.shift else own)
+        keys.append(call.rotation.rotate_by(own, run.shift) if run.shift else own)
         values.append(call.values[:, run.start : run.stop])
     return torch.cat(keys, dim=1), torch.cat(values, dim=1)
 
@@ -91,11 +91,11 @@ class AttentionState(NamedTuple):
 
 
 def partial_attention(
-    call: AttentionCall,
     queries: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     *,
+    scaling: float,
     is_causal: bool = False,
     mask: torch.Tensor | None = None,
 ) -> AttentionState:
@@ -103,17 +103,17 @@ def partial_attention(
 
     They see all of them; or causally, query t the keys 0 to t; or by a boolean mask `[Q, S]`, at least one key each.
     """
-    heads, count, _ = queries.shape
+    (heads, count, _), (key_heads, _, width) = queries.shape, values.shape
     if not is_causal:
         # The heads that share keys are stacked along the queries: one larger product instead of several small ones.
-        queries = queries.reshape(keys.shape[0], -1, queries.shape[-1])
+        queries = queries.reshape(key_heads, -1, queries.shape[-1])
         if mask is not None:
             bias = torch.zeros(mask.shape, dtype=queries.dtype).masked_fill_(~mask, float("-inf"))
-            mask = bias.repeat(call.num_key_value_groups, 1)[None, None]
-    out, lse = attention_with_lse(
-        queries[None], keys[None], values[None], scaling=call.scaling, is_causal=is_causal, mask=mask
-    )
-    return AttentionState(out[0].reshape(heads, count, -1), lse[0].reshape(heads, count))
+            mask = bias.repeat(heads // key_heads, 1)[None, None]
+    if width < keys.shape[-1]:  # the kernel wants one width
+        values = F.pad(values, (0, keys.shape[-1] - width))
+    out, lse = _kernel()(queries[None], keys[None], values[None], is_causal=is_causal, attn_mask=mask, scale=scaling)
+    return AttentionState(out[0, ..., :width].reshape(heads, count, width), lse[0].reshape(heads, count))
 
 
 def attend_row_runs(call: AttentionCall, row: Row) -> list[AttentionState]:
@@ -123,9 +123,9 @@ def attend_row_runs(call: AttentionCall, row: Row) -> list[AttentionState]:
     states = []
     for run in [*parts, replace(own, start=first)]:
         keys, values = call.keys[:, run.start : run.stop], call.values[:, run.start : run.stop]
-        sharpened = replace(call, scaling=call.scaling / run.weighting.temperature)
-        rotated = call.rotation.rotate(queries, -run.shift) if run.shift else queries
-        out, lse = partial_attention(sharpened, rotated, keys, values, is_causal=run.stop == own.stop)
+        rotated = call.rotation.rotate_by(queries, -run.shift) if run.shift else queries
+        scaling = call.scaling / run.weighting.temperature
+        out, lse = partial_attention(rotated, keys, values, scaling=scaling, is_causal=run.stop == own.stop)
         states.append(AttentionState(out, lse * run.weighting.factor + run.weighting.offset))
     return states
 
@@ -189,7 +189,8 @@ def _attend_block(call: AttentionCall, row: Row, ranked: list[tuple[Run, torch.T
         hidden = 0 if call.sliding_window is None else row.queries.start - along - call.sliding_window + 1
         run = replace(whole, start=min(max(whole.start, hidden), whole.stop))
         distance = (index - along)[:, None] - torch.arange(run.start, run.stop, device=index.device)
-        scores.append(_scores(call, call.rotation.rotate(queries, -run.shift), run, distance, run.weighting))
+        rotated = call.rotation.rotate_by(queries, -run.shift) if run.shift else queries
+        scores.append(_scores(call, rotated, run, distance, run.weighting))
         values.append(call.values[:, run.start : run.stop])
     for run, shift in ranked:
         shifts = shift.expand(queries.shape[:2])
@@ -241,27 +242,6 @@ Result: TypeAlias = tuple[Tensor, Tensor]
 Kernel: TypeAlias = Callable[..., Result]
 """Takes queries `[B, H, Q, D]`, keys and values `[B, H_kv, S, D]`, and by name as PyTorch's operator: `is_causal`,
 `attn_mask` (additive, broadcasts to `[B, H, Q, S]`, or None), and `scale`, the factor on the scores."""
-
-
-def attention_with_lse(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    *,
-    scaling: float,
-    is_causal: bool = False,
-    mask: Tensor | None = None,
-) -> Result:
-    """Compute softmax attention on a CPU; return outputs `[B, H, Q, D_v]`, and log-sum-exps `[B, H, Q]`.
-
-    The arguments are as for `Kernel`. Values `[B, H_kv, S, D_v]` may be narrower than the keys; a mask has the dtype
-    of the queries. Log-sum-exps are in float32 at least.
-    """
-    width = values.shape[-1]
-    if width < keys.shape[-1]:  # the kernel wants one width
-        values = torch.nn.functional.pad(values, (0, keys.shape[-1] - width))
-    out, lse = _kernel()(queries, keys, values, is_causal=is_causal, attn_mask=mask, scale=scaling)
-    return out[..., :width], lse
 
 
 @cache

@@ -79,18 +79,9 @@ def _command_of_package(name: str) -> Any:
     return command
 
 
-app = typer.Typer(
-    cls=_Commands,
-    invoke_without_command=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-app.command()(ask)
-app.command()(models.models)
-app.command()(audit)
-app.command()(serve)
-for _listing in (models.methods, models.interventions, models.orderings):
-    app.command()(_listing)
+app = typer.Typer(cls=_Commands, invoke_without_command=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+for _command in (ask, models.models, audit, serve, models.methods, models.interventions, models.orderings):
+    app.command()(_command)
 
 
 _GREETING = f"""\

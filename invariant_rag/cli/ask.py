@@ -11,11 +11,12 @@ import typer
 
 from invariant_rag.cli import options
 from invariant_rag.cli.console import print_error, print_json, print_skipped, print_text, print_warning
-from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
+from invariant_rag.cli.progress import load_model, progress_bar
 from invariant_rag.errors import InvalidChoice, ToyModelWarning
 from invariant_rag.models.embedded import is_toy
 from invariant_rag.rag.readers import check_documents
 from invariant_rag.rag.text import truncate
+from invariant_rag.segments import Segment, SegmentSet
 from invariant_rag.shown import counted
 
 EXAMPLE_QUESTION = "What colour is the flag of Gesthaven?"
@@ -23,12 +24,9 @@ EXAMPLE_DOCUMENTS = Path(__file__).parent / "example_documents"
 
 if TYPE_CHECKING:
     from invariant_rag.audit.order_check import OrderCheck
-    from invariant_rag.errors import RetrievalError
     from invariant_rag.generation.citations import Citation
-    from invariant_rag.generation.model import InvariantModel
-    from invariant_rag.rag.pipeline import RAG, Answer
+    from invariant_rag.rag.pipeline import Answer
     from invariant_rag.rag.retrieval import RetrieverFactory
-    from invariant_rag.segments import Prompt, Segment
 
 
 def ask(
@@ -70,25 +68,35 @@ def ask(
     question, paths = _asked(question, [*(docs or []), *(more or [])])
     loading = {"method": method, "ordering": ordering, "overflow": overflow, "dtype": dtype, "device_map": device_map}
     chunks, build_index = _read_chunks(paths, retriever, model, loading, max_chars=max_chars, strict=strict)
-    rag, seconds = _load_rag(chunks, build_index, k, model, loading)
+    with progress_bar("Indexing documents"):
+        start = perf_counter()
+        index = build_index(chunks)
+        indexed = perf_counter()
+    if overflow == "error":
+        with progress_bar("Loading tokenizer"):
+            _check_fits(question, index.retrieve(question, k), model, method, max_new_tokens)
+    from invariant_rag.rag.pipeline import RAG
+
+    ready = perf_counter()
+    rag = RAG(load_model(model, **loading), index, k)
+    seconds = {"index": indexed - start, "load": perf_counter() - ready}
     if paths == [EXAMPLE_DOCUMENTS] and not as_json:
         print_text(f"{question}\n", style="bold")
     with progress_bar("Generating"):
         answer = rag.ask(question, max_new_tokens=max_new_tokens)
     if not as_json:
         _print_answer(answer)
-    prompt = rag.prompt(question) if check_order else None
-    one_order = prompt is not None and len(prompt.segments) < 2 and not as_json
-    check = _check(rag.model, prompt, check_order, max_new_tokens) if prompt and not one_order else None
-    lm = rag.model
-    names = {each: getattr(lm, each).name for each in ("method", "ordering", "backend")}
-    described: dict[str, str] = {"name": lm.name, **names}
+    lm, check = rag.model, None
+    one_order = bool(check_order) and len(answer.segments) < 2 and not as_json
+    if check_order and not one_order:
+        from invariant_rag.audit.order_check import check_order as compare
+
+        check = compare(lm, rag.prompt(question), check_order, progress=progress_bar, max_new_tokens=max_new_tokens)
+    described = {"name": lm.name, **{each: getattr(lm, each).name for each in ("method", "ordering", "backend")}}
     if as_json:
-        document = {"question": question, "model": described, **answer.as_dict(), "order_check": None}
+        document = {"question": question, "model": described, **answer.as_dict()}
         document["timings"] = {**seconds, **document["timings"]}
-        if check:
-            document["order_check"] = check.as_dict()
-        print_json(document)
+        print_json({**document, "order_check": check and check.as_dict()})
     else:
         toy = {"name": "of the embedded toy, which knows only made-up places"} if is_toy(described["name"]) else {}
         print_text(", ".join(f"{key} {value}" for key, value in {**described, **toy}.items()), style="dim")
@@ -127,39 +135,26 @@ def _read_chunks(
     build_index = resolve_retriever(retriever)
     check_documents(paths)
     options.check_model_options(model, loading["method"], loading["ordering"], loading["device_map"])
-    skipped: list[RetrievalError] = []
     with progress_bar("Reading documents"):
-        chunks = load_chunks(paths, max_chars=max_chars, strict=strict, on_skipped=skipped.append)
-    print_skipped(skipped)
+        chunks = load_chunks(paths, max_chars=max_chars, strict=strict, on_skipped=print_skipped)
     if model is None and paths != [EXAMPLE_DOCUMENTS]:
         print_warning(str(ToyModelWarning()))
     return chunks, build_index
 
 
-def _load_rag(
-    chunks: list[Segment], build_index: RetrieverFactory, k: int, model: str | None, loading: Mapping[str, Any]
-) -> tuple[RAG, dict[str, float]]:
-    """Index the chunks, load the model, and return both with the seconds that each took."""
-    with progress_bar("Indexing documents"):
-        # These import torch, which takes seconds: show the bar meanwhile.
-        from invariant_rag.generation.choices import check_before_loading
-        from invariant_rag.generation.model import InvariantModel
-        from invariant_rag.rag.pipeline import RAG
+def _check_fits(question: str, chunks: list[Segment], model: str | None, method: str, new_tokens: int) -> None:
+    """Refuse a prompt that is longer than the context window, before the weights of the model are loaded."""
+    from invariant_rag.generation.prepare import fit_segments
+    from invariant_rag.methods import resolve_method
+    from invariant_rag.models.loading import context_window, load_config, load_tokenizer
+    from invariant_rag.prompts import question_messages, render_chat, tokenize_prompt
 
-        disable_transformers_bars()
-        check_before_loading(**loading)
-        start = perf_counter()
-        index = build_index(chunks)
-        indexed = perf_counter()
-    with progress_bar("Loading model"):
-        rag = RAG(InvariantModel.from_pretrained(model, **loading), index, k)
-    return rag, {"index": indexed - start, "load": perf_counter() - indexed}
-
-
-def _check(model: InvariantModel, prompt: Prompt, orders: int, max_new_tokens: int) -> OrderCheck:
-    from invariant_rag.audit.order_check import check_order
-
-    return check_order(model, prompt, orders, progress=progress_bar, max_new_tokens=max_new_tokens)
+    room: dict[str, Any] = {"window": context_window(load_config(model)), "new_tokens": new_tokens}
+    tokenizer, messages = load_tokenizer(model), question_messages(question, SegmentSet(chunks), None)
+    tokens = tokenize_prompt(render_chat(messages, tokenizer, question), tokenizer)
+    lengths = [[len(each.token_ids) for each in segments] for segments in tokens.sets]
+    is_shared = resolve_method(method).shares_positions
+    fit_segments(lengths, "error", text_tokens=sum(map(len, tokens.texts)), shares_positions=is_shared, **room)
 
 
 def _print_answer(answer: Answer) -> None:

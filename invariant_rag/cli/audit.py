@@ -16,16 +16,16 @@ from invariant_rag.audit.calls import Endpoint
 from invariant_rag.audit.plan import AuditChoices
 from invariant_rag.audit.systems import is_url
 from invariant_rag.cli import console, options
-from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.errors import FieldWarning, InvalidChoice, RetrievalError, ToyModelWarning, UnsupportedCombination
+from invariant_rag.cli.progress import load_model, progress_bar
+from invariant_rag.errors import FieldWarning, InvalidChoice, ToyModelWarning, UnsupportedCombination
 from invariant_rag.files import make_folder
+from invariant_rag.models.hub import check_model
 from invariant_rag.rag.readers import check_documents
 from invariant_rag.shown import counted
 
 if TYPE_CHECKING:
     from invariant_rag.audit import Audit
     from invariant_rag.audit.report import Gate
-    from invariant_rag.generation.model import InvariantModel
 
 
 @options.with_fields(AuditChoices)
@@ -91,7 +91,7 @@ def audit(
     from invariant_rag.audit.report import Gate
     from invariant_rag.audit.run import audit as run_audit
     from invariant_rag.audit.run import check_extras
-    from invariant_rag.rag.retrieval import resolve_retriever
+    from invariant_rag.rag.retrieval import index_documents, resolve_retriever
 
     with console.handle_errors(), _warnings_as_notes():
         chosen = _parsed_choices(choices)
@@ -114,16 +114,14 @@ def audit(
             with suppress(OSError):  # what fails before the first call leaves no empty folder
                 out.rmdir()
         check_extras()
-        has_model_as_judge = chosen.judge is not None and not is_url(chosen.judge)
-        _check_judge(chosen.judge)
-        audited = _checked_system(system, model, method, ordering, device_map)
-        index = _index(docs, retriever, strict=strict) if docs else None
+        audited = _checked_system(system, model, chosen.judge, method, ordering, device_map)
+        index = index_documents(docs, retriever, strict=strict, on_skipped=console.print_skipped) if docs else None
         if system is None:
             loading = {"method": method, "ordering": ordering, "dtype": dtype, "overflow": overflow}
-            audited = _load_model(model, device_map=device_map, **loading)
+            audited = load_model(model, device_map=device_map, **loading)
             chosen = chosen.changed({"generation": {"max_new_tokens": max_new_tokens}})
-        if has_model_as_judge:
-            chosen = chosen.changed({"judge": _load_model(chosen.judge, method="rotor")})
+        if chosen.judge is not None and not is_url(chosen.judge):
+            chosen = chosen.changed({"judge": load_model(chosen.judge, method="rotor")})
         try:
             told: dict[str, Any] = {"progress": progress_bar, "on_step": console.print_note}
             new = None if resume is not None else asked
@@ -137,18 +135,12 @@ def audit(
         raise typer.Exit(1)
 
 
-def _check_judge(judge: str | None) -> None:
-    """Check that there is such a model, or a server that lists one, before anything is loaded or indexed."""
-    from invariant_rag.models.hub import check_model
-
+def _checked_system(system: str | None, model: str | None, judge: str | None, *choices: Any) -> Any:
+    """Check the judge, and the system or the model; return the system. None: a model, which is loaded last."""
     if is_url(judge):
-        _ = Endpoint(str(judge)).served
+        _ = Endpoint(str(judge)).served  # it lists a model
     else:
         check_model(judge)
-
-
-def _checked_system(system: str | None, model: str | None, *choices: Any) -> Any:
-    """Return the system that is named; without one, check the model, and return None: loading it comes last."""
     if system is not None:
         return _named_system(system, model)
     options.check_model_options(model, *choices)
@@ -207,15 +199,6 @@ def _warnings_as_notes() -> Iterator[None]:
         yield
 
 
-def _index(docs: Sequence[Path], retriever: str, *, strict: bool) -> Any:
-    from invariant_rag.rag.retrieval import index_documents
-
-    skipped: list[RetrievalError] = []
-    index = index_documents(docs, retriever, strict=strict, on_skipped=skipped.append)
-    console.print_skipped(skipped)
-    return index
-
-
 def _print(result: Audit, folder: Path | None, broken: Sequence[Gate], *, as_json: bool) -> None:
     """Print one screen: the answer, the measures, the remedies."""
     from invariant_rag.audit.report import measure_rows, remedy_rows
@@ -238,14 +221,6 @@ def _print(result: Audit, folder: Path | None, broken: Sequence[Gate], *, as_jso
         console.print_error(f"--fail-on {each.text} holds", "")
 
 
-def _load_model(model: str | None, **loading: Any) -> InvariantModel:
-    with progress_bar("Loading model"):
-        from invariant_rag.generation.model import InvariantModel
-
-        disable_transformers_bars()
-        return InvariantModel.from_pretrained(model, **loading)
-
-
 def _named_system(system: str, model: str | None) -> Any:
     """Return the system that --system names: a server with the model of --model, or an object, imported from here."""
     if is_url(system):
@@ -258,5 +233,5 @@ def _named_system(system: str, model: str | None) -> Any:
     except (Exception, SystemExit) as error:  # a module may raise anything when it is imported
         raise UnsupportedCombination(
             f"--system {system}: {type(error).__name__}: {error}",
-            hint="Give MODULE:NAME of an object that can be imported from here.",
+            hint="Give MODULE:NAME of an object that can be imported from here; MODULE is no path, and has no .py.",
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import Any
@@ -66,29 +66,24 @@ def print_text(text: str, *, style: str = "", end: str = "\n") -> None:
 
 def print_error(message: str, hint: str) -> None:
     """Print an error in red, and its hint, to stderr."""
-    _print_to_stderr(f"error: {message}", "red")
+    print_note(f"error: {message}", style="red")
     if hint:
-        _print_to_stderr(hint)
+        print_note(hint, style="")
 
 
-def print_note(message: str) -> None:
-    """Print a note to stderr, so that it is not in the way of what a command prints."""
-    _print_to_stderr(message, "dim")
-
-
-def print_skipped(errors: Iterable[InvariantRAGError]) -> None:
-    """Print in yellow, to stderr, which documents could not be read."""
-    for error in errors:
-        print_warning(f"skipped {error}")
+def print_skipped(error: InvariantRAGError) -> None:
+    """Print in yellow, to stderr, which document could not be read."""
+    print_warning(f"skipped {error}")
 
 
 def print_warning(message: str) -> None:
     """Print a warning in yellow, to stderr."""
-    _print_to_stderr(message, "yellow")
+    print_note(message, style="yellow")
 
 
-def _print_to_stderr(text: str, style: str = "") -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(Text(clean(text), style=style))
+def print_note(message: str, *, style: str = "dim") -> None:
+    """Print a note to stderr, so that it is not in the way of what a command prints."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(Text(clean(message), style=style))
 
 
 _UsageError: Any = typer.BadParameter.__base__

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from invariant_rag.generation.model import InvariantModel
 
 
 @contextmanager
@@ -29,3 +33,12 @@ def disable_transformers_bars() -> None:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
+
+
+def load_model(name: str | None, **loading: Any) -> InvariantModel:
+    """Load a model, with a bar; importing torch, which takes seconds, is a part of that."""
+    with progress_bar("Loading model"):
+        from invariant_rag.generation.model import InvariantModel
+
+        disable_transformers_bars()
+        return InvariantModel.from_pretrained(name, **loading)

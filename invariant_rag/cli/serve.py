@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from invariant_rag.orderings import Relevance
     from invariant_rag.server.engines.base import Engine
 
-_PACKAGES = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client")
-
 
 @with_fields(EngineConfig, Settings)
 def serve(
@@ -52,7 +50,7 @@ def serve(
     "documents": ["The ferry leaves at noon.", "The mill grinds barley."]}'
     """
     with handle_errors():
-        for package in _PACKAGES:
+        for package in ("fastapi", "uvicorn", "sse_starlette", "prometheus_client"):
             require_extra(package, "serve")
         from invariant_rag.server.engines.building import build_engine, build_reranker, check_reranker
         from invariant_rag.server.logs import configure_logging, export_traces
@@ -69,7 +67,7 @@ def serve(
         if config.upstream is None and config.vllm is None:
             check_model_options(config.model, config.method or "rotor", config.ordering, config.device_map)
         if config.vllm is not None:
-            _check_answers(config.vllm)
+            check_answers(config.vllm)
         check_reranker(reranker)
         with reserve(host, port) as reserved:
             with progress_bar("Loading model"):
@@ -81,14 +79,14 @@ def serve(
             _run(engine, settings, build_reranker(reranker), reserved)
 
 
-def _check_answers(url: str) -> None:
+def check_answers(url: str) -> None:
     """Check that a server answers, whatever it says, before transformers is imported."""
     import httpx
 
     try:
         httpx.get(f"{url.rstrip('/')}/health", timeout=10)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        why = str(error) or type(error).__name__
+        why = str(error).rpartition("] ")[2] or type(error).__name__  # without the number of the error
         raise RemoteError(
             f"expected an answer of vLLM at {url}, got {why}", hint="Is the server up? Its log says what happened."
         ) from error

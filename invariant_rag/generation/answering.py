@@ -14,33 +14,31 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice, repeat
 from operator import attrgetter
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from invariant_rag.checks import MOST_CALLS, check_kind, check_number, check_real
 from invariant_rag.errors import InvalidOption, InvalidPrompt, TokenizerRequired, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import trim_at_stop_string, until_stop_string
-from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply, Usage
+from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply
 from invariant_rag.generation.batching import MicroBatcher, generate_alone
 from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.json_schema import check_expressible, json_schema
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import check_options, resolve_max_new_tokens
-from invariant_rag.generation.outputs import Generation, ledger
-from invariant_rag.generation.streaming import StopOnEvent, TextStream, decode_keeping, token_logprobs
+from invariant_rag.generation.outputs import Generation, Usage, ledger
+from invariant_rag.generation.prepare import PreparedPrompt
+from invariant_rag.generation.streaming import TextStream, decode_keeping, token_logprobs
 from invariant_rag.generation.structured import constrain
 from invariant_rag.generation.tools import ToolCalling
 from invariant_rag.prompts import Tool, render_chat, template_format
 from invariant_rag.prompts.tools import as_tools
 from invariant_rag.segments import Prompt
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from invariant_rag.generation.prepare import PreparedPrompt
 
 
 class Answering:
@@ -113,18 +111,9 @@ class Answering:
         With a batcher, the request waits from now on, before a piece is asked for. Closing the iterator ends the
         generation.
         """
-        queue = MicroBatcher() if batcher is None and self._drawn > 1 else batcher
-        streams = []
-        for prompt, options in self.calls():
-            options["keep_tokens"] = self._kept_tokens
-            if queue is not None:
-                streams.append(queue.stream(self.lm, prompt, options, batch_size=batch_size, abandoned=abandoned))
-                continue
-            if abandoned is not None:
-                criteria = options.get("stopping_criteria") or ()
-                options["stopping_criteria"] = [*criteria, StopOnEvent(abandoned)]
-            streams.append(self.lm.stream(prompt, **options))
-        return self._pieces(streams, abandoned)
+        begin = partial((batcher or MicroBatcher()).stream, self.lm, batch_size=batch_size, abandoned=abandoned)
+        kept = {"keep_tokens": self._kept_tokens}
+        return self._pieces([begin(prompt, {**options, **kept}) for prompt, options in self.calls()], abandoned)
 
     def _pieces(
         self, streams: Sequence[TextStream], abandoned: Event | None

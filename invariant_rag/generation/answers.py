@@ -6,16 +6,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from invariant_rag.errors import IncompleteObject, UnsupportedCombination
 from invariant_rag.generation.citations import CitedSpan
 from invariant_rag.generation.json_schema import json_schema
+from invariant_rag.generation.outputs import Generation, Usage
 from invariant_rag.prompts.tools import Tool, ToolCall, as_tools
 from invariant_rag.segments import Prompt, Segment, SegmentSet
-
-if TYPE_CHECKING:
-    from invariant_rag.generation.outputs import Generation
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
 _OPTIONS = ("min_p", "repetition_penalty")
@@ -156,20 +154,6 @@ class Answer:
                 f"expected whole calls, got an answer that ends within call {self.cut_call.index} of "
                 f"{self.cut_call.name!r}: {self.cut_call.arguments!r}"
             )
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Token counts of one generation; `cached_tokens` of the prompt were loaded from a cache."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int = 0
-
-    @property
-    def total_tokens(self) -> int:
-        """Tokens of the prompt and of the answer."""
-        return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import islice
 from threading import Event, Lock
 from time import monotonic
 from typing import Any
@@ -24,7 +23,7 @@ from invariant_rag.generation.digest import choices_digest
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import as_ids, check_options, resolve_max_new_tokens, resolve_option
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.streaming import StopOnEvent, TextQueueStreamer, TextStream
+from invariant_rag.generation.streaming import StopOnEvent, TextQueueStreamer, TextStream, replay
 from invariant_rag.segments import Prompt
 
 _SHORT = 4  # a request is short beside one of so many times its tokens
@@ -223,6 +222,8 @@ class MicroBatcher:
 
         They run inside of a stopping criterion, in the thread that holds the model.
         """
+        if not self._waiting:
+            return False
         with self._waiting_lock:
             waiting = [each for each in self._waiting if not each.abandoned and each.goes_before(running)]
         if not waiting:
@@ -233,14 +234,18 @@ class MicroBatcher:
 
     def _pop_batch(self, request: _Request, batch_size: int) -> list[_Request]:
         """Remove a request and others that can be batched with it from the queue, and all that were abandoned."""
+        batch, kept = [] if request.abandoned else [request], []
         with self._waiting_lock:
-            wanted = [each for each in self._waiting if not each.abandoned]
-            others = (each for each in wanted if each is not request and each.can_batch_with(request))
-            batch = [] if request.abandoned else [request, *islice(others, batch_size - 1)]
-            gone = [each for each in self._waiting if each.abandoned]
-            self._waiting = [each for each in wanted if each not in batch]
-        for each in gone:
-            each.result.set_exception(CancelledError())
+            for each in self._waiting:
+                if each in batch:
+                    continue
+                if each.abandoned:
+                    each.result.set_exception(CancelledError())
+                elif 0 < len(batch) < batch_size and each.can_batch_with(request):
+                    batch.append(each)
+                else:
+                    kept.append(each)
+            self._waiting = kept
         return batch
 
 
@@ -286,27 +291,33 @@ def _run_batch(batch: Sequence[_Request], run_between: Callable[[_Request], bool
     rows.close()
     exact = first.lm.deterministic or all(each.prompt is first.prompt for each in batch)
     for request, generation in zip(batch, generations, strict=True):
+        if request.streamer is not None and not request.started:  # of beams, or of a routed model
+            replay(generation.token_ids, request.streamer)
         request.result.set_result(generation if exact else replace(generation, bitwise=False))
 
 
 class _Rows(StoppingCriteria):
-    """Gives the tokens of each row to the streamer of its request, until that has ended, or was abandoned."""
+    """Gives the tokens of each row to the streamer of its request, until that has ended, or was abandoned.
+
+    A routed model copies it, since it generates twice: then it is not known yet whose tokens the answer has.
+    """
 
     def __init__(self, batch: Sequence[_Request], run_between: Callable[[_Request], bool] | None) -> None:
         lm, options = batch[0].lm, batch[0].options
         self._batch, self._run_between, self._ours_until = batch, run_between, 0.0
         self._criteria = StoppingCriteriaList(options.get("stopping_criteria") or ())
         self._open = dict(enumerate(batch))  # requests by row, until their answers end
+        self._streams = True
         self._ends = set(as_ids(resolve_option(options, "eos_token_id", lm.model.generation_config)))
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """Return whether each row stops `[B]`."""
         stops: torch.Tensor = self._criteria(input_ids, scores, **kwargs)
-        if len(stops) != len(self._batch):  # beams, which nobody can stream
+        if len(stops) != len(self._batch):  # beams: which one is the answer is known at the end
             return stops | all(each.abandoned for each in self._batch)
         tokens = input_ids[:, -1].cpu()
         for row, request in list(self._open.items()):
-            if request.streamer is not None:
+            if request.streamer is not None and self._streams:
                 if not request.started:
                     request.streamer.put(input_ids[row : row + 1, :-1])
                 request.started = True
@@ -321,13 +332,13 @@ class _Rows(StoppingCriteria):
         return stops
 
     def __deepcopy__(self, memo: Any) -> _Rows:
-        other = _Rows(self._batch, self._run_between)  # a routed model generates twice
-        other._criteria = deepcopy(self._criteria, memo)
+        other = _Rows(self._batch, self._run_between)
+        other._criteria, other._streams, self._streams = deepcopy(self._criteria, memo), False, False
         return other
 
     def close(self, rows: Iterable[int] = ()) -> None:
         """End the streams of some rows, or of all that are still open."""
         for row in list(rows or self._open):
             request = self._open.pop(row)
-            if request.streamer is not None:
+            if request.streamer is not None and request.started:
                 request.streamer.end()

@@ -6,9 +6,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args
+
+from transformers import PreTrainedModel
 
 from invariant_rag.attention import resolve_backend
+from invariant_rag.attention.call import Backend
 from invariant_rag.attention.per_model import dynamic_rope_modules, input_device
 from invariant_rag.checks import check_flag, check_name, check_number
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
@@ -19,11 +22,6 @@ from invariant_rag.methods import Method, check_method_and_ordering, resolve_met
 from invariant_rag.models.devices import check_device
 from invariant_rag.models.loading import context_window, resolve_dtype
 from invariant_rag.orderings import Ordering, resolve_ordering
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from invariant_rag.attention.call import Backend
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import (
@@ -19,6 +19,8 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
     StoppingCriteria,
     StoppingCriteriaList,
     TemperatureLogitsWarper,
@@ -28,14 +30,10 @@ from transformers import (
 
 from invariant_rag.attention.hook import override_only_over
 from invariant_rag.attention.per_model import cache_keyword
-from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.options import as_ids, as_refusal, is_set, resolve_option
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from invariant_rag.generation.outputs import Generation
-    from invariant_rag.generation.prepare import PreparedPrompt
+from invariant_rag.errors import InvalidOption, UnsupportedCombination
+from invariant_rag.generation.options import as_refusal, is_set, resolve_option
+from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.prepare import PreparedPrompt
 
 _CACHE = cache_keyword(inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters)  # of `generate`
 
@@ -66,8 +64,7 @@ def decode(
     first tokens, of which `cached_tokens` came from a `KeyValueCache`. The options are from `generation_options`.
     """
     top = options.pop("top_logprobs", 0)
-    recorder = _LogprobRecorder(options["num_beams"], top)
-    criteria = StoppingCriteriaList([*options["stopping_criteria"], recorder])
+    recorder = _Recorder(options["stopping_criteria"], options["num_beams"], top)
     generate: Any = model.generate
     with override_only_over(model, cache), model.register_forward_hook(recorder.after_forward):
         try:
@@ -77,7 +74,7 @@ def decode(
                 **{_CACHE: cache},
                 max_new_tokens=max_new_tokens,
                 return_dict_in_generate=True,
-                **{**options, "stopping_criteria": criteria},
+                **{**options, "stopping_criteria": StoppingCriteriaList([recorder])},
             )
         except Exception as error:
             refusal = as_refusal(error)
@@ -92,13 +89,13 @@ def decode(
         )
     start, beams, copies = ids.shape[1], output.get("beam_indices"), options["num_return_sequences"]
     beams = None if beams is None else beams.tolist()  # -1 behind the end
-    end_tokens = as_ids(options["eos_token_id"])
+    end_tokens = options["eos_token_id"] or ()
     generations = []
     for row, sequence in enumerate(output.sequences.tolist()):
         generated = sequence[start:]
         if beams is None:
             ends = [index + 1 for index, token in enumerate(generated) if token in end_tokens][:1]
-            ends += [each.lengths[row] - start for each in options["stopping_criteria"] if row in each.lengths]
+            ends += [recorder.lengths[row] - start] if row in recorder.lengths else []
             tokens, stopped = generated[: min(ends, default=None)], bool(ends)
         else:  # beams move between rows during the search, so recorded lengths do not apply
             tokens = generated[: sum(each >= 0 for each in beams[row])]
@@ -118,20 +115,22 @@ def decode(
     return generations
 
 
-class _LogprobRecorder(StoppingCriteria):
-    """Records the log-probability of every chosen token under the model, before logits processors and sampling.
+class _Recorder(StoppingCriteria):
+    """Combines stopping criteria, and records what `generate` calls them with: ends, and log-probabilities.
 
-    It is a stopping criterion, which `generate` calls with the tokens of every step; it never stops a row. With beam
-    search, the criterion gets several candidates per prompt, each of which may extend any beam.
+    `lengths` has the length at which a row stopped: without an end token, transformers appends tokens to it until all
+    rows have stopped. For each step and row, `chances` has the log-probability of each candidate under the model,
+    before logits processors and sampling, and `tops` the `top` most likely tokens with theirs. With beam search, there
+    are several candidates per prompt, each of which may extend any beam.
 
-    For each step and row, `chances` has the log-probability of each candidate, and `tops` the `top` most likely tokens
-    with theirs. As Python objects: small tensors between the large ones of every step would fragment the heap.
+    As Python objects: small tensors between the large ones of every step would fragment the heap.
     """
 
-    def __init__(self, num_beams: int, top: int) -> None:
+    def __init__(self, criteria: Sequence[StoppingCriteria], num_beams: int, top: int) -> None:
+        self.lengths: dict[int, int] = {}
         self.chances: list[list[dict[int, float]]] = []
         self.tops: list[list[tuple[tuple[int, float], ...]]] = []
-        self._num_beams, self._top, self._thread = num_beams, top, get_ident()
+        self._criteria, self._num_beams, self._top, self._thread = criteria, num_beams, top, get_ident()
         self._logits: torch.Tensor | None = None
 
     def after_forward(self, _model: object, _args: object, output: Any) -> None:
@@ -140,7 +139,12 @@ class _LogprobRecorder(StoppingCriteria):
             self._logits = output.logits[:, -1]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Record the log-probabilities of the tokens of a step; return False for every row `[rows]`."""
+        """Record the log-probabilities of the tokens of a step; return whether each row stops `[rows]`."""
+        stopped = torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+        for each in self._criteria:
+            stopped |= torch.as_tensor(each(input_ids, scores, **kwargs), device=input_ids.device)
+        for row in stopped.nonzero().flatten().tolist() if self._criteria else ():
+            self.lengths.setdefault(row, input_ids.shape[1])
         if self._logits is not None:
             logprobs = torch.log_softmax(self._logits.float(), dim=-1)
             self._logits = None
@@ -151,7 +155,7 @@ class _LogprobRecorder(StoppingCriteria):
             if self._top:
                 best = logprobs.topk(min(self._top, logprobs.shape[1]))
                 self.tops.append(list(map(tuple, map(zip, best.indices.tolist(), best.values.tolist()))))
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+        return stopped
 
 
 def samples_rows(options: Mapping[str, Any], model: PreTrainedModel) -> bool:
@@ -172,7 +176,10 @@ def sample_rows(options: dict[str, Any], seeds: Sequence[int | None], model: Pre
     for name, (kind, default, off) in _WARPERS.items():
         value = resolve_option(options, name, model.generation_config)
         if (value := default if value is None else value) != off:
-            warpers.append(kind(value))
+            try:
+                warpers.append(kind(value))
+            except (TypeError, ValueError) as error:
+                raise InvalidOption(f"expected sampling that transformers knows; it says: {error}") from error
     return {
         **{name: value for name, value in options.items() if name != "seed" and name not in _WARPERS},
         "do_sample": False,

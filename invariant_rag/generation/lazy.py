@@ -7,19 +7,17 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
+
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from invariant_rag.checks import check_kind
 from invariant_rag.errors import InvalidChoice, ToyModelWarning
+from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.models.loading import context_window, load_config
 from invariant_rag.shown import shown
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-    from invariant_rag.generation.kv_cache import KeyValueCache
 
 
 class LazyModel:

@@ -7,7 +7,7 @@ Invariance is bitwise because segments are sorted into physical order before the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -18,8 +18,9 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from invariant_rag.attention.hook import PromptState
 from invariant_rag.attention.per_model import takes_position_ids
+from invariant_rag.attention.probe import check_config
 from invariant_rag.checks import check_items, check_number, check_text, is_iterable
-from invariant_rag.errors import ImmutableModel, InvalidChoice, InvalidOption, InvalidPrompt
+from invariant_rag.errors import ImmutableModel, InvalidChoice, InvalidOption, InvalidPrompt, ModelNotFound
 from invariant_rag.generation.choices import Choices, check_before_loading, known_keywords, takes_choices
 from invariant_rag.generation.decode import decode, sample_rows, samples_rows
 from invariant_rag.generation.kv_cache import KeyValueCache
@@ -30,7 +31,7 @@ from invariant_rag.generation.prepare import Overflow, PreparedPrompt, prepare
 from invariant_rag.generation.streaming import TextQueueStreamer, TextStream
 from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method
-from invariant_rag.models.loading import check_model, load_model
+from invariant_rag.models.loading import check_model, load_config, load_model
 from invariant_rag.orderings import Ordering
 from invariant_rag.prompts import (
     Message,
@@ -51,8 +52,12 @@ if TYPE_CHECKING:
 Seeds: TypeAlias = int | Sequence[int | None] | None
 
 
+def _of_prefiller(name: str, doc: str) -> Any:
+    return property(attrgetter(f"prefiller.{name}"), doc=doc)
+
+
 def _choice(name: str, doc: str) -> Any:
-    return property(attrgetter(f"prefiller.choices.{name}"), doc=doc)
+    return _of_prefiller(f"choices.{name}", doc)
 
 
 class InvariantModel:
@@ -114,8 +119,11 @@ class InvariantModel:
 
         Raises:
             ModelNotFound: The model does not exist, or is not a causal LM.
+            UnsupportedModel: Its configuration, before the weights are loaded, or the probe shows that it is none.
         """
         choices, others = check_before_loading(dtype=dtype, device_map=device_map, **kwargs)
+        with suppress(ModelNotFound):  # as `load_model` says in more words
+            check_config(load_config(name, **others))
         model, tokenizer = load_model(name, dtype=dtype, device_map=device_map, **others)
         if tokenizer is not None:
             warn_of_unprotected_tokens(tokenizer)
@@ -154,20 +162,9 @@ class InvariantModel:
     deterministic: bool = _choice("deterministic", "Whether the prompts of a batch are computed one by one.")
     max_segment_tokens: int | None = _choice("max_segment_tokens", "Most tokens of one segment.")
 
-    @property
-    def choices(self) -> ResolvedChoices:
-        """All choices of this wrapper."""
-        return self.prefiller.choices
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The wrapped model."""
-        return self.prefiller.model
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the input ids."""
-        return self.prefiller.device
+    choices: ResolvedChoices = _of_prefiller("choices", "All choices of this wrapper.")
+    model: PreTrainedModel = _of_prefiller("model", "The wrapped model.")
+    device: torch.device = _of_prefiller("device", "Device of the input ids.")
 
     batches_calls: ClassVar[bool] = False
     """Whether calls of several threads are batched anyhow, so that a `MicroBatcher` need not batch them."""

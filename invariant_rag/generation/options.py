@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from math import inf
 from numbers import Real
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import (
     GenerationConfig,
     GenerationMixin,
     PreTrainedModel,
-    StoppingCriteria,
-    StoppingCriteriaList,
+    PreTrainedTokenizerBase,
     StopStringCriteria,
 )
 
@@ -26,9 +25,6 @@ from invariant_rag.checks import SEEDS, check_number, check_real, is_iterable
 from invariant_rag.errors import InvalidOption, InvariantRAGError, TokenizerRequired, UnsupportedCombination
 from invariant_rag.segments import replace_surrogates
 from invariant_rag.shown import shown
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _MOST = (1 << 63) - 1  # the largest whole number that PyTorch takes
 _LONGEST_STOP = 1000  # characters: transformers compares every token with every position of a stop string
@@ -125,21 +121,20 @@ def generation_options(
         "do_sample": bool(called.get("do_sample")),
         "num_beams": known.get("num_beams", 1) or 1,
         "num_return_sequences": known.get("num_return_sequences", 1) or 1,
-        "eos_token_id": known.get("eos_token_id"),
+        "eos_token_id": as_ids(known.get("eos_token_id")) or None,
     }
     if options["num_beams"] > 1 and known.get("top_logprobs"):
         raise UnsupportedCombination("expected one beam with top_logprobs: the steps of a beam are those of others")
     vocabulary = range(model.config.get_text_config(decoder=True).vocab_size)  # some configs say -1
-    padding = (known.get("pad_token_id"), getattr(tokenizer, "pad_token_id", None), *as_ids(options["eos_token_id"]), 0)
+    padding = (known.get("pad_token_id"), getattr(tokenizer, "pad_token_id", None), *(options["eos_token_id"] or ()), 0)
     options["pad_token_id"] = next(filter(vocabulary.__contains__, padding))
-    criteria = list(options.get("stopping_criteria") or ())
+    criteria = options["stopping_criteria"] = list(options.get("stopping_criteria") or ())
     options.pop("stop_strings", None)
     if strings := known.get("stop_strings"):
         if tokenizer is None:
             raise TokenizerRequired("expected a model with a tokenizer, which stop strings need; got none")
         options.setdefault("tokenizer", tokenizer)
         criteria.append(StopStringCriteria(tokenizer, strings))
-    options["stopping_criteria"] = StoppingCriteriaList([_StopRecorder(criteria)] if criteria else [])
     return options
 
 
@@ -251,25 +246,6 @@ def as_refusal(error: Exception) -> Exception:
     if within == len(modules) or not all(each.startswith(_REFUSING) for each in modules[within:]):
         return error
     return InvalidOption(f"expected keywords that transformers' generate takes; it says: {error}")
-
-
-class _StopRecorder(StoppingCriteria):
-    """A stopping criterion that combines others and records the length at which each row of the batch stopped.
-
-    Without an end-of-sequence token, transformers appends tokens to stopped rows until all rows have stopped.
-    """
-
-    def __init__(self, criteria: Sequence[StoppingCriteria]) -> None:
-        self._criteria = criteria
-        self.lengths: dict[int, int] = {}
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        stopped = torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-        for each in self._criteria:
-            stopped |= torch.as_tensor(each(input_ids, scores, **kwargs), device=input_ids.device)
-        for row in stopped.nonzero().flatten().tolist():
-            self.lengths.setdefault(row, input_ids.shape[1])
-        return stopped
 
 
 @once_per_model

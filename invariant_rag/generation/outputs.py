@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from invariant_rag.checks import check_kind
-from invariant_rag.generation.answers import Usage
 from invariant_rag.labels import Labels
+from invariant_rag.segments import Prompt
 
-if TYPE_CHECKING:
-    from invariant_rag.segments import Prompt
 
-__all__ = ["Generation", "Usage", "ledger"]
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of one generation; `cached_tokens` of the prompt were loaded from a cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of the prompt and of the answer."""
+        return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True)

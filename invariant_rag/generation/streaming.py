@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event, Thread, current_thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag.errors import TokenizerRequired, UnsupportedCombination
 from invariant_rag.generation.answers import TokenLogprob
 from invariant_rag.generation.options import as_ids
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.outputs import Generation
 
 _CONTEXT_TOKENS = 16
 """Preceding tokens to decode together with a new one: its text may depend on the tokens before it."""
@@ -160,6 +156,14 @@ def _stream_pieces(
         closed.set()
         if current_thread() is not thread:  # which may collect an abandoned stream
             thread.join()
+
+
+def replay(token_ids: Iterable[int], streamer: BaseStreamer) -> None:
+    """Pass finished tokens to a streamer as transformers does: the prompt, then each token."""
+    streamer.put(torch.empty((1, 0), dtype=torch.long))
+    for token in token_ids:
+        streamer.put(torch.tensor([token]))
+    streamer.end()
 
 
 def token_logprobs(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> list[TokenLogprob]:

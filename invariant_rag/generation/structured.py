@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import LogitsProcessor
+from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from invariant_rag.checks import check_kind, require_extra
 from invariant_rag.errors import InvalidChoice, TokenizerRequired, UnsupportedCombination
@@ -19,11 +19,7 @@ from invariant_rag.generation.json_schema import check_expressible, compile_tag,
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import as_ids, check_options, is_set, resolve_option
 from invariant_rag.prompts import control_tokens
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from invariant_rag.segments import Prompt
+from invariant_rag.segments import Prompt
 
 __all__ = ["constrain", "generate_structured", "parse_object"]
 

@@ -12,20 +12,7 @@ if TYPE_CHECKING:
     from invariant_rag.models.hub import hub_reachable
     from invariant_rag.models.loading import load_model
 
-_HOMES = {
-    "EMBEDDED": "embedded",
-    "hub_reachable": "hub",
-    "load_embedder": "embedders",
-    "load_model": "loading",
-    "model_card": "embedded",
-}
+__all__ = ["EMBEDDED", "hub_reachable", "load_embedder", "load_model", "model_card"]
 
-__all__ = [
-    "EMBEDDED",
-    "hub_reachable",
-    "load_embedder",
-    "load_model",
-    "model_card",
-]
-
-__getattr__, __dir__ = lazy_exports(__name__, _HOMES)
+_MODULES = "embedded hub embedders loading embedded".split()
+__getattr__, __dir__ = lazy_exports(__name__, dict(zip(__all__, _MODULES, strict=True)))

@@ -6,11 +6,10 @@ from typing import Any
 
 from invariant_rag.errors import InvalidChoice
 
-_SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
-"""Device maps that spread a model over devices."""
+_SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")  # device maps that spread a model over devices
 
 
-def check_device(device_map: Any) -> None:
+def check_device(device_map: Any, name: str = "device_map") -> None:
     """Refuse the name of a device that this machine does not have, before anything is loaded; other maps are taken.
 
     Raises:
@@ -28,6 +27,6 @@ def check_device(device_map: Any) -> None:
         there = False
     if not there:
         raise InvalidChoice(
-            f"device_map: expected auto, cpu or another device of this machine, got {device_map}",
+            f"{name}: expected auto, cpu or another device of this machine, got {device_map}",
             hint=f"PyTorch sees {torch.cuda.device_count()} CUDA devices.",
         )

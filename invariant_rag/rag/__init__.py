@@ -12,30 +12,14 @@ if TYPE_CHECKING:
     from invariant_rag.rag.pipeline import RAG, Answer
     from invariant_rag.rag.retrieval import BM25Retriever, FaissRetriever, Retriever
 
+_CITATIONS = "invariant_rag.generation.citations"
 _HOMES = {
-    "Answer": "pipeline",
-    "BM25Retriever": "retrieval",
-    "Citation": "invariant_rag.generation.citations",
-    "Document": "documents",
-    "FaissRetriever": "retrieval",
-    "RAG": "pipeline",
-    "Retriever": "retrieval",
-    "chunk_documents": "documents",
-    "cite": "invariant_rag.generation.citations",
+    "RAG": "pipeline", "Answer": "pipeline", "BM25Retriever": "retrieval", "Citation": _CITATIONS, "cite": _CITATIONS,
+    "Document": "documents", "FaissRetriever": "retrieval", "Retriever": "retrieval", "chunk_documents": "documents",
     "load_documents": "documents",
-}
-
+}  # fmt: skip
 __all__ = [
-    "RAG",
-    "Answer",
-    "BM25Retriever",
-    "Citation",
-    "Document",
-    "FaissRetriever",
-    "Retriever",
-    "chunk_documents",
-    "cite",
+    "RAG", "Answer", "BM25Retriever", "Citation", "Document", "FaissRetriever", "Retriever", "chunk_documents", "cite",
     "load_documents",
-]
-
+]  # fmt: skip
 __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

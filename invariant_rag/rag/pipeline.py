@@ -66,10 +66,7 @@ class Answer:
             "dropped": list(self.generation.dropped),
             "trimmed": list(self.generation.trimmed),
             "finish_reason": self.generation.finish_reason,
-            "usage": {
-                "prompt_tokens": self.generation.usage.prompt_tokens,
-                "completion_tokens": self.generation.usage.completion_tokens,
-            },
+            "usage": {each: getattr(self.generation.usage, each) for each in ("prompt_tokens", "completion_tokens")},
             "timings": asdict(self.timings),
         }
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from invariant_rag.checks import check_kind, check_path, check_text, is_iterable
 from invariant_rag.errors import DocumentSkipped, RetrievalError
-from invariant_rag.files import check_regular, parse_json, read_bytes
+from invariant_rag.files import check_regular, parse_json
 from invariant_rag.shown import counted
 
 _MAX_HEADING_CHARS = 100
@@ -111,10 +111,9 @@ def _of_other_types(files: Iterable[str]) -> RetrievalError:
     counts = Counter(os.path.splitext(each)[1].lower() or "no suffix" for each in files)  # noqa: PTH122
     named = ", ".join(f"{suffix} ({count})" for suffix, count in counts.most_common(8))
     more = f" and {len(counts) - 8} more" if len(counts) > 8 else ""
-    return RetrievalError(
-        f"{counted(counts.total(), 'file')} of other types: {named}{more}; read are {', '.join(sorted(_READERS))}",
-        hint="Convert to one of these what is to be read.",
-    )
+    found = f"{counted(counts.total(), 'file')} of other types: {named}{more}"
+    hint = "Convert to one of these what is to be read."
+    return RetrievalError(f"{found}; read are {', '.join(sorted(_READERS))}", hint=hint)
 
 
 def check_documents(paths: Iterable[str | Path]) -> None:
@@ -194,14 +193,8 @@ def _error(message: str, cause: BaseException | None = None, hint: str | None = 
 
 
 def _read_text(file: Path) -> Iterator[Document]:
-    title, text = _split_heading(_decode(file))
+    title, text = _split_heading(file.read_text("utf-8-sig"))
     yield Document(text, title, {"source": file.as_posix()})
-
-
-def _decode(file: Path) -> str:
-    """Return the text of a file, with line breaks as in Python."""
-    text = read_bytes(file).decode("utf-8-sig")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _split_heading(text: str) -> tuple[str | None, str]:
@@ -229,7 +222,7 @@ def _parse_heading(line: str) -> str | None:
 
 
 def _read_jsonl(file: Path) -> Iterator[Found]:
-    for number, line in enumerate(_decode(file).split("\n"), start=1):
+    for number, line in enumerate(file.read_text("utf-8-sig").split("\n"), start=1):
         if line.strip():
             yield _parse_record(line, file, number)
 
@@ -259,8 +252,9 @@ def _read_pdf(file: Path) -> Iterator[Found]:
             return _error(f"{file}{complaint}: {reason}", error)
 
     reader = tried(lambda: PdfReader(file), ": cannot be read as PDF")
-    failed = isinstance(reader, RetrievalError)
-    count = reader if failed else tried(lambda: len(reader.pages), ": cannot be read as PDF")
+    count = (
+        reader if isinstance(reader, RetrievalError) else tried(lambda: len(reader.pages), ": cannot be read as PDF")
+    )
     if isinstance(count, RetrievalError):
         yield count
         return
@@ -270,21 +264,16 @@ def _read_pdf(file: Path) -> Iterator[Found]:
     heading = title if isinstance(title, str) and title else None
     empty = True
     for number in range(1, count + 1):
-        text = tried(partial(_page_text, reader, number), f", page {number}: cannot be read as PDF")
+        page = partial(lambda each: str(reader.pages[each - 1].extract_text()).strip(), number)
+        text = tried(page, f", page {number}: cannot be read as PDF")
         if isinstance(text, RetrievalError):
             yield text
         elif text:
             yield Document(text, heading, {"source": file.as_posix(), "page": number})
         empty = empty and not text
     if empty:
-        yield _error(
-            f"{file}: no text on its {count} pages",
-            hint="It probably holds scanned images: run OCR on it first, or leave it out.",
-        )
-
-
-def _page_text(reader: Any, number: int) -> str:
-    return str(reader.pages[number - 1].extract_text()).strip()
+        hint = "It probably holds scanned images: run OCR on it first, or leave it out."
+        yield _error(f"{file}: no text on its {count} pages", hint=hint)
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Found]]] = {

@@ -66,7 +66,7 @@ class FaissRetriever:
         *,
         show_progress: bool = False,
     ) -> None:
-        _check_faiss()
+        require_extra("faiss", "retrieval", hint=_WITHOUT_FAISS)
         from faiss import IndexFlatIP
 
         check_flag("show_progress", show_progress, error=RetrievalError)
@@ -177,7 +177,7 @@ def resolve_retriever(retriever: str | RetrieverFactory) -> RetrieverFactory:
     if name not in RETRIEVERS or (colon and not (embedder and name == "faiss")):
         raise UnknownName("retriever", retriever, RETRIEVERS)
     if name == "faiss":
-        _check_faiss()
+        require_extra("faiss", "retrieval", hint=_WITHOUT_FAISS)
         require_extra("sentence_transformers", "retrieval", hint=_WITHOUT_FAISS)
         check_embedder(embedder or DEFAULT_EMBEDDER)
     return partial(FaissRetriever, embedder=embedder) if embedder else RETRIEVERS[name]
@@ -198,10 +198,6 @@ def index_documents(
     """
     factory = resolve_retriever(retriever)
     return factory(load_chunks(paths, max_chars=max_chars, overlap=overlap, strict=strict, on_skipped=on_skipped))
-
-
-def _check_faiss() -> None:
-    require_extra("faiss", "retrieval", hint=_WITHOUT_FAISS)
 
 
 def _sort_by_content(segments: Iterable[Segment]) -> list[Segment]:

@@ -23,8 +23,8 @@ from prometheus_client.registry import Collector
 from invariant_rag.errors import ExtraRequired
 
 if TYPE_CHECKING:
-    from invariant_rag.generation.answers import Usage
     from invariant_rag.generation.kv_cache import KeyValueCache
+    from invariant_rag.generation.outputs import Usage
 
 _WINDOW_SECONDS = 10.0
 _MOST, _MOST_REQUESTS = 20, 1000  # lines of one kind in a window, and lines of requests

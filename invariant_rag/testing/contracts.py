@@ -138,9 +138,7 @@ class MethodContract:
         """Compare with the reference in a float64 model, within what float32 may cost; see `rounding`."""
         lm, contract = self.wrapped(backend=backend), cast("Any", type(self))
         for prompt, (exact, bound) in zip(self.prompts(), _exact(contract), strict=True):
-            torch.testing.assert_close(
-                lm.logits(prompt), exact, atol=bound, rtol=0, msg=lambda what: f"{backend}: {what}"
-            )
+            torch.testing.assert_close(lm.logits(prompt), exact, atol=bound, rtol=0)
 
     def test_decoding_equals_recomputing_at_every_step(self) -> None:
         """Greedy decoding with the cache equals recomputation from scratch, for 16 tokens."""

@@ -6,6 +6,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -97,74 +98,64 @@ def find_break_outs(
         texts: The texts.
         control: Ids of control tokens. None: `control_tokens(tokenizer)`.
     """
-    names = control_tokens(tokenizer)
-    wanted = frozenset(names if control is None else control)
+    wanted = frozenset(control_tokens(tokenizer) if control is None else control)
     added = {index: token.content for index, token in tokenizer.added_tokens_decoder.items()}
     places = _places(tokenizer)
 
     def control_of(build: Callable[[str], Prompt], text: str) -> list[int]:
-        return [index for ids in tokenize_prompt(build(text), tokenizer).texts for index in ids if index in wanted]
+        tokens = tokenize_prompt(build(text), tokenizer)
+        parts = (*tokens.texts, *(segment.token_ids for each in tokens.sets for segment in each))
+        return [index for ids in parts for index in ids if index in wanted]
 
     expected = {place: control_of(build, _HARMLESS) for place, build in places.items()}
     found = []
     for text in texts:
-        for place, segment in (("segment", Segment(text)), ("title", Segment(_HARMLESS, title=text))):
-            try:
-                ids = tokenize_prompt(Prompt("", [segment], ""), tokenizer).sets[0][0].token_ids
-            except InvariantRAGError as error:
-                found.append(BreakOut(place, text, (str(error),)))
-                continue
-            if tokens := [added.get(index, str(index)) for index in ids if index in wanted]:
-                found.append(BreakOut(place, text, tuple(tokens)))
         for place, build in places.items():
             try:
-                ids_of = control_of(build, text)
+                ids = control_of(build, text)
             except InvariantRAGError as error:
                 found.append(BreakOut(place, text, (str(error),)))
                 continue
-            if ids_of != expected[place]:
-                more = Counter(ids_of) - Counter(expected[place])
-                tokens = [added.get(index, str(index)) for index in more.elements()]
-                found.append(BreakOut(place, text, tuple(tokens) or ("fewer than the template writes",)))
+            if ids != expected[place]:
+                more = Counter(ids) - Counter(expected[place])
+                names = [added.get(index, str(index)) for index in more.elements()]
+                found.append(BreakOut(place, text, tuple(names) or ("fewer than the template writes",)))
     return found
 
 
 def _places(tokenizer: PreTrainedTokenizerBase) -> dict[str, Callable[[str], Prompt]]:
-    """Return what puts a text into a message, by the name of the place, if the template takes it."""
+    """Return what puts a text into a segment or a message, by the name of the place, if the template takes it."""
 
     def of(messages: Callable[[str], Sequence[Any]], **options: Any) -> Callable[[str], Prompt]:
         return lambda text: render_chat(messages(text), tokenizer, **options)
 
     asked: dict[str, Any] = {"role": "user", "content": "q"}
-    call = {"id": "abcdef123", "name": "search", "args": {"query": "q"}}
     tool = Tool("search", "Search.")
 
-    calling = {"role": "assistant", "content": ""}
-    answered = {"role": "tool", "tool_call_id": "abcdef123", "content": "r"}
+    def called(arguments: dict[str, Any], result: str = "r") -> list[Any]:
+        calls = [{"id": "abcdef123", "name": "search", "args": arguments}]
+        answered = {"role": "tool", "tool_call_id": "abcdef123", "content": result}
+        return [asked, {"role": "assistant", "content": "", "tool_calls": calls}, answered]
 
-    def called(text: str, result: str) -> list[Any]:
-        return [asked, {**calling, "tool_calls": [{**call, "args": {"query": text}}]}, {**answered, "content": result}]
+    def schema(name: str) -> dict[str, Any]:
+        return {"type": "object", "properties": {name: {"type": "string", "description": "d"}}}
 
     places: dict[str, Callable[[str], Prompt]] = {
+        "segment": lambda text: Prompt("", [Segment(text)], ""),
+        "title": lambda text: Prompt("", [Segment(_HARMLESS, title=text)], ""),
         "question": of(lambda text: question_messages(text, SegmentSet(["d"]))),
         "system message": of(lambda text: question_messages("q", SegmentSet(["d"]), text)),
         "earlier answer": of(lambda text: [asked, {"role": "assistant", "content": f"a{text}"}, asked]),
-        "tool result": of(lambda text: called("q", text), tools=[tool]),
-        "tool call": of(lambda text: called(text, "r"), tools=[tool]),
-        "argument": of(lambda text: [asked, {**calling, "tool_calls": [{**call, "args": {text: "q"}}]}, answered]),
+        "tool result": of(lambda text: called({"query": "q"}, text), tools=[tool]),
+        "tool call": of(lambda text: called({"query": text}), tools=[tool]),
+        "argument": of(lambda text: called({text: "q"})),
         "name of an author": of(lambda text: [{**asked, "name": text}]),
-        "parameter": lambda text: render_chat([asked], tokenizer, tools=[Tool("search", "d", _schema(text))]),
+        "parameter": lambda text: render_chat([asked], tokenizer, tools=[Tool("search", "d", schema(text))]),
         "tool description": lambda text: render_chat([asked], tokenizer, tools=[Tool("search", text)]),
     }
     usable = {}
     for place, build in places.items():
-        try:
+        with suppress(InvariantRAGError):  # the template does not take it
             build(_HARMLESS)
-        except InvariantRAGError:
-            continue
-        usable[place] = build
+            usable[place] = build
     return usable
-
-
-def _schema(name: str) -> dict[str, Any]:
-    return {"type": "object", "properties": {name: {"type": "string", "description": "d"}}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,7 @@ _DEEPSEEK = (
     "<\uff5cAssistant\uff5c>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )
+_CLS = "{% for message in messages %}[CLS] {{ message.content }} [SEP] {% endfor %}"
 _CHATML = turns("<|im_start|>ROLE\n", "<|im_end|>\n")
 _ROLES = ("system", "user", "assistant", "tool")
 _IM = ("<|im_start|>", "<|im_end|>")
@@ -156,7 +157,14 @@ _THINK = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>
 _SPM = ("<s>", "</s>")
 _SPM_ROLES: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
 _GEMMA = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
-_GEMMA_ROLES: dict[str, Any] = {"bos_token": "<bos>", "eos_token": "<eos>"}
+
+
+def _gemma(**options: bool) -> TokenizerLayout:
+    pieces, roles = (
+        partial(_byte_fallback, _GEMMA, legacy=False, **options),
+        {"bos_token": "<bos>", "eos_token": "<eos>"},
+    )
+    return _layout(_template("gemma"), _GEMMA[:2], _GEMMA[2:], algorithm=pieces, **roles)
 
 
 def _joined(left: str, right: str) -> tuple[str, ...]:
@@ -191,20 +199,8 @@ LAYOUTS: dict[str, TokenizerLayout] = {
         bos_token="<|begin_of_text|>",  # noqa: S106
         eos_token="<|eot_id|>",  # noqa: S106
     ),
-    "gemma": _layout(
-        _template("gemma"),
-        _GEMMA[:2],
-        _GEMMA[2:],
-        algorithm=lambda: _byte_fallback(_GEMMA, legacy=False),
-        **_GEMMA_ROLES,
-    ),
-    "gemma, unigram": _layout(
-        _template("gemma"),
-        _GEMMA[:2],
-        _GEMMA[2:],
-        algorithm=lambda: _byte_fallback(_GEMMA, legacy=False, unigram=True),
-        **_GEMMA_ROLES,
-    ),
+    "gemma": _gemma(),
+    "gemma, unigram": _gemma(unigram=True),
     "unigram, names begin with a space": _layout(
         turns(" <ROLE>", ""),
         _joined("\u2581<", ">"),
@@ -259,14 +255,14 @@ LAYOUTS: dict[str, TokenizerLayout] = {
         ("### User:", "### Assistant:", "### System:"),
     ),
     "bert": _layout(
-        "{% for message in messages %}[CLS] {{ message.content }} [SEP] {% endfor %}",
+        _CLS,
         ("[CLS]", "[SEP]"),
         algorithm=lambda: _word_piece(("[CLS]", "[SEP]")),
         lossless=False,
         unk_token="[UNK]",  # noqa: S106
     ),
     "bert, normalized": _layout(
-        "{% for message in messages %}[CLS] {{ message.content }} [SEP] {% endfor %}",
+        _CLS,
         ("[CLS]", "[SEP]"),
         algorithm=lambda: _word_piece(("[cls]", "[sep]")),
         lossless=False,

@@ -1,12 +1,14 @@
-"""What the fast backends do beyond the laws: gradients, short rows read together, masks."""
+"""What the fast backends do beyond the laws: gradients, neighbouring rows, masks, and PyTorch's private operator."""
 
 from __future__ import annotations
 
+import logging
 import random
+from functools import partial
 
 import pytest
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
@@ -14,22 +16,22 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from invariant_rag import InvariantModel, Prompt
+from invariant_rag import InvariantModel
 from invariant_rag.arrangement import Layout
-from invariant_rag.attention import BACKENDS, resolve_backend
+from invariant_rag.attention import BACKENDS, resolve_backend, softmax
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.hook import _sliding_window, override_attention
+from invariant_rag.attention.hook import _sliding_window, active_attention, override_attention
 from invariant_rag.attention.per_model import cache_keyword, forward_parameters
 from invariant_rag.attention.positions import of_table
 from invariant_rag.errors import UnknownName, UnsupportedModel
-from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.methods import resolve_method
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
+from tests.comparing import assert_computes
 
 
-def test_backends_have_names_and_auto_chooses_by_the_device() -> None:
+def test_backends_have_names_and_auto_chooses_by_the_device():
     assert [resolve_backend(name).name for name in BACKENDS] == list(BACKENDS)
     assert resolve_backend("auto", torch.device("cuda")).name == "varlen"
     assert resolve_backend("auto", torch.device("cpu")).name == resolve_backend("auto").name == "sdpa"
@@ -40,7 +42,7 @@ def test_backends_have_names_and_auto_chooses_by_the_device() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("method", ["rotor", "pine-in-place", "set-based", "ape"])
-def test_the_last_queries_of_a_prompt_get_what_they_get_in_all_of_it(method: str, backend: str) -> None:
+def test_the_last_queries_of_a_prompt_get_what_they_get_in_all_of_it(method, backend):
     """Wherever they begin: within a text, within a segment, or at its first token."""
     generator = torch.Generator().manual_seed(1)
     arrangement = resolve_method(method).arrange(Layout((3, 2, 4), ((5, 4, 7), (3, 6))))
@@ -50,7 +52,7 @@ def test_the_last_queries_of_a_prompt_get_what_they_get_in_all_of_it(method: str
     queries, keys, values = (torch.randn(heads, length, 16, generator=generator) for heads in (4, 2, 2))
     computed = resolve_backend(backend)
 
-    def attend(start: int) -> torch.Tensor:
+    def attend(start):
         parts = {"queries": queries[:, start:], "keys": keys, "values": values}
         batch = AttentionCall(**{name: each[None] for name, each in parts.items()}, rotation=rotation, scaling=0.25)
         together = computed.batch([arrangement], [0], batch, {}) if computed.reads_together else None
@@ -64,48 +66,35 @@ def test_the_last_queries_of_a_prompt_get_what_they_get_in_all_of_it(method: str
 
 
 @pytest.mark.parametrize(("method", "trained"), [("rotor", "q_proj"), ("pine", "v_proj"), ("pine-in-place", "q_proj")])
-def test_gradients_flow_and_are_the_same_where_some_projections_are_trained_alone(method: str, trained: str) -> None:
+def test_gradients_flow_and_are_the_same_where_some_projections_are_trained_alone(method, trained):
     model, prompt = tiny_model("llama"), random_prompt(random.Random(0), (3, 5, 2))
     lm, weight = InvariantModel(model, method=method), getattr(model.model.layers[0].self_attn, trained).weight
     prepared = lm.prepare(prompt)
 
-    def gradient(others: bool) -> torch.Tensor:
+    def logits():
+        with lm.arranged([prepared]):
+            return model(torch.tensor([prepared.input_ids]), use_cache=False).logits[0, -4:]
+
+    def gradient(others):
         model.requires_grad_(others)
         weight.requires_grad_(True)
         model.zero_grad(set_to_none=True)
         logits().logsumexp(dim=-1).sum().backward()
         return weight.grad.clone()
 
-    def logits() -> torch.Tensor:
-        with lm.arranged([prepared]):
-            return model(torch.tensor([prepared.input_ids]), use_cache=False).logits[0, -4:]
-
-    torch.testing.assert_close(logits(), lm.logits(prompt), atol=rounding(lm.logits, prompt), rtol=0)
+    assert_computes(logits().detach(), lm.logits, prompt)
     bound, among_all = rounding(gradient, True), gradient(True)
     assert all(each.grad is not None and torch.isfinite(each.grad).all() for each in model.parameters())
     torch.testing.assert_close(gradient(False), among_all, atol=bound, rtol=0)
 
 
-def test_a_batch_of_several_arrangements_is_trained_as_one(llama: PreTrainedModel) -> None:
-    """Equally long prompts with different segments, each arranged on its own."""
-    lm = InvariantModel(llama)
-    prompts = [random_prompt(random.Random(seed), lengths) for seed, lengths in enumerate([(3, 5, 2), (6, 4), (1, 9)])]
-    prepared = [lm.prepare(prompt) for prompt in prompts]
-    with lm.arranged(prepared), torch.no_grad():
-        logits = llama(torch.tensor([each.input_ids for each in prepared]), use_cache=False).logits
-    for row, prompt in zip(logits, prompts, strict=True):
-        torch.testing.assert_close(row[-4:], lm.logits(prompt), atol=rounding(lm.logits, prompt), rtol=0)
-
-
 @pytest.mark.parametrize("backend", ["sdpa", "varlen"])
-def test_another_text_with_the_same_arrangement_keeps_nothing_of_the_one_before(
-    llama: PreTrainedModel, backend: str
-) -> None:
+def test_another_text_with_the_same_arrangement_keeps_nothing_of_the_one_before(llama, backend):
     lm = InvariantModel(llama, method="pine", ordering="given", backend=backend)
     one, other = (lm.prepare(random_prompt(random.Random(seed), (3, 5, 2))) for seed in (0, 1))
     assert one.arrangement == other.arrangement
 
-    def logits_of(prepared: PreparedPrompt) -> torch.Tensor:
+    def logits_of(prepared):
         """Logits of the prompt and of a decoded token."""
         cache = {cache_keyword(forward_parameters(llama)): DynamicCache()}
         steps = (prepared.input_ids, [9])
@@ -120,16 +109,25 @@ def test_another_text_with_the_same_arrangement_keeps_nothing_of_the_one_before(
 
 
 @pytest.mark.parametrize(("together", "prefix"), [(0, 0), (12, 1), (12, 7), (10_000, 0), (10_000, 7)])
-def test_rows_of_a_ring_give_the_same_alone_and_together(
-    together: int, prefix: int, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_a_ring_give_the_same_alone_and_together(together, prefix, llama, monkeypatch):
     lm, prompt = InvariantModel(llama), random_prompt(random.Random(1), (5, 1, 7, 3, 3, 1, 2, 9, 4), prefix=prefix)
     expected = lm.with_method(backend="reference").logits(prompt)
     monkeypatch.setattr("invariant_rag.attention.sdpa._BATCH", together)
-    torch.testing.assert_close(lm.logits(prompt), expected, atol=rounding(lm.logits, prompt), rtol=0)
+    assert_computes(expected, lm.logits, prompt)
 
 
-def test_the_window_is_read_off_the_mask_of_transformers_and_other_masks_are_refused() -> None:
+@pytest.mark.parametrize("family", ["mistral (sliding window)", "gemma2", "gpt_oss"])
+def test_long_rows_are_read_in_blocks_of_queries(family, monkeypatch):
+    model, prompt = tiny_model(family), random_prompt(random.Random(1), (20, 40, 7), prefix=6)
+    models = [InvariantModel(model, method=each) for each in ("rotor", "pine", "isolated")]
+    whole = [lm.logits(prompt) for lm in models]
+    for name in ("_QUERY_BLOCK", "_SCORE_BLOCK"):
+        monkeypatch.setattr(f"invariant_rag.attention.softmax.{name}", 3)
+    for lm, expected in zip(models, whole, strict=True):
+        assert_computes(expected, lm.logits, prompt)
+
+
+def test_the_window_is_read_off_the_mask_of_transformers_and_other_masks_are_refused():
     for window in (1, 2, 3, 16, 4095, 4096, 100_000):
         assert _sliding_window(sliding_window_causal_mask_function(window)) == window
     assert _sliding_window(causal_mask_function) is None
@@ -138,25 +136,62 @@ def test_the_window_is_read_off_the_mask_of_transformers_and_other_masks_are_ref
             _sliding_window(mask)
 
 
-def test_the_probe_a_call_and_a_failure_leave_the_model_as_it_was() -> None:
-    def failing(inputs: object) -> torch.Tensor:
+def test_a_failure_leaves_the_model_and_the_thread_as_they_were():
+    def failing(inputs):
         raise KeyError("inside")
 
     model = tiny_model("llama", num_hidden_layers=1)
-    assert model.config._attn_implementation == "sdpa"
     with pytest.raises(KeyError, match="inside"), override_attention(model, failing):
         model(torch.tensor([[3, 4]]))
     assert model.config._attn_implementation == "sdpa"
-    assert InvariantModel(model).generate(Prompt([3], [[4], [5]], [6]), max_new_tokens=1).token_ids
-    assert model.config._attn_implementation == "sdpa"
+    assert active_attention() is None
 
 
-@pytest.mark.parametrize("family", ["mistral (sliding window)", "gemma2", "gpt_oss"])
-def test_long_rows_are_read_in_blocks_of_queries(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, prompt = tiny_model(family), random_prompt(random.Random(1), (20, 40, 7), prefix=6)
-    models = [InvariantModel(model, method=each) for each in ("rotor", "pine", "isolated")]
-    whole, bounds = zip(*((lm.logits(prompt), rounding(lm.logits, prompt)) for lm in models), strict=True)
-    for name in ("_QUERY_BLOCK", "_SCORE_BLOCK"):
-        monkeypatch.setattr(f"invariant_rag.attention.softmax.{name}", 3)
-    for lm, expected, bound in zip(models, whole, bounds, strict=True):
-        torch.testing.assert_close(lm.logits(prompt), expected, atol=bound, rtol=0)
+# --- the private operator of PyTorch, and what stands in for it where a release has none ---
+
+
+@pytest.fixture
+def fresh_choice():
+    """The kernel is chosen once for each process: choose it anew in this test and after it."""
+    softmax._kernel.cache_clear()
+    yield
+    softmax._kernel.cache_clear()
+
+
+@pytest.mark.parametrize("kernel", dict.fromkeys([softmax._kernel(), softmax.ungrouped_kernel]))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("count", "is_causal"), [(1, False), (5, True), (5, False)])
+def test_matrix_products_compute_what_the_fused_operator_computes(kernel, dtype, count, is_causal):
+    draw = torch.Generator().manual_seed(0)
+    queries = torch.randn(3, 4, count, 16, generator=draw, dtype=torch.float64).to(dtype)
+    keys, values = (torch.randn(3, 2, 5, 16, generator=draw, dtype=torch.float64).to(dtype) for _ in range(2))
+    mask = torch.zeros(3, 1, count, 5, dtype=dtype)
+    mask[..., 0] = float("-inf")
+    for bias in (None, None if is_causal else mask):
+        options = {"is_causal": is_causal, "attn_mask": bias, "scale": 0.3}
+        one, other = (each(queries, keys, values, **options) for each in (kernel, softmax.matmul_kernel))
+        bound = rounding(partial(softmax.matmul_kernel, **options), queries, keys, values, dtype=dtype)
+        for fast, slow in zip(one, other, strict=True):
+            torch.testing.assert_close(fast, slow, atol=bound, rtol=0)
+
+
+@pytest.mark.usefixtures("fresh_choice")
+@pytest.mark.parametrize("method", ["rotor", "pine"])
+def test_a_pytorch_without_the_operator_gives_the_same_answers_and_says_so(llama, method, monkeypatch, caplog):
+    lm, prompt = InvariantModel(llama, method=method), random_prompt(random.Random(0), (5, 1, 70, 3))
+    with_operator = lm.logits(prompt)
+    softmax._kernel.cache_clear()
+    monkeypatch.setattr(softmax, "OPERATOR", "_an_operator_that_no_release_has")
+    with caplog.at_level(logging.WARNING):
+        assert_computes(with_operator, lm.logits, prompt)
+    assert sum("matrix products" in record.message for record in caplog.records) == 1
+    assert torch.equal(lm.logits(prompt.shuffled(random.Random(1))), lm.logits(prompt))
+
+
+@pytest.mark.usefixtures("fresh_choice")
+def test_an_operator_that_computes_something_else_is_not_used(monkeypatch):
+    monkeypatch.setattr(softmax, "OPERATOR", "_scaled_dot_product_flash_attention_for_cpu_backward")
+    assert softmax._kernel() is softmax.matmul_kernel
+    softmax._kernel.cache_clear()
+    monkeypatch.undo()
+    assert softmax._kernel() is not softmax.matmul_kernel

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from invariant_rag.arrangement import Arrangement, Layout, Span
+from invariant_rag.arrangement import Layout, Span
 from invariant_rag.attention import backend_label
 from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.positions import Rotation
 from invariant_rag.attention.reference import Reference
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.attention.softmax import AttentionState
-from invariant_rag.attention.varlen import Grouped, TorchVarlen, Varlen, VarlenKernel, difference, usable_kernel
+from invariant_rag.attention.varlen import Grouped, TorchVarlen, Varlen, difference, usable_kernel
 from invariant_rag.attention.varlen.kernels import PackedLayer, PackedWindows
 from invariant_rag.methods import METHODS, resolve_method
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
+from tests.comparing import frequencies
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 16
 CPU = torch.device("cpu")
@@ -37,9 +37,7 @@ class Dense:
 
     name = "dense"
 
-    def __call__(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, windows: PackedWindows, scaling: float
-    ) -> AttentionState:
+    def __call__(self, queries, keys, values, windows, scaling):
         wide, (count, heads, _) = torch.promote_types(queries.dtype, torch.float32), queries.shape
         grouped = queries.to(wide).unflatten(1, (keys.shape[1], -1))
         scores = torch.einsum("thgd,shd->thgs", grouped, keys.to(wide)) * scaling
@@ -56,34 +54,24 @@ class Dense:
         return AttentionState(out.flatten(1, 2).to(queries.dtype), scores.logsumexp(dim=-1).view(count, heads))
 
 
-class _Frequencies(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("inv_freq", 10_000.0 ** -(torch.arange(0, SIZE, 2).double() / SIZE))
-
-
-def _arrangement(method: str, chance: random.Random) -> Arrangement:
+def _arrangement(method, chance):
     counts = chance.choice(([3], [1], [5], [2, 3], [1, 1, 2], [0, 4]))
     sets = tuple(tuple(chance.randint(1, 6) for _ in range(count)) for count in counts)
     texts = (chance.randint(0, 4), *(chance.randint(0, 5) for _ in counts[1:]), chance.randint(1, 5))
     return resolve_method(method).arrange(Layout(texts, sets))
 
 
-def _batch(
-    arrangements: Sequence[Arrangement], num_queries: int | None = None, generated: int = 0, **options: Any
-) -> tuple[list[int], AttentionCall]:
+def _batch(arrangements, num_queries=None, generated=0, **options):
     lengths = [each.layout.length + generated for each in arrangements]
     longest = max(lengths)
     keys, values = (torch.randn(len(lengths), KEY_HEADS, longest, SIZE, dtype=torch.float64) for _ in range(2))
     queries = torch.randn(len(lengths), HEADS, num_queries or longest, SIZE, dtype=torch.float64)
-    rotation = Rotation(_Frequencies(), "inv_freq")
+    rotation = Rotation(frequencies(10_000.0 ** -(torch.arange(0, SIZE, 2).double() / SIZE)), "inv_freq")
     call = AttentionCall(queries, keys, values, rotation, SIZE**-0.5, **options)
     return [longest - length for length in lengths], call
 
 
-def _assert_by_reference(
-    found: torch.Tensor | None, arrangements: Sequence[Arrangement], padding: Sequence[int], call: AttentionCall
-) -> None:
+def _assert_by_reference(found, arrangements, padding, call):
     """Assert that each row of a batch `[B, Q, H, D]` is what the reference gives for it alone."""
     assert found is not None
     assert torch.isfinite(found).all()
@@ -99,10 +87,10 @@ def _assert_by_reference(
 @pytest.mark.parametrize(
     ("method", "kernel"), [*((method, Dense()) for method in METHODS), ("rotor", Grouped()), ("pine", Grouped())]
 )
-def test_a_padded_batch_gets_what_each_prompt_gets_by_the_reference(method: str, kernel: VarlenKernel) -> None:
+def test_a_padded_batch_gets_what_each_prompt_gets_by_the_reference(method, kernel):
     """Also the last text alone, and with sinks."""
     chance = random.Random(method)
-    cases: list[tuple[int, dict[str, Any]]] = [(1, {}), (3, {})]
+    cases = [(1, {}), (3, {})]
     if method == "rotor":
         cases.append((3, {"num_queries": 1, "sinks": torch.randn(HEADS)}))
     for size, options in cases:
@@ -112,14 +100,14 @@ def test_a_padded_batch_gets_what_each_prompt_gets_by_the_reference(method: str,
 
 
 @pytest.mark.parametrize("change", [{"softcap": 5.0}, {"dropout": 0.1}, {"sliding_window": 3}])
-def test_layers_that_no_such_kernel_computes_are_left_to_the_other_backend(change: dict[str, Any]) -> None:
+def test_layers_that_no_such_kernel_computes_are_left_to_the_other_backend(change):
     arrangements = [_arrangement("rotor", random.Random(0))]
     padding, call = _batch(arrangements, **change)
     assert Varlen().batch(arrangements, padding, call, {}) is None
 
 
 @pytest.mark.parametrize(("method", "kernel"), [("pine", Dense()), ("pine-reverse", Grouped())])
-def test_every_decoded_token_gets_what_it_gets_by_the_reference(method: str, kernel: VarlenKernel) -> None:
+def test_every_decoded_token_gets_what_it_gets_by_the_reference(method, kernel):
     chance, generated = random.Random(method), 3
     for size in (1, 3, 3):
         arrangements = [_arrangement(method, chance) for _ in range(size)]
@@ -143,12 +131,12 @@ WAITS = ("equal", "item", "_local_scalar_dense", "nonzero", "masked_select", "un
 class _Operators(TorchDispatchMode):
     """Counts the operators of PyTorch that are called, and what they return that shares no memory with their inputs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.calls = Counter[str]()
         self.sizes: list[int] = []
 
-    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
         self.calls[str(function)] += 1
         given = {each.untyped_storage().data_ptr() for each in args if isinstance(each, torch.Tensor)}
         out = function(*args, **(kwargs or {}))
@@ -160,8 +148,8 @@ class _Operators(TorchDispatchMode):
 
 @pytest.mark.parametrize("decoding", [False, True], ids=["prefill", "decoding"])
 @pytest.mark.parametrize("method", ["rotor", "set-based", "ape", "pine"])
-def test_the_operators_of_a_layer_do_not_grow_with_segments_or_prompts(method: str, decoding: bool) -> None:
-    def count(prompts: int, segments: int) -> Counter[str]:
+def test_the_operators_of_a_layer_do_not_grow_with_segments_or_prompts(method, decoding):
+    def count(prompts, segments):
         layout = Layout((3, 4), ((3,) * segments,))
         arrangements = [resolve_method(method).arrange(layout) for _ in range(prompts)]
         padding, call = _batch(arrangements, 1 if decoding else None)
@@ -179,7 +167,7 @@ def test_the_operators_of_a_layer_do_not_grow_with_segments_or_prompts(method: s
     assert not [name for name in few if any(part in name for part in WAITS)], "the device would be waited for"
 
 
-def test_the_test_above_sees_what_waits_for_the_device() -> None:
+def test_the_test_above_sees_what_waits_for_the_device():
     numbers = torch.ones(3)
     with _Operators() as operators:
         torch.equal(numbers, numbers)
@@ -191,7 +179,7 @@ def test_the_test_above_sees_what_waits_for_the_device() -> None:
         assert any(part in name for name in operators.calls)
 
 
-def test_another_token_of_the_batch_copies_no_keys() -> None:
+def test_another_token_of_the_batch_copies_no_keys():
     """Windows of a cache are packed as it lies: all that is as large as the keys is made at the first token."""
     arrangements = [resolve_method("pine").arrange(Layout((3, 4), ((50, 50, 50),))) for _ in range(4)]
     padding, call = _batch(arrangements, 1)
@@ -208,11 +196,11 @@ def test_another_token_of_the_batch_copies_no_keys() -> None:
 class Late(Dense):
     """Every window begins one key late."""
 
-    def __call__(self, queries: Any, keys: Any, values: Any, windows: PackedWindows, scaling: float) -> AttentionState:
+    def __call__(self, queries, keys, values, windows, scaling):
         return super().__call__(queries, keys.roll(1, 0), values.roll(1, 0), windows, scaling)
 
 
-def test_kernels_agree_on_windows_that_overlap_and_a_wrong_one_is_found_out() -> None:
+def test_kernels_agree_on_windows_that_overlap_and_a_wrong_one_is_found_out():
     assert not difference(Dense(), CPU, torch.float32)
     assert not difference(Grouped(), CPU, torch.bfloat16)
     assert "not those" in difference(Late(), CPU, torch.float32)
@@ -225,11 +213,11 @@ def test_kernels_agree_on_windows_that_overlap_and_a_wrong_one_is_found_out() ->
             torch.testing.assert_close(one, other, atol=bound, rtol=0)
 
 
-def test_a_kernel_gets_no_more_windows_than_a_gpu_can_start_blocks() -> None:
+def test_a_kernel_gets_no_more_windows_than_a_gpu_can_start_blocks():
     class Limited(Dense):
         calls = 0
 
-        def __call__(self, queries: Any, keys: Any, values: Any, windows: PackedWindows, scaling: float) -> Any:
+        def __call__(self, queries, keys, values, windows, scaling):
             assert len(windows.key_lengths) < 1 << 16
             self.calls += 1
             return super().__call__(queries, keys, values, windows, scaling)
@@ -246,13 +234,11 @@ def test_a_kernel_gets_no_more_windows_than_a_gpu_can_start_blocks() -> None:
     assert kernel.calls == 4
 
 
-def test_a_backend_says_which_kernel_it_takes_and_without_one_computes_rows_one_by_one(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_backend_says_which_kernel_it_takes_and_without_one_computes_rows_one_by_one(monkeypatch, caplog):
     labels = [backend_label(each, tiny_model("llama")) for each in (SDPA(), Varlen(), Varlen(Dense()))]
     assert labels == ["sdpa", "varlen (grouped)", "varlen (dense)"]
 
-    def missing(*_: object) -> None:
+    def missing(*_):
         raise ImportError("no varlen here")
 
     monkeypatch.setattr(TorchVarlen, "__call__", missing)
@@ -262,26 +248,12 @@ def test_a_backend_says_which_kernel_it_takes_and_without_one_computes_rows_one_
     usable_kernel.cache_clear()
 
 
-def test_the_kernel_for_cuda_computes_all_windows_if_its_function_does_what_is_documented(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_kernel_for_cuda_computes_all_windows_if_its_function_does_what_is_documented(monkeypatch):
     varlen = pytest.importorskip("torch.nn.attention.varlen", reason=f"PyTorch {torch.__version__} has none")
 
     def documented(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cu_seq_q: torch.Tensor,
-        cu_seq_k: torch.Tensor,
-        max_q: int,
-        max_k: int,
-        *,
-        return_aux: Any,
-        scale: float,
-        window_size: tuple[int, int],
-        enable_gqa: bool,
-        seqused_k: torch.Tensor,
-    ) -> Any:
+        query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux, scale, window_size, enable_gqa, seqused_k
+    ):
         assert return_aux.lse
         assert {each.dtype for each in (cu_seq_q, cu_seq_k, seqused_k)} == {torch.int32}
         assert len(cu_seq_q) == len(cu_seq_k) == len(seqused_k) + 1
@@ -296,7 +268,7 @@ def test_the_kernel_for_cuda_computes_all_windows_if_its_function_does_what_is_d
     assert not difference(TorchVarlen(), CPU, torch.float32)
 
 
-def test_the_function_of_the_installed_pytorch_takes_the_arguments() -> None:
+def test_the_function_of_the_installed_pytorch_takes_the_arguments():
     varlen = pytest.importorskip("torch.nn.attention.varlen", reason=f"PyTorch {torch.__version__} has none")
     if not hasattr(varlen, "AuxRequest"):
         pytest.skip(f"in PyTorch {torch.__version__} it returns no log-sum-exps on request")

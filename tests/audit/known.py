@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from invariant_rag.segments import Segment
 
+Function = Callable[[str, Sequence[Segment]], Any]
 
-def records(count: int = 24, size: int = 4) -> list[dict[str, object]]:
+
+def records(count: int = 24, size: int = 4) -> list[dict[str, Any]]:
     """Questions of which one segment, not always the same, holds the answer; no two segments are equal."""
     return [
         {
@@ -28,6 +31,10 @@ def first(question: str, segments: Sequence[Segment]) -> str:
     return segments[0].text
 
 
+def last(question: str, segments: Sequence[Segment]) -> str:
+    return segments[-1].text
+
+
 def sorting(question: str, segments: Sequence[Segment]) -> str:
     return min(segment.text for segment in segments)
 
@@ -39,3 +46,14 @@ def symmetric(question: str, segments: Sequence[Segment]) -> str:
 
 def at_random(question: str, segments: Sequence[Segment]) -> str:
     return random.choice(segments).text
+
+
+def noisy(system: Function, share: float, *, cached: bool = False, seed: int = 0) -> Function:
+    """Return a system that answers "wrong" by chance; behind a cache, equal calls get equal answers."""
+    source, cache = random.Random(seed), dict[Any, str]()
+
+    def answer(question: str, segments: Sequence[Segment]) -> str:
+        key = (question, tuple(each.text for each in segments)) if cached else len(cache)
+        return cache.setdefault(key, "wrong" if source.random() < share else system(question, segments))
+
+    return answer

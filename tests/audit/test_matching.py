@@ -13,11 +13,9 @@ ROWS = [line.split("\t") for line in (Path(__file__).parent / "scores.tsv").read
 
 def test_what_only_looks_right_is_wrong_and_what_is_right_is_right_however_it_is_written() -> None:
     assert min(Counter(verdict for verdict, _, _ in ROWS).values()) > 100
-    found = [[("wrong", "right")[is_right(answer, [gold])], gold, answer] for _, gold, answer in ROWS]
-    assert [row for row, other in zip(found, ROWS, strict=True) if row != other] == []
-    assert all(
-        is_right(answer, ["something else entirely", gold]) for verdict, gold, answer in ROWS if verdict == "right"
-    )
+    assert [row for row in ROWS if is_right(row[2], [row[1]]) is not (row[0] == "right")] == []
+    right = [(gold, answer) for verdict, gold, answer in ROWS if verdict == "right"]
+    assert all(is_right(answer, ["something else entirely", gold]) for gold, answer in right)
     assert not any(is_right("I do not know.", [gold]) for gold in ("no", "yes", "No.", "TRUE"))
 
 

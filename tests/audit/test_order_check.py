@@ -24,11 +24,20 @@ class Pretended(Given):
 
 
 def test_an_invariant_model_gives_one_output_and_the_plain_model_several(model: InvariantModel) -> None:
-    check = check_order(model, PROMPT, 6, max_new_tokens=8)
+    steps: list[None] = []
+
+    @contextmanager
+    def progress(label: str, total: int | None = None, completed: int = 0) -> Iterator[Callable[[], None]]:
+        yield lambda: steps.append(None)
+
+    check = check_order(model, PROMPT, 6, progress=progress, max_new_tokens=8)
     assert (check.promised, check.identical, check.broken) == (True, True, False)
     assert [count for _, count in check.answers] == [7]
     assert check.plain_distinct >= len(check.plain_answers) > 1
     assert sum(count for _, count in check.plain_answers) == 7
+    assert len(steps) == 14
+    with pytest.raises(InvalidPrompt, match="at least 1, got 0"):
+        check_order(model, PROMPT, 0)
 
 
 def test_a_model_that_promises_nothing_breaks_nothing_and_a_broken_promise_is_seen(model: InvariantModel) -> None:
@@ -39,20 +48,7 @@ def test_a_model_that_promises_nothing_breaks_nothing_and_a_broken_promise_is_se
     assert first.answers == first.plain_answers
     assert first.distinct > len(first.answers)
     assert first == again != other
-    check = check_order(model.with_method("rotor", ordering=Pretended()), PROMPT, 4, max_new_tokens=1)
-    assert check.promised
-    assert check.broken
-    assert check.distinct > 1
-
-
-def test_progress_is_told_after_every_generation_and_no_order_is_refused(model: InvariantModel) -> None:
-    calls: list[None] = []
-
-    @contextmanager
-    def progress(label: str, total: int | None = None, completed: int = 0) -> Iterator[Callable[[], None]]:
-        yield lambda: calls.append(None)
-
-    check_order(model, PROMPT, 2, progress=progress, max_new_tokens=1)
-    assert len(calls) == 6
-    with pytest.raises(InvalidPrompt, match="at least 1, got 0"):
-        check_order(model, PROMPT, 0)
+    two = check_order(plain, Prompt("Documents: ", ["x ", "yy "], "Where? "), 4, max_new_tokens=1)
+    assert (two.distinct, two.answers) == (2, (("B", 5),))  # the same token, with another probability
+    broken = check_order(model.with_method("rotor", ordering=Pretended()), PROMPT, 4, max_new_tokens=1)
+    assert (broken.promised, broken.broken, broken.identical) == (True, True, False)

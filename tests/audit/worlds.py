@@ -17,6 +17,12 @@ from invariant_rag.audit.screen import REPEATED, disagreements
 Floats = NDArray[np.float64]
 DOCUMENTS = 10
 WRONG, RIGHT, FAILED = 0, 1, 2
+READS: dict[str, Callable[[Floats], NDArray[np.bool_]]] = {  # where a system finds the gold document: 0 first, 1 last
+    "first": lambda place: place == 0,
+    "last": lambda place: place == 1,
+    "late": lambda place: place > 2 / 3,
+    "ends": lambda place: (place < 0.25) | (place > 0.75),
+}
 
 
 @dataclass(frozen=True)
@@ -24,8 +30,8 @@ class World:
     """A system, its retriever, and what grades its answers."""
 
     name: str
-    finds: Callable[[Floats], NDArray[np.bool_]] | None = None  # the gold document, at a place (0: first, 1: last)
-    share: float = 0.0  # of the questions where the order matters; others are right 4 times of 5, in every order
+    reads: str = ""
+    share: float = 0.25  # of the questions where the order matters; others are right 4 times of 5, in every order
     noise: float = 0.0  # chance that a draw is turned around
     coins: float = 0.0  # share of the questions whose answer is a coin, whatever the order
     fails: float = 0.0  # chance that a call fails
@@ -37,23 +43,7 @@ class World:
     two: bool = False  # each question has two documents only
 
 
-def only_first(place: Floats) -> NDArray[np.bool_]:
-    return place == 0
-
-
-def only_last(place: Floats) -> NDArray[np.bool_]:
-    return place == 1
-
-
-def late(place: Floats) -> NDArray[np.bool_]:
-    return place > 2 / 3
-
-
-def ends(place: Floats) -> NDArray[np.bool_]:
-    return (place < 0.25) | (place > 0.75)
-
-
-BLIND = (
+BLIND = (  # where the order does not matter
     World("order-blind"),
     World("order-blind, 1% noise", noise=0.01),
     World("order-blind, 3% noise", noise=0.03),
@@ -69,33 +59,26 @@ BLIND = (
     World("rewords, seeded, judged with 10% error", wordings=5, merged=0.9, copies=True),
     World("order-blind, two documents, 10% noise", noise=0.1, two=True),
 )
-"""Where the order does not matter."""
-
-DEPENDS = (
-    World("reads the first", only_first, share=0.25),
-    World("reads the first, 3% noise", only_first, share=0.25, noise=0.03),
-    World("reads the last, retriever lists it first", only_last, share=0.25),
-    World("reads the last, retriever lists it last", only_last, share=0.25, last=True),
-    World("recency, 3% noise", late, share=0.25, noise=0.03),
-    World("recency, seeded, 10% noise", late, share=0.25, noise=0.1, copies=True),
-    World("lost in the middle", ends, share=0.25, first=0.5),
-    World("lost in the middle, 10% noise", ends, share=0.25, first=0.5, noise=0.1),
-    World("a tenth of the questions only", late, share=0.1),
-    World("recency, two documents", only_last, share=0.25, two=True),
+DEPENDS = (  # where it does
+    World("reads the first", "first"),
+    World("reads the first, 3% noise", "first", noise=0.03),
+    World("reads the last, retriever lists it first", "last"),
+    World("reads the last, retriever lists it last", "last", last=True),
+    World("recency, 3% noise", "late", noise=0.03),
+    World("recency, seeded, 10% noise", "late", noise=0.1, copies=True),
+    World("lost in the middle", "ends", first=0.5),
+    World("lost in the middle, 10% noise", "ends", first=0.5, noise=0.1),
+    World("a tenth of the questions only", "late", share=0.1),
+    World("recency, two documents", "last", two=True),
 )
-"""Where it does."""
-
 WORLDS = (*BLIND, *DEPENDS)
 
 
 @dataclass(frozen=True)
 class Draws:
-    """One simulated audit.
+    """One simulated audit: outcomes of the screen `[questions, 5]`, and of two draws with the documents reversed.
 
-    Attributes:
-        classes: Outcomes of the screen `[questions, 5]`.
-        remedy: Outcomes of two draws of the same system with the documents reversed `[questions, 2]`.
-        places: Relative place of the gold document in the two other orders `[questions, 2]`.
+    `places` are the relative places of the gold document in the two other orders `[questions, 2]`.
     """
 
     classes: NDArray[np.int64]
@@ -113,18 +96,15 @@ def draw(world: World, questions: int, source: np.random.Generator) -> Draws:
     places = np.hstack([rank, rank, rank, others, documents - 1 - rank, documents - 1 - rank]) / (documents - 1)
     hardness = source.random((questions, 1))
     right = np.broadcast_to(hardness < 0.8, places.shape)
-    if world.finds is not None:
-        right = np.where(
-            hardness < world.share, world.finds(places), (hardness - world.share) < 0.8 * (1 - world.share)
-        )
+    if world.reads:
+        easy = (hardness - world.share) < 0.8 * (1 - world.share)
+        right = np.where(hardness < world.share, READS[world.reads](places), easy)
     coin = source.random((questions, 1)) < world.coins
     turned = source.random(places.shape) < np.where(coin, 0.5, world.noise)
     classes = np.where(turned, ~right, right).astype(np.int64)
-    if world.wordings:
+    if world.wordings:  # some of which a judge holds for another answer
         wording = source.integers(0, world.wordings, places.shape)
-        kept = (
-            source.random((questions, world.wordings)) >= world.merged
-        )  # wordings that a judge holds for another answer
+        kept = source.random((questions, world.wordings)) >= world.merged
         classes = np.where(np.take_along_axis(kept, wording, axis=1), wording + 1, 0)
     classes = np.where(source.random(places.shape) < world.fails, FAILED, classes)
     if world.copies:

@@ -15,17 +15,15 @@ from typing import Any
 import pytest
 import torch
 import typer
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM
 from typer.core import TyperOption
 
-from invariant_rag import InvariantModel, Prompt
 from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import app
-from invariant_rag.cli.console import handle_errors, print_error, print_skipped, print_table
-from invariant_rag.errors import ContextOverflow, DocumentSkipped, InvalidPrompt, OutOfMemory, RetrievalError
+from invariant_rag.cli.console import handle_errors, print_error, print_skipped, print_table, print_text
+from invariant_rag.errors import ContextOverflow, DocumentSkipped, OutOfMemory, RetrievalError
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.rag.readers import warn_skipped
-from invariant_rag.testing import toy_tokenizer
 from tests.cli.conftest import refused, run
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +47,8 @@ def run_all(commands: list[list[str]], then: str = "", **options: Any) -> subpro
     return subprocess.run(program, capture_output=True, text=True, check=True, **options)
 
 
-BAD_FILES = {
+BAD_FILES: dict[str, tuple[str | bytes, str]] = {
+    "nofile.jsonl": ("", "nofile.jsonl"),
     "deep.jsonl": (QUESTION + ', "id": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested at most 100 deep"),
     "digits.jsonl": (QUESTION + ', "id": ' + "9" * 5000 + "}", "Exceeds the limit"),
     "score.jsonl": (
@@ -61,17 +60,13 @@ BAD_FILES = {
 }
 
 
-def test_questions_that_cannot_be_read_are_named(questions: Path, tmp_path: Path) -> None:
+def test_questions_that_cannot_be_read_are_named_before_a_missing_out(questions: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
-    cases = {"pipe.jsonl": (b"", "got a named pipe"), "nofile.jsonl": (b"", "nofile.jsonl"), **BAD_FILES}
-    for name, (content, message) in cases.items():
-        file = tmp_path / name
+    for name, (content, message) in {"pipe.jsonl": ("", "got a named pipe"), **BAD_FILES}.items():
         if content:
-            file.write_bytes(content.encode() if isinstance(content, str) else content)
-        error = refused("audit", file)  # before a missing --out
-        assert name in error
-        assert message in error
-        assert "--out" not in error
+            (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        error = refused("audit", tmp_path / name)
+        assert (name in error, message in error, "--out" in error) == (True, True, False), error
     assert "--out is missing" in refused("audit", questions)
 
 
@@ -101,35 +96,9 @@ def test_odd_texts_are_read_and_a_terminal_of_ascii_shows_the_rest_as_escapes(
     assert done.stdout.isascii()
 
 
-@pytest.mark.parametrize("out", ["file", "file/below", "x" * 5000])
-def test_an_out_that_is_no_folder_is_refused_before_the_work(out: str, questions: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("kept")
-    assert "cannot make the folder" in refused("audit", questions, "--out", tmp_path / out)
-    assert (tmp_path / "file").read_text() == "kept"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--seed", "-5"], "--seed"),
-        (["--device-map", "cuda:99"], "got cuda:99"),
-        (["--device-map", "nowhere"], "nowhere"),
-        (["--dtype", "int8"], "--dtype: expected one of auto, float32"),
-        (["--dtype", "float8_e4m3fn"], "--dtype: expected one of auto, float32"),
-        (["--dtype", "nn"], "--dtype: expected one of auto, float32"),
-        (["--system", "raises:x"], "ZeroDivisionError"),
-        (["--system", "exits:x"], "SystemExit: 3"),
-        (["--docs", "x" * 5000], "is no path of a file"),
-    ],
-)
-def test_options_that_cannot_be_used_are_refused(
-    options: list[str], message: str, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "raises.py").write_text("1 / 0\n")
-    (tmp_path / "exits.py").write_text("import sys\nsys.exit(3)\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    assert message in refused("audit", questions, "--out", tmp_path / "out", *options)
+@pytest.mark.parametrize("device", ["cuda:99", "nowhere"])
+def test_a_device_that_is_not_there_is_refused(device: str, questions: Path, tmp_path: Path) -> None:
+    assert device in refused("audit", questions, "--out", tmp_path / "out", "--device-map", device)
 
 
 AUDIT, ASK = "audit {questions} --out {out}", "ask Who? --docs {docs}"
@@ -163,7 +132,13 @@ BEFORE_LOADING = [
     ("serve --port 99999", "--port: expected at most 65535, got 99999"),
     ("serve --method rotr", "did you mean 'rotor'?"),
     ("models --check-tokens {docs}/none", "no such folder"),
+    ("models --check-tokens {light}", "expected a tokenizer in "),
     (f"{AUDIT} --docs {{empty}}", "no document in "),
+    (f"{AUDIT} --docs {'x' * 5000}", "is no path of a file"),
+    *((f"audit {{questions}} --out {out}", "cannot make the folder") for out in ("{pdf}", "{pdf}/below", "x" * 5000)),
+    (f"{AUDIT} --seed -5", "--seed: expected at least 0, got -5"),
+    (f"{AUDIT} --system raises:x", "ZeroDivisionError"),
+    (f"{AUDIT} --system exits:x", "SystemExit: 3"),
     (f"{AUDIT} --judge {{docs}}/none", "none: no such folder"),
     (f"{AUDIT} --judge http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1 lists no model"),
     (f"{AUDIT} --system no_module:x --docs {{docs}}", "No module named 'no_module'"),
@@ -195,7 +170,10 @@ def test_what_is_wrong_is_said_before_torch_is_imported(docs: Path, questions: P
     models = {"bare": bare, "light": light, "torn": torn}
     named = {"docs": docs, "blank": "  ", "empty": empty, "pdf": pdf, "questions": questions, **models}
     commands = [[word.format(**named, out=tmp_path / "out") for word in each.split()] for each, _ in BEFORE_LOADING]
-    done = run_all(commands, then="assert 'torch' not in sys.modules")
+    (tmp_path / "raises.py").write_text("1 / 0\n")
+    (tmp_path / "exits.py").write_text("import sys\nsys.exit(3)\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = run_all(commands, then="assert 'torch' not in sys.modules", cwd=tmp_path, env=environment)
     assert done.stdout == ""
     told = done.stderr.split("= 2\n")
     assert (len(told), told.pop()) == (len(BEFORE_LOADING) + 1, "")
@@ -203,36 +181,46 @@ def test_what_is_wrong_is_said_before_torch_is_imported(docs: Path, questions: P
         assert all(part in " ".join(error.split()) for part in message.split("|")), given
         for never in ("PosixPath", "Loading model", "Indexing", "Traceback"):
             assert never not in error, given
+    assert pdf.read_bytes() == b"%PDF-1.4 nothing", "an --out that is a file is kept"
+
+
+ODD = "10\u00a0000 \u5854\u3000\u6a4b \u0645\u06cc\u200c\u062e soft\u00adhyphen \U0001f468\u200d\U0001f469"
+CONTROLS = {*"\x1b\x07\u202e\u200e\u200f\u061c\u2028\u2029"}
+
+
+@pytest.mark.parametrize(
+    ("given", "printed"),
+    [
+        ("\x1b[31mred\x07 \ud800 [bold]plain[/bold]\nnext", "\ufffd[31mred\ufffd \ufffd [bold]plain[/bold]\nnext"),
+        ("\u202egnp.\u2066exe\u2069", "\ufffdgnp.\ufffdexe\ufffd"),
+        (ODD, ODD),
+        ("a\tb", "a       b"),
+    ],
+)
+def test_neither_control_characters_nor_markup_reach_the_terminal(
+    given: str, printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_text(given)
+    assert capsys.readouterr().out == f"{printed}\n"
 
 
 def test_no_name_of_a_file_reaches_the_terminal_as_a_control_sequence(capsys: pytest.CaptureFixture[str]) -> None:
-    controls = {*"\x1b\x07\u202e\u200e\u200f\u061c\u2028\u2029"}
-    bad = f"\x1b]0;owned\x07\x1b[2Jevil{''.join(controls)}.txt"
+    bad = f"\x1b]0;owned\x07\x1b[2Jevil{''.join(CONTROLS)}.txt"
     print_error(f"{bad}: cannot be read", f"rename {bad}")
-    print_skipped([RetrievalError(bad)])
+    print_skipped(RetrievalError(bad))
     print_table([{"name": bad}], as_json=False)
-    printed = "".join(capsys.readouterr())
-    assert printed.count("evil") == 4
-    assert not controls & set(printed)
     with pytest.warns(DocumentSkipped, match="evil") as warned:
         warn_skipped(RetrievalError(bad, hint=bad))
-    assert not controls & {*str(warned[0].message), *str(RetrievalError("", hint=bad).hint)}
+    printed = "".join([*capsys.readouterr(), str(warned[0].message), str(RetrievalError("", hint=bad).hint)])
+    assert (printed.count("evil"), CONTROLS & {*printed}) == (6, set())
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
-@pytest.mark.parametrize("arguments", [["methods"], ["--help"]])
-def test_a_listing_that_finds_no_room_says_so(arguments: list[str]) -> None:
+def test_a_listing_that_finds_no_room_says_so() -> None:
+    program = [sys.executable, "-c", ALL_IN_ONE_PROCESS, json.dumps([["methods"], ["--help"]])]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", "from invariant_rag.cli import app; app()", *arguments],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: No space left on device")
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.stderr.count("error: No space left on device") == done.stderr.count("= 2\n") == 2
     assert "Traceback" not in done.stderr
 
 
@@ -316,20 +304,11 @@ def test_memory_of_a_device_that_does_not_suffice_names_the_options(capsys: pyte
         raise RuntimeError("another")
 
 
-def test_a_prompt_that_is_too_long_names_the_options(docs: Path, tiny_folder: Path) -> None:
+def test_a_prompt_that_is_too_long_names_the_options_before_the_weights_are_loaded(
+    docs: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("loaded"))
     asked = ("--docs", docs, "--model", tiny_folder, "--retriever", "bm25", "--max-new-tokens", 4096)
     error = refused("ask", "Who?", *asked)
     for told in ("--k 5", "--overflow drop_last", "max_new_tokens", ContextOverflow.hint):
         assert told in error
-
-
-def test_without_a_chat_template_one_question_is_asked_and_a_conversation_names_the_ways(
-    chat_llama: PreTrainedModel,
-) -> None:
-    tokenizer = toy_tokenizer()
-    tokenizer.chat_template = None
-    lm = InvariantModel(chat_llama, tokenizer)
-    assert isinstance(lm.chat_prompt("Who?", ["a"]), Prompt)
-    with pytest.raises(InvalidPrompt, match="no chat template") as caught:
-        lm.chat_prompt(messages=[{"role": role, "content": "x"} for role in ("user", "assistant", "user")])
-    assert "instruct version" in caught.value.hint

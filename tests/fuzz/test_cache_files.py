@@ -92,13 +92,10 @@ def treat(folder: Path, source: random.Random) -> None:
                 one, other = source.sample(ours, 2)
                 one.replace(other)
             case 4:
-                name = (
-                    f"{source.randbytes(32).hex()}.safetensors"
-                    if source.random() < 0.5
-                    else f"{source.randrange(99)}.safetensors"
-                )
-                foreign[folder / name] = of_another_format(source)
-                (folder / name).write_bytes(foreign[folder / name])
+                name = source.randbytes(32).hex() if source.random() < 0.5 else source.randrange(99)
+                path = folder / f"{name}.safetensors"
+                foreign[path] = of_another_format(source)
+                path.write_bytes(foreign[path])
             case 5 if ours:
                 os.truncate(source.choice(ours), source.randrange(200))
             case 6:

@@ -27,12 +27,11 @@ def text(source: random.Random) -> str:
 
 
 def segments(source: random.Random) -> list[Segment]:
-    listed = [
-        Segment(
-            text(source), text(source) if source.random() < 0.5 else None, {"k": text(source)}, source.choice((0, -1.5))
-        )
-        for _ in range(source.randrange(6))
-    ]
+    def segment() -> Segment:
+        title = text(source) if source.random() < 0.5 else None
+        return Segment(text(source), title, {"k": text(source)}, source.choice((0, -1.5)))
+
+    listed = [segment() for _ in range(source.randrange(6))]
     return listed + source.choices(listed, k=source.randrange(3)) if listed else listed
 
 

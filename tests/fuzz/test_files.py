@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import random
 import signal
@@ -24,9 +22,9 @@ from invariant_rag.audit.questions import read_questions
 from invariant_rag.errors import DocumentSkipped, FileInUse, InvalidQuestion, InvariantRAGError, UnusableFile
 from invariant_rag.files import LineFile
 from invariant_rag.rag.documents import chunk_documents, load_documents
-from tests.audit.test_line_file import ANSWER
 from tests.fuzz.mutations import full_disk, mutated
 from tests.rag.test_documents import write_pdf
+from tests.test_files import ANSWER
 
 Rounds = Callable[[], Iterator[random.Random]]
 MOST_SECONDS = 10
@@ -39,11 +37,8 @@ def lines(records: list[object]) -> bytes:
 
 
 def table() -> bytes:
-    text = io.StringIO()
-    rows = csv.writer(text)
-    rows.writerow(["id", "question", "segment", "title", "score", "gold", "answer"])
-    rows.writerows([[f"q{row // 2}", "Who?", f'a "mill",\n{row}', "T", 0.5, 1, "a|b"] for row in range(6)])
-    return text.getvalue().encode()
+    rows = [f'q{row // 2},Who?,"a ""mill"",\n{row}",T,0.5,1,a|b\r\n' for row in range(6)]
+    return "".join(["id,question,segment,title,score,gold,answer\r\n", *rows]).encode()
 
 
 def read_documents(path: Path) -> None:
@@ -86,16 +81,14 @@ def test_a_mutated_document_is_read_or_named(suffix: str, rounds: Rounds, tmp_pa
 @pytest.mark.rounds(500)
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
 def test_mutated_questions_are_read_or_named(suffix: str, rounds: Rounds, tmp_path: Path) -> None:
-    content, file = (
-        lines([{"id": f"q{number}", **QUESTION} for number in range(3)]) if suffix == "jsonl" else table(),
-        tmp_path / f"a.{suffix}",
-    )
+    records = [{"id": f"q{number}", **QUESTION} for number in range(3)]
+    content = lines(records) if suffix == "jsonl" else table()
 
     def read(path: Path) -> None:
         for each in read_questions(path, None):
             assert [segment.canonical_key for segment in each.segments]
 
-    assert all(errors(rounds, content, file, read))
+    assert all(errors(rounds, content, tmp_path / f"a.{suffix}", read))
 
 
 @pytest.mark.rounds(200)
@@ -114,7 +107,6 @@ def test_a_mutated_run_is_continued_without_loss_or_refused(rounds: Rounds, tmp_
 
 
 ROOT = Path(__file__).parents[2]
-Rounds = Callable[[], Iterator[random.Random]]
 CHILD = """
 import pathlib
 import sys

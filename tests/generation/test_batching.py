@@ -175,6 +175,14 @@ def test_streams_that_wait_are_decoded_together_and_each_gets_its_own_text(kind:
     assert set(sizes) == {4}
 
 
+def test_a_stream_of_what_is_known_at_the_end_is_the_answer(model: InvariantModel) -> None:
+    """Of two branches, or of beams: nothing is streamed that is not the answer's."""
+    for lm, more in ((model.with_routing(-2.0), {}), (model.with_routing(2.0), {}), (model, {"num_beams": 3})):
+        stream = MicroBatcher().stream(lm, TEXTS[0], {"max_new_tokens": 12, **more})
+        assert "".join(stream) == lm.generate(TEXTS[0], max_new_tokens=12, **more).text
+        assert stream.generation is not None
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import PreTrainedModel
 
 from invariant_rag import Generation, InvariantModel, MicroBatcher, Prompt
 from invariant_rag.generation.decode import TokenPenalties
@@ -101,16 +101,13 @@ def test_no_more_logits_are_held_after_thirty_tokens_than_after_three(
     vocabulary = llama.config.vocab_size
     held: list[int] = []
 
-    class Count(StoppingCriteria):
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-            alive = [each for each in gc.get_objects() if type(each) is torch.Tensor]
-            held.append(sum(each.numel() for each in alive if each.ndim and each.shape[-1] == vocabulary))
-            return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+    def count(input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        alive = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+        held.append(sum(each.numel() for each in alive if each.ndim and each.shape[-1] == vocabulary))
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
     prompts = [random_prompt(random.Random(seed), (4, 2, 5)) for seed in range(rows)]
-    InvariantModel(llama).generate(
-        prompts, max_new_tokens=30, stopping_criteria=StoppingCriteriaList([Count()]), **decoding
-    )
+    InvariantModel(llama).generate(prompts, max_new_tokens=30, stopping_criteria=[count], **decoding)
     assert len(held) == 30
     assert min(held[2:]) > 0, "the logits of a step are held while it is decided"
     assert max(held) <= held[2]

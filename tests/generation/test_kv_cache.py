@@ -74,14 +74,6 @@ def test_families_answer_from_the_cache_as_without(family: str, method: str) -> 
     assert lm.generate(prompt, max_new_tokens=6).token_ids == plain.generate(prompt, max_new_tokens=6).token_ids
 
 
-def test_usage_says_how_many_tokens_were_cached(llama: PreTrainedModel) -> None:
-    lm = InvariantModel(llama, cache=KeyValueCache())
-    assert lm.generate(PROMPT, max_new_tokens=1).usage.cached_tokens == 0
-    first, second = lm.generate([SHUFFLED, random_prompt(random.Random(9), (2, 2))], max_new_tokens=1)
-    assert first.usage.cached_tokens == 4 + 3 + 5 + 1 + 4
-    assert second.usage.cached_tokens == 0
-
-
 @pytest.mark.parametrize("method", ALONE)
 def test_a_segment_is_read_once_and_reused_in_any_set(method: str, llama: PreTrainedModel) -> None:
     lm, alone = (InvariantModel(llama, method=method, cache=KeyValueCache()) for _ in range(2))

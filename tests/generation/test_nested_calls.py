@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import signal
-import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, PreTrainedModel, StoppingCriteria
+from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
@@ -35,31 +34,19 @@ WRAPPERS: dict[str, dict[str, Any]] = {
 }
 
 
-class Processor(LogitsProcessor):
-    """Calls a function at every step, and changes no score."""
-
-    def __init__(self, function: Callable[[], object]) -> None:
-        self.function = function
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.function()
-        return scores
+def processing(function: Callable[[], object]) -> dict[str, Any]:
+    """A logits processor that calls a function at every step, and changes no score."""
+    return {"logits_processor": [lambda ids, scores: (function(), scores)[1]]}
 
 
-class Criterion(StoppingCriteria):
-    """Calls a function at every step, and stops nothing."""
-
-    def __init__(self, function: Callable[[], object]) -> None:
-        self.function = function
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        self.function()
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+def deciding(function: Callable[[], object]) -> dict[str, Any]:
+    """A stopping criterion that calls a function at every step, and stops nothing."""
+    return {"stopping_criteria": [lambda ids, _, **more: (function(), torch.zeros(len(ids), dtype=torch.bool))[1]]}
 
 
-def in_time(function: Callable[[], object]) -> None:
-    """Run a function in a thread; fail, instead of hanging, if it does not end. Raise what it raised."""
-    done: Future[object] = Future()
+def in_time(function: Callable[[], Any]) -> Any:
+    """Run a function in a thread, and return or raise what it does; fail, instead of hanging, if it does not end."""
+    done: Future[Any] = Future()
 
     def run() -> None:
         try:
@@ -68,7 +55,7 @@ def in_time(function: Callable[[], object]) -> None:
             done.set_exception(error)
 
     Thread(target=run, daemon=True).start()
-    done.result(60)
+    return done.result(60)
 
 
 @pytest.mark.parametrize(
@@ -91,13 +78,10 @@ def test_a_processor_and_a_criterion_may_call_the_model_and_change_nothing(
             assert [each.generate(OTHER, max_new_tokens=3) for each in (lm, rotor)] == inner
         calls.append(1)
 
-    def generate(within: dict[str, Any]) -> None:
-        found = lm.generate(PROMPT, **options, **within)
-        assert (found.token_ids, found.logprobs) == (expected.token_ids, expected.logprobs)
-
-    for within in ({"logits_processor": [Processor(call)]}, {"stopping_criteria": [Criterion(call)]}):
+    for within in (processing(call), deciding(call)):
         calls.clear()
-        in_time(partial(generate, within))
+        found = in_time(partial(lm.generate, PROMPT, **options, **within))
+        assert (found.token_ids, found.logprobs) == (expected.token_ids, expected.logprobs)
         assert len(calls) >= 4
 
 
@@ -136,9 +120,9 @@ def test_a_stream_that_could_never_begin_is_refused(model: InvariantModel) -> No
 
     refused: list[Callable[[], object]] = [
         arranged,
-        lambda: lm.generate(prompt, max_new_tokens=2, logits_processor=[Processor(stream)]),
-        lambda: lm.generate(prompt, max_new_tokens=2, stopping_criteria=[Criterion(stream)]),
-        lambda: list(lm.stream(prompt, max_new_tokens=2, logits_processor=[Processor(stream)])),
+        lambda: lm.generate(prompt, max_new_tokens=2, **processing(stream)),
+        lambda: lm.generate(prompt, max_new_tokens=2, **deciding(stream)),
+        lambda: list(lm.stream(prompt, max_new_tokens=2, **processing(stream))),
     ]
     for call in refused:
         with pytest.raises(UnsupportedCombination, match="wait for ever"):
@@ -190,31 +174,21 @@ def test_a_stream_is_closed_by_any_thread(model: InvariantModel) -> None:
         thread.join()
 
     for close in (lambda: streams[-1].close(), close_elsewhere):  # noqa: PLW0108 - not there yet
-        streams.append(lm.stream(prompt, max_new_tokens=500, logits_processor=[Processor(close)]))
+        streams.append(lm.stream(prompt, max_new_tokens=500, **processing(close)))
         in_time(lambda: list(streams[-1]))
         assert streams[-1].generation is None
 
 
 def runs_in_child(work: Any, seconds: float = 20.0) -> bool:
     """Whether a forked process does some work, in time and without an error."""
+    child = multiprocessing.get_context("fork").Process(target=work)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 says what these tests are about
-        child = os.fork()
-    if not child:
-        try:
-            work()
-        except BaseException:  # noqa: BLE001 - the parent goes on; this process must end here
-            os._exit(1)
-        os._exit(0)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return status == 0
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return False
+        child.start()
+    child.join(seconds)
+    child.kill()
+    child.join()
+    return child.exitcode == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="this system has no fork")

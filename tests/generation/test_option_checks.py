@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
-from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.ensembles import PermutationAverage, RingAverage
@@ -27,6 +27,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("top_p", 2, "top_p"),
     *(("top_k", value, "at least 0") for value in (-1, 1.5)),
     ("top_k", 1 << 63, "64 bits"),
+    *((name, 10**30, name) for name in ("num_beams", "num_return_sequences")),  # beyond what PyTorch takes
+    *((name, [value], name) for name, value in (("begin_suppress_tokens", None), ("suppress_tokens", "a"))),
     *(("stop_strings", value, "none of them empty") for value in (5, [5], "", [""], "\ud800", "a" * 1001)),
     *(("pad_token_id", value, "pad_token_id") for value in ("x", -5, 10**9)),
     *((name, [4, -3], f"{name}: expected token ids of at least 0") for name in ("eos_token_id", "suppress_tokens")),
@@ -112,20 +114,26 @@ def test_a_config_with_padding_outside_of_the_vocabulary_pads_with_another_token
 
 
 def test_the_error_of_a_callers_own_function_stays_what_it_is(llama: PreTrainedModel) -> None:
-    class Broken(LogitsProcessor):
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            raise ValueError("of the caller")
+    def broken(input_ids: torch.Tensor, scores: torch.Tensor) -> NoReturn:
+        raise ValueError("of the caller")
 
     with pytest.raises(ValueError, match="of the caller") as caught:
-        InvariantModel(llama).generate(PROMPT, max_new_tokens=2, logits_processor=[Broken()])
+        InvariantModel(llama).generate(PROMPT, max_new_tokens=2, logits_processor=[broken])
     assert not isinstance(caught.value, InvariantRAGError)
 
 
-@pytest.mark.parametrize("wrong", ["text", None, 5, b"x", [PROMPT, "text"], [None]])
-def test_what_is_no_prompt_is_refused(llama: PreTrainedModel, wrong: Any) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        *((each, "expected a Prompt") for each in ("text", None, 5, b"x", [PROMPT, "text"], [None])),
+        *((each, "empty prompt") for each in (Prompt(), Prompt([], [[], []], []))),
+        (Prompt([3], [[128]], [4]), r"below 128.*got 128"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(llama: PreTrainedModel, wrong: Any, message: str) -> None:
     lm = InvariantModel(llama)
     for call in (lambda: lm.generate(wrong), lambda: lm.score(wrong, [[4]]), lambda: lm.logits(wrong)):
-        with pytest.raises(InvalidPrompt, match="expected a Prompt"):
+        with pytest.raises(InvalidPrompt, match=message):
             call()
 
 

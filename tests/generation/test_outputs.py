@@ -30,41 +30,30 @@ TOWER = [Segment("塔の高さは三十メートルです。"), Segment("橋は�
 
 
 @pytest.mark.parametrize(
-    ("answer", "question", "chunks", "expected"),
+    ("answer", "options", "expected"),
     [
-        ("Ada Kolm", QUESTION, CHUNKS, KOLM),  # best score first
-        (" ada  KOLM.\n", QUESTION, CHUNKS, KOLM),
-        ("Ada Kol", QUESTION, CHUNKS, [(2, False), (1, False)]),
-        ("da", QUESTION, CHUNKS, []),  # half a word is none
-        ("ferry", "What is it?", CHUNKS, [(0, True)]),  # in the title
+        ("Ada Kolm", {}, KOLM),  # best score first
+        (" ada  KOLM.\n", {}, KOLM),
+        ("Ada Kol", {}, [(2, False), (1, False)]),
+        ("da", {}, []),  # half a word is none
+        ("ferry", {"question": "What is it?"}, [(0, True)]),  # in the title
         # "built", "the", "mill" and "of" are in the question; "ada", "kolm" and "it" are left.
-        ("It was Ada Kolm who built the mill of Brenn", QUESTION, CHUNKS, [(1, False), (2, False)]),
-        ("The mill of Brenn the", QUESTION, CHUNKS, []),
-        ("Purple elephants", QUESTION, CHUNKS, []),
-        ("", QUESTION, CHUNKS, []),
-        (" .!\n", QUESTION, CHUNKS, []),
-        ("三十メートル", "塔の高さは？", TOWER, [(0, True)]),
-        ("Kolm, Ada", QUESTION, [CHUNKS[1]], [(0, False)]),
-        ("Purple elephants", QUESTION, [CHUNKS[1]], []),
+        ("It was Ada Kolm who built the mill of Brenn", {}, [(1, False), (2, False)]),
+        *((nothing, {}, []) for nothing in ("The mill of Brenn the", "Purple elephants", "", " .!\n")),
+        ("三十メートル", {"question": "塔の高さは？", "segments": TOWER}, [(0, True)]),
+        ("Kolm, Ada", {"segments": [CHUNKS[1]]}, [(0, False)]),
+        ("Purple elephants", {"segments": [CHUNKS[1]]}, []),
+        # of chunks that were read
+        ("Ada Kolm", {"included": (3, 2, 0)}, [(2, True)]),
+        *(("Ada Kolm", {"included": read}, []) for read in ((3, 0), ())),
+        ("built by Ada Kolm", {"included": (2, 3)}, [(2, False)]),  # what has it word for word was not read
     ],
 )
-def test_chunks_are_cited_that_hold_the_answer_or_half_of_its_distinctive_words(
-    answer: str, question: str, chunks: list[Segment], expected: list[tuple[int, bool]]
+def test_chunks_are_cited_that_were_read_and_hold_the_answer_or_half_of_its_distinctive_words(
+    answer: str, options: dict[str, Any], expected: list[tuple[int, bool]]
 ) -> None:
-    assert [(each.index, each.exact) for each in cite(answer, question, chunks)] == expected
-
-
-@pytest.mark.parametrize(
-    ("answer", "read", "expected"),
-    [
-        ("Ada Kolm", (3, 2, 0), [(2, True)]),
-        ("Ada Kolm", (3, 0), []),
-        ("Ada Kolm", (), []),
-        ("built by Ada Kolm", (2, 3), [(2, False)]),  # what has it word for word was not read
-    ],
-)
-def test_chunks_that_were_not_read_are_not_looked_at(answer: str, read: tuple[int, ...], expected: list[Any]) -> None:
-    assert [(each.index, each.exact) for each in cite(answer, QUESTION, CHUNKS, read)] == expected
+    found = cite(answer, **{"question": QUESTION, "segments": CHUNKS, **options})
+    assert [(each.index, each.exact) for each in found] == expected
 
 
 @given(st.sampled_from(["Ada Kolm", "It was Ada, by the river", "noon", ""]), st.randoms(use_true_random=False))
@@ -135,18 +124,24 @@ def rotor(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> In
     return InvariantModel(chat_llama, tokenizer, method="rotor")
 
 
-def test_the_ledger_is_the_same_in_every_order(rotor: InvariantModel) -> None:
-    ledgers = [ledger_of(rotor, Prompt("Read:", order, "Why?")) for order in permutations(THREE)]
-    assert all(each == ledgers[0] for each in ledgers)
-    assert ledgers[0] == {
-        "sets": [3],
-        "order": [each.content_hash for each in sorted(THREE, key=lambda each: each.text, reverse=True)],
-        "dropped": [],
-        "trimmed": [],
-        "cached_tokens": 0,
-        "method": "rotor",
-        "invariant": True,
-    }
+NAMES = [each.content_hash for each in sorted(THREE, key=lambda each: each.text, reverse=True)]  # two, three, one
+LEDGER = {"sets": [3], "order": NAMES, "dropped": [], "trimmed": [], "cached_tokens": 0, "method": "rotor"}
+
+
+@pytest.mark.parametrize(
+    ("overflow", "expected"),
+    [
+        ("error", {}),
+        ("drop_last", {"sets": [2], "order": [NAMES[0], NAMES[2]], "dropped": [NAMES[1]]}),
+        ("trim_segments", {"trimmed": [NAMES[1]]}),
+    ],
+)
+def test_the_ledger_is_the_same_in_every_order_and_names_what_did_not_fit(
+    rotor: InvariantModel, overflow: Any, expected: dict[str, Any]
+) -> None:
+    lm = rotor.with_method(max_segment_tokens=100 if overflow == "error" else 12, overflow=overflow)
+    for order in permutations(THREE):
+        assert ledger_of(lm, Prompt("Read:", order, "Why?")) == {**LEDGER, "invariant": True, **expected}
 
 
 def test_invariant_is_what_was_read_and_not_what_the_model_promises(rotor: InvariantModel) -> None:
@@ -165,15 +160,6 @@ def test_several_sets_and_slots_are_listed_in_physical_order(rotor: InvariantMod
     found = ledger_of(rotor, prompt)
     assert found["sets"] == [2, 3]
     assert found["order"] == [Segment(text).content_hash for text in "baedc"]
-
-
-@pytest.mark.parametrize(("overflow", "key"), [("drop_last", "dropped"), ("trim_segments", "trimmed")])
-def test_what_did_not_fit_is_named_by_content(rotor: InvariantModel, overflow: Any, key: str) -> None:
-    short = rotor.with_method(max_segment_tokens=12, overflow=overflow)
-    ledgers = [ledger_of(short, Prompt("Read:", order, "Why?")) for order in permutations(THREE)]
-    assert all(each == ledgers[0] for each in ledgers)
-    assert ledgers[0][key] == [THREE[2].content_hash]
-    assert len(ledgers[0]["order"]) == (2 if overflow == "drop_last" else 3)
 
 
 def test_a_batch_of_several_prompts_is_in_the_verdict_unless_it_changes_no_bit(rotor: InvariantModel) -> None:

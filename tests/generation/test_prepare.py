@@ -15,7 +15,7 @@ from invariant_rag.errors import ContextOverflow, InvalidPrompt
 from invariant_rag.generation.choices import ResolvedChoices
 from invariant_rag.generation.prepare import Overflow, PreparedPrompt, fit_segments, prepare
 from invariant_rag.methods import RoToR
-from invariant_rag.orderings import Lexical, LexicalReversed, Ordering, Score, resolve_ordering
+from invariant_rag.orderings import Lexical, LexicalReversed, Ordering, Score
 from invariant_rag.testing import toy_tokenizer
 
 TOY = toy_tokenizer()
@@ -26,6 +26,7 @@ policies = st.sampled_from(["drop_last", "trim_segments"])
 
 lengths = st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=3)
 strategies = st.sampled_from(["error", "drop_last", "trim_segments"])
+shared = st.booleans()  # whether segments share positions
 
 
 def longest(lengths: list[list[int]]) -> int:
@@ -93,15 +94,6 @@ def test_the_fullest_of_several_sets_gives_first_and_indices_count_through_all_s
     assert TOY.decode(list(result.input_ids)) == "pbbaamccccs"
 
 
-@pytest.mark.parametrize("chunks", [[], [""], ["", ""], ["one"], ["a", "a", "a"], ["", "a", ""]], ids=str)
-def test_empty_single_and_duplicate_segments_are_kept(chunks: list[str]) -> None:
-    for ordering in ("lexical", "lexical-reversed", "frequency", "given"):
-        result = prepared(Prompt("p", chunks, "s"), resolve_ordering(ordering))
-        assert sorted(result.order) == list(range(len(chunks)))
-        assert TOY.decode(list(result.input_ids)) == f"p{''.join(chunks)}s"
-        assert (result.dropped, result.trimmed) == ((), ())
-
-
 @pytest.mark.parametrize(
     "prompt", [Prompt(), Prompt("", [], ""), Prompt([], [[]], []), Prompt("", ["", ""], ""), Prompt.of()]
 )
@@ -131,42 +123,56 @@ def test_orderings_are_asked_with_the_query_or_else_the_last_text(prompt: Prompt
     assert asked == [query]
 
 
-@given(lengths, st.integers(0, 9), st.integers(0, 9), st.integers(0, 60), st.none() | st.integers(1, 9), strategies)
+@given(
+    lengths, st.integers(0, 9), st.integers(0, 9), st.integers(0, 60), st.none() | st.integers(1, 9), strategies, shared
+)
 def test_what_is_kept_fits_and_is_never_longer_than_it_was(
-    ranked: list[list[int]], texts: int, new: int, window: int, limit: int | None, overflow: Overflow
+    ranked: list[list[int]],
+    texts: int,
+    new: int,
+    window: int,
+    limit: int | None,
+    overflow: Overflow,
+    shares_positions: bool,
 ) -> None:
+    limits: dict[str, Any] = {"window": window, "max_segment_tokens": limit, "text_tokens": texts, "new_tokens": new}
+    positions = longest if shares_positions else total
+    too_long = limit is not None and max(map(max, filter(None, ranked)), default=0) > limit
+    fits = not too_long and texts + new + positions(ranked) <= window
     try:
-        kept = fit_segments(
-            ranked, overflow, window=window, max_segment_tokens=limit, text_tokens=texts, new_tokens=new
-        )
+        kept = fit_segments(ranked, overflow, shares_positions=shares_positions, **limits)
     except ContextOverflow:
-        too_long = limit is not None and max(map(max, filter(None, ranked)), default=0) > limit
-        assert texts + new > window or (overflow == "error" and (too_long or texts + new + total(ranked) > window))
+        assert texts + new > window or (overflow == "error" and not fits)
         return
-    assert texts + total(kept) + new <= window
+    assert texts + positions(kept) + new <= window
     assert [len(each) for each in kept] == [len(each) for each in ranked]
     for before, after in zip(ranked, kept, strict=True):
         assert all(0 <= b <= a for a, b in zip(before, after, strict=True))
         assert limit is None or max(after, default=0) <= limit
-    if overflow == "error":
-        assert kept == ranked
+    assert kept == ranked or not (fits or overflow == "error")
 
 
-@given(st.lists(st.integers(0, 9), max_size=8), st.integers(0, 40))
-def test_dropping_from_one_set_keeps_the_longest_beginning_that_fits(ranked: list[int], window: int) -> None:
+@given(st.lists(st.integers(0, 9), max_size=8), st.integers(0, 40), shared)
+def test_dropping_from_one_set_keeps_the_longest_beginning_that_fits_or_all_that_fit_side_by_side(
+    ranked: list[int], window: int, shares_positions: bool
+) -> None:
     possible = [length if length <= window else 0 for length in ranked]
-    count = next(n for n in range(len(ranked), -1, -1) if sum(possible[:n]) <= window)
-    kept = fit_segments([ranked], "drop_last", window=window)[0]
+    positions = longest if shares_positions else total
+    count = next(n for n in range(len(ranked), -1, -1) if positions([possible[:n]]) <= window)
+    kept = fit_segments([ranked], "drop_last", window=window, shares_positions=shares_positions)[0]
     assert kept == possible[:count] + [0] * (len(ranked) - count)
 
 
-@given(lengths, st.integers(0, 60))
-def test_trimming_cuts_to_the_largest_common_length(ranked: list[list[int]], window: int) -> None:
+@given(lengths, st.integers(0, 60), shared)
+def test_trimming_cuts_to_the_largest_common_length(
+    ranked: list[list[int]], window: int, shares_positions: bool
+) -> None:
     def cut(length: int) -> list[list[int]]:
         return [[min(each, length) for each in one] for one in ranked]
 
-    largest = next(length for length in range(10, -1, -1) if total(cut(length)) <= window)
-    assert fit_segments(ranked, "trim_segments", window=window) == cut(largest)
+    positions = longest if shares_positions else total
+    largest = next(length for length in range(10, -1, -1) if positions(cut(length)) <= window)
+    assert fit_segments(ranked, "trim_segments", window=window, shares_positions=shares_positions) == cut(largest)
 
 
 @pytest.mark.parametrize(
@@ -203,25 +209,6 @@ def test_the_message_of_an_overflow_names_every_number(
     with pytest.raises(ContextOverflow, match=message) as caught:
         fit_segments(ranked, overflow, **limits)
     assert "drop_last" in caught.value.hint
-
-
-@given(lengths, st.integers(0, 20), strategies)
-def test_segments_that_share_positions_take_those_of_the_longest(
-    ranked: list[list[int]], window: int, overflow: Overflow
-) -> None:
-    """Of one set, whatever fits alone fits with all others."""
-    alone = [[length if length <= window else 0 for length in each] for each in ranked[:1]]
-    try:
-        kept = fit_segments(ranked, overflow, window=window, shares_positions=True)
-        first = fit_segments(ranked[:1], overflow, window=window, shares_positions=True)
-    except ContextOverflow:
-        assert overflow == "error"
-        assert longest(ranked) > window
-        return
-    assert longest(kept) <= window
-    assert kept == ranked or longest(ranked) > window
-    assert overflow != "drop_last" or first == alone
-    assert overflow != "trim_segments" or first == [[min(length, window) for length in each] for each in ranked[:1]]
 
 
 def test_where_positions_are_shared_the_longest_segments_make_room() -> None:

@@ -9,7 +9,7 @@ from copy import deepcopy
 from datetime import date, datetime, timedelta
 from ipaddress import IPv4Address
 from random import Random
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from uuid import UUID
 
 import pytest
@@ -127,18 +127,6 @@ def test_special_values_parse(model: InvariantModel, kind: Any) -> None:
         if kind is timedelta and '"P' in text and len(text) > 15:  # its format has no bounds, and `timedelta` has some
             continue
         assert isinstance(parse_object(text, schema), schema)
-
-
-def test_the_embedded_model_writes_an_object_from_documents_in_any_order() -> None:
-    embedded = InvariantModel.from_pretrained()
-    documents = ["The ferry to Ostra leaves the harbour at noon.", "The mill of Brenn grinds barley."]
-    schema = create_model("Departure", vessel=(Literal["ferry", "barge"], ...), where=(str, Field(max_length=20)))
-    found = [
-        generate_structured(embedded, embedded.chat_prompt("What leaves?", order), schema, max_new_tokens=120)
-        for order in (documents, documents[::-1])
-    ]
-    assert isinstance(found[0], schema)
-    assert found[0] == found[1]
 
 
 def test_bytes_of_a_character_are_never_torn() -> None:

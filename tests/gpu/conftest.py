@@ -6,11 +6,11 @@ import pytest
 import torch
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
+def pytest_sessionstart(session):
     if not torch.cuda.is_available():
         pytest.exit("no CUDA device: nothing of tests/gpu was run", returncode=0)
 
 
 @pytest.fixture(scope="session")
-def device() -> torch.device:
+def device():
     return torch.device("cuda")

@@ -1,102 +1,66 @@
-"""Hidden scaling and Ms-PoE: the published code's logits, loops written from the papers, and what they refuse."""
+"""Hidden scaling and Ms-PoE: the published logits, an oracle written from the papers, the laws, and what is refused."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
-from collections.abc import Callable
-from itertools import cycle
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
-from invariant_rag.interventions import HiddenScaling, MsPoE
+from invariant_rag.interventions import INTERVENTIONS, HiddenScaling, MsPoE
 from invariant_rag.interventions.hidden_scaling import PUBLISHED
 from invariant_rag.interventions.ms_poe import rank_heads
+from invariant_rag.methods import METHODS
 from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.contracts import plain_logits
 from invariant_rag.testing.rounding import rounding
+from tests.comparing import another_thread_at, assert_computes, gap, orders_of
+from tests.oracle.attention import float64_throughout, layer_of, logits_with
+from tests.oracle.methods import METHODS as ROWS
+from tests.oracle.methods import Row, World
+from tests.oracle.test_oracle import build
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-# --- a Llama in loops, one token and one head at a time in float64 ---
+AT_WORK = (HiddenScaling((5, 40), -1, range(1, 4)), MsPoE())
+PROMPTS = [random_prompt(random.Random(seed), lengths) for seed, lengths in enumerate([(9, 2, 11), (3, 4), (5, 1, 3)])]
 
 
-def _turned(states: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """Rotate the pairs (0, D/2), (1, D/2 + 1)... of vectors `[..., D]` by angles `[..., D/2]`."""
-    a, b = states.chunk(2, dim=-1)
-    return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), dim=-1)
+@cache
+def model_of(family):
+    return tiny_model(family, eos_token_id=None)
 
 
-def llama_logits(
-    model: Any,
-    ids: list[int],
-    *,
-    reads: Callable[[int, int, torch.Tensor], torch.Tensor] = lambda _layer, _token, states: states,
-    values_read: Callable[[int, int, torch.Tensor], torch.Tensor] = lambda _layer, _token, states: states,
-    ratios: Callable[[int, list[list[float]]], list[float]] = lambda _layer, weights: [1.0] * len(weights),
-    last: int = -1,
-) -> torch.Tensor:
-    """Return logits `[T, vocabulary]` of a Llama in float64.
-
-    Args:
-        model: The model.
-        ids: Tokens.
-        reads: Attention inputs `[T, hidden]` from which queries and keys are made for one layer and one query.
-        values_read: The same for values.
-        ratios: What each head divides positions by, from its attention at natural positions at the token `last`.
-        last: Index of the prompt's last token.
-    """
-    size, frequencies = model.config.head_dim, model.model.rotary_emb.inv_freq.double()
-    groups = model.config.num_attention_heads // model.config.num_key_value_heads
-
-    def heads(projection: Any, states: torch.Tensor) -> torch.Tensor:
-        return projection(states).view(len(ids), -1, size).transpose(0, 1)
-
-    def weights(queries: torch.Tensor, keys: torch.Tensor, head: int, token: int, ratio: float) -> torch.Tensor:
-        places = torch.arange(token + 1, dtype=torch.float64)[:, None] / ratio
-        own = _turned(queries[head, token], frequencies * places[-1])
-        moved = _turned(keys[head // groups, : token + 1], frequencies * places)
-        return torch.softmax(moved @ own / size**0.5, dim=0)
-
-    hidden = model.model.embed_tokens(torch.tensor(ids))
-    for index, layer in enumerate(model.model.layers):
-        attention, states = layer.self_attn, layer.input_layernorm(hidden)
-        queries, keys = heads(attention.q_proj, states), heads(attention.k_proj, states)
-        natural = [weights(queries, keys, head, last % len(ids), 1.0).tolist() for head in range(len(queries))]
-        divisors = ratios(index, natural)
-        out = torch.zeros(len(ids), len(queries), size, dtype=torch.float64)
-        for token in range(len(ids)):
-            seen = reads(index, token, states)
-            queries, keys = heads(attention.q_proj, seen), heads(attention.k_proj, seen)
-            values = heads(attention.v_proj, values_read(index, token, states))
-            for head, ratio in enumerate(divisors):
-                out[token, head] = weights(queries, keys, head, token, ratio) @ values[head // groups, : token + 1]
-        hidden = hidden + attention.o_proj(out.flatten(1))
-        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-    return model.lm_head(model.model.norm(hidden)).detach()
+@pytest.fixture(params=AT_WORK, ids=lambda intervention: intervention.name)
+def lm(request):
+    return InvariantModel(model_of("llama"), method="sequential", intervention=request.param)
 
 
-# --- hidden scaling ---
+def plain_of(lm):
+    """The model without the intervention, for bounds: Ms-PoE ranks heads, and rounding makes no bound of ranks."""
+    return lm.with_method("sequential")
 
-RUNS: dict[str, Any] = {
+
+# --- the published code ---
+
+RUNS = {
     name: json.loads((GOLDEN / f"{name}.json").read_text()) for name in ("hidden_scaling", "hidden_scaling_settings")
 }
 ENTRIES = [(name, entry) for name, runs in RUNS.items() for entry in runs["entries"]]
 
 
 @pytest.mark.parametrize(("name", "entry"), ENTRIES, ids=[f"{each['case']}-{each['method']}" for _, each in ENTRIES])
-def test_logits_and_greedy_tokens_equal_the_published_code(
-    name: str, entry: dict[str, Any], golden_model: PreTrainedModel
-) -> None:
+def test_logits_and_greedy_tokens_equal_the_published_code(name, entry, golden_model):
     """Also with its settings last_recompute_tokens, change_value and skip_first; all tokens are its number then."""
     case, config = RUNS["hidden_scaling"]["cases"][entry["case"]], RUNS[name]["configs"][entry["method"]]
-    settings: dict[str, Any] = {}
+    settings = {}
     if name == "hidden_scaling_settings":
         last = None if entry["method"] == "hs_all" else config["last_recompute_tokens"]
         settings = {"last_tokens": last, "skip_first": config["skip_first"], "scale_values": config["change_value"]}
@@ -106,160 +70,16 @@ def test_logits_and_greedy_tokens_equal_the_published_code(
     with np.load(GOLDEN / f"{name}.npz") as arrays:
         key = f"{entry['model']}/{entry['case']}/{entry['method']}"
         expected, greedy = torch.from_numpy(arrays[f"{key}/suffix_logits"]), arrays[f"{key}/greedy"].tolist()
-    logits, untouched, bound = lm.logits(prompt), plain_logits(golden_model, prompt), rounding(lm.logits, prompt)
-    torch.testing.assert_close(logits, expected, atol=bound, rtol=0)
+    assert_computes(expected, lm.logits, prompt)
     if not scaling.skip_first:  # that code does not scale generated tokens then
         assert lm.generate(prompt, max_new_tokens=8).token_ids == tuple(greedy)
-    if not settings:
-        torch.testing.assert_close(logits[:-1], untouched[:-1], atol=bound, rtol=0)
-        assert (logits[-1] - untouched[-1]).abs().max() > 1e-2, "the last row is another one"
-
-
-SETTINGS: list[dict[str, Any]] = [  # the others are those of the published code, above
-    {},
-    {"last_tokens": None, "skip_first": 5, "scale_values": True},
-    {"skip_first": 1000},  # beyond the prompt
-    {"last_tokens": 3, "skip_first": 5, "scale_values": True},
-]
-
-
-@pytest.mark.parametrize(("settings", "factor"), list(zip(SETTINGS, cycle((-1.0, 0.2)))), ids=str)
-def test_logits_and_decoding_of_hidden_scaling_equal_a_float64_loop_written_from_the_paper(
-    settings: dict[str, Any], factor: float
-) -> None:
-    """Equations 4 and 5 with the ablations of table 3; every generated token is a last token."""
-    model: Any = tiny_model("llama", eos_token_id=None).double()
-    scaling = HiddenScaling((5, 40), factor, (1, 3), **settings)
-    lm = InvariantModel(model, method="sequential", intervention=scaling)
-    prompt = random_prompt(random.Random(2), (4, 7, 12))
-    ids, written = list(lm.prepare(prompt).input_ids), lm.generate(prompt, max_new_tokens=3)
-    assert len(ids) > 16 + 5
-    first = 0 if scaling.last_tokens is None else len(ids) - scaling.last_tokens
-
-    def reads(layer: int, token: int, states: torch.Tensor) -> torch.Tensor:
-        if layer not in scaling.layers or token < first:
-            return states
-        scaled = states.clone()
-        scaled[scaling.skip_first :, scaling.dimensions] *= factor
-        return scaled
-
-    values_read = {"values_read": reads} if scaling.scale_values else {}
-    exact = llama_logits(model, [*ids, *written.token_ids], reads=reads, **values_read)
-    suffix, bound = exact[len(ids) - len(prompt.suffix) : len(ids)], rounding(lm.logits, prompt)
-    torch.testing.assert_close(lm.logits(prompt), suffix.float(), atol=bound, rtol=0)
-    logprobs = torch.log_softmax(exact[len(ids) - 1 : -1], dim=1)
-    assert tuple(logprobs.argmax(dim=1).tolist()) == written.token_ids
-    best = logprobs.amax(dim=1)
-    assert written.logprobs == pytest.approx(best.tolist(), abs=rounding(lm.generate, prompt, max_new_tokens=3))
-    scored = lm.score(prompt, [written.token_ids])[0]
-    assert scored == pytest.approx(float(best.sum()), abs=rounding(lm.score, prompt, [written.token_ids]))
-    plain = InvariantModel(model, method="sequential")
-    moved = float((lm.logits(prompt)[-1] - plain.logits(prompt)[-1]).abs().max())
-    assert (moved > bound) == (scaling.skip_first < len(ids))
-
-
-@pytest.mark.parametrize("settings", SETTINGS[1::2], ids=str)
-def test_a_padded_batch_equals_single_calls(settings: dict[str, Any]) -> None:
-    scaling = HiddenScaling((5, 40), -1.0, (1, 3), **settings)
-    lm = InvariantModel(tiny_model("llama", eos_token_id=None), method="sequential", intervention=scaling)
-    prompts = [random_prompt(random.Random(seed), lengths) for seed, lengths in enumerate([(9, 2, 11), (3, 4)])]
-    for prompt, together in zip(prompts, lm.generate(prompts, max_new_tokens=3), strict=True):
-        alone = lm.generate(prompt, max_new_tokens=3)
-        assert together.token_ids == alone.token_ids
-        assert together.logprobs == pytest.approx(alone.logprobs, abs=rounding(lm.generate, prompt, max_new_tokens=3))
-
-
-def test_settings_survive_a_file(tmp_path: Path) -> None:
-    scaling = HiddenScaling((5, 40), -1, (1, 3), last_tokens=None, skip_first=2, scale_values=True)
-    scaling.save(tmp_path / "scaling.json")
-    assert HiddenScaling.load(tmp_path / "scaling.json") == scaling
-    (tmp_path / "scaling.json").write_text('{"dimensions": [5], "factor": 0, "layers": [1]}')
-    assert HiddenScaling.load(tmp_path / "scaling.json") == HiddenScaling(5, 0, [1])
-
-
-def test_the_published_table_is_found_by_id_and_by_the_last_part_of_it() -> None:
-    mistral = HiddenScaling((213,), 0.0, range(10, 26))
-    for name in PUBLISHED:
-        assert HiddenScaling.published(name).layers[0] == 10
-    assert HiddenScaling.published("mistralai/Mistral-7B-Instruct-v0.2") == mistral
-    assert HiddenScaling.published("/models/mistral-7b-instruct-v0.2/") == mistral
-    assert HiddenScaling.published("Llama-2-13b-chat") == HiddenScaling(4283, -1, range(10, 35))
-    assert HiddenScaling.published("Qwen1.5-7B-Chat").factor == 0.2
-    assert HiddenScaling.published("gemma-1.1-7b-it").layers[-1] == 22
-    with pytest.raises(UnknownName, match=r"Mistral-7B-Instruct-v0\.2"):
-        HiddenScaling.published("mistralai/Mistral-7B-Instruct-v0.3")
-
-
-def test_by_name_it_has_the_parameters_published_for_the_model(llama: PreTrainedModel) -> None:
-    with pytest.raises(UnknownName, match="'llama'"):
-        InvariantModel(llama, method="sequential", intervention="hidden-scaling")
-    model = tiny_model("llama", num_hidden_layers=26, hidden_size=216)
-    model.config._name_or_path = "mistralai/Mistral-7B-Instruct-v0.2"
-    lm = InvariantModel(model, method="sequential", intervention="hidden-scaling")
-    assert lm.intervention == HiddenScaling(213, 0, range(10, 26))
-
-
-def test_parameters_without_a_meaning_or_beyond_the_model_are_refused(llama: PreTrainedModel) -> None:
-    for parameters in (((), 0, [1]), (5, 0, []), (-1, 0, [1]), (5, 0, [-1, 2])):
-        with pytest.raises(InvalidChoice, match="one or more indices"):
-            HiddenScaling(*parameters)  # type: ignore[arg-type]
-    with pytest.raises(InvalidChoice, match="last_tokens: expected at least 1"):
-        HiddenScaling(5, 0, [1], last_tokens=0)
-    with pytest.raises(InvalidChoice, match="skip_first: expected at least 0"):
-        HiddenScaling(5, 0, [1], skip_first=-1)
-    dimension, layer = HiddenScaling(64, 0, [1]), HiddenScaling(5, 0, [0, 2])
-    for scaling, expected in ((dimension, "dimensions: expected indices below 64"), (layer, "layers: .* below 2")):
-        with pytest.raises(UnsupportedCombination, match=f"{expected} for llama"):
-            InvariantModel(llama, method="sequential", intervention=scaling)
-
-
-# --- Ms-PoE ---
-
-
-def _from_the_paper(layer: int, weights: list[list[float]]) -> list[float]:
-    """Equations 1 and 2, from the third layer on."""
-    if layer < 2:
-        return [1.0] * len(weights)
-    aware = []
-    for head in weights:
-        mean = sum(head) / len(head)
-        aware.append(sum(weight > 3 * mean for weight in head) / len(head))
-    ranked = sorted(range(len(weights)), key=lambda head: -aware[head])
-    return [1.2 + ranked.index(head) * (1.8 - 1.2) / (len(weights) - 1) for head in range(len(weights))]
-
-
-def test_logits_and_decoding_of_ms_poe_equal_a_float64_loop_written_from_the_paper() -> None:
-    seed = 4
-    model: Any = tiny_model("llama", seed, eos_token_id=None).double()
-    lm = InvariantModel(model, method="sequential", intervention="ms-poe")
-    prompt = random_prompt(random.Random(seed), (4, 12, 7))
-    plain = lm.with_method("sequential")  # for bounds: which head ranks first has none
-    ids, written = list(lm.prepare(prompt).input_ids), lm.generate(prompt, max_new_tokens=3)
-    assigned = []
-
-    def ratios(layer: int, weights: list[list[float]]) -> list[float]:
-        assigned.append(_from_the_paper(layer, weights))
-        return assigned[-1]
-
-    exact = llama_logits(model, [*ids, *written.token_ids], ratios=ratios, last=len(ids) - 1)
-    assert any(each != sorted(each) for each in assigned), "ranks must differ from the order of the heads"
-    suffix = exact[len(ids) - len(prompt.suffix) : len(ids)]
-    torch.testing.assert_close(lm.logits(prompt), suffix.float(), atol=rounding(plain.logits, prompt), rtol=0)
-    logprobs = torch.log_softmax(exact[len(ids) - 1 : -1], dim=1)
-    assert tuple(logprobs.argmax(dim=1).tolist()) == written.token_ids
-    assert written.logprobs == pytest.approx(
-        logprobs.amax(dim=1).tolist(), abs=rounding(plain.generate, prompt, max_new_tokens=len(written.token_ids))
-    )
-    assert lm.score(prompt, [written.token_ids])[0] == pytest.approx(
-        float(logprobs.amax(dim=1).sum()), abs=rounding(plain.score, prompt, [written.token_ids])
-    )
 
 
 @pytest.mark.parametrize(
     ("seed", "ranked"),
     [(1, [1, 7, 3, 5, 2, 4, 0, 6]), (7, [7, 0, 3, 1, 6, 5, 4, 2]), (20, [4, 0, 1, 6, 7, 2, 3, 5])],
 )
-def test_heads_are_ranked_as_by_the_published_code(seed: int, ranked: list[int]) -> None:
+def test_heads_are_ranked_as_by_the_published_code(seed, ranked):
     """The expected ranks are what `_calculate_outlier` at commit a46c3d1 returns, with its threshold of 3."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(8, 1, 400, generator=generator, dtype=torch.float64)
@@ -271,13 +91,240 @@ def test_heads_are_ranked_as_by_the_published_code(seed: int, ranked: list[int])
     assert rank_heads(even, 3.0).tolist() == [1, 0], "three times the mean is not more than that"
 
 
-def test_ratios_without_a_meaning_and_models_that_end_before_the_first_layer_are_refused(
-    llama: PreTrainedModel,
-) -> None:
-    options: list[dict[str, Any]] = [{"smallest": 0.0}, {"smallest": 2.0}, {"largest": -1.0}, {"first_layer": -1}]
-    for each in options:
-        with pytest.raises(InvalidChoice):
-            MsPoE(**each)
-    with pytest.raises(UnsupportedCombination, match="less than 2, the layers of llama"):
-        InvariantModel(llama, method="sequential", intervention="ms-poe")
-    InvariantModel(llama, method="sequential", intervention=MsPoE(first_layer=1))
+# --- the papers, in float64 ---
+
+
+def scaled_attention(scaling, world, first):
+    """Equations 4 and 5 of arXiv 2406.02536, with the ablations of table 3; generated tokens are last tokens."""
+
+    def attend(module, hidden, config):
+        plain = layer_of(module, config, hidden, len(hidden) - 1)
+        outputs = plain.outputs(world, ROWS["sequential"])
+        if module.layer_idx in scaling.layers:
+            states = hidden.clone()
+            states[scaling.skip_first :, scaling.dimensions] *= scaling.factor
+            layer = layer_of(module, config, states, len(hidden) - 1)
+            layer = layer if scaling.scale_values else replace(layer, values=plain.values)
+            outputs[first:] = layer.outputs(world, ROWS["sequential"])[first:]
+        return outputs
+
+    return attend
+
+
+def multi_scale_attention(world, last, assigned):
+    """Equations 1 and 2 of arXiv 2403.04797, from the third layer on; `assigned` gets the ratios of each layer."""
+
+    def attend(module, hidden, config):
+        layer = layer_of(module, config, hidden, len(hidden) - 1)
+        if module.layer_idx < 2:
+            return layer.outputs(world, ROWS["sequential"])
+        heads, groups = len(layer.queries), len(layer.queries) // len(layer.keys)
+        weights = replace(layer, values=np.eye(len(hidden))[None].repeat(len(layer.keys), axis=0))
+        seen = max(0, last + 1 - (layer.sliding_window or last + 1))
+        rows = [weights._output(world, ROWS["sequential"], head, last)[seen : last + 1] for head in range(heads)]
+        aware = [sum(row > 3 * row.mean()) / len(row) for row in rows]
+        ranked = sorted(range(heads), key=lambda head: -aware[head])
+        ratios = [1.2 + ranked.index(head) * (1.8 - 1.2) / (heads - 1) for head in range(heads)]
+        assigned.append(ratios)
+        outputs = []
+        for head, ratio in enumerate(ratios):
+            one, group = slice(head, head + 1), slice(head // groups, head // groups + 1)
+            parts = {"queries": layer.queries[one], "keys": layer.keys[group], "values": layer.values[group]}
+            parts |= {name: each[one] for name in ("slopes", "sinks") if (each := getattr(layer, name)) is not None}
+
+            def shrunk(world, token, importance, ratio=ratio):
+                return Row(token / ratio, [(key, key / ratio) for key in range(token + 1)])
+
+            outputs.append(replace(layer, **parts).outputs(world, shrunk))
+        return np.concatenate(outputs, axis=1)
+
+    return attend
+
+
+SETTINGS = [  # others are those of the published code, above
+    {},
+    {"last_tokens": None, "skip_first": 5, "scale_values": True},
+    {"skip_first": 1000},  # beyond the prompt
+    {"last_tokens": 3, "skip_first": 5, "scale_values": True},
+]
+SCALINGS = [HiddenScaling((5, 20), (-1.0, 0.2)[n % 2], (1, 3), **settings) for n, settings in enumerate(SETTINGS)]
+COMPARED = [
+    *zip(("llama", "gemma2", "glm4", "gpt_oss"), SCALINGS, strict=True),
+    *zip(("phi3", "gpt_neox", "gptj"), SCALINGS, strict=False),
+    *((family, MsPoE()) for family in ("llama", "llama (yarn scaling)", "gemma2", "qwen3", "gpt_oss", "mpt")),
+]
+
+
+@pytest.mark.parametrize(("family", "intervention"), COMPARED, ids=str)
+def test_logits_scores_and_decoding_are_what_the_papers_say(family, intervention):
+    model, prompt = build(family, {"num_hidden_layers": 4}), random_prompt(random.Random(4), (4, 12, 7))
+    assigned = []
+    with float64_throughout():
+        lm = InvariantModel(model, method="sequential", intervention=intervention)
+        plain = InvariantModel(model, method="sequential").logits(prompt)
+        ids, written = list(lm.prepare(prompt).input_ids), lm.generate(prompt, max_new_tokens=3)
+        logits, scores = lm.logits(prompt), lm.score(prompt, [written.token_ids, written.token_ids[:2], [7, 8, 9]])
+        world = World.of((len(ids) + 3,), ())
+        if isinstance(intervention, MsPoE):
+            attend = multi_scale_attention(world, len(ids) - 1, assigned)
+        else:
+            first = 0 if intervention.last_tokens is None else len(ids) - intervention.last_tokens
+            attend = scaled_attention(intervention, world, first)
+        exact = logits_with(
+            model, [*ids, *written.token_ids], lambda module, hidden: attend(module, hidden, model.config)
+        )
+    logprobs = exact[len(ids) - 1 : -1].log_softmax(dim=1)
+    assert gap(logits, exact[len(ids) - len(prompt.suffix) : len(ids)]) < 1e-11 * float(exact.abs().max())
+    assert tuple(logprobs.argmax(dim=1).tolist()) == written.token_ids
+    assert written.logprobs == pytest.approx(logprobs.amax(dim=1).tolist(), rel=1e-11)
+    assert scores[:2] == pytest.approx([sum(written.logprobs), sum(written.logprobs[:2])], rel=1e-11)
+    assert all(each != sorted(each) for each in assigned) or len(assigned) == 2, "not the order of the heads"
+    has_effect = isinstance(intervention, MsPoE) or intervention.skip_first < len(ids)
+    assert (gap(logits, plain) > 1e-6) == has_effect
+
+
+# --- laws ---
+
+FAMILIES = (
+    "llama",
+    "mistral (sliding window)",
+    "gemma3_text",
+    "phi3",
+    "bloom",
+    "mpt",
+    "falcon",
+    "falcon (ALiBi)",
+    "gptj",
+)
+IDLE = (HiddenScaling((5, 40), 1, range(1, 4)), MsPoE(1.0, 1.0))
+
+
+@pytest.mark.parametrize(("family", "number"), list(zip(FAMILIES, itertools.cycle((0, 1)))), ids=str)
+def test_one_that_changes_nothing_is_the_plain_model_which_no_call_changes(family, number):
+    model, prompt = model_of(family), PROMPTS[0]
+    plain, lm = plain_logits(model, prompt), InvariantModel(model, method="sequential", intervention=IDLE[number])
+    implementation = model.config._attn_implementation
+    assert_computes(plain, lm.logits, prompt, bounded=plain_of(lm).logits)
+    expected = plain_of(lm).generate(prompt, max_new_tokens=4)
+    assert_computes(expected, lm.generate, prompt, max_new_tokens=4, bounded=plain_of(lm).generate)
+    for busy in AT_WORK:
+        changed = lm.with_method(intervention=busy)
+        assert gap(changed.logits(prompt)[-1], plain[-1]) > 1e-3 * plain.abs().max()
+        if isinstance(busy, HiddenScaling):
+            assert gap(changed.logits(prompt)[:-1], plain[:-1]) <= rounding(plain_of(lm).logits, prompt)
+        changed.generate(prompt, max_new_tokens=2)
+        with pytest.raises(RuntimeError, match="stop"), changed.arranged([lm.prepare(prompt)]):
+            raise RuntimeError("stop")
+    assert torch.equal(plain_logits(model, prompt), plain)
+    assert model.config._attn_implementation == implementation
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+SKIPPING = [HiddenScaling((5, 40), -1.0, (1, 3), **settings) for settings in SETTINGS[1::2]]
+
+
+@pytest.mark.parametrize("intervention", [*AT_WORK, *SKIPPING], ids=str)
+def test_a_padded_batch_of_answers_or_beams_equals_single_calls(intervention):
+    lm = InvariantModel(model_of("llama"), method="sequential", intervention=intervention)
+    for prompt, together in zip(PROMPTS, lm.generate(PROMPTS, max_new_tokens=4), strict=True):
+        bounded = plain_of(lm).generate if isinstance(intervention, MsPoE) else None
+        alone = assert_computes(together, lm.generate, prompt, max_new_tokens=4, bounded=bounded)
+        assert together.token_ids == alone.token_ids
+    options = {"max_new_tokens": 3, "num_beams": 3, "num_return_sequences": 2}
+    beams = [each.token_ids for prompt in PROMPTS for each in lm.generate(prompt, **options)]
+    assert [each.token_ids for each in lm.generate(PROMPTS, **options)] == beams
+
+
+def test_a_stream_is_what_generate_returns(chat_llama, tokenizer):
+    for intervention in (HiddenScaling(5, -1, [1]), MsPoE(first_layer=1)):
+        lm = InvariantModel(chat_llama, tokenizer, method="sequential", intervention=intervention)
+        prompt = lm.chat_prompt("Why?", ["one", "two"])
+        stream = lm.stream(prompt, max_new_tokens=6)
+        assert "".join(stream) == lm.generate(prompt, max_new_tokens=6).text
+        assert stream.generation == lm.generate(prompt, max_new_tokens=6)
+
+
+def test_the_ordering_makes_it_invariant_and_not_the_intervention(lm):
+    prompt, shuffled = orders_of(PROMPTS[0], 4)
+    assert not lm.ordering.invariant
+    assert gap(lm.logits(prompt), lm.logits(shuffled)) > 1e-2
+    canonical = lm.with_method(ordering="lexical")
+    assert canonical.intervention == lm.intervention
+    assert torch.equal(canonical.logits(prompt), canonical.logits(shuffled))
+
+
+def test_other_threads_meanwhile_get_the_plain_model(lm):
+    """One calls the model right before a layer's attention is computed."""
+    prompt, prepared = PROMPTS[0], lm.prepare(PROMPTS[0])
+    expected, layer = plain_logits(lm.model, prompt), lm.model.get_submodule("model.layers.2.self_attn")
+    with lm.arranged([prepared]), another_thread_at([layer], lambda: plain_logits(lm.model, prompt)) as seen:
+        own = lm.model(torch.tensor([prepared.input_ids]), use_cache=False).logits[0, -1].detach()
+    assert torch.equal(*seen, expected)
+    assert_computes(own, lambda: lm.logits(prompt)[-1], bounded=lambda: plain_of(lm).logits(prompt))
+
+
+# --- parameters, and what is refused ---
+
+
+def test_settings_survive_a_file(tmp_path):
+    scaling = HiddenScaling((5, 40), -1, (1, 3), last_tokens=None, skip_first=2, scale_values=True)
+    scaling.save(tmp_path / "scaling.json")
+    assert HiddenScaling.load(tmp_path / "scaling.json") == scaling
+    (tmp_path / "scaling.json").write_text('{"dimensions": [5], "factor": 0, "layers": [1]}')
+    assert HiddenScaling.load(tmp_path / "scaling.json") == HiddenScaling(5, 0, [1])
+
+
+def test_the_published_table_is_found_by_id_and_by_the_last_part_of_it_also_as_the_name_of_a_model(llama):
+    mistral = HiddenScaling((213,), 0.0, range(10, 26))
+    for name in PUBLISHED:
+        assert HiddenScaling.published(name).layers[0] == 10
+    for name in ("mistralai/Mistral-7B-Instruct-v0.2", "/models/mistral-7b-instruct-v0.2/"):
+        assert HiddenScaling.published(name) == mistral
+    assert HiddenScaling.published("Llama-2-13b-chat") == HiddenScaling(4283, -1, range(10, 35))
+    assert HiddenScaling.published("Qwen1.5-7B-Chat").factor == 0.2
+    assert HiddenScaling.published("gemma-1.1-7b-it").layers[-1] == 22
+    with pytest.raises(UnknownName, match=r"Mistral-7B-Instruct-v0\.2"):
+        HiddenScaling.published("mistralai/Mistral-7B-Instruct-v0.3")
+    with pytest.raises(UnknownName, match="'llama'"):
+        InvariantModel(llama, method="sequential", intervention="hidden-scaling")
+    model = tiny_model("llama", num_hidden_layers=26, hidden_size=216)
+    model.config._name_or_path = "mistralai/Mistral-7B-Instruct-v0.2"
+    assert InvariantModel(model, method="sequential", intervention="hidden-scaling").intervention == mistral
+
+
+@pytest.mark.parametrize(
+    ("build_it", "said"),
+    [
+        *((lambda p=p: HiddenScaling(*p), "one or more indices") for p in (((), 0, [1]), (5, 0, []), (-1, 0, [1]))),
+        (lambda: HiddenScaling(5, 0, [-1, 2]), "one or more indices"),
+        (lambda: HiddenScaling(5, 0, [1], last_tokens=0), "last_tokens: expected at least 1"),
+        (lambda: HiddenScaling(5, 0, [1], skip_first=-1), "skip_first: expected at least 0"),
+        *((lambda o=o: MsPoE(**o), "0 < smallest <= largest") for o in ({"smallest": 0.0}, {"smallest": 2.0})),
+        (lambda: MsPoE(largest=-1.0), "0 < smallest <= largest"),
+        (lambda: MsPoE(first_layer=-1), "first_layer"),
+    ],
+)
+def test_parameters_without_a_meaning_are_refused(build_it, said):
+    with pytest.raises(InvalidChoice, match=said):
+        build_it()
+
+
+def test_parameters_beyond_the_model_and_other_methods_are_refused(llama):
+    for intervention, said in (
+        (HiddenScaling(64, 0, [1]), "dimensions: expected indices below 64 for llama"),
+        (HiddenScaling(5, 0, [0, 2]), "layers: expected indices .*below 2 for llama"),
+        ("ms-poe", "less than 2, the layers of llama"),
+    ):
+        with pytest.raises(UnsupportedCombination, match=said):
+            InvariantModel(llama, method="sequential", intervention=intervention)
+    lm = InvariantModel(llama, method="sequential", intervention=MsPoE(first_layer=1))
+    for method in sorted(set(METHODS) - {"sequential"}):
+        with pytest.raises(UnsupportedCombination, match=f"expected the method 'sequential'.*{method}"):
+            InvariantModel(llama, method=method, intervention=lm.intervention)
+        with pytest.raises(UnsupportedCombination, match=method):
+            lm.with_method(method, intervention=lm.intervention)
+        assert lm.with_method(method).intervention is None, "a new method brings none"
+    with pytest.raises(UnknownName, match="'hidden-scaling', 'ms-poe'"):
+        lm.with_method(intervention="ms_poe")
+    assert {each.name for each in AT_WORK} == set(INTERVENTIONS), "every intervention is held to these laws"
+    assert all(name == each.name and each.paper and each.__doc__ for name, each in INTERVENTIONS.items())

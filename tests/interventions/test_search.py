@@ -5,13 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import random
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import ContextOverflow, InvalidChoice, TokenizerRequired, UnsupportedModel
@@ -20,7 +17,6 @@ from invariant_rag.interventions.search import (
     CHARACTERS,
     FACTORS,
     Example,
-    SearchResult,
     positional_dimensions,
     random_texts,
     search_dimension,
@@ -34,7 +30,7 @@ SLOW = 7  # the pair of rotary dimensions that turns slowest in a head of 16
 
 
 @pytest.fixture(scope="module")
-def planted() -> PreTrainedModel:
+def planted():
     """A model that says what it reads, and reads early tokens more, because of one hidden dimension.
 
     Its first layer averages over all tokens, and so leaves in the planted dimension how much of that is the first
@@ -42,7 +38,7 @@ def planted() -> PreTrainedModel:
     tokens that it finds there to the output. A decoy rises with position, more smoothly, and nothing reads it.
     Empty layers follow, since three layers do not count.
     """
-    model: Any = tiny_model("llama", num_hidden_layers=8, eos_token_id=None)
+    model = tiny_model("llama", num_hidden_layers=8, eos_token_id=None)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" not in name:
@@ -67,7 +63,7 @@ def planted() -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def examples() -> list[Example]:
+def examples():
     """A few tokens of one kind, then many of another, which are the answer."""
     state, examples = random.Random(0), []
     for _ in range(12):
@@ -77,13 +73,13 @@ def examples() -> list[Example]:
 
 
 @pytest.fixture(scope="module")
-def result(planted: PreTrainedModel, examples: list[Example]) -> SearchResult:
+def result(planted, examples):
     state = random.Random(1)
     texts = [[1, *state.choices(range(2, 18), k=199)] for _ in range(20)]
     return search_dimension(planted, examples=examples, texts=texts)
 
 
-def test_the_planted_dimension_is_found_with_factor_zero_first(result: SearchResult) -> None:
+def test_the_planted_dimension_is_found_with_factor_zero_first(result):
     assert result.found.dimensions == (PLANTED,)
     assert result.found.layers == (2, 3, 4, 5, 6)
     at_zero = [trial for trial in result.trials if trial.factor == 0]
@@ -95,7 +91,7 @@ def test_the_planted_dimension_is_found_with_factor_zero_first(result: SearchRes
     assert result.loss == min(trial.loss for trial in result.trials) < 0.8 * result.plain_loss
 
 
-def test_the_loss_is_that_of_scoring_the_answers_over_their_tokens(planted: PreTrainedModel) -> None:
+def test_the_loss_is_that_of_scoring_the_answers_over_their_tokens(planted):
     """Each answer of three tokens weighs as much as one token."""
     examples = [Example((1, *[7] * 40, 0), (7, 8, 9)), Example((1, *[9] * 30, 0), (9,))]
     texts = [[1, *random.Random(0).choices(range(2, 18), k=99)]]
@@ -108,7 +104,7 @@ def test_the_loss_is_that_of_scoring_the_answers_over_their_tokens(planted: PreT
         assert loss == pytest.approx(-sum(scores) / 2, abs=bound)
 
 
-def test_the_published_layers_are_those_of_a_model_that_has_them() -> None:
+def test_the_published_layers_are_those_of_a_model_that_has_them():
     texts, examples = [[1, *range(2, 60)]] * 2, [Example((1, *range(2, 40)), (3,))]
     model = tiny_model("llama", num_hidden_layers=27)
     assert search_dimension(model, examples=examples, texts=texts, keep=1, factors=[0]).found.layers == (
@@ -124,7 +120,7 @@ def test_the_published_layers_are_those_of_a_model_that_has_them() -> None:
         (12, 2, [16, 13, 14, 20, 8, 0, 23, 5, 4, 11, 18, 19, 17, 12, 9, 7, 6, 15, 1, 21, 3, 2]),
     ],
 )
-def test_dimensions_are_ranked_as_by_the_published_code(layers: int, seed: int, ranked: list[int]) -> None:
+def test_dimensions_are_ranked_as_by_the_published_code(layers, seed, ranked):
     """The expected ranks are what `search_by_statistic` at commit f3bcd55 returns for the same values."""
     generator = np.random.default_rng(seed)
     positions = np.linspace(0, 1, 1000)[None, :, None]
@@ -134,7 +130,7 @@ def test_dimensions_are_ranked_as_by_the_published_code(layers: int, seed: int, 
     assert positional_dimensions(values) == ranked
 
 
-def test_dimensions_are_kept_that_are_monotone_in_one_direction_in_more_than_a_quarter_of_the_layers() -> None:
+def test_dimensions_are_kept_that_are_monotone_in_one_direction_in_more_than_a_quarter_of_the_layers():
     positions = np.linspace(0, 1, 1000)
     noise = np.random.default_rng(0).normal(size=1000)
     values = np.zeros((12, 1000, 6))
@@ -152,7 +148,7 @@ def test_dimensions_are_kept_that_are_monotone_in_one_direction_in_more_than_a_q
     assert positional_dimensions(values) == [4, 2, 1], "what is skipped does not count"
 
 
-def test_random_texts_have_no_special_tokens_and_the_published_characters(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_random_texts_have_no_special_tokens_and_the_published_characters(tokenizer):
     texts = random_texts(tokenizer, 300, 3)
     assert [len(text) for text in texts] == [300] * 3
     assert texts == random_texts(tokenizer, 300, 3)
@@ -160,7 +156,7 @@ def test_random_texts_have_no_special_tokens_and_the_published_characters(tokeni
     assert len(CHARACTERS) == 26 + 26 + 10 + 27
 
 
-def test_uuid_examples_are_chat_prompts_that_ask_at_the_quarters(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_uuid_examples_are_chat_prompts_that_ask_at_the_quarters(tokenizer):
     places = []
     for example in uuid_examples(tokenizer, 4):
         text, answer = tokenizer.decode(example.prompt), tokenizer.decode(example.answer)
@@ -186,7 +182,7 @@ def test_uuid_examples_are_chat_prompts_that_ask_at_the_quarters(tokenizer: PreT
         uuid_examples(bare)
 
 
-def test_a_result_is_measured_drawn_and_loaded_as_an_intervention(result: SearchResult, tmp_path: Path) -> None:
+def test_a_result_is_measured_drawn_and_loaded_as_an_intervention(result, tmp_path):
     """What was planted is the share of the first token among those that are averaged: one over their number."""
     assert result.positions == tuple(range(50, 200))
     for curve in result.curves:
@@ -203,9 +199,7 @@ def test_a_result_is_measured_drawn_and_loaded_as_an_intervention(result: Search
     assert (tmp_path / "dimension.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_models_without_positional_dimensions_and_searches_without_texts_are_refused(
-    planted: PreTrainedModel, examples: list[Example]
-) -> None:
+def test_models_without_positional_dimensions_and_searches_without_texts_are_refused(planted, examples):
     texts = [[1, *range(2, 60)]]
     with pytest.raises(UnsupportedModel, match=r"at least 5 layers for the published search.*got 4"):
         search_dimension(tiny_model("llama", num_hidden_layers=4), examples=examples, texts=texts)
@@ -223,7 +217,7 @@ def test_models_without_positional_dimensions_and_searches_without_texts_are_ref
             search_dimension(planted, examples=nothing, texts=[[1] * 20])
 
 
-def test_a_search_saves_what_the_library_loads(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_a_search_saves_what_the_library_loads(tokenizer, tmp_path):
     model = tiny_model("llama", num_hidden_layers=5, vocab_size=261, max_position_embeddings=512)
     examples = uuid_examples(tokenizer, 2, pairs=2)
     found = search_dimension(model, tokenizer, examples, keep=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import combinations
 
 import pytest
 import torch
@@ -13,53 +14,46 @@ from invariant_rag.errors import InvalidChoice
 from invariant_rag.methods import APE, METHODS, PINEReverse
 from invariant_rag.testing import MethodContract
 from invariant_rag.testing.rounding import rounding
+from tests.comparing import gap
 
 KIT = type("Kit", (MethodContract,), {"method": "rotor"})()
-for _name in METHODS:  # `TestPineInPlace` and the others
-    globals()[f"Test{_name.title().replace('-', '')}"] = type(_name, (MethodContract,), {"method": _name})
+for _name, _method in {**{name: name for name in METHODS}, "instance": PINEReverse()}.items():
+    globals()[f"Test{_name.title().replace('-', '')}"] = type(_name, (MethodContract,), {"method": _method})
 
 
-class TestInstance(MethodContract):
-    method = PINEReverse()
-
-
-def test_every_backend_has_its_law() -> None:
+def test_every_backend_has_its_law():
     laws = {f"test_{name}_agrees_with_the_reference" for name in BACKENDS if name != "reference"}
     assert laws
     assert laws <= {*dir(MethodContract)}
 
 
-def test_methods_differ_from_each_other_and_sequential_depends_on_the_order_given() -> None:
+def test_methods_differ_from_each_other_and_sequential_depends_on_the_order_given():
     prompt, lm = KIT.prompts()[1], KIT.wrapped()
     answers = [lm.with_method(name, ordering="lexical").logits(prompt) for name in METHODS]
-    for index, one in enumerate(answers):
-        for other in answers[index + 1 :]:
-            assert float((one - other).abs().max()) > 1e-2
+    assert min(gap(one, other) for one, other in combinations(answers, 2)) > 1e-2
     plain = lm.with_method("sequential", ordering="given")
     assert not torch.equal(plain.logits(prompt), plain.logits(prompt.shuffled(random.Random(1))))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_fair_method_ignores_the_ordering_and_no_other_does(method: str) -> None:
+def test_a_fair_method_ignores_the_ordering_and_no_other_does(method):
     lm, prompt = KIT.wrapped().with_method(method), KIT.prompts()[2]
-    answers = [lm.with_method(ordering=each).logits(prompt) for each in ("lexical", "lexical-reversed", "given")]
-    gap = max(float((answer - answers[0]).abs().max()) for answer in answers[1:])
-    assert gap <= rounding(lm.logits, prompt) if METHODS[method].fair else gap > 1e-1
+    first, *others = (lm.with_method(ordering=each).logits(prompt) for each in ("lexical", "lexical-reversed", "given"))
+    largest = max(gap(each, first) for each in others)
+    assert largest <= rounding(lm.logits, prompt) if METHODS[method].fair else largest > 1e-1
 
 
-def test_wrapping_twice_probes_once(llama: object) -> None:
-    first, second = InvariantModel(llama), InvariantModel(llama, method="pine")  # type: ignore[arg-type]
-    assert first.prefiller.shared is second.prefiller.shared
+def test_wrapping_twice_probes_once(llama):
+    assert InvariantModel(llama).prefiller.shared is InvariantModel(llama, method="pine").prefiller.shared
 
 
-@pytest.mark.parametrize("kind", ["method", "ordering", "backend"])
-def test_an_unknown_name_is_refused_with_the_valid_ones(kind: str, llama: object) -> None:
-    with pytest.raises(ValueError, match="choose from") as caught:
-        InvariantModel(llama, **{kind: "nonsense"})  # type: ignore[arg-type]
-    assert {"method": "rotor", "ordering": "lexical", "backend": "sdpa"}[kind] in str(caught.value)
+@pytest.mark.parametrize(("kind", "valid"), [("method", "rotor"), ("ordering", "lexical"), ("backend", "sdpa")])
+def test_an_unknown_name_is_refused_with_the_valid_ones(kind, valid, llama):
+    with pytest.raises(ValueError, match=f"choose from.*'{valid}'"):
+        InvariantModel(llama, **{kind: "nonsense"})
 
 
 @pytest.mark.parametrize("parameters", [(0.0, 0.9), (0.9, -1.0)])
-def test_ape_refuses_what_is_not_positive(parameters: tuple[float, float]) -> None:
+def test_ape_refuses_what_is_not_positive(parameters):
     with pytest.raises(InvalidChoice, match="above 0"):
         APE(*parameters)

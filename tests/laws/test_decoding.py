@@ -1,4 +1,4 @@
-"""Laws 6 and 7, and the keywords of `generate`: stock decoding behind an arranged prefill."""
+"""Laws 6 and 7, and the keywords of `generate`: stock decoding behind an arranged prefill; and where these laws end."""
 
 from __future__ import annotations
 
@@ -7,21 +7,15 @@ from threading import Event, Thread, get_ident
 
 import pytest
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 
-from invariant_rag import InvariantModel, Prompt
+from invariant_rag import InvariantModel, KeyValueCache, Prompt
 from invariant_rag.errors import InvalidOption, InvalidPrompt, TokenizerRequired
 from invariant_rag.testing import random_prompt
-from invariant_rag.testing.contracts import plain_logits
+from invariant_rag.testing.contracts import plain_logits, recomputed_logits
+from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
+from tests.comparing import assert_computes
 
 PROMPTS = [
     random_prompt(random.Random(seed), lengths) for seed, lengths in enumerate([(3, 5, 2), (1, 9), (4, 4, 4, 1)])
@@ -31,61 +25,54 @@ in_parallel = pytest.mark.parametrize("lm", ["rotor", "pine", "structured", "ape
 
 
 @pytest.fixture(params=["rotor", "pine"])
-def lm(request: pytest.FixtureRequest, llama: PreTrainedModel) -> InvariantModel:
+def lm(request, llama):
     return InvariantModel(llama, method=request.param)
 
 
 @pytest.fixture
-def chat(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> InvariantModel:
+def chat(chat_llama, tokenizer):
     return InvariantModel(chat_llama, tokenizer, method="pine")
 
 
-def longer(prompt: Prompt, tokens: list[int] | tuple[int, ...]) -> Prompt:
-    return Prompt(prompt.prefix, prompt.segments, [*prompt.suffix, *tokens])
-
-
-def logprobs_of(lm: InvariantModel, prompt: Prompt, tokens: list[int] | tuple[int, ...]) -> list[float]:
-    """Log-probabilities of tokens behind a prompt, from `logits` alone."""
-    logprobs = torch.log_softmax(lm.logits(longer(prompt, tokens)), dim=-1)[len(prompt.suffix) - 1 : -1]
-    return [float(logprobs[step, token]) for step, token in enumerate(tokens)]
+def next_logprobs(lm, prompt, tokens):
+    """Log-probabilities of the token behind the prompt, and behind each token after it, from `logits` alone."""
+    longer = Prompt(prompt.prefix, prompt.segments, [*prompt.suffix, *tokens])
+    return torch.log_softmax(lm.logits(longer), dim=-1)[len(prompt.suffix) - 1 :]
 
 
 @in_parallel
-def test_log_probabilities_and_scores_are_those_of_the_logits(lm: InvariantModel) -> None:
-    written = lm.generate(PROMPTS[0], max_new_tokens=5)
-    bound = rounding(lm.generate, PROMPTS[0], max_new_tokens=5)
-    assert written.logprobs == pytest.approx(logprobs_of(lm, PROMPTS[0], written.token_ids), abs=bound)
-    prompt, candidates = PROMPTS[2], [[5], [6, 7, 8], [9, 9]]
-    expected = [sum(logprobs_of(lm, prompt, candidate)) for candidate in candidates]
-    assert lm.score(prompt, candidates) == pytest.approx(expected, abs=rounding(lm.score, prompt, candidates))
-    assert lm.score(prompt.shuffled(random.Random(0)), candidates) == lm.score(prompt, candidates)
+def test_log_probabilities_and_scores_are_those_of_the_logits(lm):
+    def logprobs_of(prompt, tokens):
+        return [float(row[token]) for row, token in zip(next_logprobs(lm, prompt, tokens), tokens, strict=False)]
+
+    tokens = lm.generate(PROMPTS[0], max_new_tokens=5).token_ids
+    assert_computes(logprobs_of(PROMPTS[0], tokens), lm.generate, PROMPTS[0], max_new_tokens=5)
+    prompt, candidates = PROMPTS[2], [(5,), (6, 7, 8), (9, 9)]
+    scores = assert_computes([sum(logprobs_of(prompt, each)) for each in candidates], lm.score, prompt, candidates)
+    assert lm.score(prompt.shuffled(random.Random(0)), candidates) == scores
     assert lm.score(prompt, []) == []
 
 
 @in_parallel
-def test_beams_equal_beams_over_full_recomputation(lm: InvariantModel) -> None:
+def test_beams_equal_beams_over_full_recomputation_alone_and_in_a_batch(lm):
     """Beam search by hand, from `logits` alone."""
-    prompt, beams = PROMPTS[0], [((), 0.0)]
+    beams = [((), 0.0)]
     for _ in range(4):
         grown = []
         for tokens, total in beams:
-            scores = torch.log_softmax(lm.logits(longer(prompt, tokens))[-1], dim=-1)
+            scores = next_logprobs(lm, PROMPTS[0], tokens)[-1]
             grown += [((*tokens, token), total + float(scores[token])) for token in range(len(scores))]
         beams = sorted(grown, key=lambda beam: -beam[1])[:3]
-    assert lm.generate(prompt, max_new_tokens=4, num_beams=3).token_ids == beams[0][0]
-
-
-@in_parallel
-def test_a_batch_of_beams_equals_single_calls(lm: InvariantModel) -> None:
     options = {"max_new_tokens": 4, "num_beams": 3, "num_return_sequences": 2}
     single = [each for prompt in PROMPTS for each in lm.generate(prompt, **options)]
+    assert single[0].token_ids == beams[0][0]
     batch = lm.generate(PROMPTS, **options)
     assert [(each.token_ids, each.order) for each in batch] == [(each.token_ids, each.order) for each in single]
     config = GenerationConfig(do_sample=False, num_beams=2, num_return_sequences=2, pad_token_id=0)
     assert len(lm.generate(PROMPTS[0], max_new_tokens=3, generation_config=config)) == 2
 
 
-def test_sampling_with_a_seed_repeats_itself_and_leaves_the_global_state_alone(lm: InvariantModel) -> None:
+def test_sampling_with_a_seed_repeats_itself_and_leaves_the_global_state_alone(lm):
     state = torch.get_rng_state()
     options = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 8, "seed": 3}
     one = lm.generate(PROMPTS[0], **options)
@@ -94,114 +81,102 @@ def test_sampling_with_a_seed_repeats_itself_and_leaves_the_global_state_alone(l
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_logits_processors_see_the_prompt_in_physical_order(lm: InvariantModel) -> None:
-    seen: list[list[int]] = []
+def test_logits_processors_see_the_prompt_in_physical_order(lm):
+    seen = []
 
     class Spy(LogitsProcessor):
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        def __call__(self, input_ids, scores):
             seen.append(input_ids[0].tolist())
             return torch.where(torch.arange(scores.shape[-1]) == 9, 0.0, float("-inf")).expand_as(scores)
 
-    written = lm.generate(PROMPTS[0], max_new_tokens=3, logits_processor=LogitsProcessorList([Spy()]))
+    written = lm.generate(PROMPTS[0], max_new_tokens=3, logits_processor=[Spy()])
     assert written.token_ids == (9, 9, 9)
     physical = [token for index in written.order for token in PROMPTS[0].segments[index].token_ids]
     assert seen[0] == [*PROMPTS[0].prefix, *physical, *PROMPTS[0].suffix]
 
 
-def test_an_end_of_sequence_token_ends_one_prompt_of_a_batch_and_not_the_others(lm: InvariantModel) -> None:
-    single = [lm.generate(prompt, max_new_tokens=8) for prompt in PROMPTS]
-    end = single[0].token_ids[2]
-    batch = lm.generate(PROMPTS, max_new_tokens=8, eos_token_id=end)
-    for alone, together in zip(single, batch, strict=True):
-        cut = alone.token_ids.index(end) + 1 if end in alone.token_ids else 8
-        assert together.token_ids == alone.token_ids[:cut]
-        assert together.finish_reason == ("stop" if end in alone.token_ids else "length")
-        assert together.usage.completion_tokens == cut == len(together.logprobs)
-
-
 class Letters(LogitsProcessor):
     """Random weights write few letters by themselves: leave them letters and spaces to choose from."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer):
         self.allowed = tokenizer("abcdefgh    ", add_special_tokens=False)["input_ids"]
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids, scores):
         kept = torch.full_like(scores, float("-inf"))
         kept[:, self.allowed] = scores[:, self.allowed]
         return kept
 
 
-def test_stop_strings_end_a_generation_alone_and_in_a_batch(chat: InvariantModel) -> None:
+class After(StoppingCriteria):
+    def __init__(self, length):
+        self.length = length
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((input_ids.shape[0],), input_ids.shape[1] >= self.length)
+
+
+@pytest.mark.parametrize(("kind", "method"), [("a token", "rotor"), ("a string", "pine")])
+def test_what_ends_a_text_ends_one_of_a_batch_and_not_the_others(chat, kind, method):
+    chat = chat.with_method(method)
     prompts = [chat.chat_prompt("Why?", ["one", "two"]), chat.chat_prompt("Who?", ["three", "four", "five"])]
-    options = {"max_new_tokens": 12, "logits_processor": LogitsProcessorList([Letters(chat.tokenizer)])}
+    options = {"max_new_tokens": 12, "logits_processor": [Letters(chat.tokenizer)]}
     whole = chat.generate(prompts, **options)
-    stop = whole[0].text[3]
-    for before, stopped in zip(whole, chat.generate(prompts, stop_strings=[stop], **options), strict=True):
-        cut = before.text.index(stop) + 1 if stop in before.text else 12
-        assert stopped.text == before.text[:cut]
+    end, letter = whole[0].token_ids[3], whole[0].text[3]
+    stop = {"eos_token_id": end} if kind == "a token" else {"stop_strings": [letter]}
+    for before, stopped in zip(whole, chat.generate(prompts, **stop, **options), strict=True):
+        cut = before.token_ids.index(end) + 1 if end in before.token_ids else 12
+        assert stopped.token_ids == before.token_ids[:cut]
         assert stopped.finish_reason == ("stop" if cut < 12 else "length")
-    assert chat.generate(prompts[0], stop_strings=[stop], **options).finish_reason == "stop"
-
-
-def test_stopping_criteria_end_a_generation(lm: InvariantModel) -> None:
-    class AfterTwo(StoppingCriteria):
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: object) -> torch.Tensor:
-            done = input_ids.shape[1] >= len(lm.prepare(PROMPTS[0]).input_ids) + 2
-            return torch.full((input_ids.shape[0],), done)
-
-    short = lm.generate(PROMPTS[0], max_new_tokens=8, stopping_criteria=StoppingCriteriaList([AfterTwo()]))
+        assert stopped.usage.completion_tokens == cut == len(stopped.logprobs)
+        assert kind == "a token" or stopped.text == before.text[:cut]
+    assert chat.generate(prompts[0], **stop, **options).finish_reason == "stop"
+    length = len(chat.prepare(prompts[0]).input_ids)
+    short = chat.generate(prompts[0], stopping_criteria=[After(length + 2)], **options)
     assert (len(short.token_ids), short.finish_reason) == (2, "stop")
 
 
-def test_a_stream_joined_is_the_generated_text(chat: InvariantModel) -> None:
+def test_a_stream_joined_is_the_generated_text(chat):
     prompt = chat.chat_prompt("Why?", ["one", "two", "three"])
-    options = {"max_new_tokens": 40, "logits_processor": LogitsProcessorList([Letters(chat.tokenizer)])}
+    options = {"max_new_tokens": 40, "logits_processor": [Letters(chat.tokenizer)]}
     pieces = list(chat.stream(prompt, **options))
     assert "".join(pieces) == chat.generate(prompt, **options).text
     assert len(pieces) > 1
-
-
-def test_a_stream_that_is_closed_or_fails_frees_the_model(chat: InvariantModel) -> None:
-    pieces = chat.stream(chat.chat_prompt("Why?", ["one", "two", "three"]), max_new_tokens=2000)
-    next(pieces)
-    pieces.close()
+    left = chat.stream(prompt, max_new_tokens=2000)  # one that is closed or fails frees the model
+    next(left)
+    left.close()
     with pytest.raises(InvalidOption, match="not_a_keyword"):
-        list(chat.stream(chat.chat_prompt("Why?", ["one"]), not_a_keyword=1))
-    assert chat.generate(chat.chat_prompt("Why?", ["one"]), max_new_tokens=1).token_ids
+        list(chat.stream(prompt, not_a_keyword=1))
+    assert chat.generate(prompt, max_new_tokens=1).token_ids
 
 
-def test_text_needs_a_tokenizer_and_a_score_of_text_is_one_of_its_tokens(
-    lm: InvariantModel, chat: InvariantModel
-) -> None:
-    for needs in (
-        lambda: lm.stream(PROMPTS[0]),
-        lambda: lm.generate(PROMPTS[0], stop_strings=["x"]),
-        lambda: lm.generate(Prompt("text", ["more"], "text")),
-        lambda: lm.chat_prompt("Why?", ["one"]),
+def test_text_needs_a_tokenizer_and_a_continuation_needs_a_suffix(lm, chat):
+    bare = Prompt([3], [[4, 5], [6]], [])
+    for call, error in (
+        (lambda: lm.stream(PROMPTS[0]), TokenizerRequired),
+        (lambda: lm.generate(PROMPTS[0], stop_strings=["x"]), TokenizerRequired),
+        (lambda: lm.generate(Prompt("text", ["more"], "text")), TokenizerRequired),
+        (lambda: lm.chat_prompt("Why?", ["one"]), TokenizerRequired),
+        (lambda: lm.generate(bare), InvalidPrompt),
+        (lambda: lm.score(bare, [[1]]), InvalidPrompt),
     ):
-        with pytest.raises(TokenizerRequired):
-            needs()
-    prompt = chat.chat_prompt("Why?", ["one", "two"])
-    ids = chat.tokenizer("no", add_special_tokens=False)["input_ids"]
-    assert chat.score(prompt, ["no"]) == chat.score(prompt, [ids])
-
-
-def test_generation_needs_a_suffix_and_logits_of_none_are_empty(lm: InvariantModel) -> None:
-    prompt = Prompt([3], [[4, 5], [6]], [])
-    for needs in (lambda: lm.generate(prompt), lambda: lm.score(prompt, [[1]])):
-        with pytest.raises(InvalidPrompt, match="suffix"):
-            needs()
-    assert lm.logits(prompt).shape == (0, 128)
+        with pytest.raises(error, match=r"tokenizer|suffix"):
+            call()
+    assert lm.logits(bare).shape == (0, 128)
     assert lm.generate([]) == []
+    prompt, ids = chat.chat_prompt("Why?", ["one", "two"]), chat.tokenizer("no", add_special_tokens=False)["input_ids"]
+    assert chat.score(prompt, ["no"]) == chat.score(prompt, [ids]), "a score of text is one of its tokens"
 
 
-def test_other_threads_keep_the_plain_model_while_ours_is_at_work(llama: PreTrainedModel) -> None:
+# --- other threads ---
+
+
+def test_other_threads_keep_the_plain_model_while_ours_is_at_work(llama):
     """One model object serves plain and invariant calls at the same time."""
     lm, prompt = InvariantModel(llama, method="pine"), PROMPTS[0]
     calls = {"plain": lambda: plain_logits(llama, prompt), "ours": lambda: lm.logits(prompt)}
     expected, wrong = {name: call() for name, call in calls.items()}, list[str]()
 
-    def run(name: str) -> None:
+    def run(name):
         wrong.extend(name for _ in range(15) if not torch.equal(calls[name](), expected[name]))
 
     threads = [Thread(target=run, args=(name,)) for name in ("plain", "ours", "plain", "ours")]
@@ -212,20 +187,20 @@ def test_other_threads_keep_the_plain_model_while_ours_is_at_work(llama: PreTrai
     assert not wrong
 
 
-def test_a_thread_that_calls_the_model_across_the_call_of_a_processor_disturbs_neither(llama: PreTrainedModel) -> None:
+def test_a_thread_that_calls_the_model_across_the_call_of_a_processor_disturbs_neither(llama):
     """It begins before that call does, and ends before it."""
     lm, ids, found, main = InvariantModel(llama, method="pine"), torch.tensor([[5, 6, 7, 8]]), [], get_ident()
     expected, plain = lm.generate(PROMPTS[0], max_new_tokens=3), llama(ids).logits.detach()
     begun, called = Event(), Event()
 
-    def run() -> None:
+    def run():
         with torch.no_grad():
             found.append(llama(ids).logits)
 
     class Calls(LogitsProcessor):
-        other: Thread | None = None
+        other = None
 
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        def __call__(self, input_ids, scores):
             begun.clear()
             called.clear()
             thread = Thread(target=run)
@@ -238,7 +213,7 @@ def test_a_thread_that_calls_the_model_across_the_call_of_a_processor_disturbs_n
 
     calls = Calls()
 
-    def meet(*_: object) -> None:
+    def meet(*_):
         if get_ident() != main:
             begun.set()
             called.wait(60)
@@ -248,9 +223,43 @@ def test_a_thread_that_calls_the_model_across_the_call_of_a_processor_disturbs_n
 
     hook = llama.model.layers[0].register_forward_pre_hook(meet)
     try:
-        written = lm.generate(PROMPTS[0], max_new_tokens=3, logits_processor=LogitsProcessorList([calls]))
+        written = lm.generate(PROMPTS[0], max_new_tokens=3, logits_processor=[calls])
     finally:
         hook.remove()
     assert (written.token_ids, written.logprobs) == (expected.token_ids, expected.logprobs)
     assert len(found) == 6
     assert all(torch.equal(each, plain) for each in found)
+
+
+# --- where a guarantee ends: the exceptions of `guarantees.toml`, so that none outlives its reason ---
+
+
+def test_falcon_with_alibi_decodes_otherwise_than_it_is_prefilled_beyond_256_tokens():
+    model = tiny_model("falcon (ALiBi)", num_hidden_layers=2, eos_token_id=None, max_position_embeddings=1024)
+
+    def difference(method, length):
+        """Of the log-probabilities of eight tokens, decoded and recomputed from scratch, in units of their rounding."""
+        lm, prompt = InvariantModel(model, method=method), random_prompt(random.Random(0), (length,) * 3)
+        decoded = lm.generate(prompt, max_new_tokens=8)
+        again = recomputed_logits(lm, prompt, decoded.token_ids[:-1]).log_softmax(-1)
+        pairs = zip(again, decoded.token_ids, decoded.logprobs, strict=True)
+        found = max(abs(float(row[token]) - logprob) for row, token, logprob in pairs)
+        return found / rounding(lm.generate, prompt, max_new_tokens=8)
+
+    assert max(difference("rotor", 40), difference("sequential", 110)) <= 1
+    assert difference("rotor", 110) > 10
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "varlen"])
+def test_with_deterministic_a_warm_cache_changes_no_bit(backend, llama):
+    lm = InvariantModel(llama, backend=backend, deterministic=True, cache=KeyValueCache())
+    for seed in range(1 if backend == "reference" else 5):
+        source = random.Random(seed)
+        prompt = random_prompt(source, [source.randrange(1, 40) for _ in range(4)])
+        cold, warm = (lm.generate(prompt, max_new_tokens=6) for _ in range(2))
+        assert warm.usage.cached_tokens
+        assert warm.logprobs == cold.logprobs
+        other = Prompt(prompt.prefix, [*prompt.segments, [5, 6, 7]], prompt.suffix)
+        assert lm.generate(other, max_new_tokens=4).logprobs == (
+            lm.with_cache(KeyValueCache()).generate(other, max_new_tokens=4).logprobs
+        )

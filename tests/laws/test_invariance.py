@@ -1,20 +1,20 @@
-"""Law 1 over random prompts: every permutation gives the same tokens and arrangement, and so the same bits."""
+"""Law 1: every permutation gives the same tokens and arrangement, and so the same bits; everything else does not."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable
 from itertools import chain, permutations
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedModel
 
-from invariant_rag import InvariantModel, Prompt, SegmentSet
+from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
 from invariant_rag.methods import METHODS
+from invariant_rag.prompts import Retrieval, Turn, recognize, render_chat
+from tests.comparing import gap, orders_of
 
 fixtures = [HealthCheck.function_scoped_fixture]
 token = st.integers(3, 127)
@@ -23,20 +23,30 @@ segments = st.one_of(
     st.lists(st.lists(token, max_size=6), max_size=6),
     st.lists(st.sampled_from([[5], [5, 6], [7]]), min_size=2, max_size=6),  # duplicates and shared beginnings
 )
-FOUR = SegmentSet([[9, 4, 77], [30], [9, 4], [200, 201, 202, 203, 204]])
 SINGLE, HALF = torch.float32, torch.bfloat16
 INVARIANT = [name for name in METHODS if name != "sequential"]
-BACKENDS = ("sdpa", "varlen", "reference")
+
+
+def drawn(*lengths):
+    state = random.Random(7)
+    return Prompt([3, 8], [[state.randrange(5, 500) for _ in range(length)] for length in lengths], [11, 12])
+
+
+FOUR = Prompt([3, 8], [[9, 4, 77], [30], [9, 4], [200, 201, 202, 203, 204]], [11, 12])
+LONG = drawn(300, 3, 250, 1)  # shifts reach twice the length: a reader moves one way and what it reads the other
+MANY = drawn(*(1 + number * 7 % 5 for number in range(30)))
 PAIRS = [
-    *((method, (SINGLE, HALF)[number % 2], BACKENDS[number % 2], 1) for number, method in enumerate(INVARIANT)),
-    *((method, (HALF, SINGLE)[number % 2], BACKENDS[1 - number % 2], 5) for number, method in enumerate(INVARIANT)),
-    *((method, (SINGLE, HALF)[number % 2], "reference", 11) for number, method in enumerate(INVARIANT[::3])),
+    *((method, (SINGLE, HALF)[n % 2], ("sdpa", "varlen")[n % 2], FOUR, 1) for n, method in enumerate(INVARIANT)),
+    *((method, (HALF, SINGLE)[n % 2], ("varlen", "sdpa")[n % 2], FOUR, 5) for n, method in enumerate(INVARIANT)),
+    *((method, (SINGLE, HALF)[n % 2], "reference", FOUR, 11) for n, method in enumerate(INVARIANT[::3])),
+    *((method, SINGLE, "sdpa", LONG, 13) for method in INVARIANT),
+    *((method, HALF, "sdpa", MANY, None) for method in INVARIANT if method != "pine"),
 ]
-"""Every method with both fast backends and both dtypes; every `step`-th permutation."""
+"""Every method with both fast backends and both dtypes; every `step`-th permutation, or a random one."""
 
 
 @pytest.fixture(scope="module")
-def models(golden_model: PreTrainedModel) -> dict[torch.dtype, PreTrainedModel]:
+def models(golden_model):
     """The golden Llama in two dtypes."""
     half = type(golden_model)(golden_model.config)
     half.load_state_dict(golden_model.state_dict())
@@ -58,7 +68,7 @@ ANSWERED = {
 }
 
 
-def prompt_of(case: dict[str, Any]) -> Prompt:
+def prompt_of(case):
     *before, (last, _) = case["sets"]
     parts = chain.from_iterable((SegmentSet(each), between) for each, between in before)
     return Prompt.of(case["prefix"], *parts, SegmentSet(last), case.get("suffix", [4]))
@@ -66,26 +76,24 @@ def prompt_of(case: dict[str, Any]) -> Prompt:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=fixtures)
 @given(case=st.fixed_dictionaries(PREPARED))
-def test_every_order_is_prepared_alike(llama: PreTrainedModel, case: dict[str, Any]) -> None:
+def test_every_order_is_prepared_alike(llama, case):
     """Without a forward pass: tokens and arrangement are all that a model computes with."""
     lm, prompt = InvariantModel(llama, method=case["method"], ordering=case["ordering"]), prompt_of(case)
     expected = lm.prepare(prompt)
-    for other in (prompt.shuffled(case["shuffle"]), backwards(prompt)):
+    backwards = prompt.with_sets(each.permuted(range(len(each))[::-1]) for each in prompt.sets)
+    for other in (prompt.shuffled(case["shuffle"]), backwards):
         found = lm.prepare(other)
         assert (found.input_ids, found.arrangement) == (expected.input_ids, expected.arrangement)
         assert [other.segments[i] for i in found.order] == [prompt.segments[i] for i in expected.order]
-
-
-def backwards(prompt: Prompt) -> Prompt:
-    """The prompt with the segments of every set in the opposite order."""
-    return prompt.with_sets(each.permuted(range(len(each))[::-1]) for each in prompt.sets)
+    numbers = iter(range(len(prompt.segments)))
+    of_sets = [{next(numbers) for _ in each} for each in prompt.sets]
+    order = iter(expected.order)
+    assert [{next(order) for _ in each} for each in of_sets] == of_sets, "the sets one after the other"
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=fixtures)
 @given(case=st.fixed_dictionaries(ANSWERED))
-def test_logits_and_tokens_ignore_the_order_of_segments(
-    models: dict[torch.dtype, PreTrainedModel], case: dict[str, Any]
-) -> None:
+def test_logits_and_tokens_ignore_the_order_of_segments(models, case):
     lm = InvariantModel(models[case["dtype"]], **{name: case[name] for name in ("method", "ordering", "backend")})
     prompt = prompt_of(case)
     other = prompt.shuffled(case["shuffle"])
@@ -95,29 +103,86 @@ def test_logits_and_tokens_ignore_the_order_of_segments(
     assert [prompt.segments[i] for i in one.order] == [other.segments[i] for i in two.order]
 
 
-@pytest.mark.parametrize(("method", "dtype", "backend", "step"), PAIRS)
-def test_every_permutation_of_four_segments_gives_the_same_bits(
-    models: dict[torch.dtype, PreTrainedModel], method: str, dtype: torch.dtype, backend: str, step: int
-) -> None:
+@pytest.mark.parametrize(("method", "dtype", "backend", "prompt", "step"), PAIRS)
+def test_every_permutation_of_four_segments_gives_the_same_bits(models, method, dtype, backend, prompt, step):
+    """And another order of very long segments, and of many."""
     lm = InvariantModel(models[dtype], method=method, backend=backend)
-    prompt = Prompt([3, 8], FOUR, [11, 12])
-    listed: Sequence[tuple[int, ...]] = list(permutations(range(4)))[::step]
-    orders = [Prompt(prompt.prefix, prompt.segments.permuted(order), prompt.suffix) for order in listed]
-    assert len({tuple(token for each in other.segments for token in each.token_ids or ()) for other in orders}) >= 3
+    others = orders_of(prompt, step)[1:] if step else [prompt.shuffled(random.Random(7))]
+    assert others
     expected = lm.logits(prompt)
-    assert all(torch.equal(lm.logits(other), expected) for other in orders)
+    assert expected.isfinite().all()
+    assert all(torch.equal(lm.logits(other), expected) for other in others)
 
 
-@pytest.mark.parametrize("method", INVARIANT)
-def test_many_segments_and_very_long_ones_in_other_orders_give_the_same_bits(
-    models: dict[torch.dtype, PreTrainedModel], method: str
-) -> None:
-    """Shifts reach twice the length of the prompt: a reader moves one way and what it reads the other."""
-    state = random.Random(7)
-    many = INVARIANT.index(method) % 2 and method != "pine"
-    dtype, lengths = (HALF, [state.randrange(1, 6) for _ in range(30)]) if many else (SINGLE, (300, 3, 250, 1))
-    chosen = [[state.randrange(5, 500) for _ in range(length)] for length in lengths]
-    lm, prompt = InvariantModel(models[dtype], method=method), Prompt([3, 4], chosen, [9])
-    expected = lm.logits(prompt)
-    assert torch.isfinite(expected).all()
-    assert torch.equal(lm.logits(prompt.shuffled(state)), expected)
+# --- what is no permutation of a set ---
+
+RUBRICS = SegmentSet([[5, 6], [7], [8, 9, 10]])
+ANSWERS = SegmentSet([[20], [21, 22, 23], [24, 25]])
+TWO_SETS = Prompt.of([3], RUBRICS, [4, 4], ANSWERS, [11, 12])
+NEIGHBOURS = Prompt.of([3], RUBRICS, ANSWERS, [11, 12])
+EXCHANGED = SegmentSet([[20], [7], [8, 9, 10]]), SegmentSet([[5, 6], [21, 22, 23], [24, 25]])
+OTHERS = {
+    "sets in another order": (TWO_SETS, Prompt.of([3], ANSWERS, [4, 4], RUBRICS, [11, 12])),
+    "two segments exchanged": (TWO_SETS, Prompt.of([3], EXCHANGED[0], [4, 4], EXCHANGED[1], [11, 12])),
+    "another text between": (TWO_SETS, Prompt.of([3], RUBRICS, [4, 9], ANSWERS, [11, 12])),
+    "an empty set": (TWO_SETS, TWO_SETS.with_sets([RUBRICS, SegmentSet()])),
+    "a segment backwards": (TWO_SETS, TWO_SETS.with_sets([SegmentSet([[6, 5], [7], [8, 9, 10]]), ANSWERS])),
+    "sets without a text between": (NEIGHBOURS, Prompt.of([3], ANSWERS, RUBRICS, [11, 12])),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_no_permutation_of_a_set_changes_the_logits_and_sets_of_one_are_text(llama, method):
+    lm = InvariantModel(llama, method=method, ordering="lexical")
+    for what, (one, other) in OTHERS.items():
+        assert gap(lm.logits(one), lm.logits(other)) > 1e-3, what  # rounding is no explanation
+    ones = Prompt.of([3], SegmentSet([[5, 6]]), [4], SegmentSet([[20]]), [7, 8], SegmentSet(), SegmentSet([[9]]), [11])
+    prepared = lm.prepare(ones)
+    assert (prepared.input_ids, prepared.arrangement.is_plain) == ((3, 5, 6, 4, 20, 7, 8, 9, 11), True)
+
+
+# --- prompts whose slots were recognised ---
+
+DOCUMENTS = [
+    Segment("The ferry leaves at noon.", metadata={"source": "f.txt", "year": 2021}),
+    Segment("The mill grinds barley: 40 sacks.", metadata={"source": "mill.txt", "year": 2019}),
+    Segment("yes", metadata={"source": "y.txt", "year": 2024}),
+]
+TEMPLATES: dict[str, Callable[[Segment], str]] = {
+    "joined": lambda each: each.text,
+    "tagged": lambda each: f"<doc>{each.text}</doc>",
+    "with sources": lambda each: f"Source: {each.metadata['source']}\nContent: {each.text}",
+    "with years": lambda each: f"{each.metadata['year']}: {each.text}",
+}
+
+
+def recognized(template, listed):
+    """The prompt as a framework passes it: as text, with the variable that it was filled in with."""
+    slot = "\n\n".join(map(TEMPLATES[template], listed))
+    found = recognize([Turn("user", (f"Read:\n{slot}\nWhich?",))], [Retrieval(tuple(listed), "Which?")], [slot])
+    assert not found.findings
+    return Prompt.of(*found.turns[0].parts)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_recognized_slot_is_what_its_template_writes_for_the_canonical_order_and_answered_alike(model, template):
+    lm = model.with_cache(KeyValueCache())
+    prompts = [recognized(template, listed) for listed in permutations(DOCUMENTS)]
+    (ids, *others) = (lm.prepare(each).input_ids for each in prompts)
+    assert all(other == ids for other in others)
+    written = ["\n\n".join(map(TEMPLATES[template], listed)) for listed in permutations(DOCUMENTS)]
+    assert sum(each in model.tokenizer.decode(ids) for each in written) == 1
+    cold, warm, *_ = answers = [lm.generate(each, max_new_tokens=3) for each in prompts]
+    assert {(each.token_ids, each.usage.prompt_tokens, each.sets) for each in answers} == {
+        (cold.token_ids, len(ids), (3,))
+    }
+    assert warm.usage.cached_tokens > cold.usage.cached_tokens == 0
+    assert all(each.invariant for each in answers)
+    assert len({model.generate(Prompt(f"Read:\n{each}"), max_new_tokens=3).logprobs for each in written}) == 6, "text"
+
+
+def test_the_verdict_is_none_without_documents_and_false_for_sets_of_one(model, tokenizer):
+    plain = render_chat([{"role": "user", "content": "Which?"}], tokenizer)
+    assert model.generate(plain, max_new_tokens=1).invariant is None
+    ones = Prompt.of(SegmentSet(["aa"]), "\n", SegmentSet(["bbb"]), "\n", SegmentSet(["c", "d"]), "Which?")
+    assert model.generate(ones, max_new_tokens=1).invariant is False

@@ -7,7 +7,6 @@ import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 import torch
@@ -33,12 +32,12 @@ DEMO = {
 
 
 @pytest.fixture(scope="module")
-def rag() -> RAG:
+def rag():
     return RAG.from_documents(ATLAS, InvariantModel.from_pretrained(), "faiss", k=10)
 
 
 @pytest.fixture(scope="module")
-def evaluation() -> Any:
+def evaluation():
     """The module that measured the models."""
     sys.path.insert(0, str(COOKBOOK / "embedded"))
     try:
@@ -49,7 +48,7 @@ def evaluation() -> Any:
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
-def test_every_embedded_model_is_small_and_has_a_card(name: str) -> None:
+def test_every_embedded_model_is_small_and_has_a_card(name):
     (weights,) = EMBEDDED[name].glob("*.safetensors")
     assert weights.stat().st_size < 25_000_000
     card = model_card(name)
@@ -61,23 +60,13 @@ def test_every_embedded_model_is_small_and_has_a_card(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "method", "documents"), [(None, "sequential", 10), (None, "rotor", 10), ("native", "rotor", 20)]
 )
-def test_it_answers_fresh_questions(evaluation: Any, name: str | None, method: str, documents: int) -> None:
+def test_it_answers_fresh_questions(evaluation, name, method, documents):
     lm = InvariantModel.from_pretrained(name, method=method)
     asked = evaluation.items(20, documents, seed="test")
     assert float(evaluation.measure(lm, asked, "")["exact_match"]) >= 0.75
 
 
-@pytest.mark.parametrize("name", [None, "native"])
-def test_the_order_of_fresh_documents_changes_no_bit(evaluation: Any, name: str | None) -> None:
-    (item,) = evaluation.items(1, 10, seed="order")
-    lm = InvariantModel.from_pretrained(name)
-    prompt = lm.chat_prompt(item.question.text, item.documents)
-    expected = lm.logits(prompt)
-    for seed in range(3):
-        assert torch.equal(lm.logits(prompt.shuffled(random.Random(seed))), expected)
-
-
-def test_monot5_ranks_the_document_that_answers_first(evaluation: Any) -> None:
+def test_monot5_ranks_the_document_that_answers_first(evaluation):
     scorer, first = MonoT5(EMBEDDED["monot5"]), 0
     for item in evaluation.items(20, 10, seed="test"):
         scores = scorer.score_texts([document_rendering(each) for each in item.documents], item.question.text)
@@ -85,7 +74,7 @@ def test_monot5_ranks_the_document_that_answers_first(evaluation: Any) -> None:
     assert first >= 15
 
 
-def test_monot5_without_a_checkpoint_uses_the_embedded_one_offline_and_says_so() -> None:
+def test_monot5_without_a_checkpoint_uses_the_embedded_one_offline_and_says_so():
     lm = InvariantModel.from_pretrained(ordering="monot5")
     prompt = lm.chat_prompt(
         "Who founded Kellstead?", ["It rains.", Segment("Teso Carno founded Kellstead.", title="K")]
@@ -96,12 +85,12 @@ def test_monot5_without_a_checkpoint_uses_the_embedded_one_offline_and_says_so()
     assert lm.prepare(prompt).order == prepared.order  # once is enough: another warning would be an error
 
 
-def test_the_hub_is_reachable_if_it_answers_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_reachable_if_it_answers_at_all(monkeypatch):
     class Refusing(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
+        def do_HEAD(self):
             self.send_error(403)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             pass
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -116,7 +105,7 @@ def test_the_hub_is_reachable_if_it_answers_at_all(monkeypatch: pytest.MonkeyPat
     assert not hub_reachable(timeout=1.0)
 
 
-def test_it_answers_the_questions_of_the_demo_from_ten_chunks_alone_in_a_batch_and_in_any_order(rag: RAG) -> None:
+def test_it_answers_the_questions_of_the_demo_from_ten_chunks_alone_in_a_batch_and_in_any_order(rag):
     for question, expected in DEMO.items():
         answer = rag.ask(question, max_new_tokens=20)
         assert (answer.text, len(answer.segments), answer.generation.finish_reason) == (expected, 10, "stop")

@@ -87,15 +87,22 @@ def oracle_logits(
 
     Dynamic frequencies are chosen by the largest position of the prompt.
     """
+    return logits_with(
+        model, ids, lambda module, hidden: layer_of(module, model.config, hidden, largest).outputs(world, method)
+    )
+
+
+def logits_with(
+    model: PreTrainedModel, ids: Sequence[int], attend: Callable[[Any, torch.Tensor], np.ndarray]
+) -> torch.Tensor:
+    """Return the logits of all tokens `[T, V]` with other attention `[T, H * D]`, from a module and its inputs."""
     modules = [each for each in model.modules() if hasattr(each, "layer_idx") and _output_projection(each) is not None]
     if [each.layer_idx for each in modules] != list(range(len(modules))) or not modules:
         raise AssertionError(f"expected one attention module per layer, got {[type(each) for each in modules]}")
 
     def replacement(module: Any) -> Callable[..., Any]:
         def forward(hidden_states: torch.Tensor, *args: Any, **_: Any) -> tuple[torch.Tensor, None]:
-            layer = layer_of(module, model.config, hidden_states[0], largest)
-            out = torch.from_numpy(layer.outputs(world, method))[None]
-            projected = _output_projection(module)(out)
+            projected = _output_projection(module)(torch.from_numpy(attend(module, hidden_states[0]))[None])
             return (projected + args[0] if model.config.model_type == "bloom" else projected), None
 
         return forward

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -20,9 +18,7 @@ from invariant_rag.orderings import CrossEncoder, Embedding, MonoT5
 WORDS = ("harbour", "lantern", "river", "salt", "bridge", "copper", "winter", "mill")
 
 
-def word_tokenizer(
-    specials: dict[str, str], words: tuple[str, ...], template: str, pair: str
-) -> PreTrainedTokenizerFast:
+def word_tokenizer(specials, words, template, pair):
     """Return a tokenizer with one token per word."""
     vocabulary = {word: index for index, word in enumerate((*specials.values(), *words))}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token=specials["unk_token"]))
@@ -36,7 +32,7 @@ def word_tokenizer(
 
 
 @pytest.fixture(scope="session")
-def t5_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def t5_folder(tmp_path_factory):
     """Save a T5 of 2 layers and return its folder."""
     folder = tmp_path_factory.mktemp("t5")
     specials = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -51,17 +47,17 @@ def t5_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def monot5(t5_folder: Path) -> MonoT5:
+def monot5(t5_folder):
     return MonoT5(str(t5_folder), batch_size=2, device="cpu")
 
 
 @pytest.fixture(scope="session")
-def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bert_folder(tmp_path_factory):
     """Save a BERT classifier with one output and return its folder."""
     return save_bert(tmp_path_factory.mktemp("bert"), outputs=1)
 
 
-def save_bert(folder: Path, outputs: int) -> Path:
+def save_bert(folder, outputs):
     specials = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     word_tokenizer(specials, WORDS, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1").save_pretrained(folder)
     torch.manual_seed(0)
@@ -72,11 +68,11 @@ def save_bert(folder: Path, outputs: int) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cross_encoder(bert_folder: Path) -> CrossEncoder:
+def cross_encoder(bert_folder):
     return CrossEncoder(str(bert_folder), batch_size=2, device="cpu")
 
 
 @pytest.fixture(scope="session")
-def embedding() -> Embedding:
+def embedding():
     """The real MiniLM, from its wheel."""
     return Embedding(batch_size=2, device="cpu")

@@ -1,10 +1,9 @@
-"""Claims about every ordering: the rank is a function of the multiset of segments."""
+"""Claims about every ordering: the rank is a function of the multiset of segments, and the published one."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-from typing import Any
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +17,6 @@ from invariant_rag.orderings import (
     Given,
     Lexical,
     LexicalReversed,
-    Ordering,
     Score,
     resolve_ordering,
 )
@@ -27,12 +25,11 @@ from invariant_rag.segments import Segment
 WORDS = ("harbour", "lantern", "river", "salt", "true", "unseen", "\ud800", "زيت")
 
 
-def candidate(text: str, score: float | None = 0.0, source: str = "") -> Candidate:
-    segment = Segment(text, score=score, metadata={"source": source})
-    return Candidate(segment, tuple(map(ord, text)), text)
+def candidate(text, score=0.0, source=""):
+    return Candidate(Segment(text, score=score, metadata={"source": source}), tuple(map(ord, text)), text)
 
 
-def ids_only(ids: Sequence[int]) -> Candidate:
+def ids_only(ids):
     return Candidate(Segment.of(list(ids)), tuple(ids), None)
 
 
@@ -40,46 +37,49 @@ texts = st.lists(st.sampled_from(WORDS), max_size=4).map(" ".join)
 candidates = st.lists(
     st.builds(candidate, texts, st.sampled_from([-1.0, 0.0, 0.5]), st.sampled_from(["a", "b"])), max_size=6
 )
+PLAIN = {"lexical": Lexical(), "lexical-reversed": LexicalReversed(), "frequency": Frequency(), "score": Score()}
+BY_MODEL = {"monot5": "monot5", "cross-encoder": "cross_encoder", "embedding": "embedding"}
 
 
-def contents(ranked: Sequence[int], given_candidates: Sequence[Candidate]) -> list[Any]:
-    return [given_candidates[index].tie_breaker for index in ranked]
-
-
-def assert_rank_ignores_order(ordering: Ordering, listed: list[Candidate], order: random.Random) -> None:
+def assert_rank_ignores_order(ordering, listed, order):
     permutation = order.sample(range(len(listed)), len(listed))
     shuffled = [listed[index] for index in permutation]
-    rank = ordering.rank(listed, "river salt")
-    assert sorted(rank) == list(range(len(listed)))
-    assert contents(ordering.rank(shuffled, "river salt"), shuffled) == contents(rank, listed)
+    ranks = [(each, ordering.rank(each, "river salt")) for each in (listed, shuffled)]
+    assert sorted(ranks[0][1]) == list(range(len(listed)))
+    one, other = ([each[index].tie_breaker for index in rank] for each, rank in ranks)
+    assert one == other
     # Not only the rank: every key, to the last bit.
     keys = ordering.sort_keys(listed, "river salt")
     assert list(ordering.sort_keys(shuffled, "river salt")) == [keys[index] for index in permutation]
 
 
-@pytest.mark.parametrize("ordering", [Lexical(), LexicalReversed(), Frequency(), Score()], ids=repr)
+@pytest.mark.parametrize("name", PLAIN)
 @given(listed=candidates, order=st.randoms(use_true_random=False))
-def test_rank_ignores_the_order_in_which_segments_are_given(
-    ordering: Ordering, listed: list[Candidate], order: random.Random
-) -> None:
-    assert_rank_ignores_order(ordering, listed, order)
+def test_rank_ignores_the_order_in_which_segments_are_given(name, listed, order):
+    assert_rank_ignores_order(PLAIN[name], listed, order)
 
 
-@pytest.mark.parametrize("fixture", ["monot5", "cross_encoder", "embedding"])
+@pytest.mark.parametrize("fixture", BY_MODEL.values())
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(listed=candidates, order=st.randoms(use_true_random=False))
-def test_scores_of_a_model_ignore_the_order_in_which_segments_are_given(
-    request: pytest.FixtureRequest, fixture: str, listed: list[Candidate], order: random.Random
-) -> None:
+def test_scores_of_a_model_ignore_the_order_in_which_segments_are_given(request, fixture, listed, order):
     assert_rank_ignores_order(request.getfixturevalue(fixture), listed, order)
 
 
-def test_every_invariant_ordering_is_tested_for_invariance() -> None:
-    invariant = {name for name, ordering in ORDERINGS.items() if ordering.invariant}
-    assert invariant == {"lexical", "lexical-reversed", "frequency", "score", "monot5", "cross-encoder", "embedding"}
+def test_every_invariant_ordering_is_tested_and_resolved_by_its_name_without_loading_a_model():
+    assert {name for name, ordering in ORDERINGS.items() if ordering.invariant} == {*PLAIN, *BY_MODEL}
+    for name in ORDERINGS:
+        ordering = resolve_ordering(name)
+        assert type(ordering) is ORDERINGS[name]
+        assert ordering.name == name
+        assert resolve_ordering(ordering) is ordering
+    for wrong in ("lexcal", "", None, 3, Lexical):
+        with pytest.raises(UnknownName) as caught:
+            resolve_ordering(wrong)
+        assert all(repr(name) in str(caught.value) for name in ORDERINGS)
 
 
-def test_given_and_lexical_rank_as_they_say() -> None:
+def test_given_and_lexical_rank_as_they_say():
     """Given: the first segment is farthest. Lexical: the smallest ids, and the shorter of two that begin alike."""
     assert Given().rank([candidate(text) for text in ("b", "a", "c", "a")], "")[::-1] == [0, 1, 2, 3]
     assert not Given.invariant
@@ -88,7 +88,18 @@ def test_given_and_lexical_rank_as_they_say() -> None:
     assert LexicalReversed().rank(listed, "") == [0, 1, 2, 3]
 
 
-def padded_frequency_rank(rows: list[list[int]]) -> list[int]:
+def test_score_puts_the_best_first_then_text_then_metadata_and_names_segments_without_one():
+    listed = [candidate("a", 0.1), candidate("b", 7.0), candidate("c", float("-inf"))]
+    assert Score().rank(listed, "") == [1, 0, 2]
+    assert Score().rank([candidate("b"), candidate("a", source="y"), candidate("a", source="x")], "") == [2, 1, 0]
+    with pytest.raises(InvalidSegment, match=r"2 of 3 have none: 1 \('left'\); 2 \('right'\)"):
+        Score().rank([candidate("a", 1.0), candidate("left", None), candidate("right", None)], "")
+
+
+# --- the published code ---
+
+
+def padded_frequency_rank(rows):
     """Rank as the published code does it: pad, count the padding, and read whatever has its count as padding."""
     longest = max(map(len, rows))
     padded = [row + [-1] * (longest - len(row)) for row in rows]
@@ -99,26 +110,24 @@ def padded_frequency_rank(rows: list[list[int]]) -> list[int]:
 
 
 @given(st.lists(st.lists(st.integers(0, 6), max_size=5), min_size=1, max_size=6))
-def test_frequency_ranks_as_the_published_code_does_up_to_its_ties(rows: list[list[int]]) -> None:
+def test_frequency_ranks_as_the_published_code_does_up_to_its_ties(rows):
     rank = Frequency().rank([ids_only(row) for row in rows], "")
     assert [rows[index] for index in rank] == [rows[index] for index in padded_frequency_rank(rows)]
 
 
-def test_score_puts_the_best_first_then_text_then_metadata_and_names_segments_without_one() -> None:
-    listed = [candidate("a", 0.1), candidate("b", 7.0), candidate("c", float("-inf"))]
-    assert Score().rank(listed, "") == [1, 0, 2]
-    assert Score().rank([candidate("b"), candidate("a", source="y"), candidate("a", source="x")], "") == [2, 1, 0]
-    with pytest.raises(InvalidSegment, match=r"2 of 3 have none: 1 \('left'\); 2 \('right'\)"):
-        Score().rank([candidate("a", 1.0), candidate("left", None), candidate("right", None)], "")
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "manifest.json").read_text())
+PUBLISHED = {"rotor_lexical": "lexical", "rotor_revlexical": "lexical-reversed", "rotor_freq": "frequency"}
 
 
-def test_every_name_resolves_to_its_ordering_without_loading_a_model_and_others_are_refused() -> None:
-    for name in ORDERINGS:
-        ordering = resolve_ordering(name)
-        assert type(ordering) is ORDERINGS[name]
-        assert ordering.name == name
-        assert resolve_ordering(ordering) is ordering
-    for wrong in ("lexcal", "", None, 3, Lexical):
-        with pytest.raises(UnknownName) as caught:
-            resolve_ordering(wrong)  # type: ignore[arg-type]
-        assert all(repr(name) in str(caught.value) for name in ORDERINGS)
+@pytest.mark.parametrize("method", PUBLISHED)
+def test_physical_order_is_the_published_one_on_the_golden_cases(method):
+    ordering, entries = PLAIN[PUBLISHED[method]], [each for each in GOLDEN["entries"] if each["method"] == method]
+    assert entries
+    for entry in entries:
+        rows, published = GOLDEN["cases"][entry["case"]]["segs"], entry["physical_order"]
+        listed = [ids_only(row) for row in rows]
+        physical, keys = ordering.rank(listed, "")[::-1], ordering.sort_keys(listed, "")
+        # Where keys are equal the published code falls back to the input order, and no invariant ordering can.
+        assert [keys[index] for index in physical] == [keys[index] for index in published], entry["case"]
+        if len(set(keys)) == len({tuple(row) for row in rows}):
+            assert [rows[index] for index in physical] == [rows[index] for index in published], entry["case"]

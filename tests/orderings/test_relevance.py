@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from itertools import permutations
-from pathlib import Path
 from threading import Event
-from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,162 +14,138 @@ from transformers import AutoTokenizer, BertModel, T5ForConditionalGeneration
 
 from invariant_rag.cancellation import cancellable
 from invariant_rag.errors import ContextOverflow, InvariantRAGError, TokenizerRequired, UnsupportedModel
-from invariant_rag.orderings import Candidate, CrossEncoder, Embedding, MonoT5, Ordering, Relevance
+from invariant_rag.orderings import Candidate, CrossEncoder, Embedding, MonoT5, Relevance
 from invariant_rag.segments import Segment
-from invariant_rag.testing.rounding import rounding
+from tests.comparing import assert_computes
 from tests.orderings.conftest import WORDS, save_bert
 
 
-def candidate(text: str) -> Candidate:
-    return Candidate(Segment(text), tuple(map(ord, text)), text)
+def candidates(*texts):
+    return [Candidate(Segment(text), tuple(map(ord, text)), text) for text in texts]
+
+
+TEXTS = candidates("river salt", "lantern", "bridge copper winter mill harbour", "salt", "mill mill")
 
 
 class Recorder(Relevance):
     """Scores a text by its length and remembers what it was shown."""
 
-    name: ClassVar[str] = "recorder"
+    name = "recorder"
 
-    def __init__(self, value: float | None = None) -> None:
+    def __init__(self, value=None):
         super().__init__("nothing")
-        self.value = value
-        self.shown: list[list[str]] = []
+        self.value, self.shown = value, []
 
-    def score_texts(self, texts: Sequence[str], query: str) -> list[float]:
+    def score_texts(self, texts, query):
         self.shown.append(list(texts))
         return [len(text) if self.value is None else self.value for text in texts]
 
 
-def test_the_model_is_shown_the_distinct_texts_in_sorted_order_whatever_order_they_came_in() -> None:
-    listed = [candidate(text) for text in ("bb", "a", "bb", "ccc")]
+def test_the_model_is_shown_the_distinct_texts_in_sorted_order_whatever_order_they_came_in():
     recorder = Recorder()
-    for shuffled in permutations(listed):
-        ranked = [shuffled[index].text for index in recorder.rank(shuffled, "q")]
-        assert ranked == ["ccc", "bb", "bb", "a"]
+    for shuffled in permutations(candidates("bb", "a", "bb", "ccc")):
+        assert [shuffled[index].text for index in recorder.rank(shuffled, "q")] == ["ccc", "bb", "bb", "a"]
     assert recorder.shown == [["a", "bb", "ccc"]] * 24
     assert Recorder().rank([], "q") == []
 
 
-@pytest.mark.parametrize("ordering", [MonoT5(), CrossEncoder(), Embedding()], ids=repr)
-def test_segments_without_text_are_refused_before_a_model_is_loaded(ordering: Ordering) -> None:
-    with pytest.raises(TokenizerRequired, match="segment 1"):
-        ordering.rank([candidate("a"), Candidate(Segment.of([1, 2]), (1, 2), None)], "q")
-
-
-@pytest.mark.parametrize("ordering", [MonoT5, CrossEncoder, Embedding])
-def test_a_folder_without_a_model_is_refused(ordering: type[Relevance], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [MonoT5, CrossEncoder, Embedding])
+def test_segments_without_text_and_folders_without_a_model_are_refused(kind, tmp_path):
+    with pytest.raises(TokenizerRequired, match="segment 1"):  # before a model is loaded
+        kind().rank([*candidates("a"), Candidate(Segment.of([1, 2]), (1, 2), None)], "q")
     with pytest.raises(InvariantRAGError, match=tmp_path.name) as caught:
-        ordering(tmp_path).rank([candidate("a")], "q")
+        kind(tmp_path).rank(candidates("a"), "q")
     assert caught.value.hint
 
 
-def one_by_one(folder: Path, text: str) -> float:
-    """Return log P(true) against false, written out for one input."""
+def one_by_one(folder, *texts):
+    """Return -log P(true) against false, written out for each input."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = T5ForConditionalGeneration.from_pretrained(folder).eval()
-    inputs = tokenizer(text, return_tensors="pt")
+    model, ids = T5ForConditionalGeneration.from_pretrained(folder).eval(), tokenizer.convert_tokens_to_ids
+    start = torch.tensor([[model.config.decoder_start_token_id]])
     with torch.no_grad():
-        logits = model(**inputs, decoder_input_ids=torch.tensor([[model.config.decoder_start_token_id]])).logits[0, 0]
-    ids = tokenizer.convert_tokens_to_ids(["true", "false"])
-    return float(logits[ids].log_softmax(-1)[0])
+        logits = [model(**tokenizer(each, return_tensors="pt"), decoder_input_ids=start).logits[0, 0] for each in texts]
+    return [-float(each[ids(["true", "false"])].log_softmax(-1)[0]) for each in logits]
 
 
-TEXTS = ("river salt", "lantern", "bridge copper winter mill harbour", "salt", "mill mill")
-
-
-def test_monot5_scores_are_the_log_probability_of_true_against_false(monot5: MonoT5, t5_folder: Path) -> None:
-    keys = monot5.sort_keys([candidate(text) for text in TEXTS], "salt mill")
-    bound = rounding(monot5.sort_keys, [candidate(text) for text in TEXTS], "salt mill")
-    expected = [-one_by_one(t5_folder, f"Query: salt mill Document: {text} Relevant:") for text in TEXTS]
-    assert keys == pytest.approx(expected, abs=bound)
+def test_monot5_scores_are_the_log_probability_of_true_against_false(monot5, t5_folder):
+    expected = one_by_one(t5_folder, *(f"Query: salt mill Document: {each.text} Relevant:" for each in TEXTS))
+    keys = assert_computes(expected, monot5.sort_keys, TEXTS, "salt mill")
     assert len(set(keys)) == len(keys)
-    rank = monot5.rank([candidate(text) for text in TEXTS], "salt mill")
-    assert [keys[index] for index in rank] == sorted(keys), "the most relevant first"
+    assert [keys[index] for index in monot5.rank(TEXTS, "salt mill")] == sorted(keys), "the most relevant first"
 
 
-def test_monot5_cuts_a_long_document_and_keeps_the_query_and_the_end(t5_folder: Path) -> None:
+def test_monot5_cuts_a_long_document_and_keeps_the_query_and_the_end(t5_folder):
     # "Query: salt Document:" takes 3 tokens, "Relevant:" and the end 2, so 5 of the document's 40 words fit.
     short = MonoT5(str(t5_folder), max_length=10, device="cpu")
-    [key] = short.sort_keys([candidate("river mill " * 20)], "salt")
-    bound = rounding(short.sort_keys, [candidate("river mill " * 20)], "salt")
-    cut = "Query: salt Document: river mill river mill river Relevant:"
-    assert key == pytest.approx(-one_by_one(t5_folder, cut), abs=bound)
+    expected = one_by_one(t5_folder, "Query: salt Document: river mill river mill river Relevant:")
+    assert_computes(expected, short.sort_keys, candidates("river mill " * 20), "salt")
 
 
-def test_what_a_model_cannot_score_is_refused(t5_folder: Path, tmp_path: Path) -> None:
-    def monot5(**options: Any) -> MonoT5:
+def test_what_a_model_cannot_score_is_refused(t5_folder, tmp_path):
+    def monot5(**options):
         return MonoT5(str(t5_folder), device="cpu", **options)
 
-    refusals: list[tuple[Relevance, str, type[InvariantRAGError], str]] = [
+    for ordering, query, error, message in (
         (monot5(true_word="unheard-of"), "salt", UnsupportedModel, "one token for"),
         (monot5(true_word="true false"), "salt", UnsupportedModel, "one token for"),
         (monot5(true_word="false"), "salt", UnsupportedModel, "same token"),
         (monot5(max_length=10), "salt " * 9, ContextOverflow, r"13 tokens .* room for 10"),
         (CrossEncoder(str(save_bert(tmp_path, outputs=2)), device="cpu"), "q", UnsupportedModel, "one score per text"),
         (Recorder(float("nan")), "q", UnsupportedModel, "nan"),
-    ]
-    for ordering, query, error, message in refusals:
+    ):
         with pytest.raises(error, match=message):
-            ordering.rank([candidate("a"), candidate("b")], query)
+            ordering.rank(candidates("a", "b"), query)
 
 
-def test_threads_that_arrive_together_load_the_model_once(t5_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loads: list[str] = []
-    load = T5ForConditionalGeneration.from_pretrained
-
-    def counted(name: str, **options: Any) -> T5ForConditionalGeneration:
-        loads.append(name)
-        return load(name, **options)
-
+def test_threads_that_arrive_together_load_the_model_once(t5_folder, monkeypatch):
+    loads, load = [], T5ForConditionalGeneration.from_pretrained
+    counted = lambda name, **options: loads.append(name) or load(name, **options)  # noqa: E731
     monkeypatch.setattr(T5ForConditionalGeneration, "from_pretrained", counted)
     ordering = MonoT5(str(t5_folder), device="cpu")
-    listed = [candidate(text) for text in TEXTS]
     with ThreadPoolExecutor(4) as pool:
-        ranks = list(pool.map(lambda _: ordering.rank(listed, "salt"), range(8)))
+        ranks = list(pool.map(lambda _: ordering.rank(TEXTS, "salt"), range(8)))
     assert loads == [str(t5_folder)]
     assert ranks == [ranks[0]] * 8
 
 
 def test_an_ordering_survives_pickling_and_loads_its_model_where_it_arrives(
-    monot5: MonoT5, cross_encoder: CrossEncoder, embedding: Embedding, t5_folder: Path
-) -> None:
-    listed = [candidate(text) for text in TEXTS]
+    monot5, cross_encoder, embedding, t5_folder
+):
     for ordering in (monot5, cross_encoder, embedding):
-        expected = ordering.sort_keys(listed, "salt mill")
         arrived = pickle.dumps(ordering)
         assert len(arrived) < 1000, "weights that have a name stay behind"
-        assert pickle.loads(arrived).sort_keys(listed, "salt mill") == expected
+        assert pickle.loads(arrived).sort_keys(TEXTS, "salt mill") == ordering.sort_keys(TEXTS, "salt mill")
     model = T5ForConditionalGeneration.from_pretrained(t5_folder).eval()
     given = MonoT5(model, AutoTokenizer.from_pretrained(t5_folder), batch_size=2)  # one that is loaded already
-    keys = monot5.sort_keys(listed, "salt")
-    assert pickle.loads(pickle.dumps(given)).sort_keys(listed, "salt") == given.sort_keys(listed, "salt") == keys
+    keys = monot5.sort_keys(TEXTS, "salt")
+    assert pickle.loads(pickle.dumps(given)).sort_keys(TEXTS, "salt") == given.sort_keys(TEXTS, "salt") == keys
     with pytest.raises(UnsupportedModel, match="tokenizer"):
         MonoT5(model)
 
 
-def test_cross_encoder_scores_are_raw_logits(cross_encoder: CrossEncoder) -> None:
-    keys = cross_encoder.sort_keys([candidate(text) for text in TEXTS], "salt mill")
+def test_cross_encoder_scores_are_raw_logits(cross_encoder):
+    keys = cross_encoder.sort_keys(TEXTS, "salt mill")
     assert max(map(abs, keys)) > 1
     assert len(set(keys)) == len(keys)
 
 
-def test_embedding_ranks_by_meaning(embedding: Embedding) -> None:
+def test_embedding_ranks_by_meaning_also_with_a_loaded_model(embedding):
     texts = ["The bakery opens at seven.", "A ferry crosses the strait twice a day.", "Copper is mined in the hills."]
-    rank = embedding.rank([candidate(text) for text in texts], "When does the boat sail?")
-    assert rank[0] == 1
-    # The same sentences from a loaded model.
-    loaded = Embedding(embedding._loaded)
-    assert loaded.rank([candidate(text) for text in texts], "When does the boat sail?") == rank
+    ranks = [
+        each.rank(candidates(*texts), "When does the boat sail?") for each in (embedding, Embedding(embedding._loaded))
+    ]
+    assert ranks[0] == ranks[1]
+    assert ranks[0][0] == 1
 
 
 @pytest.mark.parametrize(("kind", "together"), [("monot5", 1), ("cross_encoder", 4)])
-def test_no_batch_is_read_once_nobody_waits_for_the_scores(
-    kind: str, together: int, request: pytest.FixtureRequest
-) -> None:
+def test_no_batch_is_read_once_nobody_waits_for_the_scores(kind, together, request):
     relevance, gone, reads = request.getfixturevalue(kind), Event(), []
-    candidates = [candidate(f"{word} {other} mill") for word in WORDS for other in WORDS]
-    relevance.sort_keys(candidates[:1], "river")  # the model is loaded
+    listed = candidates(*(f"{word} {other} mill" for word in WORDS for other in WORDS))
+    relevance.sort_keys(listed[:1], "river")  # the model is loaded
 
-    def leave(network: torch.nn.Module, *_: object) -> None:
+    def leave(network, *_):
         if isinstance(network, T5ForConditionalGeneration | BertModel):
             reads.append(1)
             gone.set()
@@ -180,7 +153,7 @@ def test_no_batch_is_read_once_nobody_waits_for_the_scores(
     hook = register_module_forward_hook(leave)
     try:
         with cancellable(gone), pytest.raises(CancelledError):
-            relevance.sort_keys(candidates, "river")
+            relevance.sort_keys(listed, "river")
     finally:
         hook.remove()
     assert len(reads) == together

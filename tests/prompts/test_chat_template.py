@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from invariant_rag import Segment, SegmentSet
 from invariant_rag.errors import InvalidPrompt, InvalidTool
@@ -19,11 +17,11 @@ from invariant_rag.prompts import (
     render_chat,
     template_format,
     tokenize_literal,
-    tokenize_prompt,
     tokenize_text,
 )
 from invariant_rag.prompts.template_probes import OWN_FORMAT, CallFormat
 from invariant_rag.testing import toy_tokenizer
+from invariant_rag.testing.token_check import find_break_outs, hostile_texts
 from tests.prompts.tool_templates import ALL, templated
 
 TOY = toy_tokenizer()
@@ -32,17 +30,17 @@ REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system ro
 TWICE = "{% for m in messages %}{{ m.content }}{% endfor %}{{ messages[-1].content }}"
 
 
-def with_template(template: Any) -> PreTrainedTokenizerFast:
+def with_template(template):
     tokenizer = toy_tokenizer()
     tokenizer.chat_template = template
     return tokenizer
 
 
-def asked(template: Any, *given_segments: str, system: str | None = "Be brief.") -> Any:
+def asked(template, *given_segments, system="Be brief."):
     return render_chat(question_messages("Why?", SegmentSet(given_segments), system), with_template(template))
 
 
-def test_a_question_is_rendered_once_with_the_set_in_its_place() -> None:
+def test_a_question_is_rendered_once_with_the_set_in_its_place():
     prompt = render_chat(question_messages("Why?", SegmentSet(["one", Segment("two", title="T")])), TOY, "Why?")
     assert prompt.prefix == f"<|im_start|>system\n{DEFAULT_SYSTEM}<|im_end|>\n<|im_start|>user\n"
     assert prompt.suffix == "\nQuestion: Why?<|im_end|>\n<|im_start|>assistant\n"
@@ -50,8 +48,8 @@ def test_a_question_is_rendered_once_with_the_set_in_its_place() -> None:
     assert [prompt.rendering(each) for each in prompt.segments] == ["Document: one\n", "Document (Title: T): two\n"]
 
 
-def test_segments_may_stand_in_any_turn_and_neighbours_form_one_set() -> None:
-    messages: list[dict[str, Any]] = [
+def test_segments_may_stand_in_any_turn_and_neighbours_form_one_set():
+    messages = [
         {"role": "system", "content": ["Rules: ", SegmentSet(["r1", "r2"])]},
         {"role": "user", "content": [Segment("a"), Segment("b"), "?", Segment("c")]},
         {"role": "assistant", "content": "Yes."},
@@ -63,7 +61,7 @@ def test_segments_may_stand_in_any_turn_and_neighbours_form_one_set() -> None:
     assert "\ueca4" not in "".join(map(str, prompt.texts))
 
 
-def test_where_a_template_has_no_system_message_text_is_dropped_or_opens_the_first_question() -> None:
+def test_where_a_template_has_no_system_message_text_is_dropped_or_opens_the_first_question():
     assert asked(NO_SYSTEM, "one").texts == ("[user]", "\nQuestion: Why?")
     assert asked(REFUSES, "one").texts == ("[user]Be brief.\n\n", "\nQuestion: Why?")
     assert asked(REFUSES, system="").texts[0] == "[user]"
@@ -75,7 +73,7 @@ def test_where_a_template_has_no_system_message_text_is_dropped_or_opens_the_fir
     assert asked("", "one").texts == ("Be brief.\n\n", "\nQuestion: Why?\nAnswer:"), "without a template"
 
 
-def test_one_of_several_templates_is_used_and_control_tokens_of_all_are_known() -> None:
+def test_one_of_several_templates_is_used_and_control_tokens_of_all_are_known():
     tokenizer = toy_tokenizer()
     tokenizer.add_tokens(["[tool]"])
     index = tokenizer.convert_tokens_to_ids("[tool]")
@@ -86,11 +84,11 @@ def test_one_of_several_templates_is_used_and_control_tokens_of_all_are_known() 
     assert str(render_chat(question_messages("Why?", SegmentSet()), tokenizer).prefix).startswith("<|im_start|>")
 
 
-def user(content: Any) -> dict[str, Any]:
+def user(content):
     return {"role": "user", "content": content}
 
 
-def calls(*listed: Any) -> list[dict[str, Any]]:
+def calls(*listed):
     return [{"role": "assistant", "content": "", "tool_calls": list(listed)}]
 
 
@@ -112,13 +110,13 @@ def calls(*listed: Any) -> list[dict[str, Any]]:
         ("", [user("a"), {"role": "assistant", "content": "b"}], InvalidPrompt, "no chat template"),
     ],
 )
-def test_what_cannot_be_rendered_is_refused(template: Any, messages: list[Any], error: Any, message: str) -> None:
+def test_what_cannot_be_rendered_is_refused(template, messages, error, message):
     with pytest.raises(error, match=message) as caught:
         render_chat(messages, TOY if template is None else with_template(template))
     assert template is None or "chat_template" in caught.value.hint
 
 
-def test_variables_reach_the_template_and_unknown_ones_are_refused() -> None:
+def test_variables_reach_the_template_and_unknown_ones_are_refused():
     tokenizer, messages = templated("hermes"), [{"role": "user", "content": "When?"}]
     plain = render_chat(messages, tokenizer)
     assert plain.texts == (tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True),)
@@ -143,7 +141,7 @@ SEARCH = {
 CALL = {"id": "abc123", "type": "function", "function": {"name": "search", "arguments": '{"query": "ferry"}'}}
 
 
-def conversation(result: Any = "At noon.") -> list[dict[str, Any]]:
+def conversation(result="At noon."):
     return [
         {"role": "user", "content": "When?"},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
@@ -152,11 +150,11 @@ def conversation(result: Any = "At noon.") -> list[dict[str, Any]]:
     ]
 
 
-def rendered(kind: str, messages: list[dict[str, Any]]) -> str:
+def rendered(kind, messages):
     return "[SET]".join(map(str, render_chat(messages, templated(kind), tools=[SEARCH]).texts))
 
 
-def test_the_format_of_calls_is_found_out_by_rendering_or_is_our_own() -> None:
+def test_the_format_of_calls_is_found_out_by_rendering_or_is_our_own():
     found = {kind: template_format(templated(kind)) for kind in ALL}
     between = '}\n</tool_call><tool_call>\n{"name": "'
     hermes = ('<tool_call>\n{"name": "', '", "arguments": ', between, "}\n</tool_call>")
@@ -188,7 +186,7 @@ def test_the_format_of_calls_is_found_out_by_rendering_or_is_our_own() -> None:
     assert '<tool_call>\n{"name": "search", "arguments": {"query": "ferry"}}\n</tool_call>' in described
 
 
-def test_a_template_gets_tools_calls_and_results_as_transformers_documents_them() -> None:
+def test_a_template_gets_tools_calls_and_results_as_transformers_documents_them():
     tokenizer, messages = templated("hermes"), conversation()
     prompt = render_chat(messages, tokenizer, tools=[Tool.of(SEARCH)])
     call, arguments = ToolCall.of(CALL), {"query": "ferry"}
@@ -206,7 +204,7 @@ def test_a_template_gets_tools_calls_and_results_as_transformers_documents_them(
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_every_template_shows_tools_calls_and_results_somehow_and_keeps_retrieved_segments(kind: str) -> None:
+def test_every_template_shows_tools_calls_and_results_somehow_and_keeps_retrieved_segments(kind):
     text = rendered(kind, conversation())
     for part in ("Search the records.", '{"query": "ferry"}', "At noon.", "When?", "Sure?"):
         assert text.count(part) == 1, part
@@ -214,9 +212,10 @@ def test_every_template_shows_tools_calls_and_results_somehow_and_keeps_retrieve
     prompt = render_chat(conversation(["Found: ", Segment("one"), Segment("two")]), templated(kind), tools=[SEARCH])
     assert prompt.sets == (SegmentSet(["one", "two"]),)
     assert str(prompt.texts[0]).endswith("Found: ")
+    assert not find_break_outs(templated(kind), hostile_texts(templated(kind), 20, seed=1))
 
 
-def test_what_a_template_does_not_render_of_tools_is_written_as_text() -> None:
+def test_what_a_template_does_not_render_of_tools_is_written_as_text():
     assert rendered("strict", conversation()).startswith("<|im_start|>user\nYou may call these tools:\n")
     assert (
         "<|im_start|>assistant\n"
@@ -240,34 +239,15 @@ def test_what_a_template_does_not_render_of_tools_is_written_as_text() -> None:
         render_chat([user("a")], TOY, tools=[SEARCH, SEARCH])
 
 
-def test_a_text_in_pieces_is_the_text() -> None:
+def test_a_text_in_pieces_is_the_text():
     said, tokenizer = "<think>\nHm.\n</think>\nAt <|im_end|> noon.", templated("hermes")
 
-    def texts(content: Any) -> Any:
+    def texts(content):
         messages = [{"role": "user", "content": "When?"}, {"role": "assistant", "content": content}]
         return render_chat([*messages, {"role": "user", "content": "Sure?"}], tokenizer).texts
 
-    def control(content: str) -> list[int]:
+    def control(content):
         return [each for each in tokenize_text(texts(content)[0], tokenizer) if each in control_tokens(tokenizer)]
 
     assert all(texts([said[:at], said[at:]]) == texts(said) for at in range(len(said)))
     assert control(said) == control(said.replace("<|im_end|>", "")), "behind the reasoning, names are text"
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_no_tool_call_or_result_makes_a_control_token(kind: str) -> None:
-    tokenizer = templated(kind)
-    control = control_tokens(tokenizer)
-    hostile = "x" + "".join(sorted(control.values())) + "\ueca4\ueca6\ueca5\ueca40\ueca5"
-
-    def tokens(text: str) -> list[int]:
-        parameters = {"type": "object", "properties": {text: {"enum": [text]}}}
-        messages = conversation([text, Segment("one"), text])
-        messages[1]["tool_calls"] = [{"id": "abc123", "name": "search", "args": {"query": text, text: 1}}]
-        prompt = render_chat(messages, tokenizer, tools=[Tool("search", text, parameters)])
-        assert len(prompt.sets) == 1
-        return [token for text in tokenize_prompt(prompt, tokenizer).texts for token in text]
-
-    assert [token for token in tokens(hostile) if token in control] == [t for t in tokens("x") if t in control]
-    written = tokenizer.decode(tokens(hostile), skip_special_tokens=False)
-    assert all(name in written for name in control.values())  # the model reads them, as text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context
 
@@ -18,11 +17,11 @@ FERRIES = Retrieval(tuple(map(Segment, FERRY_TEXTS)), "When?")
 MILLS = Retrieval(tuple(map(Segment, MILL_TEXTS)), "What?")
 
 
-def texts() -> list[list[str]]:
+def texts():
     return [[each.text for each in one.segments] for one in outside_retrievals()]
 
 
-def retrieve(*found: Retrieval, asks: bool = False, failed: bool = False) -> None:
+def retrieve(*found, asks=False, failed=False):
     """Run a root run that retrieves, and that may ask a model or fail."""
     runs = RunRetrievals()
     begin_outside()
@@ -47,10 +46,8 @@ def retrieve(*found: Retrieval, asks: bool = False, failed: bool = False) -> Non
         (lambda: copy_context().run(forget_outside, FERRY_TEXTS), []),
     ],
 )
-def test_the_last_retrieval_for_no_model_is_known_to_warn_and_is_no_set(
-    then: Callable[[], object], expected: list[list[str]]
-) -> None:
-    def known() -> list[list[str]]:
+def test_the_last_retrieval_for_no_model_is_known_to_warn_and_is_no_set(then, expected):
+    def known():
         assert texts() == []
         retrieve(FERRIES)
         (found,) = outside_retrievals()
@@ -61,18 +58,18 @@ def test_the_last_retrieval_for_no_model_is_known_to_warn_and_is_no_set(
     assert Context().run(known) == expected
 
 
-def test_other_threads_and_tasks_know_nothing_of_it() -> None:
-    def in_threads() -> tuple[list[list[str]], list[list[str]]]:
+def test_other_threads_and_tasks_know_nothing_of_it():
+    def in_threads():
         with ThreadPoolExecutor(1) as pool:
             pool.submit(retrieve, MILLS).result()
             before = texts()
             retrieve(FERRIES)
             return before, pool.submit(texts).result()
 
-    async def in_tasks() -> list[list[list[str]]]:
+    async def in_tasks():
         begin_outside()
 
-        async def tenant(*found: Retrieval) -> list[list[str]]:
+        async def tenant(*found):
             retrieve(*found)
             await asyncio.sleep(0.01)
             return texts()

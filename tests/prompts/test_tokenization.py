@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -25,13 +24,15 @@ from invariant_rag.segments import Slot
 from invariant_rag.testing import toy_tokenizer
 
 TOY = toy_tokenizer()
+SLOTS = (Slot("[1]<eos> ", "\n", "1"), Slot("[2]<eos> ", "\n", "2"))
+IN_SLOTS = SegmentSet(["<bos>a", "b"], slots=SLOTS)
 
 
-def decoded(ids: tuple[int, ...]) -> str:
+def decoded(ids):
     return str(TOY.decode(list(ids)))
 
 
-def starting_with(single: str, **names: str) -> PreTrainedTokenizerFast:
+def starting_with(single, **names):
     """A toy tokenizer whose post-processor puts special tokens around every text."""
     tokenizer = toy_tokenizer()
     for name, value in names.items():
@@ -41,24 +42,22 @@ def starting_with(single: str, **names: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def test_special_tokens_are_special_in_texts_and_text_in_segments() -> None:
+def test_special_tokens_are_special_in_texts_and_text_in_segments():
     tokens = tokenize_prompt(Prompt("<bos>a", ["<bos>a"], "<eos>"), TOY)
     assert (decoded(tokens.sets[0][0].token_ids), len(tokens.sets[0][0].token_ids)) == ("<bos>a", 6)
     assert [len(each) for each in tokens.texts] == [2, 1]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("\ud800a", "\ufffda"), ("a\udc00", "a\ufffd"), ("\udc00\ud800", "\ufffd\ufffd"),
-        ("\ud83d\ude00", "\U0001f600"), ("a\0b\ufeff", "a\0b\ufeff"),
-    ],
-)  # fmt: skip
-def test_halves_of_surrogate_pairs_become_the_replacement_character(text: str, expected: str) -> None:
+SURROGATES = [("\ud800a", "\ufffda"), ("a\udc00", "a\ufffd"), ("\udc00\ud800", "\ufffd\ufffd")]
+SURROGATES += [("\ud83d\ude00", "\U0001f600"), ("a\0b\ufeff", "a\0b\ufeff")]  # a pair, and no surrogates
+
+
+@pytest.mark.parametrize(("text", "expected"), SURROGATES)
+def test_halves_of_surrogate_pairs_become_the_replacement_character(text, expected):
     assert decoded(tokenize_literal(text, TOY)) == decoded(tokenize_text(text, TOY)) == expected
 
 
-def test_token_ids_are_used_as_they_are_and_nothing_is_put_in_front() -> None:
+def test_token_ids_are_used_as_they_are_and_nothing_is_put_in_front():
     tokenizer = starting_with("<bos> $A")
     for each in (tokenizer, None):
         tokens = tokenize_prompt(Prompt([5, 1], [[2, 2], [1]], [0]), each)
@@ -69,14 +68,11 @@ def test_token_ids_are_used_as_they_are_and_nothing_is_put_in_front() -> None:
     assert decoded(tokenize_text("ab", tokenizer)) == "ab", "a continuation is never started"
 
 
-@pytest.mark.parametrize(
-    ("single", "start"),
-    [
-        ("<bos> $A", "<bos>"), ("<bos> <|im_start|> $A", "<bos><|im_start|>"), ("$A <eos>", ""),
-        ("<bos> $A <eos>", "<bos>"),
-    ],
-)  # fmt: skip
-def test_a_prompt_starts_as_the_tokenizer_starts_a_text_and_never_twice(single: str, start: str) -> None:
+STARTS = {"<bos> $A": "<bos>", "<bos> <|im_start|> $A": "<bos><|im_start|>", "$A <eos>": "", "<bos> $A <eos>": "<bos>"}
+
+
+@pytest.mark.parametrize(("single", "start"), STARTS.items())
+def test_a_prompt_starts_as_the_tokenizer_starts_a_text_and_never_twice(single, start):
     tokenizer = starting_with(single, bos_token="<eos>") if single == "$A <eos>" else starting_with(single)
     for text in ("ab", "", "<bos>ab", "<|im_start|>ab"):
         tokens = tokenize_prompt(Prompt(text, ["<bos>s"], "q"), tokenizer)
@@ -98,21 +94,20 @@ def test_a_prompt_starts_as_the_tokenizer_starts_a_text_and_never_twice(single: 
         lambda: tokenize_in_slots(IN_SLOTS, [0, 1], None),
     ],
 )
-def test_text_without_a_tokenizer_is_refused(use: Callable[[], object]) -> None:
+def test_text_without_a_tokenizer_is_refused(use):
     with pytest.raises(TokenizerRequired):
         use()
 
 
-def test_control_tokens_are_looked_up_once_for_a_prompt_of_a_thousand_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = []
-    original = PreTrainedTokenizerFast.added_tokens_decoder
-    counted = property(lambda self: looks.append(1) or original.fget(self))  # type: ignore[attr-defined, func-returns-value]
+def test_control_tokens_are_looked_up_once_for_a_prompt_of_a_thousand_segments(monkeypatch):
+    looks, original = [], PreTrainedTokenizerFast.added_tokens_decoder
+    counted = property(lambda self: looks.append(1) or original.fget(self))
     monkeypatch.setattr(PreTrainedTokenizerFast, "added_tokens_decoder", counted)
     few, many = (tokenize_prompt(Prompt("a", ["seg"] * n, "b"), TOY) and len(looks) for n in (1, 1000))
     assert many <= 2 * few, "as many looks for a thousand as for one"
 
 
-def test_eight_threads_get_the_ids_of_one(request: pytest.FixtureRequest) -> None:
+def test_eight_threads_get_the_ids_of_one(request):
     prompts = [Prompt(f"<bos>{n}", [f"<bos>chunk {n} {m}" for m in range(8)], "<eos>") for n in range(12)]
     expected = [tokenize_prompt(each, TOY) for each in prompts]
     request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
@@ -121,11 +116,7 @@ def test_eight_threads_get_the_ids_of_one(request: pytest.FixtureRequest) -> Non
         assert list(pool.map(lambda each: tokenize_prompt(each, TOY), prompts * 8)) == expected * 8
 
 
-SLOTS = (Slot("[1]<eos> ", "\n", "1"), Slot("[2]<eos> ", "\n", "2"))
-IN_SLOTS = SegmentSet(["<bos>a", "b"], slots=SLOTS)
-
-
-def test_the_segment_of_rank_0_takes_the_last_slot() -> None:
+def test_the_segment_of_rank_0_takes_the_last_slot():
     ids = tokenize_in_slots(IN_SLOTS, [0, 1], TOY)
     assert [decoded(each) for each in ids] == ["[2]<eos> <bos>a\n", "[1]<eos> b\n"]
     assert [len(each) for each in ids] == [len(decoded(each)) for each in ids], "no control token"
@@ -133,4 +124,4 @@ def test_the_segment_of_rank_0_takes_the_last_slot() -> None:
     assert [decoded(each.token_ids) for each in ranked] == ["<bos>a", "b"], "ranked without the slot"
     for segments, message in (([[1], [2]], "token ids"), (["a"], "one slot per segment, got 2 for 1")):
         with pytest.raises(InvalidSegment, match=message):
-            SegmentSet(segments, slots=SLOTS)  # type: ignore[arg-type]
+            SegmentSet(segments, slots=SLOTS)

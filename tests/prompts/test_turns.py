@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 import pytest
 
 from invariant_rag.api_models import set_text
 from invariant_rag.errors import InvariantRAGError, OrderWarning
-from invariant_rag.prompts import Finding, Recognition, Retrieval, Turn, mark, mark_set, recognize, report
+from invariant_rag.prompts import Finding, Retrieval, Turn, mark, mark_set, recognize, report
 from invariant_rag.prompts.order_warnings import looks_listed, states_order
 from invariant_rag.segments import Segment, SegmentSet, verdict
 
@@ -39,20 +38,18 @@ ORDERED = [
 """Texts whose order has a meaning, of which each names all retrieved documents."""
 
 
-def asked(
-    text: str, *, system: str = "Be brief.", history: Sequence[Turn] = (), slots: Sequence[str] = ()
-) -> Recognition:
+def asked(text, *, system="Be brief.", history=(), slots=()):
     known = [Retrieval(KNOWN.segments, text)]
     return recognize([Turn("system", (system,)), *history, Turn("user", (text,))], known, [text, *slots])
 
 
-def kinds(*parts: object, known: Sequence[Retrieval] = (), slots: Sequence[str] = ()) -> list[str]:
+def kinds(*parts, known=(), slots=()):
     found = recognize([Turn("user", parts)], known, slots)
     return [each.kind for each in found.findings]
 
 
 @pytest.mark.parametrize("text", [*ORDERED, SLOT])
-def test_what_people_and_models_wrote_arrives_byte_for_byte(text: str) -> None:
+def test_what_people_and_models_wrote_arrives_byte_for_byte(text):
     assert asked(text).turns[-1].parts == (text,), "the question"
     prompt = f"Draft:\n{text}\n\nImprove it."
     if text in ORDERED:
@@ -63,7 +60,7 @@ def test_what_people_and_models_wrote_arrives_byte_for_byte(text: str) -> None:
     assert found.turns[1].parts == (text,), "an answer, although it is a set"
 
 
-def test_a_slot_is_a_set_where_it_stands_once_and_the_text_around_it_stays() -> None:
+def test_a_slot_is_a_set_where_it_stands_once_and_the_text_around_it_stays():
     prompt = f"Context:\n{SLOT}\n\nQuestion: Is '{STEPS[0]}' right?"
     known = [Retrieval(KNOWN.segments, "right?")]
     before, found, after = recognize([Turn("user", (prompt,))], known, [SLOT]).turns[0].parts
@@ -80,7 +77,7 @@ def test_a_slot_is_a_set_where_it_stands_once_and_the_text_around_it_stays() -> 
         assert [each.kind for each in found.findings] == ["no_segments"]
 
 
-def test_several_sets_of_one_promise_nothing() -> None:
+def test_several_sets_of_one_promise_nothing():
     assert verdict([1, 1, 2]) is verdict([1, 1]) is False
     assert verdict([1, 2]) is verdict([2, 2]) is verdict([1]) is True
     assert verdict([]) is verdict([0]) is None
@@ -90,7 +87,7 @@ def test_several_sets_of_one_promise_nothing() -> None:
 # --- declared segments ---
 
 
-def test_neighbouring_segments_are_a_set_and_text_between_parts_them() -> None:
+def test_neighbouring_segments_are_a_set_and_text_between_parts_them():
     a, b, c = map(Segment, "abc")
     assert recognize([Turn("user", ("Read: ", a, " \n", b, "Which?"))]).turns[0].parts == (
         "Read: ", SegmentSet([a, b]), "Which?",
@@ -99,7 +96,7 @@ def test_neighbouring_segments_are_a_set_and_text_between_parts_them() -> None:
     assert kinds(a, "and also", b, "but not", c) == ["separate", "incomplete"]
 
 
-def test_marked_segments_are_sets_with_the_text_between_them_or_a_reason_to_warn() -> None:
+def test_marked_segments_are_sets_with_the_text_between_them_or_a_reason_to_warn():
     text = "Read:\n- " + "\n- ".join(mark(each) for each in STEPS) + "\nWhich?"
     before, found, after = recognize([Turn("user", (text,))]).turns[0].parts
     assert before + set_text(found) + after == "Read:\n- " + "\n- ".join(STEPS) + "\nWhich?"
@@ -110,7 +107,7 @@ def test_marked_segments_are_sets_with_the_text_between_them_or_a_reason_to_warn
     assert marked == SegmentSet(facts), "with the metadata of the retrieval"
 
 
-def test_what_is_no_text_stays_the_same_object() -> None:
+def test_what_is_no_text_stays_the_same_object():
     class Text(str):
         __slots__ = ("block",)
 
@@ -125,14 +122,12 @@ def test_what_is_no_text_stays_the_same_object() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")  # or it would be raised without strict
-def test_every_finding_warns_with_its_fix_and_strict_raises_the_first() -> None:
+def test_every_finding_warns_with_its_fix_and_strict_raises_the_first():
     findings = [Finding("separate", "two segments stand apart."), Finding("marks", "marks are left.")]
     with pytest.warns(OrderWarning) as caught:
         report(findings, fixes={"marks": "Do this."})
-    assert [str(each.message).rpartition(". ")[2] for each in caught] == [
-        "Write the same text around each segment, or none.",
-        "Do this.",
-    ]
+    said = [str(each.message).rpartition(". ")[2] for each in caught]
+    assert said == ["Write the same text around each segment, or none.", "Do this."]
     with pytest.raises(OrderWarning, match="stand apart") as raised:
         report(findings, strict=True)
     assert isinstance(raised.value, InvariantRAGError)
@@ -148,7 +143,7 @@ def test_every_finding_warns_with_its_fix_and_strict_raises_the_first() -> None:
         "Listed in descending order of score.", "Prefer the earlier document where two disagree.",
     ],
 )  # fmt: skip
-def test_a_prompt_that_states_an_order_above_a_set_warns_and_stays(text: str) -> None:
+def test_a_prompt_that_states_an_order_above_a_set_warns_and_stays(text):
     turn = Turn("user", (f"{text}\n", SegmentSet(["a", "b"]), "\nWhich ferry came first?"))
     assert recognize([turn]).turns == (turn,)
     assert kinds(*turn.parts) == ["stated"]
@@ -158,13 +153,13 @@ def test_a_prompt_that_states_an_order_above_a_set_warns_and_stays(text: str) ->
 
 
 @pytest.mark.parametrize("listed", ["Document {0}: {1}\n", "[Source {0}]\n{1}\n", "<document>{1}</document>"])
-def test_a_list_of_documents_in_text_is_noticed(listed: str) -> None:
+def test_a_list_of_documents_in_text_is_noticed(listed):
     text = listed.format(1, "The ferry leaves at noon.") + listed.format(2, "The mill grinds barley.")
     assert looks_listed(text)
     assert kinds(text) == ["no_segments"]
 
 
-def test_a_context_is_introduced_only_if_two_paragraphs_of_it_follow() -> None:
+def test_a_context_is_introduced_only_if_two_paragraphs_of_it_follow():
     above, below = (
         "Use the provided context.\nBelow:\n---\n",
         "---\nGiven the context information, answer.\nQuery: when?",

@@ -116,15 +116,18 @@ def test_a_folder_is_read_deeply_in_order_without_hidden_and_other_files(tmp_pat
     assert [*map(str, skipped)] == [expected] * 2
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{broken", "is not JSON"),
-        ('{"title": "no text"}', 'expected an object with a string in "text"'),
-        ('{"text": 7}', 'expected an object with a string in "text"'),
-        ('{"text": "a", "title": 7}', 'expected a string or null in "title", got int'),
-    ],
-)
+BAD_LINES = {
+    "{broken": "is not JSON",
+    '{"title": "no text"}': 'expected an object with a string in "text"',
+    '{"text": 7}': 'expected an object with a string in "text"',
+    '{"text": "a", "title": 7}': 'expected a string or null in "title", got int',
+    '{"text": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}": "is not JSON: expected JSON nested at most 100 deep",
+    '{"text": "a", "x": ' + "[" * 300 + "]" * 300 + "}": "is not JSON: expected JSON nested at most 100 deep",
+    '{"text": "a", "x": ' + "9" * 5000 + "}": "is not JSON: Exceeds the limit",
+}
+
+
+@pytest.mark.parametrize(("line", "message"), BAD_LINES.items(), ids=range(len(BAD_LINES)))
 def test_a_bad_jsonl_line_is_named_with_its_file(tmp_path, line, message):
     file = write(tmp_path / "a.jsonl", '{"text": "good"}\n' + line)
     with pytest.raises(RetrievalError, match=rf"a\.jsonl, line 2: {message}"):
@@ -145,35 +148,27 @@ def bad_files(folder: Path) -> dict[str, str]:
     write_pdf(folder / "scan.pdf", ["", ""])
     (folder / "latin.txt").write_bytes(b"caf\xe9")
     (folder / "utf16.md").write_bytes("text".encode("utf-16"))
-    write(folder / "deep.jsonl", '{"text": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}")
-    write(folder / "digits.jsonl", '{"text": "a", "x": ' + "9" * 5000 + "}")
-    write(folder / "nested.jsonl", '{"text": "a", "x": ' + "[" * 300 + "]" * 300 + "}")
+    write(folder / "line.jsonl", "{broken")
     return {
-        "broken.pdf": "cannot be read as PDF",
-        "locked.pdf": "cannot be read as PDF",
-        "handler.pdf": "cannot be read as PDF",
+        **dict.fromkeys(("broken.pdf", "locked.pdf", "handler.pdf"), "cannot be read as PDF"),
+        **dict.fromkeys(("latin.txt", "utf16.md"), "is not UTF-8 text"),
         "scan.pdf": "no text on its 2 pages",
-        "latin.txt": "is not UTF-8 text",
-        "utf16.md": "is not UTF-8 text",
-        "deep.jsonl": "line 1: is not JSON: expected JSON nested at most 100 deep",
-        "digits.jsonl": "line 1: is not JSON: Exceeds the limit",
-        "nested.jsonl": "line 1: is not JSON: expected JSON nested at most 100 deep",
+        "line.jsonl": "line 1: is not JSON",
     }
 
 
 def test_every_file_that_cannot_be_read_is_skipped_and_named(tmp_path):
     expected = bad_files(tmp_path)
-    with pytest.raises(RetrievalError, match=r"none of the documents can be read: .*; and 4 more"):
+    with pytest.raises(RetrievalError, match=r"none of the documents can be read: .*; and 2 more"):
         load_documents(tmp_path)
     write(tmp_path / "good.txt", "good")
     with pytest.warns(DocumentSkipped) as caught:
         documents = load_documents(tmp_path)
     assert [each.text for each in documents] == ["good"]
     messages = [str(each.message) for each in caught]
-    for name, message in expected.items():
-        assert any(name in each and message in each for each in messages), (name, messages)
     assert len(messages) == len(expected)
     for name, message in expected.items():
+        assert any(name in each and message in each for each in messages), (name, messages)
         with pytest.raises(RetrievalError, match=re.escape(name)) as refused:
             load_documents([tmp_path / "good.txt", tmp_path / name], strict=True)
         assert message in str(refused.value)
@@ -227,7 +222,7 @@ def test_paths_without_documents_and_files_that_cannot_be_opened_are_named(tmp_p
     def refuse(*_args, **_kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(RetrievalError, match=r"a\.txt: cannot be read: Permission denied"):
         load_documents(file)
 
@@ -259,7 +254,7 @@ ROWS = ["river | length", "Aru | 120 km", "Veil | 80 km"]
         ("\n".join(ROWS), {"max_chars": 15}, ROWS),
         (
             "alpha beta gamma delta epsilon",  # what overlaps is whole words
-            {"max_chars": 16, "overlap": 6},
+            {"max_chars": 18, "overlap": 8},
             ["alpha beta", "beta gamma", "gamma delta", "delta epsilon"],
         ),
     ],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,7 +32,7 @@ from invariant_rag.server import Settings
 from invariant_rag.server.engines.building import build_engine, build_reranker
 from invariant_rag.server.ray_app import RayEngine, deployment_of
 from invariant_rag.server.settings import EngineConfig, Scale
-from tests.server.conftest import CHAT, FLAGS, QUESTION, bearer, client_of, wait_until
+from tests.server.conftest import CHAT, FLAGS, QUESTION, bearer, client_of, leaving, metric, wait_until
 from tests.server.conftest import body as chat
 
 REPLICAS = 3
@@ -39,6 +40,7 @@ SETTINGS = Settings(timeout=60, max_prompt_tokens=1200, keys={"key-of-ada": "ada
 SCALE = Scale(REPLICAS, replica_cpus=0.5)
 RERANKER = str(EMBEDDED["monot5"])
 SETS, ASKED = 12, 3
+LEAVING_SECONDS = 5
 ADA, IVO = bearer("key-of-ada"), bearer("key-of-ivo")
 
 
@@ -231,6 +233,35 @@ def test_a_client_that_leaves_frees_the_replica(http: httpx.Client) -> None:
     with pytest.raises(httpx.ReadTimeout):
         http.post(CHAT, json=body(max_tokens=3000), timeout=1)
     wait_until(lambda: not busy(), 5)
+
+
+def test_nothing_waits_for_a_replica_when_its_client_has_left(cluster: int) -> None:
+    class Slow:
+        """A replica whose answers take longer than anybody waits for them."""
+
+        async def describe(self) -> dict[str, Any]:
+            own = {"methods": frozenset({"rotor"}), "orderings": {"rotor": frozenset({"lexical"})}}
+            return {"name": "slow", "toy": True, "context_window": 4096, "method": "rotor", **own}
+
+        async def call(self, _method: str, *_arguments: Any) -> AsyncIterator[Any]:
+            await asyncio.sleep(4 * LEAVING_SECONDS)
+            yield None
+
+    deployment: Any = serve.deployment(Slow).options(name="replicas")
+    engine, reranker = RayEngine(serve.run(deployment.bind(), name="slow", route_prefix=None), 4), build_reranker(None)
+    vars(reranker).update(sort_keys=engine.sort_keys)  # as in `Ingress`
+    talk = {"messages": [{"role": "user", "content": QUESTION}]}
+    with client_of(engine, Settings(timeout=60), reranker) as http:
+        for path, sent in (
+            ("/tokenize", talk),
+            (CHAT, talk),
+            ("/v1/judge", {"question": QUESTION, "options": ["white", "green"]}),
+            ("/v1/rerank", {"query": QUESTION, "documents": FLAGS}),
+        ):
+            with leaving(http, path, sent):
+                wait_until(busy, 60)
+            wait_until(lambda: metric(http, "active_requests") == 0 and not busy(), LEAVING_SECONDS)
+    serve.delete("slow")
 
 
 def test_a_replica_that_dies_loses_no_request_and_ends_a_stream_with_an_error(

@@ -124,14 +124,16 @@ def wait_until(is_so: Callable[[], object], seconds: float = 10) -> None:
 
 
 @contextmanager
-def leaving(http: httpx.Client, path: str, content: dict[str, Any], key: str = "") -> Iterator[None]:
-    """Send a request over a connection that is closed when the block ends, which begins when it runs."""
+def leaving(
+    http: httpx.Client, path: str, content: dict[str, Any], key: str = "", *, beside: int = 0
+) -> Iterator[None]:
+    """Send a request over a connection that is closed when the block ends, which begins when it runs beside others."""
     text = json.dumps(content).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nAuthorization: Bearer {key}\r\n"
-    wait_until(lambda: metric(http, "active_requests") == 0, 20)
+    wait_until(lambda: metric(http, "active_requests") == beside, 20)
     with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as connection:
         connection.sendall(f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text)
-        wait_until(lambda: metric(http, "active_requests") == 1, 5)
+        wait_until(lambda: metric(http, "active_requests") > beside)
         yield
 
 

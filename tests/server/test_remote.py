@@ -33,14 +33,25 @@ READ: Any = {"messages": [{"role": "user", "content": [SegmentSet(SEGMENTS), QUE
 SLOTS = [Slot(f"[{n}] ", "\n", number=str(n)) for n in range(1, 5)]
 NUMBERED: Any = {"messages": [{"role": "user", "content": [SegmentSet(SEGMENTS, slots=SLOTS), QUESTION]}]}
 TEXT = Prompt.of("Read:\n", SegmentSet(FLAGS), f"\n{QUESTION}", rendering=document_rendering)
+CALLED = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "name": "search", "arguments": {}}]}
+RESULT = {"role": "tool", "tool_call_id": "1", "content": SegmentSet(SEGMENTS)}
+RETRIEVED: Any = {"messages": [*ASKED["messages"], CALLED, RESULT], "tools": [TOOL]}
 REQUESTS = {
-    "a conversation": AnswerRequest(**READ, citations=True, logprobs=True),
+    "a conversation": AnswerRequest(**READ, citations=True, logprobs=True, top_logprobs=3),
     "numbered documents": AnswerRequest(**NUMBERED, citations=True),
-    "several sampled answers": AnswerRequest(**ASKED, temperature=1.0, top_p=0.9, seed=1, n=3),
-    "a completion": AnswerRequest(prompt=TEXT, logprobs=True, stop=(".",)),
+    "several sampled answers": AnswerRequest(**READ, temperature=2.0, top_p=0.9, top_k=90, min_p=0.001, seed=1, n=3),
+    "up to a stop string": AnswerRequest(**READ, stop=("ite",)),
+    "a completion": AnswerRequest(prompt=TEXT, logprobs=True, top_logprobs=2, stop=(".",)),
     "an object": AnswerRequest(**ASKED, schema=NUMBERS, temperature=1.0, seed=2),
     "calls": AnswerRequest(**ASKED, tools=[TOOL], tool_choice="required"),
+    "one tool": AnswerRequest(**READ, tools=[TOOL], tool_choice="search", parallel=False, max_new_tokens=200),
+    "results of tools": AnswerRequest(**RETRIEVED),
+    "too short for an object": AnswerRequest(**ASKED, schema=NUMBERS, max_new_tokens=5),
+    "too short for calls": AnswerRequest(**ASKED, tools=[TOOL], tool_choice="required", max_new_tokens=10),
+    "another method": AnswerRequest(**READ),
 }
+ENDS = {"one tool": "tool_calls", "too short for an object": "length", "too short for calls": "length"}
+CHOICES = {"another method": {"method": "sequential", "ordering": "given"}}
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +61,24 @@ def remote(base_url: str) -> RemoteModel:
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_request_has_the_same_reply_here_and_there(name: str, remote: RemoteModel, embedded: InvariantModel) -> None:
-    request = replace(REQUESTS[name], max_new_tokens=48)
-    local = Answering(embedded, request).reply()
+    request, choices = REQUESTS[name], CHOICES.get(name, {})
+    request = replace(request, max_new_tokens=request.max_new_tokens or 48)
+    local = Answering(embedded.with_method(**choices), request).reply()
     bound = 2 * rounding(embedded.logits, embedded.chat_prompt(QUESTION, FLAGS))  # a logit less a sum of logits
-    *deltas, streamed = remote.stream_reply(request)
-    for reply in (remote.reply(request), streamed):
+    *deltas, streamed = remote.stream_reply(request, choices=choices)
+    for reply in (remote.reply(request, choices=choices), streamed):
         for own, other in zip(local.answers, reply.answers, strict=True):
             assert replace(own, generation=None, logprobs=None) == replace(other, logprobs=None)
-            logprobs = [[each.logprob for each in side.logprobs or ()] for side in (own, other)]
+            logprobs = [
+                [value for each in side.logprobs or () for value in (each.logprob, *(top for _, top in each.top))]
+                for side in (own, other)
+            ]
             assert logprobs[0] == pytest.approx(logprobs[1], abs=bound)
         assert reply.usage == replace(local.usage, cached_tokens=reply.usage.cached_tokens)
         kept = reply.ledger.keys() - {"cached_tokens"}
         assert {key: reply.ledger[key] for key in kept} == {key: local.ledger[key] for key in kept}
-    assert not request.segments or (local.ledger["sets"], local.ledger["invariant"]) == ([4], True)
+    assert not request.segments or (local.ledger["sets"], local.ledger["invariant"]) == ([4], not choices)
+    assert local.first.finish_reason == ENDS.get(name, local.first.finish_reason)
     for index, answer in enumerate(streamed.answers):
         assert "".join(each.content for each in deltas if each.index == index) == answer.content
 

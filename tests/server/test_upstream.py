@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
@@ -16,7 +15,7 @@ import openai
 import pytest
 
 from invariant_rag import InvariantModel
-from invariant_rag.api_models import PlainRequest, PlainRequests, answer_key, request_as_given
+from invariant_rag.api_models import PlainRequest, PlainRequests
 from invariant_rag.errors import ExtraRequired, InvalidChoice, UnsupportedCombination
 from invariant_rag.prompts import DEFAULT_SYSTEM, Turn
 from invariant_rag.segments import SegmentSet
@@ -26,7 +25,7 @@ from invariant_rag.server.engines.upstream import Upstream
 from invariant_rag.server.settings import EngineConfig
 from tests.server.conftest import CHAT, FLAGS, QUESTION, ask, body, client_of, content_of, form, serving, wait_until
 from tests.server.scripted import USAGE, Answer, ScriptedAPI, completion, events, refusal, scripted_api
-from tests.server.test_chat import COLOUR, ORDERS, SEARCH, text_of
+from tests.server.test_chat import COLOUR, SEARCH, text_of
 
 MILL = "What grinds the mill of Ostra?"  # the plain model answers it differently in another order
 
@@ -75,31 +74,6 @@ def test_every_order_makes_one_request_and_the_answer_is_that_of_the_sorted_docu
     assert any("one order" in warning for warning in replies[0]["invariant"]["warnings"])
 
 
-def test_a_vote_is_the_answer_of_most_orders(gateway: openai.OpenAI, embedded: InvariantModel) -> None:
-    options = {"extra_body": {"invariant": {"method": "vote"}}}
-    replies = [content_of(ask(gateway, list(order), MILL, **options)) for order in ORDERS]
-    assert all(reply == replies[0] for reply in replies)
-    answers = answers_to(PlainRequests(votes=4).of_turns(turns_of(FLAGS[:3])), embedded)
-    counts = Counter(map(answer_key, answers))
-    assert replies[0]["invariant"]["vote"] == {"calls": 4, "agreed": 3} == {"calls": 4, "agreed": max(counts.values())}
-    first = next(each for each in answers if counts[answer_key(each)] == 3)
-    assert replies[0]["choices"][0]["message"]["content"] == first
-    single = ask(gateway, FLAGS[:3], MILL)
-    assert single.choices[0].message.content != first, "one order alone has another answer"
-    assert replies[0]["usage"]["prompt_tokens"] == 4 * single.usage.prompt_tokens
-    assert text_of(ask(gateway, FLAGS[:3], MILL, stream=True, **options)) == first
-
-
-def test_the_order_given_is_read_where_that_is_wanted(gateway: openai.OpenAI, embedded: InvariantModel) -> None:
-    answers = []
-    for documents in map(list, ORDERS):
-        reply = ask(gateway, documents, MILL, extra_body={"invariant": {"method": "sequential"}})
-        answers.append(reply.choices[0].message.content)
-        assert answers[-1:] == answers_to([request_as_given(turns_of(documents))], embedded)
-        assert (reply.invariant["invariant"], reply.invariant["ordering"]) == (False, "given")
-    assert len(set(answers)) > 1, "the plain model answers by the order"
-
-
 @pytest.mark.parametrize("options", [{"logprobs": True}, {"stop": ["hit"]}, {"temperature": 2.0, "seed": 3, "n": 2}])
 def test_a_stream_is_the_whole_answer_in_pieces(options: dict[str, Any], gateway: openai.OpenAI) -> None:
     whole = ask(gateway, FLAGS, max_tokens=8, **options)
@@ -139,17 +113,16 @@ def test_schemas_tools_citations_and_completions_pass(gateway: openai.OpenAI) ->
 def test_numbers_in_an_answer_stay_and_lead_to_the_documents(api: ScriptedAPI, http: httpx.Client) -> None:
     chunks = [{"choices": [{"index": 0, "delta": {"content": text}}]} for text in ("White [", "2].")]
     last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": USAGE}
-    slots = [{"before": f"[{n}] ", "after": "\n", "number": str(n)} for n in range(1, 4)]
-    for order in ORDERS:
-        part = {"type": "documents", "documents": [{"text": text} for text in order], "slots": slots}
-        messages = [{"role": "user", "content": [part, {"type": "text", "text": QUESTION}]}]
-        api.plan(Answer(body=events(*chunks, last, b"[DONE]")))
-        with http.stream("POST", CHAT, json={"messages": messages, "stream": True}) as response:
-            deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in response.iter_lines() if "{" in line]
-        assert "".join(delta.get("content", "") for delta in deltas) == "White [2]."
-        second = api.bodies[0]["messages"][0]["content"].split("[2] ")[1].split("\n")[0]
-        cited = [each for delta in deltas for each in delta.get("citations", ()) if each["text"] == "[2]"]
-        assert [each["sources"][0]["document"]["text"] for each in cited] == [second]
+    slots = [{"before": f"[{n}] ", "after": "\n", "number": str(n)} for n in range(1, 5)]
+    part = {"type": "documents", "documents": [{"text": text} for text in FLAGS], "slots": slots}
+    messages = [{"role": "user", "content": [part, {"type": "text", "text": QUESTION}]}]
+    api.plan(Answer(body=events(*chunks, last, b"[DONE]")))
+    response = http.post(CHAT, json={"messages": messages, "stream": True})
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in response.text.splitlines() if "{" in line]
+    assert "".join(delta.get("content", "") for delta in deltas) == "White [2]."
+    second = api.bodies[0]["messages"][0]["content"].split("[2] ")[1].split("\n")[0]
+    cited = [each for delta in deltas for each in delta.get("citations", ()) if each["text"] == "[2]"]
+    assert [each["sources"][0]["document"]["text"] for each in cited] == [second] != [FLAGS[1]]
 
 
 SLOW_DOWN = Answer(429, refusal("Rate limit of org-1"), {"Retry-After": "7"})
@@ -349,7 +322,7 @@ app(["serve", "far", "--upstream", {api.url!r}, "--port", "0", "--method", "vote
     assert done.stdout.count('"content":"white"') == 2
 
 
-def test_most_answers_decide_wherever_they_stand_and_a_busy_api_ends_a_vote_at_once(
+def test_most_answers_decide_the_order_given_is_kept_where_wanted_and_a_busy_api_ends_a_vote_at_once(
     api: ScriptedAPI, http: httpx.Client
 ) -> None:
     asked = body(invariant={"method": "vote"})
@@ -358,6 +331,15 @@ def test_most_answers_decide_wherever_they_stand_and_a_busy_api_ends_a_vote_at_o
         reply = http.post(CHAT, json=asked).json()
         assert reply["choices"][0]["message"]["content"] == "white"
         assert reply["invariant"]["vote"] == {"calls": 3, "agreed": 2}
+        assert (reply["usage"]["prompt_tokens"], len({str(each) for each in api.bodies})) == (3 * 7, 3)
+    api.plan(Answer(body=completion("red")), Answer(body=completion("white")))
+    assert '{"content":"white"}' in http.post(CHAT, json={**asked, "stream": True}).text
+    api.plan(Answer(body=completion()))
+    asked_in = {**body(invariant={"method": "sequential"}), "documents": FLAGS[::-1]}
+    told = http.post(CHAT, json=asked_in).json()["invariant"]
+    assert (told["invariant"], told["ordering"]) == (False, "given")
+    written = api.bodies[0]["messages"][-1]["content"]
+    assert sorted(FLAGS, key=written.index) == FLAGS[::-1]
     api.plan(SLOW_DOWN)
     response = http.post(CHAT, json=asked)
     assert (response.status_code, response.headers["retry-after"], len(api.bodies) <= 3) == (429, "7", True)

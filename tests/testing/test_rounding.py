@@ -13,7 +13,7 @@ from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.rounding import assert_rounded_alike, rounding
 
 
-def test_sums_in_any_order_are_within_the_bound() -> None:
+def test_sums_in_any_order_are_within_the_bound():
     draw = torch.Generator().manual_seed(0)
     left, right = torch.randn(8, 1000, generator=draw), torch.randn(1000, 8, generator=draw)
     exact, bound = left.double() @ right.double(), rounding(torch.mm, left, right)
@@ -26,7 +26,7 @@ def test_sums_in_any_order_are_within_the_bound() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_the_bound_is_of_the_precision_that_is_computed_in(dtype: torch.dtype) -> None:
+def test_the_bound_is_of_the_precision_that_is_computed_in(dtype):
     x = torch.linspace(-3, 3, 64).to(dtype)[None]
     eps = torch.finfo(dtype).eps
     largest = float(torch.softmax(x, -1).max())
@@ -35,7 +35,7 @@ def test_the_bound_is_of_the_precision_that_is_computed_in(dtype: torch.dtype) -
 
 @pytest.mark.parametrize("method", ["rotor", "pine", "set-based"])
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gemma2", "bloom"])
-def test_a_token_that_is_read_one_position_late_is_found(family: str, method: str) -> None:
+def test_a_token_that_is_read_one_position_late_is_found(family, method):
     lm = InvariantModel(tiny_model(family), method=method)
     prompt = random_prompt(random.Random(0), (9, 2, 11), suffix=5)
     first, *others = (list(map(int, each.token_ids)) for each in prompt.segments)
@@ -43,7 +43,7 @@ def test_a_token_that_is_read_one_position_late_is_found(family: str, method: st
     assert float((lm.logits(late) - lm.logits(prompt)).abs().max()) > 10 * rounding(lm.logits, prompt)
 
 
-def test_the_same_arithmetic_is_rounded_alike_and_other_arithmetic_is_not() -> None:
+def test_the_same_arithmetic_is_rounded_alike_and_other_arithmetic_is_not():
     numbers = [0.1 * each for each in range(1, 30)]
     assert_rounded_alike(sum(numbers), math.fsum(numbers), len(numbers))
     for eps, one in ((2**-52, 1.0), (2**-23, torch.tensor(1.0)), (2**-7, torch.tensor(1.0).bfloat16())):
@@ -54,7 +54,7 @@ def test_the_same_arithmetic_is_rounded_alike_and_other_arithmetic_is_not() -> N
         assert_rounded_alike([1.0], [1.0, 1.0])
 
 
-def test_where_rounding_decides_there_is_no_bound() -> None:
+def test_where_rounding_decides_there_is_no_bound():
     tie = torch.tensor([[1.0, 1.0 + 2**-23]])
     with pytest.raises(AssertionError, match="rounding decides here"):
         rounding(lambda: (tie @ torch.eye(2)).argmax() + 1.0)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from invariant_rag.checks import require_extra
 from invariant_rag.cli import options
-from invariant_rag.cli.console import handle_errors, print_json, print_note, print_table, print_text
+from invariant_rag.cli.console import handle_errors, print_json, print_note, print_table, print_text, print_warning
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
-from invariant_rag.errors import ExtraRequired, InvalidChoice
+from invariant_rag.cli.serve import check_answers
+from invariant_rag.errors import ToyModelWarning
 from invariant_rag.files import encode_json, make_folder, write_file
 
 from invariant_rag_benchmarks import BENCHMARKS, Benchmark
@@ -35,6 +38,12 @@ def list_benchmarks(as_json: options.Json = False) -> None:
     print_table(rows, as_json)
 
 
+def note_toy(model: str | None) -> None:
+    """Say that a toy answered, where no model was named."""
+    if model is None:
+        print_warning(str(ToyModelWarning()))
+
+
 def _add_command(benchmark: Benchmark[Any]) -> None:
     """Add the command of a benchmark."""
 
@@ -51,8 +60,6 @@ def _add_command(benchmark: Benchmark[Any]) -> None:
         **choices: Any,
     ) -> None:
         with handle_errors():
-            # The model is looked for after the data.
-            options.check_model_options(None, choices["method"], choices["ordering"], choices["device_map"])
             from invariant_rag_benchmarks.runner import run_benchmark
 
             if wrong := [word for word in words or () if "=" not in word]:
@@ -61,6 +68,7 @@ def _add_command(benchmark: Benchmark[Any]) -> None:
             config = BenchmarkConfig(benchmark.name, settings=settings, **choices)
             disable_transformers_bars()
             finished = run_benchmark(config, out, resume=resume, progress=progress_bar)
+            note_toy(config.model)
             if as_json:
                 print_json({"folder": str(finished.folder), "config": finished.config, "summary": finished.summary})
             else:
@@ -85,7 +93,9 @@ def speed(
     methods: Annotated[
         list[str] | None, typer.Option("--method", help="A method. Repeatable.", show_default="all")
     ] = None,
-    tokens: Annotated[list[int] | None, typer.Option(min=100, help="Tokens of a prompt. Repeatable.")] = None,
+    tokens: Annotated[
+        list[int] | None, typer.Option(min=100, max=1 << 18, help="Tokens of a prompt. Repeatable.")
+    ] = None,
     segments: Annotated[list[int] | None, typer.Option(min=1, help="Segments of a prompt. Repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for speed.json.")] = None,
     as_json: options.Json = False,
@@ -100,15 +110,15 @@ def speed(
     with handle_errors():
         from invariant_rag.methods import METHODS, resolve_method
 
-        from invariant_rag_benchmarks.speed import measure
-
         chosen = methods or [name for name in METHODS if name != "sequential"]
         for name in chosen:
             resolve_method(name)
-        sizes = [(length, count) for length in tokens or [2500] for count in segments or [20]]
+        sizes = dict.fromkeys(product(tokens or [2500], segments or [20]))
         configs = [SpeedConfig(tokens=length, segments=count, **choices) for length, count in sizes]
         if out is not None:
             make_folder(out)
+        from invariant_rag_benchmarks.speed import measure  # imports PyTorch, which takes seconds
+
         one = configs[0]
         print_note(
             f"measuring {', '.join(chosen)} against the plain model: first token and {one.new_tokens} further tokens, "
@@ -177,19 +187,18 @@ def vllm(
         from invariant_rag.methods import check_method_and_ordering
         from invariant_rag.server.settings import UPSTREAM_KEY_VARIABLE
 
-        from invariant_rag_benchmarks.speed import MEASURES, environment, measure_serving
-
         check_method_and_ordering(method, ordering)
-        try:
-            from vllm_invariant_rag import VLLMBackend
-        except ImportError as error:
-            raise ExtraRequired("vllm-invariant-rag", "vllm") from error
-        config = ServingConfig(tuple(clients or (1, 8, 32)), tuple(questions or (1, 4, 16)), **choices)
-        if any(config.requests % each for each in config.questions):
-            raise InvalidChoice(f"--requests: expected a multiple of {config.questions}, got {config.requests}")
-        disable_transformers_bars()
+        require_extra("vllm_invariant_rag", "vllm")
+        each_once = tuple(dict.fromkeys(clients or (1, 8, 32))), tuple(dict.fromkeys(questions or (1, 4, 16)))
+        config = ServingConfig(*each_once, **choices)
         if out is not None:
             make_folder(out)
+        check_answers(url)
+        from vllm_invariant_rag import VLLMBackend  # imports PyTorch, as does what follows
+
+        from invariant_rag_benchmarks.speed import MEASURES, environment, measure_serving
+
+        disable_transformers_bars()
         key = os.environ.get(UPSTREAM_KEY_VARIABLE, "").strip() or None
         served = VLLMBackend(url=url, method=method, ordering=ordering, api_key=key)
         measured = {"environment": environment(), **measure_serving(served.with_tenant, config, progress_bar)}

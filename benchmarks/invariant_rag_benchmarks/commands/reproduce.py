@@ -11,7 +11,7 @@ from invariant_rag.cli import options
 from invariant_rag.cli.console import handle_errors, print_json, print_table, print_text
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 
-from invariant_rag_benchmarks.commands.bench import Resume, Runs
+from invariant_rag_benchmarks.commands.bench import Resume, Runs, note_toy
 from invariant_rag_benchmarks.config import BenchmarkConfig, RunConfig
 from invariant_rag_benchmarks.published_tables import published_tables, reproduce, resolve_table
 from invariant_rag_benchmarks.report import table as markdown_table
@@ -60,6 +60,7 @@ def reproduce_table(
         base = BenchmarkConfig(next((each.benchmark for each in chosen.columns if each.metric), ""), **choices)
         disable_transformers_bars()
         found = reproduce(chosen, base, out, names=rows or (), resume=resume, progress=progress_bar)
+        note_toy(base.model)
         if as_json:
             print_json([asdict(each) for each in found])
             return

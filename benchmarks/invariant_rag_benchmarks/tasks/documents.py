@@ -70,14 +70,26 @@ class _Printed(Example):
     input: Text
 
 
-class LostInTheMiddle(Benchmark[_LostInTheMiddleSettings]):
+S = TypeVar("S", bound=Settings)
+
+
+class _OneGold(Benchmark[S]):
+    variants = "gold slot, from 0"
+    metric = "best_subspan_em"
+
+    def score(self, case: Case, output: str) -> Scored:
+        """Score the first line by `best_subspan_em`, the metric of Lost in the Middle, and by exact match."""
+        line = output.strip().split("\n")[0].strip()
+        scores = {each.__name__: each(line, case.gold) for each in (best_subspan_em, exact_match)}
+        return Scored(normalize_answer(line), scores)
+
+
+class LostInTheMiddle(_OneGold[_LostInTheMiddleSettings]):
     """Questions over 10, 20 or 30 documents, the gold one at any slot."""
 
     name = "lost-in-the-middle"
     paper = "Liu et al. 2023, arXiv 2307.03172"
-    variants = "gold slot, from 0"
     settings = _LostInTheMiddleSettings
-    metric = "best_subspan_em"
 
     def read(self, source: DataSource, settings: _LostInTheMiddleSettings, selection: Selection) -> Iterator[Case]:
         """Read the official files, the oracle file, from which distractors are drawn, or printed prompts."""
@@ -96,16 +108,6 @@ class LostInTheMiddle(Benchmark[_LostInTheMiddleSettings]):
             for slot in slots:
                 listed = insert_gold(slot, gold, others[: count - 1])
                 yield _case(str(index), slot, listed, question.question, question.answers, settings)
-
-    def score(self, case: Case, output: str) -> Scored:
-        """Score the first line by `best_subspan_em`, the paper's metric, and by exact match."""
-        return _score_first_line(case, output)
-
-
-def _score_first_line(case: Case, output: str) -> Scored:
-    line = output.strip().split("\n")[0].strip()
-    scores = {each.__name__: each(line, case.gold) for each in (best_subspan_em, exact_match)}
-    return Scored(normalize_answer(line), scores)
 
 
 def _questions(source: DataSource, count: int) -> list[_Documents]:
@@ -197,14 +199,12 @@ class _File(Example):
     data: list[_Article]
 
 
-class XQuAD(Benchmark[_XQuADSettings]):
+class XQuAD(_OneGold[_XQuADSettings]):
     """Questions over the five paragraphs of one article, the gold one at any slot."""
 
     name = "xquad"
     paper = "Artetxe et al. 2020, arXiv 1910.11856"
-    variants = "gold slot, from 0"
     settings = _XQuADSettings
-    metric = "best_subspan_em"
 
     def read(self, source: DataSource, settings: _XQuADSettings, selection: Selection) -> Iterator[Case]:
         """Read the file: the other paragraphs of the same article are the distractors."""
@@ -223,10 +223,6 @@ class XQuAD(Benchmark[_XQuADSettings]):
             for slot in base.parse_numbers("slots", settings.slots or "all", len(documents)):
                 listed = insert_gold(slot, documents[gold], [*documents[:gold], *documents[gold + 1 :]])
                 yield _case(asked.id, slot, listed, asked.question, answers, shown)
-
-    def score(self, case: Case, output: str) -> Scored:
-        """Score the first line as Lost in the Middle does."""
-        return _score_first_line(case, output)
 
 
 class _KeyValueSettings(Settings):

@@ -18,13 +18,7 @@ from invariant_rag_benchmarks.errors import InvalidDataset
 
 REWARD_BENCH = "filtered-00000-of-00001.parquet"
 LLMBAR = "https://raw.githubusercontent.com/princeton-nlp/LLMBar/main/Dataset/LLMBar/"
-LLMBAR_FOLDERS = {
-    "Natural": "Natural",
-    "Neighbor": "Adversarial/Neighbor",
-    "GPTInst": "Adversarial/GPTInst",
-    "GPTOut": "Adversarial/GPTOut",
-    "Manual": "Adversarial/Manual",
-}
+LLMBAR_SUBSETS = ("Natural", "Neighbor", "GPTInst", "GPTOut", "Manual")
 _SYSTEM = base.declared("prompts")["judge"]
 FIRST, SECOND = "gold first", "gold second"
 _VERDICT = re.compile(r"\[\[([AB])\]\]")
@@ -38,7 +32,7 @@ class _RewardBenchSettings(Settings):
 
 class _LLMBarSettings(_RewardBenchSettings):
     explain: bool = Field(False, description="as in reward-bench")
-    subsets: str = Field("all", description=f"names with commas: {', '.join(LLMBAR_FOLDERS)}")
+    subsets: str = Field("all", description=f"names with commas: {', '.join(LLMBAR_SUBSETS)}")
 
 
 class _RewardBenchPair(Example):
@@ -127,14 +121,15 @@ class LLMBar(_Judging[_LLMBarSettings]):
 
     def read(self, source: DataSource, settings: _LLMBarSettings, selection: Selection) -> Iterator[Case]:
         """Read one file per subset, `<subset>.json`, or the one file at the path, which is named after its subset."""
-        names = list(LLMBAR_FOLDERS) if settings.subsets == "all" else settings.subsets.split(",")
+        names = list(LLMBAR_SUBSETS) if settings.subsets == "all" else settings.subsets.split(",")
         if source.path is not None and source.path.is_file():
             names = [source.path.name.partition(".")[0]]
             if settings.subsets not in {"all", *names}:
                 raise InvalidDataset(f"expected a file of {settings.subsets}, got {source.path.name!r}")
-        if unknown := [name for name in names if name not in LLMBAR_FOLDERS]:
-            raise InvalidChoice(f"subsets: expected names among {', '.join(LLMBAR_FOLDERS)}, got {', '.join(unknown)}")
-        files = {name: source.file(f"{name}.json", f"{LLMBAR}{LLMBAR_FOLDERS[name]}/dataset.json") for name in names}
+        if unknown := [name for name in names if name not in LLMBAR_SUBSETS]:
+            raise InvalidChoice(f"subsets: expected names among {', '.join(LLMBAR_SUBSETS)}, got {', '.join(unknown)}")
+        folders = {name: name if name == "Natural" else f"Adversarial/{name}" for name in names}
+        files = {name: source.file(f"{name}.json", f"{LLMBAR}{folders[name]}/dataset.json") for name in names}
         records = [
             (name, f"{name} {index}", record)
             for name, path in files.items()

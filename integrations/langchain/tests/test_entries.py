@@ -7,20 +7,14 @@ each entry that the order matters there. The first model of an entry is asked ab
 and eight of the 24 of four; another one, in turn, about three.
 """
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from itertools import permutations
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from invariant_rag import InvariantModel
 from invariant_rag.errors import OrderWarning
 from invariant_rag.testing.ordinary_prompts import ORDINARY
-from langchain_core.documents import Document
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, convert_to_messages
 from langchain_core.outputs import ChatGeneration, ChatResult
@@ -29,13 +23,13 @@ from transformers import LogitsProcessor
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
 
 from .entries import ENTRIES
-from .entries.base import Entry, fill, text_of
+from .entries.base import fill, text_of
 from .shared import Listed
 
 README = Path(__file__).parent.parent / "README.md"
 
 
-def sampled(entry: Entry) -> list[str]:
+def sampled(entry):
     """Return the first model of an entry and, by its name, one of the others, which find documents in the same way."""
     first, *others = entry.models
     return [first, others[sum(entry.name.encode()) % len(others)]] if others else [first]
@@ -48,10 +42,10 @@ class Hashing(BaseChatModel):
     """A deterministic model behind an API: it answers with a hash of everything that it was sent."""
 
     @property
-    def _llm_type(self) -> str:
+    def _llm_type(self):
         return "hashing"
 
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
         request = repr([(message.type, message.content) for message in messages])
         documents = repr([each.page_content for each in kwargs.get("documents") or ()])
         answer = hashlib.sha256((request + documents).encode()).hexdigest()[:16]
@@ -61,10 +55,10 @@ class Hashing(BaseChatModel):
 class EveryBit(LogitsProcessor):
     """Chooses each letter by a hash of the scores, so that an answer shows every bit in which two prompts differ."""
 
-    def __init__(self, lm: InvariantModel) -> None:
+    def __init__(self, lm):
         self._letters = lm.tokenizer.encode("abcdefghijklmnopqrstuvwxyz", add_special_tokens=False)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids, scores):
         chosen = scores.clone()  # nothing is banned: a schema may leave no letter
         for row, given in zip(chosen, scores, strict=True):
             digest = hashlib.sha256(given.float().numpy().tobytes()).digest()
@@ -72,10 +66,10 @@ class EveryBit(LogitsProcessor):
         return chosen
 
 
-OURS: dict[str, Any] = {"chat": ChatInvariant, "completion": InvariantLLM}
+OURS = {"chat": ChatInvariant, "completion": InvariantLLM}
 
 
-def model_of(kind: str, lm: InvariantModel, *, plain: bool = False) -> Any:
+def model_of(kind, lm, *, plain=False):
     """Return a model of ours, or the plain one in its place."""
     if kind in OURS:
         given = {"method": "sequential", "ordering": "given"} if plain else {}
@@ -83,7 +77,7 @@ def model_of(kind: str, lm: InvariantModel, *, plain: bool = False) -> Any:
     return Hashing() if plain else canonical(Hashing()) if kind == "canonical" else vote(Hashing(), votes=3)
 
 
-def ask(entry: Entry, model: Any, documents: Any) -> tuple[str, list[str]]:
+def ask(entry, model, documents):
     """Return the answer, and the warnings that somebody who shows all warnings gets to see."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -92,7 +86,7 @@ def ask(entry: Entry, model: Any, documents: Any) -> tuple[str, list[str]]:
     return answer, [str(each.message) for each in caught if isinstance(each.message, OrderWarning)]
 
 
-def orders(entry: Entry, kind: str) -> list[tuple[Document, ...]]:
+def orders(entry, kind):
     documents = tuple(entry.documents)
     if kind != entry.models[0]:
         return [documents, documents[1:] + documents[:1], documents[::-1]]
@@ -102,14 +96,14 @@ def orders(entry: Entry, kind: str) -> list[tuple[Document, ...]]:
     return [*turned, *(each[::-1] for each in turned)]
 
 
-def test_there_are_entries_of_both_kinds_and_their_names_differ() -> None:
+def test_there_are_entries_of_both_kinds_and_their_names_differ():
     assert len(ENTRIES) >= 71
     assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
     assert {entry.warns for entry in ENTRIES} == {True, False}
 
 
 @pytest.mark.parametrize(("entry", "kind"), CASES)
-def test_an_entry_keeps_its_promise_and_every_document_is_read(entry: Entry, kind: str, lm: InvariantModel) -> None:
+def test_an_entry_keeps_its_promise_and_every_document_is_read(entry, kind, lm):
     model = model_of(kind, lm)
     answers, warned = zip(*(ask(entry, model, documents) for documents in orders(entry, kind)), strict=True)
     distinct, silent = len(set(answers)), [index for index, each in enumerate(warned) if not each]
@@ -127,16 +121,14 @@ def test_an_entry_keeps_its_promise_and_every_document_is_read(entry: Entry, kin
 
 
 @pytest.mark.parametrize(("entry", "kind"), CASES)
-def test_the_plain_model_shows_the_order_where_it_reads_the_documents(
-    entry: Entry, kind: str, lm: InvariantModel
-) -> None:
+def test_the_plain_model_shows_the_order_where_it_reads_the_documents(entry, kind, lm):
     answers = (ask(entry, model_of(kind, lm, plain=True), documents)[0] for documents in orders(entry, kind))
     first = next(answers)
     assert any(other != first for other in answers) != entry.drops
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion", "canonical", "vote"])
-def test_ordinary_prompts_give_no_warning(kind: str, lm: InvariantModel) -> None:
+def test_ordinary_prompts_give_no_warning(kind, lm):
     model = model_of(kind, lm)
     short = model.model_copy(update={"max_tokens": 1}) if kind in OURS else model
     assert len(ORDINARY) == 200
@@ -146,7 +138,7 @@ def test_ordinary_prompts_give_no_warning(kind: str, lm: InvariantModel) -> None
             short.invoke(convert_to_messages(prompt))
 
 
-def test_the_table_of_the_readme_is_current() -> None:
+def test_the_table_of_the_readme_is_current():
     current = README.read_text(encoding="utf-8")
     assert "<!-- entries:" in current
     assert fill(current, ENTRIES) == current, "the table of entries in README.md is not current; run `make docs`"

@@ -1,115 +1,113 @@
 """The parameters of both models: what is chosen where they are left open, what is refused, and keys of caches."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import time
-import warnings
 from itertools import permutations
-from typing import Any
 
 import pytest
-import torch
 from invariant_rag import InvariantModel
 from invariant_rag.errors import OrderWarning
+from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.interventions import MsPoE
 from invariant_rag.models.embedded import EMBEDDED
-from invariant_rag.orderings import Score
+from invariant_rag.prompts import parse_marked
 from invariant_rag.testing import toy_tokenizer
-from langchain_core._api.beta_decorator import LangChainBetaWarning
 from langchain_core.documents import Document
-from langchain_core.load import dumpd, load
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import ConfigurableField
-from transformers import PreTrainedModel
 
-from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments
+from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
 from langchain_invariant_rag.documents import to_block, to_segment
 
-from .shared import DOCUMENTS, ORDERS, QUESTION
+from .models import Reader, now, search, tiny_weights
+from .shared import DOCUMENTS, ORDERS, QUESTION, WAYS, distinct, loaded
 
 both = pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])
 
 
-def running(chat: Any) -> tuple[str, str]:
-    """Method and ordering that run, as traces say before loading and the model after it."""
-    said = chat._identifying_params["method"], chat._identifying_params["ordering"]
-    assert said == (chat.lm.method.name, chat.lm.ordering.name)
-    return said
+def text(answer):
+    return str(getattr(answer, "content", answer))
 
 
 # --- choices --------------------------------------------------------------------------------------------------------
 
 
 @both
-def test_what_is_left_open_is_what_the_model_brings_also_in_copies(lm: InvariantModel, kind: Any) -> None:
+def test_what_is_left_open_is_what_the_model_brings_also_in_copies(lm, kind):
     pine = lm.with_method("pine", ordering="frequency", max_segment_tokens=7)
-    plain = kind(model=lm, method="sequential", max_tokens=4)
-    changed = lm.with_method("sequential", ordering="lexical", intervention=MsPoE(first_layer=0))
-    for model, expected in (
-        (kind(), ("rotor", "lexical")),
-        (kind(method="sequential"), ("sequential", "given")),
-        (kind(model=pine, method="rotor"), ("rotor", "lexical")),
-        (kind(model=pine, ordering="lexical"), ("pine", "lexical")),
-        (plain.model_copy(update={"method": "rotor"}), ("rotor", "lexical")),
-        (
-            kind(model=lm, method="rotor", ordering="frequency").model_copy(update={"method": "pine"}),
-            ("pine", "frequency"),
-        ),
-        (pickle.loads(pickle.dumps(kind(model=lm.with_method("sequential")))), ("sequential", "given")),
-        (
-            kind(model=lm, method="sequential")
-            .configurable_fields(method=ConfigurableField(id="method"))
-            ._prepare({"configurable": {"method": "rotor"}})[0],
-            ("rotor", "lexical"),
-        ),
+    plain, rotor = kind(model=lm, method="sequential"), kind(model=lm, method="rotor", ordering="frequency")
+    configurable = plain.configurable_fields(method=ConfigurableField(id="method"))
+    for model, *expected in (
+        (kind(), "rotor", "lexical"),
+        (kind(method="sequential"), "sequential", "given"),
+        (kind(model=pine, method="rotor"), "rotor", "lexical"),
+        (kind(model=pine, ordering="lexical"), "pine", "lexical"),
+        (plain.model_copy(update={"method": "rotor"}), "rotor", "lexical"),
+        (rotor.model_copy(update={"method": "pine"}), "pine", "frequency"),
+        (pickle.loads(pickle.dumps(kind(model=lm.with_method("sequential")))), "sequential", "given"),
+        (configurable._prepare({"configurable": {"method": "rotor"}})[0], "rotor", "lexical"),
     ):
-        assert running(model) == expected
+        traced = model._identifying_params  # before loading
+        assert [traced["method"], traced["ordering"]] == [model.lm.method.name, model.lm.ordering.name] == expected
     copied = kind(model=lm).model_copy(update={"model": pine})
     assert (repr(copied.lm), copied.lm.max_segment_tokens) == (repr(pine), 7)
+    changed = lm.with_method("sequential", ordering="lexical", intervention=MsPoE(first_layer=0))
     assert kind(model=lm).model_copy(update={"model": changed}).lm.intervention == MsPoE(first_layer=0)
     assert kind(model=changed).model_copy(update={"model": lm}).lm.intervention is None
     assert kind(model=changed, method="rotor").lm.intervention is None
-    given = ChatInvariant(method="sequential")
-    assert (given.method, given.ordering, given.backend) == ("sequential", None, None)
-    assert "ordering" not in repr(given)
+    assert plain.ordering is plain.backend is None
+    assert "ordering" not in repr(kind(method="sequential"))
 
 
-@pytest.mark.parametrize(
-    "given", [{"api_key": "x", "max_retries": 2, "timeout": 3}, {"max_retries": 2}, {"timeout": 300.0}]
-)
-def test_parameters_of_remote_models_are_ignored_with_a_word_also_at_their_defaults(
-    given: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    for make in (lambda: ChatInvariant(**given), lambda: ChatInvariant().model_copy(update=given)):
+@pytest.mark.parametrize("given", [{"api_key": "x", "max_retries": 2, "timeout": 3}, {"timeout": 300.0}])
+def test_parameters_of_remote_models_are_ignored_with_a_word_also_at_their_defaults(given, caplog):
+    for make in (ChatInvariant, lambda **given: ChatInvariant().model_copy(update=given)):
         caplog.clear()
-        make()
+        make(**given)
         assert f"ChatInvariant runs on this machine and has no {', '.join(given)}: ignored" in caplog.text
 
 
 @both
-def test_a_stop_sequence_may_be_a_str_wherever_it_is_given(lm: InvariantModel, kind: Any) -> None:
-    def text(answer: Any) -> str:
-        return str(getattr(answer, "content", answer))
+def test_an_option_means_the_same_of_an_object_a_copy_a_call_or_bound(lm, kind):
+    is_chat = kind is ChatInvariant
+    prompt = lm.chat_prompt(messages=[{"role": "user", "content": QUESTION}]) if is_chat else parse_marked(QUESTION)
 
-    model = kind(model=lm, max_tokens=12)
-    whole = text(model.invoke(QUESTION))
-    for stop, expected in ((whole[4:7], whole[: whole.index(whole[4:7])]), (f"{whole[3]}never", whole)):
-        assert kind(model=lm, stop=stop).stop == [stop]
-        assert text(kind(model=lm, max_tokens=12, stop=stop).invoke(QUESTION)) == expected
-        assert text(model.bind(stop=stop).invoke(QUESTION)) == expected
-        assert text(model.model_copy(update={"stop": stop}).invoke(QUESTION)) == expected
-        assert model._get_ls_params(stop=stop)["ls_stop"] == [stop]
+    def written(**options):
+        return lm.generate(prompt, **{"max_new_tokens": 12, **options}).text
+
+    whole, sampling = written(), {"temperature": 2.0, "seed": 5, "top_k": 9, "top_p": 0.9}
+    stop = whole[4:7]
+    for given, expected in (
+        ({"max_tokens": 3}, written(max_new_tokens=3)),
+        (sampling, written(do_sample=True, **sampling)),
+        ({"repetition_penalty": 3.0}, written(repetition_penalty=3.0)),
+        ({"stop": stop}, whole[: whole.index(stop)]),
+        ({"stop": [f"{whole[3]}never"]}, whole),
+    ):
+        fields = given if given.keys() <= kind.model_fields.keys() else {"generation_kwargs": given}
+        model, own = kind(model=lm, max_tokens=12), kind(**{"model": lm, "max_tokens": 12, **fields})
+        for each in (own, model.model_copy(update=fields), model.bind(**given)):
+            assert text(each.invoke(QUESTION)) == expected
+        for way, ask in WAYS.items():
+            assert text(ask(model, QUESTION, **given)) == expected, way
+    assert kind(stop=stop).stop == kind(stop=stop)._get_ls_params()["ls_stop"] == [stop]
+    traced = model._get_ls_params(stop=stop, max_tokens=3, temperature=0.5)
+    assert traced == {
+        "ls_provider": "invariant-rag", "ls_model_name": lm.name, "ls_model_type": "chat" if is_chat else "llm",
+        "ls_max_tokens": 3, "ls_temperature": 0.5, "ls_stop": [stop],
+    }  # fmt: skip
+    assert kind(generation_kwargs={"max_new_tokens": 3}).max_tokens == 3
+    assert model.get_token_ids(QUESTION) == lm.tokenizer.encode(QUESTION, add_special_tokens=False)
 
 
-def test_an_ordering_by_score_reads_the_scores_of_documents(lm: InvariantModel) -> None:
+def test_an_ordering_by_score_reads_the_scores_of_documents(lm):
     documents = [{"page_content": f"number {n}", "metadata": {"score": float(n)}} for n in (2, 3, 1)]
     answer = ChatInvariant(model=lm, ordering="score", max_tokens=2).invoke(QUESTION, documents=documents)
     assert answer.response_metadata["order"] == [to_segment(documents[index]).content_hash for index in (2, 0, 1)]
 
 
-def test_the_profile_is_known_without_weights_and_that_of_a_copy_is_its_own(lm: InvariantModel) -> None:
+def test_the_profile_is_known_without_weights_and_that_of_a_copy_is_its_own(lm):
     for name in (None, "native", EMBEDDED["generator"]):
         assert ChatInvariant(model=name).profile["max_input_tokens"] == InvariantModel.from_pretrained().context_window
     assert "max_input_tokens" not in ChatInvariant(model="some/model").profile
@@ -122,109 +120,28 @@ def test_the_profile_is_known_without_weights_and_that_of_a_copy_is_its_own(lm: 
     assert given.model_copy(update={"max_tokens": 7}).profile == {"max_input_tokens": 3}
 
 
-def test_a_model_can_be_saved_unless_it_is_in_memory(lm: InvariantModel) -> None:
-    def restored(chat: ChatInvariant) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", LangChainBetaWarning)
-            return load(dumpd(chat), valid_namespaces=["langchain_invariant_rag"], allowed_objects=[ChatInvariant])
-
+def test_a_model_can_be_saved_unless_it_is_in_memory(lm):
     chat = ChatInvariant(model="some/model", max_tokens=7, temperature=0.5, stop="x")
-    assert restored(chat).model_dump() == chat.model_dump()
+    assert loaded(chat, ChatInvariant).model_dump() == chat.model_dump()
     with pytest.raises(NotImplementedError):
-        restored(ChatInvariant(model=lm))
-
-
-# --- a routed model -------------------------------------------------------------------------------------------------
-
-
-def test_the_plain_branch_sees_the_order_given_only_if_it_is_to(lm: InvariantModel) -> None:
-    def answers(plain_order: Any) -> int:
-        routed = ChatInvariant(model=lm.with_routing(2.0, plain_order=plain_order), max_tokens=8)
-        return len({routed.invoke(f"{Segments(order)}\n{QUESTION}").text for order in ORDERS})
-
-    assert answers("canonical") == 1
-    with pytest.warns(OrderWarning, match="in the order given"):
-        assert answers("given") > 1
+        loaded(ChatInvariant(model=lm), ChatInvariant)
 
 
 @pytest.mark.parametrize(("branch", "alpha"), [("plain", 2.0), ("invariant", -2.0)])
-def test_the_answer_of_a_routed_model_is_that_of_the_branch(lm: InvariantModel, branch: str, alpha: float) -> None:
+def test_the_answer_of_a_routed_model_is_that_of_the_branch(lm, branch, alpha):
     routed = lm.with_routing(alpha, plain_order="canonical")
-    chat, kept = (ChatInvariant(model=each, max_tokens=8) for each in (routed, getattr(routed, f"{branch}_branch")))
-    answer = chat.invoke(QUESTION, documents=DOCUMENTS)
-    assert answer.text == kept.invoke(QUESTION, documents=DOCUMENTS).text
+    answer, kept = (
+        ChatInvariant(model=each, max_tokens=8).invoke(QUESTION, documents=DOCUMENTS)
+        for each in (routed, getattr(routed, f"{branch}_branch"))
+    )
+    assert answer.text == kept.text
     assert answer.response_metadata["routing"]["branch"] == branch
-    *pieces, last = chat.stream(QUESTION, documents=DOCUMENTS)
-    assert "".join(each.text for each in pieces) == answer.text
-    assert last.response_metadata["routing"] == answer.response_metadata["routing"]
+    given = ChatInvariant(model=lm.with_routing(alpha, plain_order="given"), max_tokens=8)
+    with pytest.warns(OrderWarning, match="in the order given"):
+        assert (distinct(lambda order: given.invoke(QUESTION, documents=order).text) > 1) == (branch == "plain")
 
 
-# --- keys of caches -------------------------------------------------------------------------------------------------
-
-
-def test_every_parameter_that_changes_the_output_is_in_the_cache_key(lm: InvariantModel) -> None:
-    changes: list[dict[str, Any]] = [
-        {}, {"method": "pine", "ordering": "lexical"}, {"ordering": "frequency"}, {"ordering": Score()},
-        {"backend": "reference"}, {"max_segment_tokens": 9}, {"overflow": "drop_last"}, {"max_tokens": 3},
-        {"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 5}, {"seed": 1}, {"stop": ["a"]}, {"n": 2},
-        {"generation_kwargs": {"repetition_penalty": 2.0}}, {"batch_size": 3}, {"micro_batching": True},
-        {"template_kwargs": {"enable_thinking": True}}, {"logprobs": True}, {"top_logprobs": 2}, {"citations": True},
-        {"model": lm.with_routing(0.2)}, {"model": lm.with_routing(0.3)},
-    ]  # fmt: skip
-    keys = [ChatInvariant(**{"model": lm, **change})._get_llm_string() for change in changes]
-    keys += [ChatInvariant(**change)._get_llm_string() for change in ({}, {"model": "native"}, {"dtype": "bfloat16"})]
-    assert len(set(keys)) == len(changes) + 3
-
-
-def variants(lm: InvariantModel) -> list[InvariantModel]:
-    """Models of the same name and weights whose answers to a prompt differ."""
-    spoken = copy.deepcopy(lm.tokenizer)
-    spoken.chat_template = f"Friend! {spoken.chat_template}"
-    trimmed = [lm.with_method(max_segment_tokens=size, overflow="trim_segments") for size in (9, 30)]
-    changed = copy.deepcopy(lm.model)
-    with torch.no_grad():
-        changed.lm_head.weight[100:] *= -1.0
-    return [lm, *trimmed, InvariantModel(lm.model, spoken), InvariantModel(changed, lm.tokenizer)]
-
-
-@pytest.mark.parametrize("per_call", [False, True])
-def test_models_of_one_name_never_exchange_answers_through_the_cache(
-    lm: InvariantModel, llm_cache: Any, per_call: bool
-) -> None:
-    def asked(model: InvariantModel) -> Any:
-        if per_call:
-            return ChatInvariant(model=lm, max_tokens=6).invoke(QUESTION, documents=DOCUMENTS, model=model).content
-        return ChatInvariant(model=model, max_tokens=6).bind(documents=DOCUMENTS).invoke(QUESTION).content
-
-    models = variants(lm)
-    fresh = list(map(asked, models))
-    assert len(set(fresh)) == len(llm_cache._cache) == len(models)
-    assert list(map(asked, models)) == fresh
-    assert len(llm_cache._cache) == len(models)
-
-
-def test_the_key_follows_templates_and_weights_that_are_changed_in_place(lm: InvariantModel) -> None:
-    own = copy.deepcopy(lm)
-    chat = ChatInvariant(model=own)
-    keys = [chat._get_llm_string()]
-    own.tokenizer.chat_template += "\n"
-    keys.append(chat._get_llm_string())
-    with torch.no_grad():
-        own.model.lm_head.weight[200, 5] += 1.0
-    keys.append(chat._get_llm_string())
-    assert len(set(keys)) == 3
-
-
-def test_a_set_is_one_entry_of_the_cache_in_every_order_also_where_texts_are_equal(
-    lm: InvariantModel, llm_cache: Any
-) -> None:
-    alike = [Document("same", metadata={"n": n}) for n in (2, 1)]
-    for order in permutations([*alike, Document("other")]):
-        ChatInvariant(model=lm, max_tokens=1).invoke(QUESTION, documents=list(order))
-    assert len(llm_cache._cache) == 1
-
-
-def test_sorting_leaves_an_order_that_means_something_and_that_of_uploads(lm: InvariantModel) -> None:
+def test_sorting_leaves_an_order_that_means_something_and_that_of_uploads(lm):
     plain = ChatInvariant(model=lm, method="sequential", ordering="given", max_tokens=2)
     answer = plain.invoke([HumanMessage([*(to_block(to_segment(text)) for text in "cab"), QUESTION])])
     assert answer.response_metadata["order"] == [to_segment(text).content_hash for text in "cab"]
@@ -239,47 +156,112 @@ def test_sorting_leaves_an_order_that_means_something_and_that_of_uploads(lm: In
 
 
 @pytest.fixture
-def loads(weights: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def loads(monkeypatch):
     """Names of the models that were loaded, which takes some time."""
-    names: list[str] = []
+    names = []
 
-    def load(name: str, **options: Any) -> InvariantModel:
+    def load(name, **options):
         time.sleep(0.3)
         names.append(name)
-        return InvariantModel(copy.deepcopy(weights), toy_tokenizer())
+        return InvariantModel(copy.deepcopy(tiny_weights()), toy_tokenizer())
 
     monkeypatch.setattr(InvariantModel, "from_pretrained", load)
     return names
 
 
-def test_weights_are_loaded_once_and_only_to_answer(loads: list[str]) -> None:
-    for kind in (ChatInvariant, InvariantLLM):
+def test_weights_are_loaded_once_and_only_to_answer(loads, llm_cache):
+    for kind in (ChatInvariant, InvariantLLM):  # with a cache of LangChain too, for which weights are digested
         assert "unloaded" in str(kind(model="unloaded"))
     assert not loads
-    one, other = InvariantLLM(model="bound"), InvariantLLM(model="between", max_tokens=1)
-    chat = ChatInvariant(model="configured").configurable_fields(max_tokens=ConfigurableField(id="most"))
+    most = ChatInvariant(model="configured").configurable_fields(max_tokens=ConfigurableField(id="most"))
     first = ChatInvariant(model="first", max_tokens=1)
-    copied = first.model_copy(update={"model": "second"})
-    for _ in range(2):
-        one.bind(max_tokens=1).invoke(QUESTION)
-        other.invoke(QUESTION)
-        chat.invoke(QUESTION, config={"configurable": {"most": 1}})
-        first.invoke(QUESTION)
-        copied.invoke(QUESTION)
+    models = [InvariantLLM(model="bound").bind(max_tokens=1), InvariantLLM(model="between", max_tokens=1)]
+    models += [most.with_config(configurable={"most": 1}), first, first.model_copy(update={"model": "second"})]
+    for model in [*models, *models]:
+        model.invoke(QUESTION)
     assert loads == ["bound", "between", "configured", "first", "second"]
     ordered = ChatInvariant(model="first", ordering="monot5")
     assert ordered.lm.ordering is ordered.model_copy().lm.ordering
 
 
-@pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])
-def test_an_object_is_printed_without_its_weights_with_a_cache_too(kind: Any, llm_cache: Any) -> None:
-    assert "unloaded" in str(kind(model="unloaded"))
-
-
-def test_a_pickle_answers_alike_and_has_no_weights_that_have_a_name() -> None:
+def test_a_pickle_answers_alike_and_has_no_weights_that_have_a_name():
     for model, size in ((None, 5000), (InvariantModel.from_pretrained(), 10**9)):
         chat = ChatInvariant(model=model, max_tokens=4)
-        answer = chat.invoke(QUESTION, documents=DOCUMENTS)
         pickled = pickle.dumps(chat)
-        assert pickle.loads(pickled).invoke(QUESTION, documents=DOCUMENTS).content == answer.content
-        assert len(pickled) < size
+        here, there = (each.invoke(QUESTION, documents=DOCUMENTS) for each in (chat, pickle.loads(pickled)))
+        assert (there.content, len(pickled) < size) == (here.content, True)
+
+
+# --- keys of LangChain's cache --------------------------------------------------------------------------------------
+
+ALIKE = [Document("same", metadata={"n": 2}), Document("same", metadata={"n": 1}), Document("other")]
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion", "canonical", "vote"])
+def test_the_cache_answers_the_same_set_in_another_order_also_where_texts_are_equal(lm, llm_cache, kind):
+    reader, ours = Reader(), {"chat": ChatInvariant, "completion": InvariantLLM}
+    wrap = {"canonical": canonical, "vote": vote}.get(kind)
+    model = wrap(reader) if wrap else ours[kind](model=lm, max_tokens=2)
+    for count, documents in enumerate((DOCUMENTS, ALIKE), 1):
+        for order in permutations(documents):
+            model.invoke(QUESTION, documents=order)
+        assert len(llm_cache._cache) == count
+    assert len(reader.requests) == {"canonical": 2, "vote": 10}.get(kind, 0)
+    for generation, *_ in llm_cache._cache.values():
+        kept = getattr(generation, "message", generation)
+        setattr(kept, "text" if kept is generation else "content", "from the cache")
+    for way, order in zip(("invoke", "ainvoke", "batch", "abatch"), ORDERS, strict=False):
+        assert text(WAYS[way](model, QUESTION, documents=order)) == "from the cache"
+    if kind in ours:
+        unsorted = model.model_copy(update={"sort_segments": False})
+        assert text(unsorted.invoke(QUESTION, documents=ORDERS[5])) != "from the cache"
+
+
+def test_every_parameter_that_changes_the_output_is_in_the_key(lm):
+    changes = [
+        {}, {"method": "pine", "ordering": "lexical"}, {"ordering": "frequency"}, {"ordering": "score"},
+        {"backend": "reference"}, {"max_segment_tokens": 9}, {"overflow": "drop_last"}, {"max_tokens": 3},
+        {"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 5}, {"seed": 1}, {"stop": ["a"]}, {"n": 2},
+        {"generation_kwargs": {"repetition_penalty": 2.0}}, {"batch_size": 3}, {"micro_batching": True},
+        {"template_kwargs": {"enable_thinking": True}}, {"logprobs": True}, {"top_logprobs": 2}, {"citations": True},
+        {"model": lm.with_routing(0.2)}, {"model": lm.with_routing(0.3)},
+    ]  # fmt: skip
+    keys = [ChatInvariant(**{"model": lm, **change})._get_llm_string() for change in changes]
+    keys += [ChatInvariant(**change)._get_llm_string() for change in ({}, {"model": "native"}, {"dtype": "bfloat16"})]
+    assert len(set(keys)) == len(changes) + 3
+    reader = Reader()
+    wrapped = [vote(reader, votes=2), vote(reader), vote(reader, seed=1), vote(reader, ordering="frequency")]
+    wrapped += [vote(reader, answer_of=str), canonical(reader)]
+    assert len({each._get_llm_string() for each in wrapped}) == len(wrapped)
+
+
+@both
+def test_every_keyword_of_a_call_that_changes_the_output_is_in_the_key(lm, llm_cache, kind):
+    model = kind(model=lm, max_tokens=2)
+    changes = [
+        {}, {"max_tokens": 3}, {"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 3}, {"seed": 3}, {"stop": ["a"]},
+        {"repetition_penalty": 2.0}, {"documents": DOCUMENTS[:1]}, {"model": lm.with_method("pine")},
+    ]  # fmt: skip
+    if kind is ChatInvariant:
+        changes += [{"logprobs": True}, *({"tools": [each], "tool_choice": "none"} for each in (search, now))]
+    for number, change in enumerate(changes, start=1):
+        assert len({text(model.invoke(QUESTION, **change)) for _ in range(2)}) == 1
+        assert len(llm_cache._cache) == number
+
+
+@both
+def test_models_of_one_name_never_exchange_answers_but_those_with_a_cache_of_keys_and_values(lm, llm_cache, kind):
+    own = copy.deepcopy(lm)
+    own.model.lm_head.weight.data[100:] *= -1.0
+    other = copy.deepcopy(own)
+    other.tokenizer.chat_template = f"Friend! {other.tokenizer.chat_template}"
+    model, asked, entries = kind(model=lm, max_tokens=6), {}, 2 if kind is ChatInvariant else 1
+    for name, each in {"as it was": lm, "weights": own, "template": other}.items():
+        models = [kind(model=each, max_tokens=6), kind(model=each, max_tokens=6, key_value_cache=KeyValueCache())]
+        answers = [*(one.invoke(QUESTION) for one in models), model.invoke(QUESTION, model=each)]
+        (asked[name],) = set(map(text, answers))
+        assert len(llm_cache._cache) == entries * len(asked)  # for a chat, one of the call's model
+    assert len({*asked.values()}) == entries + 1  # a completion has no template
+    own.model.lm_head.weight.data[200, 5] += 1.0  # in place
+    kind(model=own, max_tokens=6).invoke(QUESTION)
+    assert len(llm_cache._cache) == entries * 3 + 1

@@ -1,118 +1,100 @@
 """LangChain's own suites for chat models, retrievers and embeddings."""
 
-from __future__ import annotations
-
-from functools import cache
-from typing import Any
-
 import pytest
-from invariant_rag import InvariantModel, Segment
+import torch
+from invariant_rag import Segment
 from invariant_rag.rag.retrieval import BM25Retriever
-from langchain_core.language_models import BaseChatModel, FakeListChatModel
-from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.tools import BaseTool, tool
 from langchain_tests.integration_tests import (
     ChatModelIntegrationTests,
     EmbeddingsIntegrationTests,
     RetrieversIntegrationTests,
 )
-from langchain_tests.integration_tests.chat_models import magic_function, magic_function_no_args, unicode_customer
 from langchain_tests.unit_tests import ChatModelUnitTests, EmbeddingsUnitTests
+from transformers import LogitsProcessor
 
 from langchain_invariant_rag import ChatInvariant, InvariantEmbeddings, InvariantRetriever
 
-from .taught import taught
+from .models import Writing, call_text, ended, spoken_model
+
+CALLS = {
+    "magic_function(3)": ("magic_function", {"input": 3}),
+    "magic_function_no_args()": ("magic_function_no_args", {}),
+    "the weather in San Francisco": ("get_weather", {"location": "San Francisco, CA"}),
+    "a Pirate greeting": ("greeting_generator", {"answer_style": "Pirate"}),
+    "你好啊集团": ("unicode_customer", {"customer_name": "你好啊集团", "description": "technology"}),
+    "こんにちは株式会社": ("unicode_customer", {"customer_name": "こんにちは株式会社", "description": "Japanese"}),
+}
+"""What the suite of chat models asks tools for: words of its questions, the tool and the arguments."""
 
 
-@tool
-def get_weather(location: str) -> str:
-    """Get the weather at a location."""
-    return "It's sunny."
+def wanted(prompt):
+    """Return what a model says that does what the suite asks for."""
+    question = prompt.rpartition("<|im_start|>user\n")[2]
+    if "<|im_start|>tool" in question:  # it has been called
+        return ""
+    return next((f"{call_text(*call)}<|im_end|>" for words, call in CALLS.items() if words in question), "")
 
 
-def greeting_generator() -> BaseTool:
-    prompt = ChatPromptTemplate.from_messages([("human", "Hello. Please respond in the style of {answer_style}.")])
-    chain = prompt | FakeListChatModel(responses=["hello matey"]) | StrOutputParser()
-    return chain.as_tool(
-        name="greeting_generator", description="Generate a greeting in a particular style of speaking."
-    )
+class Terse(LogitsProcessor):
+    """Makes a model end texts and objects as soon as it may: random weights go on until the tokens are used up."""
 
+    def __init__(self, lm):
+        self.ends = lm.tokenizer.encode('"}', add_special_tokens=False)
 
-@cache
-def engine() -> InvariantModel:
-    """A model that knows by heart what the suite of chat models asks tools for."""
-    customer = "Create a customer named '{}' ({}) - a {} company".format
-    hello = customer("你好啊集团", "Hello Group", "Chinese technology")
-    konnichiwa = customer("こんにちは株式会社", "Hello Corporation", "Japanese")
-    return taught(
-        [
-            ("What is the value of magic_function(3)? Use the tool.", [magic_function], {"input": 3}),
-            ("What is the value of magic_function_no_args()? Use the tool.", [magic_function_no_args], {}),
-            ("What is the weather in San Francisco, CA?", [get_weather], {"location": "San Francisco, CA"}),
-            ("Using the tool, generate a Pirate greeting.", [greeting_generator()], {"answer_style": "Pirate"}),
-            (hello, [unicode_customer], {"customer_name": "你好啊集团", "description": "technology"}),
-            (konnichiwa, [unicode_customer], {"customer_name": "こんにちは株式会社", "description": "Japanese"}),
-        ]
-    )
+    def __call__(self, input_ids, scores):
+        return scores.index_add(1, torch.tensor(self.ends), torch.full((len(scores), len(self.ends)), 50.0))
 
 
 @pytest.mark.filterwarnings("ignore:This API is in beta")  # `as_tool`, which the suite calls
 class _OurChatModel:
     @property
-    def chat_model_class(self) -> type[BaseChatModel]:
+    def chat_model_class(self):
         return ChatInvariant
 
     @property
-    def chat_model_params(self) -> dict[str, Any]:
-        return {"model": engine()}
+    def chat_model_params(self):
+        lm = spoken_model()
+        processors = [Terse(lm), Writing(lm, wanted)]
+        return {"model": lm, "generation_kwargs": {**ended(lm, ""), "logits_processor": processors}}
 
     @property
-    def supports_model_override(self) -> bool:
+    def supports_model_override(self):
         return False
-
-    @property
-    def has_tool_calling(self) -> bool:
-        return True
-
-    @property
-    def has_tool_choice(self) -> bool:
-        return True
 
 
 class TestChatInvariantUnit(_OurChatModel, ChatModelUnitTests):
     @property
-    def chat_model_params(self) -> dict[str, Any]:
+    def chat_model_params(self):
         return {}  # a model in memory cannot be written down; the one that comes with invariant-rag has a name
 
     @pytest.mark.xfail(reason="LangChain's allowlist has no packages of others; see test_a_model_can_be_saved")
-    def test_serdes(self, model: BaseChatModel, snapshot: Any) -> None:
+    def test_serdes(self, model, snapshot):
         super().test_serdes(model, snapshot)
 
 
 class TestChatInvariantIntegration(_OurChatModel, ChatModelIntegrationTests):
     @property
-    def supports_json_mode(self) -> bool:
+    def supports_json_mode(self):
         return True
 
 
 class TestInvariantRetriever(RetrieversIntegrationTests):
     @property
-    def retriever_constructor(self) -> type[InvariantRetriever]:
+    def retriever_constructor(self):
         return InvariantRetriever
 
     @property
-    def retriever_constructor_params(self) -> dict[str, Any]:
+    def retriever_constructor_params(self):
         return {"retriever": BM25Retriever([Segment(f"The ferry number {n} leaves.") for n in range(5)])}
 
     @property
-    def retriever_query_example(self) -> str:
+    def retriever_query_example(self):
         return "Which ferry leaves?"
 
 
 class _OurEmbeddings:
     @property
-    def embeddings_class(self) -> type[InvariantEmbeddings]:
+    def embeddings_class(self):
         return InvariantEmbeddings
 
 

@@ -1,139 +1,99 @@
-"""Tools: calls that always parse, whatever the weights, and histories with their calls and results."""
+"""Tools: calls that always parse, whatever the weights, histories with calls and results, and agents."""
 
-from __future__ import annotations
-
-import asyncio
 from itertools import permutations
 from typing import Any
 
 import pytest
-from invariant_rag import InvariantModel
 from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.generation.json_schema import validate_value
 from invariant_rag.generation.tools import ToolCall, ToolCalling
+from langchain.agents import create_agent
+from langchain.agents.middleware import wrap_model_call
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import create_retriever_tool, tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.checkpoint.memory import InMemorySaver
 
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments, canonical
+from langchain_invariant_rag.documents import chat_messages, to_turn
 
-from .shared import DOCUMENTS, QUESTION
-from .tool_models import Departure, Writing, joined, now, said, search
-
-
-@pytest.fixture(scope="module", params=["knows tools", "does not"])
-def chat(request: Any, spoken: InvariantModel, lm: InvariantModel) -> ChatInvariant:
-    return ChatInvariant(model=spoken if request.param == "knows tools" else lm, max_tokens=160, sort_segments=False)
+from .models import Departure, Writing, call_text, ended, now, search
+from .shared import DOCUMENTS, QUESTION, SOME_ORDERS, Listed, distinct, joined, said
 
 
-# --- calls ----------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def chat(spoken):
+    return ChatInvariant(model=spoken, max_tokens=160, sort_segments=False)
 
 
-OPENAI_CHOICE = {"type": "function", "function": {"name": "search"}}
-ANTHROPIC_CHOICE = {"type": "tool", "name": "search"}
+def add(one: int, two: int) -> int:
+    """Add."""
+    return one + two
 
 
-@pytest.mark.parametrize("choice", ["any", "required", True, "search", OPENAI_CHOICE, ANTHROPIC_CHOICE])
-def test_a_forced_answer_is_calls_that_parse(chat: ChatInvariant, choice: Any) -> None:
-    answer = chat.bind_tools([search, now], tool_choice=choice, parallel_tool_calls=False).invoke(QUESTION)
-    assert answer.tool_calls
+DESCRIBED = {"type": "function", "function": {"name": "described", "parameters": Departure.model_json_schema()}}
+KINDS = {"search": search, "add": add, "Departure": Departure, "described": DESCRIBED}
+"""Tools of every kind that LangChain knows, by name."""
+CALL = {"name": "search", "args": {"query": "ferry", "limit": 3}, "id": "call_1", "type": "tool_call"}
+OPENAI_CHOICE = {"type": "function", "function": {"name": "add"}}
+ANTHROPIC_CHOICE = {"type": "tool", "name": "Departure"}
+
+
+@pytest.mark.parametrize("choice", ["any", "required", True, *KINDS, OPENAI_CHOICE, ANTHROPIC_CHOICE], ids=str)
+@pytest.mark.parametrize("template", ["knows tools", "does not"])
+def test_a_forced_answer_is_a_call_that_parses(spoken, lm, template, choice):
+    chat = ChatInvariant(model=spoken if template == "knows tools" else lm, max_tokens=160)
+    bound = chat.bind_tools([*KINDS.values()], tool_choice=choice, strict=True, parallel_tool_calls=False)
+    answer = bound.invoke(QUESTION)
+    (call,) = answer.tool_calls
+    named = {str(OPENAI_CHOICE): "add", str(ANTHROPIC_CHOICE): "Departure"}.get(str(choice), choice)
+    assert call["name"] == named or named in ("any", "required", True)
+    validate_value(call["args"], convert_to_openai_tool(KINDS[call["name"]])["function"]["parameters"])
     assert (answer.content, answer.invalid_tool_calls) == ("", [])
-    for call in answer.tool_calls:
-        {"search": search, "now": now}[call["name"]].invoke(call["args"])
-    if choice not in ("any", "required", True):
-        assert {call["name"] for call in answer.tool_calls} == {"search"}
     assert answer.response_metadata["finish_reason"] == "tool_calls"
-    assert answer.usage_metadata["output_tokens"] <= 160
-    assert {block["type"] for block in answer.content_blocks} == {"tool_call"}
+    assert [block["type"] for block in answer.content_blocks] == ["tool_call"]
 
 
-def test_tools_of_every_kind_are_taken(chat: ChatInvariant) -> None:
-    def add(one: int, two: int) -> int:
-        """Add."""
-        return one + two
-
-    described = {"type": "function", "function": {"name": "described", "parameters": Departure.model_json_schema()}}
-    tools = [search, add, Departure, described]
-    for name in ("search", "add", "Departure", "described"):
-        answer = chat.bind_tools(tools, tool_choice=name, strict=True, parallel_tool_calls=False).invoke(QUESTION)
-        assert [call["name"] for call in answer.tool_calls] == [name]
-    assert chat.invoke(QUESTION, tools=[add], tool_choice="any").tool_calls
-
-
-def test_calls_are_parallel_unless_that_is_not_wanted(chat: ChatInvariant) -> None:
-    twice = ToolCalling(chat.lm).form.call_format.write([ToolCall("", "search", {"query": "ferry", "limit": 3})] * 2)
-    for parallel, expected in ((None, 2), (True, 2), (False, 1)):
-        bound = chat.bind_tools([search, now], tool_choice="any", parallel_tool_calls=parallel)
-        writing = Writing(chat.lm, f"{twice}<|im_end|>")
-        calls = bound.invoke(QUESTION, max_tokens=300, logits_processor=[writing]).tool_calls
-        assert [call["args"] for call in calls] == [{"query": "ferry", "limit": 3}] * expected
-        assert len({call["id"] for call in calls}) == expected
-
-
-def test_a_stream_of_calls_is_what_invoke_returns(chat: ChatInvariant) -> None:
-    bound = chat.bind_tools([search, now], tool_choice="any")
-    expected = said(bound.invoke(QUESTION, documents=DOCUMENTS))
-    chunks = list(bound.stream(QUESTION, documents=DOCUMENTS))
-    assert said(joined(chunks)) == expected
-    pieces = [piece for chunk in chunks for piece in chunk.tool_call_chunks]
-    assert len(pieces) > 3
-    assert [piece["name"] for piece in pieces if piece["name"]] == [call["name"] for call in expected["calls"]]
-
-    async def collected() -> list[Any]:
-        return [chunk async for chunk in bound.astream(QUESTION, documents=DOCUMENTS)]
-
-    assert said(asyncio.run(bound.ainvoke(QUESTION, documents=DOCUMENTS))) == expected
-    assert said(joined(asyncio.run(collected()))) == expected
+@pytest.mark.parametrize(("parallel", "expected"), [(None, 2), (True, 2), (False, 1)])
+def test_calls_are_parallel_unless_that_is_not_wanted(chat, parallel, expected):
+    twice = ToolCalling(chat.lm).form.call_format.write([ToolCall("", "search", CALL["args"])] * 2)
+    bound = chat.bind_tools([search, now], tool_choice="any", parallel_tool_calls=parallel, max_tokens=300)
+    calls = bound.invoke(QUESTION, **ended(chat.lm, twice)).tool_calls
+    assert [call["args"] for call in calls] == [CALL["args"]] * expected
+    assert len({call["id"] for call in calls}) == expected
 
 
 @pytest.mark.parametrize("room", [60, 110, 150])
-def test_parallel_calls_that_run_out_of_room_say_so_and_none_looks_complete(chat: ChatInvariant, room: int) -> None:
-    form = ToolCalling(chat.lm).form.call_format
+def test_parallel_calls_that_run_out_of_room_say_so_and_none_looks_complete(chat, room):
     calls = [ToolCall("", "search", {"query": f"ferry {n}", "limit": 3}) for n in range(4)]
+    writing = Writing(chat.lm, ToolCalling(chat.lm).form.call_format.write(calls))
     models = [chat.model_copy(update={"max_tokens": room, **more}) for more in ({}, {"streaming": True})]
-    bound = [each.bind_tools([search], tool_choice="any") for each in models]
-    whole, streamed = (each.invoke(QUESTION, logits_processor=[Writing(chat.lm, form.write(calls))]) for each in bound)
-    joint = joined(list(bound[0].stream(QUESTION, logits_processor=[Writing(chat.lm, form.write(calls))])))
+    bound = [each.bind_tools([search], tool_choice="any", logits_processor=[writing]) for each in models]
+    whole, streamed, pieces = bound[0].invoke(QUESTION), bound[1].invoke(QUESTION), list(bound[0].stream(QUESTION))
     assert whole.response_metadata["finish_reason"] == "length"
-    assert [each["args"] for each in whole.tool_calls] == [
-        dict(each.arguments) for each in calls[: len(whole.tool_calls)]
-    ]
-    assert len(whole.tool_calls) < 4
-    for other in (streamed, joint):
-        assert said(other) == said(whole)
-        assert other.invalid_tool_calls == whole.invalid_tool_calls
+    complete = len(whole.tool_calls)
+    assert complete < 4
+    assert [each["args"] for each in whole.tool_calls] == [dict(each.arguments) for each in calls[:complete]]
+    assert said(streamed) == said(joined(pieces)) == said(whole)
+    assert len([each for piece in pieces for each in piece.tool_call_chunks]) > 3
+    assert whole.invalid_tool_calls
 
 
-def test_a_completion_model_has_no_tools(lm: InvariantModel) -> None:
+def test_tools_are_counted_and_a_completion_model_has_none(chat, lm):
+    asked = [HumanMessage(QUESTION)]
+    counted = chat.get_num_tokens_from_messages(asked, tools=[search])
+    assert counted == chat.bind_tools([search]).invoke(asked, max_tokens=1).usage_metadata["input_tokens"]
+    assert counted > chat.get_num_tokens_from_messages(asked)
     with pytest.raises(UnsupportedCombination, match="expected a prompt without tools"):
         InvariantLLM(model=lm).invoke(QUESTION, tools=[search])
 
 
-def test_tools_are_counted_and_cached_with_the_prompt(thinker: ChatInvariant, llm_cache: Any) -> None:
-    bound = thinker.bind_tools([search], tool_choice="any")
-    answer = bound.invoke(QUESTION)
-    counted = thinker.get_num_tokens_from_messages([HumanMessage(QUESTION)], tools=[search])
-    assert (
-        counted
-        == answer.usage_metadata["input_tokens"]
-        > thinker.get_num_tokens_from_messages([HumanMessage(QUESTION)])
-    )
-    thinker.bind_tools([now], tool_choice="any").invoke(QUESTION)
-    assert len(llm_cache._cache) == 2
-    again = bound.invoke(QUESTION)
-    assert (again.tool_calls, again.id) == (answer.tool_calls, again.id)
-    assert len(llm_cache._cache) == 2
-
-
 # --- histories ------------------------------------------------------------------------------------------------------
 
-CALL = {"name": "search", "args": {"query": "ferry", "limit": 3}, "id": "call_1", "type": "tool_call"}
 
-
-def written(lm: InvariantModel, messages: list[dict[str, Any]]) -> str:
-    generation = lm.generate(lm.chat_prompt(messages=messages), max_new_tokens=8)
-    return generation.text
-
-
-def test_calls_and_results_keep_their_roles(thinker: ChatInvariant) -> None:
+def test_calls_and_results_keep_their_roles(chat):
     calls, reasoning = [CALL, {**CALL, "id": "call_2"}], {"reasoning_content": "Hm."}
     history = [
         SystemMessage("Be brief."),
@@ -142,6 +102,7 @@ def test_calls_and_results_keep_their_roles(thinker: ChatInvariant) -> None:
         ToolMessage("one", tool_call_id="call_1", name="search"),
         ToolMessage("two", tool_call_id="call_2", name="search"),
         HumanMessage("And?"),
+        HumanMessage("So?"),
     ]
     expected = [
         {"role": "system", "content": "Be brief."},
@@ -149,48 +110,118 @@ def test_calls_and_results_keep_their_roles(thinker: ChatInvariant) -> None:
         {"role": "assistant", "content": "I search.", "tool_calls": calls, **reasoning},
         {"role": "tool", "content": "one", "tool_call_id": "call_1", "name": "search"},
         {"role": "tool", "content": "two", "tool_call_id": "call_2", "name": "search"},
-        {"role": "user", "content": "And?"},
+        {"role": "user", "content": "And?\nSo?"},
     ]
-    answer = thinker.invoke(history, max_tokens=8)
-    assert answer.content == written(thinker.lm, expected)
-    assert answer.content != written(thinker.lm, [{**each, "reasoning_content": ""} for each in expected])
-    assert answer.content != written(thinker.lm, [*expected[:3], *expected[4:]])
+    converted, _ = chat_messages(history, map(to_turn, history))
+    assert [{**each, "content": "".join(each["content"])} for each in converted] == expected
+    prompt = chat.lm.chat_prompt(messages=expected)
+    assert chat.invoke(history, max_tokens=8).content == chat.lm.generate(prompt, max_new_tokens=8).text
 
 
-def test_results_stand_in_the_order_of_their_calls(chat: ChatInvariant) -> None:
+def test_results_stand_in_the_order_of_their_calls(chat):
     found = {"call_1": DOCUMENTS[:2], "call_2": DOCUMENTS[2:], "call_3": []}
     results = [ToolMessage(str(Segments(each)), tool_call_id=call) for call, each in found.items()]
 
-    def asked(model: Any, listed: Any, calls: Any = found) -> str:
+    def asked(listed, calls=found, model=chat):
         called = AIMessage("", tool_calls=[{**CALL, "id": call} for call in calls])
-        return str(model.invoke([HumanMessage(QUESTION), called, *listed, HumanMessage("So?")], max_tokens=8).content)
+        return model.invoke([HumanMessage(QUESTION), called, *listed, HumanMessage("So?")], max_tokens=8).content
 
-    assert len({asked(chat, order) for order in permutations(results)}) == 1
-    assert asked(chat, results) != asked(chat, results, ["call_2", "call_1", "call_3"])  # another order of the calls
-    sent: list[list[str]] = []
-
-    def send(messages: list[Any], **_: Any) -> AIMessage:
-        sent.append([each.tool_call_id for each in messages if isinstance(each, ToolMessage)])
-        return AIMessage("ok")
-
-    asked(canonical(RunnableLambda(send)), results[::-1])
-    assert sent == [[*found]]
+    assert len({asked(order) for order in permutations(results)}) == 1
+    assert asked(results) != asked(results, ["call_2", "call_1", "call_3"])  # another order of the calls
+    sent = canonical(RunnableLambda(lambda messages: messages[2]))  # says which result is the first
+    assert {asked(order, model=sent) for order in permutations(results)} == {asked(results, model=sent)}
 
 
-def test_the_answer_of_a_model_is_a_history_for_the_next_call(chat: ChatInvariant) -> None:
-    bound = chat.bind_tools([search], tool_choice="any", parallel_tool_calls=False)
-    whole, chunk = bound.invoke(QUESTION), joined(list(bound.stream(QUESTION)))
-    results = [search.invoke(call) for call in whole.tool_calls]
-    answers = {
-        str(chat.invoke([HumanMessage(QUESTION), each, *results], max_tokens=8).content) for each in (whole, chunk)
-    }
-    assert len(answers) == 1
-
-
-def test_an_error_of_a_tool_is_said_to_be_one(thinker: ChatInvariant) -> None:
-    def asked(text: str, **status: Any) -> Any:
+def test_an_error_of_a_tool_is_said_to_be_one(chat):
+    def asked(text, **status):
         result = ToolMessage(text, tool_call_id="call_1", **status)
-        return thinker.invoke([HumanMessage("a"), AIMessage("", tool_calls=[CALL]), result], max_tokens=8).content
+        return chat.invoke([HumanMessage("a"), AIMessage("", tool_calls=[CALL]), result], max_tokens=8).content
 
     assert asked("no such file", status="error") == asked("Error: no such file") != asked("no such file")
     assert asked("Error: no such file", status="error") == asked("Error: no such file")
+
+
+# --- agents ---------------------------------------------------------------------------------------------------------
+
+
+def retriever_tool(documents, **options):
+    return create_retriever_tool(Listed(documents=documents), "records", "Search the harbour's records.", **options)
+
+
+def searching_tool(documents):
+    @tool(response_format="content_and_artifact")
+    def records(query: str) -> Any:
+        """Search the harbour's records."""
+        return "\n\n".join(f"Source: {each.metadata}\nContent: {each.page_content}" for each in documents), documents
+
+    return records
+
+
+RECORDS = {
+    "content": retriever_tool,
+    "content_and_artifact": lambda documents: retriever_tool(documents, response_format="content_and_artifact"),
+    "of the tutorial": searching_tool,
+}
+
+
+def agent(chat, records, then, first, **options):
+    """Make an agent that searches once: random weights do it neither by themselves, nor do they end."""
+
+    @wrap_model_call
+    def in_turn(request, handler):
+        searched = any(isinstance(message, ToolMessage) for message in request.messages)
+        return handler(request.override(**then if searched else {"tool_choice": "any", **first}))
+
+    call = call_text("records", {"query": "ferry"})
+    writing = Writing(chat.lm, lambda prompt: "" if "<|im_start|>tool" in prompt else f"{call}<|im_end|>")
+    model = chat.model_copy(update={"generation_kwargs": {**ended(chat.lm, ""), "logits_processor": [writing]}})
+    return create_agent(model, [records], middleware=[in_turn], **options)
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_an_agent_ignores_the_order_of_what_its_tool_found_in_its_second_turn_too(chat, kind):
+    def asked(documents, method="rotor"):
+        model, short = chat.model_copy(update={"method": method}), {"model_settings": {"max_tokens": 8}}
+        then = {"tool_choice": "none", **short}
+        made = agent(model, RECORDS[kind](documents), then, {}, checkpointer=InMemorySaver())
+        thread = {"configurable": {"thread_id": "1"}}
+        turns = [made.invoke({"messages": [("human", text)]}, thread)["messages"] for text in (QUESTION, "Sure?")]
+        assert [each.type for each in turns[1]] == ["human", "ai", "tool", "ai", "human", "ai"]
+        return [[each for each in turn if each.type == "ai"] for turn in turns]
+
+    ours = [asked(documents) for documents in SOME_ORDERS]
+    for *_, last in ours[0]:
+        assert (last.response_metadata["sets"], last.response_metadata["invariant"]) == ([3], True)
+    assert len({repr([list(map(said, turn)) for turn in turns]) for turns in ours}) == 1
+    plain = [asked(documents, "sequential") for documents in SOME_ORDERS]
+    for turn in range(2):  # the text of the plain model shows the order
+        assert len({turns[turn][-1].text for turns in plain}) > 1
+
+
+@pytest.mark.parametrize("strategy", [ToolStrategy, ProviderStrategy, lambda schema: schema])
+def test_an_agent_with_tools_answers_with_an_object(chat, strategy):
+    single = {"model_settings": {"parallel_tool_calls": False}}
+
+    def asked(documents):
+        then, first = {"tools": [], **single}, {"response_format": None, **single}
+        result = agent(chat, retriever_tool(documents), then, first, response_format=strategy(Departure)).invoke(
+            {"messages": [("human", QUESTION)]}
+        )
+        assert isinstance(result["structured_response"], Departure)
+        return result["structured_response"], [said(each) for each in result["messages"] if each.type == "ai"]
+
+    assert distinct(asked, SOME_ORDERS) == 1
+
+
+def test_with_tools_and_a_schema_an_answer_is_calls_or_an_object(chat):
+    def asked(written, **options):
+        writing = Writing(chat.lm, written)
+        return chat.bind_tools([search], **{**wanted, **options}, logits_processor=[writing]).invoke(QUESTION)
+
+    wanted = ProviderStrategy(Departure).to_model_kwargs()
+    answer = asked(call_text("Departure", {"vessel": "ferry", "hour": 12}))
+    assert Departure.model_validate_json(answer.text) == Departure(vessel="ferry", hour=12)
+    assert (answer.tool_calls, answer.response_metadata["finish_reason"]) == ([], "stop")
+    for called in (asked(call_text("search", CALL["args"])), asked("", tool_choice="any", parallel_tool_calls=False)):
+        assert (called.content, [call["name"] for call in called.tool_calls]) == ("", ["search"])
+    assert Departure.model_validate_json(asked("", tool_choice="none", response_format=Departure).text)

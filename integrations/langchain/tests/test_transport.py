@@ -1,75 +1,48 @@
-"""Every producer, through everything that LangChain does with a prompt: the model gets the segments that went in.
+"""However segments travel through LangChain, the model gets those that went in.
 
 `response_metadata["order"]` lists what the model was given, in physical order, each segment by its content hash.
 """
 
-from __future__ import annotations
-
-import warnings
-from typing import Any
-
 import pytest
-from invariant_rag import InvariantModel, Segment, SegmentSet
+from invariant_rag import Segment, SegmentSet
 from invariant_rag.prompts import mark, parse_marked
+from langchain.agents import create_agent
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
-from langchain_core._api.beta_decorator import LangChainBetaWarning
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
-from langchain_core.load import dumpd, load
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.load import dumpd
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate, HumanMessagePromptTemplate, PromptTemplate
+from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from langchain_invariant_rag import (
-    SEGMENT_PROMPT,
-    ChatInvariant,
-    InvariantLLM,
-    Segments,
-    SegmentsPlaceholder,
-    create_invariant_documents_chain,
-)  # fmt: skip
+import langchain_invariant_rag as ours
+from langchain_invariant_rag import SEGMENT_PROMPT, ChatInvariant, InvariantLLM, Segments, SegmentsPlaceholder
 from langchain_invariant_rag.documents import to_block, to_document, to_segment
 
-from .shared import DOCUMENTS, HASHES, ORDERS, PLACEHOLDER, QUESTION
+from .shared import DOCUMENTS, HASHES, ORDERS, PLACEHOLDER, QUESTION, Listed, blocks, loaded
 
 SEGMENTS = list(map(to_segment, DOCUMENTS))
-ANY = (ChatPromptTemplate, HumanMessage, HumanMessagePromptTemplate, PromptTemplate, SegmentsPlaceholder)
+INPUT = {"context": DOCUMENTS, "question": QUESTION}
+SAVED = (ChatPromptTemplate, HumanMessagePromptTemplate, PromptTemplate, SegmentsPlaceholder)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["as given", "sorted"])
-def chat(lm: InvariantModel, request: Any) -> ChatInvariant:
+def chat(lm, request):
     return ChatInvariant(model=lm, max_tokens=6, sort_segments=request.param)
 
 
-def expected(lm: InvariantModel, *content: Any) -> str:
-    """What the `InvariantModel` itself answers."""
-    return lm.generate(lm.chat_prompt(messages=[{"role": "user", "content": list(content)}]), max_new_tokens=6).text
+def from_template(kind, text):
+    template = ChatPromptTemplate.from_messages([("human", text)], template_format=kind)
+    return template.invoke({**INPUT, "context": Segments(DOCUMENTS)})
 
 
-def blocks(documents: Any = DOCUMENTS) -> list[Any]:
-    return [dict(to_block(to_segment(each))) for each in documents]
-
-
-def loaded(written: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", LangChainBetaWarning)
-        return load(dumpd(written), valid_namespaces=["langchain_invariant_rag"], allowed_objects=[*ANY])
-
-
-def restored(messages: list[Any]) -> list[Any]:
-    serializer = JsonPlusSerializer()
-    return serializer.loads_typed(serializer.dumps_typed(messages))
-
-
-def from_template(kind: str, text: str) -> Any:
-    template = ChatPromptTemplate.from_messages([("human", text)], template_format=kind)  # type: ignore[arg-type]
-    return template.invoke({"context": Segments(DOCUMENTS), "question": QUESTION})
-
-
+APART = [HumanMessage(blocks()), HumanMessage(QUESTION)]
+SERIALIZER = JsonPlusSerializer()
 TEXT = "\n" + QUESTION
-CARRIERS: dict[str, Any] = {
+CARRIERS = {
     "blocks": [HumanMessage([*blocks(), {"type": "text", "text": TEXT}])],
-    "blocks in a message of their own": [HumanMessage(blocks()), HumanMessage(QUESTION)],
+    "blocks in a message of their own": APART,
     "text blocks with extras": [
         HumanMessage([{"type": "text", "text": each.text, "extras": {"segment": True}} for each in SEGMENTS]),
         HumanMessage(QUESTION),
@@ -77,75 +50,98 @@ CARRIERS: dict[str, Any] = {
     "marks": [HumanMessage("".join(map(mark, SEGMENTS)) + TEXT)],
     "marks, joined as text": [HumanMessage("\n\n".join(map(mark, SEGMENTS)) + TEXT)],
     "marks in a text block": [HumanMessage([{"type": "text", "text": str(Segments(DOCUMENTS))}, TEXT])],
-    "what a checkpoint restores": restored([HumanMessage(blocks()), HumanMessage(QUESTION)]),
-    "what load restores": [loaded(HumanMessage(blocks())), HumanMessage(QUESTION)],
-    "placeholder": PLACEHOLDER.invoke({"context": DOCUMENTS, "question": QUESTION}),
-    "placeholder of segments": PLACEHOLDER.invoke({"context": SEGMENTS, "question": QUESTION}),
-    "a template that was saved": loaded(PLACEHOLDER).invoke({"context": DOCUMENTS, "question": QUESTION}),
+    "slices and sums": [HumanMessage(f"{sum([Segments(DOCUMENTS)[1:]], DOCUMENTS[:1])}{TEXT}")],
+    "what a checkpoint restores": SERIALIZER.loads_typed(SERIALIZER.dumps_typed(APART)),
+    "what load restores": [loaded(HumanMessage(blocks()), HumanMessage), HumanMessage(QUESTION)],
+    "placeholder": PLACEHOLDER.invoke(INPUT),
+    "placeholder of segments": PLACEHOLDER.invoke({**INPUT, "context": SEGMENTS}),
+    "a template that was saved": loaded(PLACEHOLDER, *SAVED).invoke(INPUT),
     "f-string template": from_template("f-string", "{context}\n{question}"),
     "mustache template": from_template("mustache", "{{{context}}}\n{{{question}}}"),
     "jinja2 template": from_template("jinja2", "{{ context }}\n{{ question }}"),
 }
 
 
-def test_the_answer_is_the_same_however_segments_travel(chat: ChatInvariant, lm: InvariantModel) -> None:
-    answers = {name: chat.invoke(sent) for name, sent in CARRIERS.items()}
-    wanted = expected(lm, SegmentSet(SEGMENTS), TEXT)
-    seen = {name: (each.content, sorted(each.response_metadata["order"])) for name, each in answers.items()}
-    assert seen == dict.fromkeys(CARRIERS, (wanted, HASHES))
+def test_the_answer_is_the_same_however_segments_travel(chat, lm):
+    def expected(*content):
+        prompt = lm.chat_prompt(messages=[{"role": "user", "content": list(content)}])
+        return lm.generate(prompt, max_new_tokens=6).text, HASHES
+
+    def read(answer):
+        return answer.content, sorted(answer.response_metadata["order"])
+
+    answers = {name: read(chat.invoke(sent)) for name, sent in CARRIERS.items()}
+    assert answers == dict.fromkeys(CARRIERS, expected(SegmentSet(SEGMENTS), TEXT))
+    mappings = ([each(one) for one in DOCUMENTS] for each in (dumpd, Document.model_dump, lambda one: (one, 0.5)))
     texts = [each.text for each in SEGMENTS]
-    for documents in (DOCUMENTS, SEGMENTS, texts, [{"text": each} for each in texts]):
+    for documents in (DOCUMENTS, SEGMENTS, texts, [{"text": each} for each in texts], *mappings):
         for answer in (chat.invoke(QUESTION, documents=documents), chat.bind(documents=documents).invoke(QUESTION)):
-            assert answer.content == expected(lm, SegmentSet(SEGMENTS), QUESTION)
-            assert sorted(answer.response_metadata["order"]) == HASHES
+            assert read(answer) == expected(SegmentSet(SEGMENTS), QUESTION)
+    system = [SystemMessage(QUESTION)]  # no message of the user: the documents are one
+    assert read(chat.invoke(system, documents=DOCUMENTS))[1] == HASHES
+    assert PLACEHOLDER.invoke({**INPUT, "context": []}).to_messages() == [HumanMessage(QUESTION)]
 
 
-def test_segments_in_an_assistants_message_are_a_set_too(chat: ChatInvariant) -> None:
+def test_segments_in_an_assistants_message_are_a_set_too(chat):
     for write in (lambda listed: str(Segments(listed)), blocks):
         said = [chat.invoke([HumanMessage("a"), AIMessage(write(order)), HumanMessage(QUESTION)]) for order in ORDERS]
         assert {(each.text, each.response_metadata["invariant"]) for each in said} == {(said[0].text, True)}
         assert sorted(said[0].response_metadata["order"]) == HASHES
 
 
-def test_segments_survive_blocks_and_documents_and_those_of_the_caller_are_left_alone(chat: ChatInvariant) -> None:
+def test_segments_survive_blocks_and_documents_and_those_of_the_caller_are_left_alone(chat):
     segment = Segment("text", title="title", metadata={"page": 3}, score=0.5)
     assert to_segment(to_block(segment)) == to_segment(to_document(segment)) == segment
     assert to_block(segment)["id"] == segment.content_hash
     assert to_segment(Document("text", metadata={"title": ["no", "title"]})).title is None
+    assert to_document(to_segment(Document("text", id="3"))).id == "3"
     before = [each.model_copy(deep=True) for each in DOCUMENTS]
-    messages = PLACEHOLDER.invoke({"context": DOCUMENTS, "question": QUESTION}).to_messages()
+    messages = PLACEHOLDER.invoke(INPUT).to_messages()
     copies = [message.model_copy(deep=True) for message in messages]
     chat.invoke(messages)
     assert (before, copies) == (DOCUMENTS, messages)
 
 
-def test_a_completion_model_gets_every_segment(lm: InvariantModel) -> None:
-    llm = InvariantLLM(model=lm, max_tokens=6, sort_segments=False)
+def test_a_completion_model_gets_every_segment(lm):
+    llm = InvariantLLM(model=lm, max_tokens=6)
     text = PromptTemplate.from_template("{context}\n{question}")
-    stock = create_stuff_documents_chain(llm, text, document_prompt=SEGMENT_PROMPT)
-    chains = {"segments": text | llm, "stock": stock, "ours": create_invariant_documents_chain(llm, text)}
-    generated = lm.generate(parse_marked(f"{Segments(DOCUMENTS)}\n{QUESTION}"), max_new_tokens=6)
-    assert len(generated.order) == 3
-    for name, chain in chains.items():
-        given = Segments(DOCUMENTS) if name == "segments" else DOCUMENTS
-        assert chain.invoke({"context": given, "question": QUESTION}) == generated.text, name
-    of_blocks = parse_marked(f"Human: {Segments(DOCUMENTS)}\nHuman: {QUESTION}")
-    answer = (PLACEHOLDER | llm).invoke({"context": DOCUMENTS, "question": QUESTION})
-    assert answer == lm.generate(of_blocks, max_new_tokens=6).text
+    written = f"{Segments(DOCUMENTS)}\n{QUESTION}"
+    source = PromptTemplate.from_template("{page_content} ({source})")
+    sources = Segments(Document(f"{each.page_content} ({each.metadata['source']})") for each in DOCUMENTS)
+    for chain, expected in (
+        (create_stuff_documents_chain(llm, text, document_prompt=SEGMENT_PROMPT), written),
+        (ours.create_invariant_documents_chain(llm, text), written),
+        (ours.create_invariant_documents_chain(llm, text, document_prompt=source), f"{sources}\n{QUESTION}"),
+        (PLACEHOLDER | llm, f"Human: {Segments(DOCUMENTS)}\nHuman: {QUESTION}"),
+    ):
+        assert chain.invoke(INPUT) == lm.generate(parse_marked(expected), max_new_tokens=6).text
+    for before in ("", "Summarise:\n"):  # the documents end the text, or are all of it
+        assert len({llm.invoke(f"{before}{Segments(order)}") for order in ORDERS}) == 1
+    upper = ours.create_invariant_documents_chain(llm, text, output_parser=RunnableLambda(str.upper))
+    assert upper.invoke(INPUT) == lm.generate(parse_marked(written), max_new_tokens=6).text.upper()
 
 
-def test_a_segment_prompt_with_more_text_still_marks_the_document() -> None:
+def test_a_segment_prompt_with_more_text_still_marks_the_document():
     prompt = "Source: {source}\n" + SEGMENT_PROMPT.template
     for longer in (SEGMENT_PROMPT + "\n", SEGMENT_PROMPT + " ({source})\n", SEGMENT_PROMPT + prompt):
         text = longer.format(page_content="noon", source="a.txt")
         assert [each.text for each in parse_marked(text).segments] == ["noon"] * longer.template.count("page_content")
 
 
-class _Redacts(BaseCallbackHandler):
-    def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
+class Redacts(BaseCallbackHandler):
+    def on_chat_model_start(self, serialized, messages, **kwargs):
         messages[0][-1].content = "Something else?"
 
 
-def test_a_message_that_a_callback_changes_is_what_the_model_gets(chat: ChatInvariant) -> None:
-    changed = chat.invoke(QUESTION, {"callbacks": [_Redacts()]})
+def test_a_message_that_a_callback_changes_is_what_the_model_gets(chat):
+    changed = chat.invoke(QUESTION, {"callbacks": [Redacts()]})
     assert changed.content == chat.invoke("Something else?").content != chat.invoke(QUESTION).content
+
+
+def test_the_middleware_puts_documents_before_the_last_question_if_there_is_one(chat):
+    agent = create_agent(chat, tools=[], middleware=[ours.InvariantRAGMiddleware(Listed(documents=DOCUMENTS))])
+    asked = [HumanMessage("Hello."), AIMessage("Yes?"), HumanMessage(QUESTION)]
+    answer = agent.invoke({"messages": asked})["messages"][-1]
+    assert answer.content == chat.invoke([*asked[:2], HumanMessage([*blocks(), TEXT])]).content
+    alone = agent.invoke({"messages": asked[1:2]})["messages"][-1]
+    assert alone.content == chat.invoke(asked[1:2]).content

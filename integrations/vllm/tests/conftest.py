@@ -16,6 +16,9 @@ os.environ.update(
     VLLM_NO_USAGE_STATS="1",
 )
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,16 +29,19 @@ import torch
 from invariant_rag import InvariantModel
 from invariant_rag.models.embedded import EMBEDDED
 
-from tests.servers import TRANSFER, Server
+from tests.pairs import Pair
+from tests.servers import Server, engine
 from vllm_invariant_rag import VLLMBackend
 
-_SERVER = pytest.StashKey[Server]()
-BLOCKS = 64  # of 32 tokens: few enough that a handful of long requests preempt each other
+_SERVER, _FAMILIES = pytest.StashKey[Server](), pytest.StashKey[tuple["subprocess.Popen[bytes]", Path]]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run last what needs the server, and the restart of the server after everything: starting takes long."""
-    items.sort(key=lambda item: ("server" in getattr(item, "fixturenames", ()), "restarts" in item.name))
+    """Run last what needs other processes, and the restart of the server after everything: starting takes long."""
+    late = ("families", "server", "restarts")
+    items.sort(
+        key=lambda item: [each in (*getattr(item, "fixturenames", ()), *item.name.split("_")) for each in late[::-1]]
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,25 +57,8 @@ def lm() -> InvariantModel:
 
 @pytest.fixture(scope="session")
 def llm() -> Any:
-    """vLLM in this process, with blocks of 32 tokens, and few of them."""
-    from vllm import LLM
-    from vllm.config import KVTransferConfig
-
-    return LLM(
-        model=str(EMBEDDED["generator"]),
-        dtype="float32",
-        max_model_len=1536,
-        max_num_batched_tokens=1536,
-        enable_chunked_prefill=False,
-        max_num_seqs=16,
-        block_size=32,
-        num_gpu_blocks_override=BLOCKS,
-        enable_prefix_caching=True,
-        enforce_eager=True,
-        disable_log_stats=True,
-        distributed_executor_backend="uni",
-        kv_transfer_config=KVTransferConfig(**TRANSFER),
-    )
+    """vLLM in this process, with few blocks: a handful of long requests preempt each other."""
+    return engine(EMBEDDED["generator"], 1536, max_num_seqs=16, num_gpu_blocks_override=64, enable_prefix_caching=True)
 
 
 @pytest.fixture(scope="session")
@@ -78,15 +67,43 @@ def on_vllm(llm: Any) -> VLLMBackend:
     return VLLMBackend(llm=llm, ordering="lexical")
 
 
+@pytest.fixture(scope="session")
+def pair(lm: InvariantModel, on_vllm: VLLMBackend) -> Pair:
+    """Both."""
+    return Pair(lm, on_vllm)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Launch what takes long to start, while the tests before those that need it run."""
     wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    stash = request.config.stash
     with ExitStack() as stack:
+        if "families" in wanted:
+            told = tmp_path_factory.mktemp("families") / "told"
+            command = [sys.executable, "-m", "tests.family", str(told.parent)]
+            with told.open("wb") as output:
+                options = {"cwd": Path(__file__).parents[1], "stdout": output, "stderr": output}
+                stash[_FAMILIES] = subprocess.Popen(command, **options), told
+            stack.callback(stash[_FAMILIES][0].kill)
         if "server" in wanted:
-            log: Path = tmp_path_factory.mktemp("server") / "log"
-            request.config.stash[_SERVER] = stack.enter_context(Server(log))
+            stash[_SERVER] = stack.enter_context(Server(tmp_path_factory.mktemp("server") / "log"))
         yield
+
+
+@pytest.fixture(scope="session")
+def families(request: pytest.FixtureRequest) -> dict[str, list[dict[str, Any]]]:
+    """What `tests.family` tells, by case."""
+    process, told = request.config.stash[_FAMILIES]
+    process.wait(600)
+    found: dict[str, list[dict[str, Any]]] = {}
+    text = told.read_text(errors="replace")
+    assert "Traceback" not in text, text[-4000:]
+    for line in text.splitlines():
+        if line.startswith("ANSWER "):
+            each = json.loads(line[7:])
+            found.setdefault(each["case"], []).append(each)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from invariant_rag import Segment
+from langchain_core.messages import HumanMessage
+from langchain_invariant_rag.documents import to_block
 
 _SYLLABLES = "bel tar mor quel ost gan lu ren va dri no sel ka tho mi".split()
 _COLOURS = "red green blue orange black white yellow purple".split()
@@ -35,3 +38,9 @@ def documents(count: int, seed: int) -> list[Segment]:
 def question(segments: list[Segment]) -> str:
     """Return a question about one of the documents."""
     return f"What colour is the flag of {min((str(each.title) for each in segments), default='Ostra')}?"
+
+
+def chat_message(segments: list[Segment], asked: str) -> HumanMessage:
+    """Return the same as a message of LangChain."""
+    blocks: list[Any] = [dict(to_block(each)) for each in segments]
+    return HumanMessage(content=[*blocks, {"type": "text", "text": asked}])

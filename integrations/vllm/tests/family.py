@@ -1,31 +1,44 @@
-"""A model of a family on vLLM, in a process of its own: `python -m tests.family FOLDER FAMILY SETTINGS`."""
+"""Models of other families, and engines with other options, on vLLM: `python -m tests.family FOLDER`.
+
+Importing vLLM takes longer than most cases, so each case is a fork of a process that has imported it.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 from tests import conftest  # noqa: F401 - the environment variables of vLLM
-from tests.servers import TRANSFER
+from tests.servers import engine
 
 METHODS = ("sequential", "rotor", "isolated", "set-based", "pine")
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # family, sizes, and options of the engine
+    "chunked prefill": ("llama", {}, {"enable_chunked_prefill": True}),
+    "no plug-in": ("llama", {}, {}),
+    "plain": ("llama", {}, {}),
+    "plain, no plug-in": ("llama", {}, {"kv_transfer_config": None}),
+    "qwen2": ("qwen2", {"hidden_size": 256}, {}),  # the size of a head follows from the width
+    "qwen3": ("qwen3", {}, {}),
+    "mistral": ("mistral", {"sliding_window": 48}, {}),
+    "two workers": ("llama", {}, {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}),
+}
 
 
-def main(folder: Path, family: str, settings: dict[str, Any]) -> None:
+def answer(folder: Path, case: str) -> None:
     import torch
     from invariant_rag import InvariantModel, Prompt
     from invariant_rag.errors import UnsupportedCombination
     from invariant_rag.testing import tiny_model
-    from vllm import LLM
-    from vllm.config import KVTransferConfig
+    from vllm import SamplingParams
 
-    from vllm_invariant_rag import VLLMBackend
+    from vllm_invariant_rag import UnsupportedServer, VLLMBackend
 
-    torch.set_num_threads(1)
-    engine = {"distributed_executor_backend": "uni", **settings.pop("engine", {})}
+    family, settings, options = CASES[case]
     sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
     model = tiny_model(family, num_hidden_layers=2, vocab_size=261, max_position_embeddings=2048, eos_token_id=None,
                        **{**sizes, **settings})  # fmt: skip
@@ -33,19 +46,24 @@ def main(folder: Path, family: str, settings: dict[str, Any]) -> None:
         for each in model.parameters():
             each.mul_(3)  # random weights hardly attend; larger ones tell arrangements apart
     model.save_pretrained(folder)
-    llm = LLM(
-        model=str(folder), dtype="float32", max_model_len=512, max_num_batched_tokens=512, max_num_seqs=4,
-        enable_chunked_prefill=False, block_size=32, num_gpu_blocks_override=96, skip_tokenizer_init=True,
-        enforce_eager=True, disable_log_stats=True, kv_transfer_config=KVTransferConfig(**TRANSFER), **engine,
-    )  # fmt: skip
+    try:
+        llm = engine(folder, 512, max_num_seqs=4, num_gpu_blocks_override=96, skip_tokenizer_init=True, **options)
+    except UnsupportedServer as error:
+        tell(case=case, refused=str(error))
+        return
     lm, rng = InvariantModel(model), random.Random(1)
-    backend = VLLMBackend(lm, llm=llm)
     texts = [[rng.randrange(5, 250) for _ in range(length)] for length in (9, 40, 25, 50, 31, 7)]
+    if case.startswith("plain"):
+        params = SamplingParams(temperature=0, max_tokens=12, logprobs=3, ignore_eos=True, detokenize=False)
+        outputs = llm.generate([{"prompt_token_ids": text} for text in texts], params, use_tqdm=False)
+        tell(case=case, told=[repr(each.outputs[0].logprobs) for each in outputs])
+        return
+    backend = VLLMBackend(lm, llm=llm)
     prompts = [Prompt(prefix=texts[0], segments=texts[1:5], suffix=suffix) for suffix in (texts[5], texts[5][::-1])]
     for method in METHODS:
         here = lm.with_method(method, ordering="lexical").generate(prompts, max_new_tokens=12)
         for state in ("cold", "warm"):
-            line: dict[str, Any] = {"method": method, "state": state}
+            line: dict[str, Any] = {"case": case, "method": method, "state": state}
             try:
                 there = backend.with_method(method, ordering="lexical").generate(prompts, max_new_tokens=12)
             except UnsupportedCombination as error:
@@ -53,8 +71,33 @@ def main(folder: Path, family: str, settings: dict[str, Any]) -> None:
             else:
                 line["same"] = [each.token_ids for each in here] == [each.token_ids for each in there]
                 line["cached"] = there[0].usage.cached_tokens
-            sys.stdout.write("ANSWER " + json.dumps(line) + "\n")
+            tell(**line)
+    llm.llm_engine.engine_core.shutdown()  # and its workers
+
+
+def tell(**line: Any) -> None:
+    sys.stdout.write("ANSWER " + json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def main(folder: Path) -> None:
+    import torch
+    import vllm.v1.engine.llm_engine  # noqa: F401
+
+    torch.set_num_threads(1)
+    for case in CASES:
+        if not (child := os.fork()):
+            if case.endswith("no plug-in"):
+                os.environ["VLLM_PLUGINS"] = "another"
+            try:
+                answer(folder / case, case)
+            except BaseException:
+                traceback.print_exc()
+                raise
+            finally:
+                os._exit(0)  # what it has told decides
+        os.waitpid(child, 0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))
+    main(Path(sys.argv[1]))

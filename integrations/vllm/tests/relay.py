@@ -9,7 +9,7 @@ from typing import Self
 
 
 class Relay:
-    """Passes connections to a port of this machine on; a context manager."""
+    """Passes connections to a port of this machine on; a context manager. After `cut`, `start` takes them again."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -24,32 +24,26 @@ class Relay:
     def __exit__(self, *_: object) -> None:
         self.cut()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
     def start(self) -> None:
-        """Take connections, at the same port as before."""
-        self._listener = socket.create_server(("127.0.0.1", self.port))
-        self.port = self._listener.getsockname()[1]
-        Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+        """Take connections, always at the same port."""
+        listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._open.append(listener)
+        Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def cut(self) -> None:
         """Close all connections, and refuse new ones."""
-        for each in (self._listener, *self._open):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-        self._open.clear()
+        while self._open:
+            _close(self._open.pop())
 
     def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):  # the listener was closed
             while True:
-                near, _ = listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._target))
+                near, far = listener.accept()[0], socket.create_connection(("127.0.0.1", self._target))
                 self._open += [near, far]
-                Thread(target=_copy, args=(near, far, self.asked), daemon=True).start()
-                Thread(target=_copy, args=(far, near, []), daemon=True).start()
+                for ends, passed in (((near, far), self.asked), ((far, near), [])):
+                    Thread(target=_copy, args=(*ends, passed), daemon=True).start()
 
 
 def _copy(source: socket.socket, sink: socket.socket, passed: list[bytes]) -> None:
@@ -60,3 +54,9 @@ def _copy(source: socket.socket, sink: socket.socket, passed: list[bytes]) -> No
     for each in (source, sink):
         with suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)
+
+
+def _close(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

@@ -1,4 +1,4 @@
-"""Start and stop vLLM servers over the embedded model."""
+"""Engines in this process, and servers, of a vLLM with our plug-in."""
 
 from __future__ import annotations
 
@@ -24,80 +24,63 @@ TRANSFER = {
 }
 
 
-def launch_arguments(port: int, *keys: str) -> list[str]:
-    """The launch line of the README, with what a small machine needs."""
-    return [
-        *("--model", str(EMBEDDED["generator"]), "--served-model-name", "embedded", "--dtype", "float32"),
-        *("--max-model-len", "2048", "--max-num-seqs", "32", "--block-size", "32", "--enforce-eager"),
-        *("--host", "127.0.0.1", "--port", str(port), "--distributed-executor-backend", "uni"),
-        *("--no-enable-chunked-prefill", "--enable-prompt-tokens-details"),
-        *("--middleware", "vllm_invariant_rag.middleware.Documents"),
-        *("--kv-transfer-config", json.dumps(TRANSFER), "--api-key", *keys),
-    ]
+def engine(model: Path | str, most: int, **options: Any) -> Any:
+    """Return an `LLM` that reads so many tokens at once, in blocks of 32 tokens."""
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    fixed = {"dtype": "float32", "block_size": 32, "enforce_eager": True, "disable_log_stats": True}
+    free = {"distributed_executor_backend": "uni", "enable_chunked_prefill": False}
+    transfer = {"kv_transfer_config": KVTransferConfig(**TRANSFER)}
+    lengths = {"max_model_len": most, "max_num_batched_tokens": most}
+    return LLM(model=str(model), **fixed, **lengths, **{**free, **transfer, **options})
 
 
 class Server:
-    """A vLLM server; a context manager. `stop` and `start` restart it at the same port."""
+    """A vLLM server over the embedded model; a context manager. `stop` and `start` restart it at the same port."""
 
     KEY, OTHER_KEY = "key-of-ada", "key-of-ivo"
 
     def __init__(self, log: Path) -> None:
         self.log = log
-        self.port = free_port()
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port: int = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self.launch()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        self.launch()
-        self.wait()
-
-    def launch(self) -> None:
-        """Begin to start, which takes longer than most tests."""
-        command = [
-            sys.executable,
-            "-m",
-            "vllm.entrypoints.openai.api_server",
-            *launch_arguments(self.port, self.KEY, self.OTHER_KEY),
+        """Begin to start, which takes longer than most tests: the launch line of the README, for a small machine."""
+        options = [
+            *("--model", str(EMBEDDED["generator"]), "--served-model-name", "embedded", "--dtype", "float32"),
+            *("--max-model-len", "2048", "--max-num-seqs", "32", "--block-size", "32", "--enforce-eager"),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--distributed-executor-backend", "uni"),
+            *("--no-enable-chunked-prefill", "--enable-prompt-tokens-details"),
+            *("--middleware", "vllm_invariant_rag.middleware.Documents"),
+            *("--kv-transfer-config", json.dumps(TRANSFER), "--api-key", self.KEY, self.OTHER_KEY),
         ]
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *options]
         environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(30)
 
     def wait(self) -> None:
         """Wait until it answers."""
         deadline = time.monotonic() + _PATIENCE
-        while time.monotonic() < deadline and self._process is not None and self._process.poll() is None:
+        while time.monotonic() < deadline and self._process.poll() is None:
             try:
                 if httpx.get(self.url + "/health", timeout=5).status_code == 200:
                     return
             except httpx.HTTPError:
                 time.sleep(0.5)
-        self.stop()
         raise RuntimeError("vLLM did not start:\n" + self.log.read_text(errors="replace")[-4000:])
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(30)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait(30)
-            self._process = None
 
     def post(self, body: dict[str, Any], path: str = "/v1/completions", key: str = KEY) -> httpx.Response:
         """Send a request of our own making."""

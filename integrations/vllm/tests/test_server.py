@@ -2,51 +2,58 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from invariant_rag import InvariantModel, Prompt
+from invariant_rag import InvariantModel
+from invariant_rag.cli import app
 from openai import BadRequestError, OpenAI
+from typer.testing import CliRunner
 
 from tests.documents import documents, question
+from tests.pairs import LENGTH, Pair, ask, most_moved, moved
 from tests.servers import Server
-from tests.test_in_process import assert_same
 from vllm_invariant_rag import UnsupportedServer, VLLMBackend, VLLMError
 from vllm_invariant_rag.engines import FACTS_PATH, HTTPEngine
 
-LENGTH: dict[str, Any] = {"max_new_tokens": 16, "min_new_tokens": 16}
 CHAT = "/v1/chat/completions"
 
 
-def prompt_of(lm: InvariantModel, seed: int, count: int = 6) -> Prompt:
+def chat(seed: int, count: int = 4) -> dict[str, Any]:
     segments = documents(count, seed)
-    return lm.chat_prompt(question(segments), segments)
-
-
-def chat(seed: int, count: int = 4, turn: int = 0, **more: Any) -> dict[str, Any]:
-    segments = documents(count, seed)
-    listed = [{"title": each.title, "text": each.text} for each in segments[turn:] + segments[:turn]]
+    listed = [{"title": each.title, "text": each.text} for each in segments]
     asked = [{"role": "user", "content": question(segments)}]
-    return {"messages": asked, "documents": listed, "max_tokens": 16, "temperature": 0, **more}
+    return {"messages": asked, "documents": listed, "max_tokens": 16, "temperature": 0}
 
 
-def test_an_openai_client_asks_vllm_alone_with_documents_in_any_order(server: Server, lm: InvariantModel) -> None:
-    segments = documents(4, seed=360)
-    expected = lm.generate(lm.chat_prompt(question(segments), segments), max_new_tokens=16)
-    client = OpenAI(base_url=server.url + "/v1", api_key=server.KEY)
-    body = chat(360)
-    asked: dict[str, Any] = {"model": "embedded", "messages": body["messages"], "max_tokens": 16, "temperature": 0}
-    for order in permutations(body["documents"]):
-        reply = client.chat.completions.create(**asked, extra_body={"documents": list(order)})
+# --- `vllm serve` alone ---
+
+
+def test_an_openai_client_and_curl_ask_vllm_alone_with_documents_in_any_order(
+    server: Server, lm: InvariantModel
+) -> None:
+    expected = lm.generate(ask(lm, documents(4, 360)), max_new_tokens=16)
+    client, body = OpenAI(base_url=server.url + "/v1", api_key=server.KEY), chat(360)
+    asked: dict[str, Any] = {"model": "embedded", **body}
+    orders = [list(order) for order in permutations(asked.pop("documents"))]
+    for order in orders:
+        reply = client.chat.completions.create(**asked, extra_body={"documents": order})
         assert reply.choices[0].message.content == expected.text
         assert reply.usage is not None
         assert reply.usage.prompt_tokens == expected.usage.prompt_tokens
         assert reply.invariant["invariant"] is True  # type: ignore[attr-defined]
-    streamed = client.chat.completions.create(**asked, stream=True, extra_body={"documents": body["documents"][::-1]})
+    streamed = client.chat.completions.create(**asked, stream=True, extra_body={"documents": orders[-1]})
     assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices) == expected.text
+    headers = ["-H", f"Authorization: Bearer {server.KEY}", "-H", "Content-Type: application/json"]
+    command = ["curl", "-s", server.url + CHAT, *headers, "-d", json.dumps({"model": "embedded", **body})]
+    told = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert told["choices"][0]["message"]["content"] == expected.text
     plain = client.chat.completions.create(**asked)
     assert plain.choices[0].message.content != expected.text
     with pytest.raises(BadRequestError, match="method"):
@@ -66,67 +73,56 @@ def test_documents_need_a_key_and_each_key_has_its_own_blocks(server: Server) ->
 def test_several_sets_in_messages_and_samples_of_them(server: Server) -> None:
     one, two = ([{"text": each.text} for each in documents(3, seed)] for seed in (362, 363))
 
-    def content(turn: int) -> list[dict[str, Any]]:
-        return [
+    def samples(turn: int) -> list[str]:
+        content = [
             {"type": "documents", "documents": one[turn:] + one[:turn]},
             {"type": "text", "text": "More:"},
             {"type": "documents", "documents": two[turn:] + two[:turn]},
             {"type": "text", "text": "What is told?"},
         ]
-
-    found = []
-    for turn in (0, 1):
-        body = {"messages": [{"role": "user", "content": content(turn)}], "max_tokens": 12, "n": 3, "seed": 7}
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 12, "n": 3, "seed": 7}
         reply = server.post({**body, "temperature": 2.0}, CHAT).json()
-        found.append([choice["message"]["content"] for choice in reply["choices"]])
-    assert found[0] == found[1]
-    assert len(set(found[0])) > 1
+        return [choice["message"]["content"] for choice in reply["choices"]]
+
+    assert samples(0) == samples(1)
+    assert len(set(samples(0))) > 1
 
 
-def test_the_address_alone_is_enough(server: Server, lm: InvariantModel) -> None:
-    backend, prompt = VLLMBackend(url=server.url + "/v1", api_key=server.KEY), prompt_of(lm, 301)
+# --- a backend over HTTP ---
+
+
+def test_the_address_alone_is_enough_for_answers_and_streams(server: Server, lm: InvariantModel) -> None:
+    backend, segments = VLLMBackend(url=server.url + "/v1", api_key=server.KEY), documents(4, seed=302)
     assert (backend.method.name, backend.ordering.name, backend.context_window) == ("rotor", "lexical", 2048)
-    assert_same(backend.generate(prompt, **LENGTH), lm.generate(prompt, **LENGTH))
-
-
-def test_all_orders_give_one_answer_and_streams_give_its_text(lm: InvariantModel, on_server: VLLMBackend) -> None:
-    segments = documents(4, seed=302)
-    prompts = [lm.chat_prompt(question(segments), list(order)) for order in permutations(segments)]
-    answers = on_server.generate(prompts, **LENGTH)
-    assert {answer.token_ids for answer in answers} == {lm.generate(prompts[0], **LENGTH).token_ids}
-    stream = on_server.stream(prompts[7], **LENGTH)
+    prompts = [ask(lm, order) for order in (segments, segments[::-1], segments[2:])]
+    answers = Pair(lm, backend).alike(*prompts)
+    stream = backend.stream(prompts[1], **LENGTH)
     assert "".join(stream) == answers[0].text
     assert stream.generation is not None
-    assert_same(stream.generation, answers[7])
+    assert moved(stream.generation, answers[1]) < most_moved()
 
 
 def test_two_hundred_requests_of_sixteen_clients(lm: InvariantModel, on_server: VLLMBackend) -> None:
     """Ten sets in random orders, by seven methods, plain prompts among them."""
     methods = ["rotor", "isolated", "set-based", "sequential", "ape", "structured", "pine"]
-    prompts = [prompt_of(lm, 310 + number, count) for number, count in enumerate((0, 1, 2, 3, 5, 6, 8, 10, 15, 20))]
-    models = {name: lm.with_method(name, ordering="lexical") for name in methods}
-    expected = {
-        (method, number): models[method].generate(prompt, max_new_tokens=12).token_ids
-        for method in methods
-        for number, prompt in enumerate(prompts)
-    }
+    sets = [documents(count, 310 + number) for number, count in enumerate((0, 1, 2, 3, 5, 6, 8, 10, 15, 20))]
 
-    def ask(request: int) -> tuple[bool, str]:
-        method, number = methods[request % 7], request % 10
-        segments = documents((0, 1, 2, 3, 5, 6, 8, 10, 15, 20)[number], 310 + number)
-        order = segments[request % 7 :] + segments[: request % 7]
-        prompt = lm.chat_prompt(question(segments), order) if segments else prompts[number]
-        answer = on_server.with_method(method, ordering="lexical").generate(prompt, max_new_tokens=12)
-        return answer.token_ids == expected[method, number], f"{method} {number}"
+    def answer(model: InvariantModel, method: str, number: int, turn: int) -> Any:
+        chosen, segments = model.with_method(method, ordering="lexical"), sets[number]
+        return chosen.generate(ask(lm, segments[turn:] + segments[:turn]), max_new_tokens=12).token_ids
 
+    expected = {(method, number): answer(lm, method, number, 0) for method in methods for number in range(10)}
+    asked = [(methods[request % 7], request % 10, request // 10) for request in range(200)]
     with ThreadPoolExecutor(16) as clients:
-        results = list(clients.map(ask, range(200)))
-    assert len(results) == 200
-    assert [about for same, about in results if not same] == []
+        results = list(clients.map(lambda each: answer(on_server, *each), asked))
+    assert [about for about, found in zip(asked, results, strict=True) if found != expected[about[:2]]] == []
+
+
+# --- what is refused ---
 
 
 def test_refusals_are_clear_errors_of_that_request(server: Server, lm: InvariantModel) -> None:
-    ids = list(lm.prepare(prompt_of(lm, 305)).input_ids)
+    ids = list(lm.prepare(ask(lm, documents(6, 305))).input_ids)
     good = {"method": "rotor", "texts": [4, len(ids) - 24], "sets": [[10, 10]]}
     deep: Any = {}
     for _ in range(500):
@@ -153,7 +149,9 @@ def test_a_vllm_without_our_middleware_is_never_asked(
     """It would read documents causally: its API knows no such path."""
     engine = HTTPEngine(server.url, api_key=server.KEY)
     engine._client.base_url = server.url + "/v2"  # as if another vLLM had taken its place
-    request = on_server._request(on_server.prepare_to_generate(prompt_of(lm, 306), 2), {"max_tokens": 2, "n": 1})
+    request = on_server._request(
+        on_server.prepare_to_generate(ask(lm, documents(6, 306)), 2), {"max_tokens": 2, "n": 1}
+    )
     with pytest.raises(UnsupportedServer, match="404"):
         engine.complete([request])
 
@@ -167,12 +165,37 @@ def test_wrong_addresses_are_typed_errors(server: Server) -> None:
         VLLMBackend(url=server.url)
 
 
+# --- `bench vllm` ---
+
+
+def test_the_bench_measures_plain_and_arranged_requests(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INVARIANT_RAG_UPSTREAM_KEY", server.KEY)
+    words = f"bench vllm {server.url} --clients 2 --requests 4 --questions 2 --segments 3 --new-tokens 4 --rounds 1"
+    result = CliRunner().invoke(app, [*words.split(), "--words", "5", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    measured = json.loads((tmp_path / "serve.json").read_text())
+    assert (len(measured["ratios"]), len(measured["rows"])) == (2, 4)
+    assert all(min(times) > 0 for each in measured["rows"] for times in each["measured"].values())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("", "expected an answer of vLLM"), ("--requests 5 --questions 2", "multiple")],
+)
+def test_the_bench_says_what_is_wrong(words: str, expected: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "vllm", "http://127.0.0.1:9", *words.split()])
+    assert result.exit_code == 2
+    assert expected in " ".join(result.output.split())
+
+
 def test_a_server_that_restarts_answers_again(server: Server, lm: InvariantModel, on_server: VLLMBackend) -> None:
     """The last test with this server: it takes as long as a start."""
-    prompt = prompt_of(lm, 350)
-    first = on_server.generate(prompt, **LENGTH)
-    server.stop()
+    prompt = ask(lm, documents(6, 350))
+    server.__exit__()
     with pytest.raises(VLLMError, match="expected an answer"):
         on_server.generate(prompt, **LENGTH)
-    server.start()
-    assert_same(on_server.generate(prompt, **LENGTH), first)
+    server.__enter__()
+    server.wait()
+    Pair(lm, on_server).alike(prompt)

@@ -1,10 +1,10 @@
-"""A vLLM that would compute documents causally does not start, and a request that it would compute so fails."""
+"""What would be computed causally, or was not compared, is refused: configurations at the start, requests as they come.
+
+`test_families` starts engines that are refused.
+"""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from copy import copy
 from types import SimpleNamespace
 from typing import Any
@@ -13,31 +13,9 @@ import pytest
 import torch
 from invariant_rag.arrangement import Layout
 
-from tests.servers import free_port, launch_arguments
 from vllm_invariant_rag import InvariantRAGConnector, UnsupportedServer
 from vllm_invariant_rag.attention import STEP, ArrangedAttention
 from vllm_invariant_rag.reading import Reading
-
-CASES = {
-    "chunked prefill": (["--enable-chunked-prefill"], {}, "expected no chunked prefill"),
-    "no plug-in": ([], {"VLLM_PLUGINS": "another"}, "with the plug-in invariant_rag in VLLM_PLUGINS"),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_it_says_why(case: str) -> None:
-    options, environment, words = CASES[case]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *launch_arguments(free_port(), "key")]
-    run = subprocess.run(
-        [*command, *options],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode != 0
-    assert words in run.stdout + run.stderr
 
 
 def with_change(config: Any, path: str, value: Any) -> Any:
@@ -66,8 +44,7 @@ def test_a_configuration_that_is_not_exact_is_refused(field: str, llm: Any) -> N
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
     (value, words), core = SILENT[field], llm.llm_engine.engine_core.engine_core
-    configs = SimpleNamespace(vllm=core.vllm_config, caches=core.scheduler.kv_cache_config)
-    changed = with_change(configs, field, value)
+    changed = with_change(SimpleNamespace(vllm=core.vllm_config, caches=core.scheduler.kv_cache_config), field, value)
     with pytest.raises(UnsupportedServer, match=words):
         InvariantRAGConnector(changed.vllm, KVConnectorRole.SCHEDULER, changed.caches)
 
@@ -93,7 +70,7 @@ def test_a_request_that_was_not_compared_fails_with_all_of_its_tokens(field: str
 def test_a_batch_that_lacks_an_arranged_request_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, tokens = Reading("rotor", Layout((4, 9), ((20, 20),))), torch.zeros(53, 1, 8)
     batch = {"query_start_loc": [0, 53], "seq_lens": [53], "block_table": [[4, 5]]}
-    metadata = SimpleNamespace(**{name: torch.tensor(each) for name, each in batch.items()}, num_actual_tokens=53)
+    metadata = SimpleNamespace(**{name: torch.tensor(each) for name, each in batch.items()})
     monkeypatch.setattr(STEP, "block_size", 32)
     monkeypatch.setattr(STEP, "readings", {3: reading})
     with pytest.raises(UnsupportedServer, match="expected 1 more requests"):

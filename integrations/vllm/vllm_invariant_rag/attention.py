@@ -9,8 +9,10 @@ that share it have the same sets, since the connector salts vLLM's prefix cache 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -22,9 +24,10 @@ from invariant_rag.attention.varlen.passes import shifts_of
 
 from vllm_invariant_rag.errors import UnsupportedServer
 from vllm_invariant_rag.reading import Reading
+from vllm_invariant_rag.sequences import Sequences
 
 _DIGIT = 7  # bits of a number that bfloat16 holds exactly
-_FOUND = "_invariant_rag_prompts"
+_FOUND, _ANOTHER = "_invariant_rag_found", "_invariant_rag_another"
 
 
 @dataclass
@@ -49,36 +52,77 @@ class _Prompt:
     arrangement: Arrangement
     query_shifts: torch.Tensor | None  # `[Q, 1]` from vLLM's positions, which are indices, to those of the method
     key_shifts: torch.Tensor | None  # `[S, 1]` of all of its keys
+    sequences: Sequences | None  # on a CPU, for what they can tell
     plans: dict[Any, Any] = field(default_factory=dict)  # what the layers of the step share
 
 
-def _arranged_prompts(metadata: Any, kernel_block: int, device: torch.device) -> list[_Prompt]:
-    """Return the arranged prompts of a batch, found once for all layers of a step.
+@dataclass(frozen=True)
+class _Batch:
+    """What a batch consists of, found once for all layers of a step."""
+
+    prompts: Sequence[_Prompt] = ()  # those that are arranged; without any, the batch is the parent's as it is
+    others: Any = None  # the tokens of all others
+    metadata: Any = None  # vLLM's, of these requests
+
+
+class BatchBuilder:
+    """What a subclass of a builder of vLLM's metadata adds to it: metadata that makes some for other batches."""
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        """Build the metadata of a batch."""
+        build: Callable[..., Any] = super().build  # type: ignore[misc]
+        metadata = build(common_prefix_len, common_attn_metadata, *args, **kwargs)
+
+        def another(queries: Sequence[int], lengths: Sequence[int], table: torch.Tensor) -> Any:
+            starts = torch.tensor([*accumulate(queries, initial=0)], dtype=torch.int32)
+            sizes = {"num_reqs": len(queries), "num_actual_tokens": sum(queries)}
+            sizes |= {"max_query_len": max(queries), "max_seq_len": max(lengths)}
+            tables = {"query_start_loc": starts, "query_start_loc_cpu": starts, "block_table_tensor": table}
+            seen = torch.tensor(lengths, dtype=torch.int32)
+            return build(0, replace(common_attn_metadata, seq_lens=seen, **sizes, **tables))
+
+        setattr(metadata, _ANOTHER, another)
+        return metadata
+
+
+def _find_prompts(metadata: Any, kernel_block: int, device: torch.device) -> _Batch:
+    """Find the arranged prompts of a batch.
 
     A block of vLLM may be several of the kernel's. UnsupportedServer: a request to arrange is not in the batch.
     """
     if not STEP.readings or metadata is None:
-        return []
-    known: list[_Prompt] | None = getattr(metadata, _FOUND, None)
+        return _Batch()
+    known: _Batch | None = getattr(metadata, _FOUND, None)
     if known is not None:
         return known
-    found, missing = [], set(STEP.readings)
+    prompts, others, missing = [], [], set(STEP.readings)
+    another = getattr(metadata, _ANOTHER, None) if device.type == "cpu" else None
     starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
     firsts = (metadata.block_table[:, 0] * kernel_block // STEP.block_size).tolist()
     for row, (start, stop, length, first) in enumerate(zip(starts, starts[1:], lengths, firsts, strict=False)):
         reading, computed = STEP.readings.get(first), length - (stop - start)
-        if stop == start or reading is None:
+        if stop == start:
             continue
         missing.discard(first)
-        if reading.is_arranged(computed):
-            later = [position - index for index, position in enumerate(reading.arrangement.positions[:length])]
+        if reading is None or not reading.is_arranged(computed):
+            others.append(row)
+        else:
+            arrangement = reading.arrangement
+            later = [position - index for index, position in enumerate(arrangement.positions[:length])]
             later += later[-1:] * (length - len(later))
+            sequences = another and Sequences.of(arrangement.rows_from(computed, length), later, another)
             shifts = shifts_of(later[computed:], device), shifts_of(later, device)
-            found.append(_Prompt(slice(start, stop), computed, row, reading.arrangement, *shifts))
+            prompts.append(_Prompt(slice(start, stop), computed, row, arrangement, *shifts, sequences))
     if missing:
         raise UnsupportedServer(f"expected {len(missing)} more requests with documents in a batch of vLLM, got none")
-    setattr(metadata, _FOUND, found)
-    return found
+    batch = _Batch(prompts, slice(None) if others else None, metadata)
+    if prompts and others and another is not None:
+        tokens = [index for row in others for index in range(starts[row], starts[row + 1])]
+        queries = [starts[row + 1] - starts[row] for row in others]
+        rest = another(queries, [lengths[row] for row in others], metadata.block_table[others])
+        batch = _Batch(prompts, tokens, rest)
+    setattr(metadata, _FOUND, batch)
+    return batch
 
 
 class ArrangedAttention:
@@ -99,27 +143,37 @@ class ArrangedAttention:
         **kwargs: Any,
     ) -> torch.Tensor:
         """Attend for a batch, as vLLM's backends do: queries `[T, H, D]`, keys and values of the same tokens."""
-        prompts = _arranged_prompts(attn_metadata, kv_cache.shape[2], query.device)
-        arranged = sum(each.queries.stop - each.queries.start for each in prompts)
-        if arranged < (attn_metadata.num_actual_tokens if attn_metadata else 1):
-            super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)  # type: ignore[misc]
-        for each in prompts:
+        batch = _find_prompts(attn_metadata, kv_cache.shape[2], query.device)
+        attend: Callable[..., torch.Tensor] = super().forward  # type: ignore[misc]
+        if not batch.prompts:
+            return attend(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
+        if (others := batch.others) is not None:
+            rest, *tokens = (each[others] for each in (output, query, key, value))
+            attend(layer, *tokens, kv_cache, batch.metadata, rest, *args, **kwargs)
+            output[others] = rest
+        for each in batch.prompts:
             keys, values = key[each.queries], value[each.queries]
             if each.computed:
                 blocks = attn_metadata.block_table[each.row]
                 before = self._read(layer, kv_cache, blocks, each.computed)
                 keys, values = (torch.cat(pair) for pair in zip(before, (keys, values), strict=True))
-            rows = output[each.queries]
-            rows[:] = self._attend(each, query[each.queries], keys, values).view_as(rows)
+            rows, queries, rotation = output[each.queries], query[each.queries], STEP.rotation
+            if rotation is None:
+                raise UnsupportedServer("expected the connector to find the model's position encoding, got none")
+            if each.query_shifts is not None:
+                queries = rotation.rotate_by(queries, each.query_shifts)
+            sequences, window = each.sequences, self._window()
+            if sequences is not None and (window is None or sequences.longest <= window):
+                blocks = sequences.fill(keys, values, rotation, partial(self.do_kv_cache_update, layer))  # type: ignore[attr-defined]
+                attend(layer, queries, keys, values, blocks, sequences.metadata, rows, *args, **kwargs)
+            else:
+                rows[:] = self._attend(each, rotation, queries, keys, values).view_as(rows)
         return output
 
-    def _attend(self, prompt: _Prompt, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Return the attention `[Q, H, D]` of a prompt's last Q tokens to all of its tokens."""
-        rotation = STEP.rotation
-        if rotation is None:
-            raise UnsupportedServer("expected the connector to find the model's position encoding, got none")
-        if prompt.query_shifts is not None:
-            queries = rotation.rotate_by(queries, prompt.query_shifts)
+    def _attend(
+        self, prompt: _Prompt, rotation: Rotation, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the attention `[Q, H, D]` of a prompt's last Q tokens to all of its tokens, in PyTorch."""
         if prompt.key_shifts is not None:
             keys = rotation.rotate_by(keys, prompt.key_shifts)
         call = AttentionCall(

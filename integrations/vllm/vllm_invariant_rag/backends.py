@@ -9,7 +9,7 @@ from typing import Any
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-from vllm_invariant_rag.attention import ArrangedAttention
+from vllm_invariant_rag.attention import ArrangedAttention, BatchBuilder
 
 BACKENDS = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
 
@@ -30,9 +30,10 @@ def __getattr__(name: str) -> Any:
     implementation, builder = parent.get_impl_cls(), parent.get_builder_cls()
     arranged = type(f"Arranged{implementation.__name__}", (ArrangedAttention, implementation), {})
     most = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    limited: dict[str, Any] = {}
     if builder._cudagraph_support.value > most.value:
         # A graph of a batch with prompts in it would replay without our code.
         limited = {"_cudagraph_support": most, "get_cudagraph_support": staticmethod(lambda *_: most)}
-        builder = type(builder.__name__, (builder,), limited)
+    builder = type(builder.__name__, (BatchBuilder, builder), limited)
     members = {"get_impl_cls": staticmethod(lambda: arranged), "get_builder_cls": staticmethod(lambda: builder)}
     return type(name, (parent,), members)

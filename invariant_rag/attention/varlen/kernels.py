@@ -13,7 +13,7 @@ import torch
 
 from invariant_rag.arrangement import Span
 from invariant_rag.attention.call import AttentionCall
-from invariant_rag.attention.softmax import AttentionState, attention_with_lse, merge_attn_states
+from invariant_rag.attention.softmax import AttentionState, merge_attn_states, partial_attention
 
 _logger = logging.getLogger(__name__)
 
@@ -121,21 +121,21 @@ class Grouped:
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, windows: PackedWindows, scaling: float
     ) -> AttentionState:
         """Attend; see `VarlenKernel`."""
-        queries, keys, values = (each.transpose(0, 1)[None] for each in (queries, keys, values))
+        queries, keys, values = (each.transpose(0, 1) for each in (queries, keys, values))
         parts: list[AttentionState] = []
         for rows, span in windows.spans:
             own = span.stop - len(rows) if windows.is_causal else span.start
-            states = []
-            for start, stop in ((own, span.stop), (span.start, own)):
-                if start < stop:
-                    out, lse = attention_with_lse(
-                        queries[:, :, rows.start : rows.stop],
-                        keys[:, :, start:stop],
-                        values[:, :, start:stop],
-                        scaling=scaling,
-                        is_causal=windows.is_causal and stop > own,
-                    )
-                    states.append(AttentionState(out[0], lse[0]))
+            states = [
+                partial_attention(
+                    queries[:, rows.start : rows.stop],
+                    keys[:, start:stop],
+                    values[:, start:stop],
+                    scaling=scaling,
+                    is_causal=windows.is_causal and stop > own,
+                )
+                for start, stop in ((own, span.stop), (span.start, own))
+                if start < stop
+            ]
             parts.append(merge_attn_states(states))
         return AttentionState(*(torch.cat(each, dim=1).transpose(0, 1) for each in zip(*parts, strict=True)))
 

@@ -10,7 +10,8 @@ from threading import Event
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Usage
+from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest
+from invariant_rag.generation.outputs import Usage
 from invariant_rag.segments import SegmentSet
 from invariant_rag.server.admission import POLL_SECONDS
 from invariant_rag.server.schemas import JudgeRequest

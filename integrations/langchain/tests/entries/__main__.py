@@ -1,7 +1,5 @@
 """Write the table of entries of README.md anew: `python -m tests.entries`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from . import ENTRIES

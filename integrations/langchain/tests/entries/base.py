@@ -1,9 +1,7 @@
 """What an entry is: one way in which retrieved documents get to the model, with what it promises and what to do."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -13,19 +11,14 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnablePassthrough
 
+from langchain_invariant_rag import SegmentsPlaceholder
+
 QUESTION = "When does the ferry leave?"
 FACTS = (
     Document("The ferry to Ostra leaves at noon.", metadata={"source": "ferry.txt", "id": "f-17", "page": 12}),
     Document("Ostra has two bakeries.", metadata={"source": "town.txt", "id": "t-4", "page": 3}),
     Document("The lighthouse was built by Teso Carno.", metadata={"source": "coast.txt", "id": "c-9", "page": 7}),
 )
-FOUR = (*FACTS, Document("Salt is sold in Brenn.", metadata={"source": "trade.txt", "id": "s-2", "page": 1}))
-QUOTED = (
-    Document('The pilot said "noon",\nand left.', metadata={"source": "ferry.txt"}),
-    Document("It's two bakeries:\n- Alma's\n- Timo's", metadata={"source": "town.txt"}),
-    Document('Carno\'s "light" has a \\ on its door.', metadata={"source": "coast.txt"}),
-)
-NESTED = tuple(map(Document, ("The ferry leaves at noon.", "The ferry leaves at noon. It is salt.", "It is salt.")))
 
 ALL = ("chat", "completion", "canonical", "vote")
 """The models of this package: `ChatInvariant`, `InvariantLLM`, and the two wrappers around another model."""
@@ -34,6 +27,8 @@ CHATS = ("chat", "canonical", "vote")
 CHAT_PROMPT = ChatPromptTemplate.from_messages(
     [("system", "Answer from the context."), ("human", "Context:\n{context}\n\nQuestion: {question}")]
 )
+
+PLACEHOLDER = ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{question}")])
 
 NOTHING = "nothing: the model finds what was retrieved in the same run"
 BOUNDARIES = "nothing: the segments keep their boundaries"
@@ -45,11 +40,9 @@ Answer = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Entry:
-    """One way in which retrieved documents get to the model.
+    """One way in which retrieved documents get to the model: what the user writes, and what differs in this variant.
 
     Attributes:
-        way: What the user writes; a row of the table.
-        variant: What differs from the other entries of that row.
         todo: What the user has to do.
         answer: Builds the chain of a model and a retriever, asks, and returns the answer.
         warns: Every order gives an `OrderWarning`, because answers differ. Otherwise they are equal, without a warning.
@@ -68,16 +61,30 @@ class Entry:
     documents: Sequence[Document] = FACTS
 
     @property
-    def name(self) -> str:
+    def name(self):
         return f"{self.way}: {self.variant}" if self.variant else self.way
 
 
-def rows(way: str, todo: str, variants: Mapping[str, Answer], **options: Any) -> list[Entry]:
-    """Return the entries of one way, which share the attributes of `Entry`."""
-    return [Entry(way, variant, todo, answer, **options) for variant, answer in variants.items()]
+ENTRIES = []
+"""All of them, in the order of the table."""
 
 
-def text_of(output: Any) -> str:
+def add(way: str, todo: str, variants: Mapping[str, Answer], **options: Any) -> None:
+    """Add the entries of one way, which share the attributes of `Entry`."""
+    ENTRIES.extend(Entry(way, variant, todo, answer, **options) for variant, answer in variants.items())
+
+
+def entry(way, todo, variant="", **options):
+    """Return a decorator that adds the function as an entry."""
+
+    def adding(answer):
+        add(way, todo, {variant: answer}, **options)
+        return answer
+
+    return adding
+
+
+def text_of(output):
     """Return the text of what a model, a chain, an agent, or a stream of one returned."""
     if isinstance(output, str):
         return output
@@ -89,38 +96,35 @@ def text_of(output: Any) -> str:
     return str(output.text)
 
 
-def joined(documents: Iterable[Document]) -> str:
+def joined(documents):
     """Return the texts of documents as the tutorials of LangChain join them."""
     return "\n\n".join(document.page_content for document in documents)
 
 
-def each_as(template: str, separator: str = "\n\n", first: int = 1) -> Callable[[Iterable[Document]], str]:
+def each_as(template, separator="\n\n", first=1):
     """Format every document with a template of its number `n`, its text and its metadata."""
 
-    def format_docs(documents: Iterable[Document]) -> str:
+    def format_docs(documents):
         numbered = enumerate(documents, first)
         return separator.join(template.format(n=n, text=each.page_content, **each.metadata) for n, each in numbered)
 
     return format_docs
 
 
-def rag(retriever: Any, model: Any, format_docs: Any = joined, prompt: Any = CHAT_PROMPT) -> Any:
+def rag(retriever, model, format_docs=joined, prompt=CHAT_PROMPT):
     """Return the chain of LangChain's tutorials."""
     context = {"context": retriever | format_docs, "question": RunnablePassthrough()}
     return context | prompt | model | StrOutputParser()
 
 
-def lcel(format_docs: Any = joined, prompt: Any = CHAT_PROMPT, over: Any = None) -> Answer:
+def lcel(format_docs=joined, prompt=CHAT_PROMPT, over=None):
     """Ask that chain. `over` makes another retriever of the model and the retriever."""
-
-    def answer(model: Any, retriever: Any) -> Any:
-        found = retriever if over is None else over(model, retriever)
-        return rag(found, model, format_docs, prompt).invoke(QUESTION)
-
-    return answer
+    return lambda model, retriever: rag(
+        over(model, retriever) if over else retriever, model, format_docs, prompt
+    ).invoke(QUESTION)
 
 
-def table(entries: Sequence[Entry]) -> str:
+def table(entries):
     """Return the entries as a Markdown table: those of one way with the same promise share a row."""
     lines = ["| entry | invariant | what to do |", "|---|---|---|"]
     for (way, todo, warns), row in groupby(entries, lambda each: (each.way, each.todo, each.warns)):
@@ -131,7 +135,7 @@ def table(entries: Sequence[Entry]) -> str:
     return "\n".join(lines)
 
 
-def fill(readme: str, entries: Sequence[Entry]) -> str:
+def fill(readme, entries):
     """Return the README with the table of all entries between its marks."""
     place = re.compile(r"(<!-- entries: .*? -->\n).*?(<!-- end of entries -->)", re.DOTALL)
     return place.sub(lambda match: f"{match[1]}\n{table(entries)}\n\n{match[2]}", readme)

@@ -1,29 +1,17 @@
 """Entries through what LangChain and LangGraph compose of retriever and model: lambdas, tools, graphs, agents."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from typing import Any, TypedDict
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, dynamic_prompt
 from langchain_core.chat_history import InMemoryChatMessageHistory
-from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.prompts import (
-    ChatPromptTemplate,
-    FewShotPromptTemplate,
-    MessagesPlaceholder,
-    PromptTemplate,
-)
-from langchain_core.runnables import (
-    ConfigurableField,
-    RunnableLambda,
-    RunnableParallel,
-    RunnablePassthrough,
-)
+from langchain_core.prompts import ChatPromptTemplate, FewShotPromptTemplate, MessagesPlaceholder, PromptTemplate
+from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnableParallel, RunnablePassthrough
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.tools import create_retriever_tool, tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -32,100 +20,89 @@ from langgraph.prebuilt import ToolNode
 
 from langchain_invariant_rag import SEGMENT_PROMPT, InvariantRAGMiddleware, Segments
 
-from .base import (
-    BOUNDARIES,
-    CHAT_PROMPT,
-    CHATS,
-    NOTHING,
-    PASS_SEGMENTS,
-    QUESTION,
-    Answer,
-    Entry,
-    each_as,
-    joined,
-    lcel,
-    rag,
-    rows,
-    text_of,
-)
-from .chains import PLACEHOLDER, found, listed_store
+from .base import BOUNDARIES, CHAT_PROMPT, CHATS, NOTHING, PASS_SEGMENTS, PLACEHOLDER, QUESTION
+
+from .base import add, each_as, entry, joined, lcel, rag, text_of  # isort: skip
+from .chains import found, listed_store
 
 NUMBERED = each_as("[{n}] {text}", "\n")
-THREAD: Any = {"configurable": {"thread_id": "1"}}
-OBJECT = {
-    "title": "Answer",
-    "type": "object",
-    "properties": {"who": {"type": "string", "maxLength": 4}},
-    "required": ["who"],
-}
+THREAD = {"configurable": {"thread_id": "1"}}
+WHO = {"who": {"type": "string", "maxLength": 4}}
+OBJECT = {"title": "Answer", "type": "object", "properties": WHO, "required": ["who"]}
 
 
-async def collected(pieces: Any) -> list[Any]:
+async def collected(pieces):
     return [piece async for piece in pieces]
 
 
-def events(asked: Any) -> str:
+def events(asked):
     return str(asyncio.run(collected(asked.astream_events(QUESTION, version="v2")))[-1]["data"]["output"])
 
 
-CALLS: dict[str, Callable[[Any], Any]] = {
-    "`batch`": lambda rag: rag.batch([QUESTION, "Who built it?"]),
-    "`stream`": lambda rag: [*rag.stream(QUESTION)],
-    "`abatch`": lambda rag: asyncio.run(rag.abatch([QUESTION, "Who built it?"])),
-    "`astream`": lambda rag: asyncio.run(collected(rag.astream(QUESTION))),
+CALLS = {
+    "`batch`": lambda asked: asked.batch([QUESTION, "Who built it?"]),
+    "`stream`": lambda asked: [*asked.stream(QUESTION)],
+    "`abatch`": lambda asked: asyncio.run(asked.abatch([QUESTION, "Who built it?"])),
+    "`astream`": lambda asked: asyncio.run(collected(asked.astream(QUESTION))),
     "`astream_events`": events,
 }
 
 
-def called(call: Callable[[Any], Any]) -> Answer:
+def called(call):
     return lambda model, retriever: call(rag(retriever, model))
 
+
+add("`chain`, called with", NOTHING, {name: called(call) for name, call in CALLS.items()})
 
 # --- composed -----------------------------------------------------------------------------------------------------
 
 
-def with_sources(model: Any, retriever: Any) -> Any:
-    answer = RunnablePassthrough.assign(context=lambda given: joined(given["context"])) | CHAT_PROMPT | model
-    return RunnableParallel(context=retriever, question=RunnablePassthrough()).assign(answer=answer).invoke(QUESTION)
-
-
-def assigned(model: Any, retriever: Any) -> Any:
-    context = RunnablePassthrough.assign(context=itemgetter("question") | retriever | joined)
-    asked = context | RunnablePassthrough.assign(answer=CHAT_PROMPT | model)
-    return asked.pick("answer").invoke({"question": QUESTION})
-
-
-def broken(_: Any) -> Any:
+def broken(_):
     raise ConnectionError("the provider is down")
 
 
-def fallback(model: Any, retriever: Any) -> Any:
-    return rag(retriever, RunnableLambda(broken).with_fallbacks([model])).invoke(QUESTION)
-
-
-def configured_method(model: Any, retriever: Any) -> Any:
+def configured_method(model, retriever):
     plain = type(model)(model=model.model, method="sequential", max_tokens=model.max_tokens)
     chosen = plain.configurable_fields(method=ConfigurableField("method"))
     return rag(retriever, chosen).with_config(configurable={"method": model.method}).invoke(QUESTION)
 
 
-def structured(model: Any, retriever: Any) -> Any:
-    longer = model.model_copy(update={"max_tokens": 30}).with_structured_output(OBJECT)
-    context = {"context": retriever | joined, "question": RunnablePassthrough()}
-    return repr((context | CHAT_PROMPT | longer).invoke(QUESTION))
+WITH_CONTEXT = RunnablePassthrough.assign(context=lambda given: joined(given["context"]))
+add("composed", NOTHING, {
+    "`RunnableParallel` that returns the sources": lambda model, retriever: RunnableParallel(
+        context=retriever, question=RunnablePassthrough()
+    ).assign(answer=WITH_CONTEXT | CHAT_PROMPT | model).invoke(QUESTION),
+    "`RunnablePassthrough.assign`, `itemgetter`, `pick`": lambda model, retriever: (
+        RunnablePassthrough.assign(context=itemgetter("question") | retriever | joined)
+        | RunnablePassthrough.assign(answer=CHAT_PROMPT | model)
+    ).pick("answer").invoke({"question": QUESTION}),
+    "`with_fallbacks`": lambda model, retriever: rag(
+        retriever, RunnableLambda(broken).with_fallbacks([model])
+    ).invoke(QUESTION),
+})  # fmt: skip
+add("composed", NOTHING, {"the method, configured": configured_method}, models=("chat", "completion"))
+add("composed", NOTHING, {
+    "`with_structured_output`": lambda model, retriever: repr((
+        {"context": retriever | joined, "question": RunnablePassthrough()} | CHAT_PROMPT
+        | model.model_copy(update={"max_tokens": 30}).with_structured_output(OBJECT)
+    ).invoke(QUESTION)),
+}, models=("chat",))  # fmt: skip
+add("composed", PASS_SEGMENTS, {
+    "`RunnableLambda` that calls both": lambda model, retriever: RunnableLambda(
+        lambda text: model.invoke(f"{joined(retriever.invoke(text))}\n\n{text}")
+    ).invoke(QUESTION),
+}, warns=True)  # fmt: skip
 
 
-def function(model: Any, retriever: Any) -> Any:
-    return RunnableLambda(lambda text: model.invoke(f"{joined(retriever.invoke(text))}\n\n{text}")).invoke(QUESTION)
-
-
-def async_function(model: Any, retriever: Any) -> Any:
-    async def ask(question: str) -> Any:
+@entry("composed", PASS_SEGMENTS, "an async `RunnableLambda`", warns=True)
+def async_function(model, retriever):
+    async def ask(question):
         return await model.ainvoke(f"{NUMBERED(await retriever.ainvoke(question))}\n\n{question}")
 
     return asyncio.run(RunnableLambda(ask).ainvoke(QUESTION))
 
 
+PROMPTED = "other prompts around `format_docs`"
 WITH_HISTORY = ChatPromptTemplate.from_messages(
     [("system", "Answer from this:\n{context}"), MessagesPlaceholder("history"), ("human", "{question}")]
 )
@@ -135,13 +112,13 @@ FEW_SHOTS = FewShotPromptTemplate(
     suffix="{context}\n\nQ: {question}\nA:",
     input_variables=["context", "question"],
 )
-PROMPTS: dict[str, Any] = {
-    "`MessagesPlaceholder` with a history": WITH_HISTORY.partial(history=[("human", "Hello."), ("ai", "Hello. Yes?")]),
-    "`FewShotPromptTemplate`": FEW_SHOTS,
-}
+greeted = WITH_HISTORY.partial(history=[("human", "Hello."), ("ai", "Hello. Yes?")])
+add(PROMPTED, NOTHING, {"`MessagesPlaceholder` with a history": lcel(prompt=greeted)})
+add(PROMPTED, NOTHING, {"`FewShotPromptTemplate`": lcel(prompt=FEW_SHOTS)})
 
 
-def message_history(model: Any, retriever: Any) -> Any:
+@entry(PROMPTED, NOTHING, "`RunnableWithMessageHistory`", models=("chat",))
+def message_history(model, retriever):
     said = InMemoryChatMessageHistory()
     talk = RunnableWithMessageHistory(
         RunnablePassthrough.assign(context=itemgetter("question") | retriever | joined) | WITH_HISTORY | model,
@@ -156,56 +133,67 @@ def message_history(model: Any, retriever: Any) -> Any:
 # --- a retriever on its own ---------------------------------------------------------------------------------------
 
 
-def by_hand(retrieve: Callable[[Any], str]) -> Answer:
+def by_hand(retrieve):
     return lambda model, retriever: model.invoke(f"{retrieve(retriever)}\n\n{QUESTION}")
 
 
-def awaited(model: Any, retriever: Any) -> Any:
-    async def ask() -> Any:
-        return await model.ainvoke(f"{joined(await retriever.ainvoke(QUESTION))}\n\n{QUESTION}")
-
-    return asyncio.run(ask())
+def from_a_tool(retriever):
+    return str(searching(retriever).invoke({"query": QUESTION}))
 
 
-def from_a_tool(retriever: Any) -> str:
-    return str(create_retriever_tool(retriever, "search", "Searches.").invoke({"query": QUESTION}))
-
-
-ON_ITS_OWN: dict[str, Answer] = {
-    "empty lines": by_hand(lambda retriever: joined(retriever.invoke(QUESTION))),
-    "the list in an f-string": by_hand(lambda retriever: f"{retriever.invoke(QUESTION)}"),
-    "from a chain": by_hand(lambda retriever: (retriever | joined).invoke(QUESTION)),
-    "from `create_retriever_tool`": by_hand(from_a_tool),
-    "awaited": awaited,
-}
-
-
-def labelled(template: str) -> Answer:
+def labelled(template):
     """Only the labels say that there are documents: nothing was retrieved."""
     written = each_as(template, "\n")
     return by_hand(lambda retriever: f"Answer from these documents.\n\n{written(retriever.documents)}\n")
 
 
+ALONE = "a retriever on its own, its texts joined by hand, the model in another call"
+ON_ITS_OWN = {
+    "empty lines": lambda retriever: joined(retriever.invoke(QUESTION)),
+    "the list in an f-string": lambda retriever: f"{retriever.invoke(QUESTION)}",
+    "from a chain": lambda retriever: (retriever | joined).invoke(QUESTION),
+    "from `create_retriever_tool`": from_a_tool,
+}
+add(ALONE, PASS_SEGMENTS, {name: by_hand(each) for name, each in ON_ITS_OWN.items()}, warns=True)
+
+
+@entry(ALONE, PASS_SEGMENTS, "awaited", warns=True)
+def awaited(model, retriever):
+    async def ask():
+        return await model.ainvoke(f"{joined(await retriever.ainvoke(QUESTION))}\n\n{QUESTION}")
+
+    return asyncio.run(ask())
+
+
+LABELS = {"`Document 1: …`": "Document {n}: {text}", "`<doc id=1>…`": "<doc id={n}>{text}</doc>"}
+in_strings = {name: labelled(template) for name, template in LABELS.items()}
+add("labelled texts in a string, no retriever", PASS_SEGMENTS, in_strings, warns=True)
+
 # --- tools --------------------------------------------------------------------------------------------------------
 
 
-def history(*results: ToolMessage) -> list[Any]:
+def history(*results):
     calls = [{"name": "search", "args": {"query": "ferry"}, "id": each.tool_call_id} for each in results]
     return [HumanMessage(QUESTION), AIMessage("", tool_calls=calls), *results]
 
 
-def called_tool(**options: Any) -> Answer:
+def searching(retriever, **options):
+    return create_retriever_tool(retriever, "search", "Searches the town's records.", **options)
+
+
+def called_tool(model, retriever, **options):
     """Call the tool as an agent does, then the model, in one run."""
-
-    def answer(model: Any, retriever: Any) -> Any:
-        search = create_retriever_tool(retriever, "search", "Searches the town's records.", **options)
-        call = {"type": "tool_call", "name": "search", "args": {"query": QUESTION}, "id": "1"}
-        return RunnableLambda(lambda _: model.invoke(history(search.invoke(call)))).invoke("")
-
-    return answer
+    search = searching(retriever, **options)
+    call = {"type": "tool_call", "name": "search", "args": {"query": QUESTION}, "id": "1"}
+    return RunnableLambda(lambda _: model.invoke(history(search.invoke(call)))).invoke("")
 
 
-RESULTS: dict[str, Answer] = {
+add("`create_retriever_tool`, called in the run that asks", NOTHING, {
+    "`content`": partial(called_tool, response_format="content"),
+    "`content_and_artifact`": partial(called_tool, response_format="content_and_artifact"),
+    "`document_prompt=SEGMENT_PROMPT`": partial(called_tool, document_prompt=SEGMENT_PROMPT),
+}, models=CHATS)  # fmt: skip
+add("`ToolMessage` in the history", BOUNDARIES, {
     "documents in the artifact": found(
         lambda model, documents: model.invoke(
             history(ToolMessage(joined(documents), tool_call_id="1", artifact=documents))
@@ -214,14 +202,14 @@ RESULTS: dict[str, Answer] = {
     "`Segments` as its text": found(
         lambda model, documents: model.invoke(history(ToolMessage(str(Segments(documents)), tool_call_id="1")))
     ),
-}
+}, models=CHATS)  # fmt: skip
 
 
-def parallel_calls(model: Any, retriever: Any) -> Any:
-    """Let every call return one document; the calls stand in the order in which the documents were listed."""
-    listed = enumerate(retriever.documents)
-    return model.invoke(history(*(ToolMessage(str(Segments([each])), tool_call_id=str(n)) for n, each in listed)))
-
+add("parallel calls of a tool that return one document each", "return all documents of a question from one call", {
+    "": lambda model, retriever: model.invoke(history(
+        *(ToolMessage(str(Segments([each])), tool_call_id=str(n)) for n, each in enumerate(retriever.documents))
+    )),
+}, warns=True, models=CHATS)  # fmt: skip
 
 # --- graphs -------------------------------------------------------------------------------------------------------
 
@@ -232,7 +220,7 @@ class State(TypedDict, total=False):
     answer: Any
 
 
-def graph(model: Any, retriever: Any, format_docs: Any = joined, prompt: Any = CHAT_PROMPT, keep: Any = list) -> Any:
+def graph(model, retriever, format_docs=joined, prompt=CHAT_PROMPT, keep=list):
     """Build the graph of LangChain's tutorial: two nodes, with documents in the state."""
 
     def retrieve(state: State) -> State:
@@ -245,45 +233,58 @@ def graph(model: Any, retriever: Any, format_docs: Any = joined, prompt: Any = C
     return StateGraph(State).add_sequence([retrieve, generate]).add_edge(START, "retrieve")
 
 
-def itself(documents: Any) -> Any:
+def itself(documents):
     return documents
 
 
-def two_nodes(*choices: Any, saved: bool = False) -> Answer:
-    def answer(model: Any, retriever: Any) -> Any:
-        saver = {"checkpointer": InMemorySaver()} if saved else {}
-        return graph(model, retriever, *choices).compile(**saver).invoke({"question": QUESTION}, THREAD)
-
-    return answer
+def two_nodes(model, retriever, *choices, saved=False):
+    saver = {"checkpointer": InMemorySaver()} if saved else {}
+    return graph(model, retriever, *choices).compile(**saver).invoke({"question": QUESTION}, THREAD)
 
 
-def streamed_nodes(model: Any, retriever: Any) -> Any:
-    pieces = graph(model, retriever).compile().astream({"question": QUESTION}, stream_mode="values")
-    return asyncio.run(collected(pieces))[-1]
+def resumed(model, retriever, *choices):
+    built = graph(model, retriever, *choices)
+    paused = built.compile(checkpointer=InMemorySaver(), interrupt_before=["generate"])
+    paused.invoke({"question": QUESTION}, THREAD)
+    return paused.invoke(None, THREAD)
 
 
-def resumed(*choices: Any) -> Answer:
-    def answer(model: Any, retriever: Any) -> Any:
-        built = graph(model, retriever, *choices)
-        paused = built.compile(checkpointer=InMemorySaver(), interrupt_before=["generate"])
-        paused.invoke({"question": QUESTION}, THREAD)
-        return paused.invoke(None, THREAD)
-
-    return answer
+def chosen(ask, *choices, **options):
+    return lambda model, retriever: ask(model, retriever, *choices, **options)
 
 
-def tool_node(**options: Any) -> Answer:
+GRAPH = "LangGraph: retrieve, then generate"
+RESUMED = "LangGraph, interrupted before generation and resumed"
+add(GRAPH, NOTHING, {"joined texts": two_nodes})
+
+
+add(GRAPH, NOTHING, {
+    "streamed, async": lambda model, retriever: asyncio.run(collected(
+        graph(model, retriever).compile().astream({"question": QUESTION}, stream_mode="values")
+    ))[-1],
+})  # fmt: skip
+add(GRAPH, NOTHING, {"with a checkpointer": partial(two_nodes, saved=True)})
+add(GRAPH, PASS_SEGMENTS, {"numbered texts": chosen(two_nodes, NUMBERED)}, warns=True)
+add(GRAPH, BOUNDARIES, {"`Segments` in the state": chosen(two_nodes, itself, CHAT_PROMPT, Segments, saved=True)})
+add(RESUMED, BOUNDARIES, {"`SegmentsPlaceholder`": chosen(resumed, itself, PLACEHOLDER)})
+forgotten = {"joined texts": resumed, "`Segments` in the state": chosen(resumed, itself, CHAT_PROMPT, Segments)}
+add(RESUMED, PASS_SEGMENTS, forgotten, warns=True)
+
+
+def tool_node(model, retriever, **options):
     """The model of the first turn has decided to search; what it said is given, since random weights decide nothing."""
+    builder = StateGraph(MessagesState).add_node("tools", ToolNode([searching(retriever, **options)]))
+    builder.add_node("model", lambda state: {"messages": [AIMessage(text_of(model.invoke(state["messages"])))]})
+    builder.add_edge(START, "tools").add_edge("tools", "model")
+    return builder.compile().invoke({"messages": history(ToolMessage("", tool_call_id="1"))[:2]})
 
-    def answer(model: Any, retriever: Any) -> Any:
-        search = create_retriever_tool(retriever, "search", "Searches the town's records.", **options)
-        builder = StateGraph(MessagesState).add_node("tools", ToolNode([search]))
-        builder.add_node("model", lambda state: {"messages": [AIMessage(text_of(model.invoke(state["messages"])))]})
-        builder.add_edge(START, "tools").add_edge("tools", "model")
-        return builder.compile().invoke({"messages": history(ToolMessage("", tool_call_id="1"))[:2]})
 
-    return answer
-
+add(
+    "LangGraph: `ToolNode` with a retriever tool, then the model",
+    NOTHING,
+    {"`content`": tool_node, "`content_and_artifact`": partial(tool_node, response_format="content_and_artifact")},
+    models=CHATS,
+)
 
 # --- agents -------------------------------------------------------------------------------------------------------
 
@@ -293,156 +294,83 @@ RAG_PROMPT = ChatPromptTemplate.from_template(
     "question. If you don't know the answer, just say that you don't know. Use three sentences maximum and keep the "
     "answer concise.\nQuestion: {question} \nContext: {context} \nAnswer:"
 )
-Find = Callable[[Any, str], list[Document]]
+ASKED = {"messages": [("human", QUESTION)]}
+Context = Callable[[str], str]
+"""What a function returns for a question."""
 
 
-def retrieved(retriever: Any, query: str) -> list[Document]:
-    return list(retriever.invoke(query))
+def retrieved(retriever):
+    return lambda query: joined(retriever.invoke(query))
 
 
-def searched(retriever: Any, query: str) -> list[Document]:
-    return listed_store(retriever.documents).similarity_search(query)
+def searched(retriever, write=joined):
+    return lambda query: f"{write(listed_store(retriever.documents).similarity_search(query))}"
 
 
-def agent(middleware: Callable[[Any], Any]) -> Answer:
-    return lambda model, retriever: create_agent(model, tools=[], middleware=[middleware(retriever)]).invoke(
-        {"messages": [("human", QUESTION)]}
-    )
+def agent(model, middleware, **options):
+    return create_agent(model, tools=[], middleware=[middleware], **options)
 
 
-def async_agent(model: Any, retriever: Any) -> Any:
-    built = create_agent(model, tools=[], middleware=[InvariantRAGMiddleware(retriever)])
-    return asyncio.run(built.ainvoke({"messages": [("human", QUESTION)]}))
+def dynamic(model, context):
+    @dynamic_prompt
+    def prompt_with_context(request):
+        return f"{DYNAMIC_PROMPT}\n\n{context(request.state['messages'][-1].text)}"
+
+    return agent(model, prompt_with_context).invoke(ASKED)
 
 
-def dynamic(find: Find, write: Any) -> Answer:
-    def middleware(retriever: Any) -> Any:
-        @dynamic_prompt
-        def prompt_with_context(request: Any) -> str:
-            return f"{DYNAMIC_PROMPT}\n\n{write(find(retriever, request.state['messages'][-1].text))}"
-
-        return prompt_with_context
-
-    return agent(middleware)
+def in_a_lambda(model, context):
+    return ({"context": context, "question": RunnablePassthrough()} | RAG_PROMPT | model).invoke(QUESTION)
 
 
-def in_a_lambda(find: Find, write: Any) -> Answer:
-    def answer(model: Any, retriever: Any) -> Any:
-        inputs = {"context": lambda query: f"{write(find(retriever, query))}", "question": RunnablePassthrough()}
-        return (inputs | RAG_PROMPT | model).invoke(QUESTION)
+def in_a_tool(model, context):
+    @tool
+    def retrieve_context(query: str) -> str:
+        """Retrieve information to help answer a query."""
+        return context(query)
 
-    return answer
-
-
-def in_a_tool(find: Find, write: Any) -> Answer:
-    def answer(model: Any, retriever: Any) -> Any:
-        @tool
-        def retrieve_context(query: str) -> str:
-            """Retrieve information to help answer a query."""
-            return f"{write(find(retriever, query))}"
-
-        call = {"type": "tool_call", "name": "retrieve_context", "args": {"query": QUESTION}, "id": "1"}
-        return model.invoke(history(retrieve_context.invoke(call)))
-
-    return answer
+    call = {"type": "tool_call", "name": "retrieve_context", "args": {"query": QUESTION}, "id": "1"}
+    return model.invoke(history(retrieve_context.invoke(call)))
 
 
-def second_turn(model: Any, retriever: Any) -> Any:
+def ours(model, retriever):
+    return agent(model, InvariantRAGMiddleware(retriever))
+
+
+add("`create_agent`", BOUNDARIES, {
+    "`InvariantRAGMiddleware`": lambda model, retriever: ours(model, retriever).invoke(ASKED),
+    "`InvariantRAGMiddleware`, async": lambda model, retriever: asyncio.run(ours(model, retriever).ainvoke(ASKED)),
+}, models=CHATS)  # fmt: skip
+calling = {"`dynamic_prompt` that calls a retriever": lambda model, retriever: dynamic(model, retrieved(retriever))}
+add("`create_agent`", PASS_SEGMENTS, calling, warns=True, models=("chat",))
+SECOND_TURN = "two turns with a checkpointer, context in the first one's messages"
+
+
+@entry("`create_agent`", PASS_SEGMENTS, SECOND_TURN, warns=True, models=("chat",))
+def second_turn(model, retriever):
     class Retrieving(AgentMiddleware[Any, Any, Any]):
-        def before_agent(self, state: Any, runtime: Any) -> Any:
+        def before_agent(self, state, runtime):
             if len(state["messages"]) > 1:
                 return None
             return {"messages": [SystemMessage(f"Use this context:\n{joined(retriever.invoke(QUESTION))}")]}
 
-    saved: Any = create_agent(model, tools=[], middleware=[Retrieving()], checkpointer=InMemorySaver())
-    saved.invoke({"messages": [("human", QUESTION)]}, THREAD)
+    saved = agent(model, Retrieving(), checkpointer=InMemorySaver())
+    saved.invoke(ASKED, THREAD)
     return saved.invoke({"messages": [("human", "Are you sure?")]}, THREAD)
 
 
-COMPOSED: dict[str, Answer] = {
-    "`RunnableParallel` that returns the sources": with_sources,
-    "`RunnablePassthrough.assign`, `itemgetter`, `pick`": assigned,
-    "`with_fallbacks`": fallback,
-}
-FUNCTIONS: dict[str, Answer] = {
-    "`RunnableLambda` that calls both": function,
-    "an async `RunnableLambda`": async_function,
-}
-TOOL_OPTIONS: dict[str, Answer] = {
-    "`content`": called_tool(response_format="content"),
-    "`content_and_artifact`": called_tool(response_format="content_and_artifact"),
-    "`document_prompt=SEGMENT_PROMPT`": called_tool(document_prompt=SEGMENT_PROMPT),
-}
-PROMPTED = "other prompts around `format_docs`"
-ALONE = "a retriever on its own, its texts joined by hand, the model in another call"
-GRAPH = "LangGraph: retrieve, then generate"
-RESUMED = "LangGraph, interrupted before generation and resumed"
 SEARCHED = "`vector_store.similarity_search` in a function that returns"
 WRITE_SEGMENTS = 'return `f"... {Segments(found)}"` in place of the joined texts'
+DOORS = {
+    "a `dynamic_prompt`": dynamic, "a lambda in a chain": in_a_lambda, "a `@tool`": in_a_tool,
+}  # fmt: skip
 
-ENTRIES: list[Entry] = [
-    *rows("`chain`, called with", NOTHING, {name: called(each) for name, each in CALLS.items()}),
-    *rows("composed", NOTHING, COMPOSED),
-    *rows("composed", NOTHING, {"the method, configured": configured_method}, models=("chat", "completion")),
-    *rows("composed", NOTHING, {"`with_structured_output`": structured}, models=("chat",)),
-    *rows("composed", PASS_SEGMENTS, FUNCTIONS, warns=True),
-    *rows(PROMPTED, NOTHING, {name: lcel(prompt=each) for name, each in PROMPTS.items()}),
-    *rows(PROMPTED, NOTHING, {"`RunnableWithMessageHistory`": message_history}, models=("chat",)),
-    *rows(ALONE, PASS_SEGMENTS, ON_ITS_OWN, warns=True),
-    *rows(
-        "labelled texts in a string, no retriever", PASS_SEGMENTS,
-        {"`Document 1: …`": labelled("Document {n}: {text}"), "`<doc id=1>…`": labelled("<doc id={n}>{text}</doc>")},
-        warns=True,
-    ),
-    *rows("`create_retriever_tool`, called in the run that asks", NOTHING, TOOL_OPTIONS, models=CHATS),
-    *rows("`ToolMessage` in the history", BOUNDARIES, RESULTS, models=CHATS),
-    *rows(
-        "parallel calls of a tool that return one document each", "return all documents of a question from one call",
-        {"": parallel_calls}, warns=True, models=CHATS,
-    ),
-    *rows(GRAPH, NOTHING, {"joined texts": two_nodes(), "streamed, async": streamed_nodes}),
-    *rows(GRAPH, NOTHING, {"with a checkpointer": two_nodes(saved=True)}),
-    *rows(GRAPH, PASS_SEGMENTS, {"numbered texts": two_nodes(NUMBERED)}, warns=True),
-    *rows(GRAPH, BOUNDARIES, {"`Segments` in the state": two_nodes(itself, CHAT_PROMPT, Segments, saved=True)}),
-    *rows(RESUMED, BOUNDARIES, {"`SegmentsPlaceholder`": resumed(itself, PLACEHOLDER)}),
-    *rows(
-        RESUMED, PASS_SEGMENTS,
-        {
-            "joined texts": resumed(),
-            "`Segments` in the state": resumed(itself, CHAT_PROMPT, Segments),
-        },
-        warns=True,
-    ),
-    *rows(
-        "LangGraph: `ToolNode` with a retriever tool, then the model", NOTHING,
-        {"`content`": tool_node(), "`content_and_artifact`": tool_node(response_format="content_and_artifact")},
-        models=CHATS,
-    ),
-    *rows("`create_agent`", BOUNDARIES, {"`InvariantRAGMiddleware`": agent(InvariantRAGMiddleware)}, models=CHATS),
-    *rows("`create_agent`", BOUNDARIES, {"`InvariantRAGMiddleware`, async": async_agent}, models=CHATS),
-    *rows(
-        "`create_agent`", PASS_SEGMENTS,
-        {
-            "`dynamic_prompt` that calls a retriever": dynamic(retrieved, joined),
-            "two turns with a checkpointer, context in the first one's messages": second_turn,
-        },
-        warns=True, models=("chat",),
-    ),
-    *rows(
-        f"{SEARCHED} joined texts", WRITE_SEGMENTS,
-        {
-            "a `dynamic_prompt`": dynamic(searched, joined),
-            "a lambda in a chain": in_a_lambda(searched, joined),
-        },
-        warns=True, models=CHATS,
-    ),
-    *rows(
-        f'{SEARCHED} `f"... {{Segments(found)}}"`', BOUNDARIES,
-        {
-            "a `dynamic_prompt`": dynamic(searched, Segments),
-            "a lambda in a chain": in_a_lambda(searched, Segments),
-            "a `@tool`": in_a_tool(searched, Segments),
-        },
-        models=CHATS,
-    ),
-]  # fmt: skip
+
+def through(door, write):
+    return lambda model, retriever: door(model, searched(retriever, write))
+
+
+texts = {name: through(door, joined) for name, door in DOORS.items() if door is not in_a_tool}
+add(f"{SEARCHED} joined texts", WRITE_SEGMENTS, texts, warns=True, models=CHATS)
+segments = {name: through(door, Segments) for name, door in DOORS.items()}
+add(f'{SEARCHED} `f"... {{Segments(found)}}"`', BOUNDARIES, segments, models=CHATS)

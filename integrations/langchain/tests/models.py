@@ -1,0 +1,161 @@
+"""Models of the tests: a tiny one that writes what a test wants, others behind an API; and tools for them."""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Annotated, Any
+
+from invariant_rag import InvariantModel
+from invariant_rag.testing import tiny_model, toy_tokenizer
+from langchain_core.language_models import LLM, BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.tools import tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import BaseModel, Field
+from transformers import LogitsProcessor
+
+TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8").rstrip("\n")
+"""As many models have it: tools, calls, results in a role of their own, reasoning, and a variable."""
+
+
+@cache
+def tiny_weights():
+    """Return a tiny random Llama with room for a vocabulary of bytes and long prompts; it never ends by itself."""
+    return tiny_model("llama", num_hidden_layers=2, vocab_size=261, max_position_embeddings=4096, eos_token_id=None)
+
+
+@cache
+def spoken_model():
+    """Return it with that template."""
+    tokenizer = toy_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return InvariantModel(tiny_weights(), tokenizer)
+
+
+class Writing(LogitsProcessor):
+    """Makes a model write a text, or what a function says of the prompt, as far as it may; then it goes on alone."""
+
+    def __init__(self, lm, text):
+        self.tokenizer, self.text = lm.tokenizer, text
+        self.tokens = []
+        self.seen = None
+
+    def __call__(self, input_ids, scores):
+        ids = input_ids[0].tolist()
+        if ids[:-1] != self.seen:  # another generation
+            text = self.text if isinstance(self.text, str) else self.text(self.tokenizer.decode(ids))
+            self.tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        self.seen = ids
+        if self.tokens:
+            scores = scores.clone()
+            scores[0, self.tokens.pop(0)] = scores.max() + 100
+        return scores
+
+
+def ended(lm, text):
+    """Return the options of a call in which the model writes a text and ends."""
+    end = lm.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    whole = f"{text}<|im_end|>" if isinstance(text, str) else text
+    return {"eos_token_id": end, "logits_processor": [Writing(lm, whole)]}
+
+
+def call_text(name, arguments):
+    """Return a call as the template writes it."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
+@tool
+def search(query: Annotated[str, Field(max_length=8)], limit: Annotated[int, Field(ge=0, le=9)]) -> str:
+    """Search the harbour's records."""
+    return f"found {limit} of {query}"
+
+
+@tool
+def now() -> str:
+    """Tell the time."""
+    return "noon"
+
+
+class Departure(BaseModel):
+    """When something leaves."""
+
+    vessel: str = Field(max_length=8)
+    hour: int = Field(ge=0, le=23)
+
+
+# --- others, whose answers depend on the order of what they are given -------------------------------------------------
+
+MARKS = re.compile("[\ueca0-\ueca3]")
+USAGE = UsageMetadata(input_tokens=10, output_tokens=2, total_tokens=12)
+
+
+class Reader(BaseChatModel):
+    """A model behind an API: it takes texts only, and answers with the first document that it reads."""
+
+    requests: list[Any] = Field(default_factory=list)
+    lock: Any = Field(default_factory=Lock)
+    favourite: str = ""
+    """Which document it answers with wherever it stands, unless it stands last."""
+
+    @property
+    def _llm_type(self):
+        return "reader"
+
+    def _read(self, messages, keywords):
+        with self.lock:
+            self.requests.append((messages, keywords))
+        for message in messages:
+            if not isinstance(message.content, str):
+                raise TypeError(f"expected text, got {message.content!r}")
+        documents = re.findall(r"Document[^:]*: (.*)", "\n".join(message.content for message in messages))
+        if self.favourite in documents[:-1]:
+            return self.favourite
+        return documents[0] if documents else "nothing"
+
+    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+        text = self._read(messages, {"stop": stop, **kwargs})
+        calls = []
+        if tools := kwargs.get("tools"):
+            calls = [{"name": tools[0]["function"]["name"], "args": {"place": text}, "id": "1", "type": "tool_call"}]
+        message = AIMessage("" if calls else text, usage_metadata=USAGE, tool_calls=calls)
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    def bind_tools(self, tools, *, tool_choice=None, **kwargs):
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
+
+
+class StreamingReader(Reader):
+    """The same, word by word."""
+
+    def _stream(self, messages, stop=None, run_manager=None, **kwargs):
+        for word in re.findall(r"\s*\S+", self._read(messages, kwargs)):
+            yield ChatGenerationChunk(message=AIMessageChunk(word))
+        yield ChatGenerationChunk(message=AIMessageChunk("", usage_metadata=USAGE))
+
+
+class Named(Reader):
+    """The same, with what providers report: the model and its tokens for the call, and why the answer ended."""
+
+    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+        result = super()._generate(messages, stop, **kwargs)
+        result.generations[0].generation_info = {"finish_reason": "stop"}
+        result.llm_output = {"model_name": "named-1", "token_usage": {"total_tokens": 12}}
+        return result
+
+    def _combine_llm_outputs(self, llm_outputs, /):
+        return {"token_usage": {"total_tokens": sum(each["token_usage"]["total_tokens"] for each in llm_outputs)}}
+
+
+class TextReader(LLM):
+    """A completion model that answers with the first document that it reads."""
+
+    @property
+    def _llm_type(self):
+        return "reader"
+
+    def _call(self, prompt, stop=None, run_manager=None, **kwargs):
+        return str(re.findall(r"Document: (.*)", prompt)[0])

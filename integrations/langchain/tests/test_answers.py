@@ -1,0 +1,289 @@
+"""What an answer is and says: its text or object, what was read, tokens, reasoning, log-probabilities, citations."""
+
+import asyncio
+import sys
+from contextvars import Context
+from typing import Annotated, Literal
+
+import pytest
+from invariant_rag.errors import (
+    ContextOverflow,
+    IncompleteObject,
+    InvalidObject,
+    InvalidSchema,
+    UnsupportedCombination,
+)
+from invariant_rag.generation.kv_cache import KeyValueCache
+from langchain_core.documents import Document
+from langchain_core.exceptions import ContextOverflowError
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.runnables import RunnableLambda
+from pydantic import BaseModel, Field, field_validator
+from transformers import MaxTimeCriteria
+from typing_extensions import TypedDict
+
+from langchain_invariant_rag import ChatInvariant, InvariantLLM
+from langchain_invariant_rag.documents import to_segment
+
+from .models import ended, search
+from .shared import DOCUMENTS, ORDERS, QUESTION, WAYS, collected
+
+MOST_CALLS, MOST_FRAMES = 350, 3900
+"""Python calls of one `invoke`, of this package and the core, and of all packages. Never raised."""
+
+
+def test_an_answer_says_what_was_read_and_written(lm):
+    answer = ChatInvariant(model=lm, max_tokens=8).invoke(QUESTION, documents=DOCUMENTS)
+    messages = [{"role": "user", "content": [*map(to_segment, DOCUMENTS), QUESTION]}]
+    generation = lm.generate(lm.chat_prompt(messages=messages), max_new_tokens=8)
+    assert answer.content == generation.text
+    read, both = generation.usage.prompt_tokens, generation.usage.total_tokens
+    counted = {"input_tokens": read, "output_tokens": 8, "total_tokens": both}
+    assert answer.usage_metadata == {**counted, "input_token_details": {"cache_read": 0}}
+    told = answer.response_metadata
+    assert told["order"] == [to_segment(DOCUMENTS[index]).content_hash for index in generation.order]
+    assert (told["finish_reason"], told["model_name"], told["model_provider"]) == ("length", lm.name, "invariant-rag")
+
+
+def test_completions_say_it_too_each_by_itself_and_their_tokens_together(lm):
+    result = InvariantLLM(model=lm, max_tokens=8).generate([QUESTION, "Who?"], documents=DOCUMENTS)
+    told = [each.generation_info for (each,) in result.generations]
+    assert [(len(each["order"]), each["usage_metadata"]["output_tokens"]) for each in told] == [(3, 8), (3, 8)]
+    read = sum(each["usage_metadata"]["input_tokens"] for each in told)
+    usage = {"prompt_tokens": read, "completion_tokens": 16, "total_tokens": read + 16}
+    assert result.llm_output == {"token_usage": usage, "model_name": lm.name}
+
+
+@pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])
+@pytest.mark.parametrize("micro_batching", [False, True])
+def test_what_does_not_fit_is_an_overflow_for_langchain_too_or_named(lm, kind, micro_batching):
+    model, long = kind(model=lm, max_tokens=4, micro_batching=micro_batching), "long " * 2000
+    for ask in WAYS.values():
+        with pytest.raises(ContextOverflowError) as error:
+            ask(model, long)
+        assert isinstance(error.value, ContextOverflow)
+        assert "drop_last" in error.value.hint
+    spare = RunnableLambda(lambda _: "spare")
+    assert model.with_fallbacks([spare], exceptions_to_handle=(ContextOverflowError,)).invoke(long) == "spare"
+    chat = ChatInvariant(model=lm, max_tokens=4, overflow="drop_last", micro_batching=micro_batching)
+    told = chat.invoke(QUESTION, documents=[f"{number} " * 400 for number in range(6)]).response_metadata
+    assert (len(told["order"]) + len(told["dropped"]), bool(told["dropped"])) == (6, True)
+    with pytest.raises(ContextOverflowError):
+        chat.get_num_tokens_from_messages([HumanMessage(long)])
+
+
+def test_a_call_may_ask_for_another_model_for_several_answers_and_for_no_usage(lm):
+    chat = ChatInvariant(model=lm, max_tokens=4)
+    assert chat.invoke(QUESTION, model=lm.with_method("pine")).response_metadata["method"] == "pine"
+    (answers,) = chat.generate([[HumanMessage(QUESTION)]], n=3, temperature=2.0, seed=1).generations
+    assert len({each.text for each in answers}) == 3
+    silent = chat.model_copy(update={"stream_usage": False})
+    assert {chunk.usage_metadata is None for chunk in silent.stream(QUESTION)} == {True}
+    for chunks in (silent.stream(QUESTION, stream_usage=True), chat.stream(QUESTION)):
+        assert [*chunks][-1].usage_metadata
+
+
+def test_one_call_with_three_documents_takes_few_calls_and_reads_the_weights_for_a_cache_alone(
+    lm,
+):
+    """Python calls of `invoke` behind a first one: those of this package and the core, and those of all packages."""
+    chat = ChatInvariant(model=lm, max_tokens=2)
+    chat.invoke(QUESTION, documents=DOCUMENTS)
+    called = []
+
+    def record(frame, event, argument):
+        # What transformers 5.24 and later wrap around every layer and output to rename an argument is nobody's call.
+        renames = ("wrap_func", "wrapped_func", "_replace_old_cache_name", "_rename_kwargs_for_bc", "is_tracing")
+        if event == "call" and not (frame.f_code.co_name in renames and "transformers" in frame.f_code.co_filename):
+            called.append(frame.f_code)
+
+    def measure():
+        sys.setprofile(record)
+        try:
+            chat.invoke(QUESTION, documents=DOCUMENTS)
+        finally:
+            sys.setprofile(None)
+
+    Context().run(measure)  # in which no other test has retrieved anything
+    ours = [code.co_qualname for code in called if "invariant_rag" in code.co_filename]
+    assert len(ours) <= MOST_CALLS, ours
+    assert len(called) <= MOST_FRAMES
+    assert "model_digest" not in ours
+
+
+CACHES = {
+    "the model's own": lambda lm: {"model": lm.with_cache(KeyValueCache())},
+    "given": lambda lm: {"model": lm, "key_value_cache": KeyValueCache()},
+    "given with a method": lambda lm: {"model": lm, "method": "pine", "key_value_cache": KeyValueCache()},
+    "given to a routed model": lambda lm: {
+        "model": lm.with_routing(-2.0, plain_order="canonical"), "key_value_cache": KeyValueCache(),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_documents_that_were_read_before_are_not_read_again_in_any_order(lm, cache):
+    chat = ChatInvariant(**CACHES[cache](lm), max_tokens=6)
+    found = [ask(chat, QUESTION, documents=order) for ask, order in zip(WAYS.values(), ORDERS, strict=True)]
+    ((_, read),) = {(each.content, each.usage_metadata["input_tokens"]) for each in found}
+    first, *others = (each.usage_metadata["input_token_details"]["cache_read"] for each in found)
+    assert (first, len({*others})) == (0, 1)
+    assert len(QUESTION) < read - others[0] < 2 * len(QUESTION), "all but the text behind the documents is kept"
+    assert "key_value_cache" not in chat.model_dump()
+
+
+def test_reasoning_stands_apart_from_the_answer(spoken):
+    chat, variables = ChatInvariant(model=spoken, max_tokens=110), {"template_kwargs": {"enable_thinking": True}}
+    asked = ended(spoken, "It is early.\n</think>\n\nAt noon.")
+    for bound in (chat.model_copy(update=variables).bind(**asked), chat.bind(**asked, **variables)):
+        answer = bound.invoke(QUESTION)
+        assert (answer.content, answer.additional_kwargs) == ("At noon.", {"reasoning_content": "It is early."})
+        assert [block["type"] for block in answer.content_blocks] == ["reasoning", "text"]
+        assert sum("reasoning_content" in chunk.additional_kwargs for chunk in bound.stream(QUESTION)) > 3
+
+
+def test_log_probabilities_come_in_the_shape_of_openai(lm):
+    chat = ChatInvariant(model=lm, logprobs=True, max_tokens=12)
+    answer = chat.invoke(QUESTION)
+    listed = answer.response_metadata["logprobs"]["content"]
+    prompt = lm.chat_prompt(messages=[{"role": "user", "content": QUESTION}])
+    assert [each["logprob"] for each in listed] == list(lm.generate(prompt, max_new_tokens=12).logprobs)
+    assert all(bytes(each["bytes"]).decode() == each["token"] and each["top_logprobs"] == [] for each in listed)
+    assert "".join(each["token"] for each in listed) == answer.content
+    stopped = chat.invoke(QUESTION, stop=listed[5]["token"] + listed[6]["token"])
+    assert "".join(each["token"] for each in stopped.response_metadata["logprobs"]["content"]) == stopped.content
+    for silent in (ChatInvariant(model=lm, max_tokens=2), chat.bind(logprobs=False, max_tokens=2)):
+        assert "logprobs" not in silent.invoke(QUESTION).response_metadata
+    top = ChatInvariant(model=lm, top_logprobs=3, max_tokens=5)
+    for each in top.invoke(QUESTION).response_metadata["logprobs"]["content"]:  # greedy: the first is the chosen one
+        best = [one["logprob"] for one in each["top_logprobs"]]
+        assert (len(best), best[0], best) == (3, each["logprob"], sorted(best, reverse=True))
+    with pytest.raises(UnsupportedCombination, match="one beam"):
+        top.invoke(QUESTION, num_beams=2)
+
+
+FOUND = [
+    Document("It leaves at noon.", id="f-17", metadata={"source": "https://ostra.example/ferry", "page": 3}),
+    Document("Or so they say.", metadata={"source": "town.txt"}),
+    Document("Who knows.", metadata={"title": "Doubts"}),
+]
+TEXT = "It leaves at noon. Or so they say. Who knows. See [2]."
+
+
+def test_sentences_are_cited_with_their_documents_and_the_answer_stays_as_it_is_written(lm):
+    cites = ChatInvariant(model=lm, max_tokens=80, citations=True)
+
+    def asked(**options):
+        return cites.invoke(QUESTION, documents=FOUND, **ended(lm, TEXT), **options)
+
+    answer = asked()
+    assert StrOutputParser().invoke(answer) == answer.text == asked(citations=False).content == TEXT
+    first, second, third = answer.content_blocks[0]["annotations"]
+    url = "https://ostra.example/ferry"
+    assert first == {
+        "type": "citation", "start_index": 0, "end_index": 18, "cited_text": "It leaves at noon.",
+        "url": url, "title": url,
+        "extras": {
+            "id": to_segment(FOUND[0]).content_hash, "metadata": {"source": url, "page": 3}, "document_id": "f-17",
+        },
+    }  # fmt: skip
+    assert ("url" in second, second["title"], "document_id" in second["extras"]) == (False, "town.txt", False)
+    assert ("url" in third, third["title"]) == (False, "Doubts")
+    chunks = list(cites.stream(QUESTION, documents=FOUND, **ended(lm, TEXT)))
+    assert [chunk for chunk in chunks if any("annotations" in each for each in chunk.content)] == [chunks[-1]]
+    again = [[HumanMessage("a"), each, HumanMessage("b")] for each in (answer, AIMessage(answer.text))]
+    assert len({cites.invoke(each, max_tokens=8).text for each in again}) == 1
+    called = cites.bind_tools([search], tool_choice="any", max_tokens=160).invoke(QUESTION)
+    assert (called.content, [block["type"] for block in called.content_blocks]) == ([], ["tool_call"])
+    off = cites.model_copy(update={"citations": False}).bind(citations=True)
+    assert off.invoke(QUESTION, documents=FOUND, **ended(lm, TEXT)).content == answer.content
+
+
+# --- objects --------------------------------------------------------------------------------------------------------
+
+# Random weights end no text by themselves: what has room to go on, goes on until the tokens are used up.
+Word = Annotated[str, Field(max_length=6)]
+
+
+class Place(BaseModel):
+    """A place."""
+
+    name: Word
+    tags: list[Word] = Field(min_length=1, max_length=2)
+    near: Literal["pier", "mill"] | None = None
+
+
+class Pair(TypedDict):
+    """A pair."""
+
+    one: Literal["pier", "mill", "ferry", "lamp", "barge", "salt", "rope", "tide"]
+    two: Literal[1, 2, 3, 4, 5, 6, 7, 8]
+
+
+class Small(BaseModel):
+    number: int
+
+    @field_validator("number")
+    @classmethod
+    def _never(cls, value):
+        raise ValueError("no number will do")
+
+
+@pytest.fixture(scope="module")
+def writer(lm):
+    return ChatInvariant(model=lm, max_tokens=200)
+
+
+@pytest.mark.parametrize(("max_tokens", "temperature"), [(200, 0.0), (200, 1.5), (20, 0.0)])
+def test_a_text_is_an_object_or_says_that_it_ran_out(writer, max_tokens, temperature):
+    model = writer.with_structured_output(
+        Place, include_raw=True, max_tokens=max_tokens, temperature=temperature, seed=1
+    )
+    found = model.invoke(QUESTION, documents=DOCUMENTS)
+    raw, parsed, error = found["raw"], found["parsed"], found["parsing_error"]
+    assert raw.response_metadata["sets"] == [3]
+    if max_tokens == 20:
+        assert (raw.response_metadata["finish_reason"], parsed, type(error)) == ("length", None, IncompleteObject)
+    else:
+        assert (raw.response_metadata["finish_reason"], error) == ("stop", None)
+        assert Place.model_validate_json(raw.content) == parsed
+
+
+@pytest.mark.parametrize("schema", [Pair, Place])
+def test_what_is_cut_off_is_an_error_and_no_dict_with_missing_keys(writer, schema):
+    model = writer.with_structured_output(schema, stopping_criteria=[MaxTimeCriteria(0.0)])
+    for ask in (
+        model.invoke,
+        lambda asked: list(model.stream(asked)),
+        lambda asked: asyncio.run(collected(model.astream(asked))),
+    ):
+        with pytest.raises(IncompleteObject, match="expected a complete JSON text"):
+            ask(QUESTION)
+
+
+def test_what_a_validator_rejects_and_a_schema_that_is_none_are_errors(writer):
+    with pytest.raises(InvalidObject, match="no number will do"):
+        writer.with_structured_output(Small, max_tokens=20).invoke(QUESTION)
+    result = writer.with_structured_output(Small, include_raw=True, max_tokens=20).invoke(QUESTION)
+    assert (result["parsed"], type(result["parsing_error"])) == (None, InvalidObject)
+    schema = {"title": "Bad", "type": "object", "properties": {"a": {"type": "no such type"}}, "required": ["a"]}
+    with pytest.raises(InvalidSchema, match="no such type"):
+        writer.with_structured_output(schema).invoke(QUESTION)
+
+
+def test_documents_of_a_call_are_read_in_every_way_with_and_without_the_raw_message(writer):
+    plain = writer.with_structured_output(Pair)
+    raw = writer.with_structured_output(Pair, include_raw=True)
+    expected = plain.invoke(QUESTION, documents=DOCUMENTS)
+    assert expected != plain.invoke(QUESTION), "the documents make a difference"
+    for way, ask in WAYS.items():
+        if "stream" not in way:
+            assert ask(plain, QUESTION, documents=DOCUMENTS) == expected, way
+            assert ask(raw, QUESTION, documents=DOCUMENTS)["parsed"] == expected, way
+    *_, last = plain.stream(QUESTION, documents=DOCUMENTS)
+    assert last == expected
+    merged = {}
+    for piece in raw.stream(QUESTION, documents=DOCUMENTS):
+        merged |= {name: value for name, value in piece.items() if name != "raw"}
+    assert merged == {"parsed": expected, "parsing_error": None}

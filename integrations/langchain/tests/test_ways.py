@@ -1,0 +1,195 @@
+"""However a model is asked, about whatever order, among what other calls: one answer, and one call for callbacks."""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import pytest
+from invariant_rag import InvariantModel
+from invariant_rag.prompts import mark_set, parse_marked
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.runnables import RunnableLambda
+
+from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
+from langchain_invariant_rag.documents import to_segment
+
+from .models import Departure, Named, Reader, StreamingReader, TextReader, call_text, ended, now, search
+from .shared import DOCUMENTS, ORDERS, QUESTION, WAYS, forwards, joined, said
+
+
+class Heard(BaseCallbackHandler):
+    """What callbacks are told."""
+
+    def __init__(self):
+        self.begun, self.ended, self.text = 0, 0, ""
+
+    def on_chat_model_start(self, serialized, messages, **told):
+        self.begun += 1
+
+    def on_llm_start(self, serialized, prompts, **told):
+        self.begun += 1
+
+    def on_llm_new_token(self, token, *, chunk, **told):
+        self.text += chunk.text
+
+    def on_llm_end(self, response, **told):
+        self.ended += 1
+
+
+class Given(NamedTuple):
+    """What models are made of: two of their kind in memory, and the address of a third one."""
+
+    lm: InvariantModel
+    spoken: InvariantModel
+    url: str
+
+
+def chat(given, **options):
+    return ChatInvariant(**{"model": given.lm, "max_tokens": 8, **options})
+
+
+def talks(given, text, **options):
+    """Return a chat model that writes a text."""
+    return chat(given, model=given.spoken, max_tokens=160, **options).bind(**ended(given.spoken, text))
+
+
+def first_document(text):
+    return re.findall(r"Document: (.*)", text)[0]
+
+
+CITED = f"{DOCUMENTS[1].page_content} {DOCUMENTS[0].page_content}"
+CALL = call_text("Departure", {"vessel": "ferry", "hour": 12})
+THOUGHT = "It is early.\n</think>\n\nAt noon."
+Made = Callable[[Given], Any]
+OURS = {
+    "chat": chat,
+    "chat that streams": lambda given: chat(given, streaming=True),
+    "micro-batched chat": lambda given: chat(given, micro_batching=True),
+    "log-probabilities": lambda given: chat(given, top_logprobs=2),
+    "reasoning": lambda given: talks(given, THOUGHT, template_kwargs={"enable_thinking": True}),
+    "citations": lambda given: talks(given, CITED, citations=True),
+    "calls": lambda given: talks(given, "").bound.bind_tools([search, now], tool_choice="any"),
+    "an object beside tools": lambda given: talks(given, "").bound.bind_tools(
+        [search], response_format=Departure, **ended(given.spoken, CALL)
+    ),
+    "plain branch": lambda given: chat(given, model=given.lm.with_routing(2.0, plain_order="canonical")),
+    "invariant branch": lambda given: chat(given, model=given.lm.with_routing(-2.0, plain_order="canonical")),
+    "chat of a server": lambda given: ChatInvariant(base_url=given.url, max_tokens=16).bind(logprobs=True),
+    "calls of a server": lambda given: ChatInvariant(base_url=given.url, max_tokens=96).bind_tools([now, search]),
+    "completion": lambda given: InvariantLLM(model=given.lm, max_tokens=8),
+    "completion of a server": lambda given: InvariantLLM(base_url=given.url, max_tokens=8),
+}
+WRAPPED = {
+    "a chat model": Reader,
+    "a streaming one": StreamingReader,
+    "one that reports": Named,
+    "one with tools": lambda: Reader().bind_tools([Departure]),
+    "a completion model": TextReader,
+    "a function": lambda: RunnableLambda(first_document),
+}
+OTHERS = {
+    f"{wrap.__name__} of {name}": lambda _, wrap=wrap, make=make: wrap(make())
+    for wrap in (canonical, vote)
+    for name, make in WRAPPED.items()
+}
+MODELS = {**OURS, **OTHERS}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_answer_is_the_same_in_every_way_of_asking_and_every_order(name, lm, spoken, base_url):
+    model, found = MODELS[name](Given(lm, spoken, base_url)), {}
+    one_by_one = {"max_concurrency": 1} if name in OURS else {}  # of what a model writes, it has written a part
+    for (way, ask), order in zip(WAYS.items(), ORDERS, strict=True):
+        heard = Heard()
+        answer = ask(model, QUESTION, {"callbacks": [heard], **one_by_one}, documents=order)
+        found[way] = said(answer)
+        text = getattr(answer, "text", answer)
+        assert text or answer.tool_calls, way
+        if not name.endswith((" of a completion model", " of a function")):  # which are called as what they are
+            calls = 2 if "batch" in way else 1
+            streams = "stream" in way or name == "chat that streams"
+            assert (heard.begun, heard.ended, heard.text) == (calls, calls, calls * text if streams else ""), way
+    assert found == dict.fromkeys(WAYS, found["invoke"])
+
+
+# --- among other calls ----------------------------------------------------------------------------------------------
+
+LONG = 1500
+PROMPTS = [f"{QUESTION} {number * 'and '}" for number in range(6)]
+
+
+@pytest.mark.parametrize("micro_batching", [False, True])
+@pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])
+@pytest.mark.parametrize("streams", [False, True])
+def test_concurrent_calls_answer_as_they_do_alone_and_micro_batches_are_decoded_together(
+    lm, kind, streams, micro_batching
+):
+    model = kind(model=lm, max_tokens=12, micro_batching=micro_batching)
+
+    def ask(prompt):
+        return (
+            joined(model.stream(prompt, documents=DOCUMENTS)) if streams else model.invoke(prompt, documents=DOCUMENTS)
+        )
+
+    alone = list(map(ask, PROMPTS))
+    pause = lm.model.register_forward_hook(lambda *_: time.sleep(0.005))  # for the others to get in line
+    with forwards(lm) as shapes, ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(ask, PROMPTS))
+    pause.remove()
+    texts = [[getattr(each, "content", each) for each in answers] for answers in (alone, together)]
+    assert texts[0] == texts[1]
+    assert (max(rows for rows, _ in shapes) > 1) == micro_batching
+    if kind is ChatInvariant:
+        assert (False in {each.response_metadata.get("bitwise") for each in together}) == micro_batching
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_the_prompts_of_one_call_are_decoded_in_batches_of_a_size_and_are_the_same_texts(lm, size):
+    prompts = [f"{mark_set(map(to_segment, DOCUMENTS))}{QUESTION}", "a", f"{mark_set('ab')}Who?", "What is it?", "b"]
+    alone = [lm.generate(parse_marked(prompt), max_new_tokens=8).text for prompt in prompts]
+    llm = InvariantLLM(model=lm, max_tokens=8, batch_size=size)
+    with forwards(lm) as shapes:
+        assert llm.batch(prompts) == alone
+    assert max(rows for rows, _ in shapes) == min(size, len(prompts))
+    assert asyncio.run(llm.abatch(prompts)) == alone
+
+
+async def read(stream):
+    async for _ in stream:
+        pass
+
+
+async def test_the_loop_goes_on_while_a_model_generates(lm):
+    chat = ChatInvariant(model=lm, max_tokens=100)
+    for work in (chat.ainvoke(QUESTION), read(chat.astream(QUESTION))):
+        task, ticks = asyncio.ensure_future(work), 0
+        while not task.done():
+            await asyncio.sleep(0.001)
+            ticks += 1
+        await task
+        assert ticks > 10
+
+
+@pytest.mark.parametrize("leaves", ["a call", "a stream", "a stream whose text is held back"])
+async def test_who_leaves_stops_the_model(lm, leaves):
+    chat = ChatInvariant(model=lm, max_tokens=LONG)
+    whole = (await chat.ainvoke(QUESTION, max_tokens=300)).text
+    with forwards(lm) as shapes:
+        if leaves == "a stream":
+            stream = chat.astream(QUESTION)
+            await anext(stream)
+            await stream.aclose()
+        else:
+            # Every text so far may become the stop sequence, so the first piece comes when nearly all is written.
+            held_back = chat.astream(QUESTION, max_tokens=300, stop=[f"{whole}never"])
+            task = asyncio.ensure_future(chat.ainvoke(QUESTION) if leaves == "a call" else anext(held_back))
+            while len(shapes) < 5:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await chat.ainvoke(QUESTION, max_tokens=1)  # waits until the model is free
+        assert len(shapes) < 150

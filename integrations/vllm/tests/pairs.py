@@ -1,0 +1,62 @@
+"""A model in this process and the same on vLLM, whose answers are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from invariant_rag import Generation, InvariantModel, Prompt, Segment
+from invariant_rag.testing.rounding import rounding
+
+from tests.documents import documents, question
+from vllm_invariant_rag import VLLMBackend
+
+LENGTH: dict[str, Any] = {"max_new_tokens": 16, "min_new_tokens": 16}
+
+
+@cache
+def most_moved() -> float:
+    """How far rounding may move a log-probability: of the methods that weight keys, whose answers it moves most."""
+    lm = InvariantModel.from_pretrained(ordering="lexical")
+    return max(
+        rounding(lm.with_method(name, ordering="lexical").generate, ask(lm, documents(10, 10)), **LENGTH)
+        for name in ("ape", "structured")
+    )
+
+
+def ask(lm: InvariantModel, segments: Sequence[Segment], asked: str | None = None) -> Prompt:
+    return lm.chat_prompt(asked or question(list(segments)), list(segments))
+
+
+def moved(ours: Generation, theirs: Generation) -> float:
+    """How far log-probabilities are apart, where all else is the same. Another method moves them by 0.1 and more."""
+    assert (ours.token_ids, ours.text) == (theirs.token_ids, theirs.text)
+    assert (ours.finish_reason, ours.order) == (theirs.finish_reason, theirs.order)
+    return max(abs(a - b) for a, b in zip(ours.logprobs, theirs.logprobs, strict=True))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The embedded model, with documents by `lexical`, here and on vLLM."""
+
+    here: InvariantModel
+    there: VLLMBackend
+
+    def using(self, method: str, ordering: str = "lexical") -> Pair:
+        here, there = (each.with_method(method, ordering=ordering) for each in (self.here, self.there))
+        return replace(self, here=here, there=there)
+
+    def prompt(self, seed: int, count: int = 6) -> Prompt:
+        return ask(self.here, documents(count, seed))
+
+    def alike(self, *prompts: Prompt, **options: Any) -> list[Generation]:
+        """All prompts at once on vLLM, and one by one here, give the same; 16 tokens, if nothing else is told."""
+        options = {**LENGTH, **options}
+        answers = self.there.generate(prompts, **options)
+        for prompt, answer in zip(prompts, answers, strict=True):
+            far = moved(answer, self.here.generate(prompt, **options))
+            is_longer = options["max_new_tokens"] > 16  # and may be moved further: how far is computed where it matters
+            assert far < most_moved() or (is_longer and far < rounding(self.here.generate, prompt, **options))
+        return answers
