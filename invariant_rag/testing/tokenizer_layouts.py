@@ -157,14 +157,12 @@ _THINK = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>
 _SPM = ("<s>", "</s>")
 _SPM_ROLES: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
 _GEMMA = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
+_GEMMA_ROLES: dict[str, Any] = {"bos_token": "<bos>", "eos_token": "<eos>"}
 
 
 def _gemma(**options: bool) -> TokenizerLayout:
-    pieces, roles = (
-        partial(_byte_fallback, _GEMMA, legacy=False, **options),
-        {"bos_token": "<bos>", "eos_token": "<eos>"},
-    )
-    return _layout(_template("gemma"), _GEMMA[:2], _GEMMA[2:], algorithm=pieces, **roles)
+    pieces = partial(_byte_fallback, _GEMMA, legacy=False, **options)
+    return _layout(_template("gemma"), _GEMMA[:2], _GEMMA[2:], algorithm=pieces, **_GEMMA_ROLES)
 
 
 def _joined(left: str, right: str) -> tuple[str, ...]:
