@@ -182,7 +182,7 @@ FOUND = {
 """Texts with marks, the sets in them, and whether somebody is warned."""
 
 
-@pytest.mark.parametrize("text", FOUND)
+@pytest.mark.parametrize("text", FOUND, ids=range(len(FOUND)))  # marks have a key of the process
 def test_marks_that_arrive_whole_are_a_set_and_others_raise_a_warning(llm: InvariantLLM, text: str) -> None:
     response, messages = caught(llm.complete, text + QUERY)
     assert (response.raw["sets"], bool(messages)) == FOUND[text]
