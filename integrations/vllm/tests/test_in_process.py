@@ -139,6 +139,10 @@ def test_a_stream_is_the_text_of_generate_and_a_closed_one_ends_its_request(pair
     next(closed)
     closed.close()
     pair.alike(pair.prompt(90))
+    prepared = pair.there.prepare_to_generate(pair.prompt(90), 600)
+    request = pair.there._request(prepared, {"max_tokens": 600, "n": 1, "logprobs": 0, "ignore_eos": True})
+    ((cut,),) = pair.there._engine.complete([request], stopped=lambda: True)
+    assert cut.token_ids == []
     assert not pair.there._engine._engine.has_unfinished_requests()  # type: ignore[attr-defined]
 
 
