@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from invariant_rag.attention import BACKENDS
 from invariant_rag.checks import MOST_CALLS, check_name, check_number, check_real, check_text
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.methods import check_method_and_ordering
-from invariant_rag.models.devices import check_device
+from invariant_rag.models.devices import DType, check_device
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
@@ -35,7 +35,6 @@ ENSEMBLES: dict[str, tuple[str, dict[str, Any]]] = {
 """Class of every ensemble in `invariant_rag.ensembles`, with its arguments, by its name on the command line."""
 INTERVENTIONS = ("hidden-scaling", "ms-poe")
 """Names of `invariant_rag.interventions.INTERVENTIONS`, which imports PyTorch: that takes seconds."""
-DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": dict(zip(_SIZES, (64, 128, 4, 2, 2), strict=True)),

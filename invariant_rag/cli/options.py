@@ -11,15 +11,14 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 from invariant_rag.checks import MOST_CALLS
+from invariant_rag.models import devices
 
 Model = Annotated[str | None, typer.Option(help="Model id or folder.", show_default="the embedded model")]
 Method = Annotated[str, typer.Option(help="See `invariant-rag methods`.")]
 Ordering = Annotated[
     str | None, typer.Option(help="See `invariant-rag orderings`.", show_default="the method's default")
 ]
-DType = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16", "float64"], typer.Option(help="As in transformers.")
-]
+DType = Annotated[devices.DType, typer.Option(help="As in transformers.")]
 DeviceMap = Annotated[str, typer.Option(help="As in transformers: auto spreads a large model over all devices.")]
 Overflow = Annotated[
     Literal["error", "drop_last", "trim_segments"],

@@ -1,11 +1,12 @@
-"""Devices by name, checked before transformers is imported."""
+"""Devices and types of numbers by name, checked before transformers is imported."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from invariant_rag.errors import InvalidChoice
 
+DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")  # device maps that spread a model over devices
 
 

@@ -13,6 +13,7 @@ from invariant_rag.api_models import STRATEGIES
 from invariant_rag.checks import check_real
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.methods import METHODS
+from invariant_rag.models.devices import DType
 from invariant_rag.orderings import ORDERINGS, Relevance
 from invariant_rag.shown import reason, shown
 
@@ -57,7 +58,7 @@ class EngineConfig:
     overflow: Literal["error", "drop_last", "trim_segments"] = _option(
         "error", "What to do with prompts that are longer than the context window."
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = _option("auto", "As in transformers.")
+    dtype: DType = _option("auto", "As in transformers.")  # noqa: RUF009 - a field
     device_map: str = _option("auto", "As in transformers: auto spreads a large model over all devices.")
     deterministic: bool = _option(
         False, "Read and decode prompts one by one: slower under load, but other requests change no bit."

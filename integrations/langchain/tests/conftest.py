@@ -1,14 +1,12 @@
 """Tiny random models: what they write means nothing, and is the same for every order of the segments."""
 
 import os
-import threading
-import time
 
 import pytest
 import torch
 from invariant_rag import InvariantModel
 from invariant_rag.server import InProcess, Settings, create_app
-from invariant_rag.server.serving import server_of
+from invariant_rag.server.serving import in_thread, server_of
 from invariant_rag.testing import toy_tokenizer
 from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
@@ -45,14 +43,8 @@ def embedded():
 @pytest.fixture(scope="session")
 def base_url(embedded):
     """The address of a running server."""
-    server = server_of(create_app(InProcess(embedded, "small")), Settings(), "127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.005)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
-    server.should_exit = True
-    thread.join(20)
+    with in_thread(server_of(create_app(InProcess(embedded, "small")), Settings(), "127.0.0.1", 0)) as url:
+        yield f"{url}/v1"
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ import asyncio
 import re
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import permutations
@@ -21,7 +19,7 @@ from invariant_rag import InvariantModel, KeyValueCache, Segment
 from invariant_rag.errors import ContextOverflow, RemoteError, UnsupportedCombination
 from invariant_rag.prompts import mark
 from invariant_rag.server import InProcess, Settings, create_app
-from invariant_rag.server.serving import server_of
+from invariant_rag.server.serving import in_thread, server_of
 from invariant_rag.testing.ordinary_prompts import ORDINARY
 from llama_index.core import Document, StorageContext, VectorStoreIndex
 from llama_index.core.base.llms.types import ChatMessage, CitationBlock
@@ -157,14 +155,8 @@ def embedded() -> InvariantModel:
 @pytest.fixture(scope="module")
 def base_url(embedded: InvariantModel) -> Iterator[str]:
     engine = InProcess(embedded, "small", caches={"": KeyValueCache()})
-    server = server_of(create_app(engine), Settings(), "127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.005)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
-    server.should_exit = True
-    thread.join(20)
+    with in_thread(server_of(create_app(engine), Settings(), "127.0.0.1", 0)) as url:
+        yield f"{url}/v1"
 
 
 @pytest.fixture(scope="module")
