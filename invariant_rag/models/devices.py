@@ -11,7 +11,7 @@ _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")  # device maps th
 
 
 def check_device(device_map: Any, name: str = "device_map") -> None:
-    """Refuse the name of a device that this machine does not have, before anything is loaded; other maps are taken.
+    """Refuse a device that this machine does not have, before anything is loaded; device maps are not checked.
 
     Raises:
         InvalidChoice: There is no such device.
