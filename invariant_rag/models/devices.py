@@ -1,4 +1,4 @@
-"""Devices and types of numbers by name, checked before transformers is imported."""
+"""The names of dtypes, and the check of a device's name before transformers is imported."""
 
 from __future__ import annotations
 
