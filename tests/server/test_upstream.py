@@ -74,6 +74,12 @@ def test_every_order_makes_one_request_and_the_answer_is_that_of_the_sorted_docu
     assert any("one order" in warning for warning in replies[0]["invariant"]["warnings"])
 
 
+def test_a_toy_behind_a_gateway_is_one_before_it(gateway: openai.OpenAI, http: httpx.Client) -> None:
+    """As the embedded model's server says; an API that says nothing has none."""
+    cards = [gateway.models.retrieve("small").to_dict(), http.get("/v1/models/far").json()]
+    assert [each["toy"] for each in cards] == [True, False]
+
+
 @pytest.mark.parametrize("options", [{"logprobs": True}, {"stop": ["hit"]}, {"temperature": 2.0, "seed": 3, "n": 2}])
 def test_a_stream_is_the_whole_answer_in_pieces(options: dict[str, Any], gateway: openai.OpenAI) -> None:
     whole = ask(gateway, FLAGS, max_tokens=8, **options)
