@@ -47,7 +47,7 @@ def api() -> Iterator[ScriptedAPI]:
 @pytest.fixture(scope="module")
 def http(api: ScriptedAPI) -> Iterator[httpx.Client]:
     """A client of a gateway before an API whose answers the test writes."""
-    engine = Upstream(api.url, "far", key="key-of-the-gateway", votes=3, timeout=1.0)
+    engine = Upstream(api.url, "far", key="key-of-the-gateway", votes=3, timeout=3.0)
     with client_of(engine, Settings(timeout=20)) as client:
         yield client
 
@@ -151,7 +151,7 @@ TOO_LONG = refusal("8 tokens", code="context_length_exceeded")
         (Answer(400, refusal("seed: too odd", param="seed")), 400, "upstream_refused", "seed: too odd"),
         (Answer(400, refusal("Bad key key-of-the-gateway.")), 400, "upstream_refused", "Bad key [key]."),
         (Answer(400, TOO_LONG), 400, "context_length_exceeded", "8 tokens"),
-        (Answer(200, completion(), seconds=2), 504, "deadline_exceeded", "in time"),
+        (Answer(200, completion(), seconds=20), 504, "deadline_exceeded", "in time"),
     ],
 )
 def test_what_the_api_answers_is_told_in_our_words(
