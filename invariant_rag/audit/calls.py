@@ -7,6 +7,8 @@ import inspect
 import os
 import re
 import threading
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -15,7 +17,7 @@ from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.errors import AuditFailed
+from invariant_rag.errors import AuditFailed, ToyModelWarning
 
 if TYPE_CHECKING:
     import httpx
@@ -71,7 +73,13 @@ class Endpoint:
         import httpx
 
         headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY_VARIABLE)) else {}
-        return httpx.Client(base_url=self.url.rstrip("/"), headers=headers, timeout=SECONDS)
+        client = httpx.Client(base_url=self.url.rstrip("/"), headers=headers, timeout=SECONDS)
+        weakref.finalize(self, client.close)  # its connections are kept between calls
+        return client
+
+    @cached_property
+    def _listed(self) -> Any:
+        return self._send("GET", "/models")["data"]
 
     @cached_property
     def served(self) -> str:
@@ -79,10 +87,17 @@ class Endpoint:
         if self.model is not None:
             return self.model
         try:
-            return str(self._send("GET", "/models")["data"][0]["id"])
+            return str(self._listed[0]["id"])
         except (ServerError, LookupError, TypeError) as error:
             hint = "Is it running? If it lists none, name one: --model, or Endpoint(url, model)."
             raise AuditFailed(f"{self.url} lists no model: {error}", hint=hint) from error
+
+    @cached_property
+    def toy(self) -> bool:
+        """Whether the server says that the embedded toy model answers. One that lists no models says nothing."""
+        with suppress(ServerError, AuditFailed, LookupError, TypeError, AttributeError):
+            return any(each.get("toy") is True for each in self._listed if each["id"] == self.served)
+        return False
 
     def complete(self, text: str) -> Reply:
         """Send one message of a user; raise `ServerError` without an answer, `AuditFailed` for a wrong key or model."""
@@ -115,6 +130,21 @@ class Endpoint:
             return response.json()
         except ValueError as error:
             raise ServerError(f"expected JSON: {said}") from error
+
+
+def is_url(value: Any) -> bool:
+    """Return whether a value is the address of a server."""
+    return isinstance(value, str) and value.startswith(("http://", "https://"))
+
+
+def as_endpoint(value: Any) -> Endpoint | None:
+    """Return an endpoint, or that of a URL; None for anything else. Warn where the embedded toy model answers."""
+    endpoint = Endpoint(value) if is_url(value) else value
+    if not isinstance(endpoint, Endpoint):
+        return None
+    if endpoint.toy:
+        warnings.warn(ToyModelWarning(), stacklevel=2)
+    return endpoint
 
 
 @dataclass(frozen=True)

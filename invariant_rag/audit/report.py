@@ -14,7 +14,7 @@ from invariant_rag.audit.folder import RESULT
 from invariant_rag.audit.grading import RIGHT, SAME_MEANING
 from invariant_rag.audit.result import ABOUT
 from invariant_rag.audit.screen import CALLS
-from invariant_rag.errors import InvalidChoice
+from invariant_rag.errors import InvalidChoice, ToyModelWarning
 from invariant_rag.files import encode_json, write_file
 from invariant_rag.shown import clean, counted, shown
 
@@ -46,6 +46,7 @@ def p_value(p: float) -> str:
 def advise(audit: Audit) -> list[tuple[str, str]]:
     """Return title and text of each paragraph that a report begins with."""
     found = [("Finding", _finding(audit)), ("Today", _today(audit)), ("Recommendation", _recommendation(audit))]
+    found += [("First call", audit.sent)] if audit.screen.alike else []
     notes = " ".join([*_about_grading(audit), *_about_calls(audit)])
     return [*found, ("To know", notes)] if notes else found
 
@@ -91,7 +92,7 @@ def _recommendation(audit: Audit) -> str:
     compared = sorted(((each.gain, each) for each in audit.comparisons if each.gain), key=lambda pair: -pair[0].value)
     if audit.screen.alike:
         said = shown(audit.asked[0].answers[0].text)
-        return f"Look at the call first: every answer was the same, {said}. Does it read these documents?"
+        return f"Look at the call first, below: every answer was the same, {said}. Does it hold the documents?"
     if compared and compared[0][1].is_better:
         return f"Use {_named(*compared[0])}."
     if audit.screen.outcome == "order does not matter":
@@ -152,6 +153,8 @@ def _about_grading(audit: Audit) -> list[str]:
 
 def _about_calls(audit: Audit) -> list[str]:
     found, screen, errors = [], audit.screen, audit.measures["errors"]
+    if audit.toy:
+        found.append(f"This audit was {ToyModelWarning()}")
     if not screen.repeated and screen.within:
         changed = f"{screen.within:.1%} of the outcomes change with a space that cannot matter"
         hides = "a cache or a fixed seed hides noise, which was counted all the same"

@@ -27,12 +27,13 @@ from invariant_rag.checks import require_extra
 from invariant_rag.errors import AuditFailed, InvalidChoice, InvalidQuestion, UnsupportedCombination
 from invariant_rag.files import LineFile, encode_json, write_file
 from invariant_rag.segments import Segment
-from invariant_rag.shown import counted
+from invariant_rag.shown import counted, shortened
 
 Questions = str | Path | Iterable[Question | Mapping[str, Any]]
 OnStep = Callable[[str], object]
 
 PROBED = 3  # questions asked with other texts, if no order ever changes an outcome: does the system read its documents?
+LONGEST_INPUT = 1000  # characters of what was sent that are shown
 
 
 def audit(
@@ -116,7 +117,8 @@ def audit(
         compared = running.compare(screened)
     date = datetime.now(UTC).isoformat(timespec="seconds")
     facts = (len(running.answers), len(ordered), len(asked) - len(ordered), grader.judge, grader.embeds)
-    result = Audit(called, date, chosen, screened, tuple(running.asked), tuple(compared), *facts)
+    sent = running.first_input() if screened.alike else ""
+    result = Audit(called, date, chosen, screened, tuple(running.asked), tuple(compared), *facts, wrapped.toy, sent)
     if folder is not None:
         write_report(result, folder)
     return result
@@ -184,10 +186,17 @@ class _Running:
         if len(set(before)) == 1:
             return True
         raise AuditFailed(
-            "the system does not read the documents it is given: with other texts in them it answers the same",
+            "the system does not read the documents it is given: with other texts in them it answers the same. "
+            f"The first call was: {self.first_input()}",
             hint="Of a chain that retrieves, give the part behind the retriever; or say with to_input= what it is "
             "called with. If a model knows these answers by heart, ask what only the documents say.",
         )
+
+    def first_input(self) -> str:
+        """Return what the system was called with first, without its middle."""
+        call = self.calls[0][FIRST]
+        made = self.system.sent(call.question, call.segments)
+        return shortened(made if isinstance(made, str) else repr(made), LONGEST_INPUT)
 
     def compare(self, found: Screen) -> list[Comparison]:
         """Ask all planned questions with remedies and as today, if the order matters or remedies were asked for."""

@@ -13,9 +13,10 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.calls import Endpoint, Reply, settle
+from invariant_rag.audit.calls import Reply, as_endpoint, settle
 from invariant_rag.checks import check_stops
 from invariant_rag.errors import AuditFailed, UnsupportedCombination
+from invariant_rag.models.embedded import is_toy
 from invariant_rag.prompts import DEFAULT_SYSTEM, mark
 from invariant_rag.segments import Segment, document_rendering, plain_rendering
 
@@ -42,13 +43,15 @@ _MARKED_TEXT_MODELS = (  # what `canonical` and `vote` return: they order the se
 
 @dataclass(frozen=True)
 class System:
-    """A system under audit: its name in reports, and what calls it with a question and its segments in an order.
+    """A system under audit: its name in reports, what asks it about segments in an order, and what is `sent` then.
 
-    Methods can be tried on an `InvariantModel` behind it. It may have a retriever of its own.
+    Methods can be tried on an `InvariantModel` behind it. It may have a retriever of its own, or be the embedded toy.
     """
 
     name: str
     ask: Ask
+    sent: MakeInput
+    toy: bool = False
     lm: InvariantModel | None = None
     message: str | None = None
     retrieve: Retrieve | None = None
@@ -112,11 +115,6 @@ def as_reply(said: Any, tokens: int | None = None) -> Reply:
     raise AuditFailed(f"{expected}; got {what}", hint="Return a string, or a Reply with its tokens.")
 
 
-def is_url(value: Any) -> bool:
-    """Return whether a value is the address of a server."""
-    return isinstance(value, str) and value.startswith(("http://", "https://"))
-
-
 def loaded(module: str, *names: str) -> tuple[Any, ...]:
     """Return the classes of a module if the module is imported, as a tuple for isinstance."""
     found = (getattr(sys.modules.get(module), name, None) for name in names)
@@ -152,7 +150,12 @@ def _of_our_model(system: Any, generation: Mapping[str, Any]) -> System | None:
     said = "".join(f", {key}={value}" for key, value in sorted(generation.items()))
     said += "" if message is None else f", system={message!r}"
     name = f"{lm.name} ({lm.method.name}, {lm.ordering!r}, {lm.backend.name}{said})"
-    return System(name, lm_ask_function(lm, message, generation), lm, message, retrieve, generation)
+
+    def sent(question: Question, segments: Sequence[Segment]) -> str:
+        return str(lm.tokenizer.decode(lm.prepare(lm.chat_prompt(question.text, segments, message)).input_ids))
+
+    ask, toy = lm_ask_function(lm, message, generation), is_toy(lm.name)
+    return System(name, ask, sent, toy, lm, message, retrieve, generation)
 
 
 def lm_ask_function(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> Ask:
@@ -172,11 +175,11 @@ def lm_ask_function(lm: InvariantModel, message: str | None, generation: Mapping
 
 
 def _of_url(system: Any, to_input: ToInput | None) -> System | None:
-    endpoint = Endpoint(system) if is_url(system) else system
-    if not isinstance(endpoint, Endpoint):
+    endpoint = as_endpoint(system)
+    if endpoint is None:
         return None
     _refuse(to_input, "to_input", "an endpoint, which is sent a message")
-    return System(f"{endpoint.served} at {endpoint.url}", _ask(endpoint.complete, [_as_text]))
+    return _system(f"{endpoint.served} at {endpoint.url}", endpoint.complete, [_as_text], toy=endpoint.toy)
 
 
 def _of_langchain(system: Any, to_input: ToInput | None) -> System | None:
@@ -184,7 +187,7 @@ def _of_langchain(system: Any, to_input: ToInput | None) -> System | None:
         return None
     is_chain = to_input is None and not _is_language_model(system) and not _takes_marks(system)
     makes = _inputs(system) if is_chain else [_text_maker(system, to_input)]
-    return System(system.get_name(), _ask(system.invoke, makes))
+    return _system(system.get_name(), system.invoke, makes)
 
 
 def _of_llama_index(system: Any, to_input: ToInput | None) -> System | None:
@@ -217,7 +220,7 @@ def _of_llama_index(system: Any, to_input: ToInput | None) -> System | None:
         async def call(text: Any) -> Any:
             return await system.run(user_msg=text)
 
-    return None if call is None else System(name, _ask(call, [make], str), **more)
+    return None if call is None else _system(name, call, [make], str, **more)
 
 
 def _of_callable(system: Any, to_input: ToInput | None) -> System | None:
@@ -226,12 +229,18 @@ def _of_callable(system: Any, to_input: ToInput | None) -> System | None:
     module = getattr(system, "__module__", None) or "__main__"  # of code that is executed, None
     name = f"{module}.{getattr(system, '__qualname__', type(system).__qualname__)}".removeprefix("__main__.")
     if to_input is not None:
-        return System(name, _ask(system, [_text_maker(system, to_input)]))
-    return System(name, _ask(lambda made: system(*made[0], **made[1]), _arguments(system)))
+        return _system(name, system, [_text_maker(system, to_input)])
+    return _system(name, lambda made: system(*made.args, **made.kwargs), _arguments(system))
 
 
-def _ask(call: Callable[[Any], Any], makes: Sequence[MakeInput], read: Callable[[Any], Any] = lambda said: said) -> Ask:
-    """Return what calls a system with the first input that it takes, and finds the answer in what it returns."""
+def _system(
+    name: str,
+    call: Callable[[Any], Any],
+    makes: Sequence[MakeInput],
+    read: Callable[[Any], Any] = lambda said: said,
+    **more: Any,
+) -> System:
+    """Return a system that is called with the first input that it takes, and whose answer is in what it returns."""
     known = list(makes)
 
     def ask(question: Question, segments: Sequence[Segment]) -> Reply:
@@ -246,7 +255,10 @@ def _ask(call: Callable[[Any], Any], makes: Sequence[MakeInput], read: Callable[
         known[:] = [make]
         return as_reply(read(said))
 
-    return ask
+    def sent(question: Question, segments: Sequence[Segment]) -> Any:
+        return known[0](question, segments)
+
+    return System(name, ask, sent, **more)
 
 
 def _takes_marks(system: Any) -> bool:
@@ -332,7 +344,7 @@ def _annotated(segments: Sequence[Segment], annotation: str) -> Any:
 
 
 def _arguments(function: Any) -> list[MakeInput]:
-    """Return what makes the positional and named arguments of a function, by its signature; the first that it takes.
+    """Return what makes the arguments of a function, by its signature; of several, the first that it takes.
 
     Two parameters are question and segments, in this order unless their names say otherwise; one is a text with both,
     or a mapping if it is annotated as one or refuses the text. Segments are texts where the annotation has `str`.
@@ -343,7 +355,7 @@ def _arguments(function: Any) -> list[MakeInput]:
         signature = inspect.signature(lambda *_: _)
     named = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     if any(each.kind is each.VAR_POSITIONAL for each in named):
-        return [lambda question, segments: ((question.text, segments), {})]
+        return [lambda question, segments: signature.bind_partial(question.text, segments)]
     wanted = [each for each in named if each.default is each.empty]
     if len(wanted) == 1:  # a second parameter with a default, which is named as documents are, takes them
         wanted += [each for each in named if each not in wanted and each.name in CONTEXT_NAMES][:1]
@@ -351,10 +363,10 @@ def _arguments(function: Any) -> list[MakeInput]:
         names = [each.name for each in wanted]
         raise UnsupportedCombination(f"expected a function of question and segments, got one of {names}", hint=_WRAP)
 
-    def bound(*values: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def bound(*values: Any) -> inspect.BoundArguments:
         arguments = signature.bind_partial()
         arguments.arguments.update(zip((each.name for each in wanted), values, strict=True))
-        return arguments.args, arguments.kwargs
+        return arguments
 
     def mapping(question: Question, segments: Sequence[Segment]) -> Any:
         texts = list(map(plain_rendering, segments))
