@@ -7,7 +7,6 @@ import inspect
 import os
 import re
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.errors import AuditFailed, ToyModelWarning
+from invariant_rag.errors import AuditFailed
 
 if TYPE_CHECKING:
     import httpx
@@ -28,7 +27,6 @@ SECONDS = 120.0  # that the server may take
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before the second try, and at most, unless an error names more
 HOPELESS = 10  # calls that fail, without a single answer, before an audit stops
 LONGEST_ERROR = 300  # characters of an error that are kept: a server may answer with a page
-
 _WRONG_INPUT = "Call it once. If its input is wrong, say what it takes: to_input=lambda question, segments: ..."
 
 Progress = Callable[..., AbstractContextManager[Callable[[], None]]]
@@ -78,16 +76,12 @@ class Endpoint:
         return client
 
     @cached_property
-    def _listed(self) -> Any:
-        return self._send("GET", "/models")["data"]
-
-    @cached_property
     def served(self) -> str:
         """Name of the model that is asked."""
         if self.model is not None:
             return self.model
         try:
-            return str(self._listed[0]["id"])
+            return str(self._send("GET", "/models")["data"][0]["id"])
         except (ServerError, LookupError, TypeError) as error:
             hint = "Is it running? If it lists none, name one: --model, or Endpoint(url, model)."
             raise AuditFailed(f"{self.url} lists no model: {error}", hint=hint) from error
@@ -96,7 +90,8 @@ class Endpoint:
     def toy(self) -> bool:
         """Whether the server says that the embedded toy model answers. One that lists no models says nothing."""
         with suppress(ServerError, AuditFailed, LookupError, TypeError, AttributeError):
-            return any(each.get("toy") is True for each in self._listed if each["id"] == self.served)
+            cards = self._send("GET", "/models")["data"]
+            return any(each["id"] == self.served and each.get("toy") is True for each in cards)
         return False
 
     def complete(self, text: str) -> Reply:
@@ -137,16 +132,6 @@ def is_url(value: Any) -> bool:
     return isinstance(value, str) and value.startswith(("http://", "https://"))
 
 
-def as_endpoint(value: Any) -> Endpoint | None:
-    """Return an endpoint, or that of a URL; None for anything else. Warn where the embedded toy model answers."""
-    endpoint = Endpoint(value) if is_url(value) else value
-    if not isinstance(endpoint, Endpoint):
-        return None
-    if endpoint.toy:
-        warnings.warn(ToyModelWarning(), stacklevel=2)
-    return endpoint
-
-
 @dataclass(frozen=True)
 class Answer:
     """What came of one call: no text if every try failed; seconds with all tries, and the error of each that failed."""
@@ -156,6 +141,9 @@ class Answer:
     tokens: int | None = None
     seconds: float = 0.0
     errors: tuple[str, ...] = ()
+
+
+Job = tuple[str, Callable[[], Reply]]  # a call: its key, and the function that makes it
 
 
 def call(key: str, function: Callable[[], Reply], retries: int = 3) -> Answer:
@@ -189,18 +177,13 @@ def call(key: str, function: Callable[[], Reply], retries: int = 3) -> Answer:
 
 
 def make_calls(
-    calls: Sequence[tuple[str, Callable[[], Reply]]],
-    on_answer: Callable[[Answer], object],
-    *,
-    retries: int,
-    workers: int,
-    answered: bool = False,
+    calls: Sequence[Job], on_answer: Callable[[Answer], object], *, retries: int, workers: int, answered: bool = False
 ) -> None:
     """Make calls by key in threads, and pass on one answer at a time. Stop where nothing is ever `answered`."""
     stopped, lock = threading.Event(), threading.Lock()
     failed = 0
 
-    def make(each: tuple[str, Callable[[], Reply]]) -> None:
+    def make(each: Job) -> None:
         nonlocal answered, failed
         if stopped.is_set():
             return

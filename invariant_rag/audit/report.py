@@ -55,24 +55,20 @@ def _finding(audit: Audit) -> str:
     screen, margin = audit.screen, 100 * audit.screen.margin
     asked = counted(screen.asked, "question")
     early = f" The audit stopped after {asked} of {audit.planned:,}." if screen.asked < audit.planned else ""
-    measured = (
-        f"between orders {screen.between:.1%} of the outcomes differ, in one order {screen.within:.1%}, "
-        f"net sensitivity {points(screen.net)} ({p_value(screen.p)}, {asked})."
-    )
+    differ = f"between orders {screen.between:.1%} of the outcomes differ, in one order {screen.within:.1%}"
+    measured = f"{differ}, net sensitivity {points(screen.net)} ({p_value(screen.p)}, {asked})."
     if screen.outcome == "order matters":
         return f"The order matters: {measured}{early}"
     if screen.outcome == "order does not matter":
+        below = f"below {100 * screen.bound:.1f} with 95% confidence; the margin is {margin:g} ({asked})"
         return (
-            f"The order does not matter: net sensitivity is {100 * screen.net.value:+.1f} points, and below "
-            f"{100 * screen.bound:.1f} with 95% confidence; the margin is {margin:g} ({asked}).{early}"
+            f"The order does not matter: net sensitivity is {100 * screen.net.value:+.1f} points, and {below}.{early}"
         )
     if screen.alike:
         alike = f"all answers are the same, with other texts in the documents, too ({asked})"
         return f"Cannot tell yet: {alike}. A system that does not read its documents answers like that."
-    return (
-        f"Cannot tell yet: {measured} Ask about {screen.more:,} questions more, "
-        f"{counted(CALLS * screen.more, 'call')}, or set a wider margin than {margin:g} points."
-    )
+    more = f"{screen.more:,} questions more, {counted(CALLS * screen.more, 'call')}"
+    return f"Cannot tell yet: {measured} Ask about {more}, or set a wider margin than {margin:g} points."
 
 
 def _today(audit: Audit) -> str:
@@ -81,10 +77,8 @@ def _today(audit: Audit) -> str:
         return "No gold answers are known, so no answer is right or wrong: only what changes was measured."
     today, orders, worst = measures["accuracy_today"], measures["accuracy_over_orders"], measures.get("worst_slot")
     slot = f"; with the answer in the worst part of the prompt {percent(worst)}" if worst else ""
-    return (
-        f"In the order that your retriever gives, {percent(today)} of the answers are right; in random orders "
-        f"{percent(orders)}{slot}."
-    )
+    others = f"in random orders {percent(orders)}{slot}"
+    return f"In the order that your retriever gives, {percent(today)} of the answers are right; {others}."
 
 
 def _recommendation(audit: Audit) -> str:
@@ -152,9 +146,8 @@ def _about_grading(audit: Audit) -> list[str]:
 
 
 def _about_calls(audit: Audit) -> list[str]:
-    found, screen, errors = [], audit.screen, audit.measures["errors"]
-    if audit.toy:
-        found.append(f"This audit was {ToyModelWarning()}")
+    found = [f"This audit was {ToyModelWarning()}"] if audit.toy else []
+    screen, errors = audit.screen, audit.measures["errors"]
     if not screen.repeated and screen.within:
         changed = f"{screen.within:.1%} of the outcomes change with a space that cannot matter"
         hides = "a cache or a fixed seed hides noise, which was counted all the same"
@@ -202,11 +195,8 @@ def write_report(audit: Audit, folder: Path) -> None:
 def measure_rows(audit: Audit) -> list[tuple[str, str, str]]:
     """Return name, value and meaning of each measure that is known."""
     special = {"calls": lambda each: f"{each.value:g}", "net_sensitivity": points}
-    return [
-        (name.replace("_", " "), special.get(name, percent)(audit.measures[name]), about)
-        for name, about in ABOUT.items()
-        if name in audit.measures
-    ]
+    known = [(name, about) for name, about in ABOUT.items() if name in audit.measures]
+    return [(name.replace("_", " "), special.get(name, percent)(audit.measures[name]), about) for name, about in known]
 
 
 def remedy_rows(audit: Audit) -> list[tuple[str, str, str, str]]:

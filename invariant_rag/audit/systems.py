@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.calls import Reply, as_endpoint, settle
+from invariant_rag.audit.calls import Endpoint, Reply, is_url, settle
 from invariant_rag.checks import check_stops
-from invariant_rag.errors import AuditFailed, UnsupportedCombination
+from invariant_rag.errors import AuditFailed, ToyModelWarning, UnsupportedCombination
 from invariant_rag.models.embedded import is_toy
 from invariant_rag.prompts import DEFAULT_SYSTEM, mark
 from invariant_rag.segments import Segment, document_rendering, plain_rendering
@@ -27,12 +28,13 @@ if TYPE_CHECKING:
 ToInput = Callable[[str, Sequence[Segment]], Any]
 Ask = Callable[["Question", Sequence[Segment]], Reply]
 MakeInput = Callable[["Question", Sequence[Segment]], Any]
+Function = Callable[[Any], Any]
 
 QUESTION_NAMES = ("question", "input", "query", "user_input", "q", "user_query", "user_question", "prompt", "text")
-CONTEXT_NAMES = (
-    "context", "contexts", "documents", "docs", "segments", "passages", "chunks", "input_documents", "context_str",
-    "retrieved_contexts", "sources", "nodes",
-)  # fmt: skip
+CONTEXT_NAMES = tuple(
+    "context contexts documents docs segments passages chunks input_documents context_str retrieved_contexts sources "
+    "nodes".split()
+)
 _TEXT_NAMES = ("prompt", "text")
 _EMPTY_NAMES = ("chat_history", "history", "agent_scratchpad", "intermediate_steps")
 _MARKED_TEXT_MODELS = (  # what `canonical` and `vote` return: they order the segments marked in their text
@@ -43,18 +45,15 @@ _MARKED_TEXT_MODELS = (  # what `canonical` and `vote` return: they order the se
 
 @dataclass(frozen=True)
 class System:
-    """A system under audit: its name in reports, what asks it about segments in an order, and what is `sent` then.
-
-    Methods can be tried on an `InvariantModel` behind it. It may have a retriever of its own, or be the embedded toy.
-    """
+    """A system under audit: its name in reports, what asks it about segments in an order, and what is `sent` then."""
 
     name: str
     ask: Ask
     sent: MakeInput
-    toy: bool = False
-    lm: InvariantModel | None = None
+    toy: bool = False  # whether the embedded toy model answers
+    lm: InvariantModel | None = None  # behind it, on which methods can be tried
     message: str | None = None
-    retrieve: Retrieve | None = None
+    retrieve: Retrieve | None = None  # of its own
     generation: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -72,14 +71,12 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
     Raises:
         UnsupportedCombination: The system is none of these, or an argument does not apply to it.
     """
-    found = _of_our_model(system, generation or {})
-    if found is not None:
+    if (found := _of_our_model(system, generation or {})) is not None:
         _refuse(to_input, "to_input", "one of our models, which takes segments as they are")
         return found
     _refuse(generation, "generation keywords", "a system that is not one of our models")
-    for wrap in (_of_url, _of_langchain, _of_llama_index, _of_callable):
-        found = wrap(system, to_input)
-        if found is not None:
+    for wrap in (_of_url, _of_langchain, _of_llama_index, _of_callable):  # each of one kind; None for others
+        if (found := wrap(system, to_input)) is not None:
             return found
     raise UnsupportedCombination(f"expected a system that answers questions, got {type(system).__name__}", hint=_WRAP)
 
@@ -171,14 +168,12 @@ def lm_ask_function(lm: InvariantModel, message: str | None, generation: Mapping
     return ask
 
 
-# Each of the next four wraps systems of one kind, and returns None for others.
-
-
 def _of_url(system: Any, to_input: ToInput | None) -> System | None:
-    endpoint = as_endpoint(system)
-    if endpoint is None:
+    if not isinstance(endpoint := Endpoint(system) if is_url(system) else system, Endpoint):
         return None
     _refuse(to_input, "to_input", "an endpoint, which is sent a message")
+    if endpoint.toy:
+        warnings.warn(ToyModelWarning(), stacklevel=4)
     return _system(f"{endpoint.served} at {endpoint.url}", endpoint.complete, [_as_text], toy=endpoint.toy)
 
 
@@ -194,7 +189,7 @@ def _of_llama_index(system: Any, to_input: ToInput | None) -> System | None:
     # A query engine that cannot synthesize from nodes gets the documents in the query. A chat engine remembers, so it
     # is asked one call at a time, each as the first of a chat.
     name, make, more = type(system).__name__, _text_maker(system, to_input), dict[str, Any]()
-    call: Callable[[Any], Any] | None = None
+    call: Function | None = None
     if isinstance(system, loaded("llama_index.core.llms", "LLM")):
         name, call = f"{name} {system.metadata.model_name}", lambda text: system.complete(text).text
     elif isinstance(system, engines := loaded("llama_index.core.base.base_query_engine", "BaseQueryEngine")):
@@ -233,13 +228,7 @@ def _of_callable(system: Any, to_input: ToInput | None) -> System | None:
     return _system(name, lambda made: system(*made.args, **made.kwargs), _arguments(system))
 
 
-def _system(
-    name: str,
-    call: Callable[[Any], Any],
-    makes: Sequence[MakeInput],
-    read: Callable[[Any], Any] = lambda said: said,
-    **more: Any,
-) -> System:
+def _system(name: str, call: Function, makes: Sequence[MakeInput], read: Function | None = None, **more: Any) -> System:
     """Return a system that is called with the first input that it takes, and whose answer is in what it returns."""
     known = list(makes)
 
@@ -253,7 +242,7 @@ def _system(
             make = others[0]
             said = settle(call(make(question, segments)))
         known[:] = [make]
-        return as_reply(read(said))
+        return as_reply(said if read is None else read(said))
 
     def sent(question: Question, segments: Sequence[Segment]) -> Any:
         return known[0](question, segments)

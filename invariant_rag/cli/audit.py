@@ -54,8 +54,7 @@ def audit(
         ),
     ] = None,
     docs: Annotated[
-        list[Path] | None,
-        typer.Option("--docs", help="File or folder: .txt, .md, .jsonl, .pdf. Repeatable."),
+        list[Path] | None, typer.Option("--docs", help="File or folder: .txt, .md, .jsonl, .pdf. Repeatable.")
     ] = None,
     retriever: options.Retriever = "bm25",
     strict: options.Strict = False,

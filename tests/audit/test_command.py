@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from invariant_rag.audit import Endpoint, audit
-from invariant_rag.audit.grading import AnswerJudge
 from invariant_rag.errors import AuditFailed, ToyModelWarning
 from tests.audit.known import records
 from tests.cli.conftest import run
@@ -118,5 +117,5 @@ def test_the_command_takes_a_url_with_the_name_of_its_model_and_says_that_a_toy_
     for report in (found.stdout, Path("out/report.md").read_text(), Path("out/report.html").read_text()):
         assert report.count("This audit was answered by the embedded toy model") == 1
     with pytest.warns(ToyModelWarning, match="answered by the embedded toy model"):
-        AnswerJudge(api.url)
+        audit(api.url, records(2), remedies=())
     assert (Endpoint(api.url).toy, Endpoint(api.url, "other").toy) == (True, False)
