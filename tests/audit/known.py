@@ -30,17 +30,9 @@ def last(question: str, segments: Sequence[Segment]) -> str:
     return segments[-1].text
 
 
-def sorting(question: str, segments: Sequence[Segment]) -> str:
-    return min(segment.text for segment in segments)
-
-
 def symmetric(question: str, segments: Sequence[Segment]) -> str:
     """Answer from the right segment, wherever it is."""
     return next(segment.text for segment in segments if "right" in segment.text)
-
-
-def at_random(question: str, segments: Sequence[Segment]) -> str:
-    return random.choice(segments).text
 
 
 def noisy(system: Function, share: float, *, cached: bool = False, seed: int = 0) -> Function:

@@ -15,34 +15,19 @@ from typing import Any
 import pytest
 
 from invariant_rag import errors
-from invariant_rag.audit import ABOUT, Audit, Question, Reply, audit
+from invariant_rag.audit import ABOUT, Question, Reply, audit
 from invariant_rag.audit.grading import Grader
 from invariant_rag.audit.plan import LISTINGS, screen_calls, slot_of
 from invariant_rag.audit.report import Gate
 from invariant_rag.audit.result import worst_slot
 from invariant_rag.segments import Segment
-from tests.audit.known import (
-    Function,
-    at_random,
-    first,
-    last,
-    listening,
-    noisy,
-    records,
-    sorting,
-    symmetric,
-    where_first,
-)
-
-
-def advice(found: Audit, title: str) -> str:
-    return dict(found.advice)[title]
-
+from tests.audit.known import Function, first, last, listening, noisy, records, symmetric, where_first
 
 # The outcome, and what to do
 
 
 MATTERS, DOES_NOT, UNKNOWN = "order matters", "order does not matter", "cannot tell yet"
+ALIKE = "Look at the call first, below: every answer was the same, 'Ann'"
 
 
 @pytest.mark.parametrize(
@@ -50,38 +35,29 @@ MATTERS, DOES_NOT, UNKNOWN = "order matters", "order does not matter", "cannot t
     [
         (first, 200, MATTERS, "Against today: sort"),
         (last, 100, MATTERS, "Against today: sort"),
-        (sorting, 100, DOES_NOT, "Leave it: change nothing"),
+        (lambda _, segments: min(each.text for each in segments), 100, DOES_NOT, "Leave it: change nothing"),
         (symmetric, 100, DOES_NOT, "Leave it: change nothing"),
         (lambda _, segments: str("right" in str(segments)), 100, DOES_NOT, "Leave it: change nothing"),
-        (at_random, 100, UNKNOWN, "Decide nothing yet"),
+        (lambda _, segments: random.choice(segments).text, 100, UNKNOWN, "Decide nothing yet"),
         (noisy(last, 0.6), 20, UNKNOWN, "Decide nothing yet"),
-        (
-            lambda question, segments: "Ann",
-            20,
-            UNKNOWN,
-            "Look at the call first, below: every answer was the same, 'Ann'",
-        ),
-        (lambda *_: "Ann", 100, UNKNOWN, "Look at the call first, below: every answer was the same, 'Ann'"),
+        (lambda question, segments: "Ann", 20, UNKNOWN, ALIKE),
+        (lambda *_: "Ann", 100, UNKNOWN, ALIKE),
     ],
 )
-def test_outcome_and_advice_are_right_for_systems_that_are_known(
-    system: Function, count: int, outcome: str, recommendation: str
-) -> None:
+def test_outcome_and_advice_are_right(system: Function, count: int, outcome: str, recommendation: str) -> None:
     random.seed(0)
     found = audit(system, records(count))
-    said, finding, more = advice(found, "Recommendation"), advice(found, "Finding"), found.screen.more
+    advice, more = dict(found.advice), found.screen.more
+    finding, said = advice["Finding"], advice["Recommendation"]
     assert (found.screen.outcome, bool(found.comparisons)) == (outcome, outcome == MATTERS)
     assert finding.startswith(outcome.replace("order", "The order").replace("cannot", "Cannot"))
     assert recommendation in said
     assert ("Leave it" in said, f"{more:,} questions more" in said) == (outcome == DOES_NOT, more > 0)
     assert (more > 0) is ("Decide nothing" in said)
-    assert (
-        ("with other texts in the documents, too" in finding) is ("Ann" in said) is ("First call" in dict(found.advice))
-    )
-    if "Ann" in said:  # the question and the documents of the first call, as they were sent
-        question = found.asked[0].question
-        sent = advice(found, "First call")
-        assert all(repr(text) in sent for text in (question.text, *(each.text for each in question.segments)))
+    assert ("with other texts in the documents, too" in finding) is ("First call" in advice) is (said.startswith(ALIKE))
+    if "First call" in advice:  # as it was sent
+        asked = found.asked[0].question
+        assert all(repr(each) in advice["First call"] for each in (asked.text, *(each.text for each in asked.segments)))
     if count == 200:  # it stops early, and a file may be sorted by topic
         assert found.screen.asked <= 100
         assert {each.question.id for each in found.asked} != {f"q{number}" for number in range(found.screen.asked)}
@@ -103,13 +79,11 @@ def test_noise_is_no_order_even_behind_a_cache(cached: bool) -> None:
     assert any("at most 100 calls" in each for each in steps)
     assert steps[-1].endswith(f"{found.screen.outcome}.")
     assert (found.screen.repeated == 0.0) is cached
-    assert ("hides noise" in advice(found, "To know")) is cached
+    assert ("hides noise" in dict(found.advice)["To know"]) is cached
 
 
 @pytest.mark.parametrize(("place", "prompts"), [(19, 2), (20, 3)])
-def test_after_the_first_questions_a_repeat_is_a_second_placebo_and_no_placebo_changes_the_answer(
-    place: int, prompts: int
-) -> None:
+def test_later_repeats_are_placebos_and_no_placebo_changes_the_answer(place: int, prompts: int) -> None:
     answer = Segment("Ann did it.")
     calls = screen_calls(Question("Who?", (Segment("Bo did not."), answer), gold=(1,)), 0, place, 0)
     assert len({call.segments for call in calls[:3]}) == prompts
@@ -137,7 +111,7 @@ def test_a_system_that_reads_the_last_is_told_to_reverse_and_the_gain_is_right()
     found = audit(last, [{**each, "segments": sorted(each["segments"], reverse=True)} for each in records(60, size=6)])
     assert found.screen.outcome == "order matters"
     assert {each.name: each.gain for each in found.comparisons}["reverse"].value > 0.4
-    assert advice(found, "Recommendation").startswith("Use `reverse`")
+    assert dict(found.advice)["Recommendation"].startswith("Use `reverse`")
 
 
 def test_remedies_and_today_have_as_many_distinct_draws() -> None:
@@ -206,7 +180,7 @@ def test_a_system_that_only_rewords_is_judged_by_meaning() -> None:
 
     found = audit(rewording, asked, judge=lambda prompt: "yes" if prompt.count("Ann") >= 2 else "no", remedies=())
     assert found.screen.outcome == "order does not matter"
-    assert "contradicted itself on 0 of" in advice(found, "To know")
+    assert "contradicted itself on 0 of" in dict(found.advice)["To know"]
     divided = audit(first, asked[:8], judge=lambda prompt: "yes" if "First answer: Nu" in prompt else "no", remedies=())
     assert divided.judge.divided > 0
     who = Question("Who?", ())
@@ -228,7 +202,7 @@ def test_an_odd_gold_answer_ends_no_audit_and_an_empty_one_is_none(gold: Any) ->
     asked = [{"question": f"q{n}", "segments": ["a b", "c d"], "answers": gold} for n in range(3)]
     is_gold, accuracy = isinstance(gold, str) and gold != "", "accuracy_today"
     found = audit(lambda question, segments: str(gold), asked)
-    assert (accuracy in found.measures, "No gold answers" in advice(found, "Today")) == (is_gold, not is_gold)
+    assert (accuracy in found.measures, "No gold answers" in dict(found.advice)["Today"]) == (is_gold, not is_gold)
     scores = (0.5, True)  # from one half on, a metric says right
     graded = [audit(lambda *_: "yes", asked, metric=lambda *_, score=score: score) for score in scores]
     assert not is_gold or [each.measures[accuracy].value for each in (found, *graded)] == [1.0] * 3
@@ -254,7 +228,7 @@ def test_errors_and_exits_are_an_outcome(system: Function, error: str, tmp_path:
     assert found.order_matters
     assert 0.1 < found.measures["errors"].value < 0.4
     assert found.errors[0].removeprefix("RuntimeError: ") == error
-    assert error in advice(found, "To know")
+    assert error in dict(found.advice)["To know"]
     assert "failed" in (tmp_path / "out" / "report.md").read_text()
     stored = (tmp_path / "out" / "answers.jsonl").read_text().splitlines()
     assert len(stored) == sum(answer.text is not None for each in found.asked for answer in each.answers)

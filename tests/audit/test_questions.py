@@ -86,9 +86,7 @@ ROWS = "QUESTION; Segment ;score;gold;answer;Page\nWho?;It was Ann.;0,5;1;Ann;3\
 @pytest.mark.parametrize(
     ("encoding", "delimiter"), [("utf-8", ";"), ("utf-8-sig", "\t"), ("utf-16", ";"), ("utf-32", "\t")]
 )
-def test_tables_are_read_in_any_encoding_whatever_the_case_of_their_names(
-    encoding: str, delimiter: str, tmp_path: Path
-) -> None:
+def test_tables_are_read_in_any_encoding_and_case_of_names(encoding: str, delimiter: str, tmp_path: Path) -> None:
     table = written(tmp_path, "q.csv", ROWS.replace(";", delimiter).replace("\n", "\r\n").encode(encoding))
     with pytest.warns(FieldWarning, match="'Page'"):
         (found,) = read_questions(table, None)
@@ -125,16 +123,11 @@ def test_reference_contexts_of_ragas_and_segments_that_hold_an_answer_are_gold_u
     assert gold("Ann", "Ann", "Ann too") == gold("Ann", "nobody") == ()
 
 
-@pytest.mark.parametrize(
-    ("retriever", "segments"),
-    [
-        (BM25Retriever([Segment("a mill"), Segment("a ferry"), Segment("a bridge")]), 2),
-        (lambda text: [f"a {text}", "b"], 2),
-    ],
-)
-def test_segments_come_live_from_a_retriever(retriever: Any, segments: int) -> None:
-    (question,) = read_questions([{"question": "ferry", "answer": "ferry"}], as_retrieve_function(retriever, 2))
-    assert (question.segments[0].text, len(question.segments), question.gold) == ("a ferry", segments, (0,))
+def test_segments_come_live_from_a_retriever() -> None:
+    bm25 = BM25Retriever([Segment("a mill"), Segment("a ferry"), Segment("a bridge")])
+    for retriever in (bm25, lambda text: [f"a {text}", "b"]):
+        (question,) = read_questions([{"question": "ferry", "answer": "ferry"}], as_retrieve_function(retriever, 2))
+        assert (question.segments[0].text, len(question.segments), question.gold) == ("a ferry", 2, (0,))
     with pytest.raises(UnsupportedCombination):
         as_retrieve_function(3, 2)
 
@@ -161,12 +154,6 @@ def test_a_field_map_names_the_fields_of_a_file_and_what_means_nothing_is_named_
 # What is refused
 
 
-LAUGHS = "x: &a0 [l, l, l, l, l, l, l, l, l, l]\n" + "".join(
-    f"x{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
-)
-LAUGHS_IN = ("id: *a8", "gold: *a8", "note: *a8", "segments: [{text: a, metadata: {x: *a8}}]")
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -176,12 +163,10 @@ LAUGHS_IN = ("id: *a8", "gold: *a8", "note: *a8", "segments: [{text: a, metadata
         ("q.csv", f"question,segment,gold\na,b,{'1' * 5000}\n", "1 or 0"),
         ("q.yaml", "[" * 2000 + "]" * 2000, r"q\.yaml: .*nested"),
         ("q.yaml", f"tests:\n- file://{'a' * 5000}.json", r"aaa\.json: cannot be read"),
-        *(("q.yaml", f"{LAUGHS}tests:\n- question: Who?\n  {use}\n", r"alias(.|\n)*line \d") for use in LAUGHS_IN),
+        *(("q.yaml", FILES["laughs"] + f"  {use}\n", r"alias(.|\n)*line \d") for use in FILES["laughs_in"]),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_with_its_place_and_what_to_do(
-    name: str, content: str | bytes, message: str, tmp_path: Path
-) -> None:
+def test_what_is_wrong_is_said_with_its_place(name: str, content: str | bytes, message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidQuestion) as caught:
         read_questions(written(tmp_path, name, content), None)
     assert re.search(message, f"{caught.value} {caught.value.hint}")

@@ -32,9 +32,7 @@ from invariant_rag.audit.statistics import Estimate, mean_difference, mean_inter
         (mean_difference([1.0] * 20, [1.0] * 20), 0, -0.1395, 0.1395),
     ],
 )
-def test_intervals_are_the_published_ones_or_worked_out(
-    estimate: Estimate, value: float, low: float, high: float
-) -> None:
+def test_intervals_are_as_published_or_worked_out(estimate: Estimate, value: float, low: float, high: float) -> None:
     assert estimate.value == value
     assert (estimate.low, estimate.high) == pytest.approx((low, high), abs=6e-5)
 
