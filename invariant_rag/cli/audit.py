@@ -15,7 +15,7 @@ import typer
 from invariant_rag.audit.calls import Endpoint, is_url
 from invariant_rag.audit.plan import AuditChoices
 from invariant_rag.cli import console, options
-from invariant_rag.cli.progress import load_model, progress_bar
+from invariant_rag.cli.progress import load_with_progress, progress_bar
 from invariant_rag.errors import FieldWarning, InvalidChoice, ToyModelWarning, UnsupportedCombination
 from invariant_rag.files import make_folder
 from invariant_rag.models.hub import check_model
@@ -116,10 +116,10 @@ def audit(
         index = index_documents(docs, retriever, strict=strict, on_skipped=console.print_skipped) if docs else None
         if system is None:
             loading = {"method": method, "ordering": ordering, "dtype": dtype, "overflow": overflow}
-            audited = load_model(model, device_map=device_map, **loading)
+            audited = load_with_progress(model, device_map=device_map, **loading)
             chosen = chosen.changed({"generation": {"max_new_tokens": max_new_tokens}})
         if chosen.judge is not None and not is_url(chosen.judge):
-            chosen = chosen.changed({"judge": load_model(chosen.judge, method="rotor")})
+            chosen = chosen.changed({"judge": load_with_progress(chosen.judge, method="rotor")})
         try:
             told: dict[str, Any] = {"progress": progress_bar, "on_step": console.print_note}
             new = None if resume is not None else asked
