@@ -203,7 +203,7 @@ class RoutedModel(InvariantModel):
         finished. With `num_return_sequences`, the i-th sequences of both branches are compared.
         """
         check_options(kwargs, self.model)
-        streamer = kwargs.pop("streamer", None)
+        streamer, streamers = kwargs.pop("streamer", None), kwargs.pop("streamers", ())
         stateful = {each: value for each, value in kwargs.items() if each in ("logits_processor", "stopping_criteria")}
         plain = self.plain_branch.generate(prompt, **kwargs | _copy_stateful(stateful))
         invariant = self.invariant_branch.generate(prompt, **kwargs)
@@ -214,6 +214,9 @@ class RoutedModel(InvariantModel):
             if len(routed) != 1:
                 raise UnsupportedCombination(f"expected one answer to stream, got {len(routed)}")
             replay(routed[0].token_ids, streamer)
+        for each, generation in zip(streamers, routed, strict=False):
+            if each is not None:
+                replay(generation.token_ids, each)
         return routed[0] if single else list(routed)
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> list[float]:

@@ -381,13 +381,13 @@ class PrefixCache:
             entries.append(entry)
         return self._as_cache(entries), cached_tokens
 
-    def _as_cache(self, entries: Sequence[Any]) -> DynamicCache:
+    def _as_cache(self, entries: Sequence[Entry]) -> DynamicCache:
         """Return consecutive entries as one cache."""
-        cache, device = DynamicCache(), self._prefiller.device
-        for index, layer in enumerate(zip(*entries, strict=True)):
-            keys, values = (torch.cat([pair[side].to(device) for pair in layer], dim=1)[None] for side in (0, 1))
-            cache.update(keys, values, index)
-        return cache
+        device = self._prefiller.device
+        return DynamicCache(
+            [torch.cat([each.to(device) for each in side], dim=1)[None] for side in zip(*layer, strict=True)]
+            for layer in zip(*entries, strict=True)
+        )
 
     def _find(self, key: str, tokens: int) -> Entry | None:
         layout = [[((heads, tokens, size), dtype) for (heads, _, size), dtype in pair] for pair in self._token_layout]
@@ -396,5 +396,9 @@ class PrefixCache:
 
 def _entry_of(cache: DynamicCache, start: int = 0) -> Entry:
     """Return the keys and values of a cache with one row, from token `start` on."""
-    layers: list[Any] = cache.layers
-    return [(layer.keys[0, :, start:].contiguous(), layer.values[0, :, start:].contiguous()) for layer in layers]
+    return [(keys[0, :, start:].contiguous(), values[0, :, start:].contiguous()) for keys, values in layers_of(cache)]
+
+
+def layers_of(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the keys and values of each layer, `[B, H_kv, T, D]` each."""
+    return [(layer.keys, layer.values) for layer in cache.layers]

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 Overflow: TypeAlias = Literal["error", "drop_last", "trim_segments"]
 
+_OF_PROMPT = ("sets", "order", "dropped", "trimmed", "method", "labels", "invariant")
+"""Attributes of a generation that are those of its prompt."""
+
 
 @dataclass(frozen=True)
 class PreparedPrompt:
@@ -93,13 +96,7 @@ class PreparedPrompt:
             finish_reason=finish_reason,
             usage=Usage(len(self.input_ids), len(token_ids), cached_tokens),
             top_logprobs=tuple(top_logprobs),
-            sets=self.sets,
-            order=self.order,
-            dropped=self.dropped,
-            trimmed=self.trimmed,
-            method=self.method,
-            labels=self.labels,
-            invariant=self.invariant,
+            **{name: getattr(self, name) for name in _OF_PROMPT},
         )
 
 
@@ -109,12 +106,7 @@ def prepare(
     """Tokenise a prompt, sort its segments into physical order, fit it into the context window, and arrange it.
 
     Law: for an ordering by content, permuting the segments of a set changes `order`, `dropped` and `trimmed` (indices
-    into the input), and nothing else.
-
-    Raises:
-        InvalidPrompt: The prompt has no token.
-        ContextOverflow: The prompt, with `new_tokens` for the answer, is too long, and the overflow strategy cannot
-            shorten it.
+    into the input), and nothing else. Errors are those of `InvariantModel.prepare`.
     """
     tokens = tokenize_prompt(prompt, tokenizer)
     query, suffix = prompt.query, prompt.suffix

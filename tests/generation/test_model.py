@@ -180,7 +180,7 @@ def test_the_models_own_forward_can_be_trained_as_prompts_are_arranged(llama: Pr
         torch.testing.assert_close(row[-len(expected) :], expected, atol=rounding(lm.logits, prompt), rtol=0)
     states = [PromptState(each.arrangement) for each in prepared]
     with torch.no_grad():
-        with override_attention(llama, ArrangedAttention(states, lm.backend, lm.prefiller.rotations)):
+        with override_attention(llama, ArrangedAttention(states, lm.backend, lm.prefiller.shared.rotations)):
             every = llama(ids, use_cache=False).logits
         with lm.arranged(prepared):
             assert torch.equal(llama(ids, use_cache=False).logits, every), "also before the last text"

@@ -23,7 +23,7 @@ from invariant_rag.generation.answer_parsing import AnswerParser
 from invariant_rag.generation.answering import Answering
 from invariant_rag.generation.answers import Answer, AnswerRequest
 from invariant_rag.generation.streaming import decode_keeping
-from invariant_rag.generation.tools import Tool, ToolCall, ToolCalling
+from invariant_rag.generation.structured import Tool, ToolCall, ToolCalling
 from invariant_rag.prompts import ReasoningFormat, template_format
 from invariant_rag.prompts.template_probes import OWN_FORMAT
 from invariant_rag.testing import tiny_model
