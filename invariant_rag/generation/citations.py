@@ -50,12 +50,16 @@ def cite(
     if included is not None:
         most = len(segments) - 1
         indices = [check_number("included", each, 0, most) for each in check_items("included", included, Integral)]
+    return _cite(answer, question, segments, sorted(indices))
+
+
+def _cite(answer: str, question: str, segments: Sequence[Segment], indices: Iterable[int]) -> list[Citation]:
     answer_words = split_words(answer)
     if not answer_words:
         return []
     phrase = f" {' '.join(answer_words)} "
     chunks, exact = {}, {}
-    for index in sorted(indices):
+    for index in indices:
         chunks[index] = split_words(plain_rendering(segments[index]))
         exact[index] = phrase in f" {' '.join(chunks[index])} "
     if any(exact.values()):
@@ -101,10 +105,11 @@ def cite_spans(
     >>> [(each.start, each.end, each.index) for each in spans]
     [(0, 12, 1), (8, 11, 1)]
     """
+    segments = list(segments)
     indices = range(len(segments)) if included is None else sorted(included)
     found: dict[tuple[Any, ...], CitedSpan] = {}
     for sentence in _SENTENCE.finditer(answer):
-        for each in cite(without_labels(sentence[0]), question, segments, indices):
+        for each in _cite(without_labels(sentence[0]), question, segments, indices):
             if each.exact:
                 span = CitedSpan(*sentence.span(), each.index, each.segment)
                 found.setdefault((span.start, span.end, each.segment.canonical_key), span)

@@ -381,13 +381,13 @@ class PrefixCache:
             entries.append(entry)
         return self._as_cache(entries), cached_tokens
 
-    def _as_cache(self, entries: Sequence[Entry]) -> DynamicCache:
+    def _as_cache(self, entries: Sequence[Any]) -> DynamicCache:
         """Return consecutive entries as one cache."""
-        device = self._prefiller.device
-        return DynamicCache(
-            [torch.cat([each.to(device) for each in side], dim=1)[None] for side in zip(*layer, strict=True)]
-            for layer in zip(*entries, strict=True)
-        )
+        layers, device = [], self._prefiller.device
+        for layer in zip(*entries, strict=True):
+            sides = [[each.to(device) for each in side] for side in zip(*layer, strict=True)]
+            layers.append(tuple([torch.cat(side, dim=1)[None] for side in sides]))
+        return DynamicCache(layers)
 
     def _find(self, key: str, tokens: int) -> Entry | None:
         layout = [[((heads, tokens, size), dtype) for (heads, _, size), dtype in pair] for pair in self._token_layout]

@@ -339,7 +339,9 @@ class InvariantModel:
             return []
         prepared = self.prepare_to_generate(prompt, max(map(len, options)))
         with self.prefiller.exclusive():
-            return self.prefiller.score(prepared, options)
+            logits = self.prefiller.continuation_logits(prepared, options)
+            rows = zip(torch.log_softmax(logits.float(), dim=-1), options, strict=True)
+            return [float(row[torch.arange(len(each)), torch.tensor(each)].double().sum()) for row, each in rows]
 
     def candidate_ids(self, candidates: Sequence[str | Sequence[int]]) -> list[TokenIds]:
         """Return the token ids of candidate continuations.

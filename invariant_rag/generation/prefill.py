@@ -330,14 +330,6 @@ class Prefiller:
             positions = [range(first, first + longest)] * len(rows)
             return self._run(rows, positions, keep=None, cache=cache)
 
-    def score(self, prepared: PreparedPrompt, continuations: Sequence[TokenIds]) -> list[float]:
-        """Return the log-probability of each continuation of a prompt, computed in one batch."""
-        logprobs = torch.log_softmax(self.continuation_logits(prepared, continuations).float(), dim=-1)
-        return [
-            float(logprobs[row, torch.arange(len(each)), torch.tensor(each)].double().sum())
-            for row, each in enumerate(continuations)
-        ]
-
 
 def left_pad(
     prompts: Sequence[PreparedPrompt], pad_token_id: int, device: torch.device
@@ -347,25 +339,27 @@ def left_pad(
     Return input ids, mask, the number of padding tokens of each row, and rotary positions, each `[B, L]`; positions
     are None if every row has 0, 1, 2... after the padding.
     """
-    longest = max(len(each.input_ids) for each in prompts)
-    padding = [longest - len(each.input_ids) for each in prompts]
-    rows = list(zip(prompts, padding, strict=True))
-    ids = torch.tensor([[pad_token_id] * count + list(each.input_ids) for each, count in rows], device=device)
-    mask = torch.tensor([[0] * count + [1] * (longest - count) for count in padding], device=device)
-    if all(each.is_natural for each in prompts):
-        return ids, mask, padding, None
-    positions = torch.tensor([[0] * count + list(each.positions) for each, count in rows], device=device)
-    return ids, mask, padding, positions
+    longest = max(map(len, map(attrgetter("input_ids"), prompts)))
+    ids, mask, positions, padding, is_natural = [], [], [], [], True
+    for prompt in prompts:
+        count = longest - len(prompt.input_ids)
+        padding.append(count)
+        ids.append([pad_token_id] * count + list(prompt.input_ids))
+        mask.append([0] * count + [1] * len(prompt.input_ids))
+        positions.append([0] * count + list(prompt.arrangement.positions))
+        is_natural = is_natural and prompt.is_natural
+    found = None if is_natural else torch.tensor(positions, device=device)
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device), padding, found
 
 
 def batch_caches(caches: Sequence[DynamicCache], padding: Sequence[int], copies: int = 1) -> DynamicCache:
     """Batch the caches of single prompts, left-padded by `padding`; each row is repeated `copies` times."""
     cache = caches[0]
     if len(caches) > 1:
-        layers = []
+        layers: list[tuple[torch.Tensor, ...]] = []
         for layer in zip(*map(layers_of, caches), strict=True):
             sides = [map(pad, side, [(0, 0, count, 0) for count in padding]) for side in zip(*layer, strict=True)]
-            layers.append([torch.cat(list(side)) for side in sides])
+            layers.append(tuple([torch.cat(list(side)) for side in sides]))
         cache = DynamicCache(layers)
     if not cache.get_seq_length():
         return DynamicCache()  # of a prompt with one token; transformers does not repeat an empty cache
