@@ -344,12 +344,9 @@ class PrefixCache:
     def load(self, prefixes: Sequence[PreparedPrompt]) -> list[tuple[DynamicCache, int]]:
         """Return the keys and values of prefixes, and how many tokens of each were cached."""
         by_segment = self._prefiller.choices.method.context_free_segments
-        alone = [by_segment and len(each.arrangement.layout.sets) == 1 for each in prefixes]
-        wholes = iter(self._load_whole([each for each, is_alone in zip(prefixes, alone, strict=True) if not is_alone]))
-        return [
-            self._load_segments(each) if is_alone else next(wholes)
-            for each, is_alone in zip(prefixes, alone, strict=True)
-        ]
+        whole = [each for each in prefixes if not by_segment or len(each.arrangement.layout.sets) > 1]
+        loaded = dict(zip(map(id, whole), self._load_whole(whole), strict=True))
+        return [loaded.get(id(each)) or self._load_segments(each) for each in prefixes]
 
     def _load_whole(self, prefixes: Sequence[PreparedPrompt]) -> list[tuple[DynamicCache, int]]:
         """Load prefixes, each of which is one entry. Of several that are missing and equal, one is computed."""

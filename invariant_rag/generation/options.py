@@ -174,8 +174,7 @@ def resolve_option(kwargs: Mapping[str, Any], name: str, *fallbacks: object) -> 
 
 def resolve_max_new_tokens(max_new_tokens: int | None, kwargs: Mapping[str, Any]) -> int:
     """Resolve the number of new tokens, at least 1: the argument, then `generation_config`, else 64."""
-    config = kwargs.get("generation_config")
-    resolved = getattr(config, "max_new_tokens", None) if max_new_tokens is None else max_new_tokens
+    resolved = resolve_option({**kwargs, "max_new_tokens": max_new_tokens}, "max_new_tokens")
     return 64 if resolved is None else check_number("max_new_tokens", resolved, 1, error=InvalidOption)
 
 

@@ -311,7 +311,7 @@ def test_one_generation_takes_few_calls(llama: PreTrainedModel, cached: bool) ->
         lm.generate(prompt, max_new_tokens=2)
     finally:
         sys.setprofile(None)
-    assert len(calls) <= (235 if cached else 185), calls
+    assert len(calls) <= (199 if cached else 130), calls
     assert len(files) <= 20, files
 
 

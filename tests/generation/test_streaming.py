@@ -69,7 +69,7 @@ def running() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == "invariant-rag-stream"]
 
 
-def test_a_stream_ends_with_its_generation_or_when_it_is_dropped(model: InvariantModel) -> None:
+def test_a_stream_ends_with_its_generation_or_when_its_reader_leaves(model: InvariantModel) -> None:
     prompt = model.chat_prompt("Why?", ["one", "two"])
     stream = model.stream(prompt, max_new_tokens=8)
     first = next(stream)
@@ -77,9 +77,17 @@ def test_a_stream_ends_with_its_generation_or_when_it_is_dropped(model: Invarian
     expected = model.generate(prompt, max_new_tokens=8)
     assert first + "".join(stream) == expected.text
     assert stream.generation == expected
-    for _ in model.stream(prompt, max_new_tokens=200):
-        break
+    passes: list[int] = []
+    with model.model.register_forward_pre_hook(lambda *_: passes.append(1)):
+        for _ in model.stream(prompt, max_new_tokens=1000):  # a stream that is dropped
+            break
+        assert not running(), "dropping it waits until the generation is over"
+        closed = model.stream(prompt, max_new_tokens=1000)
+        next(closed)
+        closed.close()
     assert not running()
+    assert len(passes) < 1000, "the model rests"
+    assert closed.generation is None
 
 
 def test_errors_reach_the_reader(model: InvariantModel, chat_llama: PreTrainedModel) -> None:
@@ -90,22 +98,6 @@ def test_errors_reach_the_reader(model: InvariantModel, chat_llama: PreTrainedMo
         list(model.stream(prompt, do_sample=True, num_return_sequences=2))
     with pytest.raises(TokenizerRequired):
         InvariantModel(chat_llama).stream(None)  # type: ignore[arg-type]
-
-
-def test_a_reader_who_leaves_ends_the_generation() -> None:
-    ended, streamer, closed = [], TextQueueStreamer(METASPACE), threading.Event()
-
-    def generate() -> None:
-        for piece in ([[1]], [5]):
-            streamer.put(torch.tensor(piece))
-        assert closed.wait(5)
-        ended.append(True)
-
-    stream = TextStream(generate, streamer, closed)
-    assert next(stream) == "c"
-    stream.close()
-    assert ended, "closing waits until the generation is over"
-    assert not running()
 
 
 def before_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
