@@ -20,6 +20,7 @@ from invariant_rag.generation.digest import choices_digest
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import check_options, resolve_max_new_tokens, resolve_option
 from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.prefill import after_prefill
 from invariant_rag.generation.streaming import StopOnEvent, TextQueueStreamer, TextStream
 from invariant_rag.segments import Prompt
 
@@ -100,9 +101,9 @@ class MicroBatcher:
 
     No call waits for a batch to fill: while one thread generates, other calls queue up; the next thread then generates
     for its own prompt and for the waiting calls with the same weights, choices and options. A request that is short
-    beside a running batch, or another tenant's, is generated between two steps of it. In a batch, an answer equals that
-    of a single call up to rounding; sampled ones have seeds of their own. A model whose engine batches calls, such as
-    vLLM, is called at once.
+    beside a batch, or another tenant's, is generated before it, or between two of its forward passes: of its prefill,
+    too. In a batch, an answer equals that of a single call up to rounding; sampled ones have seeds of their own. A
+    model whose engine batches calls, such as vLLM, is called at once.
 
     >>> batcher = MicroBatcher()
     >>> with ThreadPoolExecutor(8) as pool:  # doctest: +SKIP
@@ -207,7 +208,7 @@ class MicroBatcher:
         return generations
 
     def _run_between(self, batch_size: int, running: _Request) -> bool:
-        """Generate between two steps of a batch, in its thread, for those that need not wait; say if there were any."""
+        """Generate between two passes of a batch, in its thread, for those that need not wait; say if any did."""
         if not self._waiting:
             return False
         with self._waiting_lock:
@@ -240,13 +241,15 @@ def _run_batch(batch: Sequence[_Request], run_between: Callable[[_Request], bool
     if not batch:
         return
     first, streamers = batch[0], [each.streamer for each in batch]
-    criteria = [*(first.options.get("stopping_criteria") or ()), _Turn(batch, run_between)]
-    options = {**first.options, "stopping_criteria": criteria}
+    turn = _Turn(batch, run_between)
+    options = {**first.options, "stopping_criteria": [*(first.options.get("stopping_criteria") or ()), turn]}
     if any(streamers):
         options["streamers"] = streamers
     if len(batch) > 1 and first.samples_rows:
         options["seed"] = [each.options.get("seed") for each in batch]
+    token = after_prefill.set(turn.run_others)
     try:
+        turn.run_others()
         generations = first.lm.generate([each.prompt for each in batch], **options)
     except BaseException as error:  # noqa: BLE001 - raised again by the waiting threads
         if len(batch) == 1 or not isinstance(error, Exception) or any(each and each.began for each in streamers):
@@ -256,21 +259,27 @@ def _run_batch(batch: Sequence[_Request], run_between: Callable[[_Request], bool
         for each in batch:  # only the requests that cause the error fail
             _run_batch([each], run_between)
         return
+    finally:
+        after_prefill.reset(token)
     exact = first.lm.deterministic or all(each.prompt is first.prompt for each in batch)
     for request, generation in zip(batch, generations, strict=True):
         request.result.set_result(generation if exact else replace(generation, bitwise=False))
 
 
 class _Turn(StopOnEvent):
-    """Ends rows that were abandoned, and lets others generate between two steps."""
+    """Ends rows that were abandoned, and lets others generate between two forward passes."""
 
     def __init__(self, batch: Sequence[_Request], run_between: Callable[[_Request], bool] | None) -> None:
         self._batch, self._run_between, self._ours_until = batch, run_between, 0.0
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """Return whether each row stops `[B]`; beams all stop together."""
-        start = monotonic()
-        if self._run_between is not None and start >= self._ours_until and self._run_between(self._batch[0]):
-            self._ours_until = 2 * monotonic() - start  # nobody else for as long as that took, so neither side starves
+        self.run_others()
         stops = torch.tensor([each.abandoned for each in self._batch], device=input_ids.device)
         return stops if len(stops) == len(input_ids) else stops.all().expand(len(input_ids))
+
+    def run_others(self) -> None:
+        """Generate for others who need not wait, unless they had the model for longer than the batch since."""
+        start = monotonic()
+        if start >= self._ours_until and self._run_between is not None and self._run_between(self._batch[0]):
+            self._ours_until = 2 * monotonic() - start  # nobody else for as long as that took, so neither side starves
