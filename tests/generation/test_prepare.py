@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from invariant_rag.errors import ContextOverflow, InvalidPrompt
 from invariant_rag.generation.choices import ResolvedChoices
 from invariant_rag.generation.prepare import Overflow, PreparedPrompt, fit_segments, prepare
 from invariant_rag.methods import RoToR
-from invariant_rag.orderings import Lexical, LexicalReversed, Ordering, Score
+from invariant_rag.orderings import Frequency, Given, Lexical, LexicalReversed, Ordering, Score
 from invariant_rag.testing import toy_tokenizer
 
 TOY = toy_tokenizer()
@@ -62,6 +63,9 @@ def test_the_input_is_the_same_in_every_order_and_every_segment_is_accounted_for
     layout, order = result.arrangement.layout, list(result.order)
     assert sorted([*order, *result.dropped]) == list(range(len(prompt.segments)))
     assert set(result.trimmed) <= set(order)
+    lengths = [len(each.token_ids or ()) for each in prompt.segments]
+    if sum(lengths) + len(prompt.texts) <= window and max(lengths, default=0) <= (limit or window):
+        assert (result.dropped, result.trimmed) == ((), ()), "there is room for all of them"
     assert layout.length == len(result.input_ids) <= window
     assert (result.input_ids[0], result.suffix_length) == (9, 1)
     for span in (span for spans in layout.set_spans for span in spans):
@@ -71,6 +75,17 @@ def test_the_input_is_the_same_in_every_order_and_every_segment_is_accounted_for
         assert (len(span) < len(whole)) == (index in result.trimmed)
     assert not order
     assert all(prompt.segments[index].token_ids for index in result.dropped), "an empty segment is never dropped"
+
+
+@pytest.mark.parametrize("ordering", [Lexical(), Frequency(), Given()], ids=lambda each: each.name)
+def test_equal_and_empty_segments_are_all_kept(ordering: Ordering) -> None:
+    found = set()
+    for listed in permutations([[2], [1], [], [2], [1]]):
+        result = prepared(Prompt([9], listed, [9]), ordering)
+        assert (sorted(result.order), result.dropped, result.trimmed) == ([0, 1, 2, 3, 4], (), ())
+        assert list(result.input_ids) == [9, *(token for index in result.order for token in listed[index]), 9]
+        found.add(result.input_ids)
+    assert len(found) == (1 if ordering.invariant else 6)
 
 
 def test_rank_zero_lies_nearest_to_the_suffix() -> None:
