@@ -69,7 +69,10 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # what others may be, 
         f"texts of at most {_LONGEST_STOP} characters, none of them empty or no Unicode",
     ),
     "streamer": (lambda value: hasattr(value, "put") and hasattr(value, "end"), "an object with put and end"),
-    "early_stopping": (lambda value: str(value) == "never" or _is_switch(value), "True, False or 'never'"),
+    "early_stopping": (
+        lambda value: value == "never" if isinstance(value, str) else _is_switch(value),
+        "True, False or 'never'",
+    ),
     "prefix_allowed_tokens_fn": (callable, "a function"),
 }
 _OWN_INPUTS = {  # the prompt and its arrangement determine these
