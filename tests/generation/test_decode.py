@@ -77,6 +77,18 @@ def test_the_most_likely_tokens_are_those_of_the_model_alone_and_in_a_batch(deco
             assert torch.allclose(told, best, rtol=0, atol=bounds[index // copies])
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_an_answer_has_stopped_if_its_last_token_is_an_end_and_else_its_room_was_too_small(beams, lms):
+    found = set()
+    for prompt in PROMPTS:
+        for room in range(1, 12):
+            answer = lms[True].generate(prompt, max_new_tokens=room, num_beams=beams)
+            ended = answer.token_ids[-1] in range(40, 60)
+            assert answer.finish_reason == ("stop" if ended else "length")
+            found.add((ended, len(answer.token_ids) == room))
+    assert found >= {(True, False), (True, True), (False, True)}
+
+
 @pytest.fixture
 def new_objects_alone():
     """Hide from `gc.get_objects` what is there already: a million objects, which take long to look through."""
