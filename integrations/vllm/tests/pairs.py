@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from invariant_rag import Generation, InvariantModel, Prompt, Segment
+from invariant_rag.testing.rounding import rounding
 
 from tests.documents import documents, question
 from vllm_invariant_rag import VLLMBackend
 
 LENGTH: dict[str, Any] = {"max_new_tokens": 16, "min_new_tokens": 16}
-
 
 MOVED = 1e-4
 """How far log-probabilities may lie apart, whatever the answer's length. Rounding moves 160 tokens by up to 3.4e-5."""
@@ -48,5 +48,8 @@ class Pair:
         options = {**LENGTH, **options}
         answers = self.there.generate(prompts, **options)
         for prompt, answer in zip(prompts, answers, strict=True):
-            assert moved(answer, self.here.generate(prompt, **options)) < MOVED
+            far = moved(answer, self.here.generate(prompt, **options))
+            # APE's temperature multiplies rounding: its answers here are up to 1.4e-4 from float64's; on vLLM, 3e-5.
+            may_exceed = self.here.method.name == "ape"
+            assert far < MOVED or (may_exceed and far < rounding(self.here.generate, prompt, **options))
         return answers
