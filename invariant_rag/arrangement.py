@@ -32,7 +32,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the texts and the segments of a prompt lie in memory."""
+    """Lengths of the texts and the segments of a prompt, in memory order."""
 
     texts: tuple[int, ...]  # lengths, in tokens, of the `len(sets) + 1` texts
     sets: tuple[tuple[int, ...], ...]  # of each set, those of its segments in physical order, farthest first
@@ -266,7 +266,7 @@ def arrange_rows(layout: Layout, orders: Sequence[Sequence[Sequence[int]]], *, s
     """Arrange every segment by the list of segments that it attends to.
 
     Args:
-        layout: Where the texts and segments lie in memory.
+        layout: Lengths of the texts and segments, in memory order.
         orders: For each set and each of its segments, the segments that it attends to, far to near, itself last. Texts
             attend to everything before them at its natural position.
         slots: Where the segments of a row are. `stacked`: one after the other. `natural`: at their natural positions.

@@ -69,9 +69,22 @@ def rows_of(layout, rule):
     return [[RULES[rule](i, len(each)) for i in range(len(each))] for each in layout.sets]
 
 
-@given(layouts, st.sampled_from(list(RULES)))
-def test_rows_are_their_definition_and_merged_only_into_rows_that_are_truly_plain(layout, rule):
-    rows = rows_of(layout, rule)
+@st.composite
+def rows_that_see(draw, layout):
+    """For each segment, itself behind any others in any order; or all segments by one of the rules."""
+    if rule := draw(st.none() | st.sampled_from(list(RULES))):
+        return rows_of(layout, rule)
+    rows = []
+    for lengths in layout.sets:
+        others = [[j for j in range(len(lengths)) if j != i] for i in range(len(lengths))]
+        seen = [draw(st.lists(st.sampled_from(each), unique=True)) if each else [] for each in others]
+        rows.append([[*each, i] for i, each in enumerate(seen)])
+    return rows
+
+
+@given(layouts, st.data())
+def test_rows_are_their_definition_and_merged_only_into_rows_that_are_truly_plain(layout, data):
+    rows = data.draw(rows_that_see(layout))
     arrangement, expected = arrange_rows(layout, rows), brute_force(layout, rows)
     assert read_off(arrangement) == expected
     for row in arrangement.rows:
@@ -109,21 +122,10 @@ def test_segments_side_by_side_share_their_positions(layout):
         at += [start + offset for segment in segments for offset in range(len(segment))]
         start += max(map(len, segments), default=0)
     assert list(arrangement.positions) == at
-    assert read_off(arrangement) == brute_force(layout, rows_of(layout, "alone"), stacked=False)
+    for each in (arrangement, arrange_rows(layout, rows_of(layout, "alone"), slots="natural")):
+        assert read_off(each) == brute_force(layout, rows_of(layout, "alone"), stacked=False)
     plain = Arrangement(layout, (Row(layout.text_spans[0], (Run(0, layout.texts[0], 0),)),), tuple(at))
     assert plain.is_plain == (at == list(range(layout.length))), "other positions are not the plain model's"
-
-
-@given(layouts, st.data())
-def test_any_rows_are_their_definition(layout, data):
-    rows = []
-    for lengths in layout.sets:
-        others = [[j for j in range(len(lengths)) if j != i] for i in range(len(lengths))]
-        seen = [data.draw(st.lists(st.sampled_from(each), unique=True)) if each else [] for each in others]
-        rows.append([[*each, i] for i, each in enumerate(seen)])
-    assert read_off(arrange_rows(layout, rows)) == brute_force(layout, rows)
-    natural = arrange_rows(layout, rows_of(layout, "alone"), slots="natural")
-    assert read_off(natural) == brute_force(layout, rows_of(layout, "alone"), stacked=False)
 
 
 @given(layouts)

@@ -59,18 +59,6 @@ def test_shuffled_answers_are_judged_alike_to_the_bit(
     assert (one.probabilities, one.winner) == (two.probabilities[::-1], MIRRORED[two.winner])
 
 
-@pytest.mark.parametrize("by", BY)
-def test_the_embedded_model_ranks_and_chooses_alike_in_every_order(by: Any) -> None:
-    listed = ["Blue glass.", "It exports blue glass to Honford.", "no"]
-    judge = Judge(InvariantModel.from_pretrained(), by=by)
-    for ask in (judge.rank, judge.choose):
-        verdicts = {
-            tuple(sorted(zip(order, ask("What does Kellstead export?", order).probabilities, strict=True)))
-            for order in itertools.permutations(listed)
-        }
-        assert len(verdicts) == 1
-
-
 def test_an_explanation_ignores_the_order_and_leaves_the_verdict_as_it_is(any_lm: InvariantModel) -> None:
     judge, plain = Judge(any_lm), Judge(any_lm).rank("Why?", ["rain", "snow", "hail"])
     one = judge.rank("Why?", ["rain", "snow", "hail"], explain=True, max_new_tokens=8)

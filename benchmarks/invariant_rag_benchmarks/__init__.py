@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from invariant_rag.errors import UnknownName
+from invariant_rag.checks import check_name
 
 from invariant_rag_benchmarks.base import Benchmark, Case, Record, Scored, Selection
 from invariant_rag_benchmarks.tasks import chunks, documents, judging, statements
@@ -32,6 +32,4 @@ __all__ = ["BENCHMARKS", "Benchmark", "Case", "Record", "Scored", "Selection", "
 
 def resolve_benchmark(name: str) -> Benchmark[Any]:
     """Return the benchmark of that name; an `UnknownName` lists those there are."""
-    if name not in BENCHMARKS:
-        raise UnknownName("benchmark", name, BENCHMARKS)
-    return BENCHMARKS[name]
+    return BENCHMARKS[check_name("benchmark", name, BENCHMARKS)]

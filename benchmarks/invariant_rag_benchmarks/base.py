@@ -7,11 +7,12 @@ import random
 import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar, get_args
 
-from invariant_rag.errors import InvalidChoice, UnknownName
+from invariant_rag.checks import check_name
+from invariant_rag.errors import InvalidChoice
 from invariant_rag.segments import Prompt, SegmentSet
 from invariant_rag.shown import shown
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
@@ -60,11 +61,11 @@ class Case:
     """One prompt of a benchmark. The cases of one question differ only in their variant."""
 
     question: str  # its id
-    variant: str  # what differs: the gold slot, the order of the options...
-    prefix: str
-    segments: tuple[str, ...]  # in the order of the variant
-    suffix: str
-    gold: tuple[str, ...]  # accepted answers, or whatever the benchmark's `score` compares with
+    variant: str = ""  # what differs: the gold slot, the order of the options...
+    prefix: str = ""
+    segments: tuple[str, ...] = ()  # in the order of the variant
+    suffix: str = ""
+    gold: tuple[str, ...] = ()  # accepted answers, or whatever the benchmark's `score` compares with
     query: str = ""  # for orderings by relevance
     system: str = ""  # message of a chat prompt, if any
     chat: bool = True  # whether the prompt goes through the model's chat template
@@ -76,6 +77,10 @@ class Case:
     def id(self) -> str:
         """Id of the case within its run."""
         return f"{self.question}/{self.variant}"
+
+    def in_orders(self, orders: Mapping[str, Iterable[str]]) -> Iterator[Case]:
+        """Yield the cases of the question: its segments in each order, by variant."""
+        return (replace(self, variant=variant, segments=tuple(each)) for variant, each in orders.items())
 
     def prompt(self, lm: InvariantModel) -> Prompt:
         """Return the prompt for a model: through its chat template, or as plain text."""
@@ -124,9 +129,12 @@ class Benchmark(ABC, Generic[S]):
     name: ClassVar[str]  # on the command line
     paper: ClassVar[str]
     variants: ClassVar[str]  # what differs between the variants of a question
-    settings: type[S]
+    settings: type[S]  # the parameter of the class
     metric: ClassVar[str] = "accuracy"  # the main score, which summaries are about
     max_new_tokens: ClassVar[int] = 100  # longest output
+
+    def __init_subclass__(cls) -> None:
+        (cls.settings,) = get_args(vars(cls)["__orig_bases__"][0])
 
     @property
     def about(self) -> str:
@@ -171,8 +179,7 @@ class Benchmark(ABC, Generic[S]):
         """Return the settings with these values, which may be strings; refuse unknown names and wrong values."""
         known = self.settings.model_fields
         for name, value in given.items():
-            if name not in known:
-                raise UnknownName(f"setting of {self.name}", name, known)
+            check_name(f"setting of {self.name}", name, known)
             if isinstance(value, bool) and known[name].annotation is not bool:
                 raise InvalidChoice(f"{name}: expected no flag, got {value}")
         try:
@@ -182,8 +189,8 @@ class Benchmark(ABC, Generic[S]):
 
 
 def declared(name: str) -> dict[str, Any]:
-    """Return what NAME.toml in `tasks/` declares."""
-    return tomllib.loads((Path(__file__).parent / "tasks" / f"{name}.toml").read_text(encoding="utf-8"))
+    """Return what NAME.toml beside this module declares."""
+    return tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def parse_example(kind: type[E], record: Any, where: str) -> E:
@@ -205,14 +212,14 @@ def _first(error: ValidationError) -> str:
     return f"{place}: {said}, got {shown(found['input'])}" if place else f"{said}, got {shown(found['input'])}"
 
 
-def parse_numbers(setting: str, described: str, count: int) -> list[int]:
-    """Parse a setting: `all`, or numbers below `count` with commas between; an `InvalidChoice` says what is expected.
+def parse_numbers(setting: str, described: str, count: int, default: Sequence[int] = ()) -> list[int]:
+    """Parse a setting: `all`, numbers below `count` with commas between, or nothing for the default.
 
     >>> parse_numbers("slots", "0, 4", 5)
     [0, 4]
     """
-    if described == "all":
-        return list(range(count))
+    if described == "all" or (default and not described):
+        return list(range(count) if described else default)
     words = [word.strip() for word in described.split(",")]
     if not all(word.isdecimal() and len(word) < 10 and int(word) < count for word in words):
         raise InvalidChoice(f"{setting}: expected all, or numbers from 0 to {count - 1}, got {described!r}")

@@ -18,6 +18,8 @@ from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombinat
 from invariant_rag.methods import check_method_and_ordering
 from invariant_rag.models.devices import DType, check_device
 
+from invariant_rag_benchmarks.base import declared
+
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
 
@@ -35,15 +37,8 @@ ENSEMBLES: dict[str, tuple[str, dict[str, Any]]] = {
 """Class of every ensemble in `invariant_rag.ensembles`, with its arguments, by its name on the command line."""
 INTERVENTIONS = ("hidden-scaling", "ms-poe")
 """Names of `invariant_rag.interventions.INTERVENTIONS`, which imports PyTorch: that takes seconds."""
-_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
-SHAPES: dict[str, dict[str, int]] = {
-    "tiny": dict(zip(_SIZES, (64, 128, 4, 2, 2), strict=True)),
-    "0.5b": dict(zip(_SIZES, (896, 4864, 14, 2, 24), strict=True)),
-    "1b": dict(zip(_SIZES, (2048, 8192, 32, 8, 16), strict=True)),
-    "8b-layer": dict(zip(_SIZES, (4096, 14336, 32, 8, 1), strict=True)),
-    "8b": dict(zip(_SIZES, (4096, 14336, 32, 8, 32), strict=True)),
-}
-"""Sizes of Qwen2.5-0.5B, Llama-3.2-1B, Llama-3.1-8B and one layer of it, and a tiny model for tests."""
+SHAPES: dict[str, dict[str, int]] = declared("shapes")
+"""Sizes of the models of `bench speed`."""
 TEXT_TOKENS = 32
 """Tokens of the prefix, and of the suffix, of the prompts of `bench speed`."""
 
@@ -111,8 +106,8 @@ class BenchmarkConfig(RunConfig):
 
     @property
     def choices(self) -> dict[str, Any]:
-        """The keywords of `InvariantModel.from_pretrained`."""
-        names = ("method", "ordering", "backend", "overflow", "dtype", "device_map")
+        """The keywords of `InvariantModel.with_method`."""
+        names = ("method", "ordering", "backend", "overflow")
         intervention = resolve_intervention(self.intervention)
         return {**{name: getattr(self, name) for name in names}, "intervention": intervention}
 
@@ -120,12 +115,11 @@ class BenchmarkConfig(RunConfig):
         """Load the model with its choices; `answering` adds routing or an ensemble."""
         from invariant_rag.generation.model import InvariantModel
 
-        return InvariantModel.from_pretrained(self.model, **self.choices)
+        return InvariantModel.from_pretrained(self.model, dtype=self.dtype, device_map=self.device_map, **self.choices)
 
     def configure(self, lm: InvariantModel) -> InvariantModel:
         """Return a loaded model with the choices of this config; its dtype and devices are those it was loaded with."""
-        loading = ("dtype", "device_map")
-        return lm.with_method(**{name: value for name, value in self.choices.items() if name not in loading})
+        return lm.with_method(**self.choices)
 
     def answering(self, lm: InvariantModel) -> Any:
         """Return what generates and scores: the model, routed, or an ensemble over it."""
@@ -207,13 +201,13 @@ def resolve_config(
     from invariant_rag.models.embedded import EMBEDDED
 
     intervention = resolve_intervention(config.intervention)
-    is_embedded = lm is None or lm.name == str(EMBEDDED["generator"])
+    loaded = lm.name if lm is not None and lm.name != str(EMBEDDED["generator"]) else "embedded"
     same = ("method", "alpha", "ensemble", "backend", "dtype", "overflow", "batch_size", "seed")
     resolved = {
         **{name: getattr(config, name) for name in same},
         "benchmark": benchmark.name,
         "settings": settings.model_dump(),
-        "model": config.model or ("embedded" if is_embedded or lm is None else lm.name),
+        "model": config.model or loaded,
         "ordering": config.ordering or resolve_method(config.method).default_ordering,
         "intervention": intervention.as_dict() if hasattr(intervention, "as_dict") else intervention,
         "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,

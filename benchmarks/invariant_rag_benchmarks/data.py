@@ -7,14 +7,14 @@ import hashlib
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 from invariant_rag.errors import InvariantRAGError
-from invariant_rag.files import check_regular, parse_json, read_bytes
+from invariant_rag.files import check_regular, make_folder, parse_json, read_bytes, write_file
 from invariant_rag.shown import reason
 
 from invariant_rag_benchmarks.errors import DatasetUnavailable, InvalidDataset
@@ -36,10 +36,13 @@ class DataSource:
     path: Path | None = None
     digests: dict[str, str] = field(default_factory=dict)  # SHA-256 of each file that was read; in the key of a run
 
-    def file(self, name: str, public: str | None) -> Path:
-        """Return the path itself if it is a file, else the file of that name, else a download of `public`."""
+    def file(self, name: str, public: str | None, **settings: Iterable[str]) -> Path:
+        """Return the path itself if it is a file, else the file of that name, else a download of `public`.
+
+        A file at the path that is named for another value of one of these settings is refused.
+        """
         try:
-            if (found := self._find(name)) is not None:
+            if (found := self._find(name, settings)) is not None:
                 return self.read(found, found.name)
         except OSError as error:
             raise DatasetUnavailable(f"{str(self.path or name)[:200]!r} cannot be read: {error}") from error
@@ -56,13 +59,13 @@ class DataSource:
             self.digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
         return path
 
-    def _find(self, name: str) -> Path | None:
+    def _find(self, name: str, settings: Mapping[str, Iterable[str]]) -> Path | None:
         if self.path is not None and self.path.is_file():
-            for split, other in (("validation", "test"), ("test", "validation")):
-                if split in name and other in self.path.name:
+            for setting, values in settings.items():
+                if others := [each for each in values if each in self.path.name and each not in name]:
                     raise InvalidDataset(
                         f"expected a file for these settings, such as {name!r}, got {self.path.name!r}",
-                        hint=f"Choose `--set split={other}`.",
+                        hint=f"Choose `--set {setting}={others[0]}`.",
                     )
             return self.path
         folder = self.path or os.environ.get("INVARIANT_RAG_DATA")
@@ -89,10 +92,7 @@ def download(url: str) -> Path:
             content = response.read()
     except (OSError, ValueError) as error:  # the hub client's own errors derive from these
         raise DatasetUnavailable(f"{url} cannot be downloaded: {error}") from error
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
-    partial.write_bytes(content)
-    partial.replace(target)
+    write_file(make_folder(target.parent) / target.name, content)
     return target
 
 
@@ -105,8 +105,7 @@ def read_examples(path: Path, member: str = ".jsonl") -> list[Any]:
         if path.suffix == ".parquet":
             from pyarrow import parquet
 
-            rows: list[Any] = parquet.read_table(path).to_pylist()
-            return rows
+            return list(parquet.read_table(path).to_pylist())
         content = read_bytes(path)
         if path.suffix == ".gz":
             content = gzip.decompress(content)

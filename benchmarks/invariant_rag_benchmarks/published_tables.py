@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from invariant_rag.audit.calls import Progress, no_progress
 from invariant_rag.audit.statistics import Estimate, mean_interval
-from invariant_rag.errors import InvalidChoice, UnknownName
+from invariant_rag.checks import check_name
+from invariant_rag.errors import InvalidChoice
 
 from invariant_rag_benchmarks import BENCHMARKS
-from invariant_rag_benchmarks.base import Record
+from invariant_rag_benchmarks.base import Record, declared
 from invariant_rag_benchmarks.config import INTERVENTIONS, BenchmarkConfig
 from invariant_rag_benchmarks.report import means_by, oracle_score, record_score
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from invariant_rag.generation.model import InvariantModel
 
 _FILES = ("rotor", "pine", "hidden_scaling")
@@ -46,9 +47,9 @@ class PublishedColumn:
     benchmark: str  # empty if a run cannot measure the column, and the metric, too
     metric: str  # what is read of the records; see `read`
     settings: Mapping[str, Any]  # which the run must have
-    variants: tuple[str, ...] = ()  # whose records count; empty: all
-    exclude_variants: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()  # whose records count; empty: all
+    variants: Sequence[str] = ()  # whose records count; empty: all
+    exclude_variants: Sequence[str] = ()
+    groups: Sequence[str] = ()  # whose records count; empty: all
     unit: Unit = "%"
 
     def select(self, records: Iterable[Record]) -> list[Record]:
@@ -121,16 +122,12 @@ class PublishedTable:
 @cache
 def published_tables() -> dict[str, PublishedTable]:
     """Return every table by its id."""
-    files = (Path(__file__).with_name("published") / f"{name}.toml" for name in _FILES)
-    documents = [tomllib.loads(file.read_text(encoding="utf-8")) for file in files]
-    return {each["id"]: _table(each) for document in documents for each in document["tables"]}
+    return {each["id"]: _table(each) for name in _FILES for each in declared(f"published/{name}")["tables"]}
 
 
 def resolve_table(name: str) -> PublishedTable:
     """Return the table of that id; an `UnknownName` lists those there are."""
-    if name not in published_tables():
-        raise UnknownName("published table", name, published_tables())
-    return published_tables()[name]
+    return published_tables()[check_name("published table", name, published_tables())]
 
 
 def is_same_model(one: str, other: str) -> bool:
@@ -147,9 +144,8 @@ def _table(data: Mapping[str, Any]) -> PublishedTable:
     shared = {name: data.get(name, "") for name in ("benchmark", "metric")}
     columns = []
     for each in data["columns"]:
-        given = {name: tuple(value) if isinstance(value, list) else value for name, value in each.items()}
         settings = {**data.get("settings", {}), **each.get("settings", {})}
-        columns.append(PublishedColumn(**{**shared, **given, "settings": settings}))
+        columns.append(PublishedColumn(**{**shared, **each, "settings": settings}))
     setups = {name: dict(each) for name, each in data.get("setups", {}).items()}
     oracles = {name for name, each in setups.items() if each.pop("oracle", False)}
     rows = []
@@ -194,11 +190,9 @@ def compare(
     row: PublishedRow, column: PublishedColumn, published: float | None, records: Sequence[Record]
 ) -> Comparison:
     """Compare the records of a run with one cell of a published table."""
-    found, ours, low, high = column.read(records, oracle=row.oracle), None, None, None
-    if found is not None:
-        scale = 100 if column.unit == "%" else 1
-        ours, low, high = (scale * each for each in (found.value, found.low, found.high))
-        low, high = (None, None) if math.isnan(low) else (low, high)
+    found, scale = column.read(records, oracle=row.oracle), 100 if column.unit == "%" else 1
+    numbers = (math.nan,) * 3 if found is None else (found.value, found.low, found.high)
+    ours, low, high = (None if math.isnan(each) else scale * each for each in numbers)
     digits = 2 if column.unit == "" or column.metric.startswith("deviation: ") else 1
     return Comparison(row.name, column.label, published, ours, low, high, column.unit, digits)
 

@@ -115,17 +115,15 @@ def markdown(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     ]
     if summary["shortened"]:
         lines.append(f"{summary['shortened']} prompts did not fit and were shortened ({config['overflow']}).")
-    lines += ["", *table(["figure", metric], [[name, _figure(summary[name])] for name in _FIGURES])]
+    tables = [(["figure", metric], [[name, _figure(summary[name])] for name in _FIGURES])]
     for title in ("variants", "groups"):
         rows = [
             [name, str(each["records"]), *(percent(each[score]) for score in summary["scores"])]
             for name, each in summary[title].items()
         ]
-        if rows:
-            lines += ["", *table([title.removesuffix("s"), "records", *summary["scores"]], rows)]
-    if summary["figures"]:
-        rows = [[name, f"{100 * value:.1f}"] for name, value in summary["figures"].items()]
-        lines += ["", *table(["figure", "per cent"], rows)]
+        tables.append(([title.removesuffix("s"), "records", *summary["scores"]], rows))
+    tables.append((["figure", "per cent"], [[name, f"{100 * each:.1f}"] for name, each in summary["figures"].items()]))
+    lines += [line for header, rows in tables if rows for line in ("", *table(header, rows))]
     return "\n".join(lines) + "\n"
 
 

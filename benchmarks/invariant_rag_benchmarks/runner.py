@@ -186,15 +186,14 @@ class _Line(Example):
 def open_records(path: Path, key: str) -> LineFile[Record]:
     """Open `records.jsonl` of the run with this key for appending; a torn last line is removed, and asked again."""
 
-    def check(record: Any, where: str) -> Record:
+    def check(record: Any, where: str) -> Any:
         try:
             line = parse_example(_Line, record, where)
         except InvalidDataset as error:
             raise InvalidRun(str(error)) from None
         if line.run != key:
             raise InvalidRun(f"{where}: expected a record of run {key}, got one of {line.run!r}")
-        parsed: Record = record
-        return parsed
+        return record
 
     return LineFile(path, check, InvalidRun)
 

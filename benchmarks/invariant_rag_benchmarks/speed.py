@@ -20,7 +20,7 @@ from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from uuid import uuid4
 
 import torch
@@ -28,7 +28,7 @@ from invariant_rag.attention import backend_label
 from invariant_rag.audit.calls import Progress, no_progress
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.models.loading import resolve_dtype
-from invariant_rag.segments import Prompt
+from invariant_rag.testing import toy_inputs
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.generation.streamers import BaseStreamer
 
@@ -36,6 +36,7 @@ from invariant_rag_benchmarks.config import SHAPES, TEXT_TOKENS, ServingConfig, 
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
+    from invariant_rag.segments import Prompt
     from transformers import PreTrainedModel
 
 PLAIN, ARRANGED = "plain", "arranged"
@@ -46,7 +47,6 @@ _WORDS = "river mill ferry bridge tower field harbour market forest guild castle
 STEPS = ("prefill", "decode", "whole")
 """Time to the first token, the median time of a further one, and the time of the whole generation."""
 VOCABULARY = 4096
-_CACHE_BYTES = 1 << 40  # more than any prompt takes
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # glibc's mallopt
 
 
@@ -60,12 +60,11 @@ class SpeedResult:
 
     def ratios_to(self, plain: SpeedResult) -> dict[str, float | None]:
         """Return medians over rounds of the ratios to the plain model in the same round, and of peak and operations."""
-        ratios: dict[str, float | None] = {
-            step: median_ratio(times, plain.seconds[step])[0] for step, times in self.seconds.items()
+        return {
+            **{step: median_ratio(times, plain.seconds[step])[0] for step, times in self.seconds.items()},
+            "peak": self.peak / plain.peak if self.peak is not None and plain.peak else None,
+            "flops": self.flops / plain.flops if self.flops is not None and plain.flops else None,
         }
-        ratios["peak"] = self.peak / plain.peak if self.peak is not None and plain.peak else None
-        ratios["flops"] = self.flops / plain.flops if self.flops is not None and plain.flops else None
-        return ratios
 
 
 def median_ratio(ours: Sequence[float], plain: Sequence[float]) -> tuple[float, float, float]:
@@ -94,14 +93,6 @@ class TimingStreamer(BaseStreamer):
         return first - self._start, median(intervals), last - self._start
 
 
-GenerateFunction: TypeAlias = Callable[[int, TimingStreamer], object]
-"""Generates a number of tokens into a streamer."""
-
-
-def _generate_with(lm: InvariantModel, prompt: Prompt) -> GenerateFunction:
-    return lambda count, timer: lm.generate(prompt, max_new_tokens=count, streamer=timer)
-
-
 def measure(config: SpeedConfig, methods: Sequence[str], progress: Progress = no_progress) -> dict[str, Any]:
     """Measure methods against the plain model; return everything as plain data, with ratios to the plain model.
 
@@ -114,33 +105,27 @@ def measure(config: SpeedConfig, methods: Sequence[str], progress: Progress = no
     model, prompt = build_model(config), random_prompt(config)
     lm = InvariantModel(model, backend=config.backend)
     ids = torch.tensor([lm.with_method("sequential").prepare(prompt).input_ids], device=config.device)
-    plain: Any = model.generate
-    greedy = {"do_sample": False, "pad_token_id": 0}
-    functions: dict[str, GenerateFunction] = {
-        PLAIN: lambda count, timer: plain(ids, max_new_tokens=count, streamer=timer, **greedy)
-    }
-    for name in methods:
-        functions[name] = _generate_with(lm.with_method(name), prompt)
+    plain: Any = partial(cast("Any", model.generate), ids, do_sample=False, pad_token_id=0)
+    functions = {PLAIN: plain, **{name: partial(lm.with_method(name).generate, prompt) for name in methods}}
     if "rotor" in methods:
-        warm = lm.with_method("rotor").with_cache(KeyValueCache(_CACHE_BYTES))
+        warm = lm.with_method("rotor").with_cache(KeyValueCache(1 << 40))  # more than any prompt takes
         warm.generate(prompt, max_new_tokens=1)
-        functions["rotor, warm set"] = _generate_with(warm, prompt.shuffled(random.Random(1)))
+        functions["rotor, warm set"] = partial(warm.generate, prompt.shuffled(random.Random(1)))
     results = {name: SpeedResult() for name in functions}
     _keep_freed_memory(True)
     for generate in functions.values():  # warm up: kernels, page tables, rotary tables
-        generate(1, TimingStreamer())
-    label = f"{config.tokens} tokens, {config.segments} segments"
-    with progress(label, config.repeats * len(functions)) as advance:
+        generate(max_new_tokens=1)
+    with progress(f"{config.tokens} tokens, {config.segments} segments", config.repeats * len(functions)) as advance:
         for _ in range(config.repeats):
             for name, generate in functions.items():
                 timer = TimingStreamer()
-                generate(1 + config.new_tokens, timer)
+                generate(max_new_tokens=1 + config.new_tokens, streamer=timer)
                 for step, seconds in zip(STEPS, timer.times(), strict=True):
                     results[name].seconds[step].append(seconds)
                 advance()
     _keep_freed_memory(False)
     for name, generate in functions.items():
-        prefill = partial(generate, 1, TimingStreamer())
+        prefill = partial(generate, max_new_tokens=1)
         if model.device.type == "cpu":
             results[name].flops = count_flops(prefill)
         elif model.device.type == "cuda":
@@ -148,16 +133,11 @@ def measure(config: SpeedConfig, methods: Sequence[str], progress: Progress = no
             before = torch.cuda.memory_allocated()
             prefill()
             results[name].peak = torch.cuda.max_memory_allocated() - before
-    rows = [
-        {
-            "name": name,
-            **{step: {"seconds": times} for step, times in each.seconds.items()},
-            "peak": each.peak,
-            "flops": each.flops,
-            "ratios": each.ratios_to(results[PLAIN]),
-        }
-        for name, each in results.items()
-    ]
+    rows = []
+    for name, each in results.items():
+        steps = {step: {"seconds": times} for step, times in each.seconds.items()}
+        more = {"peak": each.peak, "flops": each.flops, "ratios": each.ratios_to(results[PLAIN])}
+        rows.append({"name": name, **steps, **more})
     return {
         "setting": asdict(config),
         "environment": {**environment(config.device), "backend": backend_label(lm.backend, model)},
@@ -181,37 +161,29 @@ def build_model(config: SpeedConfig) -> PreTrainedModel:
     """Return a Llama of the configured shape with random weights; refuse a device that cannot be used."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes: dict[str, Any] = dict(SHAPES[config.shape])
+    sizes: dict[str, Any] = {**SHAPES[config.shape], "vocab_size": VOCABULARY, "max_position_embeddings": 1 << 18}
+    sizes["num_hidden_layers"] = config.layers or sizes["num_hidden_layers"]
     try:
         torch.empty(1, device=config.device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InvalidChoice(f"device: {config.device!r} cannot be used here: {error}") from error
-    model_config = LlamaConfig(
-        **{**sizes, "num_hidden_layers": config.layers or sizes["num_hidden_layers"]},
-        vocab_size=VOCABULARY,
-        max_position_embeddings=1 << 18,
-        eos_token_id=None,
-    )
     with torch.device(config.device):
-        model: Any = LlamaForCausalLM(model_config)
+        model: Any = LlamaForCausalLM(LlamaConfig(**sizes, eos_token_id=None))
     built: PreTrainedModel = model.to(resolve_dtype(config.dtype)).eval()
     return built
 
 
 def random_prompt(config: SpeedConfig) -> Prompt:
     """Return a prompt of random token ids."""
-    source = random.Random(0)
-    room = config.tokens - 2 * TEXT_TOKENS
+    source, room = random.Random(0), config.tokens - 2 * TEXT_TOKENS
     shares = [source.uniform(0.7, 1.3) for _ in range(config.segments)]
     lengths = [max(1, round(room * share / sum(shares))) for share in shares]
-    ids = [[source.randrange(3, VOCABULARY) for _ in range(length)] for length in (TEXT_TOKENS, *lengths, TEXT_TOKENS)]
-    return Prompt(ids[0], ids[1:-1], ids[-1])
+    return toy_inputs.random_prompt(source, lengths, prefix=TEXT_TOKENS, suffix=TEXT_TOKENS, vocabulary=VOCABULARY)
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
     """Return device, threads and versions of this machine."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    lines = info.read_text().splitlines() if (info := Path("/proc/cpuinfo")).exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     processor = next(iter(names), platform.processor() or platform.machine())
     name = torch.cuda.get_device_name() if device.startswith("cuda") else processor
@@ -284,11 +256,10 @@ def ratios(rows: dict[Row, list[Sequence[float]]]) -> list[dict[str, Any]]:
     found = []
     for (clients, questions, system, state), rounds in rows.items():
         if system == ARRANGED:
-            line: dict[str, Any] = {"clients": clients, "questions": questions, "state": state}
-            plain = rows[clients, questions, PLAIN, state]
-            for name, ours, theirs in zip(MEASURES, zip(*rounds, strict=True), zip(*plain, strict=True), strict=True):
-                line[name] = median_ratio(ours, theirs)
-            found.append(line)
+            plain = zip(*rows[clients, questions, PLAIN, state], strict=True)
+            compared = map(median_ratio, zip(*rounds, strict=True), plain)
+            case = {"clients": clients, "questions": questions, "state": state}
+            found.append({**case, **dict(zip(MEASURES, compared, strict=True))})
     return found
 
 

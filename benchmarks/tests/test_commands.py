@@ -55,71 +55,49 @@ def test_every_benchmark_is_a_listed_command_that_names_its_settings():
         assert all(f"{setting}=" in result.output for setting in benchmark.settings.model_fields)
 
 
-def test_bench_prints_figures_and_progress(fixed: list[object]):
-    options = ["--set", "documents=10", "--method", "pine", "--overflow", "trim_segments"]
-    result = invoke("bench", "lost-in-the-middle", *fixed, *options)
-    assert result.exit_code == 0, result.output
-    assert "1 questions, 3 records; best_subspan_em in per cent" in result.stdout
-    assert ("3/3" in result.stderr, "toy" in result.stderr) == (True, False)
-
-
-def test_bench_prints_json_and_goes_on_with_a_run(fixed: list[object]):
-    command = ["bench", "xquad", *fixed, "--json"]
-    first = json.loads(invoke(*command).stdout)
-    assert first["summary"]["records"] == 5
-    assert first["config"]["settings"] == {"slots": ""}
-    refused = invoke(*command)
-    assert refused.exit_code == 2
-    assert "--resume" in refused.stderr
-    assert json.loads(invoke(*command, "--resume").stdout) == first
-
-
-def test_reproduce_measures_the_chosen_row_of_a_table(fixed: list[object], files: Path):
-    table = files / "mintaka_noshuffle_top50.json"
-    table.write_bytes((files / "mintaka_noshuffle_top30.json").read_bytes())
-    result = invoke("reproduce", "rotor-table-10", *fixed, "--row", "RoToR", "--overflow", "trim_segments")
-    assert result.exit_code == 0, result.output
-    lines = [line for line in result.stdout.splitlines() if line.startswith("| RoToR |")]
-    assert len(lines) == 6
-    assert lines[0] == "| RoToR | 30 triples, Acc. | 31.8 | 0.0 (0.0 to 79.3) | -31.8 |"
-
-
-def test_reproduce_measures_what_its_help_says(fixed: list[object], files: Path):
-    said = " ".join(invoke("reproduce", "--help").output.split())
-    assert "Rows of selective routing, interventions and ensembles are measured too" in said
-    rewards = ["--data", files / "rewards.jsonl", "--overflow", "trim_segments"]
-    result = invoke("reproduce", "pine-table-2", *fixed, *rewards, "--ensemble", "permutation-average")
-    assert result.exit_code == 0, result.output
-    assert result.stdout.count("| permutation |") == 6, "a line for each cell"
-    assert "Section 4.2" in result.stdout
-    unmeasured = invoke("reproduce", "rotor-table-8", *fixed)
-    assert unmeasured.exit_code == 0, unmeasured.output
-    assert "| Original | t-statistic | 3.71 | not measured |" in unmeasured.stdout
-    assert "Not measured: the nine pairs are those of three models" in unmeasured.stdout
-    unknown = invoke("reproduce", "rotor-table-99", *fixed)
-    assert (unknown.exit_code, "rotor-table-1" in unknown.stderr) == (2, True)
-
-
-def test_pced_runs_in_bench_and_is_a_row_of_its_own_in_reproduce(fixed: list[object], files: Path):
-    result = invoke("bench", "xquad", *fixed, "--ensemble", "context-experts", "--json")
-    assert result.exit_code == 0, result.output
-    summary = json.loads(result.stdout)["summary"]
-    assert (summary["records"], summary["flips"]["value"]) == (5, 0)
-    rewards = ["--data", files / "rewards.jsonl", "--overflow", "trim_segments"]
-    options = [*rewards, "--ensemble", "context-experts", "--json"]
-    assert invoke("reproduce", "pine-table-2", *fixed, *options, "--row", "PINE").exit_code == 2  # of another setup
-    cells = json.loads(invoke("reproduce", "pine-table-2", *fixed, *options).stdout)
-    assert {(cell["row"], cell["published"]) for cell in cells} == {("context-experts", None)}
-
-
-def test_a_toy_says_that_it_answers_and_a_run_that_exists_is_refused_before_the_model_is_loaded(
-    files: Path, tmp_path: Path, monkeypatch
+def test_bench_prints_figures_or_json_and_goes_on_with_a_run_that_it_refuses_to_overwrite_before_a_model_is_loaded(
+    fixed: list[object], monkeypatch: pytest.MonkeyPatch
 ):
-    fixed = ["bench", "xquad", "--data", files, "--out", tmp_path, "--limit", 1, "--max-new-tokens", 1]
-    first = invoke(*fixed)
-    assert (first.exit_code, first.stderr.count("answered by the embedded toy model")) == (0, 1), first.output
+    command = ["bench", "xquad", *fixed, "--method", "pine"]
+    result = invoke(*command)
+    assert result.exit_code == 0, result.output
+    assert "1 questions, 5 records; best_subspan_em in per cent" in result.stdout
+    assert ("5/5" in result.stderr, "toy" in result.stderr) == (True, False)
+    again = json.loads(invoke(*command, "--json", "--resume").stdout)
+    assert (again["summary"]["records"], again["config"]["settings"]) == (5, {"slots": ""})
+    assert again["folder"] in " ".join(result.stdout.split())
     monkeypatch.setattr(BenchmarkConfig, "load_model", lambda self: pytest.fail("loaded"))
-    assert "--resume" in invoke(*fixed).stderr
+    assert "--resume" in refused(*command)
+
+
+def test_a_toy_says_that_it_answers(tmp_path: Path):
+    result = invoke("bench", "key-value", "--set", "make=1", "--set", "keys=2", "--out", tmp_path)
+    assert (result.exit_code, result.stderr.count("answered by the embedded toy model")) == (0, 1), result.output
+
+
+REPRODUCED = {
+    "rotor-table-10 --row RoToR": ("| RoToR |", 6, "| RoToR | 30 triples, Acc. | 31.8 | 0.0 (0.0 to 79.3) | -31.8 |"),
+    "pine-table-2 --ensemble permutation-average": ("| permutation |", 6, "Section 4.2"),
+    "pine-table-2 --ensemble context-experts": ("| context-experts | Full, gold first |  |", 1, "Section 4.2"),
+    "rotor-table-8": (
+        "| Original | t-statistic | 3.71 | not measured |",
+        1,
+        "Not measured: the nine pairs are those of",
+    ),
+}
+"""Rows, how many lines have them, and what else is said."""
+
+
+@pytest.mark.parametrize("command", REPRODUCED)
+def test_reproduce_measures_the_rows_that_were_chosen_and_says_what_it_does_not_measure(
+    command: str, fixed: list[object], files: Path
+):
+    (files / "mintaka_noshuffle_top50.json").write_bytes((files / "mintaka_noshuffle_top30.json").read_bytes())
+    data = ["--data", files / "rewards.jsonl"] if command.startswith("pine") else []
+    result = invoke("reproduce", *command.split(), *fixed, *data, "--overflow", "trim_segments")
+    row, count, said = REPRODUCED[command]
+    assert (result.exit_code, result.stdout.count(row)) == (0, count), result.output
+    assert said in result.stdout
 
 
 # --- wrong input: one red line that says what is wrong, exit code 2, before any work ---
@@ -185,6 +163,7 @@ BEFORE_TORCH = [
     (f"{TABLE} --row nobody", "rows: expected names among"),
     (f"{TABLE} --ensemble nosuch", "unknown ensemble 'nosuch'"),
     (f"{TABLE} --intervention ms-poe", "intervention: expected one of a row of rotor-table-1"),
+    (f"{TABLE} --ensemble context-experts --row PINE", "ensemble: expected one of a row of rotor-table-1"),
     ("bench speed --shape 9b", "unknown shape '9b'"),
     (f"{SPEED} --method rotr", "unknown method 'rotr'"),
     (f"{SPEED} --dtype int8", "--dtype: expected one of float32"),

@@ -104,7 +104,7 @@ def test_pairs_are_asked_as_the_published_scripts_do(load, lm: InvariantModel):
     assert {case.query for case in cases} == {"key1", "key4"}
     slots = ("0", "34", "69", "104", "139")
     assert tuple(case.variant for case in load("key-value", keys=140, make=1)) == slots
-    assert resolve_table("hidden-scaling-table-1").columns[-1].variants == slots
+    assert tuple(resolve_table("hidden-scaling-table-1").columns[-1].variants) == slots
     first = load("key-value", keys=3, file_keys=6)  # the first pairs of a longer file, after the asked one moved
     assert [len(case.segments) for case in first] == [3] * len(first)
     assert [text.split('"')[1] for text in first[-1].segments if first[-1].query not in text] == ["key0", "key1"]
@@ -173,20 +173,42 @@ def test_a_larger_limit_contains_every_smaller_one(load):
     assert all(few < more for few, more in pairwise(ids))
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "settings"),
-    [
-        ("mmlu", "mmlu_validation.json", {"orders": "0"}),  # the sample
-        ("lost-in-the-middle", "nq-open-oracle.jsonl.gz", {"documents": "4", "slots": "0"}),  # distractors
-        ("key-value", "", {"keys": "3", "make": "3", "slots": "0"}),
-    ],
-)
-def test_the_seed_alone_decides_the_sample_and_what_is_drawn(name, file, settings, files: Path):
-    found = [[loaded(name, files / file, Selection(3, seed), **settings) for seed in range(4)] for _ in "12"]
-    assert found[0] == found[1]
-    assert any(found[0][0] != each for each in found[0][1:])
+CONDITIONS = ["Ann has 3 pens.", "She buys 4.", "Bo gives 2.", "He takes 1."]
+DRAWN = {
+    "the sample": ("mmlu", 3, {"orders": "0"}),
+    "distractors": ("lost-in-the-middle", None, {"documents": 3, "slots": "0"}),
+    "pairs": ("key-value", None, {"keys": "3", "make": "3", "slots": "0"}),
+    "orders of conditions": ("r-gsm", None, {}),
+}
+
+
+@pytest.mark.parametrize("what", DRAWN)
+def test_the_seed_alone_decides_what_is_drawn_and_each_question_draws_for_itself(what, files: Path, tmp_path: Path):
+    name, limit, settings = DRAWN[what]
+    problem = {"question": f"{' '.join(CONDITIONS)} How many?", "interchangeable": CONDITIONS, "answer": 8}
+    (tmp_path / "r_gsm.jsonl").write_text(2 * (json.dumps(problem) + "\n"))
+    path = {"mmlu": files, "lost-in-the-middle": files / "nq-open-oracle.jsonl.gz"}.get(name, tmp_path)
+
+    def drawn(seed):
+        return loaded(name, path, Selection(limit, seed), **settings)
+
+    first = drawn(0)
+    assert any(drawn(seed) != first for seed in range(1, 4))
     random.seed(1)  # the global one has no say
-    assert found[0][0] == loaded(name, files / file, Selection(3, 0), **settings)
+    assert drawn(0) == first
+    if name == "r-gsm":
+        one, other = ({case.variant: case.segments for case in each} for each in by_question(first).values())
+        written = tuple(f"{each} " for each in CONDITIONS)
+        assert (one["initial"], one["reversed"]) == (other["initial"], other["reversed"]) == (written, written[::-1])
+        assert len({*one.values()}) == 6
+        assert one != other
+    if name == "lost-in-the-middle":
+        gold = sorted(case.segments[0] for case in first)
+        places = [
+            [[each for each in gold if each != case.segments[0]].index(each) for each in case.segments[1:]]
+            for case in first
+        ]
+        assert len({*map(tuple, places)}) > 1
 
 
 @pytest.mark.parametrize(
@@ -198,7 +220,7 @@ def test_the_seed_alone_decides_the_sample_and_what_is_drawn(name, file, setting
         *(("lost-in-the-middle", each) for each in ({"documents": "many"}, {"index": "maybe"}, {"documents": True})),
         ("lost-in-the-middle", {"docs": 3}),
         ("key-value", {"file_keys": 3}),
-        ("mmlu", {"orders": "24"}),
+        *(("mmlu", {"orders": each}) for each in ("24", "")),
         ("mmlu", {"split": "train"}),
         ("mintaka", {"template": "other"}),
         ("llmbar", {"subsets": "Natural,Other"}),

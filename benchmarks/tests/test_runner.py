@@ -60,10 +60,17 @@ def test_every_benchmark_runs_end_to_end(name, planned: Planned, lm: InvariantMo
     assert f"## {name}: " in done.markdown()
 
 
-@pytest.mark.parametrize("method", ["rotor", "pine", "sequential"])
-def test_an_invariant_method_flips_nothing_where_nothing_shows_the_order(method, planned: Planned, lm, tmp_path: Path):
-    done = run_benchmark(planned("xquad", method=method, limit=2, max_new_tokens=8), tmp_path, model=lm)
-    assert done.summary["flips"]["value"] == (1 if method == "sequential" else 0)
+@pytest.mark.parametrize(
+    ("flips", "asked"),
+    [
+        *((0, {"method": name}) for name in ("rotor", "pine")),
+        (1, {"method": "sequential"}),
+        (0, {"ensemble": "context-experts"}),
+    ],
+)
+def test_an_invariant_method_flips_nothing_where_nothing_shows_the_order(flips, asked, planned: Planned, lm, tmp_path):
+    done = run_benchmark(planned("xquad", **asked, limit=2, max_new_tokens=8), tmp_path, model=lm)
+    assert done.summary["flips"]["value"] == flips
 
 
 def test_config_says_what_decides_the_records_which_hold_what_the_model_said(

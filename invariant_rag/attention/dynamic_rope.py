@@ -1,7 +1,7 @@
 """Rotary frequencies that depend on the length of the prompt (dynamic NTK, LongRoPE), kept apart for every call.
 
 transformers stores them in the rotary module, which all threads share: another thread that runs a longer prompt changes
-the frequencies of this one in the middle of a forward pass, and a later prompt finds those of an earlier one.
+the frequencies of this one in the middle of a forward pass, and a later prompt inherits those of an earlier one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The hook into transformers: an attention function that a model uses for the length of a `with` block.
 
-Inside the block the model's configs name our function in transformers' attention interface, or, for a family that does
-without that interface, its attention modules ask for it (`inline`). The active function is held in a context variable,
+Inside the block the model's configs name our function in transformers' attention interface; a family without that
+interface has a method of its attention modules replaced (`inline`). The active function is held in a context variable,
 so other threads that call the same model meanwhile still get the model's own attention.
 """
 
@@ -236,7 +236,7 @@ class ArrangedAttention:
         return torch.stack([self._attend(inputs, row, self.prompts[row // repeats]) for row in range(rows)])
 
     def _attend_together(self, inputs: LayerInputs, prompts: Sequence[PromptState]) -> torch.Tensor | None:
-        """Return the outputs of all rows, one prompt each `[B, Q, H, D_v]`; None where the backend wants one by one."""
+        """Return the outputs of all rows, one prompt each `[B, Q, H, D_v]`; None to compute them one by one."""
         for prompt in prompts:
             if inputs.keys.shape[2] - prompt.padding < prompt.length:
                 raise _too_short(inputs, prompt)

@@ -142,7 +142,7 @@ def _attend_block(call: AttentionCall, row: Row, shifts: list[torch.Tensor]) -> 
 def _attend_token(call: AttentionCall, row: Row, shifts: list[torch.Tensor]) -> torch.Tensor:
     """Attend from the last token to all keys, with one softmax `[H, 1, D_v]`.
 
-    Keys are the left factors of the products: on a CPU, they are then read in half the time.
+    Keys are the left operands of the products: a CPU then loads them in half the time.
     """
     query = call.queries[:, -1:] * call.scaling
     heads, head_dim = call.keys.shape[0], query.shape[-1]

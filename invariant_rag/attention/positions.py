@@ -1,7 +1,7 @@
-"""What positions do to attention: rotary embeddings (RoPE), as they are identified in each layer, and ALiBi.
+"""Position encodings: rotary embeddings (RoPE), identified for each layer, and ALiBi.
 
-In both, scores depend on position differences only, and moving a query or a key by a shift is a linear map of it. So
-arrangements and backends need not know which of the two a layer uses.
+In both, scores depend on position differences only, and a shift of a query or a key is a linear map of it. So
+arrangements and backends do not depend on which of the two a layer uses.
 
 Rotary embeddings differ in layout (half-split or interleaved), in the number of rotary dimensions, in their frequencies
 (scaled, or different per layer) and in whether a layer uses them at all. Every combination is a candidate; the one that
@@ -91,6 +91,10 @@ class Rotation(PositionEncoding):
         shifts = torch.as_tensor(shifts, dtype=torch.float64, device=x.device)
         angles = shifts[..., None] * self.frequencies().to(x.device, torch.float64)
         return self._apply(x, angles.cos(), angles.sin()).to(x.dtype)
+
+    def rotate_with(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        """Rotate `x` `[..., D]` by `turns` `[..., R / 2]`: a complex number for each pair of dimensions."""
+        return self._apply(x, turns.real, turns.imag).to(x.dtype)
 
     def rotate_each(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
         """Rotate `x` `[..., D]` by `shifts` `[...]`, with tables of cosines and sines, one for each `reach`."""

@@ -39,7 +39,7 @@ _KNOWN_TENSORS = {"position_ids", "cache_position", "s_aux"}
 
 @dataclass
 class _InputRecorder:
-    """An attention function in which every token sees only itself; it records the inputs of each layer."""
+    """An attention function in which every token attends to itself only; it records the inputs of each layer."""
 
     inputs: dict[int, LayerInputs] = field(default_factory=dict)
     repeated: set[int] = field(default_factory=set)

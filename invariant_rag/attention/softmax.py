@@ -70,7 +70,7 @@ def plain_attention(call: AttentionCall) -> torch.Tensor:
 
 
 def causal_mask(queries: int, keys: int, sliding_window: int | None, device: torch.device) -> torch.Tensor:
-    """Return a boolean mask `[Q, S]`, True where one of the last Q of S tokens sees a key."""
+    """Return a boolean mask `[Q, S]`, True where one of the last Q of S tokens attends to a key."""
     distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
     return (distance >= 0) if sliding_window is None else (distance >= 0) & (distance < sliding_window)
 
@@ -99,9 +99,9 @@ def partial_attention(
     is_causal: bool = False,
     mask: torch.Tensor | None = None,
 ) -> AttentionState:
-    """Attend from queries `[H, Q, D]` to some keys `[H_kv, S, D]`, with values `[H_kv, S, D_v]` not wider than these.
+    """Attend from queries `[H, Q, D]` to some keys `[H_kv, S, D]`, with values `[H_kv, S, D_v]` and `D_v <= D`.
 
-    They see all of them; or causally, query t the keys 0 to t; or by a boolean mask `[Q, S]`, at least one key each.
+    With `is_causal`, query t attends to the keys 0 to t; a boolean mask `[Q, S]` leaves each query at least one key.
     """
     (heads, count, _), (key_heads, _, width) = queries.shape, values.shape
     if not is_causal:
@@ -145,11 +145,11 @@ def merge_attn_states(states: Sequence[AttentionState]) -> AttentionState:
 
 
 def merge_stacked(outs: torch.Tensor, lses: torch.Tensor) -> AttentionState:
-    """Merge attention to disjoint keys, `[M, ..., D_v]` and `[M, ...]`; minus infinity is attention to nothing."""
+    """Merge attention to disjoint keys, `[M, ..., D_v]` and `[M, ...]`; a log-sum-exp of minus infinity: to no key."""
     if outs.shape[0] == 1:
         return AttentionState(outs[0], lses[0])
     lse = lses.logsumexp(dim=0)
-    weights = (lses - lse).exp().nan_to_num(0.0)  # a query that sees nothing has no weights
+    weights = (lses - lse).exp().nan_to_num(0.0)  # a query without keys has no weights
     return AttentionState((outs * weights[..., None]).sum(dim=0).to(outs.dtype), lse)
 
 
@@ -299,5 +299,5 @@ def matmul_kernel(
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(hidden, float("-inf"))
     lse = scores.logsumexp(dim=-1)
-    weights = (scores - lse[..., None]).exp().nan_to_num(0.0)  # a query that sees nothing has no weights
+    weights = (scores - lse[..., None]).exp().nan_to_num(0.0)  # a query without keys has no weights
     return (weights @ values).to(q.dtype), lse

@@ -11,7 +11,7 @@ import typer
 
 from invariant_rag.cli import options
 from invariant_rag.cli.console import print_error, print_json, print_skipped, print_text, print_warning
-from invariant_rag.cli.progress import load_model, progress_bar
+from invariant_rag.cli.progress import load_with_progress, progress_bar
 from invariant_rag.errors import InvalidChoice, ToyModelWarning
 from invariant_rag.models.embedded import is_toy
 from invariant_rag.rag.readers import check_documents
@@ -65,7 +65,7 @@ def ask(
       order_check        null, or {orders, seed, promised, identical, distinct,
                          answers: [{text, count}], plain_distinct, plain_answers: [{text, count}]}
     """  # noqa: D301
-    question, paths = _asked(question, [*(docs or []), *(more or [])])
+    question, paths = _question_and_paths(question, [*(docs or []), *(more or [])])
     loading = {"method": method, "ordering": ordering, "overflow": overflow, "dtype": dtype, "device_map": device_map}
     chunks, build_index = _read_chunks(paths, retriever, model, loading, max_chars=max_chars, strict=strict)
     with progress_bar("Indexing documents"):
@@ -78,7 +78,7 @@ def ask(
     from invariant_rag.rag.pipeline import RAG
 
     ready = perf_counter()
-    rag = RAG(load_model(model, **loading), index, k)
+    rag = RAG(load_with_progress(model, **loading), index, k)
     seconds = {"index": indexed - start, "load": perf_counter() - ready}
     if paths == [EXAMPLE_DOCUMENTS] and not as_json:
         print_text(f"{question}\n", style="bold")
@@ -113,7 +113,7 @@ def ask(
         raise typer.Exit(1)
 
 
-def _asked(question: str | None, paths: list[Path]) -> tuple[str, list[Path]]:
+def _question_and_paths(question: str | None, paths: list[Path]) -> tuple[str, list[Path]]:
     """Return a question and its documents: those given, or the example."""
     if question is None and not paths:
         return EXAMPLE_QUESTION, [EXAMPLE_DOCUMENTS]

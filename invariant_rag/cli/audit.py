@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from invariant_rag.audit.calls import Endpoint
+from invariant_rag.audit.calls import Endpoint, is_url
 from invariant_rag.audit.plan import AuditChoices
-from invariant_rag.audit.systems import is_url
 from invariant_rag.cli import console, options
-from invariant_rag.cli.progress import load_model, progress_bar
+from invariant_rag.cli.progress import load_with_progress, progress_bar
 from invariant_rag.errors import FieldWarning, InvalidChoice, ToyModelWarning, UnsupportedCombination
 from invariant_rag.files import make_folder
 from invariant_rag.models.hub import check_model
@@ -55,8 +54,7 @@ def audit(
         ),
     ] = None,
     docs: Annotated[
-        list[Path] | None,
-        typer.Option("--docs", help="File or folder: .txt, .md, .jsonl, .pdf. Repeatable."),
+        list[Path] | None, typer.Option("--docs", help="File or folder: .txt, .md, .jsonl, .pdf. Repeatable.")
     ] = None,
     retriever: options.Retriever = "bm25",
     strict: options.Strict = False,
@@ -118,10 +116,10 @@ def audit(
         index = index_documents(docs, retriever, strict=strict, on_skipped=console.print_skipped) if docs else None
         if system is None:
             loading = {"method": method, "ordering": ordering, "dtype": dtype, "overflow": overflow}
-            audited = load_model(model, device_map=device_map, **loading)
+            audited = load_with_progress(model, device_map=device_map, **loading)
             chosen = chosen.changed({"generation": {"max_new_tokens": max_new_tokens}})
         if chosen.judge is not None and not is_url(chosen.judge):
-            chosen = chosen.changed({"judge": load_model(chosen.judge, method="rotor")})
+            chosen = chosen.changed({"judge": load_with_progress(chosen.judge, method="rotor")})
         try:
             told: dict[str, Any] = {"progress": progress_bar, "on_step": console.print_note}
             new = None if resume is not None else asked
@@ -184,14 +182,17 @@ def _parse(questions: Path | None, fields: Mapping[str, str]) -> list[Any]:
 
 @contextmanager
 def _warnings_as_notes() -> Iterator[None]:
-    """Print warnings about questions as notes, with what to do."""
+    """Print warnings about questions, with what to do, and of a toy."""
     with warnings.catch_warnings():
-        warnings.simplefilter("always", FieldWarning)
+        for kind in (FieldWarning, ToyModelWarning):
+            warnings.simplefilter("always", kind)
         others = warnings.showwarning
 
         def show(message: Warning | str, *where: Any) -> None:
             if isinstance(message, FieldWarning):
                 console.print_note(f"note: {str(message).removesuffix('.')}. {message.hint}")
+            elif isinstance(message, ToyModelWarning):
+                console.print_warning(str(message))
             else:
                 others(message, *where)
 

@@ -16,7 +16,7 @@ from invariant_rag.models.hub import check_model
 _HOSTILE_TEXTS, _SHOWN = 500, 20
 
 
-def about(cls: type) -> str:
+def summary(cls: type) -> str:
     """Return the first line of the docstring of a class."""
     return (inspect.getdoc(cls) or "").partition("\n")[0]
 
@@ -37,7 +37,7 @@ def intervention_rows() -> list[dict[str, Any]]:
     from invariant_rag.interventions import INTERVENTIONS
 
     return [
-        {"intervention": name, "cost": each.cost, "paper": each.paper, "about": about(each)}
+        {"intervention": name, "cost": each.cost, "paper": each.paper, "about": summary(each)}
         for name, each in INTERVENTIONS.items()
     ]
 
@@ -46,7 +46,7 @@ def ordering_rows() -> list[dict[str, Any]]:
     """Return the columns of `invariant-rag orderings`."""
     from invariant_rag.orderings import ORDERINGS
 
-    return [{"ordering": name, "invariant": each.invariant, "about": about(each)} for name, each in ORDERINGS.items()]
+    return [{"ordering": name, "invariant": each.invariant, "about": summary(each)} for name, each in ORDERINGS.items()]
 
 
 def models(

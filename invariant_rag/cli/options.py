@@ -71,10 +71,10 @@ def check_model_options(model: str | None, method: Any, ordering: Any, device_ma
 
 
 def with_fields(*kinds: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command, in place of its `**fields`, an option for each field of dataclasses that says what it means.
+    """Replace a command's `**fields` by one option for each documented field of dataclasses.
 
-    The metadata of such a field has `about`; `min`, `max` and `metavar`; `option`, if it has another name; `shown`, for
-    a default that no value is; and `argument` for what is no option.
+    The metadata of such a field has `about`; `min`, `max` and `metavar`; `option`, if it has another name; `shown`, how
+    help shows the default; and `argument`, for a field that is no option.
     """
 
     def decorated(function: Callable[..., None]) -> Callable[..., None]:
@@ -94,8 +94,8 @@ def option_fields(kind: type[Any]) -> Iterable[dataclasses.Field[Any]]:
     return [each for each in dataclasses.fields(kind) if "about" in each.metadata]
 
 
-def made(kind: type[Any], given: Mapping[str, Any], **more: Any) -> Any:
-    """Return a dataclass of the options that were given, and of more."""
+def from_options(kind: type[Any], given: Mapping[str, Any], **more: Any) -> Any:
+    """Build a dataclass from the options of a command line, and further fields."""
     values = {each.name: given[each.name] for each in option_fields(kind)}
     sets = {name: frozenset(value) for name, value in values.items() if isinstance(value, list)}
     return kind(**{name: value for name, value in {**values, **sets}.items() if value is not None}, **more)

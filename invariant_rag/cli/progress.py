@@ -35,7 +35,7 @@ def disable_transformers_bars() -> None:
     disable_progress_bar()
 
 
-def load_model(name: str | None, **loading: Any) -> InvariantModel:
+def load_with_progress(name: str | None, **loading: Any) -> InvariantModel:
     """Load a model, with a bar; importing torch, which takes seconds, is a part of that."""
     with progress_bar("Loading model"):
         from invariant_rag.generation.model import InvariantModel

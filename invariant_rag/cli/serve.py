@@ -10,7 +10,7 @@ import typer
 
 from invariant_rag.checks import check_real, require_extra
 from invariant_rag.cli.console import handle_errors, print_text, print_warning
-from invariant_rag.cli.options import check_model_options, made, with_fields
+from invariant_rag.cli.options import check_model_options, from_options, with_fields
 from invariant_rag.cli.progress import disable_transformers_bars, progress_bar
 from invariant_rag.errors import RemoteError, ToyModelWarning
 from invariant_rag.server.settings import (
@@ -56,14 +56,14 @@ def serve(
         from invariant_rag.server.logs import configure_logging, export_traces
         from invariant_rag.server.serving import reserve
 
-        settings = made(
+        settings = from_options(
             Settings,
             fields,
             keys=read_keys(keys),
             operator_key=key_of_environment(OPERATOR_KEY_VARIABLE),
             max_body_bytes=int(check_real("--max-body-mb", max_body_mb) * (1 << 20)),
         )
-        config = made(EngineConfig, fields)
+        config = from_options(EngineConfig, fields)
         if config.upstream is None and config.vllm is None:
             check_model_options(config.model, config.method or "rotor", config.ordering, config.device_map)
         if config.vllm is not None:

@@ -1,4 +1,4 @@
-"""Parallel context-of-experts decoding: segments are read alone, the best-supported token wins (arXiv 2601.08670)."""
+"""Parallel context-of-experts decoding: one expert per segment, the best-supported token wins (arXiv 2601.08670)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LEAST = 1e-9  # the least probability, as in the published code
 
 
 class ContextExperts(Ensemble[EnsembleGeneration]):
-    """Read every segment alone, contrast it with no segment at all, and take the best-supported token (PCED).
+    """Decode with one expert per segment, contrasted with the prompt without segments (PCED).
 
     With logits s_k of the prompt with segment k alone, s_0 of the prompt without segments, and relevance r_k, which is
     `Segment.score`, the next token is the v with the largest max_k of
@@ -41,7 +41,7 @@ class ContextExperts(Ensemble[EnsembleGeneration]):
 
     and every expert continues with it. The maximum over a set has no order, and the rows of the batch are sorted by
     content: the result is bit-for-bit the same for every input order, whatever the ordering of the model. An expert
-    sees one segment, so the model's method makes no difference, and the segments need not fit the context window
+    has one segment, so the model's method makes no difference, and the segments need not fit the context window
     together. Decoding is greedy.
 
     The paper fuses a retriever's score a and a reranker's score b, both mapped to (0, 1), into r = 2ab / (a + b). Its

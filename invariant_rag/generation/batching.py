@@ -23,6 +23,7 @@ from invariant_rag.generation.digest import choices_digest
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import as_ids, check_options, resolve_max_new_tokens, resolve_option
 from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.prefill import after_prefill
 from invariant_rag.generation.streaming import StopOnEvent, TextQueueStreamer, TextStream, replay
 from invariant_rag.segments import Prompt
 
@@ -109,9 +110,9 @@ class MicroBatcher:
 
     No call waits for a batch to fill: while one thread generates, other calls queue up; the next thread then generates
     for its own prompt and for the waiting calls with the same weights, choices and options. A request that is short
-    beside a running batch, or another tenant's, is generated between two steps of it. In a batch, an answer equals that
-    of a single call up to rounding; sampled ones have seeds of their own. A model whose engine batches calls, such as
-    vLLM, is called at once.
+    beside a batch, or another tenant's, is generated before it, or between two of its forward passes: of its prefill,
+    too. In a batch, an answer equals that of a single call up to rounding; sampled ones have seeds of their own. A
+    model whose engine batches calls, such as vLLM, is called at once.
 
     >>> batcher = MicroBatcher()
     >>> with ThreadPoolExecutor(8) as pool:  # doctest: +SKIP
@@ -218,9 +219,9 @@ class MicroBatcher:
         return generations
 
     def _run_between(self, batch_size: int, running: _Request) -> bool:
-        """Generate between two steps of a batch for requests that need not wait for its end; say if there were any.
+        """Generate for requests that need not wait for the end of a batch, between its passes; say if there were any.
 
-        They run inside of a stopping criterion, in the thread that holds the model.
+        They run in the thread that holds the model, inside of a stopping criterion, or of a prefill.
         """
         if not self._waiting:
             return False
@@ -270,7 +271,7 @@ def _events(abandoned: Event | None) -> tuple[Event, ...]:
 def _run_batch(batch: Sequence[_Request], run_between: Callable[[_Request], bool] | None = None) -> None:
     """Generate for a batch and set the results; if the batch fails, generate for each request separately.
 
-    Between steps, `run_between` may generate for others, and says whether it did.
+    Before it, and between its forward passes, `run_between` may generate for others, and says whether it did.
     """
     if not batch:
         return
@@ -278,7 +279,9 @@ def _run_batch(batch: Sequence[_Request], run_between: Callable[[_Request], bool
     options = {**first.options, "stopping_criteria": [rows]}
     if len(batch) > 1 and first.samples_rows:
         options["seed"] = [each.options.get("seed") for each in batch]
+    token = after_prefill.set(rows.run_others)
     try:
+        rows.run_others()
         generations = first.lm.generate([each.prompt for each in batch], **options)
     except BaseException as error:  # noqa: BLE001 - raised again by the waiting threads
         if len(batch) == 1 or not isinstance(error, Exception) or any(each.started for each in batch):
@@ -288,6 +291,8 @@ def _run_batch(batch: Sequence[_Request], run_between: Callable[[_Request], bool
         for each in batch:  # only the requests that cause the error fail
             _run_batch([each], run_between)
         return
+    finally:
+        after_prefill.reset(token)
     rows.close()
     exact = first.lm.deterministic or all(each.prompt is first.prompt for each in batch)
     for request, generation in zip(batch, generations, strict=True):
@@ -325,11 +330,15 @@ class _Rows(StoppingCriteria):
             stops[row] |= request.abandoned
             if stops[row] or int(tokens[row]) in self._ends:  # what follows is padding
                 self.close([row])
-        start = monotonic()
-        may_run = start >= self._ours_until and not stops.all()
-        if may_run and self._run_between is not None and self._run_between(self._batch[0]):
-            self._ours_until = 2 * monotonic() - start  # nobody else for as long as that took, so neither side starves
+        if not stops.all():
+            self.run_others()
         return stops
+
+    def run_others(self) -> None:
+        """Generate for others who need not wait, unless they had the model for longer than the batch since."""
+        start = monotonic()
+        if start >= self._ours_until and self._run_between is not None and self._run_between(self._batch[0]):
+            self._ours_until = 2 * monotonic() - start  # nobody else for as long as that took, so neither side starves
 
     def __deepcopy__(self, memo: Any) -> _Rows:
         other = _Rows(self._batch, self._run_between)

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 RUNS_ELSEWHERE = "invariant_rag_runs_elsewhere"
 """An attribute of models without weights, of which only configuration and tokenizer are needed."""
+
+after_prefill: ContextVar[Callable[[], object] | None] = ContextVar("after_prefill", default=None)
+"""What a batch calls after each forward pass of its prefill, outside of arranged attention: others may run there."""
 
 _holds: ContextVar[Mapping[ModelLock, object]] = ContextVar("held_model_locks", default={})  # noqa: B039 - never changed
 
@@ -292,10 +295,16 @@ class Prefiller:
         prefixes = list(prefixes or map(PrefillResult.empty, prompts))
         starts = [each.cache.get_seq_length() for each in prefixes]
         uncached = [len(each.input_ids) - start for each, start in zip(prompts, starts, strict=True)]
+        run_others = after_prefill.get()
         if len(prompts) > 1 and (all(starts) or not any(starts)) and self.shares_prefill(uncached):
-            return self._prefill_together(prompts, prefixes, starts)
+            prefixes = self._prefill_together(prompts, prefixes, starts)
+            if run_others is not None:
+                run_others()
+            return prefixes
         for prepared, prefix in zip(prompts, prefixes, strict=True):
             self._continue(prepared, prefix)
+            if run_others is not None:
+                run_others()
         return prefixes
 
     def _continue(self, prepared: PreparedPrompt, prefix: PrefillResult, keep: int = 1) -> torch.Tensor:

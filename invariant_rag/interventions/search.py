@@ -306,7 +306,7 @@ def uuid_examples(
 
     The published sets have 50 pairs in a prompt, and ask for those at 25, 50 and 75 per cent.
 
-    Fewer `pairs` are in them where prompt and answer together would have more than `window` tokens.
+    Prompts have fewer than `pairs` pairs where prompt and answer would exceed `window` tokens.
 
     Raises:
         TokenizerRequired: The tokenizer has no chat template.

@@ -1,4 +1,4 @@
-"""Methods: how segments see each other; this registry finds them by name."""
+"""Methods: which segments attend to which, and at which positions. A registry by name."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class APE(SetBased):
             )
 
     def arrange(self, layout: Layout) -> Arrangement:
-        """Return which keys every token of a prompt with this layout sees."""
+        """Return which keys every token of a prompt with this layout attends to."""
         adapted = Weighting(self.temperature, self.scale * self.temperature)
         sets = [
             ((Span(before.stop, after.start), adapted),) if count > 1 else ()

@@ -11,7 +11,7 @@ from invariant_rag.read_only import ReadOnly
 
 
 class Method(ReadOnly):
-    """How segments see each other. Its attributes are read-only once it is built.
+    """Which segments attend to which, and at which positions. Its attributes are read-only once it is built.
 
     Attributes:
         name: Registry key.
@@ -22,10 +22,10 @@ class Method(ReadOnly):
         fair: Whether accuracy cannot depend on which slot a segment lands in, because all slots are alike.
         context_free_segments: Whether a segment's keys and values depend on the prefix and on the segment alone, so
             that a cache can reuse them in any set after the same prefix.
-        reads_later_positions: Whether tokens see keys at later positions than their own. Rotary embeddings tell these
-            apart; the biases of ALiBi are for keys that lie before.
-        stock_decoding: Whether the suffix and generated tokens see every key at its natural position, so that decoding
-            after the prefill uses the model's own attention.
+        reads_later_positions: Whether tokens attend to keys at later positions than their own. Rotary embeddings
+            represent these; the biases of ALiBi do not.
+        stock_decoding: Whether the suffix and generated tokens attend to every key at its natural position, so that
+            decoding after the prefill uses the model's own attention.
     """
 
     name: ClassVar[str]
@@ -48,14 +48,14 @@ class Method(ReadOnly):
 
     @abstractmethod
     def arrange(self, layout: Layout) -> Arrangement:
-        """Return which keys every token of a prompt with this layout sees."""
+        """Return which keys every token of a prompt with this layout attends to."""
 
 
 class RowMethod(Method):
-    """A method with one rule for every layer, head and input: which segments a segment sees, in which order.
+    """A method with one rule for every layer, head and input: which segments a segment attends to, in which order.
 
     Attributes:
-        slots: Where a row sees its segments. `stacked`: one after the other. `natural`: at their natural positions.
+        slots: Positions of the segments in a row. `stacked`: one after the other. `natural`: their natural positions.
             `shared`: likewise, with all segments of a set at the same positions.
     """
 
@@ -68,9 +68,9 @@ class RowMethod(Method):
 
     @abstractmethod
     def row(self, segment: int, count: int) -> Sequence[int]:
-        """Return the segments that `segment` (of `count`, in physical order) sees, far to near, itself last."""
+        """Return the segments that `segment` (of `count`, in physical order) attends to, far to near, itself last."""
 
     def arrange(self, layout: Layout) -> Arrangement:
-        """Return which keys every token of a prompt with this layout sees."""
+        """Return which keys every token of a prompt with this layout attends to."""
         orders = [[self.row(i, len(spans)) for i in range(len(spans))] for spans in layout.set_spans]
         return arrange_rows(layout, orders, slots=self.slots)

@@ -11,10 +11,10 @@ from invariant_rag.methods.rows import SetBased
 
 
 class ParallelWindows(SetBased):
-    """PCW: each window is the prefix and one segment; tokens after the set see all windows (arXiv 2212.10947).
+    """PCW: each window is the prefix and one segment; tokens after the set attend to all windows (arXiv 2212.10947).
 
     Windows share their positions, and the suffix starts after the longest one. The published code merges the windows'
-    keys and keeps one beginning-of-text token, so the suffix sees n copies of every other token of the prefix
+    keys and keeps one beginning-of-text token, so the suffix attends to n copies of every other token of the prefix
     (`combine_past_key_values` in AI21Labs/Parallel-Context-Windows; RoToR, arXiv 2502.08662, appendix C.1, joins the
     prefix to every segment too). The copies have the same tokens at the same positions, so their keys are equal: the
     prefix is computed and stored once, and tokens after the set count each of its keys n times, the first one once.
@@ -32,13 +32,13 @@ class ParallelWindows(SetBased):
     stock_decoding: ClassVar[bool] = False
 
     def arrange(self, layout: Layout) -> Arrangement:
-        """Return which keys every token of a prompt with this layout sees."""
+        """Return which keys every token of a prompt with this layout attends to."""
         weighted = tuple(_copies(layout, ended) for ended in range(len(layout.texts)))
         return super().arrange(layout).weighted(weighted)
 
 
 def _copies(layout: Layout, ended: int) -> Weighted:
-    """Return the copies of keys that tokens see which have `ended` sets before them.
+    """Return how many copies of each key tokens after `ended` sets attend to, as weights.
 
     A key is copied into the windows of every set after it, and each of these copies into those of the next.
     """

@@ -10,7 +10,7 @@ from invariant_rag.methods.base import Method, RowMethod
 
 
 class PINE(Method):
-    """Every segment sees all others, the most important nearest (arXiv 2407.01100, section 3.3).
+    """Every segment attends to all others, the most important nearest (arXiv 2407.01100, section 3.3).
 
     The ordering decides between equally important segments only.
     """
@@ -56,9 +56,9 @@ class PINEReverse(PINE):
 
 
 class PINEInPlace(RowMethod):
-    """Ablation: segments see all others, and no position is re-assigned (arXiv 2407.01100, section 4.3).
+    """Ablation: segments attend to all others, and no position is re-assigned (arXiv 2407.01100, section 4.3).
 
-    In a model with a sliding window, a segment counts as standing after all others, as in PINE.
+    For a sliding window, a segment is the last of its set, as in PINE.
     """
 
     name: ClassVar[str] = "pine-in-place"

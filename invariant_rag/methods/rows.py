@@ -10,7 +10,7 @@ from invariant_rag.methods.base import RowMethod
 
 
 class Sequential(RowMethod):
-    """Plain causal attention: a segment sees those before it. Invariant exactly when its ordering is."""
+    """Plain causal attention: a segment attends to those before it. Invariant exactly when its ordering is."""
 
     name: ClassVar[str] = "sequential"
     paper: ClassVar[str] = "the model as it is"
@@ -24,7 +24,7 @@ class Sequential(RowMethod):
 
 
 class Isolated(RowMethod):
-    """No inter-segment attention: each segment sees the prefix and itself, at natural positions (arXiv 2407.01100)."""
+    """No inter-segment attention: a segment attends to prefix and itself, at natural positions (arXiv 2407.01100)."""
 
     name: ClassVar[str] = "isolated"
     paper: ClassVar[str] = "arXiv 2407.01100"
@@ -37,11 +37,11 @@ class Isolated(RowMethod):
 
 
 class SetBased(RowMethod):
-    """Segments start at the same position and do not see each other; the suffix sees all (arXiv 2406.06581).
+    """Segments start at one position, without attention between them; the suffix attends to all (arXiv 2406.06581).
 
     The prefix exists once, and the suffix starts after the longest segment. Nothing tells the segments apart but their
-    contents, so the answer is fair: up to rounding, it ignores the ordering too. In a model with a sliding window, the
-    window counts tokens as they lie in memory.
+    contents, so the answer is fair: up to rounding, it ignores the ordering too. A sliding window counts tokens in
+    memory order.
     """
 
     name: ClassVar[str] = "set-based"

@@ -29,14 +29,14 @@ class Structured(SetBased):
     stock_decoding: ClassVar[bool] = False
 
     def arrange(self, layout: Layout) -> Arrangement:
-        """Return which keys every token of a prompt with this layout sees."""
+        """Return which keys every token of a prompt with this layout attends to."""
         weighted = tuple(_rescaled(layout, ended) for ended in range(len(layout.texts)))
         rows = super().arrange(layout).weighted(weighted).rows
         return Arrangement(layout, rows, shared_positions(layout, align="right"))
 
 
 def _rescaled(layout: Layout, ended: int) -> Weighted:
-    """Return how often tokens that have `ended` sets before them count the keys after each of these sets."""
+    """Return how often tokens after `ended` sets count the keys behind each of these sets, as weights."""
     starts = [*(text.start for text in layout.text_spans[1 : ended + 1]), sys.maxsize]  # generated tokens have no end
     offsets = accumulate(log(max(count, 1)) for count in layout.counts[:ended])
     pairs = zip(pairwise(starts), offsets, strict=True)

@@ -1,4 +1,4 @@
-"""Devices and types of numbers by name, checked before transformers is imported."""
+"""The names of dtypes, and the check of a device's name before transformers is imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")  # device maps th
 
 
 def check_device(device_map: Any, name: str = "device_map") -> None:
-    """Refuse the name of a device that this machine does not have, before anything is loaded; other maps are taken.
+    """Refuse a device that this machine does not have, before anything is loaded; device maps are not checked.
 
     Raises:
         InvalidChoice: There is no such device.

@@ -140,7 +140,7 @@ def _replace_sets(content: Any, sets: list[SegmentSet], literal: Callable[[str],
 
 
 def _keep_reasoning(text: str, tokenizer: PreTrainedTokenizerBase, cut: Callable[[str], str]) -> str:
-    """Make what an assistant said literal, but for the markers of its reasoning, by which templates leave it away."""
+    """Make an assistant's text literal except its reasoning markers, by which templates drop the reasoning."""
     literal = cut(text)
     if CUT not in literal:
         return literal

@@ -91,7 +91,7 @@ def without_marks(text: str) -> str:
 
 
 def _without_rest(text: str) -> str:
-    """Remove what is left of marks; where what stood around it would be a mark then, a space takes its place."""
+    """Remove fragments of marks; leave a space where the text around one would form a mark."""
     removed = _REST.sub("", text)
     return _REST.sub(" ", text) if has_marks(removed) else removed
 

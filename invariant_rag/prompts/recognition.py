@@ -86,14 +86,14 @@ def find_set(slot: str, retrievals: Iterable[Retrieval]) -> SegmentSet | None:
 
 
 def _key(found: SegmentSet) -> tuple[list[str], str]:
-    """Return what sets share that are written alike in any order: documents with what is beside them, a separator."""
+    """Return a key that is equal for two sets if their texts differ in the order of the documents only."""
     slots = found.slots or (Slot(),)
     before, after, separator = slots[-1].before, slots[-1].after, slots[0].after.removeprefix(slots[-1].after)
     return sorted(before + each.text + after for each in found), separator
 
 
 def _parse(slot: str, retrieval: Retrieval) -> SegmentSet | None:
-    """Return the set that a slot is; None if it is none, or would be none with the documents in another order."""
+    """Parse a slot as a set; None if it is text, or would be text with its documents in another order."""
     texts = [each.text.strip() for each in retrieval.segments]
     pairs = list(zip(retrieval.segments, texts, strict=True))
     padding = {tuple(each.text.split(text, 1)) for each, text in pairs if text}
@@ -135,7 +135,7 @@ def _parse(slot: str, retrieval: Retrieval) -> SegmentSet | None:
 
 
 class _Fields:
-    """The fields of a document that its template may write: those that hardly stand in other text by chance."""
+    """The fields of a document that its template may write: those unlikely to occur in other text by chance."""
 
     def __init__(self, values: Iterable[str]) -> None:
         self.values = list(filter(None, values))

@@ -1,4 +1,4 @@
-"""What was retrieved in which run: kept with the run, and gone with it."""
+"""Retrievals by run, kept until their root run ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_RUNS = 10_000
 
 @dataclass
 class Outside:
-    """What was last retrieved in a context by a run that asked no model, such as a retriever on its own."""
+    """The last retrievals of a context in runs that called no model, such as a retriever on its own."""
 
     retrievals: list[Retrieval]
     task: tuple[int, int]  # the thread and the task in which the run began
@@ -28,10 +28,10 @@ _OUTSIDE: ContextVar[Outside | None] = ContextVar("invariant_rag_outside", defau
 
 
 def begin_outside() -> Outside:
-    """Return where an outermost run of this thread and task puts what it retrieves, if it asks no model.
+    """Return where an outermost run of this thread and task stores its retrievals, if it calls no model.
 
-    It is known in this context, and in copies of it. To be called where the run begins: its end may be reported in a
-    task of the framework.
+    It is visible in this context, and in copies of it. Call it when the run begins: its end may be reported in a task
+    of the framework.
     """
     outside, task = _OUTSIDE.get(), (get_ident(), 0)
     with suppress(RuntimeError):  # no event loop runs in this thread
@@ -43,14 +43,14 @@ def begin_outside() -> Outside:
 
 
 def outside_retrievals() -> list[Retrieval]:
-    """Return what was last retrieved in this context for no model: a reason to warn of texts with it, and no set."""
+    """Return the last retrievals of this context that no model was called with: they cause warnings, never sets."""
     outside = _OUTSIDE.get()
     found = () if outside is None else outside.retrievals
     return list(map(partial(replace, one_by_one=True, is_set=False), found))
 
 
 def forget_outside(texts: Iterable[str]) -> None:
-    """Forget what was retrieved for no model, if one got all of it in these texts: a later question may quote it."""
+    """Forget these retrievals once a model was called with all their texts: a later question may quote them."""
     found, joined = outside_retrievals(), "\n".join(texts)
     if found and all(each.text.strip() in joined for one in found for each in one.segments):
         begin_outside().retrievals = []
@@ -63,7 +63,7 @@ class _Run:
     outside: Outside | None  # of a root
     noted: list[tuple[_Run, Retrieval]] = field(default_factory=list)  # in a root: with the run that retrieved it
     slots: dict[str, None] = field(default_factory=dict)  # in a root
-    is_asked: bool = False  # whether a model was asked in this root
+    is_asked: bool = False  # whether a model was called in this root
     ended: bool = False
 
     @property

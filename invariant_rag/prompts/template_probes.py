@@ -41,7 +41,7 @@ _found: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[Any, Mapping[int, str]]
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, str]:
-    """Return ids and names of the added tokens that control a model; worked out once per tokenizer as it is.
+    """Return ids and names of the added tokens that control a model; cached per state of the tokenizer.
 
     These are the special tokens; those in what the chat template renders and in its literals; those of the shape of a
     rendered one (`[|user|]`, `[|critic|]`) or of `<|user|>`; without a template, every name in brackets. None are white

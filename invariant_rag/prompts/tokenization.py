@@ -1,7 +1,7 @@
-"""Tokenize every part of a prompt on its own, and keep text from outside text.
+"""Tokenize every part of a prompt separately, so that untrusted text never becomes a control token.
 
-Names of control tokens in text from outside are cut while a template is rendered, and never matched. A copy of the
-tokenizer encodes such text. Its control tokens have other names, which nobody can know.
+Names of control tokens in such text are cut while a template is rendered, and never matched. A copy of the tokenizer
+encodes such text; its control tokens have random names.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _encode_text(text: Text) -> TokenIds:
 
 
 def _encode_segments(segments: Sequence[Segment], written: list[str], literals: Literals | None) -> list[TokenIds]:
-    """Return ids of segments: those that they hold, or those of what is written of them."""
+    """Return the token ids of segments: their own, or those of their rendered text."""
     given = list(map(attrgetter("token_ids"), segments))
     if literals is not None and given.count(None) == len(given):
         return literals.encode_literal(written)
@@ -230,7 +230,7 @@ class Literals:
         return cut
 
     def _cut_off(self, text: str) -> str:
-        """Cut the names in a text, and cut it off from what a template may write beside it, or beside its words."""
+        """Cut names inside a text, and its edges where they could form a name with text of the template."""
         words = text.strip()
         start = text.find(words)
         leading, trailing = text[:start], text[start + len(words) :]
@@ -297,7 +297,7 @@ class Literals:
         return ()
 
     def _called(self, text: str, **options: bool) -> TokenIds:
-        """Return ids as the tokenizer itself encodes a text. It keeps options of the last call of any thread."""
+        """Return ids as the tokenizer itself encodes a text. It stores the options of a call, so threads take turns."""
         clean = replace_surrogates(text)
         with self._lock:
             return tuple(self._tokenizer(clean, verbose=False, **{"add_special_tokens": False, **options})["input_ids"])

@@ -146,7 +146,7 @@ def _with_sets(turn: Turn, known: Sequence[Retrieval], findings: list[Finding]) 
 
 
 def _joined(segments: list[Segment], gaps: list[str], findings: list[Finding]) -> list[Any]:
-    """Return neighbours as one set, or each by itself where other text stands between them than elsewhere."""
+    """Return neighbours as one set, or as one set each if the texts between them differ."""
     *inner, last = gaps
     if not any(map(str.strip, inner)):
         return [SegmentSet(segments), last]
@@ -158,7 +158,7 @@ def _joined(segments: list[Segment], gaps: list[str], findings: list[Finding]) -
 
 
 def _restored(segment: Segment, known: Sequence[Retrieval]) -> Segment:
-    """Return a marked segment with what marks do not carry of its document."""
+    """Return a marked segment with the metadata, and a missing score, of its document."""
     alike = (each for one in known for each in one.segments if each.text == segment.text)
     document = min(alike, key=attrgetter("canonical_key"), default=segment)
     score = document.score if segment.score is None else segment.score
@@ -166,7 +166,7 @@ def _restored(segment: Segment, known: Sequence[Retrieval]) -> Segment:
 
 
 def _check(turns: Iterable[Turn], known: Sequence[Retrieval], free: str, sets: Sequence[SegmentSet]) -> list[Finding]:
-    """Return why the answer may depend on the order of documents: what is said of it, and documents outside of sets."""
+    """Return why the answer may depend on the order: documents outside of sets, or text that states an order."""
     found: list[Finding] = []
     if known and any(holds_documents(free, each) for each in known):
         found.append(Finding("no_segments", "the prompt holds retrieved documents as text, and not as a set."))

@@ -127,11 +127,7 @@ def check_documents(paths: Iterable[str | Path]) -> None:
 
 
 def _is_folder(path: Path) -> bool:
-    """Return whether a path is a folder, and not a supported file.
-
-    Raises:
-        RetrievalError: It is neither.
-    """
+    """Return whether a path is a folder, and not a supported file; raise `RetrievalError` if it is neither."""
     try:
         if path.is_dir():
             return True

@@ -32,8 +32,8 @@ def _model(family: str, dtype: torch.dtype) -> PreTrainedModel:
 def plain_logits(model: PreTrainedModel, prompt: Prompt) -> torch.Tensor:
     """Return the plain model's logits at the suffix of a prompt of token ids, with its segments in input order.
 
-    Other tokens get none, as in `InvariantModel.logits`: with several threads, products of more rows may be summed
-    otherwise.
+    Those of other tokens are not computed, as in `InvariantModel.logits`: on several threads, products of more rows may
+    be summed in another order.
     """
     segments = [token for segment in prompt.segments for token in segment.token_ids or ()]
     ids = torch.tensor([[*map(int, prompt.prefix), *segments, *map(int, prompt.suffix)]])
@@ -47,7 +47,7 @@ def plain_logits(model: PreTrainedModel, prompt: Prompt) -> torch.Tensor:
 def recomputed_logits(lm: InvariantModel, prompt: Prompt, written: Sequence[int]) -> torch.Tensor:
     """Return the logits after a prompt and after each written token, without a cache: `[W + 1, vocabulary]`.
 
-    The prompt and the tokens written after it are read in one forward pass, as in training.
+    The prompt and the generated tokens are one forward pass, as in training.
     """
     prepared = lm.prepare(prompt)
     ids = torch.tensor([[*prepared.input_ids, *written]])

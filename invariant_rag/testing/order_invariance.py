@@ -11,8 +11,8 @@ from typing import Any
 from invariant_rag.audit.calls import Answer, make_calls
 from invariant_rag.audit.grading import FAILED, RIGHT, Grader
 from invariant_rag.audit.plan import AuditChoices, Call, has_orders, screen_calls
-from invariant_rag.audit.questions import Question, as_retrieve_function, read_questions
-from invariant_rag.audit.run import Questions, check_extras
+from invariant_rag.audit.questions import Question, Questions, as_retrieve_function, read_questions
+from invariant_rag.audit.run import check_extras
 from invariant_rag.audit.screen import ANOTHER, FIRST, OTHER
 from invariant_rag.audit.systems import ToInput, as_system
 from invariant_rag.checks import check_real
@@ -38,9 +38,9 @@ def assert_order_invariant(
     """Ask each question in today's order and two others, and assert that no order changes the outcome.
 
     An outcome is right or wrong where gold answers are known; else it is the answer, but for its wording. An order that
-    gives another outcome is asked again, and so is today's, until one of the two outcomes does not come back: then it
-    was chance. A system whose answers are coins comes back with both a quarter of the time, so a few rounds are enough
-    that not more than one run in 50 fails without reason; each round adds spaces to a document, past caches and seeds.
+    gives another outcome is repeated, and so is today's, until one of the two outcomes is not reproduced: then it was
+    chance. If answers are coin flips, a round reproduces both outcomes with probability 1/4, so a few rounds keep false
+    alarms below one run in 50. Each round adds spaces to a document, to bypass caches and seeds.
 
     >>> def first(question, segments):
     ...     return segments[0].text

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import wraps
 from threading import Event
 from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag import Generation, InvariantModel, KeyValueCache, MicroBatcher, Prompt
@@ -317,6 +318,37 @@ def test_who_need_not_wait_runs_between_two_steps_and_changes_nothing(
         second = pool.submit(run, 1)
         assert [first.result().token_ids, second.result().token_ids] == alone
     assert order == [1, 0]
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "varlen"])  # a pass for each prompt of a prefill, or one for all of them
+def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(
+    backend: str, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lms = [InvariantModel(llama, backend=backend, cache=KeyValueCache()) for _ in range(2)]
+    alone = [lms[0].with_cache(None).generate(prompt, **OPTIONS).token_ids for prompt in PROMPTS]
+    batcher, forward, others = MicroBatcher(), type(llama).forward, list[Future[Generation]]()
+    passes, at_token = list[int](), list[int]()
+
+    class Noting(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+            at_token.append(len(passes))
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    @wraps(forward)
+    def counted(*given: Any, **options: Any) -> Any:
+        passes.append(1)
+        if len(passes) == 2:
+            mine = {**OPTIONS, "stopping_criteria": [Noting()]}
+            others.append(pool.submit(batcher.generate, lms[1], PROMPTS[0], mine))
+            while not batcher._waiting:
+                time.sleep(0.001)
+        return forward(*given, **options)
+
+    monkeypatch.setattr(type(llama), "forward", counted)  # with a hook, nothing would be cached
+    with ThreadPoolExecutor(1) as pool:
+        found = batcher.generate_all(lms[0], [(prompt, OPTIONS) for prompt in PROMPTS])
+    assert [each.token_ids for each in found] == alone
+    assert (others[0].result().token_ids, at_token[0]) == (alone[0], 4)  # two of its own: documents, and question
 
 
 def test_what_draws_between_two_steps_takes_nothing_from_the_draws_of_the_batch(llama: PreTrainedModel) -> None:

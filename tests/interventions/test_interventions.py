@@ -235,15 +235,6 @@ def test_a_padded_batch_of_answers_or_beams_equals_single_calls(intervention):
     assert [each.token_ids for each in lm.generate(PROMPTS, **options)] == beams
 
 
-def test_a_stream_is_what_generate_returns(chat_llama, tokenizer):
-    for intervention in (HiddenScaling(5, -1, [1]), MsPoE(first_layer=1)):
-        lm = InvariantModel(chat_llama, tokenizer, method="sequential", intervention=intervention)
-        prompt = lm.chat_prompt("Why?", ["one", "two"])
-        stream = lm.stream(prompt, max_new_tokens=6)
-        assert "".join(stream) == lm.generate(prompt, max_new_tokens=6).text
-        assert stream.generation == lm.generate(prompt, max_new_tokens=6)
-
-
 def test_the_ordering_makes_it_invariant_and_not_the_intervention(lm):
     prompt, shuffled = orders_of(PROMPTS[0], 4)
     assert not lm.ordering.invariant

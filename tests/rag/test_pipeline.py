@@ -61,14 +61,6 @@ def test_answers_ignore_the_order_in_which_the_retriever_lists_chunks(rag: RAG) 
         assert [each.segment for each in answer.citations] == [each.segment for each in first.citations]
 
 
-def test_answers_ignore_the_order_of_the_files(model: InvariantModel, docs: Path) -> None:
-    files = sorted(docs.iterdir())
-    rags = (RAG.from_documents(each, model, "bm25", k=3) for each in (files, files[::-1]))
-    first, second = (each.ask(QUESTION, max_new_tokens=4) for each in rags)
-    assert list(first.segments) == list(second.segments)
-    assert first.generation == second.generation
-
-
 def test_a_retriever_that_finds_nothing_still_gets_an_answer(model: InvariantModel) -> None:
     answer = RAG(model, Listing(None)).ask("Anything?", max_new_tokens=4)
     assert answer.generation == model.generate(model.chat_prompt("Anything?", []), max_new_tokens=4)

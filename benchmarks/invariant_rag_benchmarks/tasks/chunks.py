@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import pairwise
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from invariant_rag.audit.records import parse_list
 from invariant_rag.errors import TokenizerRequired, UnknownName
 from pydantic import Field, field_validator, model_validator
 
@@ -81,14 +79,14 @@ class Task:
     prefix: str
     suffix: str  # in which `{input}` stands for the question
 
-    def case(self, question: str, variant: str, chunks: Sequence[str], asked: _Question, **more: Any) -> Case:
-        """Return a case over the chunks in this order."""
+    def case(self, question: str, asked: _Question, **more: Any) -> Case:
+        """Return the case of a question, without its chunks."""
         classes = (asked.all_classes or ()) if self.metric == "class" else ()
         suffix, gold = self.suffix.replace("{input}", asked.input), (*asked.answers, *classes)
-        return Case(question, variant, self.prefix, tuple(chunks), suffix, gold, asked.input, **more)
+        return Case(question, prefix=self.prefix, suffix=suffix, gold=gold, query=asked.input, **more)
 
 
-TASKS = {name: Task(**fields) for name, fields in base.declared("longbench").items()}
+TASKS = {name: Task(**fields) for name, fields in base.declared("tasks/longbench").items()}
 GROUPS = {task.group: [name for name, each in TASKS.items() if each.group == task.group] for task in TASKS.values()}
 """Names of the tasks in each group."""
 
@@ -112,7 +110,6 @@ class LongBench(Benchmark[_LongBenchSettings]):
     name = "longbench"
     paper = "Bai et al. 2023, arXiv 2308.14508; groups of arXiv 2406.02536, table 2"
     variants = "none: chunks in their order"
-    settings = _LongBenchSettings
     metric = "score"
     max_new_tokens = 512
 
@@ -121,24 +118,26 @@ class LongBench(Benchmark[_LongBenchSettings]):
         chosen = {"all": list(TASKS), **GROUPS}.get(settings.tasks) or settings.tasks.replace(" ", "").split(",")
         if unknown := [name for name in chosen if name not in TASKS]:
             raise UnknownName("task of longbench", unknown[0], ["all", *GROUPS, *TASKS])
-        _check_file(source.path, chosen)
+        path = source.path
+        if path is not None and path.is_file() and path.suffix != ".zip" and len(chosen) > 1:
+            wanted = f"an archive or a folder with the files of {', '.join(chosen)}"
+            raise InvalidDataset(f"expected {wanted}, got {path.name!r}", hint="Choose one task: `--set tasks=NAME`.")
         for name in chosen:
             member, task = f"{name}.jsonl", TASKS[name]
             chat = task.group not in {"few-shot", "code"}
             more: dict[str, Any] = {"chat": chat, "group": name, "max_new_tokens": task.max_new_tokens}
-            records = read_examples(source.file(member, _LONGBENCH), f"/{member}")
+            records = read_examples(source.file(member, _LONGBENCH, tasks=TASKS), f"/{member}")
             for index, asked in selection.parse(_Question, records, f" of {name}"):
                 if task.metric == "class" and asked.all_classes is None:
                     raise InvalidDataset(f"example {index} of {name}: expected all_classes, got none")
                 starts = token_starts(asked.context, selection)
                 chunks = split_into_chunks(asked.context, starts, settings.chunk, settings.limit, middle=True)
-                yield task.case(f"{name}-{index}", "initial", chunks, asked, **more)
+                yield from task.case(f"{name}-{index}", asked, **more).in_orders({"initial": chunks})
 
     def score(self, case: Case, output: str) -> Scored:
         """Score an output with its task's metric, the best over accepted answers; of few-shot tasks, its first line."""
-        task, said = TASKS[case.group], output.strip()
-        if task.group == "few-shot":
-            said = said.partition("\n")[0]
+        task = TASKS[case.group]
+        said = output.strip().partition("\n")[0] if task.group == "few-shot" else output.strip()
         if task.metric == "class":
             return Scored(said, {"score": class_share(said, case.gold[0], case.gold[1:])})
         if task.metric == "f1":
@@ -154,18 +153,6 @@ class LongBench(Benchmark[_LongBenchSettings]):
         whole = {group: mean(means[name] for name in names) for group, names in GROUPS.items() if {*names} <= {*means}}
         average = {"mean of groups": mean(whole.values())} if len(whole) == len(GROUPS) else {}
         return {**means, **whole, **average}
-
-
-def _check_file(path: Path | None, chosen: list[str]) -> None:
-    """Refuse a file of one task as the data of others."""
-    if path is None or not path.is_file() or path.suffix == ".zip":
-        return
-    known = [name for name in TASKS if re.fullmatch(rf"{re.escape(name)}(_e)?", path.name.partition(".")[0])]
-    if len(chosen) > 1 or (known and known != chosen):
-        raise InvalidDataset(
-            f"expected an archive or a folder with the files of {', '.join(chosen)}, got {path.name!r}",
-            hint=f"Choose `--set tasks={(known or chosen)[0]}`.",
-        )
 
 
 def rouge_l(prediction: str, gold: str) -> float:
@@ -185,24 +172,16 @@ def rouge_l(prediction: str, gold: str) -> float:
     return 2 * precision * recall / (precision + recall + 1e-8)
 
 
-def _common_subsequence(one: Sequence[str], other: Sequence[str]) -> list[str]:
+def _common_subsequence(one: Sequence[str], other: Sequence[str]) -> tuple[str, ...]:
     """Return a longest common subsequence; of several, the one with the earliest words of `other`."""
-    lengths = [[0] * (len(other) + 1)]
+    found: list[tuple[str, ...]] = [()] * (len(other) + 1)  # of the words of `one` so far, and those of `other` before
     for word in one:
-        row = [0]
+        row: list[tuple[str, ...]] = [()]
         for column, each in enumerate(other):
-            row.append(lengths[-1][column] + 1 if word == each else max(lengths[-1][column + 1], row[column]))
-        lengths.append(row)
-    found, i, j = [], len(one), len(other)
-    while i and j:
-        if one[i - 1] == other[j - 1]:
-            found.append(one[i - 1])
-            i, j = i - 1, j - 1
-        elif lengths[i - 1][j] > lengths[i][j - 1]:
-            i -= 1
-        else:
-            j -= 1
-    return found
+            longer = max(row[column], found[column + 1], key=len)
+            row.append((*found[column], word) if word == each else longer)
+        found = row
+    return found[-1]
 
 
 def number_share(prediction: str, gold: str) -> float:
@@ -224,9 +203,7 @@ def edit_similarity(prediction: str, gold: str) -> float:
     return round(100 * SequenceMatcher(None, line, gold).ratio()) / 100 if line and gold else 0.0
 
 
-METRICS: dict[str, Callable[[str, str], float]] = {
-    each.__name__: each for each in (rouge_l, number_share, edit_similarity)
-}
+METRICS = {each.__name__: each for each in (rouge_l, number_share, edit_similarity)}
 """Metrics of one gold answer, by the names in `longbench.toml`."""
 
 
@@ -236,7 +213,6 @@ class TwoWiki(Benchmark[_ChunkSettings]):
     name = "two-wiki"
     paper = "Bai et al. 2024, arXiv 2308.14508 (LongBench-E); chunk orders of RoToR, arXiv 2502.08662, Appendix J"
     variants = "order of the chunks"
-    settings = _ChunkSettings
     metric = "f1"
     max_new_tokens = 32
 
@@ -249,8 +225,8 @@ class TwoWiki(Benchmark[_ChunkSettings]):
             chunks = split_into_chunks(asked.context, starts, settings.chunk, settings.limit)
             middle = (len(chunks) + 1) // 2
             flipped = [*chunks[:middle][::-1], *chunks[middle:][::-1]]
-            for variant, listed in {"initial": chunks, "reversed": chunks[::-1], "centre-flipped": flipped}.items():
-                yield TASKS["2wikimqa"].case(str(index), variant, listed, asked, group=group)
+            orders = {"initial": chunks, "reversed": chunks[::-1], "centre-flipped": flipped}
+            yield from TASKS["2wikimqa"].case(str(index), asked, group=group).in_orders(orders)
 
     def score(self, case: Case, output: str) -> Scored:
         """Return the F1 of the whole output (LongBench's `qa_f1_score`)."""
@@ -275,17 +251,7 @@ class _LongText(Example):
         asked = {"Q": record["question"], "A": record.get("answer"), "type": record.get("task", record.get("type"))}
         return {"input": record.get("context", record.get("input")), "qa_pairs": [asked]}
 
-    @field_validator("qa_pairs", mode="before")
-    @classmethod
-    def _from_json_or_python(cls, pairs: Any) -> Any:
-        if not isinstance(pairs, str):
-            return pairs
-        for parse in (json.loads, ast.literal_eval):
-            try:
-                return parse(pairs)
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                continue
-        raise ValueError("cannot be read")
+    _from_json_or_python = field_validator("qa_pairs", mode="before")(parse_list)
 
 
 class Timeline(Benchmark[_ChunkSettings]):
@@ -294,7 +260,6 @@ class Timeline(Benchmark[_ChunkSettings]):
     name = "timeline"
     paper = "Li et al. 2023, arXiv 2311.04939 (LooGLE)"
     variants = "order of the text"
-    settings = _ChunkSettings
 
     def read(self, source: DataSource, settings: _ChunkSettings, selection: Selection) -> Iterator[Case]:
         """Read LooGLE's long-dependency questions, and keep the timelines."""
@@ -307,16 +272,13 @@ class Timeline(Benchmark[_ChunkSettings]):
             raise InvalidDataset("expected questions of the type timeline_reorder, got none")
         for index, (text, asked) in selection.sample(questions):
             chunks = split_into_chunks(text, token_starts(text, selection), settings.chunk, settings.limit)
-            for variant, listed in (("initial", chunks), ("reversed", chunks[::-1])):
-                yield Case(
-                    question=str(index),
-                    variant=variant,
-                    prefix="Please answer the question based on the long texts below. \n",
-                    segments=tuple(listed),
-                    suffix=f"\nQuestion: {asked.Q}\nAnswer: ",
-                    gold=tuple(each.strip() for each in asked.A.split(",")),
-                    query=asked.Q,
-                )
+            yield from Case(
+                question=str(index),
+                prefix="Please answer the question based on the long texts below. \n",
+                suffix=f"\nQuestion: {asked.Q}\nAnswer: ",
+                gold=tuple(each.strip() for each in asked.A.split(",")),
+                query=asked.Q,
+            ).in_orders({"initial": chunks, "reversed": chunks[::-1]})
 
     def score(self, case: Case, output: str) -> Scored:
         """Score 1 if the numerals of all events are first mentioned in the right order."""

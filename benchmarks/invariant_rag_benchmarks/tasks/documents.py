@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.prompts import DEFAULT_SYSTEM
 from pydantic import Field
 
 from invariant_rag_benchmarks import base
-from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text
+from invariant_rag_benchmarks.base import Benchmark, Case, Example, S, Scored, Selection, Settings, T, Text
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.errors import DatasetUnavailable, InvalidDataset
 from invariant_rag_benchmarks.scores import best_subspan_em, exact_match, normalize_answer
@@ -23,19 +23,17 @@ _LOST = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/qa
 _PAIRS = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/kv_retrieval_data/"
 _XQUAD = "https://raw.githubusercontent.com/google-deepmind/xquad/master/xquad.en.json"
 ORACLE = "nq-open-oracle.jsonl.gz"
-_PROMPTS = base.declared("prompts")
-_INSTRUCTION, _SYSTEM = _PROMPTS["search_results"], _PROMPTS["llama_2"]
+_PROMPTS = base.declared("tasks/prompts")
 _FILES = (10, 20, 30)  # documents in the published files; fewer are the gold one and the first of the others
 _PRINTED = re.compile(r"^Document \[\d+\]\(Title: (.*?)\) ", re.MULTILINE)
 
 _Document: TypeAlias = tuple[str, str]
 """Title and text."""
-T = TypeVar("T")
 
 
-def insert_gold(slot: int, gold: T, others: Sequence[T]) -> list[T]:
-    """Return the other segments in their order, with the gold one inserted at its slot."""
-    return [*others[:slot], gold, *others[slot:]]
+def insert_gold(gold: T, others: Sequence[T], slots: Iterable[int]) -> dict[str, list[T]]:
+    """Return the other segments in their order with the gold one inserted at each slot, by slot."""
+    return {str(slot): [*others[:slot], gold, *others[slot:]] for slot in slots}
 
 
 class _LostInTheMiddleSettings(Settings):
@@ -45,6 +43,23 @@ class _LostInTheMiddleSettings(Settings):
     template: Literal["paper", "one-sentence", "plain"] = Field(
         "paper", description="one-sentence: PINE's prompt (Appendix E.3); plain: this library's own prompt"
     )
+
+    def cases(
+        self, name: str, question: str, answers: Iterable[str], orders: Mapping[str, Sequence[_Document]]
+    ) -> Iterator[Case]:
+        """Yield the cases of a question over documents in these orders."""
+        written = _PROMPTS["lost_in_the_middle"][self.template]
+        document = written.get("numbered", written["document"]) if self.index else written["document"]
+        shown = {
+            slot: [
+                (document if title else written.get("untitled", document)).format(number=number, title=title, text=text)
+                for number, (title, text) in enumerate(listed, start=1)
+            ]
+            for slot, listed in orders.items()
+        }
+        system, suffix = written.get("system", DEFAULT_SYSTEM), written["suffix"].format(question=question)
+        asked = Case(name, prefix=written["prefix"], suffix=suffix, gold=tuple(answers), query=question, system=system)
+        return asked.in_orders(shown)
 
 
 class _Context(Example):
@@ -70,9 +85,6 @@ class _Printed(Example):
     input: Text
 
 
-S = TypeVar("S", bound=Settings)
-
-
 class _OneGold(Benchmark[S]):
     variants = "gold slot, from 0"
     metric = "best_subspan_em"
@@ -89,13 +101,12 @@ class LostInTheMiddle(_OneGold[_LostInTheMiddleSettings]):
 
     name = "lost-in-the-middle"
     paper = "Liu et al. 2023, arXiv 2307.03172"
-    settings = _LostInTheMiddleSettings
 
     def read(self, source: DataSource, settings: _LostInTheMiddleSettings, selection: Selection) -> Iterator[Case]:
         """Read the official files, the oracle file, from which distractors are drawn, or printed prompts."""
         count = settings.documents
         questions = _questions(source, count)
-        slots = base.parse_numbers("slots", settings.slots, count) if settings.slots else [0, *range(4, count, 5)]
+        slots = base.parse_numbers("slots", settings.slots, count, [0, *range(4, count, 5)])
         pool = sorted({each.documents(f"example {index}")[0] for index, each in enumerate(questions)})
         for index, question in selection.sample(questions):
             gold, others = question.documents(f"example {index}")
@@ -105,9 +116,8 @@ class LostInTheMiddle(_OneGold[_LostInTheMiddleSettings]):
                 others = drawn.sample(different, min(count - 1, len(different)))
             if len(others) < count - 1:
                 raise InvalidDataset(f"example {index}: expected at least {count} documents, got {len(others) + 1}")
-            for slot in slots:
-                listed = insert_gold(slot, gold, others[: count - 1])
-                yield _case(str(index), slot, listed, question.question, question.answers, settings)
+            orders = insert_gold(gold, others[: count - 1], slots)
+            yield from settings.cases(str(index), question.question, question.answers, orders)
 
 
 def _questions(source: DataSource, count: int) -> list[_Documents]:
@@ -146,31 +156,6 @@ def _parse_printed(records: Sequence[Any], oracle: Path, source: DataSource) -> 
     return found
 
 
-def _case(
-    name: str,
-    slot: int,
-    documents: Sequence[_Document],
-    question: str,
-    answers: Iterable[str],
-    settings: _LostInTheMiddleSettings,
-) -> Case:
-    system, prefix, suffix = _SYSTEM, _INSTRUCTION, f"\n\nQuestion: {question}\nAnswer:"
-    segments = [
-        f"\nDocument [{number}](Title: {title}) {text}" if settings.index else f"\n[Document Title: {title}] {text}"
-        for number, (title, text) in enumerate(documents, start=1)
-    ]
-    if settings.template == "one-sentence":
-        # PINE's user prompt, without a system message of its own; documents as printed in its Appendix F.2.
-        system, prefix = "", _INSTRUCTION.replace("answer", "one-sentence answer")
-        suffix = f"\n\nQuestion: {question}"
-        segments = [f"\nDocument (Title: {title}) {text}" for title, text in documents]
-    elif settings.template == "plain":
-        system, prefix, suffix = DEFAULT_SYSTEM, "", f"\nQuestion: {question}"
-        titles = [f"Document (Title: {title})" if title else "Document" for title, _ in documents]
-        segments = [f"{title}: {text}\n" for title, (_, text) in zip(titles, documents, strict=True)]
-    return Case(name, str(slot), prefix, tuple(segments), suffix, tuple(answers), question, system)
-
-
 class _XQuADSettings(Settings):
     slots: str = Field("", description="slots with commas; empty: all")
 
@@ -204,7 +189,6 @@ class XQuAD(_OneGold[_XQuADSettings]):
 
     name = "xquad"
     paper = "Artetxe et al. 2020, arXiv 1910.11856"
-    settings = _XQuADSettings
 
     def read(self, source: DataSource, settings: _XQuADSettings, selection: Selection) -> Iterator[Case]:
         """Read the file: the other paragraphs of the same article are the distractors."""
@@ -216,13 +200,12 @@ class XQuAD(_OneGold[_XQuADSettings]):
             for gold, paragraph in enumerate(article.paragraphs)
             for asked in paragraph.qas
         ]
-        shown = LostInTheMiddle().parse_settings({})
+        shown = _LostInTheMiddleSettings.model_validate({})
         for _, (article, gold, asked) in selection.sample(questions):
             documents = [(article.title.replace("_", " "), each.context) for each in article.paragraphs]
-            answers = [each.text for each in asked.answers]
-            for slot in base.parse_numbers("slots", settings.slots or "all", len(documents)):
-                listed = insert_gold(slot, documents[gold], [*documents[:gold], *documents[gold + 1 :]])
-                yield _case(asked.id, slot, listed, asked.question, answers, shown)
+            slots = base.parse_numbers("slots", settings.slots or "all", len(documents))
+            orders = insert_gold(documents[gold], [*documents[:gold], *documents[gold + 1 :]], slots)
+            yield from shown.cases(asked.id, asked.question, [each.text for each in asked.answers], orders)
 
 
 class _KeyValueSettings(Settings):
@@ -246,7 +229,6 @@ class KeyValue(Benchmark[_KeyValueSettings]):
     name = "key-value"
     paper = "Liu et al. 2023, arXiv 2307.03172"
     variants = "slot of the asked pair, from 0"
-    settings = _KeyValueSettings
 
     def read(self, source: DataSource, settings: _KeyValueSettings, selection: Selection) -> Iterator[Case]:
         """Read the official file, or generate random pairs."""
@@ -260,22 +242,19 @@ class KeyValue(Benchmark[_KeyValueSettings]):
             name = f"kv-retrieval-{in_file}_keys.jsonl.gz"
             examples = read_examples(source.file(name, _PAIRS + name))
         quarters = sorted({quarter * (count - 1) // 4 for quarter in range(5)})
-        slots = base.parse_numbers("slots", settings.slots, count) if settings.slots else quarters
+        slots = base.parse_numbers("slots", settings.slots, count, quarters)
         for index, asked in selection.parse(_Pairs, examples):
             pair, pairs = (asked.key, asked.value), asked.ordered_kv_records
             if len(pairs) != in_file or pair not in pairs:
                 raise InvalidDataset(f"example {index}: expected {in_file} pairs with the asked one, got {len(pairs)}")
-            others = [each for each in pairs if each != pair]
-            for slot in slots:
-                yield Case(
-                    question=str(index),
-                    variant=str(slot),
-                    prefix=_PROMPTS["key_value"],
-                    segments=tuple(f'"{key}": "{value}",\n ' for key, value in insert_gold(slot, pair, others)[:count]),
-                    suffix=f'}}\n\nKey: "{asked.key}"\nCorresponding value:',
-                    gold=(asked.value,),
-                    query=asked.key,
-                )
+            written = [f'"{key}": "{value}",\n ' for key, value in (pair, *(each for each in pairs if each != pair))]
+            yield from Case(
+                question=str(index),
+                prefix=_PROMPTS["key_value"],
+                suffix=f'}}\n\nKey: "{asked.key}"\nCorresponding value:',
+                gold=(asked.value,),
+                query=asked.key,
+            ).in_orders(insert_gold(written[0], written[1:count], slots))
 
     def score(self, case: Case, output: str) -> Scored:
         """Return accuracy as in Lost in the Middle: the value is a substring of the output, ignoring case."""

@@ -5,24 +5,24 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from statistics import mean
-from typing import Literal, TypeVar
+from statistics import fmean, mean
+from typing import Any, Literal
 
 from invariant_rag.errors import InvalidChoice
 from pydantic import Field
 
 from invariant_rag_benchmarks import base
-from invariant_rag_benchmarks.base import Benchmark, Case, Example, Record, Scored, Selection, Settings, Text
+from invariant_rag_benchmarks.base import Benchmark, Case, Example, Record, S, Scored, Selection, Settings, Text
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.errors import InvalidDataset
 
 REWARD_BENCH = "filtered-00000-of-00001.parquet"
 LLMBAR = "https://raw.githubusercontent.com/princeton-nlp/LLMBar/main/Dataset/LLMBar/"
 LLMBAR_SUBSETS = ("Natural", "Neighbor", "GPTInst", "GPTOut", "Manual")
-_SYSTEM = base.declared("prompts")["judge"]
+_SYSTEM = base.declared("tasks/prompts")["judge"]
 FIRST, SECOND = "gold first", "gold second"
 _VERDICT = re.compile(r"\[\[([AB])\]\]")
-SECTIONS: dict[str, dict[str, int]] = base.declared("reward_bench")
+SECTIONS: dict[str, dict[str, int]] = base.declared("tasks/reward_bench")
 """Subsets of each section of RewardBench, with their weights."""
 
 
@@ -49,10 +49,7 @@ class _LLMBarPair(Example):
     label: Literal[1, 2]
 
 
-J = TypeVar("J", bound=Settings)
-
-
-class _Judging(Benchmark[J]):
+class _Judging(Benchmark[S]):
     max_new_tokens = 500
 
     def score(self, case: Case, output: str) -> Scored:
@@ -74,7 +71,6 @@ class RewardBench(_Judging[_RewardBenchSettings]):
     name = "reward-bench"
     paper = "Lambert et al. 2024, arXiv 2403.13787; set-up of PINE, arXiv 2407.01100"
     variants = "position of the chosen response"
-    settings = _RewardBenchSettings
 
     def read(self, source: DataSource, settings: _RewardBenchSettings, selection: Selection) -> Iterator[Case]:
         """Read the filtered split."""
@@ -99,15 +95,15 @@ class RewardBench(_Judging[_RewardBenchSettings]):
         for column, by_subset in cells.items():
             sections = {}
             for name, weights in SECTIONS.items():
-                if there := {subset: weight for subset, weight in weights.items() if subset in by_subset}:
-                    total = sum(weight * mean(by_subset[subset]) for subset, weight in there.items())
-                    sections[name] = total / sum(there.values())
+                if there := [subset for subset in weights if subset in by_subset]:
+                    means = [mean(by_subset[subset]) for subset in there]
+                    sections[name] = fmean(means, [weights[subset] for subset in there])
             if len(sections) == len(SECTIONS):
                 sections["Full"] = mean(sections.values())
             found |= {f"{name}: {column}": value for name, value in sections.items()}
         for name in [*SECTIONS, "Full"]:
-            if f"{name}: {FIRST}" in found and f"{name}: {SECOND}" in found:
-                found[f"{name}: shuffled"] = (found[f"{name}: {FIRST}"] + found[f"{name}: {SECOND}"]) / 2
+            if {*(both := [f"{name}: {FIRST}", f"{name}: {SECOND}"])} <= found.keys():
+                found[f"{name}: shuffled"] = mean(found[each] for each in both)
         return found
 
 
@@ -117,7 +113,6 @@ class LLMBar(_Judging[_LLMBarSettings]):
     name = "llmbar"
     paper = "Zeng et al. 2024, arXiv 2310.07641"
     variants = "position of the better output"
-    settings = _LLMBarSettings
 
     def read(self, source: DataSource, settings: _LLMBarSettings, selection: Selection) -> Iterator[Case]:
         """Read one file per subset, `<subset>.json`, or the one file at the path, which is named after its subset."""
@@ -128,13 +123,11 @@ class LLMBar(_Judging[_LLMBarSettings]):
                 raise InvalidDataset(f"expected a file of {settings.subsets}, got {source.path.name!r}")
         if unknown := [name for name in names if name not in LLMBAR_SUBSETS]:
             raise InvalidChoice(f"subsets: expected names among {', '.join(LLMBAR_SUBSETS)}, got {', '.join(unknown)}")
-        folders = {name: name if name == "Natural" else f"Adversarial/{name}" for name in names}
-        files = {name: source.file(f"{name}.json", f"{LLMBAR}{folders[name]}/dataset.json") for name in names}
-        records = [
-            (name, f"{name} {index}", record)
-            for name, path in files.items()
-            for index, record in enumerate(read_examples(path))
-        ]
+        records = []
+        for name in names:
+            folder = name if name == "Natural" else f"Adversarial/{name}"
+            path = source.file(f"{name}.json", f"{LLMBAR}{folder}/dataset.json")
+            records += [(name, f"{name} {index}", each) for index, each in enumerate(read_examples(path))]
         for _, (group, where, record) in selection.sample(records):
             pair = base.parse_example(_LLMBarPair, record, where)
             outputs = (pair.output_1, pair.output_2) if pair.label == 1 else (pair.output_2, pair.output_1)
@@ -143,19 +136,11 @@ class LLMBar(_Judging[_LLMBarSettings]):
 
 def _cases(name: str, question: str, better_first: tuple[str, str], group: str, explain: bool) -> Iterator[Case]:
     """Yield the two cases of a pair: the better response first, and second."""
+    candidates = () if explain else ("[[A]]", "[[B]]")
+    more: dict[str, Any] = {"query": question, "system": _SYSTEM, "candidates": candidates, "group": group}
     for variant, gold, responses in ((FIRST, "A", better_first), (SECOND, "B", better_first[::-1])):
-        yield Case(
-            question=name,
-            variant=variant,
-            prefix=f"[User Question]\n{question}\n",
-            segments=tuple(
-                f"\n[The Start of Assistant {letter}'s Answer]\n{text}\n[The End of Assistant {letter}'s Answer]\n"
-                for letter, text in zip("AB", responses, strict=True)
-            ),
-            suffix="",
-            gold=(gold,),
-            query=question,
-            system=_SYSTEM,
-            candidates=() if explain else ("[[A]]", "[[B]]"),
-            group=group,
-        )
+        segments = [
+            f"\n[The Start of Assistant {letter}'s Answer]\n{text}\n[The End of Assistant {letter}'s Answer]\n"
+            for letter, text in zip("AB", responses, strict=True)
+        ]
+        yield Case(name, variant, f"[User Question]\n{question}\n", tuple(segments), gold=(gold,), **more)

@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import permutations
 from math import factorial
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from invariant_rag_benchmarks.errors import InvalidDataset
 from invariant_rag_benchmarks.scores import best_subspan_em, exact_match, normalize_answer, token_f1
 
 _MINTAKA = "https://raw.githubusercontent.com/soyoung97/RoToR/main/src/data_wrapper/kgqa_data/"
-_PROMPTS = base.declared("prompts")
+_PROMPTS = base.declared("tasks/prompts")
 
 
 class _MMLUSettings(Settings):
@@ -41,32 +42,30 @@ class MMLU(Benchmark[_MMLUSettings]):
     name = "mmlu"
     paper = "Hendrycks et al. 2021, arXiv 2009.03300; orders as in RoToR, arXiv 2502.08662"
     variants = "order of the options: positions in the file"
-    settings = _MMLUSettings
 
     def read(self, source: DataSource, settings: _MMLUSettings, selection: Selection) -> Iterator[Case]:
         """Read `mmlu_<split>.json`, or the file on the hub."""
         public = f"hub://cais/mmlu/all/{settings.split}-00000-of-00001.parquet"
-        examples = read_examples(source.file(f"mmlu_{settings.split}.json", public))
+        examples = read_examples(source.file(f"mmlu_{settings.split}.json", public, split=("validation", "test")))
         every = list(permutations(range(4)))
         orders = [every[number] for number in base.parse_numbers("orders", settings.orders, len(every))]
         for index, asked in selection.parse(_FourOptions, examples):
             # The prompt of RoToR's own code, its blank lines included.
             topic = asked.subject.replace("_", " ")
             about = f"The following are multiple choice questions (with answers) about {topic}.\n\n\n\n"
+            case = Case(
+                question=str(index),
+                prefix=f"{about}{asked.question}\n",
+                suffix="Answer:",
+                gold=(str(asked.answer),),
+                query=asked.question,
+                chat=False,
+                candidates=(" A", " B", " C", " D"),
+                group=asked.subject,
+            )
             for order in orders:
-                options = zip("ABCD", (asked.choices[each] for each in order), strict=True)
-                yield Case(
-                    question=str(index),
-                    variant="".join(map(str, order)),
-                    prefix=f"{about}{asked.question}\n",
-                    segments=tuple(f"{letter}. {option}\n" for letter, option in options),
-                    suffix="Answer:",
-                    gold=(str(asked.answer),),
-                    query=asked.question,
-                    chat=False,
-                    candidates=(" A", " B", " C", " D"),
-                    group=asked.subject,
-                )
+                options = [f"{letter}. {asked.choices[each]}\n" for letter, each in zip("ABCD", order, strict=True)]
+                yield from case.in_orders({"".join(map(str, order)): options})
 
     def score(self, case: Case, output: str) -> Scored:
         """Score 1 for the letter of the gold option. The answer is the option's index in the original options."""
@@ -92,7 +91,6 @@ class Mintaka(Benchmark[_MintakaSettings]):
     name = "mintaka"
     paper = "Sen et al. 2022; set-up of RoToR, arXiv 2502.08662, Appendix C.2"
     variants = "initial order, and shuffles by seed"
-    settings = _MintakaSettings
 
     def read(self, source: DataSource, settings: _MintakaSettings, selection: Selection) -> Iterator[Case]:
         """Read the triples that the paper retrieved with MPNet, best first."""
@@ -107,17 +105,13 @@ class Mintaka(Benchmark[_MintakaSettings]):
                 f"shuffle {seed}": random.Random(f"{seed} {index}").sample(triples, len(triples))
                 for seed in range(settings.shuffles)
             }
-            for variant, segments in {"initial": triples, **shuffled}.items():
-                yield Case(
-                    question=str(index),
-                    variant=variant,
-                    prefix="",
-                    segments=tuple(segments),
-                    suffix=f"\n\nQuestion: {asked.question}, Answer: ",
-                    gold=tuple(map(str, asked.answers)),
-                    query=asked.question,
-                    system=_PROMPTS["openings"][settings.template] + _PROMPTS["json_only"],
-                )
+            yield from Case(
+                question=str(index),
+                suffix=f"\n\nQuestion: {asked.question}, Answer: ",
+                gold=tuple(map(str, asked.answers)),
+                query=asked.question,
+                system=_PROMPTS["openings"][settings.template] + _PROMPTS["json_only"],
+            ).in_orders({"initial": triples, **shuffled})
 
     def score(self, case: Case, output: str) -> Scored:
         """Score as RoToR does, after Baek et al. (arXiv 2306.04136): containment, exact match and F1."""
@@ -140,11 +134,9 @@ def stated_answer(output: str) -> str:
     if "Answer" in text and "{" in text:
         first = text[text.index("{") :].replace("\n", "").split("}")[0] + "}"
         for parse in (json.loads, ast.literal_eval):
-            try:
+            with suppress(ValueError, SyntaxError, KeyError, TypeError):
                 found = parse(first)["Answer"]
-            except (ValueError, SyntaxError, KeyError, TypeError):
-                continue
-            return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
+                return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
     return text.split("\n")[0]
 
 
@@ -167,7 +159,6 @@ class RGSM(Benchmark[_RGSMSettings]):
     name = "r-gsm"
     paper = "Chen et al. 2024, arXiv 2402.08939; set-up of PINE, arXiv 2407.01100, Appendix E.2"
     variants = "order of the conditions"
-    settings = _RGSMSettings
     max_new_tokens = 500
 
     def read(self, source: DataSource, settings: _RGSMSettings, selection: Selection) -> Iterator[Case]:
@@ -176,16 +167,13 @@ class RGSM(Benchmark[_RGSMSettings]):
             premises = problem.interchangeable
             prefix, suffix = _text_around(problem.question, premises, f"example {index}")
             orders = _orders(len(premises), settings.orders, f"{selection.seed} {index}")
-            for variant, order in orders.items():
-                yield Case(
-                    question=str(index),
-                    variant=variant,
-                    prefix=_PROMPTS["word_problem"] + prefix,
-                    segments=tuple(f"{premises[each]} " for each in order),
-                    suffix=suffix,
-                    gold=(str(problem.answer),),
-                    query=problem.question,
-                )
+            yield from Case(
+                question=str(index),
+                prefix=_PROMPTS["word_problem"] + prefix,
+                suffix=suffix,
+                gold=(str(problem.answer),),
+                query=problem.question,
+            ).in_orders({variant: [f"{premises[each]} " for each in order] for variant, order in orders.items()})
 
     def score(self, case: Case, output: str) -> Scored:
         """Compare the number after the last "Answer:" by value."""

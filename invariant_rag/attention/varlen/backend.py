@@ -1,8 +1,7 @@
 """The backend `varlen`: all rows of a batch, whatever their segments, in a few calls of one kernel per layer.
 
-A plan is made once for a batch and used by all layers. In a layer, nothing depends on the number of segments or
-prompts: the causal windows are one call, the others are one call for every few slots, and what they give is merged by
-log-sum-exps.
+A plan is made once for a batch and used by all layers. A layer needs one kernel call for the causal windows and one for
+every few slots of other windows, however many segments and prompts there are; log-sum-exps merge the results.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.attention.softmax import merge_attn_states
 from invariant_rag.attention.varlen.kernels import PackedLayer, PackedWindows, VarlenKernel, usable_kernel
 from invariant_rag.attention.varlen.passes import Pass, Weights, attend_packed, lay_windows, make_passes, merge_sinks
-from invariant_rag.attention.varlen.ranking import Decoding, Ranking, make_decoding, make_ranking
+from invariant_rag.attention.varlen.ranking import RankedDecoding, Ranking, make_ranked_decoding, make_ranking
 
 
 class Varlen(SDPA):
     """Compute whole batches with a kernel for packed queries of variable lengths.
 
     RoToR is two calls per layer. PINE decodes with two calls, the first of which ranks the segments. Layers with a
-    narrow sliding window or a soft cap, training, and what no window tells, are computed as `sdpa` does.
+    narrow sliding window, a soft cap, ALiBi or values of another width, and training, are computed as `sdpa` does.
 
     Args:
         kernel: The kernel. None: `torch-varlen` on CUDA, in half precision; PyTorch's fused attention on a CPU.
@@ -70,12 +69,14 @@ def _can_window(call: AttentionCall) -> bool:
 
 def _plan_of(
     arrangements: Sequence[Arrangement], padding: Sequence[int], call: AttentionCall, plans: dict[Any, Any]
-) -> _Plan | Decoding:
+) -> _Plan | RankedDecoding:
     """Return the plan of a batch, which is made once for all layers."""
     num_queries, num_keys, device = call.queries.shape[2], call.keys.shape[2], call.queries.device
     if num_queries == 1:
         key: Any = ("decoding", tuple(padding), device)
-        decoding: Decoding | None = _known(plans, key, lambda: make_decoding(arrangements, padding, num_keys, device))
+        decoding: RankedDecoding | None = _known(
+            plans, key, lambda: make_ranked_decoding(arrangements, padding, num_keys, device)
+        )
         if decoding is not None:
             return decoding
     else:
@@ -101,7 +102,7 @@ class _Plan:
     causal: PackedWindows  # what all queries attend to causally
     weights: Weights | None  # how that is weighed
     others: tuple[Pass, ...]
-    rankings: tuple[Ranking, ...]  # who ranks which segments, for the first, second... set that tokens rank
+    rankings: tuple[Ranking, ...]  # of the first, second... set that a query ranks
     to_zero: torch.Tensor  # shifts of all keys of the batch to position 0 `[T, 1]`, for rankings
 
     def attend(self, kernel: VarlenKernel, call: AttentionCall) -> torch.Tensor:
@@ -112,9 +113,9 @@ class _Plan:
         for each in self.others:
             state = merge_attn_states((state, each.attend(layer)))
         if self.rankings:
-            unturned = call.rotation.unscaled(call.rotation.rotate_by(layer.keys, self.to_zero))
+            unrotated = call.rotation.unscaled(call.rotation.rotate_by(layer.keys, self.to_zero))
             for ranking in self.rankings:
-                state = ranking.attend(layer, unturned, state)
+                state = ranking.attend(layer, unrotated, state)
         out = merge_sinks(state, call.sinks).out
         return out.reshape(call.queries.shape[0], -1, *out.shape[1:])
 

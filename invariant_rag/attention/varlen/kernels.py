@@ -22,14 +22,14 @@ MOST_WINDOWS = 65_535  # of one call: CUDA starts no more blocks along the axis 
 
 @dataclass(frozen=True, eq=False)
 class PackedWindows:
-    """Windows of packed queries, as kernels take them. All queries are in one, in order; no window is empty of keys."""
+    """Windows as kernels take them: every packed query is in exactly one, in order, and every window has keys."""
 
     query_starts: torch.Tensor  # int32 `[W + 1]`: the first query of each window, and the end of the last
     key_starts: torch.Tensor  # int32 `[W + 1]`: the first key of each window, and the end of the last; they may overlap
     key_lengths: torch.Tensor  # int32 `[W]`
     max_queries: int  # of the longest window
     max_keys: int
-    is_causal: bool  # whether the last query of a window sees all of its keys, the one before all but the last...
+    is_causal: bool  # bottom-right aligned: the last query of a window attends to all of its keys
 
     @classmethod
     def of(cls, lengths: Sequence[int], keys: Sequence[Span], is_causal: bool, device: torch.device) -> PackedWindows:
@@ -49,7 +49,7 @@ class PackedWindows:
 
     @cached_property
     def parts(self) -> list[tuple[Span, PackedWindows]]:
-        """At most `MOST_WINDOWS` windows each, with their queries, counted from 0. The device is waited for."""
+        """At most `MOST_WINDOWS` windows each, with their queries, counted from 0. Synchronises with the device."""
         count = len(self.key_lengths)
         firsts = [*range(0, count, MOST_WINDOWS), count]
         stops = self.query_starts[firsts].tolist()
@@ -68,7 +68,7 @@ class PackedWindows:
 
     @cached_property
     def spans(self) -> list[tuple[Span, Span]]:
-        """Queries and keys of each window, for kernels that are called window by window. The device is waited for."""
+        """Queries and keys of each window, for kernels called once per window. Synchronises with the device."""
         queries = self.query_starts.tolist()
         starts = self.key_starts[:-1]
         keys = map(Span, starts.tolist(), (starts + self.key_lengths).tolist())

@@ -48,7 +48,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Windows:
-    """What all queries of a batch attend to, by *slots*: items of a slot have no query in common, and are in order."""
+    """All that the queries of a batch attend to. A *slot* is an ordered list of windows that share no query."""
 
     causal: list[Window]  # windows that end with their own queries, and cover all queries, in order
     others: list[list[Window]]
@@ -120,7 +120,7 @@ class Weights:
 def attend_packed(
     layer: PackedLayer, windows: PackedWindows, queries: torch.Tensor, weights: Weights | None
 ) -> AttentionState:
-    """Attend from packed queries to their windows, and weigh what comes out."""
+    """Attend from packed queries to their windows, with the temperatures, factors and offsets of weighted runs."""
     if weights is None:
         return layer.attend(windows, queries)
     out, lse = layer.attend(windows, (queries / weights.temperatures).to(queries.dtype))
@@ -144,11 +144,11 @@ class Pass:
         if self.shifts is not None:
             packed = layer.call.rotation.rotate_by(packed, self.shifts)
         out, lse = attend_packed(layer, self.windows, packed, self.weights)
-        return merge_stacked(in_slots(out, self.slots), in_slots(lse, self.slots, -torch.inf))
+        return merge_stacked(gather_slots(out, self.slots), gather_slots(lse, self.slots, -torch.inf))
 
 
-def in_slots(packed: torch.Tensor, slots: torch.Tensor, missing: float = 0.0) -> torch.Tensor:
-    """Return packed results `[T, H, ...]` by slot `[M, Q, H, ...]`, with a number where a query has none."""
+def gather_slots(packed: torch.Tensor, slots: torch.Tensor, missing: float = 0.0) -> torch.Tensor:
+    """Unpack results `[T, H, ...]` to `[M, Q, H, ...]`, one per slot and query; `missing` where a query has none."""
     return torch.cat((packed, torch.full_like(packed[:1], missing)))[slots]
 
 
@@ -161,7 +161,7 @@ def merge_sinks(state: AttentionState, sinks: torch.Tensor | None) -> AttentionS
 
 
 def make_passes(slots: Sequence[Sequence[Window]], num_queries: int, device: torch.device) -> tuple[Pass, ...]:
-    """Return the calls for windows in slots, as many slots a call as hold a few copies of all queries."""
+    """Group slots into kernel calls, each with at most a few copies of all queries."""
     counts = [sum(len(window.queries) for window in slot) for slot in slots]
     most = max(_MOST_COPIES * num_queries, _MOST_QUERIES)
     starts = [0] if slots else []

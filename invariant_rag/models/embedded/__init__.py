@@ -11,7 +11,7 @@ EMBEDDED: dict[str, Path] = {name: _FOLDER / name for name in ("generator", "nat
 
 
 def is_toy(name: str) -> bool:
-    """Return whether a model of this name (`InvariantModel.name`) is embedded: to it, real documents mean nothing."""
+    """Return whether a name (`InvariantModel.name`) is an embedded model's, which knows synthetic documents only."""
     return name in map(str, EMBEDDED.values())
 
 

@@ -34,8 +34,8 @@ from invariant_rag.prompts.tools import choice_of
 from invariant_rag.remote import RemoteModel
 from invariant_rag.segments import Prompt, document_rendering
 from llama_index.llms.invariant_rag import responses
-from llama_index.llms.invariant_rag.responses import Call, as_chat, as_completion
-from llama_index.llms.invariant_rag.slots import Part, Reading, SegmentReader
+from llama_index.llms.invariant_rag.responses import ModelCall, as_chat, as_completion
+from llama_index.llms.invariant_rag.slots import Part, RecognizedTurns, SegmentReader
 
 if TYPE_CHECKING:
     from invariant_rag import InvariantModel, KeyValueCache
@@ -230,19 +230,19 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
         """Stream the answer to a conversation; closing the stream ends the generation."""
         return self._chat_call(messages, kwargs).astream(as_chat)
 
-    def _reading(self, turns: Sequence[Turn]) -> Reading:
+    def _reading(self, turns: Sequence[Turn]) -> RecognizedTurns:
         loaded = self._loaded
         routed = loaded is not None and hasattr(loaded, "plain_order") and not loaded.invariant
         return self._read(turns, promises=self._ordering.invariant, routed=routed, text_only=True)
 
-    def _text_call(self, prompt: str, formatted: bool, kwargs: dict[str, Any]) -> Call:
+    def _text_call(self, prompt: str, formatted: bool, kwargs: dict[str, Any]) -> ModelCall:
         to_prompt = self.completion_to_prompt or default_completion_to_prompt
         reading = self._reading([Turn("user", (Part(prompt if formatted else to_prompt(prompt), "finished"),))])
         query = kwargs.pop("query", reading.query)
         read = Prompt.of(*reading.turns[0].parts, query=query, rendering=document_rendering).to_complete()
         return self._call(reading, kwargs, prompt=read)
 
-    def _chat_call(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Call:
+    def _chat_call(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> ModelCall:
         reading = self._reading(responses.to_turns(messages))
         given = dict(kwargs)
         tools = [
@@ -264,7 +264,7 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
         }
         return self._call(reading, given, **asked)
 
-    def _call(self, reading: Reading, kwargs: Mapping[str, Any], **asked: Any) -> Call:
+    def _call(self, reading: RecognizedTurns, kwargs: Mapping[str, Any], **asked: Any) -> ModelCall:
         given = {**{name: getattr(self, name) for name in _PER_CALL}, **self.generation_kwargs, **kwargs}
         top = given.pop("top_logprobs") or 0
         json_mode, output_cls = given.pop("json_mode"), given.pop("output_cls", None)
@@ -283,8 +283,8 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
         if self._remote is not None:
             choices = {name: getattr(self, name) for name in ("method", "ordering", "overflow")}
             chosen = {name: value for name, value in choices.items() if name in self.model_fields_set}
-            return Call(request, reading.sinks, self._remote, chosen)
-        return Call(request, reading.sinks, lambda: self.lm)
+            return ModelCall(request, reading.sinks, self._remote, chosen)
+        return ModelCall(request, reading.sinks, lambda: self.lm)
 
     def _prepare_chat_with_tools(
         self,

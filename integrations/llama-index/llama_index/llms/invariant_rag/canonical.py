@@ -22,7 +22,7 @@ from invariant_rag.api_models import PlainRequest, PlainRequests, answer_key, as
 from invariant_rag.errors import UnsupportedCombination, UnsupportedModel
 from invariant_rag.prompts import Turn
 from llama_index.llms.invariant_rag.responses import ASSISTANT, to_turns
-from llama_index.llms.invariant_rag.slots import Part, Reading, SegmentReader, SlotText
+from llama_index.llms.invariant_rag.slots import Part, RecognizedTurns, SegmentReader, SlotText
 
 R = TypeVar("R", ChatResponse, CompletionResponse)
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class _Ballots:
 
     inputs: Sequence[Any]
     requests: Sequence[PlainRequest]
-    reading: Reading
+    reading: RecognizedTurns
 
     def calls(self, ask: Callable[..., T], **kwargs: Any) -> list[Callable[[], T]]:
         return [partial(ask, each, **kwargs) for each in self.inputs]

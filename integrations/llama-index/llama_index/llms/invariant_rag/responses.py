@@ -27,7 +27,7 @@ from llama_index.llms.invariant_rag.slots import Part, SlotBlock
 if TYPE_CHECKING:
     from invariant_rag import InvariantModel
 
-    Whole = Callable[[Reply, "Call", str | None], "R"]
+    Whole = Callable[[Reply, "ModelCall", str | None], "R"]
 
 T = TypeVar("T")
 R = TypeVar("R", ChatResponse, CompletionResponse)
@@ -158,7 +158,7 @@ def no_swallowed_errors() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Call:
+class ModelCall:
     """One call of a model, in this process or on a server."""
 
     request: AnswerRequest
@@ -219,12 +219,12 @@ async def iterate_in_thread(pieces: Generator[T, None, None]) -> AsyncGenerator[
         worker.shutdown(wait=False)
 
 
-def as_completion(reply: Reply, call: Call, delta: str | None) -> CompletionResponse:
+def as_completion(reply: Reply, call: ModelCall, delta: str | None) -> CompletionResponse:
     """Return the response to a text."""
     return CompletionResponse(text=reply.first.content, delta=delta, **_said(reply, call))
 
 
-def as_chat(reply: Reply, call: Call, delta: str | None) -> ChatResponse:
+def as_chat(reply: Reply, call: ModelCall, delta: str | None) -> ChatResponse:
     """Return the response to a conversation."""
     answer = reply.first
     calls = [(each.id, each.name, dict(each.arguments)) for each in answer.tool_calls]  # none that was cut
@@ -241,7 +241,7 @@ def as_chat(reply: Reply, call: Call, delta: str | None) -> ChatResponse:
     return ChatResponse(message=message, delta=delta, **_said(reply, call))
 
 
-def _said(reply: Reply, call: Call) -> dict[str, Any]:
+def _said(reply: Reply, call: ModelCall) -> dict[str, Any]:
     """Return what is known of a reply besides its text, and report it to the engines around."""
     answer = reply.first
     counts = ("prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")

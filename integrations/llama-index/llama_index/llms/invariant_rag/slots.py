@@ -213,8 +213,8 @@ def _find_in_block(scope: Scope, part: Part) -> SegmentSet | None:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What was asked: a conversation whose segments are in sets."""
+class RecognizedTurns:
+    """A conversation whose segments are in sets, with what its run knows of it."""
 
     turns: Sequence[Turn]
     recognized: bool  # whether every node in it is known to be a segment
@@ -254,7 +254,7 @@ class SegmentReader(SlotReader):
 
     def _read(
         self, turns: Sequence[Turn], *, promises: bool = True, routed: bool = False, text_only: bool = False
-    ) -> Reading:
+    ) -> RecognizedTurns:
         """Find the sets in a conversation, and warn of what is none, where order `promises` to be without effect."""
         scope = current_scope()
         caller = next((each.instance for each in scope.path() if each.instance is not self), None)
@@ -293,7 +293,7 @@ class SegmentReader(SlotReader):
             kinds = ("no_segments", "separate", "incomplete", "marks") if asker_fix else ("no_segments",)
             report(findings, fixes=dict.fromkeys(kinds, fix), strict=self.strict)
         sinks = [each.reports for each in scope.path() if each.reports is not None and not is_wrapped]
-        return Reading(known, not findings, (scope.given.query or None) if scope.given else None, sinks)
+        return RecognizedTurns(known, not findings, (scope.given.query or None) if scope.given else None, sinks)
 
 
 def _resolved(turn: Turn, scope: Scope | None) -> Iterator[Any]:
