@@ -283,14 +283,20 @@ class InvariantModel:
         wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
         is_single = not isinstance(prompt, Sequence) or isinstance(prompt, str)
         prompts: Any = [prompt] if is_single else prompt
+        if isinstance(seed, list | tuple) and len(seed) != len(prompts):
+            raise InvalidOption(f"seed: expected one for each of {len(prompts)} prompts, got {len(seed)}")
+        generations = self._generate(prompts, wanted, seed, kwargs)
+        return generations[0] if is_single and len(generations) == 1 else generations
+
+    def _generate(
+        self, prompts: Sequence[Prompt], max_new_tokens: int, seed: Seeds, kwargs: dict[str, Any]
+    ) -> list[Generation]:
         one_by_one = self.prefiller.one_by_one
         if isinstance(seed, list | tuple):
-            if len(seed) != len(prompts):
-                raise InvalidOption(f"seed: expected one for each of {len(prompts)} prompts, got {len(seed)}")
             one_by_one = one_by_one or not samples_rows(kwargs, self.model)
             if not one_by_one:
                 kwargs, seed = sample_rows(kwargs, seed, self.model), None
-        prepared = [self.prepare_to_generate(each, wanted) for each in prompts]
+        prepared = [self.prepare_to_generate(each, max_new_tokens) for each in prompts]
         seeds = list(seed) if isinstance(seed, list | tuple) else [seed] * max(len(prepared), 1)
         batches = [[each] for each in prepared] if one_by_one and prepared else [prepared]
         generations: list[Generation] = []
@@ -302,8 +308,8 @@ class InvariantModel:
             with self.prefiller.exclusive(), nullcontext() if own is None else torch.random.fork_rng():
                 if own is not None:
                     torch.manual_seed(own)
-                generations += self._generate(batch, wanted, options)
-        return generations[0] if is_single and len(generations) == 1 else generations
+                generations += self._decode(batch, max_new_tokens, options)
+        return generations
 
     def stream(
         self, prompt: Prompt, *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
@@ -337,7 +343,9 @@ class InvariantModel:
         options = self.candidate_ids(candidates)
         if not options:
             return []
-        prepared = self.prepare_to_generate(prompt, max(map(len, options)))
+        return self._score(self.prepare_to_generate(prompt, max(map(len, options))), options)
+
+    def _score(self, prepared: PreparedPrompt, options: Sequence[TokenIds]) -> list[float]:
         with self.prefiller.exclusive():
             logits = self.prefiller.continuation_logits(prepared, options)
             rows = zip(torch.log_softmax(logits.float(), dim=-1), options, strict=True)
@@ -397,7 +405,7 @@ class InvariantModel:
         if largest >= vocabulary:
             raise InvalidPrompt(f"expected token ids below {vocabulary}, the model's vocabulary, got {largest}")
 
-    def _generate(
+    def _decode(
         self, prepared: Sequence[PreparedPrompt], max_new_tokens: int, options: dict[str, Any]
     ) -> list[Generation]:
         prefiller = self.prefiller
