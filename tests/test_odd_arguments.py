@@ -36,8 +36,7 @@ from invariant_rag.audit import Question, check_order
 from invariant_rag.ensembles import blank_segments
 from invariant_rag.errors import InvalidTool, InvariantRAGError
 from invariant_rag.generation.lazy import LazyModel
-from invariant_rag.generation.structured import constrain, generate_structured
-from invariant_rag.generation.tools import ToolCalling
+from invariant_rag.generation.structured import ToolCalling, constrain, generate_structured
 from invariant_rag.interventions import HiddenScaling, MsPoE, resolve_intervention
 from invariant_rag.interventions.search import search_dimension
 from invariant_rag.methods import APE, METHODS, Sequential, resolve_method
