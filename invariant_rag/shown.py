@@ -43,15 +43,15 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{type(value).__name__} {text[:_LONGEST]}..."
 
 
-def shortened(message: str) -> str:
+def shortened(message: str, longest: int = _LONGEST_MESSAGE) -> str:
     """Return a message without its middle if it is longer than a page: it quotes a text from outside.
 
     >>> shortened("expected 1 or 0, got " + "1" * 5000 + ", line 3")[-40:]
     '11111111111111111111111111111111, line 3'
     """
-    if len(message) <= _LONGEST_MESSAGE:
+    if len(message) <= longest:
         return message
-    half = _LONGEST_MESSAGE // 2
+    half = longest // 2
     return f"{message[:half]} ... ({len(message) - 2 * half:,} characters left out) ... {message[-half:]}"
 
 

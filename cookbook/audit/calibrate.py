@@ -1,43 +1,23 @@
 """Simulate audits of systems of known behaviour: how often are they right?
 
-No model is asked: outcomes are drawn as the systems of `tests/audit/worlds.py` would give them, and go
-through the functions that a real audit decides with. Writes `cookbook/results/audit_calibration.md`. Run it with `make
-calibrate-audit`.
+No model is asked: outcomes are drawn as the systems of `worlds.toml` would give them, and go through the functions that
+a real audit decides with. Writes `cookbook/results/audit_calibration.md`. Run it with `make calibrate-audit`.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+from worlds import BLIND, DEPENDS, MARGIN, World, at_net, expected, simulate
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "audit"))
+from invariant_rag.audit.screen import CALLS
 
-from worlds import BLIND, DEPENDS, FAILED, RIGHT, Draws, World, at_net, draw, expected  # noqa: E402
-
-from invariant_rag.audit.plan import SLOTS  # noqa: E402
-from invariant_rag.audit.result import worst_slot  # noqa: E402
-from invariant_rag.audit.screen import (  # noqa: E402
-    ANOTHER,
-    CALLS,
-    FIRST,
-    OTHER,
-    PLACEBO,
-    STOPPED_TAIL,
-    looks,
-    screen,
-)
-from invariant_rag.audit.statistics import mean_difference, mean_interval  # noqa: E402
-
-PAGE = ROOT / "cookbook" / "results" / "audit_calibration.md"
+PAGE = Path(__file__).parents[1] / "results" / "audit_calibration.md"
 SIZES = (20, 50, 200)
-MARGIN = 0.05
 
 INTRODUCTION = """\
 # How often an audit is right
@@ -63,46 +43,16 @@ class Cell:
 MEASURED = ("net", "today", "orders", "slot", "errors", "gain")
 
 
-@cache
-def truths(world: World) -> dict[str, float]:
-    """Return what an audit of endlessly many questions would measure."""
-    drawn = draw(world, 400_000, np.random.default_rng(1))
-    right, slots = drawn.classes[:, [OTHER, ANOTHER]] == RIGHT, _slots(drawn)
-    by_slot = [float(right[slots == each].mean()) for each in range(SLOTS) if (slots == each).any()]
-    errors = float((drawn.classes == FAILED).mean())
-    return {**expected(world), "orders": float(right.mean()), "slot": min(by_slot), "errors": errors}
-
-
-def _slots(drawn: Draws) -> np.ndarray:
-    return np.minimum(SLOTS - 1, (drawn.places * SLOTS).astype(int))
-
-
-def simulate(world: World, questions: int, audits: int, seed: int) -> Cell:
+def cell(world: World, questions: int, audits: int, seed: int) -> Cell:
     """Simulate audits of a system."""
-    source, truth = np.random.default_rng(seed), truths(world)
+    source, truth = np.random.default_rng(seed), expected(world)
     outcomes, asked, missed = [], [], np.zeros(len(MEASURED))
     for _ in range(audits):
-        drawn = draw(world, questions, source)
-        two = [world.two] * questions
-        for count in looks(questions):
-            found = screen(drawn.classes[:count], two[:count], MARGIN, questions)
-            if found.outcome != "cannot tell yet":
-                break
-        right, classes = drawn.classes == RIGHT, drawn.classes[:count]
-        today, remedy = ((each == RIGHT).mean(axis=1) for each in (drawn.classes[:, [FIRST, PLACEBO]], drawn.remedy))
-        pairs = [list(zip(*each, strict=True)) for each in zip(_slots(drawn), right[:, [OTHER, ANOTHER]], strict=True)]
-        estimates = {
-            "net": found.net,
-            "today": mean_interval(today[:count], tail=STOPPED_TAIL),
-            "orders": mean_interval(right[:count, [OTHER, ANOTHER]].mean(axis=1), tail=STOPPED_TAIL),
-            "slot": worst_slot(pairs[:count]),
-            "errors": mean_interval((classes == FAILED).mean(axis=1), tail=STOPPED_TAIL),
-            "gain": mean_difference(remedy, today),
-        }
-        known = [(truth[name], estimates[name]) for name in MEASURED]
+        found = simulate(world, questions, source)
+        known = [(truth[name], estimate) for name, estimate in found.estimates().items()]
         missed += [each is not None and not each.low <= true <= each.high for true, each in known]
-        outcomes.append(found.outcome)
-        asked.append(count)
+        outcomes.append(found.screen.outcome)
+        asked.append(found.screen.asked)
     shares = (outcomes.count(each) / audits for each in ("order matters", "order does not matter"))
     return Cell(*shares, CALLS * float(np.mean(asked)), tuple(missed / audits))
 
@@ -117,13 +67,11 @@ def table(worlds: list[World], audits: int) -> tuple[list[str], list[Cell]]:
     for number, world in enumerate(worlds):
         net = expected(world)["net"]
         for questions in SIZES:
-            cell = simulate(world, questions, audits, seed=1000 * number + questions)
-            cells.append(cell)
-            missed = " | ".join(f"{100 * each:.1f}" for each in cell.missed)
-            rows.append(
-                f"| {world.name} | {100 * net:.1f} | {questions} | {100 * cell.matters:.1f} | {100 * cell.clear:.1f} | "
-                f"{cell.calls:.0f} | {missed} |"
-            )
+            found = cell(world, questions, audits, seed=1000 * number + questions)
+            cells.append(found)
+            missed = " | ".join(f"{100 * each:.1f}" for each in found.missed)
+            shares = " | ".join(f"{100 * each:.1f}" for each in (found.matters, found.clear))
+            rows.append(f"| {world.name} | {100 * net:.1f} | {questions} | {shares} | {found.calls:.0f} | {missed} |")
     return rows, cells
 
 
@@ -133,8 +81,8 @@ def main() -> None:
     parser.add_argument("--audits", type=int, default=200)
     chosen = parser.parse_args()
     started = perf_counter()
-    blind, blind_cells = table(list(BLIND), chosen.audits)
-    some, some_cells = table(list(DEPENDS), chosen.audits)
+    blind, blind_cells = table(BLIND, chosen.audits)
+    some, some_cells = table(DEPENDS, chosen.audits)
     ten, ten_cells = table([at_net(world, 0.1) for world in DEPENDS], chosen.audits)
     edge, edge_cells = table([at_net(world, MARGIN) for world in DEPENDS], chosen.audits)
     cleared = max(each.clear for each in edge_cells)

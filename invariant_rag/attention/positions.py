@@ -92,6 +92,10 @@ class Rotation(PositionEncoding):
         angles = shifts[..., None] * self.frequencies().to(x.device, torch.float64)
         return self._apply(x, angles.cos(), angles.sin()).to(x.dtype)
 
+    def rotate_with(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        """Rotate `x` `[..., D]` by `turns` `[..., R / 2]`: a complex number for each pair of dimensions."""
+        return self._apply(x, turns.real, turns.imag).to(x.dtype)
+
     def rotate_each(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
         """Rotate `x` `[..., D]` by `shifts` `[...]`, with tables of cosines and sines, one for each `reach`."""
         if self.module is None:

@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -26,7 +27,6 @@ SECONDS = 120.0  # that the server may take
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before the second try, and at most, unless an error names more
 HOPELESS = 10  # calls that fail, without a single answer, before an audit stops
 LONGEST_ERROR = 300  # characters of an error that are kept: a server may answer with a page
-
 _WRONG_INPUT = "Call it once. If its input is wrong, say what it takes: to_input=lambda question, segments: ..."
 
 Progress = Callable[..., AbstractContextManager[Callable[[], None]]]
@@ -71,7 +71,9 @@ class Endpoint:
         import httpx
 
         headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY_VARIABLE)) else {}
-        return httpx.Client(base_url=self.url.rstrip("/"), headers=headers, timeout=SECONDS)
+        client = httpx.Client(base_url=self.url.rstrip("/"), headers=headers, timeout=SECONDS)
+        weakref.finalize(self, client.close)  # its connections are kept between calls
+        return client
 
     @cached_property
     def served(self) -> str:
@@ -83,6 +85,14 @@ class Endpoint:
         except (ServerError, LookupError, TypeError) as error:
             hint = "Is it running? If it lists none, name one: --model, or Endpoint(url, model)."
             raise AuditFailed(f"{self.url} lists no model: {error}", hint=hint) from error
+
+    @cached_property
+    def toy(self) -> bool:
+        """Whether the server says that the embedded toy model answers. One that lists no models says nothing."""
+        with suppress(ServerError, AuditFailed, LookupError, TypeError, AttributeError):
+            cards = self._send("GET", "/models")["data"]
+            return any(each["id"] == self.served and each.get("toy") is True for each in cards)
+        return False
 
     def complete(self, text: str) -> Reply:
         """Send one message of a user; raise `ServerError` without an answer, `AuditFailed` for a wrong key or model."""
@@ -105,7 +115,9 @@ class Endpoint:
             raise ServerError(late or f"the server cannot be reached: {why}") from error
         said = f"{self.url}: {response.status_code}: {response.text[:200]}"
         if response.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND}:
-            raise AuditFailed(said, hint=f"Look at the address (up to /v1), the model, and the key in {KEY_VARIABLE}.")
+            raise AuditFailed(
+                said, hint=f"Look at the address (up to /v1), the key in {KEY_VARIABLE}, and the model (--model)."
+            )
         if response.is_error:
             failed = ServerError(said)
             with suppress(KeyError, ValueError):  # it may name a date, or nothing
@@ -117,6 +129,11 @@ class Endpoint:
             raise ServerError(f"expected JSON: {said}") from error
 
 
+def is_url(value: Any) -> bool:
+    """Return whether a value is the address of a server."""
+    return isinstance(value, str) and value.startswith(("http://", "https://"))
+
+
 @dataclass(frozen=True)
 class Answer:
     """What came of one call: no text if every try failed; seconds with all tries, and the error of each that failed."""
@@ -126,6 +143,9 @@ class Answer:
     tokens: int | None = None
     seconds: float = 0.0
     errors: tuple[str, ...] = ()
+
+
+Job = tuple[str, Callable[[], Reply]]  # a call: its key, and the function that makes it
 
 
 def call(key: str, function: Callable[[], Reply], retries: int = 3) -> Answer:
@@ -159,18 +179,13 @@ def call(key: str, function: Callable[[], Reply], retries: int = 3) -> Answer:
 
 
 def make_calls(
-    calls: Sequence[tuple[str, Callable[[], Reply]]],
-    on_answer: Callable[[Answer], object],
-    *,
-    retries: int,
-    workers: int,
-    answered: bool = False,
+    calls: Sequence[Job], on_answer: Callable[[Answer], object], *, retries: int, workers: int, answered: bool = False
 ) -> None:
     """Make calls by key in threads, and pass on one answer at a time. Stop where nothing is ever `answered`."""
     stopped, lock = threading.Event(), threading.Lock()
     failed = 0
 
-    def make(each: tuple[str, Callable[[], Reply]]) -> None:
+    def make(each: Job) -> None:
         nonlocal answered, failed
         if stopped.is_set():
             return

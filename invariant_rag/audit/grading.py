@@ -8,10 +8,10 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.calls import Answer, Endpoint, call
+from invariant_rag.audit.calls import Answer, Endpoint, call, is_url
 from invariant_rag.audit.matching import is_right, normal_tokens
 from invariant_rag.audit.statistics import Estimate, wilson_interval
-from invariant_rag.audit.systems import is_url, loaded
+from invariant_rag.audit.systems import loaded
 from invariant_rag.errors import AuditFailed, FieldWarning, InvalidChoice, RetrievalError
 from invariant_rag.models.embedders import NamedEmbedder
 from invariant_rag.shown import clean, counted, shown
@@ -181,8 +181,7 @@ class AnswerJudge:
 
 def _yes_function(model: Any) -> Callable[[str], bool]:
     """Return what answers yes or no to a prompt."""
-    endpoint = Endpoint(model) if is_url(model) else model
-    if isinstance(endpoint, Endpoint):
+    if isinstance(endpoint := Endpoint(model) if is_url(model) else model, Endpoint):
         return lambda prompt: _is_yes(call("judge", lambda: endpoint.complete(prompt)))
     if isinstance(model, loaded("invariant_rag.generation.model", "InvariantModel")):
         from invariant_rag.judge import Judge

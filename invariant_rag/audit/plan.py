@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, NamedTuple
 
 from invariant_rag import checks
@@ -95,8 +96,7 @@ def _rotations(question: Question, most: int = VOTES) -> list[Order]:
     keys = [(each.content_hash, each.canonical_key) for each in question.segments]
     order = tuple(sorted(range(len(keys)), key=keys.__getitem__))
     wanted = min(most, len(order))
-    starts = [len(order) * index // wanted for index in range(wanted)]
-    return [order[start:] + order[:start] for start in starts]
+    return [order[start:] + order[:start] for start in (len(order) * index // wanted for index in range(wanted))]
 
 
 class Remedy(NamedTuple):
@@ -109,11 +109,8 @@ class Remedy(NamedTuple):
 
     def calls(self, name: str, question: Question, index: int) -> list[Call]:
         """Return the calls about a question: one as it is, one with the placebo, like those of today."""
-        return [
-            Call(question, index, name, draw, order, spaces=draw, vote=vote)
-            for draw in range(DRAWS)
-            for vote, order in enumerate(self.orders(question))
-        ]
+        draws = product(range(DRAWS), enumerate(self.orders(question)))
+        return [Call(question, index, name, draw, order, spaces=draw, vote=vote) for draw, (vote, order) in draws]
 
 
 LISTINGS = {  # remedies for every system
@@ -140,10 +137,8 @@ def build_remedies(names: Iterable[str], system: System) -> dict[str, tuple[Reme
         if name in LISTINGS:
             found[name] = LISTINGS[name], system.ask
         elif system.lm is None:
-            raise UnsupportedCombination(
-                f"{name!r} changes the inside of a model, and this system is not one of ours",
-                hint=f"For any system there are {', '.join(LISTINGS)}.",
-            )
+            message = f"{name!r} changes the inside of a model, and this system is not one of ours"
+            raise UnsupportedCombination(message, hint=f"For any system there are {', '.join(LISTINGS)}.")
         else:
             model = getattr(system.lm, "invariant_branch", system.lm).with_method(resolve_method(name))
             about = f"the method {name}, which does not depend on the order"
@@ -192,10 +187,7 @@ class AuditChoices:
     """
 
     remedies: tuple[str, ...] | None = _choice(
-        None,
-        "sort, reverse, ends-first, vote or a method. Repeatable.",
-        option="--remedy",
-        shown="a few if it matters",
+        None, "sort, reverse, ends-first, vote or a method. Repeatable.", option="--remedy", shown="a few if it matters"
     )
     metric: Any = None
     judge: Any = _choice(  # noqa: RUF009 - a field, as dataclasses.field makes one

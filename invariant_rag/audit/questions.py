@@ -56,16 +56,16 @@ class Question:
 
 
 def _as_dict(segment: Segment) -> dict[str, Any]:
-    if segment.token_ids is not None:
-        return {"token_ids": list(segment.token_ids), "score": segment.score}
-    fields = {"text": segment.text, "title": segment.title, "score": segment.score, "metadata": dict(segment.metadata)}
+    fields = {name: getattr(segment, name) for name in ("text", "title", "score", "token_ids")}
+    fields["metadata"] = dict(segment.metadata)
     return {name: each for name, each in fields.items() if each not in (None, {})}
 
 
+Questions = str | Path | Iterable[Question | Mapping[str, Any]]
+
+
 def read_questions(
-    source: str | Path | Iterable[Question | Mapping[str, Any]],
-    retrieve: Retrieve | None,
-    fields: Mapping[str, str] | None = None,
+    source: Questions, retrieve: Retrieve | None, fields: Mapping[str, str] | None = None
 ) -> list[Question]:
     """Read the questions of a file or of a collection of questions and mappings.
 
@@ -88,9 +88,7 @@ def read_questions(
     return [_complete(question, retrieve) for question in parse_questions(source, fields)]
 
 
-def parse_questions(
-    source: str | Path | Iterable[Question | Mapping[str, Any]], fields: Mapping[str, str] | None = None
-) -> list[Question]:
+def parse_questions(source: Questions, fields: Mapping[str, str] | None = None) -> list[Question]:
     """Parse questions as `read_questions` does, without retrieval."""
     prefix = ""
     if isinstance(source, str | Path):

@@ -14,7 +14,7 @@ from invariant_rag.audit.folder import RESULT
 from invariant_rag.audit.grading import RIGHT, SAME_MEANING
 from invariant_rag.audit.result import ABOUT
 from invariant_rag.audit.screen import CALLS
-from invariant_rag.errors import InvalidChoice
+from invariant_rag.errors import InvalidChoice, ToyModelWarning
 from invariant_rag.files import encode_json, write_file
 from invariant_rag.shown import clean, counted, shown
 
@@ -46,7 +46,9 @@ def p_value(p: float) -> str:
 def advise(audit: Audit) -> list[tuple[str, str]]:
     """Return title and text of each paragraph that a report begins with."""
     found = [("Finding", _finding(audit)), ("Today", _today(audit)), ("Recommendation", _recommendation(audit))]
-    notes = " ".join([*_about_grading(audit), *_about_calls(audit)])
+    found += [("First call", audit.sent)] if audit.screen.alike else []
+    toy = [f"This audit was {ToyModelWarning()}"] if audit.toy else []
+    notes = " ".join([*toy, *_about_grading(audit), *_about_calls(audit)])
     return [*found, ("To know", notes)] if notes else found
 
 
@@ -54,24 +56,20 @@ def _finding(audit: Audit) -> str:
     screen, margin = audit.screen, 100 * audit.screen.margin
     asked = counted(screen.asked, "question")
     early = f" The audit stopped after {asked} of {audit.planned:,}." if screen.asked < audit.planned else ""
-    measured = (
-        f"between orders {screen.between:.1%} of the outcomes differ, in one order {screen.within:.1%}, "
-        f"net sensitivity {points(screen.net)} ({p_value(screen.p)}, {asked})."
-    )
+    differ = f"between orders {screen.between:.1%} of the outcomes differ, in one order {screen.within:.1%}"
+    measured = f"{differ}, net sensitivity {points(screen.net)} ({p_value(screen.p)}, {asked})."
     if screen.outcome == "order matters":
         return f"The order matters: {measured}{early}"
     if screen.outcome == "order does not matter":
+        below = f"below {100 * screen.bound:.1f} with 95% confidence; the margin is {margin:g} ({asked})"
         return (
-            f"The order does not matter: net sensitivity is {100 * screen.net.value:+.1f} points, and below "
-            f"{100 * screen.bound:.1f} with 95% confidence; the margin is {margin:g} ({asked}).{early}"
+            f"The order does not matter: net sensitivity is {100 * screen.net.value:+.1f} points, and {below}.{early}"
         )
     if screen.alike:
         alike = f"all answers are the same, with other texts in the documents, too ({asked})"
         return f"Cannot tell yet: {alike}. A system that does not read its documents answers like that."
-    return (
-        f"Cannot tell yet: {measured} Ask about {screen.more:,} questions more, "
-        f"{counted(CALLS * screen.more, 'call')}, or set a wider margin than {margin:g} points."
-    )
+    more = f"{screen.more:,} questions more, {counted(CALLS * screen.more, 'call')}"
+    return f"Cannot tell yet: {measured} Ask about {more}, or set a wider margin than {margin:g} points."
 
 
 def _today(audit: Audit) -> str:
@@ -80,10 +78,8 @@ def _today(audit: Audit) -> str:
         return "No gold answers are known, so no answer is right or wrong: only what changes was measured."
     today, orders, worst = measures["accuracy_today"], measures["accuracy_over_orders"], measures.get("worst_slot")
     slot = f"; with the answer in the worst part of the prompt {percent(worst)}" if worst else ""
-    return (
-        f"In the order that your retriever gives, {percent(today)} of the answers are right; in random orders "
-        f"{percent(orders)}{slot}."
-    )
+    others = f"in random orders {percent(orders)}{slot}"
+    return f"In the order that your retriever gives, {percent(today)} of the answers are right; {others}."
 
 
 def _recommendation(audit: Audit) -> str:
@@ -91,7 +87,7 @@ def _recommendation(audit: Audit) -> str:
     compared = sorted(((each.gain, each) for each in audit.comparisons if each.gain), key=lambda pair: -pair[0].value)
     if audit.screen.alike:
         said = shown(audit.asked[0].answers[0].text)
-        return f"Look at the call first: every answer was the same, {said}. Does it read these documents?"
+        return f"Look at the call first, below: every answer was the same, {said}. Does it hold the documents?"
     if compared and compared[0][1].is_better:
         return f"Use {_named(*compared[0])}."
     if audit.screen.outcome == "order does not matter":
@@ -199,11 +195,8 @@ def write_report(audit: Audit, folder: Path) -> None:
 def measure_rows(audit: Audit) -> list[tuple[str, str, str]]:
     """Return name, value and meaning of each measure that is known."""
     special = {"calls": lambda each: f"{each.value:g}", "net_sensitivity": points}
-    return [
-        (name.replace("_", " "), special.get(name, percent)(audit.measures[name]), about)
-        for name, about in ABOUT.items()
-        if name in audit.measures
-    ]
+    known = [(name, about) for name, about in ABOUT.items() if name in audit.measures]
+    return [(name.replace("_", " "), special.get(name, percent)(audit.measures[name]), about) for name, about in known]
 
 
 def remedy_rows(audit: Audit) -> list[tuple[str, str, str, str]]:

@@ -100,6 +100,8 @@ class Audit:
             two different documents, which were not asked.
         judge: The judge, with what it was asked and how often it erred; None without one.
         embeds: Whether answers without gold answers were compared by embeddings.
+        toy: Whether the embedded toy model answered.
+        sent: What the first call was made with, where all answers are one.
     """
 
     system: str
@@ -113,6 +115,8 @@ class Audit:
     unordered: int
     judge: AnswerJudge | None = None
     embeds: bool = False
+    toy: bool = False
+    sent: str = ""
 
     @cached_property
     def measures(self) -> dict[str, Estimate]:
@@ -160,7 +164,10 @@ class Audit:
         tokens = [answer.tokens for answer in answers if answer.tokens is not None]
         document = {
             "schema_version": SCHEMA_VERSION,
-            **{name: getattr(self, name) for name in ("system", "date", "calls", "planned", "unordered", "errors")},
+            **{
+                name: getattr(self, name)
+                for name in ("system", "toy", "date", "calls", "planned", "unordered", "errors")
+            },
             "seed": self.choices.seed,
             "advice": [{"title": title, "text": text} for title, text in self.advice],
             "screen": asdict(self.screen),

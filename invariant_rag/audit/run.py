@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ from invariant_rag.audit.calls import Answer, Progress, make_calls, no_progress
 from invariant_rag.audit.folder import RUN, SCHEMA_VERSION, make_new_folder, open_answers, read_run
 from invariant_rag.audit.grading import RIGHT, Grader
 from invariant_rag.audit.plan import DRAWS, TODAY, AuditChoices, Call
-from invariant_rag.audit.questions import Question, as_retrieve_function, read_questions
+from invariant_rag.audit.questions import Question, Questions, as_retrieve_function, read_questions
 from invariant_rag.audit.report import write_report
 from invariant_rag.audit.result import Asked, Audit, Comparison, package_versions, places_and_outcomes, slot_accuracies
 from invariant_rag.audit.screen import CALLS, FIRST, PLACEBO, Screen, looks, screen
@@ -27,12 +27,12 @@ from invariant_rag.checks import require_extra
 from invariant_rag.errors import AuditFailed, InvalidChoice, InvalidQuestion, UnsupportedCombination
 from invariant_rag.files import LineFile, encode_json, write_file
 from invariant_rag.segments import Segment
-from invariant_rag.shown import counted
+from invariant_rag.shown import counted, shortened
 
-Questions = str | Path | Iterable[Question | Mapping[str, Any]]
 OnStep = Callable[[str], object]
 
 PROBED = 3  # questions asked with other texts, if no order ever changes an outcome: does the system read its documents?
+LONGEST_INPUT = 1000  # characters of what was sent that are shown
 
 
 def audit(
@@ -79,6 +79,7 @@ def audit(
 
     Warns:
         FieldWarning: Questions have checks that take a judge, and there is none; or fields that mean nothing.
+        ToyModelWarning: The server says that the embedded toy model answers.
     """
     check_extras()
     chosen = (choices or AuditChoices()).changed(changes)
@@ -116,7 +117,8 @@ def audit(
         compared = running.compare(screened)
     date = datetime.now(UTC).isoformat(timespec="seconds")
     facts = (len(running.answers), len(ordered), len(asked) - len(ordered), grader.judge, grader.embeds)
-    result = Audit(called, date, chosen, screened, tuple(running.asked), tuple(compared), *facts)
+    sent = running.first_input() if screened.alike else ""
+    result = Audit(called, date, chosen, screened, tuple(running.asked), tuple(compared), *facts, wrapped.toy, sent)
     if folder is not None:
         write_report(result, folder)
     return result
@@ -183,11 +185,15 @@ class _Running:
             return False
         if len(set(before)) == 1:
             return True
-        raise AuditFailed(
-            "the system does not read the documents it is given: with other texts in them it answers the same",
-            hint="Of a chain that retrieves, give the part behind the retriever; or say with to_input= what it is "
-            "called with. If a model knows these answers by heart, ask what only the documents say.",
-        )
+        why = "the system does not read the documents it is given: with other texts in them it answers the same"
+        hint = "Of a chain, give the part behind the retriever, or make its input: to_input=. Ask what no model knows."
+        raise AuditFailed(f"{why}. The first call was: {self.first_input()}", hint=hint)
+
+    def first_input(self) -> str:
+        """Return what the system was called with first, without its middle."""
+        call = self.calls[0][FIRST]
+        made = self.system.sent(call.question, call.segments)
+        return shortened(made if isinstance(made, str) else repr(made), LONGEST_INPUT)
 
     def compare(self, found: Screen) -> list[Comparison]:
         """Ask all planned questions with remedies and as today, if the order matters or remedies were asked for."""
@@ -209,7 +215,11 @@ class _Running:
         asked = counted(len(self.calls), "question")
         self.on_step(f"{', '.join(remedies)} against today: {asked}, {counted(len(new), 'call')} more.")
         asks = {TODAY: self.system.ask} | {name: ask for name, (_, ask) in remedies.items()}
-        scores = {name: self._accuracies(each, asks[name]) for name, each in planned.items()}
+        scores = dict[str, Any]()
+        for name, each in planned.items():
+            self._ask([call for calls in each for call in calls], asks[name])
+            graded = [calls for calls in each if self.grader.is_scored(calls[0].question)]
+            scores[name] = np.array([self._accuracy(calls) for calls in graded])
         today = scores.pop(TODAY)
         compared = [
             Comparison(name, each.about, each.fixes, max(map(len, planned[name])) // DRAWS)
@@ -222,11 +232,6 @@ class _Running:
             replace(each, accuracy=mean_interval(ours), gain=mean_difference(ours, today), p=p[each.name])
             for each, ours in zip(compared, scores.values(), strict=True)
         ]
-
-    def _accuracies(self, planned: Sequence[Sequence[Call]], ask: Ask) -> Any:
-        """Ask, and return the accuracy of each question with gold answers."""
-        self._ask([call for calls in planned for call in calls], ask)
-        return np.array([self._accuracy(calls) for calls in planned if self.grader.is_scored(calls[0].question)])
 
     def _accuracy(self, calls: Sequence[Call]) -> float:
         """Return the share of right draws; of several votes of a draw the most frequent counts, the first of equals."""

@@ -97,18 +97,10 @@ def screen(classes: Classes, two_orders: Sequence[bool], margin: float, planned:
     bound = upper_bound(between - within, _clearance(done, planned, margin))
     cleared = bound < margin
     outcome: Outcome = "order does not matter" if cleared else "order matters" if rejected else "cannot tell yet"
-    return Screen(
-        outcome,
-        p,
-        mean_difference(between, within, tail=STOPPED_TAIL),
-        float(between.mean()),
-        float(within.mean()),
-        float((classes[:REPEATED, FIRST] != classes[:REPEATED, AGAIN]).mean()),
-        bound,
-        margin,
-        len(classes),
-        0 if outcome != "cannot tell yet" else max(1, _needed(between - within, margin) - len(classes)),
-    )
+    net, means = mean_difference(between, within, tail=STOPPED_TAIL), (float(between.mean()), float(within.mean()))
+    repeated = float((classes[:REPEATED, FIRST] != classes[:REPEATED, AGAIN]).mean())
+    more = 0 if outcome != "cannot tell yet" else max(1, _needed(between - within, margin) - len(classes))
+    return Screen(outcome, p, net, *means, repeated, bound, margin, len(classes), more)
 
 
 def _clearance(done: Sequence[int], planned: int, margin: float) -> float:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.calls import Endpoint, Reply, settle
+from invariant_rag.audit.calls import Endpoint, Reply, is_url, settle
 from invariant_rag.checks import check_stops
-from invariant_rag.errors import AuditFailed, UnsupportedCombination
+from invariant_rag.errors import AuditFailed, ToyModelWarning, UnsupportedCombination
+from invariant_rag.models.embedded import is_toy
 from invariant_rag.prompts import DEFAULT_SYSTEM, mark
 from invariant_rag.segments import Segment, document_rendering, plain_rendering
 
@@ -26,12 +28,13 @@ if TYPE_CHECKING:
 ToInput = Callable[[str, Sequence[Segment]], Any]
 Ask = Callable[["Question", Sequence[Segment]], Reply]
 MakeInput = Callable[["Question", Sequence[Segment]], Any]
+Function = Callable[[Any], Any]
 
 QUESTION_NAMES = ("question", "input", "query", "user_input", "q", "user_query", "user_question", "prompt", "text")
-CONTEXT_NAMES = (
-    "context", "contexts", "documents", "docs", "segments", "passages", "chunks", "input_documents", "context_str",
-    "retrieved_contexts", "sources", "nodes",
-)  # fmt: skip
+CONTEXT_NAMES = tuple(
+    "context contexts documents docs segments passages chunks input_documents context_str retrieved_contexts sources "
+    "nodes".split()
+)
 _TEXT_NAMES = ("prompt", "text")
 _EMPTY_NAMES = ("chat_history", "history", "agent_scratchpad", "intermediate_steps")
 _MARKED_TEXT_MODELS = (  # what `canonical` and `vote` return: they order the segments marked in their text
@@ -42,16 +45,15 @@ _MARKED_TEXT_MODELS = (  # what `canonical` and `vote` return: they order the se
 
 @dataclass(frozen=True)
 class System:
-    """A system under audit: its name in reports, and what calls it with a question and its segments in an order.
-
-    Methods can be tried on an `InvariantModel` behind it. It may have a retriever of its own.
-    """
+    """A system under audit: its name in reports, what asks it about segments in an order, and what is `sent` then."""
 
     name: str
     ask: Ask
-    lm: InvariantModel | None = None
+    sent: MakeInput
+    toy: bool = False  # whether the embedded toy model answers
+    lm: InvariantModel | None = None  # behind it, on which methods can be tried
     message: str | None = None
-    retrieve: Retrieve | None = None
+    retrieve: Retrieve | None = None  # of its own
     generation: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -69,14 +71,12 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
     Raises:
         UnsupportedCombination: The system is none of these, or an argument does not apply to it.
     """
-    found = _of_our_model(system, generation or {})
-    if found is not None:
+    if (found := _of_our_model(system, generation or {})) is not None:
         _refuse(to_input, "to_input", "one of our models, which takes segments as they are")
         return found
     _refuse(generation, "generation keywords", "a system that is not one of our models")
-    for wrap in (_of_url, _of_langchain, _of_llama_index, _of_callable):
-        found = wrap(system, to_input)
-        if found is not None:
+    for wrap in (_of_url, _of_langchain, _of_llama_index, _of_callable):  # each of one kind; None for others
+        if (found := wrap(system, to_input)) is not None:
             return found
     raise UnsupportedCombination(f"expected a system that answers questions, got {type(system).__name__}", hint=_WRAP)
 
@@ -110,11 +110,6 @@ def as_reply(said: Any, tokens: int | None = None) -> Reply:
     what = f"a mapping with {sorted(map(str, said))}" if isinstance(said, Mapping) else type(said).__name__
     expected = f"expected an answer as text, a message, or a mapping with one of {', '.join(_ANSWERS)}"
     raise AuditFailed(f"{expected}; got {what}", hint="Return a string, or a Reply with its tokens.")
-
-
-def is_url(value: Any) -> bool:
-    """Return whether a value is the address of a server."""
-    return isinstance(value, str) and value.startswith(("http://", "https://"))
 
 
 def loaded(module: str, *names: str) -> tuple[Any, ...]:
@@ -152,7 +147,12 @@ def _of_our_model(system: Any, generation: Mapping[str, Any]) -> System | None:
     said = "".join(f", {key}={value}" for key, value in sorted(generation.items()))
     said += "" if message is None else f", system={message!r}"
     name = f"{lm.name} ({lm.method.name}, {lm.ordering!r}, {lm.backend.name}{said})"
-    return System(name, lm_ask_function(lm, message, generation), lm, message, retrieve, generation)
+
+    def sent(question: Question, segments: Sequence[Segment]) -> str:
+        return str(lm.tokenizer.decode(lm.prepare(lm.chat_prompt(question.text, segments, message)).input_ids))
+
+    ask, toy = lm_ask_function(lm, message, generation), is_toy(lm.name)
+    return System(name, ask, sent, toy, lm, message, retrieve, generation)
 
 
 def lm_ask_function(lm: InvariantModel, message: str | None, generation: Mapping[str, Any]) -> Ask:
@@ -168,15 +168,13 @@ def lm_ask_function(lm: InvariantModel, message: str | None, generation: Mapping
     return ask
 
 
-# Each of the next four wraps systems of one kind, and returns None for others.
-
-
 def _of_url(system: Any, to_input: ToInput | None) -> System | None:
-    endpoint = Endpoint(system) if is_url(system) else system
-    if not isinstance(endpoint, Endpoint):
+    if not isinstance(endpoint := Endpoint(system) if is_url(system) else system, Endpoint):
         return None
     _refuse(to_input, "to_input", "an endpoint, which is sent a message")
-    return System(f"{endpoint.served} at {endpoint.url}", _ask(endpoint.complete, [_as_text]))
+    if endpoint.toy:
+        warnings.warn(ToyModelWarning(), stacklevel=4)
+    return _system(f"{endpoint.served} at {endpoint.url}", endpoint.complete, [_as_text], toy=endpoint.toy)
 
 
 def _of_langchain(system: Any, to_input: ToInput | None) -> System | None:
@@ -184,14 +182,14 @@ def _of_langchain(system: Any, to_input: ToInput | None) -> System | None:
         return None
     is_chain = to_input is None and not _is_language_model(system) and not _takes_marks(system)
     makes = _inputs(system) if is_chain else [_text_maker(system, to_input)]
-    return System(system.get_name(), _ask(system.invoke, makes))
+    return _system(system.get_name(), system.invoke, makes)
 
 
 def _of_llama_index(system: Any, to_input: ToInput | None) -> System | None:
     # A query engine that cannot synthesize from nodes gets the documents in the query. A chat engine remembers, so it
     # is asked one call at a time, each as the first of a chat.
     name, make, more = type(system).__name__, _text_maker(system, to_input), dict[str, Any]()
-    call: Callable[[Any], Any] | None = None
+    call: Function | None = None
     if isinstance(system, loaded("llama_index.core.llms", "LLM")):
         name, call = f"{name} {system.metadata.model_name}", lambda text: system.complete(text).text
     elif isinstance(system, engines := loaded("llama_index.core.base.base_query_engine", "BaseQueryEngine")):
@@ -217,7 +215,7 @@ def _of_llama_index(system: Any, to_input: ToInput | None) -> System | None:
         async def call(text: Any) -> Any:
             return await system.run(user_msg=text)
 
-    return None if call is None else System(name, _ask(call, [make], str), **more)
+    return None if call is None else _system(name, call, [make], str, **more)
 
 
 def _of_callable(system: Any, to_input: ToInput | None) -> System | None:
@@ -226,12 +224,12 @@ def _of_callable(system: Any, to_input: ToInput | None) -> System | None:
     module = getattr(system, "__module__", None) or "__main__"  # of code that is executed, None
     name = f"{module}.{getattr(system, '__qualname__', type(system).__qualname__)}".removeprefix("__main__.")
     if to_input is not None:
-        return System(name, _ask(system, [_text_maker(system, to_input)]))
-    return System(name, _ask(lambda made: system(*made[0], **made[1]), _arguments(system)))
+        return _system(name, system, [_text_maker(system, to_input)])
+    return _system(name, lambda made: system(*made.args, **made.kwargs), _arguments(system))
 
 
-def _ask(call: Callable[[Any], Any], makes: Sequence[MakeInput], read: Callable[[Any], Any] = lambda said: said) -> Ask:
-    """Return what calls a system with the first input that it takes, and finds the answer in what it returns."""
+def _system(name: str, call: Function, makes: Sequence[MakeInput], read: Function | None = None, **more: Any) -> System:
+    """Return a system that is called with the first input that it takes, and whose answer is in what it returns."""
     known = list(makes)
 
     def ask(question: Question, segments: Sequence[Segment]) -> Reply:
@@ -244,9 +242,12 @@ def _ask(call: Callable[[Any], Any], makes: Sequence[MakeInput], read: Callable[
             make = others[0]
             said = settle(call(make(question, segments)))
         known[:] = [make]
-        return as_reply(read(said))
+        return as_reply(said if read is None else read(said))
 
-    return ask
+    def sent(question: Question, segments: Sequence[Segment]) -> Any:
+        return known[0](question, segments)
+
+    return System(name, ask, sent, **more)
 
 
 def _takes_marks(system: Any) -> bool:
@@ -332,7 +333,7 @@ def _annotated(segments: Sequence[Segment], annotation: str) -> Any:
 
 
 def _arguments(function: Any) -> list[MakeInput]:
-    """Return what makes the positional and named arguments of a function, by its signature; the first that it takes.
+    """Return what makes the arguments of a function, by its signature; of several, the first that it takes.
 
     Two parameters are question and segments, in this order unless their names say otherwise; one is a text with both,
     or a mapping if it is annotated as one or refuses the text. Segments are texts where the annotation has `str`.
@@ -343,7 +344,7 @@ def _arguments(function: Any) -> list[MakeInput]:
         signature = inspect.signature(lambda *_: _)
     named = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     if any(each.kind is each.VAR_POSITIONAL for each in named):
-        return [lambda question, segments: ((question.text, segments), {})]
+        return [lambda question, segments: signature.bind_partial(question.text, segments)]
     wanted = [each for each in named if each.default is each.empty]
     if len(wanted) == 1:  # a second parameter with a default, which is named as documents are, takes them
         wanted += [each for each in named if each not in wanted and each.name in CONTEXT_NAMES][:1]
@@ -351,10 +352,10 @@ def _arguments(function: Any) -> list[MakeInput]:
         names = [each.name for each in wanted]
         raise UnsupportedCombination(f"expected a function of question and segments, got one of {names}", hint=_WRAP)
 
-    def bound(*values: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def bound(*values: Any) -> inspect.BoundArguments:
         arguments = signature.bind_partial()
         arguments.arguments.update(zip((each.name for each in wanted), values, strict=True))
-        return arguments.args, arguments.kwargs
+        return arguments
 
     def mapping(question: Question, segments: Sequence[Segment]) -> Any:
         texts = list(map(plain_rendering, segments))

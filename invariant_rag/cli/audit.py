@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from invariant_rag.audit.calls import Endpoint
+from invariant_rag.audit.calls import Endpoint, is_url
 from invariant_rag.audit.plan import AuditChoices
-from invariant_rag.audit.systems import is_url
 from invariant_rag.cli import console, options
 from invariant_rag.cli.progress import load_with_progress, progress_bar
 from invariant_rag.errors import FieldWarning, InvalidChoice, ToyModelWarning, UnsupportedCombination
@@ -55,8 +54,7 @@ def audit(
         ),
     ] = None,
     docs: Annotated[
-        list[Path] | None,
-        typer.Option("--docs", help="File or folder: .txt, .md, .jsonl, .pdf. Repeatable."),
+        list[Path] | None, typer.Option("--docs", help="File or folder: .txt, .md, .jsonl, .pdf. Repeatable.")
     ] = None,
     retriever: options.Retriever = "bm25",
     strict: options.Strict = False,
@@ -184,14 +182,17 @@ def _parse(questions: Path | None, fields: Mapping[str, str]) -> list[Any]:
 
 @contextmanager
 def _warnings_as_notes() -> Iterator[None]:
-    """Print warnings about questions as notes, with what to do."""
+    """Print warnings about questions, with what to do, and of a toy."""
     with warnings.catch_warnings():
-        warnings.simplefilter("always", FieldWarning)
+        for kind in (FieldWarning, ToyModelWarning):
+            warnings.simplefilter("always", kind)
         others = warnings.showwarning
 
         def show(message: Warning | str, *where: Any) -> None:
             if isinstance(message, FieldWarning):
                 console.print_note(f"note: {str(message).removesuffix('.')}. {message.hint}")
+            elif isinstance(message, ToyModelWarning):
+                console.print_warning(str(message))
             else:
                 others(message, *where)
 

@@ -11,8 +11,8 @@ from typing import Any
 from invariant_rag.audit.calls import Answer, make_calls
 from invariant_rag.audit.grading import FAILED, RIGHT, Grader
 from invariant_rag.audit.plan import AuditChoices, Call, has_orders, screen_calls
-from invariant_rag.audit.questions import Question, as_retrieve_function, read_questions
-from invariant_rag.audit.run import Questions, check_extras
+from invariant_rag.audit.questions import Question, Questions, as_retrieve_function, read_questions
+from invariant_rag.audit.run import check_extras
 from invariant_rag.audit.screen import ANOTHER, FIRST, OTHER
 from invariant_rag.audit.systems import ToInput, as_system
 from invariant_rag.checks import check_real

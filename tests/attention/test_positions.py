@@ -1,7 +1,5 @@
 """Positions move as the model's own do, whatever encodes them; and frequencies of a length are those of one call."""
 
-from __future__ import annotations
-
 import copy
 import random
 from dataclasses import replace
@@ -46,6 +44,13 @@ def test_shifts_add_up_undo_each_other_and_are_the_same_one_by_one_in_any_layout
     assert torch.equal(together[..., 6:], x[..., 6:])  # what no position moves
     turned = encoding.turn(encoding.pair(x), shifts, 40) @ encoding.pair(keys).mT
     assert_rounded_alike(turned, together @ keys.mT, magnitude=40)
+
+
+@pytest.mark.parametrize("name", ["half-split", "interleaved"])
+def test_a_turn_is_a_complex_number_for_each_pair_of_dimensions(name):
+    rotation, x, shifts = ENCODINGS[name], torch.randn(2, 3, 8).double(), torch.tensor([5.0, -2.0, 40.0])
+    turns = torch.exp(1j * shifts[:, None] * rotation.frequencies().double())
+    assert_rounded_alike(rotation.rotate_with(x, turns), rotation.rotate_by(x, shifts), magnitude=40)
 
 
 def test_scores_of_alibi_lose_slope_times_distance_also_behind_the_prompt_and_where_a_key_is_moved():

@@ -1,10 +1,12 @@
-"""Claims about whole audits of systems of known behaviour."""
+"""Claims about whole audits of systems of known behaviour: outcome and advice, remedies, meaning, failures, runs."""
 
 from __future__ import annotations
 
 import asyncio
+import csv
 import json
 import random
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,33 +15,19 @@ from typing import Any
 import pytest
 
 from invariant_rag import errors
-from invariant_rag.audit import ABOUT, Audit, Question, Reply, audit
+from invariant_rag.audit import ABOUT, Estimate, Question, Reply, audit
 from invariant_rag.audit.grading import Grader
 from invariant_rag.audit.plan import LISTINGS, screen_calls, slot_of
-from invariant_rag.audit.report import Gate
-from invariant_rag.audit.result import worst_slot
+from invariant_rag.audit.report import Gate, p_value
+from invariant_rag.audit.result import Comparison, worst_slot
 from invariant_rag.segments import Segment
-from tests.audit.known import Function, at_random, first, last, noisy, records, sorting, symmetric
-
-
-def advice(found: Audit, title: str) -> str:
-    return dict(found.advice)[title]
-
-
-def listening(system: Function, calls: list[Any]) -> Function:
-    """Return a system whose calls are kept, with their documents."""
-
-    def answer(question: str, segments: Sequence[Segment]) -> Any:
-        calls.append((question, *(each.text for each in segments)))
-        return system(question, segments)
-
-    return answer
-
+from tests.audit.known import Function, first, last, listening, noisy, records, symmetric, where_first
 
 # The outcome, and what to do
 
 
 MATTERS, DOES_NOT, UNKNOWN = "order matters", "order does not matter", "cannot tell yet"
+ALIKE = "Look at the call first, below: every answer was the same, 'Ann'"
 
 
 @pytest.mark.parametrize(
@@ -47,36 +35,40 @@ MATTERS, DOES_NOT, UNKNOWN = "order matters", "order does not matter", "cannot t
     [
         (first, 200, MATTERS, "Against today: sort"),
         (last, 100, MATTERS, "Against today: sort"),
-        (sorting, 100, DOES_NOT, "Leave it: change nothing"),
+        (lambda _, segments: min(each.text for each in segments), 100, DOES_NOT, "Leave it: change nothing"),
         (symmetric, 100, DOES_NOT, "Leave it: change nothing"),
         (lambda _, segments: str("right" in str(segments)), 100, DOES_NOT, "Leave it: change nothing"),
-        (at_random, 100, UNKNOWN, "Decide nothing yet"),
+        (lambda _, segments: random.choice(segments).text, 100, UNKNOWN, "Decide nothing yet"),
         (noisy(last, 0.6), 20, UNKNOWN, "Decide nothing yet"),
-        (lambda *_: "Ann", 20, UNKNOWN, "Look at the call first: every answer was the same, 'Ann'"),
-        (lambda *_: "Ann", 100, UNKNOWN, "Look at the call first: every answer was the same, 'Ann'"),
+        (lambda question, segments: "Ann", 20, UNKNOWN, ALIKE),
+        (lambda *_: "Ann", 100, UNKNOWN, ALIKE),
     ],
 )
-def test_outcome_and_advice_are_right_for_systems_that_are_known(
-    system: Function, count: int, outcome: str, recommendation: str
-) -> None:
+def test_outcome_and_advice_are_right(system: Function, count: int, outcome: str, recommendation: str) -> None:
     random.seed(0)
     found = audit(system, records(count))
-    said, more = advice(found, "Recommendation"), found.screen.more
+    advice, more = dict(found.advice), found.screen.more
+    finding, said = advice["Finding"], advice["Recommendation"]
     assert (found.screen.outcome, bool(found.comparisons)) == (outcome, outcome == MATTERS)
-    assert advice(found, "Finding").startswith(outcome.replace("order", "The order").replace("cannot", "Cannot"))
+    assert finding.startswith(outcome.replace("order", "The order").replace("cannot", "Cannot"))
     assert recommendation in said
     assert ("Leave it" in said, f"{more:,} questions more" in said) == (outcome == DOES_NOT, more > 0)
     assert (more > 0) is ("Decide nothing" in said)
-    assert ("with other texts in the documents, too" in advice(found, "Finding")) is ("Ann" in said)
+    assert outcome != DOES_NOT or f"below {100 * found.screen.bound:.1f} with 95% confidence" in finding
+    assert ("with other texts in the documents, too" in finding) is ("First call" in advice) is (said.startswith(ALIKE))
+    if "First call" in advice:  # as it was sent
+        asked = found.asked[0].question
+        assert all(repr(each) in advice["First call"] for each in (asked.text, *(each.text for each in asked.segments)))
     if count == 200:  # it stops early, and a file may be sorted by topic
         assert found.screen.asked <= 100
         assert {each.question.id for each in found.asked} != {f"q{number}" for number in range(found.screen.asked)}
     assert found.errors == []  # who fails for other documents, asked once, has made no error of an order
 
 
-def test_who_needs_no_documents_is_refused() -> None:
-    with pytest.raises(errors.AuditFailed, match="does not read the documents it is given"):
+def test_who_needs_no_documents_is_refused_with_what_was_sent() -> None:
+    with pytest.raises(errors.AuditFailed, match="does not read the documents it is given") as refused:
         audit(lambda question, segments: question, records(30))
+    assert re.search(r"The first call was: .*What is number \d+\?.*Nothing \d+ \d\.", str(refused.value))
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -88,13 +80,11 @@ def test_noise_is_no_order_even_behind_a_cache(cached: bool) -> None:
     assert any("at most 100 calls" in each for each in steps)
     assert steps[-1].endswith(f"{found.screen.outcome}.")
     assert (found.screen.repeated == 0.0) is cached
-    assert ("hides noise" in advice(found, "To know")) is cached
+    assert ("hides noise" in dict(found.advice)["To know"]) is cached
 
 
 @pytest.mark.parametrize(("place", "prompts"), [(19, 2), (20, 3)])
-def test_after_the_first_questions_a_repeat_is_a_second_placebo_and_no_placebo_changes_the_answer(
-    place: int, prompts: int
-) -> None:
+def test_later_repeats_are_placebos_and_no_placebo_changes_the_answer(place: int, prompts: int) -> None:
     answer = Segment("Ann did it.")
     calls = screen_calls(Question("Who?", (Segment("Bo did not."), answer), gold=(1,)), 0, place, 0)
     assert len({call.segments for call in calls[:3]}) == prompts
@@ -122,7 +112,7 @@ def test_a_system_that_reads_the_last_is_told_to_reverse_and_the_gain_is_right()
     found = audit(last, [{**each, "segments": sorted(each["segments"], reverse=True)} for each in records(60, size=6)])
     assert found.screen.outcome == "order matters"
     assert {each.name: each.gain for each in found.comparisons}["reverse"].value > 0.4
-    assert advice(found, "Recommendation").startswith("Use `reverse`")
+    assert dict(found.advice)["Recommendation"].startswith("Use `reverse`")
 
 
 def test_remedies_and_today_have_as_many_distinct_draws() -> None:
@@ -136,8 +126,10 @@ def test_remedies_and_today_have_as_many_distinct_draws() -> None:
     def by_placebo(question: str, segments: Sequence[Segment]) -> str:
         return symmetric(question, segments) if any("  " in each.text for each in segments) else "no"
 
-    (even,) = audit(by_placebo, records(20), remedies=["sort"]).comparisons
+    found = audit(by_placebo, records(20), remedies=["sort"])
+    (even,) = found.comparisons
     assert (even.accuracy.value, even.gain.value) == (0.5, 0.0)  # of both, one draw is the placebo
+    assert found.flips == []  # that is no order
 
 
 def test_a_vote_is_compared_on_request_and_its_calls_are_told() -> None:
@@ -158,12 +150,13 @@ def test_a_remedy_among_several_has_a_corrected_p_value() -> None:
         for names in (("reverse",), ("reverse", "sort", "ends-first"))
     )
     assert three >= min(1.0, 1.5 * one)
+    better = [Comparison("", "", False, 1, gain=Estimate(0.2, 0.1, 0.3), p=p).is_better for p in (0.02, 0.021)]
+    assert (better, p_value(0.0009), p_value(0.001)) == ([True, False], "p < 0.001", "p = 0.001")
 
 
 def test_the_worst_slot_is_the_worst_and_not_a_matter_of_luck() -> None:
     def middle(question: str, segments: Sequence[Segment]) -> str:
-        place = next(index for index, each in enumerate(segments) if "right" in each.text)
-        return "lost" if place == len(segments) // 2 else segments[place].text
+        return "lost" if "right" in segments[len(segments) // 2].text else symmetric(question, segments)
 
     lost, even = (
         audit(system, records(100, size=5), remedies=()).measures["worst_slot"]
@@ -171,14 +164,13 @@ def test_the_worst_slot_is_the_worst_and_not_a_matter_of_luck() -> None:
     )
     assert lost.value == 0.0
     assert even.low < 0.8 < even.high
-    two = Question("Who?", (Segment("a"), Segment("b")), gold=(0,))
-    assert [slot_of(two, order) for order in ((0, 1), (1, 0))] == [0, 4]  # first and last part, of however many
-    five = Question("Who?", tuple(map(Segment, "abcde")))
-    assert LISTINGS["ends-first"].orders(five) == [(0, 2, 4, 3, 1)]
     source = random.Random(2)  # chosen and measured on the same questions, the worst of three fair slots would be below
     drawn = [[[(number % 3, source.random() < 0.5)] for number in range(90)] for _ in range(40)]
     found = [each.value for outcomes in drawn if (each := worst_slot(outcomes)) is not None]
     assert sum(found) / len(found) == pytest.approx(0.5, abs=0.04)
+    two, five = (Question("Who?", tuple(map(Segment, texts)), gold=(0,)) for texts in ("ab", "abcde"))
+    assert [slot_of(two, order) for order in ((0, 1), (1, 0))] == [0, 4]  # first and last part, of however many
+    assert LISTINGS["ends-first"].orders(five) == [(0, 2, 4, 3, 1)]
 
 
 # Meaning
@@ -193,16 +185,16 @@ def test_a_system_that_only_rewords_is_judged_by_meaning() -> None:
 
     found = audit(rewording, asked, judge=lambda prompt: "yes" if prompt.count("Ann") >= 2 else "no", remedies=())
     assert found.screen.outcome == "order does not matter"
-    assert "contradicted itself on 0 of" in advice(found, "To know")
+    assert "contradicted itself on 0 of" in dict(found.advice)["To know"]
     divided = audit(first, asked[:8], judge=lambda prompt: "yes" if "First answer: Nu" in prompt else "no", remedies=())
     assert divided.judge.divided > 0
-    grader = Grader([Question("Who?", ())], judge=lambda prompt: "yes" if "First answer: Ann" in prompt else "no")
-    assert grader.classes(Question("Who?", ()), ["Ann", "Bo"]) == [3, 4]  # divided by their order, they differ
+    who = Question("Who?", ())
+    grader = Grader([who], judge=lambda prompt: "yes" if "First answer: Ann" in prompt else "no")
+    assert grader.classes(who, ["Ann", "Bo"]) == [3, 4]  # divided by their order, they differ
 
 
 def test_embeddings_tell_other_words_from_other_answers() -> None:
-    asked = Question("Who built it, and when?", ())
-    grader = Grader([asked])
+    grader = Grader([asked := Question("Who built it, and when?", ())])
     said = ["Ann built the bridge in 1912.", "The bridge was built by Ann in 1912.", "Ann built the bridge in 1913."]
     said += ["Ann did not build the bridge in 1912.", "Bertrand built the bridge in 1912."]
     assert grader.embeds
@@ -213,42 +205,38 @@ def test_embeddings_tell_other_words_from_other_answers() -> None:
 @pytest.mark.parametrize("gold", ["", [], None, [""], float("nan"), "*", "A", "the", "no"])
 def test_an_odd_gold_answer_ends_no_audit_and_an_empty_one_is_none(gold: Any) -> None:
     asked = [{"question": f"q{n}", "segments": ["a b", "c d"], "answers": gold} for n in range(3)]
+    is_gold, accuracy = isinstance(gold, str) and gold != "", "accuracy_today"
     found = audit(lambda question, segments: str(gold), asked)
-    is_gold = isinstance(gold, str) and gold != ""
-    assert ("accuracy_today" in found.measures, "No gold answers" in advice(found, "Today")) == (is_gold, not is_gold)
-    assert not is_gold or found.measures["accuracy_today"].value == 1.0
-    for score in (0.5, True):  # from one half on, a metric says right
-        graded = audit(lambda *_: "yes", asked, metric=lambda *_, score=score: score).measures
-        assert not is_gold or graded["accuracy_today"].value == 1.0
+    assert (accuracy in found.measures, "No gold answers" in dict(found.advice)["Today"]) == (is_gold, not is_gold)
+    scores = (0.5, True)  # from one half on, a metric says right
+    graded = [audit(lambda *_: "yes", asked, metric=lambda *_, score=score: score) for score in scores]
+    assert not is_gold or [each.measures[accuracy].value for each in (found, *graded)] == [1.0] * 3
 
 
 # Errors, exits and interrupts
 
 
-def test_errors_and_exits_are_an_outcome(tmp_path: Path) -> None:
-    def failing(question: str, segments: Sequence[Segment]) -> str:
-        if "right" in segments[0].text:
-            raise RuntimeError("no such page")
-        return symmetric(question, segments)
+async def exits_later(question: str, segments: Sequence[Segment]) -> str:
+    return where_first(lambda: sys.exit(3), symmetric)(question, segments)
 
-    found = audit(failing, records(20), retries=0, out=tmp_path / "out", remedies=())
+
+@pytest.mark.parametrize(
+    ("system", "error"),
+    [
+        (where_first(lambda: {}["no such page"], symmetric), "KeyError: 'no such page'"),
+        (where_first(lambda: sys.exit(3), symmetric), "the system called sys.exit(3); expected an answer or an error"),
+        (exits_later, "the system called sys.exit(3); expected an answer or an error"),
+    ],
+)
+def test_errors_and_exits_are_an_outcome(system: Function, error: str, tmp_path: Path) -> None:
+    found = audit(system, records(20), retries=0, out=tmp_path / "out", remedies=())
     assert found.order_matters
     assert 0.1 < found.measures["errors"].value < 0.4
-    assert "RuntimeError: no such page" in advice(found, "To know")
+    assert found.errors[0].removeprefix("RuntimeError: ") == error
+    assert error in dict(found.advice)["To know"]
     assert "failed" in (tmp_path / "out" / "report.md").read_text()
     stored = (tmp_path / "out" / "answers.jsonl").read_text().splitlines()
     assert len(stored) == sum(answer.text is not None for each in found.asked for answer in each.answers)
-
-    def exits(question: str, segments: Sequence[Segment]) -> str:
-        return sys.exit(3) if "right" in segments[0].text else "x"
-
-    async def exits_later(question: str, segments: Sequence[Segment]) -> str:
-        return exits(question, segments)
-
-    for system in (exits, exits_later):
-        found = audit(system, records(8), retries=0, remedies=())
-        assert 0 < found.measures["errors"].value < 1
-        assert found.errors == ["RuntimeError: the system called sys.exit(3); expected an answer or an error"]
 
 
 def test_calls_are_tried_again_and_given_up_where_nothing_is_ever_answered() -> None:
@@ -292,7 +280,7 @@ def test_async_systems_are_awaited_in_one_loop_and_an_interrupt_stops_an_audit()
     assert len(loops) == 1
 
 
-# Runs
+# Runs and reports
 
 
 def test_an_audit_is_resumed_and_asks_nothing_twice(tmp_path: Path) -> None:
@@ -337,11 +325,40 @@ def test_the_result_is_plain_data_that_does_not_depend_on_threads(tmp_path: Path
     assert one == many
 
 
-def test_questions_without_an_order_are_counted_and_not_asked() -> None:
+def test_the_page_begins_with_the_answer_is_dark_read_aloud_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
     alone = [{"question": "Who?", "segments": ["Ann."]}, {"question": "When?", "segments": ["May.", "May."]}]
-    found = audit(first, [*records(3), *alone])
-    assert (found.planned, found.unordered) == (3, 2)
-    assert "2 questions with fewer than two different documents" in advice(found, "To know")
+    found = audit(first, [*records(30), *alone], out=tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text()
+    places = [page.index(each) for each in ("Finding:", "Recommendation:", "Questions whose outcome", ">Measures<")]
+    assert places == sorted(places)
+    assert page.rindex("flips: What is") < page.index("same: What is")
+    for each in ("prefers-color-scheme: dark", '<html lang="en">', 'scope="col"', 'scope="row"'):
+        assert each in page
+    assert page.count("<caption>") == page.count("<table>") > 0
+    assert re.findall(r'<svg role="img"[^>]*><title>[^<]*net sensitivity \S+%[^<]*</title>', page)
+    assert not re.findall(r"(?:src|href)=", page)
+    assert (found.planned, found.unordered) == (30, 2)
+    assert "2 questions with fewer than two different documents" in page
+
+
+def test_markup_and_control_characters_of_answers_stay_text_and_the_table_runs_no_formula(tmp_path: Path) -> None:
+    def hostile(question: str, segments: Sequence[Segment]) -> str:
+        sign = "=+-@"[int(question[-2])]
+        return sign + "1+1 <script>alert(1)</script> {{ 7 * 7 }} \x1b[31m \ud83d | a" + segments[0].text[:3]
+
+    audit(hostile, records(4), out=tmp_path / "out", name="<script> *me*")
+    page, text, table = ((tmp_path / "out" / name).read_text() for name in ("report.html", "report.md", "answers.csv"))
+    assert "<script>" not in page + text
+    assert "&lt;script&gt;" in page
+    assert "49" not in re.sub(r"\d{2,}", "", page)
+    assert "\x1b" not in page + text
+    rows = list(csv.DictReader(table.splitlines()))
+    assert len(rows) == 20
+    assert {each["answer"][:5] for each in rows} == {"'=1+1", "'+1+1", "'-1+1", "'@1+1"}
+    assert [each["call"] for each in rows[:5]] == ["today", "today again", "placebo", "another order", "a third order"]
+
+
+# What is refused
 
 
 ODD: list[tuple[type[Exception], str, dict[str, Any], dict[str, Any]]] = [

@@ -1,21 +1,19 @@
-"""Claims about `invariant-rag audit`, on functions, models and real HTTP servers; and about servers from Python."""
+"""Claims about `invariant-rag audit`, on functions and models; and about servers, from Python and the shell."""
 
 from __future__ import annotations
 
 import json
-import threading
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import pytest
-from typer.testing import CliRunner
 
 from invariant_rag.audit import Endpoint, audit
-from invariant_rag.cli import app
-from invariant_rag.errors import AuditFailed
+from invariant_rag.errors import AuditFailed, ToyModelWarning
 from tests.audit.known import records
+from tests.cli.conftest import run
+from tests.server.scripted import Answer, ScriptedAPI, completion, refusal, scripted_api
 
 MINE = """
 def first(question, segments):
@@ -24,10 +22,6 @@ def first(question, segments):
 def stops(question, segments):
     raise KeyboardInterrupt
 """
-
-
-def run(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, ["audit", *map(str, arguments)])
 
 
 @pytest.fixture(autouse=True)
@@ -46,107 +40,82 @@ FILES = "answers.csv answers.jsonl answers.jsonl.lock audit.json report.html rep
 
 def test_a_run_writes_a_folder_is_resumed_and_fails_where_the_order_matters(folder: Path) -> None:
     system = ("--system", "mine_to_audit:first")
-    part = run("10.jsonl", "--out", "out", *system, "--json")
+    part = run("audit", "10.jsonl", "--out", "out", *system, "--json")
     assert part.exit_code == 0, part.output
     assert json.loads(part.stdout)["screen"]["asked"] == 10
-    again = run("10.jsonl", "--out", "out", *system)
+    again = run("audit", "10.jsonl", "--out", "out", *system)
     assert (again.exit_code, "--resume out" in again.stderr.replace("\n", "")) == (2, True)
-    whole = run("--resume", "out", *system, "--fail-on", "order-matters")
+    whole = run("audit", "--resume", "out", *system, "--fail-on", "order-matters")
     outcome = json.loads((folder / "out" / "audit.json").read_text())["screen"]["outcome"]
     assert whole.exit_code == (outcome == "order matters"), whole.output
     assert len(whole.stdout.splitlines()) < 30  # one screen
     assert sorted(path.name for path in (folder / "out").iterdir()) == FILES.split()
-    assert run("40.jsonl", "--out", "matters", *system, "--fail-on", "order-matters").exit_code == 1
-    stopped = run("10.jsonl", "--out", "stopped", "--system", "mine_to_audit:stops")
+    assert run("audit", "40.jsonl", "--out", "matters", *system, "--fail-on", "order-matters").exit_code == 1
+    stopped = run("audit", "10.jsonl", "--out", "stopped", "--system", "mine_to_audit:stops")
     assert "continue with --resume stopped" in stopped.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((), "name a file of QUESTIONS"),
-        (("10.jsonl", "--out", "new", "--system", "mine_to_audit:first", "--fail-on", "flip-rate>5%"), "fail-on"),
-        (("10.jsonl", "--out", "new", "--system", "mine_to_audit:last"), "no attribute 'last'"),
-        (("10.jsonl", "--out", "new", "--system", "mine_to_audit.py:first"), "MODULE is no path, and has no .py"),
-        (("10.jsonl", "--out", "new", "--system", "http://127.0.0.1:9/v1"), "be reached: Connection refused"),
-    ],
-)
-def test_what_is_wrong_is_said_in_words_and_leaves_no_folder(arguments: Any, said: str) -> None:
-    found = run(*arguments)
-    assert (found.exit_code, Path("new").exists()) == (2, False)
-    assert said in " ".join(found.stderr.replace("│", " ").split())
-    assert "Errno" not in found.stderr
 
 
 def test_a_model_of_ours_is_audited_and_a_dry_run_says_what_it_costs() -> None:
     Path("q.csv").write_text("question,segment,answer\nWho?,Ann did.,Ann\nWho?,Bo did not.,\n")
-    found = run("q.csv", "--out", "out", "--method", "rotor", "--remedy", "sort", "--max-new-tokens", 2, "--json")
+    options = ("--method", "rotor", "--remedy", "sort", "--max-new-tokens", 2, "--json")
+    found = run("audit", "q.csv", "--out", "out", *options)
     assert found.exit_code == 0, found.output
     assert "(rotor, Lexical()" in json.loads(found.stdout)["system"]
+    assert json.loads(found.stdout)["toy"]
     for remedies, cost in (
         ((), "at most 5 calls"),
         (("--remedy", "sort"), "at most 5 calls"),
         (("--remedy", "vote", "--remedy", "sort"), "vote, sort, at most 12 calls a question"),
     ):
-        assert cost in " ".join(run("q.csv", "--dry-run", *remedies).stdout.split())
+        assert cost in " ".join(run("audit", "q.csv", "--dry-run", *remedies).stdout.split())
 
 
 # Servers
 
-KEY = "secret"
-
 
 @pytest.fixture
-def seen() -> list[dict[str, Any]]:
-    return []
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedAPI]:
+    """A server that always says the same."""
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    with scripted_api() as api:
+        api.plan(Answer(body=completion("It is right3.")))
+        yield api
 
 
-@pytest.fixture
-def url(seen: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server that answers from the first document of a prompt, but the first time it asks to come again."""
-
-    def app(environ: dict[str, Any], respond: Any) -> list[bytes]:
-        status, document = "200 OK", {"data": [{"id": "toy"}]}
-        if environ["REQUEST_METHOD"] == "POST":
-            seen.append(body := json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))))
-            said = body["messages"][0]["content"].partition("Document: ")[2].splitlines()[0]
-            document = {"choices": [{"message": {"content": said}}], "usage": {"total_tokens": 7}}
-            status = "429 Too Many Requests" if len(seen) == 1 else status
-            status = status if environ.get("HTTP_AUTHORIZATION") == f"Bearer {KEY}" else "401 Unauthorized"
-        respond(status, [("Retry-After", "0.5")])
-        return [json.dumps(document).encode()]
-
-    class Quiet(WSGIRequestHandler):
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with make_server("127.0.0.1", 0, app, handler_class=Quiet) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
+def test_a_url_is_sent_the_documents_in_their_order_and_asked_again_when_it_is_busy(api: ScriptedAPI) -> None:
+    api.plan(Answer(429, refusal("busy"), {"Retry-After": "0.5"}), Answer(body=completion("It is right3.")))
+    found = audit(api.url, records(8), remedies=())
+    assert (found.system, found.measures["errors"].value) == (f"far at {api.url}", 0.0)
+    assert found.as_dict()["tokens"] == 9 * 5 * 8
+    assert max(answer.seconds for each in found.asked for answer in each.answers) > 0.5  # as the server wished
+    assert len(api.bodies) == found.calls + 1
+    assert (api.bodies[0]["model"], api.bodies[0]["temperature"]) == ("far", 0)
+    assert api.headers[0]["authorization"] == "Bearer secret"
+    sent = [each["messages"][0]["content"] for each in api.bodies]
+    listed = [re.findall("Document: (.*)", each) for each in sent]
+    for each in found.asked:
+        assert [each.question.segments[place].text for place in each.orders[-1]] in listed
+    assert dict(found.advice)["First call"] == sent[0]  # as every answer is the same
 
 
-def test_a_url_is_a_system_that_is_asked_again_when_it_is_busy(url: str, seen: Any) -> None:
-    result = audit(url, records(8), remedies=())
-    assert (result.system, result.measures["errors"].value) == (f"toy at {url}", 0.0)
-    assert result.screen.between > 0.0 == result.screen.within
-    assert result.as_dict()["tokens"] == 7 * result.calls
-    assert max(answer.seconds for each in result.asked for answer in each.answers) > 0.5  # as the server wished
-    assert len(seen) == result.calls + 1
-    assert (seen[0]["model"], seen[0]["temperature"]) == ("toy", 0)
-
-
-def test_a_server_that_refuses_is_not_asked_again(url: str, seen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "wrong")
+def test_a_server_that_refuses_is_not_asked_again(api: ScriptedAPI) -> None:
+    api.plan(Answer(401, refusal("wrong key")))
     with pytest.raises(AuditFailed, match="401") as refused:
-        audit(Endpoint(url, "other", {"temperature": 0, "seed": 3}), records(2))
-    assert "the address (up to /v1), the model, and the key in OPENAI_API_KEY" in refused.value.hint
-    assert [(each["model"], each["seed"]) for each in seen] == [("other", 3)]
+        audit(Endpoint(api.url, "other", {"temperature": 0, "seed": 3}), records(2))
+    assert "the address (up to /v1), the key in OPENAI_API_KEY, and the model (--model)" in refused.value.hint
+    assert [(each["model"], each["seed"]) for each in api.bodies] == [("other", 3)]
 
 
-def test_the_command_takes_a_url_with_the_name_of_its_model(url: str, seen: Any) -> None:
-    found = run("10.jsonl", "--out", "out", "--remedy", "sort", "--system", url, "--model", "mine", "--workers", 4)
+def test_the_command_takes_a_url_with_the_name_of_its_model_and_says_that_a_toy_answers(api: ScriptedAPI) -> None:
+    api.card = {"id": "mine", "toy": True}
+    options = ("--remedy", "sort", "--system", api.url, "--model", "mine", "--workers", 4)
+    found = run("audit", "10.jsonl", "--out", "out", *options)
     assert found.exit_code == 0, found.output
-    assert {each["model"] for each in seen} == {"mine"}
+    assert {each["model"] for each in api.bodies} == {"mine"}
     assert "at most 50 calls" in found.stderr
+    assert found.stderr.count("answered by the embedded toy model") == 1
+    for report in (found.stdout, Path("out/report.md").read_text(), Path("out/report.html").read_text()):
+        assert report.count("This audit was answered by the embedded toy model") == 1
+    with pytest.warns(ToyModelWarning, match="answered by the embedded toy model"):
+        audit(api.url, records(2), remedies=())
+    assert (Endpoint(api.url).toy, Endpoint(api.url, "other").toy) == (True, False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from invariant_rag.rag.retrieval import BM25Retriever
 from invariant_rag.segments import Segment
 
 ROOT = Path(__file__).parents[2]
+FILES = tomllib.loads((Path(__file__).parent / "files.toml").read_text("utf-8"))
 TEXTS = ["It was Ann.", "Nobody."]
 EXPECTED = Question("Who?", tuple(map(Segment, TEXTS)), ("Ann",), (0,), id="0")
 FULL = Question(
@@ -30,68 +32,29 @@ def written(folder: Path, name: str, content: str | bytes) -> Path:
     return folder / name
 
 
-# Records and documents of other tools
+# Files of other tools
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"user_input": "Who?", "retrieved_contexts": TEXTS, "reference": "Ann", "response": "Bo"},  # ragas
-        {"question": "Who?", "contexts": TEXTS, "ground_truth": "Ann", "answer": "Bo"},
-        {"question": "Who?", "contexts": TEXTS, "ground_truths": ["Ann"], "answer": "Bo"},
-        {"input": "Who?", "retrieval_context": TEXTS, "expected_output": "Ann", "actual_output": "x"},  # deepeval
-        {"input": "Who?", "target": "Ann", "metadata": {"contexts": TEXTS}},  # inspect
-        {"input": [{"role": "user", "content": "Who?"}], "target": ["Ann"], "documents": TEXTS},
-    ],
-)
-def test_records_of_other_tools_are_read_and_what_a_system_said_is_no_gold_answer(record: Any, tmp_path: Path) -> None:
-    assert read_questions([record], None) == [EXPECTED]
-    assert read_questions(written(tmp_path, "q.jsonl", json.dumps(record)), None) == [EXPECTED]
-    if "target" not in record:
-        cells = ['"' + str(each).replace('"', '""') + '"' for each in record.values()]  # lists as pandas writes them
-        table = written(tmp_path, "q.csv", f"{','.join(record)}\n{','.join(cells)}\n")
+@pytest.mark.parametrize("record", FILES["records"])
+def test_records_of_other_tools_are_read_and_what_a_system_said_is_no_gold_answer(record: str, tmp_path: Path) -> None:
+    fields = json.loads(record)
+    assert read_questions([fields], None) == [EXPECTED]
+    assert read_questions(written(tmp_path, "q.jsonl", record), None) == [EXPECTED]
+    if "target" not in fields:
+        cells = ['"' + str(each).replace('"', '""') + '"' for each in fields.values()]  # lists as pandas writes them
+        table = written(tmp_path, "q.csv", f"{','.join(fields)}\n{','.join(cells)}\n")
         assert read_questions(table, None) == [EXPECTED]
 
 
-TESTS = "tests: [{vars: {query: 'Who?', context: '[\"It was Ann.\", \"Nobody.\"]', expected: Ann}}]"
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        {"question": ["Who?"], "contexts": [TEXTS], "ground_truth": ["Ann"], "answer": ["Bo"]},  # columns
-        {"user_input": {"0": "Who?"}, "retrieved_contexts": {"0": TEXTS}, "reference": {"0": "Ann"}},
-        {"version": "1", "questions": [{"question": "Who?", "contexts": TEXTS, "expected": "Ann"}]},
-        TESTS,
-        "- {question: 'Who?', segments: &both ['It was Ann.', Nobody.], answer: Ann, contexts: *both}",  # an alias
-    ],
-)
-def test_documents_are_read_with_columns_lists_and_aliases(document: Any, tmp_path: Path) -> None:
-    text = document if isinstance(document, str) else json.dumps(document)  # which is YAML, too
-    assert read_questions(written(tmp_path, "q.yaml", text), None) == [EXPECTED]
-
-
-PROMPTFOO = """
-description: Who did it
-defaultTest:
-  vars: {tone: dry, context: [It was Ann., Nobody.]}
-tests:
-  - description: the first
-    vars:
-      question: Who?
-    assert:
-      - {type: icontains, value: Ann}
-      - {type: llm-rubric, value: is polite}
-      - {type: similar, value: Ann}
-      - {type: latency}
-  - file://more.csv
-"""
+@pytest.mark.parametrize("document", FILES["documents"])
+def test_documents_are_read_with_columns_lists_and_aliases(document: str, tmp_path: Path) -> None:
+    assert read_questions(written(tmp_path, "q.yaml", document), None) == [EXPECTED]  # JSON is YAML, too
 
 
 def test_tests_of_promptfoo_are_read_with_their_checks_and_what_takes_a_judge_is_said(tmp_path: Path) -> None:
     written(tmp_path, "more.csv", 'question,context,answer\nWhen?,"[""In May."", ""In June.""]",June\n')
     with pytest.warns(FieldWarning, match=r"not used: 'assert: latency', 'tone'"):
-        first, second = read_questions(written(tmp_path, "promptfooconfig.yaml", PROMPTFOO), None)
+        first, second = read_questions(written(tmp_path, "promptfooconfig.yaml", FILES["promptfoo"]), None)
     assert first == replace(EXPECTED, rubrics=("is polite", "It means the same as: Ann"))
     assert (second.text, second.answers, second.gold) == ("When?", ("June",), (1,))
     ungraded = [replace(first, answers=())]
@@ -115,6 +78,8 @@ def test_a_jsonl_a_csv_and_mappings_say_the_same(tmp_path: Path) -> None:
     for source in (lines, written(tmp_path, "q.csv", rows), [mapping]):
         assert read_questions(source, None) == [FULL]
     assert [each.id for each in read_questions([mapping, mapping], None)] == ["7#0", "7#1"]
+    tokens = replace(FULL, segments=(Segment(token_ids=(1, 2), score=0.5), Segment("b", metadata={"page": 3})))
+    assert read_questions([json.loads(json.dumps(tokens.as_dict()))], None) == [tokens]
 
 
 ROWS = "QUESTION; Segment ;score;gold;answer;Page\nWho?;It was Ann.;0,5;1;Ann;3\nWho?;Nobody.;0,25;;;\n"
@@ -123,9 +88,7 @@ ROWS = "QUESTION; Segment ;score;gold;answer;Page\nWho?;It was Ann.;0,5;1;Ann;3\
 @pytest.mark.parametrize(
     ("encoding", "delimiter"), [("utf-8", ";"), ("utf-8-sig", "\t"), ("utf-16", ";"), ("utf-32", "\t")]
 )
-def test_tables_are_read_in_any_encoding_whatever_the_case_of_their_names(
-    encoding: str, delimiter: str, tmp_path: Path
-) -> None:
+def test_tables_are_read_in_any_encoding_and_case_of_names(encoding: str, delimiter: str, tmp_path: Path) -> None:
     table = written(tmp_path, "q.csv", ROWS.replace(";", delimiter).replace("\n", "\r\n").encode(encoding))
     with pytest.warns(FieldWarning, match="'Page'"):
         (found,) = read_questions(table, None)
@@ -162,16 +125,11 @@ def test_reference_contexts_of_ragas_and_segments_that_hold_an_answer_are_gold_u
     assert gold("Ann", "Ann", "Ann too") == gold("Ann", "nobody") == ()
 
 
-@pytest.mark.parametrize(
-    ("retriever", "segments"),
-    [
-        (BM25Retriever([Segment("a mill"), Segment("a ferry"), Segment("a bridge")]), 2),
-        (lambda text: [f"a {text}", "b"], 2),
-    ],
-)
-def test_segments_come_live_from_a_retriever(retriever: Any, segments: int) -> None:
-    (question,) = read_questions([{"question": "ferry", "answer": "ferry"}], as_retrieve_function(retriever, 2))
-    assert (question.segments[0].text, len(question.segments), question.gold) == ("a ferry", segments, (0,))
+def test_segments_come_live_from_a_retriever() -> None:
+    bm25 = BM25Retriever([Segment("a mill"), Segment("a ferry"), Segment("a bridge")])
+    for retriever in (bm25, lambda text: [f"a {text}", "b"]):
+        (question,) = read_questions([{"question": "ferry", "answer": "ferry"}], as_retrieve_function(retriever, 2))
+        assert (question.segments[0].text, len(question.segments), question.gold) == ("a ferry", 2, (0,))
     with pytest.raises(UnsupportedCombination):
         as_retrieve_function(3, 2)
 
@@ -198,64 +156,19 @@ def test_a_field_map_names_the_fields_of_a_file_and_what_means_nothing_is_named_
 # What is refused
 
 
-TEST = "tests:\n- question: Who?\n  segments: [a]\n  "
-LAUGHS = "x: &a0 [l, l, l, l, l, l, l, l, l, l]\n" + "".join(
-    f"x{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
-)
-LAUGHS_IN = ("id: *a8", "gold: *a8", "note: *a8", "segments: [{text: a, metadata: {x: *a8}}]")
-LIST_ONE_BY_ONE = r"test 1: expected segments in a list, got one text.*context: \[first, second\]"
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("q.jsonl", '{"question": "q", "segments": "abc"}', "segments in a list"),
-        ("q.jsonl", '{"question": "q", "segments": ["a"], "gold": "1"}', "gold as an index"),
-        ("q.jsonl", '{"question": "q", "segments": ["a"], "gold": [true]}', "gold as an index"),
-        ("q.jsonl", '{"question": "q", "segments": ["a"], "gold": [1]}', "below 1"),
-        ("q.jsonl", '{"question": "q", "segments": ["a"], "answers": {"a": 1}}', "answers as a text"),
-        ("q.jsonl", '{"question": "q"}', "no retriever"),
-        ("q.jsonl", '{"prompt": "q"}', "expected a mapping"),
-        ("q.jsonl", '{"qestion": "q"}', "did you mean 'question'"),
-        ("q.jsonl", '"q"', "got str"),
-        ("q.jsonl", '{"question": "q", "segments": [{"body": "a"}]}', "expected a segment with text"),
-        ("q.jsonl", '{"question": "q", "segments": [3]}', "got int"),
-        ("q.txt", "", "expected a file of .jsonl, .json, .yaml"),
-        ("q.jsonl", "{", "line 1: expected JSON"),
-        ("q.jsonl", "\n", r"q\.jsonl: expected at least one question, got none"),
-        ("q.jsonl", '{"question": "a", "segments": ["x"]}\n\n{"question": "b", "gold": [4]}', "line 3"),
-        ("q.jsonl", '{"question": "a", "segments": [{"text": "x", "metadata": 3}]}', "line 1: metadata"),
-        ("q.jsonl", '{"question": "a", "segments": [{"text": "x", "score": "high"}]}', "line 1: score"),
-        ("q.jsonl", '{"question": "a", "segments": [3]}', "A line of a .jsonl file"),
-        ("q.jsonl", '{\n"question": "a"}', "name it .json"),
-        ("q.json", '[{"vars": {"context": "x"}}]', "test 1: expected a mapping with keys"),
-        ("q.json", '[{"question": "a"}]', "a retriever, or documents"),
-        ("q.json", '{"question": ["a", "b"], "contexts": [["x"]]}', "columns of 2 rows each"),
-        ("q.CSV", "Frage;Kontext\na;b\n", r"row 1: .* with question as text, got Frage, Kontext"),
-        ("q.csv", "question,segment\na,b,c\n", "expected a table"),
-        ("q.csv", "question,segment,gold\na,b,maybe\n", "1 or 0"),
-        ("q.csv", 'question,segment,score\n"a\nb",x,1\nc,y,high\n', "row 2: expected score as a number"),
+        *FILES["wrong"],
         ("q.csv", b"question,segment\ncaf\xe9,b\n", "Save it as UTF-8"),
-        ("q.csv", 'question,segments\nWho?,"[{[]: 1}]"\n', r"q\.csv, row 1: expected segments in a list"),
-        ("q.csv", 'question,segments\nWho?,"[{{}}]"\n', r"q\.csv, row 1: expected segments in a list"),
         ("q.csv", "," * 5_000, "expected at least one question"),
         ("q.csv", f"question,segment,gold\na,b,{'1' * 5000}\n", "1 or 0"),
-        ("q.yaml", "tests: [{vars: {question: 'Who?', context: 'It was Ann. Nobody.'}}]", LIST_ONE_BY_ONE),
-        ("q.yaml", "tests: [3]", "test 1: expected a mapping"),
-        ("q.yaml", "tests: [", "cannot be parsed"),
-        *(
-            ("q.yaml", f"{TEST}n: {wrong}", r"q\.yaml: cannot be parsed: expected YAML")
-            for wrong in ('!!int ""', '!!float ""', "!!bool x", "!!timestamp x", "2001-99-99")
-        ),
-        ("q.yaml", TEST + "n: &n [*n]", r"q\.yaml: (.|\n)*alias(.|\n)*line 4"),
         ("q.yaml", "[" * 2000 + "]" * 2000, r"q\.yaml: .*nested"),
         ("q.yaml", f"tests:\n- file://{'a' * 5000}.json", r"aaa\.json: cannot be read"),
-        *(("q.yaml", f"{LAUGHS}tests:\n- question: Who?\n  {use}\n", r"alias(.|\n)*line \d") for use in LAUGHS_IN),
+        *(("q.yaml", FILES["laughs"] + f"  {use}\n", r"alias(.|\n)*line \d") for use in FILES["laughs_in"]),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_with_its_place_and_what_to_do(
-    name: str, content: str | bytes, message: str, tmp_path: Path
-) -> None:
+def test_what_is_wrong_is_said_with_its_place(name: str, content: str | bytes, message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidQuestion) as caught:
         read_questions(written(tmp_path, name, content), None)
     assert re.search(message, f"{caught.value} {caught.value.hint}")

@@ -8,50 +8,29 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from invariant_rag.audit.screen import (
-    ALONE,
-    FALSE_ALARMS,
-    REPEATED,
-    Screen,
-    disagreements,
-    looks,
-    screen,
-    spent,
-    upper_bound,
-)
-from invariant_rag.audit.statistics import mean_difference, mean_interval
-from tests.audit.worlds import BLIND, DEPENDS, RIGHT, World, at_net, draw, expected
+from cookbook.audit.worlds import BLIND, DEPENDS, MARGIN, WORLDS, World, at_net, draw, expected, simulate
+from invariant_rag.audit.screen import ALONE, FALSE_ALARMS, REPEATED, disagreements, looks, screen, spent, upper_bound
+from invariant_rag.audit.statistics import mean_difference
 
 AUDITS = 40
 
 
-def run(world: World, questions: int, source: np.random.Generator) -> tuple[Screen, int]:
-    """Simulate one screen, and return what it found after how many questions."""
-    drawn = draw(world, questions, source)
-    two = [world.two] * questions
-    for count in looks(questions):
-        found = screen(drawn.classes[:count], two[:count], 0.05, questions)
-        if found.outcome != "cannot tell yet":
-            break
-    return found, count
-
-
 def outcomes(world: World, questions: int, audits: int, seed: int) -> list[str]:
     source = np.random.default_rng(seed)
-    return [run(world, questions, source)[0].outcome for _ in range(audits)]
+    return [simulate(world, questions, source).screen.outcome for _ in range(audits)]
 
 
 @pytest.mark.parametrize("calls", [4, 5])
 def test_the_p_value_is_that_of_all_permutations(calls: int) -> None:
     classes = np.random.default_rng(calls).integers(0, 2, (4, 5))
-    rows, drawn = classes, range(5)
+    rows = classes
     if calls == 4:  # the second call is a repeat, which a cache may answer
-        rows, drawn = classes[:, [0, 2, 3, 4]], range(4)
+        rows = classes[:, [0, 2, 3, 4]]
     else:  # from here on, it is a draw
         classes = np.vstack([np.zeros((REPEATED, 5), dtype=int), classes])
 
     def pairs(row: tuple[int, ...]) -> int:
-        today = row[: len(drawn) - 2]
+        today = row[: calls - 2]
         return sum(one != other for index, one in enumerate(today) for other in today[:index])
 
     sums = np.ones(1)
@@ -59,15 +38,8 @@ def test_the_p_value_is_that_of_all_permutations(calls: int) -> None:
         counts = np.bincount([pairs(each) for each in permutations(row)], minlength=4)
         sums = np.convolve(sums, counts / counts.sum())
     seen = sum(pairs(tuple(row)) for row in rows)
-    found = screen(classes, [False] * len(classes), 0.05, len(classes))
+    found = screen(classes, [False] * len(classes), MARGIN, len(classes))
     assert found.p == pytest.approx(min(1.0, sums[: seen + 1].sum()))
-
-
-def test_disagreement_gives_each_pair_of_orders_one_weight_and_leaves_out_equal_calls() -> None:
-    rows = np.array([[0, 0, 0, 1, 1], [0, 1, 0, 0, 0]])
-    between, within = disagreements(rows, [False, False])
-    assert (between.round(3).tolist(), within.tolist()) == ([0.667, 0.222], [0.0, 0.5])
-    assert disagreements(rows, [True, True])[0].round(3).tolist() == [1.0, 0.333]  # the last two are one order
 
 
 @pytest.mark.parametrize(
@@ -87,8 +59,28 @@ def test_the_level_is_spent_slowly_and_once(questions: int, disagree: int, outco
     first, second, third = binom(20, 0.5), binom(30, 0.6), binom(questions - 50, 0.6)
     pairs = [(x, y) for x in range(21) for y in range(31)]
     p = sum(first.pmf(x) * second.pmf(y) * (x + y <= 16 or third.cdf(disagree - x - y)) for x, y in pairs)
-    found = screen(rows, [False] * questions, 0.05, questions)
+    found = screen(rows, [False] * questions, MARGIN, questions)
     assert (found.p, found.outcome) == (pytest.approx(p), outcome)
+
+
+def test_disagreement_gives_each_pair_of_orders_one_weight_and_leaves_out_equal_calls() -> None:
+    rows = np.array([[0, 0, 0, 1, 1], [0, 1, 0, 0, 0]])
+    between, within = disagreements(rows, [False, False])
+    assert (between.round(3).tolist(), within.tolist()) == ([0.667, 0.222], [0.0, 0.5])
+    assert disagreements(rows, [True, True])[0].round(3).tolist() == [1.0, 0.333]  # the last two are one order
+    later = np.vstack([np.repeat(rows[:1], REPEATED, axis=0), rows[1:]])  # where the second call is a draw, too
+    assert disagreements(later, [False] * len(later))[1][-1] == pytest.approx(2 / 3)
+
+
+def test_the_bound_that_clears_is_exact_where_nothing_differs_and_not_below_the_normal_one() -> None:
+    assert [upper_bound(np.zeros(count), 0.05) < 0.05 for count in (58, 59)] == [False, True]  # 0.95**59 < 0.05
+    ones = np.array([1.0] * 3 + [0.0] * 97)
+    assert upper_bound(ones, 0.05) == pytest.approx(0.0757, abs=1e-4)  # Clopper and Pearson, 3 of 100
+    noisy = np.array([1.0, -1.0] * 20 + [0.0] * 60)
+    assert upper_bound(noisy, 0.05) == mean_difference(noisy, 0 * noisy, 0.05, ALONE).high > 0.1
+    for asked in (100, 200):  # of 200, half of the 5% each; the looks before could not clear, and leave theirs
+        found = screen(np.zeros((asked, 5), dtype=int), [False] * asked, MARGIN, 200)
+        assert found.bound == upper_bound(np.zeros(asked), 0.025)
 
 
 @pytest.mark.parametrize("world", BLIND, ids=lambda world: world.name)
@@ -104,55 +96,40 @@ def test_ten_points_at_200_questions_are_found(world: World) -> None:
     assert "order does not matter" not in found
 
 
-@pytest.mark.parametrize("world", [BLIND[5], DEPENDS[0]], ids=lambda world: world.name)
-def test_intervals_hold_the_truth(world: World) -> None:
-    source, truth = np.random.default_rng(5), expected(world, 100_000)
+@pytest.mark.parametrize("name", ["reads the first", "reads the first, 3% noise", "recency, two documents"])
+def test_a_system_at_the_margin_is_cleared_by_one_audit_in_twenty_at_most(name: str) -> None:
+    """The last is all or nothing: a question has two orders, and either both agree or none does."""
+    found = outcomes(at_net(WORLDS[name], MARGIN), 200, 200, 7)
+    assert found.count("order does not matter") <= 16  # of 200 at 5%, more come once in 50; with exact bounds, 2% here
+
+
+@pytest.mark.parametrize("name", ["order-blind, cached, 10% noise", "reads the first", "recency, 3% noise"])
+@pytest.mark.parametrize("questions", [100, 200])
+def test_intervals_hold_the_truth_also_of_audits_that_stopped(name: str, questions: int) -> None:
+    source, truth = np.random.default_rng(5), expected(WORLDS[name])
     missed = dict.fromkeys(truth, 0)
     for _ in range(2 * AUDITS):
-        drawn = draw(world, 100, source)
-        today, remedy = ((each == RIGHT).mean(axis=1) for each in (drawn.classes[:, [0, 2]], drawn.remedy))
-        net = screen(drawn.classes, [world.two] * 100, 0.05, 100).net
-        estimates = {"net": net, "today": mean_interval(today), "gain": mean_difference(remedy, today)}
-        for name, estimate in estimates.items():
-            missed[name] += not estimate.low <= truth[name] <= estimate.high
+        for measure, each in simulate(WORLDS[name], questions, source).estimates().items():
+            missed[measure] += each is not None and not each.low <= truth[measure] <= each.high
     assert max(missed.values()) <= 0.11 * 2 * AUDITS, missed
-
-
-def test_the_interval_of_an_audit_that_stopped_holds_the_truth_too() -> None:
-    source, truth = np.random.default_rng(5), expected(DEPENDS[4], 100_000)["net"]
-    nets = [run(DEPENDS[4], 200, source)[0].net for _ in range(2 * AUDITS)]
-    assert sum(not each.low <= truth <= each.high for each in nets) <= 0.07 * len(nets)
-
-
-def test_the_bound_that_clears_is_exact_where_nothing_differs_and_not_below_the_normal_one() -> None:
-    assert [upper_bound(np.zeros(count), 0.05) < 0.05 for count in (58, 59)] == [False, True]  # 0.95**59 < 0.05
-    ones = np.array([1.0] * 3 + [0.0] * 97)
-    assert upper_bound(ones, 0.05) == pytest.approx(0.0757, abs=1e-4)  # Clopper and Pearson, 3 of 100
-    noisy = np.array([1.0, -1.0] * 20 + [0.0] * 60)
-    assert upper_bound(noisy, 0.05) == mean_difference(noisy, 0 * noisy, 0.05, ALONE).high > 0.1
-
-
-@pytest.mark.parametrize("world", [DEPENDS[0], DEPENDS[1], DEPENDS[9]], ids=lambda world: world.name)
-def test_a_system_at_the_margin_is_cleared_by_one_audit_in_twenty_at_most(world: World) -> None:
-    """The last is all or nothing: a question has two orders, and either both agree or none does."""
-    found = outcomes(at_net(world, 0.05), 200, 200, 7)
-    assert found.count("order does not matter") <= 16  # of 200 at 5%, more come once in 50; with exact bounds, 2% here
+    assert missed["net"] <= 0.07 * 2 * AUDITS, missed
 
 
 def test_a_clear_case_stops_early_a_system_without_noise_is_cleared_and_a_cache_hides_none() -> None:
     source = np.random.default_rng(1)
-    cached, _ = run(BLIND[5], 200, source)
+    cached = simulate(WORLDS["order-blind, cached, 10% noise"], 200, source).screen
     assert (cached.repeated, cached.within > 0.1, cached.outcome == "order matters") == (0.0, True, False)
-    assert run(DEPENDS[0], 200, source)[1] <= 100
-    found, count = run(BLIND[0], 200, source)
-    assert (found.outcome, count) == ("order does not matter", 100)
-    assert run(BLIND[0], 20, source)[0].outcome == "cannot tell yet"
-    classes = draw(DEPENDS[8], 200, np.random.default_rng(6)).classes
+    assert simulate(WORLDS["reads the first"], 200, source).screen.asked <= 100
+    blind = simulate(WORLDS["order-blind"], 200, source).screen
+    assert (blind.outcome, blind.asked) == ("order does not matter", 100)
+    assert simulate(WORLDS["order-blind"], 20, source).screen.outcome == "cannot tell yet"
+    classes = draw(WORLDS["a tenth of the questions only"], 200, np.random.default_rng(6)).classes
     narrow, wide = (screen(classes, [False] * 200, margin, 200).outcome for margin in (0.01, 0.2))
     assert wide == "order does not matter" != narrow
 
 
 def test_who_cannot_tell_yet_says_how_many_questions_more_and_those_decide() -> None:
-    found = screen(draw(BLIND[3], 50, np.random.default_rng(2)).classes, [False] * 50, 0.05, 50)
+    noisy = WORLDS["order-blind, 10% noise"]
+    found = screen(draw(noisy, 50, np.random.default_rng(2)).classes, [False] * 50, MARGIN, 50)
     assert found.outcome == "cannot tell yet"
-    assert outcomes(BLIND[3], 50 + found.more, 10, 0).count("order does not matter") >= 7
+    assert outcomes(noisy, 50 + found.more, 10, 0).count("order does not matter") >= 7

@@ -136,9 +136,14 @@ BEFORE_LOADING = [
     (f"{AUDIT} --docs {{empty}}", "no document in "),
     (f"{AUDIT} --docs {'x' * 5000}", "is no path of a file"),
     *((f"audit {{questions}} --out {out}", "cannot make the folder") for out in ("{pdf}", "{pdf}/below", "x" * 5000)),
+    ("audit", "name a file of QUESTIONS"),
     (f"{AUDIT} --seed -5", "--seed: expected at least 0, got -5"),
+    (f"{AUDIT} --system raises:x --fail-on flip-rate>5%", "fail-on: expected order-matters, or a bound such as"),
     (f"{AUDIT} --system raises:x", "ZeroDivisionError"),
     (f"{AUDIT} --system exits:x", "SystemExit: 3"),
+    (f"{AUDIT} --system exits.py:x", "MODULE is no path, and has no .py"),
+    (f"{AUDIT} --system json:last", "no attribute 'last'"),
+    (f"{AUDIT} --system http://127.0.0.1:9/v1", "be reached: Connection refused"),
     (f"{AUDIT} --judge {{docs}}/none", "none: no such folder"),
     (f"{AUDIT} --judge http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1 lists no model"),
     (f"{AUDIT} --system no_module:x --docs {{docs}}", "No module named 'no_module'"),
@@ -179,9 +184,10 @@ def test_what_is_wrong_is_said_before_torch_is_imported(docs: Path, questions: P
     assert (len(told), told.pop()) == (len(BEFORE_LOADING) + 1, "")
     for error, (given, message) in zip(told, BEFORE_LOADING, strict=True):
         assert all(part in " ".join(error.split()) for part in message.split("|")), given
-        for never in ("PosixPath", "Loading model", "Indexing", "Traceback"):
+        for never in ("PosixPath", "Loading model", "Indexing", "Traceback", "Errno"):
             assert never not in error, given
     assert pdf.read_bytes() == b"%PDF-1.4 nothing", "an --out that is a file is kept"
+    assert not (tmp_path / "out").exists(), "what fails before the first call leaves no folder"
 
 
 ODD = "10\u00a0000 \u5854\u3000\u6a4b \u0645\u06cc\u200c\u062e soft\u00adhyphen \U0001f468\u200d\U0001f469"

@@ -57,6 +57,7 @@ class ScriptedAPI:
     headers: list[dict[str, str]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     left: int = 0  # clients that closed the connection while they waited
+    card: dict[str, Any] = field(default_factory=lambda: {"id": "far"})  # of the one model in the list
 
     def plan(self, *answers: Answer) -> None:
         self.answers[:], self.bodies[:], self.left = answers, [], 0
@@ -76,7 +77,7 @@ class ScriptedAPI:
 
     async def models(self, request: Request) -> Response:
         self.keys.append(request.headers.get("authorization", ""))
-        return JSONResponse({"object": "list", "data": [{"id": "far"}]})
+        return JSONResponse({"object": "list", "data": [self.card]})
 
     async def _pieces(self, body: bytes) -> AsyncIterator[bytes]:
         for line in body.splitlines(keepends=True):

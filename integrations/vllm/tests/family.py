@@ -25,6 +25,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # family, size
     "qwen2": ("qwen2", {"hidden_size": 256}, {}),  # the size of a head follows from the width
     "qwen3": ("qwen3", {}, {}),
     "mistral": ("mistral", {"sliding_window": 48}, {}),
+    "gptq": ("llama", {"intermediate_size": 256}, {"dtype": "float16"}),
     "two workers": ("llama", {}, {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}),
 }
 
@@ -44,8 +45,8 @@ def answer(folder: Path, case: str) -> None:
                        **{**sizes, **settings})  # fmt: skip
     with torch.no_grad():
         for each in model.parameters():
-            each.mul_(3)  # random weights hardly attend; larger ones tell arrangements apart
-    model.save_pretrained(folder)
+            each.mul_(2 if case == "gptq" else 3)  # random weights hardly attend; larger ones tell arrangements apart
+    save_quantized(model, folder) if case == "gptq" else model.save_pretrained(folder)
     try:
         llm = engine(folder, 512, max_num_seqs=4, num_gpu_blocks_override=96, skip_tokenizer_init=True, **options)
     except UnsupportedServer as error:
@@ -60,6 +61,14 @@ def answer(folder: Path, case: str) -> None:
         return
     backend = VLLMBackend(lm, llm=llm)
     prompts = [Prompt(prefix=texts[0], segments=texts[1:5], suffix=suffix) for suffix in (texts[5], texts[5][::-1])]
+    if case == "gptq":
+        prompt, candidates = prompts[0], [[token] for token in range(20, 60)]
+        for method in METHODS:
+            here, there = (
+                each.with_method(method, ordering="lexical").score(prompt, candidates) for each in (lm, backend)
+            )
+            tell(case=case, method=method, here=here, there=there)
+        return
     for method in METHODS:
         here = lm.with_method(method, ordering="lexical").generate(prompts, max_new_tokens=12)
         for state in ("cold", "warm"):
@@ -73,6 +82,32 @@ def answer(folder: Path, case: str) -> None:
                 line["cached"] = there[0].usage.cached_tokens
             tell(**line)
     llm.llm_engine.engine_core.shutdown()  # and its workers
+
+
+def save_quantized(model: Any, folder: Path, group: int = 32) -> None:
+    """Save a model in the format of GPTQ, with 4 bits, and round its own weights to the same."""
+    import torch
+    from safetensors.torch import save_file
+
+    state = dict(model.state_dict())
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and ".layers." in name:
+            weight = module.weight.data
+            groups = weight.unflatten(1, (-1, group))
+            scales = (groups.abs().amax(-1, keepdim=True) / 7).half().float()
+            levels = (groups / scales).round().clamp(-8, 7)
+            weight.copy_((levels * scales).flatten(1))
+            digits = (levels.flatten(1).T.int() + 8).unflatten(0, (-1, 8)) << (4 * torch.arange(8))[:, None]
+            del state[name + ".weight"]
+            state[name + ".qweight"] = digits.sum(1, dtype=torch.int32)
+            state[name + ".scales"] = scales[..., 0].T.half().contiguous()
+            state[name + ".qzeros"] = torch.full((scales.shape[1], len(weight) // 8), 0x77777777, dtype=torch.int32)
+            state[name + ".g_idx"] = torch.arange(weight.shape[1], dtype=torch.int32) // group
+    kind = {"quant_method": "gptq", "bits": 4, "group_size": group, "desc_act": False, "sym": True}
+    model.config.quantization_config = kind
+    model.config.save_pretrained(folder)
+    del model.config.quantization_config
+    save_file(state, folder / "model.safetensors")
 
 
 def tell(**line: Any) -> None:

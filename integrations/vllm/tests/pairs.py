@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 from invariant_rag import Generation, InvariantModel, Prompt, Segment
@@ -15,15 +14,8 @@ from vllm_invariant_rag import VLLMBackend
 
 LENGTH: dict[str, Any] = {"max_new_tokens": 16, "min_new_tokens": 16}
 
-
-@cache
-def most_moved() -> float:
-    """How far rounding may move a log-probability: of the methods that weight keys, whose answers it moves most."""
-    lm = InvariantModel.from_pretrained(ordering="lexical")
-    return max(
-        rounding(lm.with_method(name, ordering="lexical").generate, ask(lm, documents(10, 10)), **LENGTH)
-        for name in ("ape", "structured")
-    )
+MOVED = 1e-4
+"""How far log-probabilities may lie apart, whatever the answer's length. Rounding moves 160 tokens by up to 3.4e-5."""
 
 
 def ask(lm: InvariantModel, segments: Sequence[Segment], asked: str | None = None) -> Prompt:
@@ -57,6 +49,7 @@ class Pair:
         answers = self.there.generate(prompts, **options)
         for prompt, answer in zip(prompts, answers, strict=True):
             far = moved(answer, self.here.generate(prompt, **options))
-            is_longer = options["max_new_tokens"] > 16  # and may be moved further: how far is computed where it matters
-            assert far < most_moved() or (is_longer and far < rounding(self.here.generate, prompt, **options))
+            # APE's temperature multiplies rounding: its answers here are up to 1.4e-4 from float64's; on vLLM, 3e-5.
+            may_exceed = self.here.method.name == "ape"
+            assert far < MOVED or (may_exceed and far < rounding(self.here.generate, prompt, **options))
         return answers

@@ -29,11 +29,18 @@ def engine(model: Path | str, most: int, **options: Any) -> Any:
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
-    fixed = {"dtype": "float32", "block_size": 32, "enforce_eager": True, "disable_log_stats": True}
-    free = {"distributed_executor_backend": "uni", "enable_chunked_prefill": False}
-    transfer = {"kv_transfer_config": KVTransferConfig(**TRANSFER)}
-    lengths = {"max_model_len": most, "max_num_batched_tokens": most}
-    return LLM(model=str(model), **fixed, **lengths, **{**free, **transfer, **options})
+    defaults = {
+        "dtype": "float32",
+        "block_size": 32,
+        "enforce_eager": True,
+        "disable_log_stats": True,
+        "distributed_executor_backend": "uni",
+        "enable_chunked_prefill": False,
+        "kv_transfer_config": KVTransferConfig(**TRANSFER),
+        "max_model_len": most,
+        "max_num_batched_tokens": most,
+    }
+    return LLM(model=str(model), **{**defaults, **options})
 
 
 class Server:

@@ -14,7 +14,7 @@ import pytest
 from invariant_rag import Prompt
 from invariant_rag.errors import InvalidChoice
 
-from tests.pairs import LENGTH, Pair, most_moved
+from tests.pairs import LENGTH, MOVED, Pair
 from vllm_invariant_rag import RequestRefused
 
 Ask = Callable[..., list[Any]]
@@ -59,12 +59,12 @@ def test_plain_and_arranged_requests_of_the_same_tokens_do_not_meet(
     models = {True: pair.here, False: pair.using("sequential").here}
     expected = {kind: model.generate(prompt, **LENGTH).logprobs for kind, model in models.items()}
     differ = max(abs(a - b) for a, b in zip(expected[True], expected[False], strict=True))
-    assert differ > 10 * most_moved(), "the two methods have to be told apart"
+    assert differ > 10 * MOVED, "the two methods have to be told apart"
     kinds = (arranged_first, not arranged_first) * 2
     requests = [(ids, reading if kind else None) for kind in kinds]
     outputs = ask(*requests) if together else [ask(each)[0] for each in requests]
     for kind, output in zip(kinds, outputs, strict=True):
-        assert distance(output, expected[kind]) < most_moved()
+        assert distance(output, expected[kind]) < MOVED
 
 
 def test_equal_tokens_in_other_sets_do_not_meet(pair: Pair) -> None:
@@ -129,8 +129,8 @@ def test_a_forged_reading_fails_its_request_and_harms_nobody(reading: Any, ask: 
     for _ in range(2):  # the second time, blocks of the first could be found
         first, failed, second = ask(good, (good[0], {"invariant_rag": reading}), other)
         assert (failed.outputs[0].finish_reason, list(failed.outputs[0].token_ids)) == ("error", [])
-        assert distance(first, expected[0]) < most_moved()
-        assert distance(second, expected[1]) < most_moved()
+        assert distance(first, expected[0]) < MOVED
+        assert distance(second, expected[1]) < MOVED
 
 
 def test_a_refused_request_is_a_typed_error_and_the_next_one_runs(pair: Pair) -> None:
@@ -149,4 +149,4 @@ def test_log_probabilities_of_the_prompt_are_those_of_the_arranged_one(ask: Ask,
     suffix = ids[-len(logits) :]
     found = [entry[token].logprob for entry, token in zip(output.prompt_logprobs[-len(suffix) :], suffix, strict=True)]
     expected = [float(row[token]) for row, token in zip(logits, suffix, strict=True)]
-    assert found == pytest.approx(expected, abs=most_moved())
+    assert found == pytest.approx(expected, abs=MOVED)

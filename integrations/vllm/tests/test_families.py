@@ -34,6 +34,19 @@ def test_behind_a_sliding_window_nothing_is_reused_and_methods_that_look_back_ar
             assert each["method"] == "sequential" or each["cached"] == 0
 
 
+def test_quantized_weights_are_attended_to_as_any_are(families: dict[str, list[dict[str, Any]]]) -> None:
+    """GPTQ with 4 bits, computed in float16, against float32 here; rounding moves scores less than other methods do."""
+    found = families["gptq"]
+    assert [each["method"] for each in found] == list(METHODS)
+    for each in found:
+        far = distance(each["here"], each["there"])
+        assert all(10 * far < distance(each["here"], other["here"]) for other in found if other is not each)
+
+
+def distance(scores: list[float], others: list[float]) -> float:
+    return max(abs(one - other) for one, other in zip(scores, others, strict=True))
+
+
 @pytest.mark.parametrize(
     ("case", "words"),
     [

@@ -22,7 +22,7 @@ from invariant_rag.server.settings import UPSTREAM_KEY_VARIABLE, EngineConfig
 from jsonschema import validate
 
 from tests.documents import documents, question
-from tests.pairs import most_moved
+from tests.pairs import MOVED
 from tests.relay import Relay
 from tests.servers import Server
 
@@ -78,7 +78,7 @@ def test_every_order_gives_the_tokens_of_generate(method: str, gateway: httpx.Cl
         (choice,) = reply["choices"]
         told = choice["logprobs"]["content"]
         assert [each["token"] for each in told] == [each.token for each in tokens]
-        assert [each["logprob"] for each in told] == pytest.approx([each.logprob for each in tokens], abs=most_moved())
+        assert [each["logprob"] for each in told] == pytest.approx([each.logprob for each in tokens], abs=MOVED)
         assert (choice["message"]["content"], choice["finish_reason"]) == (expected.text, expected.finish_reason)
         assert (reply["invariant"]["method"], reply["invariant"]["invariant"]) == (method, True)
         assert reply["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
@@ -115,7 +115,7 @@ def test_fields_that_vllm_has_change_its_answers_as_they_change_ours(gateway: ht
             )
             assert here["text"] == there["text"]
             tops = [(each["logprobs"] or {}).get("top_logprobs", []) for each in (here, there)]
-            assert tops[1] == [pytest.approx(each, abs=most_moved()) for each in tops[0]]
+            assert tops[1] == [pytest.approx(each, abs=MOVED) for each in tops[0]]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -222,7 +222,7 @@ def test_a_judgement_is_that_of_the_model(gateway: httpx.Client, lm: InvariantMo
     reply = gateway.post("/v1/judge", json=asked).json()
     expected = Judge(lm).choose(asked["question"], options)  # type: ignore[arg-type]
     assert reply["ranking"] == list(expected.ranking)
-    assert reply["probabilities"] == pytest.approx(expected.probabilities, abs=most_moved())
+    assert reply["probabilities"] == pytest.approx(expected.probabilities, abs=MOVED)
     explained = gateway.post("/v1/judge", json={**asked, "explain": True, "max_tokens": 8}).json()
     assert (explained["ranking"], bool(explained["explanation"])) == (reply["ranking"], True)
 

@@ -12,7 +12,7 @@ from invariant_rag.errors import InvalidOption, UnsupportedCombination
 from invariant_rag.methods import APE, METHODS
 
 from tests.documents import documents
-from tests.pairs import LENGTH, Pair, ask, most_moved, moved
+from tests.pairs import LENGTH, MOVED, Pair, ask, moved
 from vllm_invariant_rag import VLLMBackend
 
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 2.0, "top_k": 0, **LENGTH}
@@ -83,7 +83,7 @@ def test_requests_of_all_methods_do_not_meet_in_one_step_and_in_the_cache(pair: 
         answers = pair.there._engine.complete([request for request, _ in cases])
         for (completion,), (_, expected) in zip(answers, cases, strict=True):
             assert tuple(completion.token_ids) == expected.token_ids
-            assert completion.logprobs == pytest.approx(expected.logprobs, abs=most_moved())
+            assert completion.logprobs == pytest.approx(expected.logprobs, abs=MOVED)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_stream_is_the_text_of_generate_and_a_closed_one_ends_its_request(pair
     assert len(pieces) > 3
     assert stream.generation is not None
     assert "".join(pieces) == stream.generation.text
-    assert moved(stream.generation, expected) < most_moved()
+    assert moved(stream.generation, expected) < MOVED
     closed = pair.there.stream(pair.prompt(90), max_new_tokens=600, min_new_tokens=600)
     next(closed)
     closed.close()
@@ -171,7 +171,7 @@ def test_samples_have_seeds_of_their_own_and_repeat_in_every_order(pair: Pair) -
 def test_scores_are_those_of_score(pair: Pair) -> None:
     prompt, candidates = pair.prompt(94), ["red and white", "red and black", "blue", "33 miles long"]
     expected = pair.here.score(prompt, candidates)
-    assert pair.there.score(prompt, candidates) == pytest.approx(expected, abs=most_moved())
+    assert pair.there.score(prompt, candidates) == pytest.approx(expected, abs=MOVED)
     assert pair.there.score(prompt, []) == []
 
 

@@ -10,8 +10,7 @@ from invariant_rag import InvariantModel
 from invariant_rag.errors import IncompleteObject, UnsupportedCombination
 from invariant_rag.generation.answering import Answering
 from invariant_rag.generation.answers import AnswerRequest
-from invariant_rag.generation.structured import constrain, generate_structured
-from invariant_rag.generation.tools import Tool
+from invariant_rag.generation.structured import Tool, constrain, generate_structured
 from langchain_invariant_rag import ChatInvariant
 from pydantic import BaseModel, Field
 
@@ -109,7 +108,7 @@ def test_a_schema_is_kept_under_sampling(pair: Pair) -> None:
 def test_control_tokens_are_banned_whatever_their_ids(lm: InvariantModel, monkeypatch: pytest.MonkeyPatch) -> None:
     options = constrain(lm, Flag, max_new_tokens=120)
     (processor,), most = options.pop("logits_processor"), options.pop("max_new_tokens")
-    controls = {str(token) for token in processor.words.controls if token in processor.banned[b""]}
+    controls = {token for token in processor.words.controls if token in processor.banned[b""]}
     monkeypatch.setattr(sampling, "_MOST_BIASES", len(controls))
-    fields = sampling.sampling_of(lm, most, {**options, "logits_processor": [processor]}).fields
+    fields = sampling.sampling_of(lm, most, {**options, "logits_processor": [processor]})[0]
     assert set(fields["logit_bias"]) == controls

@@ -17,10 +17,9 @@ from typing import Any, cast
 
 import torch
 from invariant_rag.arrangement import Arrangement
-from invariant_rag.attention import resolve_backend
-from invariant_rag.attention.call import AttentionCall, BatchBackend
+from invariant_rag.attention import hook, resolve_backend
+from invariant_rag.attention.call import LayerInputs
 from invariant_rag.attention.positions import Rotation
-from invariant_rag.attention.varlen.passes import shifts_of
 
 from vllm_invariant_rag.errors import UnsupportedServer
 from vllm_invariant_rag.reading import Reading
@@ -37,6 +36,7 @@ class Step:
     readings: Mapping[int, Reading] = field(default_factory=dict)  # by first block; of what is arranged in this step
     block_size: int = 0
     rotation: Rotation | None = None  # the position encoding of all layers
+    turns: torch.Tensor | None = None  # `[P, R / 2]` complex: by how much it turns what is at each position
 
 
 STEP = Step()
@@ -50,8 +50,7 @@ class _Prompt:
     computed: int  # how many of its tokens were computed before
     row: int  # in the block table
     arrangement: Arrangement
-    query_shifts: torch.Tensor | None  # `[Q, 1]` from vLLM's positions, which are indices, to those of the method
-    key_shifts: torch.Tensor | None  # `[S, 1]` of all of its keys
+    turns: torch.Tensor | None  # `[S, 1, R / 2]` from vLLM's positions, which are indices, to those of the method
     sequences: Sequences | None  # on a CPU, for what they can tell
     plans: dict[Any, Any] = field(default_factory=dict)  # what the layers of the step share
 
@@ -108,11 +107,9 @@ def _find_prompts(metadata: Any, kernel_block: int, device: torch.device) -> _Ba
             others.append(row)
         else:
             arrangement = reading.arrangement
-            later = [position - index for index, position in enumerate(arrangement.positions[:length])]
-            later += later[-1:] * (length - len(later))
-            sequences = another and Sequences.of(arrangement.rows_from(computed, length), later, another)
-            shifts = shifts_of(later[computed:], device), shifts_of(later, device)
-            prompts.append(_Prompt(slice(start, stop), computed, row, arrangement, *shifts, sequences))
+            sequences = another and Sequences.of(arrangement.rows_from(computed, length), length, another)
+            turns = _turns_to(arrangement.positions, length)
+            prompts.append(_Prompt(slice(start, stop), computed, row, arrangement, turns, sequences))
     if missing:
         raise UnsupportedServer(f"expected {len(missing)} more requests with documents in a batch of vLLM, got none")
     batch = _Batch(prompts, slice(None) if others else None, metadata)
@@ -125,10 +122,23 @@ def _find_prompts(metadata: Any, kernel_block: int, device: torch.device) -> _Ba
     return batch
 
 
+def _turns_to(positions: Sequence[int], length: int) -> torch.Tensor | None:
+    """Return the turns `[length, 1, R / 2]` from indices to positions, which count on; None where these are indices.
+
+    They are quotients of vLLM's own turns, so keys become what vLLM would have made of them at those positions: angles
+    of float32 are off by more, the larger they are.
+    """
+    moved = [*positions[:length], *range(positions[-1] + 1, positions[-1] + 1 + length - len(positions))]
+    if moved == [*range(length)]:
+        return None
+    turns = cast("torch.Tensor", STEP.turns)
+    return (turns[moved] / turns[:length])[:, None].to(torch.complex64)
+
+
 class ArrangedAttention:
     """What a subclass of an implementation of vLLM's attention adds to it."""
 
-    _places: tuple[torch.Tensor, torch.Tensor] | None = None
+    _places: tuple[torch.Tensor, ...] | None = None
 
     def forward(
         self,
@@ -157,42 +167,22 @@ class ArrangedAttention:
                 blocks = attn_metadata.block_table[each.row]
                 before = self._read(layer, kv_cache, blocks, each.computed)
                 keys, values = (torch.cat(pair) for pair in zip(before, (keys, values), strict=True))
-            rows, queries, rotation = output[each.queries], query[each.queries], STEP.rotation
-            if rotation is None:
-                raise UnsupportedServer("expected the connector to find the model's position encoding, got none")
-            if each.query_shifts is not None:
-                queries = rotation.rotate_by(queries, each.query_shifts)
+            rows, queries, rotation = output[each.queries], query[each.queries], cast("Rotation", STEP.rotation)
+            if each.turns is not None:
+                queries = rotation.rotate_with(queries, each.turns[each.computed :])
+                keys = rotation.rotate_with(keys, each.turns)
             sequences, window = each.sequences, self._window()
             if sequences is not None and (window is None or sequences.longest <= window):
                 blocks = sequences.fill(keys, values, rotation, partial(self.do_kv_cache_update, layer))  # type: ignore[attr-defined]
                 attend(layer, queries, keys, values, blocks, sequences.metadata, rows, *args, **kwargs)
             else:
-                rows[:] = self._attend(each, rotation, queries, keys, values).view_as(rows)
+                tensors = [each.transpose(0, 1)[None] for each in (queries, keys, values)]
+                extra = {"softcap": getattr(self, "logits_soft_cap", 0) or None, "s_aux": getattr(self, "sinks", None)}
+                inputs = LayerInputs(layer, 0, *tensors, self.scale, window, 0.0, extra)  # type: ignore[attr-defined]
+                backend, states = resolve_backend("auto", queries.device), [hook.PromptState(each.arrangement)]
+                of_core = hook.ArrangedAttention(states, backend, [rotation], plans=each.plans)
+                rows[:] = of_core(inputs)[0].view_as(rows)
         return output
-
-    def _attend(
-        self, prompt: _Prompt, rotation: Rotation, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the attention `[Q, H, D]` of a prompt's last Q tokens to all of its tokens, in PyTorch."""
-        if prompt.key_shifts is not None:
-            keys = rotation.rotate_by(keys, prompt.key_shifts)
-        call = AttentionCall(
-            queries=queries.transpose(0, 1)[None],
-            keys=keys.transpose(0, 1)[None],
-            values=values.transpose(0, 1)[None],
-            rotation=rotation,
-            scaling=self.scale,  # type: ignore[attr-defined]
-            sliding_window=self._window(),
-            softcap=getattr(self, "logits_soft_cap", 0) or None,
-            sinks=getattr(self, "sinks", None),
-        )
-        backend = resolve_backend("auto", queries.device)
-        if backend.reads_together:
-            together = cast("BatchBackend", backend).batch([prompt.arrangement], [0], call, prompt.plans)
-            if together is not None:
-                return together[0]
-        one = replace(call, queries=call.queries[0], keys=call.keys[0], values=call.values[0])
-        return backend.attend(prompt.arrangement, one).transpose(0, 1)
 
     def _window(self) -> int | None:
         """Return the tokens of the layer's sliding window; backends keep the number, or how far it reaches back."""
@@ -201,17 +191,14 @@ class ArrangedAttention:
             return window[0] + 1 if window[0] >= 0 else None
         return None if window in (None, -1) else window
 
-    def _read(
-        self, layer: Any, kv_cache: torch.Tensor, blocks: torch.Tensor, count: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _read(self, layer: Any, kv_cache: torch.Tensor, blocks: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
         """Return the first keys and values `[count, H_kv, D]` of a request from vLLM's blocks `[N, H_kv, B, 2 D]`."""
         if self._places is None:
             self._places = self._learn_places(layer, kv_cache)
         used = kv_cache[blocks[: -(-count // kv_cache.shape[2])].long()].flatten(2)
-        keys, values = (used[:, :, places].transpose(1, 2).flatten(0, 1)[:count] for places in self._places)
-        return keys, values
+        return tuple(used[:, :, places].transpose(1, 2).flatten(0, 1)[:count] for places in self._places)
 
-    def _learn_places(self, layer: Any, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _learn_places(self, layer: Any, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return where a head of a block keeps its keys and its values, `[B, D]` each.
 
         Kernels pack blocks by instruction set. So known numbers are written, digit by digit, and looked for.
@@ -227,9 +214,7 @@ class ArrangedAttention:
             self.do_kv_cache_update(layer, keys, values, scratch, slots)  # type: ignore[attr-defined]
             found += scratch[1].long() << shift
         flat = found.flatten(1)
-        places = torch.zeros(size * width, dtype=torch.long, device=scratch.device)
-        places[flat[0] % (size * width)] = torch.arange(size * width, device=scratch.device)
+        places = flat[0].argsort()
         if not torch.equal(flat[:, places], numbers.flatten().expand(heads, -1)):
             raise UnsupportedServer("expected keys and values to be kept in blocks as they are, got another format")
-        keys, values = places.view(size, width).chunk(2, dim=-1)
-        return keys, values
+        return places.view(size, width).chunk(2, dim=-1)

@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 import torch
 from invariant_rag.arrangement import Layout
 from invariant_rag.checks import check_text
-from invariant_rag.errors import ContextOverflow, InvalidChoice, InvalidOption, UnsupportedCombination
+from invariant_rag.errors import ContextOverflow, InvalidChoice, UnsupportedCombination
 from invariant_rag.generation.choices import takes_choices
 from invariant_rag.generation.digest import digest_of
 from invariant_rag.generation.model import InvariantModel, Seeds
-from invariant_rag.generation.options import check_options, resolve_max_new_tokens
+from invariant_rag.generation.options import check_options
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.prefill import RUNS_ELSEWHERE, Prefiller, SharedState
 from invariant_rag.models.loading import load_config, load_tokenizer, model_location
@@ -38,10 +38,13 @@ if TYPE_CHECKING:
 
 
 class VLLMBackend(InvariantModel):
-    """An `InvariantModel` whose `generate`, `stream` and `score` run on vLLM.
+    """An `InvariantModel` whose `generate`, `stream` and `score` run on vLLM. Several prompts run at the same time.
 
     Greedy answers are those of `InvariantModel.generate` up to rounding, sampled ones are drawn by vLLM's own random
     numbers. What needs a forward pass in this process, such as `logits` and `arranged`, is refused.
+    Of the keywords of `generate`, vLLM knows `do_sample`, `temperature`, `top_k`, `top_p`, `min_p`, `min_new_tokens`,
+    `repetition_penalty`, `sequence_bias`, `stop_strings`, `eos_token_id`, `num_return_sequences`, `top_logprobs`,
+    `generation_config`, `streamer`, and what `constrain` and `ToolCalling.constrain` return; others are refused.
 
     Example:
         ```python
@@ -138,13 +141,7 @@ class VLLMBackend(InvariantModel):
                 "expected no intervention and no cache of our own on vLLM, which has its own attention and prefix cache"
             )
         check_method(self.method)
-        decodes_plainly = Reading(self.method.name, Layout((2, 1), ((1, 2),))).is_plain_behind
-        if not (self._engine.facts.arranges_decoding or decodes_plainly):
-            raise UnsupportedCombination(
-                f"expected a method that decodes as a plain model does, got {self.method.name!r}: CUDA graphs replay "
-                "vLLM's own attention",
-                hint='Start vLLM with --compilation-config \'{"cudagraph_mode": "PIECEWISE"}\'.',
-            )
+        self._engine.facts.check(Reading(self.method.name, Layout((2, 1), ((1, 2),))), 0, UnsupportedCombination)
 
     def with_tenant(self, tenant: str) -> Self:
         """Return a backend for the documents of another tenant, on the same vLLM."""
@@ -166,90 +163,38 @@ class VLLMBackend(InvariantModel):
         """Refuse: a router asks two branches of a model in this process."""
         _refuse("routing")
 
-    @overload
-    def generate(
-        self, prompt: Prompt, *, max_new_tokens: int | None = None, seed: Seeds = None, **kwargs: Any
-    ) -> Generation: ...
-
-    @overload
-    def generate(
-        self, prompt: Sequence[Prompt], *, max_new_tokens: int | None = None, seed: Seeds = None, **kwargs: Any
-    ) -> list[Generation]: ...
-
-    def generate(
-        self,
-        prompt: Prompt | Sequence[Prompt],
-        *,
-        max_new_tokens: int | None = None,
-        seed: Seeds = None,
-        **kwargs: Any,
-    ) -> Generation | list[Generation]:
-        """Generate with vLLM; see `InvariantModel.generate`. Several prompts run at the same time.
-
-        Args:
-            prompt: One prompt, or several.
-            max_new_tokens: Tokens of each answer, at most.
-            seed: Seed of vLLM's sampling: one for all prompts, or a list with one for each.
-            **kwargs: Those of transformers that vLLM can follow: `do_sample`, `temperature`, `top_p`, `top_k`, `min_p`,
-                `repetition_penalty`, `stop_strings`, `min_new_tokens`, `num_return_sequences`, `eos_token_id`,
-                `generation_config`, `streamer`, and what `constrain` and `ToolCalling.constrain` return.
-
-        Raises:
-            InvalidOption: As for `InvariantModel.generate`.
-            RequestRefused: vLLM cannot read the documents as asked; its log says why.
-            UnsupportedCombination: vLLM does not know a keyword.
-            VLLMError: vLLM answered an error, or cannot be reached.
-        """
-        wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
-        is_single = not isinstance(prompt, Sequence) or isinstance(prompt, str)
-        prompts = cast("list[Prompt]", [prompt] if is_single else list(cast("Sequence[Prompt]", prompt)))
+    def _generate(
+        self, prompts: Sequence[Prompt], max_new_tokens: int, seed: Seeds, kwargs: dict[str, Any]
+    ) -> list[Generation]:
         check_options({**kwargs, "seed": seed}, self.model)
         seeds: Sequence[Any] = seed if isinstance(seed, list | tuple) else [seed] * len(prompts)
-        if len(seeds) != len(prompts):
-            raise InvalidOption(f"seed: expected one for each of {len(prompts)} prompts, got {len(seeds)}")
-        sampling = sampling_of(self, wanted, kwargs)
-        most, streamer, shown = sampling.fields["max_tokens"], sampling.streamer, 0
-        prepared = [self.prepare_to_generate(each, sampling.fields["max_tokens"]) for each in prompts]
-        requests = [
-            self._request(each, sampling.with_seed(own).fields) for each, own in zip(prepared, seeds, strict=True)
-        ]
-
-        def emit(tokens: Sequence[int]) -> None:
-            nonlocal shown
-            if streamer is not None and (new := tokens[: most - shown]):
-                streamer.put(torch.tensor(new))
-                shown += len(new)
-
+        fields, stopped = sampling_of(self, max_new_tokens, kwargs)
+        prepared = [self.prepare_to_generate(each, max_new_tokens) for each in prompts]
+        requests = [self._request(each, {**fields, "seed": own}) for each, own in zip(prepared, seeds, strict=True)]
+        streamer = kwargs.get("streamer")
         if streamer is not None:
-            if (sequences := len(prepared) * sampling.fields["n"]) != 1:
+            if (sequences := len(prepared) * fields["n"]) != 1:
                 raise UnsupportedCombination(f"expected one sequence to stream, got {sequences}")
             streamer.put(torch.tensor([prepared[0].input_ids]))
-        answers = self._engine.complete(requests, emit if streamer is not None else None, sampling.stopped)
+            requests = [replace(requests[0], on_tokens=lambda tokens: streamer.put(torch.tensor(tokens)))]
+        answers = self._engine.complete(requests, stopped)
         if streamer is not None:
             streamer.end()
-        generations = [
+        return [
             each.generation(
                 self.tokenizer,
                 completion.token_ids,
                 completion.logprobs,
                 completion.finish_reason,
                 cached_tokens=completion.cached_tokens,
-                top_logprobs=completion.likeliest(sampling.fields["logprobs"]),
+                top_logprobs=completion.likeliest(fields["logprobs"]),
             )
             for each, completions in zip(prepared, answers, strict=True)
             for completion in completions
         ]
-        return generations[0] if is_single and len(generations) == 1 else generations
 
-    def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> list[float]:
-        """Return the log-probability of each candidate as the continuation of the prompt; see `InvariantModel.score`.
-
-        vLLM is asked for one token after each beginning of a candidate; equal beginnings are asked for once.
-        """
-        options = self.candidate_ids(candidates)
-        if not options:
-            return []
-        prepared = self.prepare_to_generate(prompt, max(map(len, options)))
+    def _score(self, prepared: PreparedPrompt, options: Sequence[TokenIds]) -> list[float]:
+        # vLLM is asked for one token after each beginning of a candidate; equal beginnings are asked for once.
         steps = sorted({(each[:index], each[index]) for each in options for index in range(len(each))})
         # vLLM takes log-probabilities before other tokens are masked.
         fields = {"max_tokens": 1, "n": 1, "temperature": 0.0, "ignore_eos": True, "logprobs": 0}
@@ -265,19 +210,13 @@ class VLLMBackend(InvariantModel):
 
     def _request(self, prepared: PreparedPrompt, fields: dict[str, Any], before: TokenIds = ()) -> EngineRequest:
         """Return the request for a prompt, and the first tokens of its answer."""
-        token_ids, params = (*prepared.input_ids, *before), None
-        most, window = self._engine.facts.max_tokens, self._engine.facts.sliding_window
+        token_ids, params, facts = (*prepared.input_ids, *before), None, self._engine.facts
         length = len(token_ids) + fields["max_tokens"]
-        if length > most:  # the context window limits positions, of which some methods take fewer
-            raise ContextOverflow(f"expected at most {most} tokens of prompt and answer, got {length}")
+        if length > facts.max_tokens:  # the context window limits positions, of which some methods take fewer
+            raise ContextOverflow(f"expected at most {facts.max_tokens} tokens of prompt and answer, got {length}")
         if not prepared.arrangement.is_plain:
             reading = Reading(self.method.name, prepared.arrangement.layout)
-            if window is not None and length > window and not reading.is_plain_behind:
-                raise UnsupportedCombination(
-                    f"expected prompt and answer within the sliding window of {window} tokens for "
-                    f"{self.method.name!r}, whose answers read documents elsewhere than they lie",
-                    hint="Use rotor or isolated.",
-                )
+            facts.check(reading, length, UnsupportedCombination)
             params = reading.as_params()
         return EngineRequest(token_ids, fields, params, self._tenant, self._headers)
 

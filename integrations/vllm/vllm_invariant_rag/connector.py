@@ -15,9 +15,10 @@ from invariant_rag.generation.digest import digest_of
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 
 from vllm_invariant_rag.attention import STEP
+from vllm_invariant_rag.engines import ServerFacts
 from vllm_invariant_rag.errors import RequestRefused
 from vllm_invariant_rag.reading import Reading
-from vllm_invariant_rag.requirements import check_engine, check_request, check_worker, exceeds_window, rotation_of_model
+from vllm_invariant_rag.requirements import check_engine, check_request, check_worker, rotation_of_model
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -47,8 +48,9 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         check_engine(vllm_config, kv_cache_config)
-        self._config = vllm_config
-        self._readings: dict[str, Reading | None] = {}  # by request; None: it is refused
+        self._config, self._facts = vllm_config, ServerFacts.of(vllm_config)
+        self._readings: dict[str, Reading] = {}  # by request
+        self._refused: set[str] = set()  # requests
         self._first_blocks: dict[str, int] = {}
         self._refused_blocks: set[int] = set()
         self._secret = secrets.token_hex()
@@ -58,14 +60,16 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def on_new_request(self, request: Request) -> None:
         """Read what a request asks for, and salt its blocks: no client can name or guess such a salt."""
+        length = request.num_tokens + request.max_tokens
         try:
             reading = Reading.parse(request.kv_transfer_params, request.prompt_token_ids or ())
             if reading is None or reading.arrangement.is_plain:
                 return
-            check_request(request, reading, self._config)
+            check_request(request)
+            self._facts.check(reading, length, RequestRefused)
         except RequestRefused as error:
             _logger.error("refused request %s: %s", request.request_id, error)
-            self._readings[request.request_id] = None
+            self._refused.add(request.request_id)
             _salt(request, f"{self._secret}:{request.request_id}")
             # With it, vLLM would ignore what `get_num_new_matched_tokens` says.
             request.skip_reading_prefix_cache = False
@@ -74,20 +78,18 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
         # A key depends on segments behind it too, so blocks are shared by requests about the same sets only.
         sets = tuple(request.prompt_token_ids[: reading.sets_end]), reading.layout.texts[:-1], reading.layout.sets
         _salt(request, digest_of(self._secret, request.cache_salt or "", reading.method, *sets))
-        if reading.ranks or exceeds_window(request, self._config):  # blocks do not hold what is needed
+        if reading.ranks or self._facts.exceeds_window(length):  # blocks do not hold what is needed
             request.skip_reading_prefix_cache = True
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         """Return 0, but for a refused request."""
-        return (max(0, request.num_tokens - 1 - num_computed_tokens) if self._is_refused(request) else 0), False
+        unread = max(0, request.num_tokens - 1 - num_computed_tokens)
+        return (unread if request.request_id in self._refused else 0), False
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """Note the blocks of a refused request."""
-        if self._is_refused(request):
+        if request.request_id in self._refused:
             self._refused_blocks.update(blocks.get_block_ids()[0])
-
-    def _is_refused(self, request: Request) -> bool:
-        return self._readings.get(request.request_id, ...) is None
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Return the readings of the requests that this step arranges."""
@@ -114,6 +116,7 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """Forget a request."""
         self._readings.pop(request.request_id, None)
         self._first_blocks.pop(request.request_id, None)
+        self._refused.discard(request.request_id)
         return False, None
 
     # The worker's side.
@@ -121,7 +124,7 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Check the model's layers, and find its position encoding."""
         check_worker(self._config, kv_caches)
-        STEP.rotation, STEP.block_size = rotation_of_model(), self._block_size
+        (STEP.rotation, STEP.turns), STEP.block_size = rotation_of_model(), self._block_size
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Tell the layers who is arranged, before the forward pass."""

@@ -11,19 +11,17 @@ from typing import Any, Literal
 
 import openai
 from invariant_rag.checks import check_text
-from invariant_rag.errors import InvalidChoice
+from invariant_rag.errors import InvalidChoice, InvariantRAGError
 from invariant_rag.shown import shown
 
 from vllm_invariant_rag.errors import RequestRefused, UnsupportedServer, VLLMError, VLLMTimeout, VLLMUnreachable
+from vllm_invariant_rag.reading import Reading
 
 FACTS_PATH = "/v1/invariant_rag"
 """Answers what the server serves, to whom it also answers /v1/models."""
 
 COMPLETIONS_PATH = FACTS_PATH + "/completions"
 """Takes what /v1/completions takes. A vLLM without our middleware has no such path, and would read causally."""
-
-OnTokens = Callable[[Sequence[int]], None]
-"""Called with the next tokens of a sequence."""
 
 Stopped = Callable[[], bool]
 """Whether nobody waits any more."""
@@ -57,6 +55,27 @@ class ServerFacts:
         arranges = graphs is None or not graphs.has_full_cudagraphs()
         return cls(str(model.model), str(name), int(model.max_model_len), window, arranges)
 
+    def exceeds_window(self, length: int) -> bool:
+        """Return whether prompt and answer are longer than the sliding window, behind which vLLM gives blocks back."""
+        return self.sliding_window is not None and length > self.sliding_window
+
+    def check(self, reading: Reading, length: int, error: type[InvariantRAGError]) -> None:
+        """Raise an error if the answer of a request of `length` tokens would not be decoded as its method asks."""
+        if reading.is_plain_behind:
+            return
+        if not self.arranges_decoding:
+            raise error(
+                f"expected a method that decodes as a plain model does, got {reading.method!r}: CUDA graphs replay "
+                "vLLM's own attention",
+                hint='Start vLLM with --compilation-config \'{"cudagraph_mode": "PIECEWISE"}\'.',
+            )
+        if self.exceeds_window(length):
+            raise error(
+                f"expected prompt and answer within the sliding window of {self.sliding_window} tokens for "
+                f"{reading.method!r}, whose answers read documents elsewhere than they lie",
+                hint="Use rotor or isolated.",
+            )
+
 
 @dataclass(frozen=True)
 class EngineRequest:
@@ -67,6 +86,7 @@ class EngineRequest:
     kv_transfer_params: Mapping[str, Any] | None = None  # how it reads its documents; None: there are none
     tenant: str = ""  # whose documents these are: tenants share no keys and values
     headers: Mapping[str, str] = field(default_factory=dict)  # names of the caller's request and of its trace
+    on_tokens: Callable[[Sequence[int]], None] | None = None  # called with the next tokens of a single sequence
 
 
 @dataclass
@@ -106,10 +126,8 @@ class Engine(ABC):
         """Check that it takes requests; VLLMError if it does not, or cannot be reached."""
 
     @abstractmethod
-    def complete(
-        self, requests: Sequence[EngineRequest], on_tokens: OnTokens | None = None, stopped: Stopped | None = None
-    ) -> list[list[Completion]]:
-        """Run requests at the same time; return the sequences of each. `on_tokens` is for one sequence.
+    def complete(self, requests: Sequence[EngineRequest], stopped: Stopped | None = None) -> list[list[Completion]]:
+        """Run requests at the same time; return the sequences of each.
 
         Once `stopped`, they end, and what was written until then is returned.
 
@@ -144,23 +162,19 @@ class HTTPEngine(Engine):
         with self._errors():
             self._client.with_options(timeout=_CHECK_SECONDS).get(self.url + "/health", cast_to=object)
 
-    def complete(
-        self, requests: Sequence[EngineRequest], on_tokens: OnTokens | None = None, stopped: Stopped | None = None
-    ) -> list[list[Completion]]:
+    def complete(self, requests: Sequence[EngineRequest], stopped: Stopped | None = None) -> list[list[Completion]]:
         """Run requests at the same time; see `Engine`."""
         with ThreadPoolExecutor(min(len(requests), _MOST_AT_ONCE) or 1) as pool:
-            return list(pool.map(lambda each: self._complete(each, on_tokens, stopped), requests))
+            return list(pool.map(lambda each: self._complete(each, stopped), requests))
 
-    def _complete(
-        self, request: EngineRequest, on_tokens: OnTokens | None, stopped: Stopped | None
-    ) -> list[Completion]:
+    def _complete(self, request: EngineRequest, stopped: Stopped | None) -> list[Completion]:
         completions = [Completion() for _ in range(request.fields["n"])]
         body: dict[str, Any] = {
             **request.fields,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,  # where tokens are named: among the likeliest
-            **({"cache_salt": request.tenant} if request.tenant else {}),
-            **({"kv_transfer_params": dict(request.kv_transfer_params)} if request.kv_transfer_params else {}),
+            "cache_salt": request.tenant or None,
+            "kv_transfer_params": request.kv_transfer_params,
         }
         with self._errors():
             events: Any = self._client.completions.create(
@@ -177,8 +191,8 @@ class HTTPEngine(Engine):
                         named = (choice.logprobs and choice.logprobs.top_logprobs) or ()
                         found = [{int(k.removeprefix("token_id:")): v for k, v in each.items()} for each in named]
                         completions[choice.index].extend(choice.token_ids or (), found, choice.finish_reason)
-                        if on_tokens is not None and choice.token_ids:
-                            on_tokens(choice.token_ids)
+                        if request.on_tokens is not None and choice.token_ids:
+                            request.on_tokens(choice.token_ids)
                     if event.usage is not None and event.usage.prompt_tokens_details is not None:
                         for completion in completions:
                             completion.cached_tokens = event.usage.prompt_tokens_details.cached_tokens or 0

@@ -13,7 +13,7 @@ from vllm import SamplingParams
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, OnTokens, ServerFacts, Stopped
+from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, ServerFacts, Stopped
 from vllm_invariant_rag.errors import RequestRefused
 
 if TYPE_CHECKING:
@@ -30,11 +30,9 @@ class LLMEngine(Engine):
         self.facts = ServerFacts.of(self._engine.vllm_config)
         self._lock = Lock()
 
-    def complete(
-        self, requests: Sequence[EngineRequest], on_tokens: OnTokens | None = None, stopped: Stopped | None = None
-    ) -> list[list[Completion]]:
+    def complete(self, requests: Sequence[EngineRequest], stopped: Stopped | None = None) -> list[list[Completion]]:
         """Run requests at the same time; see `Engine`."""
-        results = [_Result(each, on_tokens) for each in requests]
+        results = list(map(_Result, requests))
         running = {each.name: each for each in results}
         with self._lock:
             try:
@@ -57,11 +55,9 @@ class ServingEngine(Engine):
     def __init__(self, client: Any) -> None:
         self._client, self._loop, self.facts = client, asyncio.get_running_loop(), ServerFacts.of(client.vllm_config)
 
-    def complete(
-        self, requests: Sequence[EngineRequest], on_tokens: OnTokens | None = None, stopped: Stopped | None = None
-    ) -> list[list[Completion]]:
+    def complete(self, requests: Sequence[EngineRequest], stopped: Stopped | None = None) -> list[list[Completion]]:
         """Run requests at the same time; see `Engine`."""
-        results = [_Result(each, on_tokens) for each in requests]
+        results = list(map(_Result, requests))
 
         async def run(result: _Result) -> None:
             async for output in self._client.generate(result.prompt, result.params, result.name):
@@ -83,8 +79,8 @@ class ServingEngine(Engine):
 class _Result:
     """A request as vLLM takes it, and what it has written."""
 
-    def __init__(self, request: EngineRequest, on_tokens: OnTokens | None) -> None:
-        self._request, self._on_tokens = request, on_tokens
+    def __init__(self, request: EngineRequest) -> None:
+        self._request = request
         self.name = f"invariant-rag-{uuid4().hex}"
         self.prompt: Any = tokens_input(list(request.token_ids), cache_salt=request.tenant or None)
         self.completions = [Completion() for _ in range(request.fields["n"])]
@@ -94,8 +90,6 @@ class _Result:
         fields, reading = dict(self._request.fields), self._request.kv_transfer_params
         if "structured_outputs" in fields:
             fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
-        if "logit_bias" in fields:
-            fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"].items()}
         extra = None if reading is None else {"kv_transfer_params": dict(reading)}
         return SamplingParams(**fields, extra_args=extra, output_kind=RequestOutputKind.DELTA)
 
@@ -108,5 +102,5 @@ class _Result:
             completion = self.completions[each.index]
             completion.extend(each.token_ids, found, each.finish_reason)
             completion.cached_tokens = output.num_cached_tokens or completion.cached_tokens
-            if self._on_tokens is not None and each.token_ids:
-                self._on_tokens(each.token_ids)
+            if self._request.on_tokens is not None and each.token_ids:
+                self._request.on_tokens(each.token_ids)

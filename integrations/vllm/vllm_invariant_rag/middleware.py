@@ -28,8 +28,7 @@ from vllm_invariant_rag.reading import FIELD, Reading
 
 _CHAT_PATH = "/v1/chat/completions"
 _PLAIN_PATH = "/v1/completions"
-_MARKS = (b"documents", b"kv_transfer_params")
-_STATUS = {RequestRefused: 400, UnsupportedServer: 501}
+_MARKS = (b"documents", b"kv_transfer_params", b"\\u")  # which may be a letter of one of them
 _MOST_REQUESTS = 256  # with documents, at the same time; each has a thread while vLLM answers it
 
 
@@ -39,6 +38,7 @@ class Documents:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._answers: ASGIApp | None = None
+        self._tells = False
         self._starting = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,31 +48,19 @@ class Documents:
             await self._app(scope, receive, send)
             return
         try:
-            if path == FACTS_PATH:
-                await self._tell(scope, receive, send)
-            elif scope["method"] != "POST":
+            if path == FACTS_PATH and not self._tells:
+                state, self._tells = scope["app"].state, True  # a path of vLLM's, so its keys protect it
+                scope["app"].add_api_route(path, lambda: asdict(ServerFacts.of(state.vllm_config)))
+            if scope["method"] != "POST":
                 await self._app(scope, receive, send)
             else:
                 await self._post(scope, *await _read(scope, receive), send)
         except ClientDisconnect:
             return  # nobody is left to answer
         except (RequestRefused, UnsupportedServer) as error:
-            status = _STATUS[type(error)]
+            status = 400 if isinstance(error, RequestRefused) else 501
             told = {"message": str(error), "type": type(error).__name__, "param": None, "code": status}
             await JSONResponse({"error": told}, status)(scope, receive, send)
-
-    async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what the server serves, to whom vLLM answers which models it has."""
-        statuses: list[int] = []
-
-        async def pass_refusal(message: Message) -> None:
-            statuses.append(message.get("status", 0))
-            if statuses[0] != 200:
-                await send(message)
-
-        await self._app({**scope, "path": "/v1/models", "raw_path": b"/v1/models"}, receive, pass_refusal)
-        if statuses[:1] == [200]:
-            await JSONResponse(asdict(ServerFacts.of(scope["app"].state.vllm_config)))(scope, receive, send)
 
     async def _post(self, scope: Scope, body: bytes, replayed: Receive, send: Send) -> None:
         request = _parsed(body) if any(mark in body for mark in _MARKS) else {}
@@ -130,13 +118,10 @@ def _parsed(body: bytes) -> dict[str, Any]:
 
 async def _read(scope: Scope, receive: Receive) -> tuple[bytes, Receive]:
     """Return the body of a request, and a `receive` that gives it once more."""
-    body, given = await Request(scope, receive).body(), False
+    body = await Request(scope, receive).body()
+    whole = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def replayed() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return next(whole, None) or await receive()
 
     return body, replayed

@@ -31,10 +31,11 @@ class Reading:
     method: str
     layout: Layout
 
-    @cached_property
+    @property
+    @lru_cache(maxsize=256)  # noqa: B019 - few are kept
     def arrangement(self) -> Arrangement:
         """Which keys every token sees."""
-        return _arrangement(self)
+        return METHODS[self.method]().arrange(self.layout)
 
     @property
     def sets_end(self) -> int:
@@ -82,11 +83,6 @@ class Reading:
         if length > len(token_ids):  # before anything is made that is as long
             raise RequestRefused(f"{FIELD}: expected at most {len(token_ids)} tokens, as in the prompt, got {length}")
         return reading
-
-
-@lru_cache(maxsize=256)
-def _arrangement(reading: Reading) -> Arrangement:
-    return METHODS[reading.method]().arrange(reading.layout)
 
 
 def check_method(method: Method) -> None:

@@ -13,7 +13,6 @@ from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm_invariant_rag.attention import ArrangedAttention
 from vllm_invariant_rag.backends import BACKENDS
 from vllm_invariant_rag.errors import RequestRefused, UnsupportedServer
-from vllm_invariant_rag.reading import Reading
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -67,37 +66,25 @@ def check_worker(vllm_config: VllmConfig, kv_caches: dict[str, torch.Tensor]) ->
     _raise_first(reasons, UnsupportedServer)
 
 
-def rotation_of_model() -> Rotation:
-    """Return the position encoding that all layers of the model in this process share, or raise UnsupportedServer."""
+def rotation_of_model() -> tuple[Rotation, torch.Tensor]:
+    """Return the position encoding of all layers, and its `turns` (see `Step`); UnsupportedServer if there are more."""
     if len(_ROPE_DICT) != 1:
         raise UnsupportedServer(f"expected one rotary embedding for all layers, got {len(_ROPE_DICT)}")
     (rope,) = _ROPE_DICT.values()
     cosines, sines = rope.cos_sin_cache.chunk(2, dim=-1)
-    return of_table(torch.cat((sines, cosines), dim=-1), interleaved=not rope.is_neox_style)
+    rotation = of_table(torch.cat((sines, cosines), dim=-1), interleaved=not rope.is_neox_style)
+    return rotation, torch.complex(cosines.double(), sines.double())
 
 
-def check_request(request: Request, reading: Reading, vllm_config: VllmConfig) -> None:
-    """Raise RequestRefused for a request that cannot be arranged; the message says why."""
-    graphs = vllm_config.compilation_config.cudagraph_mode
-    is_elsewhere = exceeds_window(request, vllm_config) and not reading.is_plain_behind
-    is_replayed = graphs is not None and graphs.has_full_cudagraphs() and not reading.is_plain_behind
+def check_request(request: Request) -> None:
+    """Raise RequestRefused for a kind of request that cannot be arranged; the message says why."""
     is_text = not request.mm_features and request.prompt_embeds is None
     reasons = {
         "expected no LoRA adapter, which was not tested": request.lora_request is not None,
         "expected a prompt of tokens, got images, audio or embeddings": not is_text,
         "expected a whole prompt, got one that is still being sent": request.resumable,
-        f"expected prompt and answer within the sliding window of the model for {reading.method!r}, whose answers "
-        "read documents elsewhere than they lie": is_elsewhere,
-        f"expected a method that decodes as a plain model does, got {reading.method!r}: CUDA graphs replay vLLM's "
-        'own attention; start vLLM with --compilation-config \'{"cudagraph_mode": "PIECEWISE"}\'': is_replayed,
     }
     _raise_first(reasons, RequestRefused)
-
-
-def exceeds_window(request: Request, vllm_config: VllmConfig) -> bool:
-    """Return whether prompt and answer are longer than a sliding window, behind which vLLM gives blocks back."""
-    window = vllm_config.model_config.get_sliding_window()
-    return window is not None and request.num_tokens + request.max_tokens > window
 
 
 def _raise_first(reasons: dict[str, bool], error: type[UnsupportedServer | RequestRefused]) -> None:

@@ -7,7 +7,6 @@ run there as structural tags, with xgrammar. One thing differs: log-probabilitie
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +21,6 @@ from vllm_invariant_rag.engines import Stopped
 
 if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
-    from transformers.generation.streamers import BaseStreamer
 
 _DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None, "repetition_penalty": 1.0}
 """Those of transformers, for what neither the call nor the model sets."""
@@ -47,21 +45,11 @@ _UNLIKELY, _MOST_BIASES = -100.0, 1024  # the least bias that vLLM takes, and ho
 _NOTHING = torch.empty((1, 0))
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How a call decodes."""
+def sampling_of(lm: InvariantModel, most: int, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Stopped | None]:
+    """Translate the keywords of a call, or refuse what vLLM cannot do. What it leaves open is as in `lm.generate`.
 
-    fields: dict[str, Any]  # parameters, by the names that vLLM's `SamplingParams` and its completions API share
-    streamer: BaseStreamer | None  # receives the tokens
-    stopped: Stopped | None
-
-    def with_seed(self, seed: int | None) -> Sampling:
-        """Return how a prompt with a seed of its own decodes."""
-        return self if seed is None else replace(self, fields={**self.fields, "seed": seed})
-
-
-def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, Any]) -> Sampling:
-    """Translate the keywords of a call, or refuse what vLLM cannot do. What it leaves open is as in `lm.generate`."""
+    Return parameters by the names that `SamplingParams` and the completions API share, and whether nobody waits.
+    """
     options = {name: value for name, value in kwargs.items() if value is not None}
     defaults = lm.model.generation_config
 
@@ -93,9 +81,9 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, An
     for reason, applies in reasons.items():
         if applies:
             raise UnsupportedCombination(f"expected {reason}", hint=f"vLLM knows {', '.join(sorted(_KNOWN))}.")
-    bias = {str(tokens[0]): value for tokens, value in biases}
+    bias = {tokens[0]: value for tokens, value in biases}
     fields: dict[str, Any] = {
-        "max_tokens": max_new_tokens,
+        "max_tokens": most,
         "min_tokens": minimum,
         "n": sequences,
         "temperature": chosen["temperature"] if sampled else 0.0,
@@ -116,9 +104,9 @@ def sampling_of(lm: InvariantModel, max_new_tokens: int, kwargs: Mapping[str, An
         fields["structured_outputs"] = {"structural_tag": processor.tag}
         if not processor.trigger:  # what xgrammar would let into strings, control tokens first
             banned = sorted(processor.banned[b""], key=lambda token: token not in processor.words.controls)
-            bias |= {str(token): _UNLIKELY for token in banned[:_MOST_BIASES]}
+            bias |= dict.fromkeys(banned[:_MOST_BIASES], _UNLIKELY)
     if bias:
         fields["logit_bias"] = bias
     events = given[StopOnEvent]
     stopped = (lambda: any(bool(each(_NOTHING, _NOTHING)) for each in events)) if events else None
-    return Sampling(fields, options.get("streamer"), stopped)
+    return fields, stopped

@@ -35,8 +35,8 @@ class Sequences:
     kept: list[torch.Tensor] = field(default_factory=list)  # the blocks, once a layer has made them
 
     @classmethod
-    def of(cls, rows: Sequence[Row], moved: Sequence[int], another: Callable[..., Any]) -> Self | None:
-        """Return the sequences of rows, whose keys are to be moved from their natural positions.
+    def of(cls, rows: Sequence[Row], num_keys: int, another: Callable[..., Any]) -> Self | None:
+        """Return the sequences of rows.
 
         `another` builds vLLM's metadata for a batch. None: the rows are not one softmax over keys at known shifts each,
         or there is nothing to gain.
@@ -44,10 +44,9 @@ class Sequences:
         if len(rows) == 1 or any(row.ranked or row.is_weighted for row in rows):
             return None
         content, tables = _lay_into_blocks(rows)
-        if len(content) > _MOST_COPIES * len(moved):
+        if len(content) > _MOST_COPIES * num_keys:
             return None
         keys, shifts = torch.tensor(content).unbind(dim=1)
-        shifts = shifts + torch.tensor(moved)[keys]
         slots, count = torch.argsort(shifts == 0, stable=True), int(shifts.count_nonzero())
         queries, lengths = [len(row.queries) for row in rows], [row.length for row in rows]
         table = pad_sequence([torch.tensor(each, dtype=torch.int32) for each in tables], True)

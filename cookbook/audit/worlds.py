@@ -1,21 +1,39 @@
-"""Two dozen simulated systems of known behaviour: how an audit of them should end.
+"""Two dozen simulated systems of known behaviour (worlds.toml): how an audit of them should end.
 
 No model is asked: the outcomes of a screen and of a remedy are drawn as a system would give them, and go through the
-functions that a real audit decides with.
+functions that a real audit decides with. `calibrate.py` simulates many audits, `tests/audit/test_screen.py` a few.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from invariant_rag.audit.screen import REPEATED, disagreements
+from invariant_rag.audit.plan import SLOTS
+from invariant_rag.audit.result import worst_slot
+from invariant_rag.audit.screen import (
+    ANOTHER,
+    FIRST,
+    OTHER,
+    PLACEBO,
+    REPEATED,
+    STOPPED_TAIL,
+    Screen,
+    disagreements,
+    looks,
+    screen,
+)
+from invariant_rag.audit.statistics import Estimate, mean_difference, mean_interval
 
 Floats = NDArray[np.float64]
 DOCUMENTS = 10
+MARGIN = 0.05
 WRONG, RIGHT, FAILED = 0, 1, 2
 READS: dict[str, Callable[[Floats], NDArray[np.bool_]]] = {  # where a system finds the gold document: 0 first, 1 last
     "first": lambda place: place == 0,
@@ -43,40 +61,14 @@ class World:
     two: bool = False  # each question has two documents only
 
 
-BLIND = (  # where the order does not matter
-    World("order-blind"),
-    World("order-blind, 1% noise", noise=0.01),
-    World("order-blind, 3% noise", noise=0.03),
-    World("order-blind, 10% noise", noise=0.1),
-    World("order-blind, cached, 1% noise", noise=0.01, copies=True),
-    World("order-blind, cached, 10% noise", noise=0.1, copies=True),
-    World("order-blind, a tenth are coins", coins=0.1),
-    World("order-blind, a tenth are coins, seeded", coins=0.1, copies=True),
-    World("order-blind, 5% of calls fail", fails=0.05),
-    World("order-blind, 3% noise, 5% fail", noise=0.03, fails=0.05),
-    World("rewords, judged without error", wordings=5),
-    World("rewords, judged with 10% error", wordings=5, merged=0.9),
-    World("rewords, seeded, judged with 10% error", wordings=5, merged=0.9, copies=True),
-    World("order-blind, two documents, 10% noise", noise=0.1, two=True),
-)
-DEPENDS = (  # where it does
-    World("reads the first", "first"),
-    World("reads the first, 3% noise", "first", noise=0.03),
-    World("reads the last, retriever lists it first", "last"),
-    World("reads the last, retriever lists it last", "last", last=True),
-    World("recency, 3% noise", "late", noise=0.03),
-    World("recency, seeded, 10% noise", "late", noise=0.1, copies=True),
-    World("lost in the middle", "ends", first=0.5),
-    World("lost in the middle, 10% noise", "ends", first=0.5, noise=0.1),
-    World("a tenth of the questions only", "late", share=0.1),
-    World("recency, two documents", "last", two=True),
-)
-WORLDS = (*BLIND, *DEPENDS)
+TABLE = tomllib.loads((Path(__file__).parent / "worlds.toml").read_text("utf-8"))
+BLIND, DEPENDS = ([World(**each) for each in TABLE[name]] for name in ("blind", "depends"))
+WORLDS = {each.name: each for each in (*BLIND, *DEPENDS)}
 
 
 @dataclass(frozen=True)
 class Draws:
-    """One simulated audit: outcomes of the screen `[questions, 5]`, and of two draws with the documents reversed.
+    """Outcomes of a screen `[questions, 5]`, and of two draws with the documents reversed.
 
     `places` are the relative places of the gold document in the two other orders `[questions, 2]`.
     """
@@ -84,6 +76,11 @@ class Draws:
     classes: NDArray[np.int64]
     remedy: NDArray[np.int64]
     places: Floats
+
+    @property
+    def slots(self) -> NDArray[np.int64]:
+        """Part of the prompt with the gold document, in the two other orders."""
+        return np.minimum(SLOTS - 1, (self.places * SLOTS).astype(np.int64))
 
 
 def draw(world: World, questions: int, source: np.random.Generator) -> Draws:
@@ -114,15 +111,60 @@ def draw(world: World, questions: int, source: np.random.Generator) -> Draws:
     return Draws(classes[:, :5], classes[:, 5:], places[:, 3:5])
 
 
+@cache
 def expected(world: World, questions: int = 400_000) -> dict[str, float]:
     """Return what an audit of endlessly many questions would measure."""
     drawn = draw(world, questions, np.random.default_rng(1))
     between, within = disagreements(drawn.classes, np.full(questions, world.two))
-    today, remedy = (drawn.classes[:, :2] == RIGHT).mean(), (drawn.remedy == RIGHT).mean()
-    return {"net": float((between - within).mean()), "today": float(today), "gain": float(remedy - today)}
+    right, slots = drawn.classes[:, [OTHER, ANOTHER]] == RIGHT, drawn.slots
+    today, remedy = (float((each == RIGHT).mean()) for each in (drawn.classes[:, :2], drawn.remedy))
+    return {
+        "net": float((between - within).mean()),
+        "today": today,
+        "orders": float(right.mean()),
+        "slot": min(float(right[slots == each].mean()) for each in range(SLOTS) if (slots == each).any()),
+        "errors": float((drawn.classes == FAILED).mean()),
+        "gain": remedy - today,
+    }
 
 
 def at_net(world: World, net: float) -> World:
     """Return the same world with a share of sensitive questions that makes its net sensitivity this one."""
     whole = expected(replace(world, share=1.0))["net"]  # of the other questions, it is 0
     return replace(world, name=f"{world.name}, {100 * net:g} points", share=net / whole)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One simulated audit: what was drawn, and what the screen found when it stopped."""
+
+    drawn: Draws
+    screen: Screen
+
+    def estimates(self) -> dict[str, Estimate | None]:
+        """Return what the audit measures: after the questions that were asked, and the gain of a remedy after all."""
+        asked, right = self.screen.asked, self.drawn.classes == RIGHT
+        today, orders, remedy = (
+            each.mean(axis=1)
+            for each in (right[:, [FIRST, PLACEBO]], right[:, [OTHER, ANOTHER]], self.drawn.remedy == RIGHT)
+        )
+        errors = (self.drawn.classes[:asked] == FAILED).mean(axis=1)
+        pairs = zip(self.drawn.slots[:asked], right[:asked, [OTHER, ANOTHER]], strict=True)
+        return {
+            "net": self.screen.net,
+            "today": mean_interval(today[:asked], tail=STOPPED_TAIL),
+            "orders": mean_interval(orders[:asked], tail=STOPPED_TAIL),
+            "slot": worst_slot([list(zip(*each, strict=True)) for each in pairs]),
+            "errors": mean_interval(errors, tail=STOPPED_TAIL),
+            "gain": mean_difference(remedy, today),
+        }
+
+
+def simulate(world: World, questions: int, source: np.random.Generator) -> Simulated:
+    """Draw an audit and screen it, with the looks of a real one, until the outcome is known or all was asked."""
+    drawn = draw(world, questions, source)
+    for count in looks(questions):
+        found = screen(drawn.classes[:count], [world.two] * count, MARGIN, questions)
+        if found.outcome != "cannot tell yet":
+            break
+    return Simulated(drawn, found)
