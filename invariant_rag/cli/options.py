@@ -15,12 +15,7 @@ from invariant_rag.methods import METHODS, check_method_and_ordering
 from invariant_rag.models import devices
 from invariant_rag.orderings import ORDERINGS, CrossEncoder, Embedding, resolve_ordering
 
-_OFFERED: Mapping[str, Iterable[str]] = {
-    "method": METHODS,
-    "methods": METHODS,
-    "ordering": ORDERINGS,
-    "orderings": ORDERINGS,
-}
+_OFFERED: Mapping[str, Any] = {"method": METHODS, "methods": METHODS, "ordering": ORDERINGS, "orderings": ORDERINGS}
 
 
 def option_of(name: str, about: str, **more: Any) -> Any:
