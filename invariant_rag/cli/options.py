@@ -57,7 +57,6 @@ TopK = Annotated[int, typer.Option("--k", min=1, help="Segments to retrieve.")]
 _AGAIN = "Ask again in N random document orders, and compare the answers."
 CheckOrder = Annotated[int, typer.Option(min=0, max=MOST_CALLS, metavar="N", help=_AGAIN)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-
 _REPEATABLE = (frozenset[str], tuple[str, ...] | None, Mapping[str, str])  # whose options may be given several times
 
 
