@@ -160,7 +160,7 @@ class Reply:
 
     answers: tuple[Answer, ...]
     usage: Usage  # tokens of the prompt, once, and of all answers
-    read_ledger: Callable[[], dict[str, Any]]
+    read_ledger: Callable[[], dict[str, Any]] = field(repr=False, compare=False)
     model: str = ""  # its name
 
     @property

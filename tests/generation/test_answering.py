@@ -54,7 +54,7 @@ def test_a_streamed_reply_is_the_whole_one(name, batcher):
     lm, request = lm_of("hermes"), REQUESTS[name]
     whole = Answering(lm, request).reply(batcher)
     deltas, streamed = split(Answering(lm, request).stream(batcher))
-    assert without_generations(streamed) == without_generations(whole)
+    assert (without_generations(streamed), streamed.ledger) == (without_generations(whole), whole.ledger)
     assert len(whole.answers) == request.n
     for index, answer in enumerate(whole.answers):
         joined = Answer.join(delta for delta in deltas if delta.index == index)
