@@ -145,9 +145,9 @@ class Recorder(MockFunctionCallingLLM):
 # --- answers ---
 
 
-def same(ask: Callable[[tuple[int, ...]], Any], orders: Iterable[tuple[int, ...]] = ORDERS) -> Any:
-    """Ask with the nodes in each order, and return the answer, which is one for all of them."""
-    first, *others = map(ask, orders)
+def same(ask: Callable[[Any], Any], ways: Iterable[Any] = ORDERS) -> Any:
+    """Ask in each order of the nodes, or in other ways, and return the answer, which is one for all of them."""
+    first, *others = map(ask, ways)
     assert all(other == first for other in others), [first, *others]
     return first
 

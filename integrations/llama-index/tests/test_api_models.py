@@ -96,21 +96,23 @@ def test_messages_without_segments_are_sent_as_they_are_and_sets_stay_in_their_m
 
 
 @pytest.mark.parametrize("wrap", [canonical, vote])
-@pytest.mark.parametrize("where", ["here", "on a server"])
-def test_a_model_of_ours_in_a_wrapper_gets_text_and_only_the_wrapper_reports(
-    model: InvariantModel, base_url: str, wrap: Any, where: str
-) -> None:
-    inner = InvariantLLM(model, max_tokens=4) if where == "here" else InvariantLLM(base_url=base_url, max_tokens=4)
-    llm = wrap(inner)
-    for engine in (lambda: ContextChatEngine.from_defaults(ListRetriever(nodes_of()), llm=llm), lambda: llm):
-        said = []
-        for way in EIGHT[4:]:
-            asked = QUERY if engine() is not llm else messages_of(ORDERS[1])
-            (text, response), messages = caught(lambda: read(getattr(engine(), way)(asked)))  # noqa: B023
-            assert messages == []
-            said.append((text, {**report_of(response), "usage": None}))
-        assert said[1:] == said[:-1], "whole or streamed"
-        assert (said[0][1]["method"], said[0][1]["invariant"]) == (wrap.__name__, True)
+@pytest.mark.parametrize("place", ["model", "base_url"])
+def test_a_model_of_ours_gets_text_of_a_wrapper_which_alone_reports(request: Any, wrap: Any, place: str) -> None:
+    llm = wrap(InvariantLLM(**{place: request.getfixturevalue(place)}, max_tokens=4))
+
+    def ask(asker: Any, way: str, asked: Any) -> tuple[str, Any, list[str]]:
+        (text, response), messages = caught(lambda: read(getattr(asker, way)(asked)))
+        return text, {**report_of(response), "usage": None}, messages
+
+    def ask_engine(way: str) -> Any:
+        return ask(ContextChatEngine.from_defaults(ListRetriever(nodes_of()), llm=llm), way, QUERY)
+
+    whole_or_streamed = [
+        same(ask_engine, EIGHT[4:]),
+        same(lambda way: ask(llm, way, messages_of(ORDERS[1])), EIGHT[4:]),
+    ]
+    for _, report, messages in whole_or_streamed:
+        assert (report["method"], report["invariant"], messages) == (wrap.__name__, True, [])
 
 
 # --- votes: how they are counted is the core's ---

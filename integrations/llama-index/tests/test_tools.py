@@ -225,6 +225,8 @@ def test_log_probabilities_are_those_of_the_tokens_and_of_the_likeliest_others(c
         assert "".join(token.token for token in tokens) == response.message.content
         assert [token.logprob for token in tokens] == expected
     assert caller.chat(ASKED, max_tokens=12).logprobs is None
+    stopped = caller.chat(ASKED, stop=["at"], logprobs=True, **written(caller.lm, "It leaves at noon."))
+    assert "".join(token.token for (token,) in stopped.logprobs or ()) == "It leaves "
     for sampling, most in (({}, 3), ({"temperature": 2.0, "seed": 1}, 4)):
         places = caller.complete(QUERY, top_logprobs=3, max_tokens=20, **sampling).logprobs or []
         assert max(map(len, places)) == most, "a greedy token is among the likeliest; one that was drawn may be none"
