@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS, caught, consumed, message_of, pieces_of, read, same, text_of
+from answers import caught, consumed, pieces_of, read, same, text_of
+from cases import EIGHT, ORDERS, QUERY, TEXTS, message_of
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet, errors
 from invariant_rag.methods import resolve_method
 from invariant_rag.prompts import mark
