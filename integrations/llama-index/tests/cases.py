@@ -145,6 +145,17 @@ class Recorder(MockFunctionCallingLLM):
 # --- answers ---
 
 
+def same(ask: Callable[[tuple[int, ...]], Any], orders: Iterable[tuple[int, ...]] = ORDERS) -> Any:
+    """Ask with the nodes in each order, and return the answer, which is one for all of them."""
+    first, *others = map(ask, orders)
+    assert all(other == first for other in others), [first, *others]
+    return first
+
+
+def text_of(response: Any) -> str:
+    return str(response.message.content if isinstance(response, ChatResponse) else response)
+
+
 def caught(ask: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, list[str]]:
     """Return what a call returns, and its warnings about order."""
     with warnings.catch_warnings(record=True) as found:
@@ -153,22 +164,24 @@ def caught(ask: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, li
     return result, [str(each.message) for each in found if issubclass(each.category, OrderWarning)]
 
 
+async def pieces_of(asked: Any) -> list[Any]:
+    """Return the pieces of a stream; else the response alone."""
+    found = await asked if inspect.isawaitable(asked) else asked
+    if inspect.isasyncgen(found):
+        return [each async for each in found]
+    return list(found) if inspect.isgenerator(found) else [found]
+
+
 async def consumed(asked: Any) -> tuple[str, Any]:
     """Return the text of a response, and the response, or the last piece of a stream of an LLM, once all is read."""
     is_async = inspect.isawaitable(asked)
     response = await asked if is_async else asked
-    is_stream = "Streaming" in type(response).__name__  # of an engine
-    pieces = response
-    if is_stream:
-        pieces = response.async_response_gen() if is_async else response.response_gen
-    if inspect.isasyncgen(pieces):
-        found = [each async for each in pieces]
-    elif inspect.isgenerator(pieces):
-        found = list(pieces)
-    else:
-        return str(response.message.content if isinstance(response, ChatResponse) else response), response
-    text = "".join(each if isinstance(each, str) else each.delta or "" for each in found)
-    return text, response if is_stream else found[-1]
+    if "Streaming" in type(response).__name__:  # of an engine
+        return "".join(await pieces_of(response.async_response_gen() if is_async else response.response_gen)), response
+    if inspect.isasyncgen(response) or inspect.isgenerator(response):
+        pieces = await pieces_of(response)
+        return "".join(each.delta or "" for each in pieces), pieces[-1]
+    return text_of(response), response
 
 
 def read(asked: Any) -> tuple[str, Any]:

@@ -11,8 +11,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import llama_index.core
 import pytest
 import torch
-from invariant_rag import InvariantModel
+from invariant_rag import InvariantModel, KeyValueCache, server
 from invariant_rag.prompts import begin_outside
+from invariant_rag.server.serving import in_thread, server_of
 from invariant_rag.testing import tiny_model, toy_tokenizer
 from llama_index.core import Settings
 from tiny import TEMPLATE
@@ -70,3 +71,17 @@ def llm(model: InvariantModel) -> InvariantLLM:
 def plain_llm(model: InvariantModel) -> InvariantLLM:
     """The same weights, read in the order given: what every test of invariance must tell apart."""
     return InvariantLLM(model.with_method("sequential", ordering="given"), max_tokens=8)
+
+
+@pytest.fixture(scope="session")
+def embedded() -> InvariantModel:
+    """The model that the server runs."""
+    return InvariantModel.from_pretrained()
+
+
+@pytest.fixture(scope="session")
+def base_url(embedded: InvariantModel) -> Iterator[str]:
+    """The address of a running server."""
+    engine = server.InProcess(embedded, "small", caches={"": KeyValueCache()})
+    with in_thread(server_of(server.create_app(engine), server.Settings(), "127.0.0.1", 0)) as url:
+        yield f"{url}/v1"

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import pickle
 import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS, HashingLLM, Recorder, consumed, engine_of, message_of, nodes_of
+from cases import (
+    EIGHT,
+    ORDERS,
+    QUERY,
+    TEXTS,
+    HashingLLM,
+    ListRetriever,
+    Recorder,
+    caught,
+    engine_of,
+    message_of,
+    nodes_of,
+    read,
+    report_of,
+    same,
+)
 from invariant_rag import InvariantModel, Segment
 from invariant_rag.audit import Question, audit
 from invariant_rag.audit.systems import as_system
-from invariant_rag.errors import InvalidChoice, UnsupportedCombination, UnsupportedModel
+from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.prompts import mark
 from llama_index.core import Settings, get_response_synthesizer
 from llama_index.core.base.llms.types import ImageBlock, TextBlock
 from llama_index.core.bridge.pydantic import BaseModel, Field
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
-from llama_index.core.chat_engine import SimpleChatEngine
+from llama_index.core.chat_engine import ContextChatEngine, SimpleChatEngine
 from llama_index.core.llms import ChatMessage
 from llama_index.core.llms.mock import MockLLM
 from llama_index.core.prompts import PromptTemplate
@@ -48,21 +65,18 @@ def messages_of(order: Any) -> list[ChatMessage]:
     return [message_of(TEXTS[i] for i in order)]
 
 
-def text_of(order: Any) -> str:
+def marked(order: Any) -> str:
     return "".join(mark(TEXTS[i]) for i in order) + QUERY
 
 
 @pytest.mark.parametrize("name", EIGHT)
-@pytest.mark.parametrize("wrap", [canonical, vote])
-async def test_answers_ignore_the_order_of_segments(wrap: Any, name: str) -> None:
-    reader = Reader()
-    make = text_of if name.endswith("complete") else messages_of
-    answers = {(await consumed(getattr(wrap(reader), name)(make(order))))[0] for order in ORDERS}
-    assert len(answers) == 1
-    assert answers <= set(TEXTS)
+@pytest.mark.parametrize(("wrap", "calls"), [(canonical, 1), (vote, 5)])
+def test_answers_ignore_the_order_of_segments(wrap: Any, calls: int, name: str) -> None:
+    reader, given = Reader(), marked if name.endswith("complete") else messages_of
+    assert same(lambda order: read(getattr(wrap(reader), name)(given(order)))[0]) in TEXTS
     assert not any(re.search("[\ueca0-\ueca3]|Block", text) for text in reader.requests), "all that they get is text"
     assert all(f"Document: {text}\n" in request for text in TEXTS for request in reader.requests)
-    assert len(set(reader.requests)) == (5 if wrap is vote else 1)
+    assert len(set(reader.requests)) == calls
 
 
 def test_messages_without_segments_are_sent_as_they_are_and_sets_stay_in_their_messages() -> None:
@@ -81,22 +95,41 @@ def test_messages_without_segments_are_sent_as_they_are_and_sets_stay_in_their_m
     assert first.content == f"Document: {min(TEXTS)}\n"
 
 
-def test_a_vote_takes_what_most_orders_say_and_of_a_tie_the_canonical_answer() -> None:
+@pytest.mark.parametrize("wrap", [canonical, vote])
+@pytest.mark.parametrize("where", ["here", "on a server"])
+def test_a_model_of_ours_in_a_wrapper_gets_text_and_only_the_wrapper_reports(
+    model: InvariantModel, base_url: str, wrap: Any, where: str
+) -> None:
+    inner = InvariantLLM(model, max_tokens=4) if where == "here" else InvariantLLM(base_url=base_url, max_tokens=4)
+    llm = wrap(inner)
+    for engine in (lambda: ContextChatEngine.from_defaults(ListRetriever(nodes_of()), llm=llm), lambda: llm):
+        said = []
+        for way in EIGHT[4:]:
+            asked = QUERY if engine() is not llm else messages_of(ORDERS[1])
+            (text, response), messages = caught(lambda: read(getattr(engine(), way)(asked)))  # noqa: B023
+            assert messages == []
+            said.append((text, {**report_of(response), "usage": None}))
+        assert said[1:] == said[:-1], "whole or streamed"
+        assert (said[0][1]["method"], said[0][1]["invariant"]) == (wrap.__name__, True)
+
+
+# --- votes: how they are counted is the core's ---
+
+
+def test_a_vote_takes_what_most_orders_say_and_reports_the_order_that_won() -> None:
     loved = min(TEXTS)  # canonical order lists it last
     reader = Reader(favourite=loved)
-    assert canonical(reader).complete(text_of(ORDERS[0])).text != loved
+    assert canonical(reader).complete(marked(ORDERS[0])).text != loved
     reader.requests.clear()
-    response = vote(reader, votes=6).complete(text_of(ORDERS[0]))
+    response = vote(reader, votes=6).complete(marked(ORDERS[0]))
     assert Counter(map(reader.first, reader.requests))[loved] == 4
     assert (response.text, response.additional_kwargs["vote"]) == (loved, {"calls": 6, "agreed": 4})
     assert response.additional_kwargs["total_tokens"] == 6 * 12
     assert response.raw["order"][-1] != Segment(loved).content_hash, "the ledger is that of the order that won"
-    tied = vote(Reader(), votes=20).complete(text_of(ORDERS[3]))  # no order is asked about twice
-    assert (tied.text, tied.additional_kwargs["vote"]) == (max(TEXTS), {"calls": 6, "agreed": 2})
     own = vote(Reader(), votes=6, answer_of=lambda response: "the" in response.text)
-    assert own.complete(text_of(ORDERS[0])).additional_kwargs["vote"]["agreed"] > 2
-    assert len(list(canonical(Reader()).stream_complete(text_of(ORDERS[0])))) > 1
-    assert len(list(vote(Reader()).stream_complete(text_of(ORDERS[0])))) == 1
+    assert own.complete(marked(ORDERS[0])).additional_kwargs["vote"]["agreed"] > 2
+    assert len(list(canonical(Reader()).stream_complete(marked(ORDERS[0])))) > 1
+    assert len(list(vote(Reader()).stream_complete(marked(ORDERS[0])))) == 1
 
 
 @pytest.mark.parametrize("when", ["llm", "after", "settings", "settings first", "synthesizer"])
@@ -114,6 +147,9 @@ def test_tokens_of_all_calls_are_counted_once_wherever_the_handler_is_set(wrap: 
     own = InvariantSynthesizer(llm, manager if when == "synthesizer" else None)
     engine_of(nodes_of(), response_synthesizer=own).query(QUERY)
     assert counter.total_llm_token_count == 12 * len(reader.requests) == 12 * calls
+
+
+# --- tools and objects pass through ---
 
 
 class Place(BaseModel):
@@ -138,48 +174,39 @@ class Caller(Recorder):
 
 
 @pytest.mark.parametrize("wrap", [canonical, vote])
-async def test_tools_and_objects_pass_through(wrap: Any) -> None:
-    tool, seen = FunctionTool.from_defaults(lambda name: name, name="visit", description="Go there."), set[str]()
+def test_tools_and_objects_pass_through(wrap: Any) -> None:
+    tool = FunctionTool.from_defaults(lambda name: name, name="visit", description="Go there.")
     template = PromptTemplate("{context}\nWhere?")
-    for order in ORDERS:
+
+    async def names(order: Any) -> set[str]:
         caller, asked = Caller(), messages_of(order)
         llm = wrap(caller)
         called = [llm.chat_with_tools([tool], chat_history=asked)]
         called.append(await llm.achat_with_tools([tool], chat_history=asked, tool_required=True))
-        seen |= {call.tool_kwargs["name"] for each in called for call in llm.get_tool_calls_from_response(each)}
         assert (caller.required, llm.metadata.is_function_calling_model) == ([False, True], True)
-        seen.add(llm.structured_predict(Place, template, context=text_of(order)).name)
-        seen.add((await llm.astructured_predict(Place, template, context=text_of(order))).name)
-        seen.add(InvariantSynthesizer(llm, output_cls=Place).get_response(QUERY, [TEXTS[i] for i in order]).name)
-        seen.add(llm.as_structured_llm(Place).chat(asked).raw.name)
-    assert len(seen) == 1
-    with pytest.raises(UnsupportedCombination, match="calls tools, got Reader"):
-        wrap(Reader()).chat_with_tools([tool], QUERY)
+        return {
+            *(call.tool_kwargs["name"] for each in called for call in llm.get_tool_calls_from_response(each)),
+            llm.structured_predict(Place, template, context=marked(order)).name,
+            (await llm.astructured_predict(Place, template, context=marked(order))).name,
+            InvariantSynthesizer(llm, output_cls=Place).get_response(QUERY, [TEXTS[i] for i in order]).name,
+            llm.as_structured_llm(Place).chat(asked).raw.name,
+        }
+
+    assert len(same(lambda order: asyncio.run(names(order)))) == 1
 
 
-@pytest.mark.parametrize("wrap", [canonical, vote])
-def test_choices_are_checked_and_described(wrap: Any) -> None:
-    with pytest.raises(UnsupportedCombination, match="given"):
-        wrap(Reader(), ordering="given")
-    for none in ("gpt-4", None):
-        with pytest.raises(UnsupportedModel, match=f"LLM of LlamaIndex, got {type(none).__name__}"):
-            wrap(none)
-    with pytest.raises(InvalidChoice, match="votes"):
-        vote(Reader(), votes=0)
-    described = wrap(MockLLM(max_tokens=3)).to_dict()
-    assert (described["class_name"], described["votes"]) == ("CanonicalLLM", None if wrap is canonical else 5)
-    assert described["llm"]["max_tokens"] == 3
+@pytest.mark.parametrize(("wrap", "votes"), [(canonical, None), (vote, 5)])
+def test_a_wrapper_is_described_and_pickled_with_the_llm_in_it(wrap: Any, votes: int | None) -> None:
+    llm = wrap(MockLLM(max_tokens=3))
+    said = llm.to_dict()
+    assert (said["class_name"], said["votes"], said["llm"]["max_tokens"]) == ("CanonicalLLM", votes, 3)
+    assert pickle.loads(pickle.dumps(llm)).complete(QUERY).text == llm.complete(QUERY).text
+    llm.callback_manager = CallbackManager([TokenCountingHandler(tokenizer=lambda text: [text])])  # cannot be pickled
+    assert pickle.loads(pickle.dumps(llm)).to_dict() == said
+    assert llm.complete(QUERY).text, "LlamaIndex would take the handlers from this object, too"
 
 
 # --- audits ---
-
-
-def test_our_llm_is_audited_with_its_own_parameters(model: InvariantModel) -> None:
-    options = {"temperature": 0.9, "seed": 1, "stop": ["x"], "system_prompt": "Be brief."}
-    system = as_system(InvariantLLM(model, max_tokens=3, **options))
-    generation = {"max_new_tokens": 3, "do_sample": True, "temperature": 0.9, "seed": 1, "stop_strings": ["x"]}
-    assert (system.generation, system.message) == (generation, "Be brief.")
-    assert system.name != as_system(InvariantLLM(model, max_tokens=3)).name
 
 
 class Echo(CustomQueryEngine):
@@ -187,13 +214,17 @@ class Echo(CustomQueryEngine):
         return query_str
 
 
-def test_engines_of_llamaindex_are_recognized() -> None:
+def test_llms_and_engines_are_audited_and_ours_with_their_own_parameters(model: InvariantModel) -> None:
+    options = {"temperature": 0.9, "seed": 1, "stop": ["x"], "system_prompt": "Be brief."}
+    system, plain = (as_system(InvariantLLM(model, max_tokens=3, **each)) for each in (options, {}))
+    generation = {"max_new_tokens": 3, "do_sample": True, "temperature": 0.9, "seed": 1, "stop_strings": ["x"]}
+    assert (system.generation, system.message, system.name == plain.name) == (generation, "Be brief.", False)
     asked = Question("Who?", (Segment("It was Ann.", "Page"), Segment("Nobody.")), ("Ann",))
     synthesizer, chat = get_response_synthesizer(MockLLM()), SimpleChatEngine.from_defaults(llm=MockLLM())
     engine = engine_of(nodes_of(), response_synthesizer=synthesizer)
-    for system in (MockLLM(), Echo(), synthesizer, engine, chat):
-        assert "It was Ann." in as_system(system).ask(asked, asked.segments).text
-    assert len({as_system(chat).ask(asked, asked.segments).text for _ in range(2)}) == 1, "it forgets earlier questions"
+    for each in (MockLLM(), Echo(), synthesizer, engine, chat):
+        said = [as_system(each).ask(asked, asked.segments).text for _ in range(2)]
+        assert ("It was Ann." in said[0], said[0] == said[1]) == (True, True), "it forgets earlier questions"
     found = audit(engine, [{"question": "q", "answer": "barley"}], remedies=())
     assert found.asked[0].question.segments[1].text == nodes_of()[1].text
     with pytest.raises(UnsupportedCombination, match="to_input"):
@@ -201,10 +232,9 @@ def test_engines_of_llamaindex_are_recognized() -> None:
 
 
 def test_our_llms_do_not_flip_and_others_do(model: InvariantModel) -> None:
-    named = [[f"{name} {number}" for name in ("one", "two", "three")] for number in range(3)]
-    questions = [{"question": f"Which is number {number}?", "segments": each} for number, each in enumerate(named)]
-    plain = InvariantLLM(model.with_method("sequential", ordering="given"), max_tokens=6)
+    segments = [[f"{name} {number}" for name in ("one", "two", "three")] for number in range(3)]
+    questions = [{"question": f"Which is number {number}?", "segments": each} for number, each in enumerate(segments)]
     ours = [canonical(HashingLLM()), vote(HashingLLM()), InvariantLLM(model, max_tokens=6)]
-    flips = [len(audit(llm, questions, remedies=[]).flips) for llm in (HashingLLM(), *ours, plain)]
-    assert flips[:4] == [3, 0, 0, 0]
-    assert flips[4] > 0
+    others = [HashingLLM(), InvariantLLM(model.with_method("sequential", ordering="given"), max_tokens=6)]
+    assert not any(audit(llm, questions, remedies=[]).flips for llm in ours)
+    assert all(audit(llm, questions, remedies=[]).flips for llm in others)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
@@ -14,12 +12,9 @@ from typing import Any
 
 import faiss
 import pytest
-from cases import QUERY, TEXTS, ListRetriever, caught, message_of, nodes_of
-from invariant_rag import InvariantModel, KeyValueCache, Segment
-from invariant_rag.errors import ContextOverflow, RemoteError, UnsupportedCombination
+from cases import QUERY, TEXTS, ListRetriever, caught, message_of, nodes_of, read
+from invariant_rag import InvariantModel, Segment
 from invariant_rag.prompts import mark
-from invariant_rag.server import InProcess, Settings, create_app
-from invariant_rag.server.serving import in_thread, server_of
 from invariant_rag.testing.ordinary_prompts import ORDINARY
 from llama_index.core import Document, StorageContext, VectorStoreIndex
 from llama_index.core.base.llms.types import ChatMessage, CitationBlock
@@ -72,22 +67,26 @@ def examples(file: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", file.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
+def run(code: str, namespace: dict[str, object]) -> list[str]:
+    """Run an example; return what it says that it prints."""
+    exec(compile(code, "example.md", "exec", dont_inherit=True), namespace)
+    return re.findall(r"^ *print\(.*\)  # (.*)", code, flags=re.MULTILINE)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of workflows
 @pytest.mark.parametrize("example", examples(HERE / "README.md"))
 def test_the_examples_of_the_readme_print_what_they_say(example: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (said,) = re.findall(r"^print\(.*\)  # (.*)", example, flags=re.MULTILINE)
-    exec(compile(example, "README.md", "exec", dont_inherit=True), {"__name__": "readme"})
+    (said,) = run(example, {"__name__": "readme"})
     assert capsys.readouterr().out.strip() == said
 
 
 def test_the_tutorial_and_the_readme_of_the_project_run(capsys: pytest.CaptureFixture[str]) -> None:
     namespace: dict[str, object] = {"__name__": "tutorial"}
     for code in examples(REPOSITORY / "docs" / "tutorials" / "llamaindex.md"):
-        exec(compile(code, "llamaindex.md", "exec", dont_inherit=True), namespace)
-        said = re.findall(r"^ *print\(.*\)  # (.*)", code, flags=re.MULTILINE)
+        said = run(code, namespace)
         assert capsys.readouterr().out.splitlines() == said
     (code,) = (each for each in examples(REPOSITORY / "README.md") if "llama_index" in each)
-    exec(code.replace('model="Qwen/Qwen2.5-7B-Instruct", ', ""), {"__name__": "readme"})
+    run(code.replace('model="Qwen/Qwen2.5-7B-Instruct", ', ""), {"__name__": "readme"})
     assert capsys.readouterr().out.endswith(" True\n")
 
 
@@ -145,23 +144,7 @@ def test_importing_brings_no_other_framework_and_no_optional_package() -> None:
 
 COLOUR = "What colour is the flag of Ostra?"
 FLAGS = ["The flag of Ostra is white.", "The flag of Brenn is green.", "The mill of Ostra grinds barley."]
-
-
-@pytest.fixture(scope="module")
-def embedded() -> InvariantModel:
-    return InvariantModel.from_pretrained()
-
-
-@pytest.fixture(scope="module")
-def base_url(embedded: InvariantModel) -> Iterator[str]:
-    engine = InProcess(embedded, "small", caches={"": KeyValueCache()})
-    with in_thread(server_of(create_app(engine), Settings(), "127.0.0.1", 0)) as url:
-        yield f"{url}/v1"
-
-
-@pytest.fixture(scope="module")
-def remote(base_url: str) -> InvariantLLM:
-    return InvariantLLM(base_url=base_url, max_tokens=16, citations=True, logprobs=True)
+MARKED = "".join(mark(Segment(text)) for text in FLAGS) + f"\n{COLOUR}"
 
 
 def asked(texts: Any = FLAGS) -> list[ChatMessage]:
@@ -175,37 +158,42 @@ def content(response: Any) -> Any:
     return response.message.model_dump(), raw, response.raw["usage"]["total_tokens"], tokens
 
 
-def test_a_remote_model_answers_as_one_in_memory(remote: InvariantLLM, embedded: InvariantModel) -> None:
-    async def streamed() -> Any:
-        return [each async for each in await remote.astream_chat(asked())][-1]
-
-    local = InvariantLLM(embedded, max_tokens=16, citations=True, logprobs=True)
+def test_a_remote_model_answers_as_one_in_memory(base_url: str, embedded: InvariantModel) -> None:
+    options: dict[str, Any] = {"max_tokens": 16, "citations": True, "logprobs": True}
+    local, remote = InvariantLLM(embedded, **options), InvariantLLM(base_url=base_url, **options)
     here = local.chat(asked())
     assert here.message.content == "white"
     assert any(isinstance(block, CitationBlock) for block in here.message.blocks)
     there = [remote.chat(asked(order)) for order in permutations(FLAGS)]
-    there += [list(remote.stream_chat(asked()))[-1], asyncio.run(remote.achat(asked())), asyncio.run(streamed())]
+    there += [read(ask(asked()))[1] for ask in (remote.stream_chat, remote.achat, remote.astream_chat)]
     assert all(content(each) == content(here) for each in there)
-    prompt = "".join(mark(Segment(text)) for text in FLAGS) + f"\n{COLOUR}"
-    texts = [local.complete(prompt), remote.complete(prompt), list(remote.stream_complete(prompt))[-1]]
-    assert len({(each.text, *each.raw["order"]) for each in texts}) == 1
-
-
-def test_what_a_server_cannot_do_is_refused(base_url: str, remote: InvariantLLM, embedded: InvariantModel) -> None:
+    texts = [read(ask(MARKED)) for ask in (local.complete, remote.complete, remote.stream_complete)]
+    assert len({(text, *response.raw["order"]) for text, response in texts}) == 1
     assert remote.metadata.context_window == 4096
     chosen = InvariantLLM(base_url=base_url, method="pine", max_tokens=1)
     assert [each.chat(asked(), max_tokens=1).raw["method"] for each in (remote, chosen)] == ["rotor", "pine"]
-    for error, said, ask in (
-        (ContextOverflow, "4096", lambda: remote.complete("word " * 5000)),
-        (UnsupportedCombination, "num_beams", lambda: remote.complete(COLOUR, num_beams=2)),
-        (UnsupportedCombination, "base_url", lambda: remote.lm),
-        (RemoteError, "small", lambda: InvariantLLM("large", base_url=base_url).complete(COLOUR)),
-        (UnsupportedCombination, "base_url", lambda: InvariantLLM(embedded, base_url=base_url)),
-        (UnsupportedCombination, "base_url", lambda: InvariantLLM(base_url=base_url, dtype="float32")),
-        (UnsupportedCombination, "base_url", lambda: InvariantLLM(base_url=base_url, key_value_cache=KeyValueCache())),
-    ):
-        with pytest.raises(error, match=said):
-            ask()
+
+
+def test_a_run_that_began_before_the_import_is_warned_of_and_the_next_one_is_known() -> None:
+    assert printed(
+        "import warnings",
+        "from llama_index.core import Document, PromptTemplate, SummaryIndex",
+        "from llama_index.core.instrumentation import get_dispatcher",
+        f"index = SummaryIndex.from_documents([Document(text=text) for text in {FLAGS!r}])",
+        "@get_dispatcher('mine').span",
+        "def ask():",
+        "    context = ' '.join(each.text for each in index.as_retriever().retrieve('Which?'))",
+        "    with warnings.catch_warnings(record=True) as found:",
+        "        warnings.simplefilter('always')",
+        "        from llama_index.llms.invariant_rag import canonical",
+        "    from cases import Recorder",
+        "    warned = sum('before a run begins' in str(each.message) for each in found)",
+        "    llm = canonical(Recorder(), require_segments=True)",
+        "    try: print(warned, llm.predict(PromptTemplate('{context_str}'), context_str=context))",
+        "    except Warning as error: print(warned, type(error).__name__)",
+        "ask()",
+        "ask()",
+    ) == ["1 OrderWarning", "0 Noon."]
 
 
 def test_the_application_needs_no_torch_and_its_first_call_is_as_good_as_the_second(base_url: str) -> None:

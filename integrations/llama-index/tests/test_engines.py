@@ -9,33 +9,35 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, consumed, engine_of, nodes_of
+from cases import EIGHT, ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, consumed, engine_of, nodes_of, read, same
 from invariant_rag import InvariantModel, Segment, SegmentSet
-from invariant_rag.errors import (
-    ContextOverflow,
-    InvalidPrompt,
-    InvalidSegment,
-    RetrievalError,
-    UnknownName,
-    UnsupportedCombination,
-)
+from invariant_rag.errors import ContextOverflow, InvalidSegment
 from invariant_rag.judge import Judge
 from invariant_rag.orderings import Score
 from invariant_rag.prompts import mark, parse_marked, render_chat, without_marks
-from llama_index.core import Document, Settings, get_response_synthesizer
+from llama_index.core import Settings, get_response_synthesizer
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler, TokenCountingHandler
 from llama_index.core.evaluation import PairwiseComparisonEvaluator
-from llama_index.core.evaluation.pairwise import DEFAULT_EVAL_TEMPLATE, EvaluationSource
+from llama_index.core.evaluation.pairwise import EvaluationSource
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.llms import ChatMessage, MockLLM, TextBlock
-from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.postprocessor.rankGPT_rerank import RankGPTRerank
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import ImageNode, IndexNode, MediaResource, MetadataMode, Node, NodeWithScore, TextNode
+from llama_index.core.schema import (
+    ImageNode,
+    IndexNode,
+    MediaResource,
+    MetadataMode,
+    Node,
+    NodeRelationship,
+    NodeWithScore,
+    RelatedNodeInfo,
+    TextNode,
+)
 from pydantic import BaseModel, Field
 
 from llama_index.chat_engine.invariant_rag import InvariantChatEngine
@@ -62,24 +64,25 @@ async def response_of(llm: Any, way: str, nodes: Any = None, **options: Any) -> 
     return (await consumed(engine.aquery(QUERY) if way.startswith("a") else engine.query(QUERY)))[1]
 
 
-def said_by(model: InvariantModel, *content: Any) -> str:
-    """What the engine itself says."""
-    messages = [{"role": "user", "content": list(content)}]
-    return model.generate(render_chat(messages, model.tokenizer, QUERY), max_new_tokens=8).text
+def said_by(model: InvariantModel, *content: Any, **before: str) -> str:
+    """What the engine itself says to a user's message, behind messages of other roles."""
+    messages = [{"role": role, "content": text} for role, text in before.items()]
+    prompt = render_chat([*messages, {"role": "user", "content": list(content)}], model.tokenizer, QUERY)
+    return model.generate(prompt, max_new_tokens=8).text
 
 
-def answer(llm: Any, nodes: Any, template: Any = TEMPLATE, /, **variables: Any) -> str:
-    return str(InvariantSynthesizer(llm, text_qa_template=template).synthesize(QUERY, nodes, **variables))
+def answer(llm: Any, template: Any = TEMPLATE, /, query: str = QUERY, **variables: Any) -> str:
+    return str(InvariantSynthesizer(llm, text_qa_template=template).synthesize(query, nodes_of(), **variables))
 
 
 # --- the synthesizer ---
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_llama_index_shows_of_a_node_is_one_segment(llm: InvariantLLM, model: Any, way: str) -> None:
-    async def ask(llm: Any, nodes: Any) -> tuple[str, Any]:
+def test_what_llama_index_shows_of_a_node_is_one_segment(llm: InvariantLLM, model: InvariantModel, way: str) -> None:
+    def ask(llm: Any, nodes: Any) -> tuple[str, Any]:
         own = InvariantSynthesizer(llm, None, TEMPLATE, streaming="stream" in way, empty_response="Nothing found.")
-        text, response = await consumed((own.asynthesize if way.startswith("a") else own.synthesize)(QUERY, nodes))
+        text, response = read((own.asynthesize if way.startswith("a") else own.synthesize)(QUERY, nodes))
         assert (isinstance(own, BaseSynthesizer), type(response)) == (True, WAYS[way])
         assert [each.node_id for each in response.source_nodes] == [each.node_id for each in nodes]
         return text, response.metadata
@@ -89,13 +92,13 @@ async def test_what_llama_index_shows_of_a_node_is_one_segment(llm: InvariantLLM
         each.node.excluded_llm_metadata_keys = ["secret"]
     shown = [each.node.get_content(MetadataMode.LLM) for each in nodes]
     assert ("source: atlas" in shown[0], "secret" in shown[0]) == (True, False)
-    text, said = await ask(llm, nodes)
+    text, said = ask(llm, nodes)
     assert text == said_by(model, "Context:\n", SegmentSet(shown), f"\nAnswer: {QUERY}")
     assert (said["node 1"]["source"], said["invariant_rag"]["sets"]) == ("atlas", [3])
-    text, said = await ask(llm, [])
+    text, said = ask(llm, [])
     assert (text, said["invariant_rag"]["invariant"]) == ("Nothing found.", None)
     with pytest.warns(OrderWarning, match=r"MockLLM.*InvariantLLM"):
-        text, _ = await ask(MockLLM(), nodes_of())
+        text, _ = ask(MockLLM(), nodes_of())
     assert text == "Context:\n{}\nAnswer: {}".format("\n\n".join(TEXTS), QUERY), "it says what it was told"
     Settings.llm = llm
     with warnings.catch_warnings(action="error"):
@@ -106,7 +109,7 @@ OWN: dict[str, Any] = {"query": {}, "aquery": {}, "stream": {"streaming": True},
 
 
 @pytest.mark.parametrize("way", [*OWN, "structured", "marked"])
-async def test_scores_and_the_query_reach_the_ordering(model: InvariantModel, way: str, monkeypatch: Any) -> None:
+def test_scores_and_the_query_reach_the_ordering(model: InvariantModel, way: str, monkeypatch: Any) -> None:
     seen, sort_keys = [], Score.sort_keys
 
     def spy(self: Score, candidates: Any, query: str) -> Any:
@@ -116,74 +119,59 @@ async def test_scores_and_the_query_reach_the_ordering(model: InvariantModel, wa
     monkeypatch.setattr(Score, "sort_keys", spy)
     api = HashingLLM(says='{"word": "noon"}')
     local = InvariantLLM(model.with_method(ordering="score"), max_tokens=60)
+    scores = sorted((each.node.get_content(), each.score) for each in nodes_of())
     for llm in (local, canonical(api, ordering="score"), vote(api, ordering="score")):
         asked = llm.as_structured_llm(Word) if way == "structured" else llm
         last = MARKED if way == "marked" else {"response_synthesizer": InvariantSynthesizer(asked, **OWN.get(way, {}))}
         for order in ORDERS[::2]:
-            await response_of(asked, way, nodes_of(order), **last)
-        with pytest.raises(InvalidSegment, match="score"):
-            InvariantSynthesizer(llm).get_response(QUERY, TEXTS)
+            asyncio.run(response_of(asked, way, nodes_of(order), **last))
         assert len(seen) >= 3
-        scores = sorted((each.node.get_content(), each.score) for each in nodes_of())
-        assert all(each == (QUERY, scores) for each in seen[:-1])
+        assert all(each == (QUERY, scores) for each in seen)
+        seen.clear()
+        with pytest.raises(InvalidSegment, match="score"):
+            engine_of([NodeWithScore(node=each.node) for each in nodes_of()], llm=llm).query(QUERY)
         seen.clear()
 
 
 def test_templates_may_change_and_have_any_variables(llm: InvariantLLM, model: InvariantModel) -> None:
-    synthesizer = InvariantSynthesizer(llm)
+    synthesizer, nodes = InvariantSynthesizer(llm), SegmentSet(TEXTS)
     assert set(synthesizer.get_prompts()) == {"text_qa_template"}
-    twice = PromptTemplate("{context_str}\nAgain:\n{context_str}\n{query_str}")
-    synthesizer.update_prompts({"text_qa_template": twice})
-    expected = said_by(model, SegmentSet(TEXTS), "\nAgain:\n", SegmentSet(TEXTS), f"\n{QUERY}")
-    assert str(synthesizer.synthesize(QUERY, nodes_of())) == expected
-    forged = InvariantSynthesizer(llm, text_qa_template=PromptTemplate("{query_str}\n{context_str}\n"))
-    assert str(forged.synthesize(mark("?"), nodes_of())) == said_by(model, "?\n", SegmentSet(TEXTS), "\n")
+    synthesizer.update_prompts(
+        {"text_qa_template": PromptTemplate("{context_str}\nAgain:\n{context_str}\n{query_str}")}
+    )
+    assert str(synthesizer.synthesize(QUERY, nodes_of())) == said_by(model, nodes, "\nAgain:\n", nodes, f"\n{QUERY}")
+    forged = answer(llm, PromptTemplate("{query_str}\n{context_str}\n"), query=mark("?"))
+    assert forged == said_by(model, "?\n", nodes, "\n")
     chat = ChatPromptTemplate([ChatMessage("In {language}.", role="system"), ChatMessage("{context_str}\n{query_str}")])
-    told = [{"role": "system", "content": "In Dutch."}, {"role": "user", "content": [SegmentSet(TEXTS), f"\n{QUERY}"]}]
-    expected = model.generate(render_chat(told, model.tokenizer, QUERY), max_new_tokens=8).text
-    assert answer(llm, nodes_of(), chat, language="Dutch") == expected
+    assert answer(llm, chat, language="Dutch") == said_by(model, nodes, f"\n{QUERY}", system="In Dutch.")
     for name in ("template", "prompt", "llm", "output_cls", "llm_kwargs", "variables", "messages"):
-        template, same = (PromptTemplate(f"{each} {{context_str}} {{query_str}}") for each in (f"{{{name}}}", "Brief."))
+        template, plain = (
+            PromptTemplate(f"{each} {{context_str}} {{query_str}}") for each in (f"{{{name}}}", "Brief.")
+        )
         for asked in (llm, canonical(MockLLM())):
-            assert answer(asked, nodes_of(), template, **{name: "Brief."}) == answer(asked, nodes_of(), same)
-
-
-async def test_what_cannot_be_is_refused(llm: InvariantLLM) -> None:
-    with pytest.raises(InvalidPrompt, match="context_str"):
-        answer(llm, nodes_of(), PromptTemplate("{query_str}"))
-    with pytest.raises(UnsupportedCombination, match="streaming"):
-        InvariantSynthesizer(llm, streaming=True, output_cls=Word)
-    for name in ("context_str", "query_str", "text_chunks", "string_to_format"):
-        for ask in (InvariantSynthesizer(llm).synthesize, InvariantSynthesizer(llm).asynthesize):
-            with pytest.raises(InvalidPrompt, match=name):
-                await consumed(ask(QUERY, nodes_of(), **{name: "x"}))
+            assert answer(asked, template, **{name: "Brief."}) == answer(asked, plain)
 
 
 # --- the chat engine ---
 
 
-def test_a_conversation_is_remembered_and_marks_change_nothing(llm: InvariantLLM) -> None:
-    found = []
-    for order, marks in ((ORDERS[0], {}), (ORDERS[1], MARKED)):
-        options = {"llm": llm, "system_prompt": "Be brief.", **marks}
+def test_a_conversation_is_remembered_and_a_history_is_no_template(llm: InvariantLLM) -> None:
+    history = [ChatMessage("Say {context_str} and {query_str}.", role="user"), ChatMessage("{}", role="assistant")]
+
+    def talk(order: Any, llm: Any = llm) -> Any:
+        options = {"llm": llm, "system_prompt": "Be {brief}.", "chat_history": history, **(MARKED if order[0] else {})}
         engine = InvariantChatEngine.from_defaults(ListRetriever(nodes_of(order)), **options)
         replies = [engine.chat(message) for message in (QUERY, "And then?")]
-        assert [each.content for each in engine.chat_history] == [QUERY, str(replies[0]), "And then?", str(replies[1])]
-        found.append([(str(each), each.metadata["invariant_rag"]) for each in replies])
-    assert found[0] == found[1]
-    assert [(report["sets"], report["invariant"]) for _, report in found[0]] == [([3], True)] * 2
+        said = [each.content for each in engine.chat_history[2:]]
+        assert said == [QUERY, str(replies[0]), "And then?", str(replies[1])]
+        return [(str(each), each.metadata["invariant_rag"]) for each in replies]
+
+    assert [(report["sets"], report["invariant"]) for _, report in same(talk)] == [([3], True)] * 2
+    (asked, _), _ = talk(ORDERS[0], canonical(MockLLM()))  # it says what it is asked
+    assert all(asked.count(text) == 1 for text in (*TEXTS, QUERY, "Say {context_str} and {query_str}.", "Be {brief}."))
 
 
-def test_a_history_is_no_template() -> None:
-    history = [ChatMessage("Say {context_str} and {query_str}.", role="user"), ChatMessage("{}", role="assistant")]
-    options = {"llm": canonical(MockLLM()), "chat_history": history, "system_prompt": "Be {brief}."}
-    asked = str(InvariantChatEngine.from_defaults(ListRetriever(nodes_of()), **options).chat(QUERY))
-    assert "Say {context_str} and {query_str}." in asked
-    assert "Be {brief}." in asked
-    assert all(asked.count(text) == 1 for text in (*TEXTS, QUERY))
-
-
-# --- SegmentMarkerPostprocessor ---
+# --- postprocessors ---
 
 KINDS = {
     "text": TextNode(text="a"),
@@ -214,38 +202,20 @@ async def test_what_a_model_gets_of_a_node_is_one_segment_and_all_else_stays(kin
         assert TextNode.from_dict(marked.node.to_dict()) == node, "it is stored as a text node"
 
 
-# --- SourceJoiner ---
+@pytest.mark.parametrize("key", [None, "file"])
+def test_chunks_of_a_source_are_joined_in_every_order_and_overlaps_are_not_repeated(key: str | None) -> None:
+    def chunk(start: int, text: str, score: float) -> NodeWithScore:
+        source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id="town")} if key is None else {}
+        made = TextNode(text=text, start_char_idx=start, relationships=source, metadata={key: "a.txt"} if key else {})
+        return NodeWithScore(node=made, score=score)
 
-TOWN = "The ferry leaves at noon. The mill grinds barley. A bridge crosses the river. The bell rings twice a day."
-
-
-def test_overlapping_chunks_are_joined_without_repeating_text_in_every_order() -> None:
-    splitter = SentenceSplitter(chunk_size=14, chunk_overlap=7)
-    nodes = splitter.get_nodes_from_documents([Document(text=TOWN, id_="town", metadata={})])
-    chunks = [NodeWithScore(node=each, score=0.1 * place) for place, each in enumerate(nodes)]
-    assert sum(len(each.text) for each in nodes) > len(TOWN)
+    chunks = [chunk(0, "The mill grinds.", 0.2), chunk(4, "mill grinds. A bridge", 0.7), chunk(40, "The bell.", 0.1)]
     alone = NodeWithScore(node=TextNode(text="alone"), score=None)
     for order in permutations([*chunks, alone]):
-        joined = SourceJoiner().postprocess_nodes(list(order))
-        assert sorted(each.text for each in joined) == [TOWN, "alone"]
-        assert max(each.score or 0.0 for each in joined) == chunks[-1].score
-    (joined,) = SourceJoiner().postprocess_nodes([chunks[-1], chunks[0]])
-    assert joined.text == f"{chunks[0].text}\n{chunks[-1].text}", "what is missing between chunks is a line end"
-    assert (joined.node.start_char_idx, joined.node.end_char_idx) == (0, len(TOWN))
-
-
-def test_a_metadata_key_may_name_the_source_and_chunks_need_a_place() -> None:
-    def nodes(starts: list[int | None]) -> list[NodeWithScore]:
-        pairs = zip(("five six", "four five"), starts, strict=True)
-        made = [TextNode(text=text, start_char_idx=start, metadata={"file": "a.txt"}) for text, start in pairs]
-        return [NodeWithScore(node=each) for each in made]
-
-    by_file = SourceJoiner(join_by="file")
-    assert [each.text for each in by_file.postprocess_nodes(nodes([5, 0]))] == ["four five six"]
-    assert len(SourceJoiner().postprocess_nodes(nodes([5, 0]))) == 2
-    with pytest.raises(RetrievalError, match="start_char_idx"):
-        by_file.postprocess_nodes(nodes([None, None]))
-    assert len(nodes_of()) == len(SourceJoiner().postprocess_nodes(nodes_of()))
+        joined, other = sorted(SourceJoiner(join_by=key).postprocess_nodes(list(order)), key=lambda each: each.text)
+        assert (joined.text, other) == ("The mill grinds. A bridge\nThe bell.", alone), "what is missing is a line end"
+        assert (joined.score, joined.node.start_char_idx, joined.node.end_char_idx) == (0.7, 0, 49)
+    assert len(SourceJoiner().postprocess_nodes(chunks)) == (1 if key is None else 3)
 
 
 # --- reports ---
@@ -304,10 +274,10 @@ def told() -> Iterator[Events]:
 
 
 @pytest.mark.parametrize("name", EIGHT)
-async def test_a_call_starts_progresses_and_ends(llm: InvariantLLM, told: Events, name: str) -> None:
+def test_a_call_starts_progresses_and_ends(llm: InvariantLLM, told: Events, name: str) -> None:
     kind = "Chat" if name.endswith("chat") else "Completion"
     blocks = [SegmentBlock.of("one"), *ChatMessage(QUERY).blocks]
-    _, response = await consumed(getattr(llm, name)([ChatMessage(blocks=blocks)] if kind == "Chat" else QUERY))
+    _, response = read(getattr(llm, name)([ChatMessage(blocks=blocks)] if kind == "Chat" else QUERY))
     progress = [f"LLM{kind}InProgress"] if "stream" in name else []
     assert told.names == [f"LLM{kind}Start", *progress, f"LLM{kind}End"]
     start, *_, end = told.events
@@ -349,38 +319,18 @@ ONE, OTHER = "It leaves at noon.", "It leaves at six."
 
 
 @pytest.mark.parametrize("options", [{}, {"by": "texts"}, {"criteria": {"brevity": "few words"}}], ids=str)
-async def test_the_result_is_the_verdict_of_the_judge(model: InvariantModel, options: dict[str, Any]) -> None:
-    for lm in (model, model.with_routing(0.0)):
-        evaluator = InvariantPairwiseEvaluator(InvariantLLM(lm, max_tokens=8), **options)
-        assert isinstance(evaluator, PairwiseComparisonEvaluator)
-        asked = {"query": QUERY, "reference": "noon"}
-        results = [evaluator.evaluate(response=ONE, second_response=OTHER, **asked)]
-        results.append(await evaluator.aevaluate(response=OTHER, second_response=ONE, **asked))
-        for result, answers in zip(results, ((ONE, OTHER), (OTHER, ONE)), strict=True):
-            verdict = Judge(lm, **options).compare(QUERY, *answers, reference="noon")
-            assert result.feedback == result.response == verdict.describe(["response", "second_response"])
-            assert (result.passing, result.score) == {0: (True, 1.0), 1: (False, 0.0)}[verdict.winner]
-            assert result.pairwise_source == EvaluationSource.ORIGINAL
-        assert results[0].passing is not results[1].passing
+async def test_the_result_is_the_verdict_of_the_judge(llm: InvariantLLM, options: dict[str, Any]) -> None:
+    Settings.llm = llm
+    evaluator = InvariantPairwiseEvaluator(**options)
+    assert (isinstance(evaluator, PairwiseComparisonEvaluator), evaluator.get_prompts()) == (True, {})
+    asked = {"query": QUERY, "reference": "noon"}
+    results = [evaluator.evaluate(response=ONE, second_response=OTHER, **asked)]
+    results.append(await evaluator.aevaluate(response=OTHER, second_response=ONE, **asked))
+    for result, answers in zip(results, ((ONE, OTHER), (OTHER, ONE)), strict=True):
+        verdict = Judge(llm.lm, **options).compare(QUERY, *answers, reference="noon")
+        assert result.feedback == result.response == verdict.describe(["response", "second_response"])
+        assert (result.passing, result.score) == {0: (True, 1.0), 1: (False, 0.0)}[verdict.winner]
+        assert result.pairwise_source == EvaluationSource.ORIGINAL
+    assert results[0].passing is not results[1].passing
     tie = evaluator.evaluate(query=QUERY, response=ONE, second_response=ONE)
     assert (tie.score, tie.passing, tie.invalid_result) == (0.5, None, False)
-
-
-def test_another_prompt_another_llm_and_wrong_options_are_refused_before_a_model_is_loaded() -> None:
-    nowhere = InvariantLLM("no/such-model")
-    evaluator = InvariantPairwiseEvaluator(nowhere)
-    assert evaluator.get_prompts() == {}
-    for options, error, said in (
-        ({"eval_template": DEFAULT_EVAL_TEMPLATE}, UnsupportedCombination, "eval_template.*\n.*criteria="),
-        ({"parser_function": lambda text: text}, UnsupportedCombination, "parser_function"),
-        ({"by": "numbers"}, UnknownName, "'letters', 'texts'"),
-    ):
-        with pytest.raises(error, match=said):
-            InvariantPairwiseEvaluator(nowhere, **options)
-    with pytest.raises(UnsupportedCombination, match="eval_template"):
-        evaluator.update_prompts({"eval_template": DEFAULT_EVAL_TEMPLATE})
-    with pytest.raises(ValueError, match="must be provided"):
-        evaluator.evaluate(query=QUERY, response=ONE)
-    Settings.llm = MockLLM()
-    with pytest.raises(UnsupportedCombination, match="MockLLM"):
-        InvariantPairwiseEvaluator()

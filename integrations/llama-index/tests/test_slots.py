@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
-import asks
 import pytest
-from asks import Case, in_one_span, listing
 from cases import ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, Recorder, caught, engine_of, nodes_of, report_of
+from entries import JINJA, JOINED, Case, citation, contents, in_one_span, listing, predicting, told
 from invariant_rag import InvariantModel
 from invariant_rag.errors import OrderWarning
 from llama_index.core import PromptTemplate
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index_instrumentation import root_dispatcher
 from tiny import local_llm
@@ -33,8 +31,6 @@ from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 dispatcher = get_dispatcher(__name__)
 FERRY, MILL, BRIDGE = TEXTS
-
-
 TEMPLATE = PromptTemplate("Read:\n{context}\nNow: {q}")
 
 
@@ -48,11 +44,6 @@ def asked(llm: Any, nodes: Any, write: Any, template: Any = TEMPLATE, q: str = Q
     found = ListRetriever(nodes).retrieve(q)
     given = {name: value(found) if callable(value) else value for name, value in more.items()}
     return str(llm.predict(template, **{"context": write(found), "q": q, **given}))
-
-
-def told(llm: Any, nodes: Any, write: Callable[[Any], str] = asks.JOINED) -> Any:
-    """Retrieve, and ask about the message of a tool."""
-    return in_one_span(Case(llm, nodes), lambda c: asks.told(c, write))
 
 
 def warned_of(*args: Any, **options: Any) -> list[str]:
@@ -91,7 +82,7 @@ def test_metadata_belongs_to_its_node_and_a_number_does_not(name: str) -> None:
 @pytest.mark.parametrize("name", ["context", "context_str"])
 def test_single_words_and_the_question_are_a_set_only_where_the_variable_is_declared_to_hold_nodes(name: str) -> None:
     words, template = ("red", "green", "blue"), PromptTemplate(f"{{{name}}}\nOptions: {{options}}")
-    recorder, own = Recorder(), {name: asks.JOINED, "options": "green, red, blue"}
+    recorder, own = Recorder(), {name: JOINED, "options": "green, red, blue"}
     for order in permutations(words):
         nodes = list(map(node, order))
         assert len(caught(asked, canonical(recorder), nodes, str, template, **own)[1]) == 1
@@ -100,11 +91,11 @@ def test_single_words_and_the_question_are_a_set_only_where_the_variable_is_decl
     picked = listing(lambda _, node: node.text.split()[1], ", ")
     assert all(warned_of(nodes_of(order), picked) == [] for order in ORDERS), "words of documents are no documents"
     template, q = PromptTemplate(f"{{{name}}}\nNow: {{q}}"), "\n\n".join(TEXTS)
-    warned = {bool(warned_of(nodes_of(order), str, template, q, **{name: asks.JOINED})) for order in ORDERS}
+    warned = {bool(warned_of(nodes_of(order), str, template, q, **{name: JOINED})) for order in ORDERS}
     assert warned == {name == "context"}, "a question that is nothing but the nodes does not change the verdict"
 
 
-PICKED = [("{context}\nBest: {top}", asks.JOINED, QUERY), ("{context}\nBest: FIRST", asks.JOINED, QUERY)]
+PICKED = [("{context}\nBest: {top}", JOINED, QUERY), ("{context}\nBest: FIRST", JOINED, QUERY)]
 for question in ("ferry", "a", "river?", QUERY):
     PICKED += [("{context}", lambda nodes, n=n: "\n\n".join(each.text for each in nodes[:n]), question) for n in (1, 2)]
 
@@ -119,58 +110,52 @@ def test_documents_picked_by_place_or_shown_beside_their_set_are_warned_of(templ
 
 def test_a_loop_of_a_template_over_one_document_writes_it_whole() -> None:
     recorder = Recorder()
-    in_one_span(Case(canonical(recorder), nodes_of([0])), lambda c: asks.predicting(c, asks.JINJA, write=asks.contents))
+    in_one_span(Case(canonical(recorder), nodes_of([0])), lambda c: predicting(c, JINJA, write=contents))
     assert recorder.asked == [f"<source nr=1>{FERRY}</source>\nAnswer: {QUERY}"]
 
 
 # --- the verdict ---
 
-
-def queried(llm: Any, found: list[NodeWithScore], **options: Any) -> Any:
-    return engine_of(found, llm=llm, **options).query(QUERY)
-
-
-WAYS: dict[str, Callable[[Any, list[NodeWithScore]], Any]] = {
-    "a tool's message": told,
-    "with metadata": lambda llm, found: told(llm, found, listing(BESIDE["all metadata"][0])),
-    "compact": queried,
-    "tree_summarize": lambda llm, found: queried(llm, found, response_mode="tree_summarize"),
-    "InvariantSynthesizer": lambda llm, found: queried(llm, found, response_synthesizer=InvariantSynthesizer(llm)),
-    "CitationQueryEngine": lambda llm, found: CitationQueryEngine(ListRetriever(found), llm=llm).query(QUERY),
+WAYS: dict[str, Callable[[Case], Any]] = {
+    "a tool's message": lambda c: in_one_span(c, lambda c: told(c, JOINED)),
+    "with metadata": lambda c: in_one_span(c, lambda c: told(c, listing(BESIDE["all metadata"][0]))),
+    "compact": lambda c: engine_of(c.nodes, llm=c.llm).query(QUERY),
+    "tree_summarize": lambda c: engine_of(c.nodes, llm=c.llm, response_mode="tree_summarize").query(QUERY),
+    "InvariantSynthesizer": lambda c: engine_of(c.nodes, response_synthesizer=InvariantSynthesizer(c.llm)).query(QUERY),
+    "CitationQueryEngine": citation,
 }
-NODES: dict[str, Sequence[tuple[str, dict[str, Any]]]] = {
-    "equal": [(FERRY, {}), (FERRY, {}), (MILL, {})],
-    "equal, other fields": [(FERRY, {"year": 1987}), (FERRY, {"year": 2021}), (MILL, {"year": 1904})],
-    "one in another": [(FERRY, {}), (f"{FERRY} {MILL}", {}), (BRIDGE, {})],
-    "empty": [("", {}), (FERRY, {}), (MILL, {})],
-    "white space": [(" ", {}), (f"{FERRY}\n", {}), (f"\n{MILL}", {})],
-    "braces": [("aa", {}), ("bbb", {}), ("c,d", {})],
-    "chunk_index": [(text, {"chunk_index": i}) for i, text in enumerate(TEXTS)],
-    "pages": [(text, {"page": i}) for i, text in enumerate(TEXTS, start=4)],
-    "a file": [(text, {"file_name": "a.txt"}) for text in TEXTS],
-    "numbered texts": [(f"{i}. {text}", {}) for i, text in enumerate(TEXTS, start=1)],
-    "labelled texts": [(f"Source {i}:\n{text}", {}) for i, text in enumerate(TEXTS, start=1)],
-    "digits": [("1", {}), ("2", {}), ("3", {})],
-    "the question": [(QUERY, {}), (FERRY, {}), (MILL, {})],
-    "one": [(FERRY, {"year": 1})],
+NODES: dict[str, list[NodeWithScore]] = {
+    "equal": [node(FERRY), node(FERRY), node(MILL)],
+    "equal, other fields": [node(FERRY, year=1987), node(FERRY, year=2021), node(MILL, year=1904)],
+    "one in another": [node(FERRY), node(f"{FERRY} {MILL}"), node(BRIDGE)],
+    "empty": [node(""), node(FERRY), node(MILL)],
+    "white space": [node(" "), node(f"{FERRY}\n"), node(f"\n{MILL}")],
+    "braces": [node("aa"), node("bbb"), node("c,d")],
+    "chunk_index": [node(text, chunk_index=i) for i, text in enumerate(TEXTS)],
+    "pages": [node(text, page=i) for i, text in enumerate(TEXTS, start=4)],
+    "a file": [node(text, file_name="a.txt") for text in TEXTS],
+    "numbered texts": [node(f"{i}. {text}") for i, text in enumerate(TEXTS, start=1)],
+    "labelled texts": [node(f"Source {i}:\n{text}") for i, text in enumerate(TEXTS, start=1)],
+    "digits": [node("1"), node("2"), node("3")],
+    "the question": [node(QUERY), node(FERRY), node(MILL)],
+    "one": [node(FERRY, year=1)],
 }
 
 
-@pytest.mark.parametrize("texts", NODES.values(), ids=NODES)
-def test_the_verdict_is_one_for_all_orders_whatever_the_nodes_are(model: InvariantModel, texts: Any) -> None:
-    nodes = [node(text, **fields) for text, fields in texts]
-    way = list(WAYS)[list(NODES.values()).index(texts) % len(WAYS)]  # each way with the bits of a model for some
+@pytest.mark.parametrize("name", NODES)
+def test_the_verdict_is_one_for_all_orders_whatever_the_nodes_are(model: InvariantModel, name: str) -> None:
+    way = list(WAYS)[list(NODES).index(name) % len(WAYS)]  # each way with the bits of a model for some
     for llm, ask in [*((canonical(HashingLLM()), each) for each in WAYS.values()), (local_llm(model), WAYS[way])]:
-        said = [caught(ask, llm, list(order)) for order in permutations(nodes)]
+        said = [caught(ask, Case(llm, list(order))) for order in permutations(NODES[name])]
         ((verdict, _),) = {(report_of(response)["invariant"], bool(messages)) for response, messages in said}
         answers = {str(getattr(response, "message", response)) for response, _ in said}
         assert len(answers) == 1 or verdict is False
 
 
-def test_synthesizers_strip_texts_and_their_sets_are_known_all_the_same() -> None:
-    for way in ("compact", "tree_summarize", "InvariantSynthesizer"):
-        nodes = [node(f"\n{text} ") for text in TEXTS]
-        assert report_of(WAYS[way](canonical(HashingLLM(), strict=True), nodes))["invariant"] is True
+@pytest.mark.parametrize("way", ["compact", "tree_summarize", "InvariantSynthesizer"])
+def test_synthesizers_strip_texts_and_their_sets_are_known_all_the_same(way: str) -> None:
+    nodes = [node(f"\n{text} ") for text in TEXTS]
+    assert report_of(WAYS[way](Case(canonical(HashingLLM(), strict=True), nodes)))["invariant"] is True
 
 
 # --- runs ---
@@ -215,8 +200,8 @@ def test_what_a_run_retrieved_is_gone_with_it_and_unknown_to_other_threads_and_t
 
 
 def test_what_is_retrieved_on_its_own_is_no_set_and_warns_once_until_another_retrieval_or_answer() -> None:
-    def retrieve(order: Any = (0, 1, 2)) -> list[NodeWithScore]:
-        return ListRetriever(nodes_of(order)).retrieve(QUERY)
+    def retrieve() -> None:
+        ListRetriever(nodes_of()).retrieve(QUERY)
 
     retrieve()
     with pytest.raises(OrderWarning, match="SegmentMarkerPostprocessor"):
@@ -235,7 +220,7 @@ def test_what_is_retrieved_on_its_own_is_no_set_and_warns_once_until_another_ret
 
 
 def test_a_tools_message_keeps_its_set_and_gives_it_to_no_other_message(llm: InvariantLLM) -> None:
-    message = asks.told_by_tool("\n\n".join(TEXTS))
+    message = ChatMessage("\n\n".join(TEXTS), role="tool", additional_kwargs={"tool_call_id": "1"})
 
     @dispatcher.span
     def ask_in_a_run() -> Any:

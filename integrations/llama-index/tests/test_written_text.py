@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asks import ONE_BY_ONE, WHOLE, Ask, Case, agent, answer, built, citation, ours, query
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, Recorder, caught, engine_of, message_of, nodes_of, report_of
+from entries import ONE_BY_ONE, WHOLE, Ask, Case, agent, answer, built, citation, ours, query
 from invariant_rag import InvariantModel, SegmentSet
 from invariant_rag.prompts import render_chat
 from invariant_rag.segments import Slot

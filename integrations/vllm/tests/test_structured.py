@@ -9,8 +9,7 @@ from invariant_rag import InvariantModel
 from invariant_rag.errors import IncompleteObject, UnsupportedCombination
 from invariant_rag.generation.answering import Answering
 from invariant_rag.generation.answers import AnswerRequest
-from invariant_rag.generation.structured import constrain, generate_structured
-from invariant_rag.generation.tools import Tool
+from invariant_rag.generation.structured import Tool, constrain, generate_structured
 from langchain_invariant_rag import ChatInvariant
 from pydantic import BaseModel, Field
 

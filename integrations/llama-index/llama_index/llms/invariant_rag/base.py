@@ -6,20 +6,10 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequen
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from llama_index.core.base.llms import types
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
-from llama_index.core.base.llms.types import (
-    ChatMessage,
-    ChatResponse,
-    ChatResponseAsyncGen,
-    ChatResponseGen,
-    CompletionResponse,
-    CompletionResponseAsyncGen,
-    CompletionResponseGen,
-    LLMMetadata,
-    TextBlock,
-    ToolCallBlock,
-)
-from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LLMMetadata, TextBlock
+from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, model_serializer
 from llama_index.core.instrumentation.events.llm import LLMStructuredPredictEndEvent, LLMStructuredPredictStartEvent
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -73,8 +63,8 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
     Args:
         model: A hub id, a folder, or an `InvariantModel`. None: the embedded model, which needs no network.
         key_value_cache: Keeps what was read of segments for calls with the same ones; LLMs may share one. None: that of
-            the model in memory. Like `api_key`, it is no part of `to_dict` and pickles.
-        api_key: Key for the server at `base_url`.
+            the model in memory. It is no part of `to_dict` and pickles.
+        api_key: Key for the server at `base_url`. It is in pickles, and not in `to_dict`.
         **kwargs: The fields of this class, but for a model in memory not those of loading, and no `messages_to_prompt`.
     """
 
@@ -134,9 +124,8 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
         is_remote = kwargs.get("base_url") is not None
         refused = [each for each in (_OF_LOCAL_MODELS if is_remote else _LOADING) if each in kwargs]
         if is_remote:
-            refused += ["key_value_cache"] * (key_value_cache is not None) + ["a model in memory"] * (
-                loaded is not None
-            )
+            others = {"key_value_cache": key_value_cache, "a model in memory": loaded}
+            refused += [name for name, value in others.items() if value is not None]
         if refused and (is_remote or loaded is not None):
             raise UnsupportedCombination(
                 f"expected {'base_url' if is_remote else 'a model in memory'} without {', '.join(refused)}",
@@ -159,11 +148,6 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
             if loaded is None:
                 resolve_backend(self.backend)
         _ = self._ordering  # checks the names
-
-    @classmethod
-    def class_name(cls) -> str:
-        """Return the stable id of this class."""
-        return "InvariantLLM"
 
     @property
     def metadata(self) -> LLMMetadata:
@@ -215,12 +199,12 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
         return self._chat_call(messages, kwargs).reply(as_chat)
 
     @llm_completion_callback()
-    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> types.CompletionResponseGen:
         """Stream the completion of a text."""
         return self._text_call(prompt, formatted, kwargs).stream(as_completion)
 
     @llm_chat_callback()
-    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> types.ChatResponseGen:
         """Stream the answer to a conversation."""
         return self._chat_call(messages, kwargs).stream(as_chat)
 
@@ -235,12 +219,14 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
         return await self._chat_call(messages, kwargs).areply(as_chat)
 
     @llm_completion_callback()
-    async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
+    async def astream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> types.CompletionResponseAsyncGen:
         """Stream the completion of a text; closing the stream ends the generation."""
         return self._text_call(prompt, formatted, kwargs).astream(as_completion)
 
     @llm_chat_callback()
-    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
+    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> types.ChatResponseAsyncGen:
         """Stream the answer to a conversation; closing the stream ends the generation."""
         return self._chat_call(messages, kwargs).astream(as_chat)
 
@@ -323,7 +309,7 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
         """Return the calls in a response. While it is being streamed, the last one has the arguments written so far."""
-        blocks = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        blocks = [block for block in response.message.blocks if isinstance(block, types.ToolCallBlock)]
         if not blocks and error_on_no_tool_call:
             hint = "Set tool_required=True or tool_choice: then every answer is a call. Or error_on_no_tool_call=False."
             raise InvalidTool(f"expected a call of a tool, got the text {response.message.content!r}", hint=hint)
@@ -387,18 +373,31 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
         _check_parameters(update or {}, type(self).model_fields)
         return super().model_copy(update=update, deep=deep)
 
+    @model_serializer(mode="wrap")
+    def custom_model_dump(self, handler: Any, info: Any) -> dict[str, Any]:
+        """Return the fields, with the digest of a model in memory, for keys of caches such as an `IngestionCache`."""
+        said: dict[str, Any] = {**handler(self), "class_name": self.class_name()}
+        if self._loaded is not None:
+            from invariant_rag.generation.digest import model_digest
+
+            said["model_digest"] = model_digest(self._loaded)
+        return said
+
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
         """Return the fields, from which `from_dict` builds an equal LLM; no field describes a model in memory."""
-        self.__getstate__()
+        self._check_name()
         return super().to_dict(**kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
+        self._check_name()
+        return super().__getstate__()
+
+    def _check_name(self) -> None:
         if self._loaded is not None:
             raise UnsupportedCombination(
                 f"expected a model that can be loaded again by its name, got {self.model!r} as an object in memory",
                 hint="Save it with save_pretrained, and give InvariantLLM the folder.",
             )
-        return super().__getstate__()
 
 
 def _check_parameters(given: Iterable[str], known: Iterable[str]) -> None:
@@ -407,7 +406,7 @@ def _check_parameters(given: Iterable[str], known: Iterable[str]) -> None:
         raise UnknownParameter("InvariantLLM", unknown, known, hint=hint)
 
 
-def _arguments(call: ToolCallBlock) -> dict[str, Any]:
+def _arguments(call: types.ToolCallBlock) -> dict[str, Any]:
     """Return the arguments of a call from what is written of them so far."""
     written = call.tool_kwargs
     if isinstance(written, Mapping):

@@ -8,17 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from llama_index.core.base.llms.types import (
-    ChatMessage,
-    ChatResponse,
-    ChatResponseAsyncGen,
-    ChatResponseGen,
-    CompletionResponse,
-    CompletionResponseAsyncGen,
-    CompletionResponseGen,
-    LLMMetadata,
-    TextBlock,
-)
+from llama_index.core.base.llms import types
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, LLMMetadata, TextBlock
 from llama_index.core.bridge.pydantic import Field, SerializeAsAny
 from llama_index.core.callbacks.token_counting import get_tokens_from_response
 from llama_index.core.llms import LLM
@@ -75,11 +66,6 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
             )
         taken = {name: getattr(llm, name) for name in _TAKEN_OVER}
         super().__init__(**{**taken, "llm": llm, **kwargs})
-
-    @classmethod
-    def class_name(cls) -> str:
-        """Return the stable id of this class."""
-        return "CanonicalLLM"
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; a callback manager is that of the wrapped LLM too, which emits the callbacks."""
@@ -195,19 +181,21 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
         """Answer a conversation."""
         return await self._aask(self.llm.achat, self._messages(messages, kwargs), **kwargs)
 
-    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> types.CompletionResponseGen:
         """Stream the completion of a text; in one piece, once all votes are in, if there are several."""
         return self._stream("complete", self._text(prompt, kwargs), formatted=formatted, **kwargs)
 
-    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> types.ChatResponseGen:
         """Stream the answer to a conversation; in one piece, once all votes are in, if there are several."""
         return self._stream("chat", self._messages(messages, kwargs), **kwargs)
 
-    async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
+    async def astream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> types.CompletionResponseAsyncGen:
         """Stream the completion of a text."""
         return await self._astream("complete", self._text(prompt, kwargs), formatted=formatted, **kwargs)
 
-    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
+    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> types.ChatResponseAsyncGen:
         """Stream the answer to a conversation."""
         return await self._astream("chat", self._messages(messages, kwargs), **kwargs)
 

@@ -6,6 +6,7 @@ does, is afterwards only a reason to warn of texts that hold it: see `outside_re
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
 from contextvars import copy_context
@@ -23,9 +24,10 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index_instrumentation import root_dispatcher
-from llama_index_instrumentation.span import BaseSpan
+from llama_index_instrumentation.span import BaseSpan, active_span_id
 from llama_index_instrumentation.span_handlers import BaseSpanHandler
 
+from invariant_rag.errors import OrderWarning
 from invariant_rag.prompts import begin_outside
 from llama_index.llms.invariant_rag import runs
 from llama_index.llms.invariant_rag.runs import SCOPE, Reports, Retrieved, Scope, current_scope, knows_segments
@@ -112,6 +114,11 @@ async def _carried(pieces: AsyncGenerator[str, None], scope: Scope | None) -> As
 
 def attach_handler() -> None:
     """Add the handler to the root dispatcher, unless it is there, and trace comparisons, which LlamaIndex does not."""
+    if active_span_id.get() is not None:
+        message = (
+            "What this run has retrieved so far is unknown. Import llama_index.llms.invariant_rag before a run begins."
+        )
+        warnings.warn(message, OrderWarning, stacklevel=3)
     if not any(isinstance(each, RunHandler) for each in root_dispatcher.span_handlers):
         root_dispatcher.add_span_handler(RunHandler())
         traced = root_dispatcher.span(PairwiseComparisonEvaluator.aevaluate)

@@ -13,21 +13,8 @@ from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from llama_index.core.base.llms.types import (
-    CachePoint,
-    ChatMessage,
-    ChatResponse,
-    CitableBlock,
-    CitationBlock,
-    CompletionResponse,
-    ContentBlock,
-    DocumentBlock,
-    LogProb,
-    MessageRole,
-    TextBlock,
-    ThinkingBlock,
-    ToolCallBlock,
-)
+from llama_index.core.base.llms import types
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole, TextBlock
 
 from invariant_rag.errors import InvalidPrompt, InvariantRAGError
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply
@@ -50,7 +37,7 @@ _TOOL = (MessageRole.TOOL, MessageRole.FUNCTION)
 _ROLES = {**dict.fromkeys(ASSISTANT, "assistant"), **dict.fromkeys(_TOOL, "tool"), MessageRole.DEVELOPER: "system"}
 
 
-class SegmentBlock(CitableBlock):
+class SegmentBlock(types.CitableBlock):
     """A content block with one segment. For LLMs other than `InvariantLLM` it is an ordinary `CitableBlock`."""
 
     score: float | None = None
@@ -88,16 +75,16 @@ def _parts(message: ChatMessage, *, is_last: bool) -> Iterator[Any]:
                 yield from block._parts
             else:
                 yield Part(block.text, "finished", block=block) if may_be_set else block.text
-        elif isinstance(block, CitableBlock):
+        elif isinstance(block, types.CitableBlock):
             yield _citable_segment(block)
-        elif isinstance(block, DocumentBlock) and (block.document_mimetype or "").startswith("text/"):
+        elif isinstance(block, types.DocumentBlock) and (block.document_mimetype or "").startswith("text/"):
             yield Segment(block.resolve_document().read().decode("utf-8"), title=block.title or None)
         else:
             yield block
         previous = block
 
 
-def _citable_segment(block: CitableBlock) -> Segment:
+def _citable_segment(block: types.CitableBlock) -> Segment:
     texts = [
         each.text if isinstance(each, TextBlock) else _refuse("text blocks in a citable block", each)
         for each in block.content
@@ -132,7 +119,7 @@ def _read(parts: Sequence[Any]) -> Iterator[str | Segment | SegmentSet]:
     for part in parts:
         if isinstance(part, str | Segment | SegmentSet):
             yield part
-        elif not isinstance(part, CachePoint | CitationBlock | ThinkingBlock | ToolCallBlock):
+        elif not isinstance(part, types.CachePoint | types.CitationBlock | types.ThinkingBlock | types.ToolCallBlock):
             _refuse("text, citable or plain-text document blocks", part)
 
 
@@ -141,7 +128,7 @@ def _tool_fields(message: ChatMessage) -> dict[str, Any]:
     said = message.additional_kwargs
     if message.role in _TOOL:
         return {name: said[name] for name in ("tool_call_id", "name") if said.get(name) is not None}
-    blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
+    blocks = [block for block in message.blocks if isinstance(block, types.ToolCallBlock)]
     if message.role not in ASSISTANT:
         if blocks:
             raise InvalidPrompt(
@@ -243,7 +230,7 @@ def as_chat(reply: Reply, call: ModelCall, delta: str | None) -> ChatResponse:
     calls = [(each.id, each.name, dict(each.arguments)) for each in answer.tool_calls]  # none that was cut
     message = _message(answer.content, answer.reasoning, calls)
     message.blocks += [
-        CitationBlock(
+        types.CitationBlock(
             cited_content=TextBlock(text=span.segment.text),
             source=span.segment.content_hash,
             title=span.segment.title or "",
@@ -272,13 +259,13 @@ def _said(reply: Reply, call: ModelCall) -> dict[str, Any]:
     return {"raw": report, "logprobs": _logprobs(answer), "additional_kwargs": dict(usage)}
 
 
-def _logprobs(answer: Answer) -> list[list[LogProb]] | None:
+def _logprobs(answer: Answer) -> list[list[types.LogProb]] | None:
     """Return at each place the log-probability of the token, then those of others; None if nobody asked."""
     if answer.logprobs is None:
         return None
 
-    def logprob(token: str, value: float) -> LogProb:
-        return LogProb(token=token, logprob=value, bytes=list(token.encode()))
+    def logprob(token: str, value: float) -> types.LogProb:
+        return types.LogProb(token=token, logprob=value, bytes=list(token.encode()))
 
     return [
         [logprob(each.token, each.logprob), *(logprob(*other) for other in each.top if other[1] != each.logprob)]
@@ -312,10 +299,10 @@ class _Growing:
 def _message(text: str, reasoning: str, calls: Iterable[tuple[str, str, dict[str, Any] | str]]) -> ChatMessage:
     """Return a message of the assistant, with calls in OpenAI's shape, too: chat engines of LlamaIndex look there."""
     called = list(calls)
-    blocks: list[ContentBlock] = [ThinkingBlock(content=reasoning)] if reasoning else []
+    blocks: list[types.ContentBlock] = [types.ThinkingBlock(content=reasoning)] if reasoning else []
     if text or not called:
         blocks.append(TextBlock(text=text))
-    blocks += [ToolCallBlock(tool_call_id=id_, tool_name=name, tool_kwargs=given) for id_, name, given in called]
+    blocks += [types.ToolCallBlock(tool_call_id=id_, tool_name=name, tool_kwargs=given) for id_, name, given in called]
     written = [given if isinstance(given, str) else json.dumps(given, ensure_ascii=False) for _, _, given in called]
     listed = [
         {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import finalize
@@ -26,7 +27,7 @@ from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.query_engine.citation_query_engine import CITATION_QA_TEMPLATE, CITATION_REFINE_TEMPLATE
 from llama_index.core.response_synthesizers import BaseSynthesizer, Generation
 
-from invariant_rag.errors import OrderWarning
+from invariant_rag.errors import OrderWarning, UnsupportedCombination
 from invariant_rag.prompts import Finding, Turn, find_set, forget_outside, outside_retrievals, recognize, report
 from invariant_rag.prompts.turns import merge_texts
 from invariant_rag.segments import Segment, SegmentSet
@@ -232,6 +233,21 @@ class SegmentReader(SlotReader):
     strict: bool = Field(False, description="Whether to raise an OrderWarning where it is issued.")
     require_segments: bool = Field(False, description="Whether to raise it for a prompt without any segment, too.")
 
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the id of this class."""
+        return cls.__name__
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuse what cannot be pickled: LlamaIndex takes it out of the pickle, and out of the object itself."""
+        twin = copy(self)
+        state: dict[str, Any] = super(SegmentReader, twin).__getstate__()
+        if lost := sorted({*self.__dict__} - {*twin.__dict__, "callback_manager"}):
+            raise UnsupportedCombination(
+                f"expected fields that can be pickled, got {', '.join(lost)}", hint="Use functions of a module."
+            )
+        return state
+
     def as_structured_llm(self, output_cls: type[BaseModel], **kwargs: Any) -> StructuredLLM:
         """Return an LLM that answers with objects of a class."""
         return SlotStructuredLLM(llm=self, output_cls=output_cls, **kwargs)
@@ -240,7 +256,11 @@ class SegmentReader(SlotReader):
         self, turns: Sequence[Turn], *, promises: bool = True, routed: bool = False, text_only: bool = False
     ) -> RecognizedTurns:
         """Find the sets in a conversation, and warn of what is none, where order `promises` to be without effect."""
-        scope, finds = current_scope(), self.find_documents
+        scope = current_scope()
+        caller = next((each.instance for each in scope.path() if each.instance is not self), None)
+        # `canonical` and `vote` read for the LLM in them, and report.
+        is_wrapped = isinstance(caller, SegmentReader) and getattr(caller, "llm", None) is self
+        finds, promises = self.find_documents and not is_wrapped, promises and not is_wrapped
         if text_only and scope.given:
             refuse_media(scope.given.nodes)
         read = [Turn(turn.role, tuple(_resolved(turn, scope if finds else None))) for turn in turns]
@@ -258,7 +278,7 @@ class SegmentReader(SlotReader):
         sizes = [len(each) for turn in known for each in turn.sets]
         asker_fix = next((fix for kinds, fix in _FIXES if scope.innermost(*kinds)), None)
         fix = asker_fix or _MARKS
-        if self.require_segments and not any(sizes):
+        if self.require_segments and not any(sizes) and not is_wrapped:
             raise OrderWarning("expected segments, got a prompt without any", hint=fix)
         findings = list(found.findings)
         if promises:
@@ -272,7 +292,7 @@ class SegmentReader(SlotReader):
                 findings.append(Finding("routing", "the plain model of the router reads them in the order given."))
             kinds = ("no_segments", "separate", "incomplete", "marks") if asker_fix else ("no_segments",)
             report(findings, fixes=dict.fromkeys(kinds, fix), strict=self.strict)
-        sinks = [each.reports for each in scope.path() if each.reports is not None]
+        sinks = [each.reports for each in scope.path() if each.reports is not None and not is_wrapped]
         return RecognizedTurns(known, not findings, (scope.given.query or None) if scope.given else None, sinks)
 
 

@@ -1,36 +1,51 @@
-"""How retrieved nodes are asked about, by a user of LlamaIndex: engines, prompts, chats, workflows and agents."""
+"""Every way in which retrieved nodes reach a model, by topic; README.md says for each whether it is invariant."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from cases import QUERY, HashingLLM, ListRetriever, Recorder, engine_of, index_of, read, told_by_tool
-from llama_index.core import ChatPromptTemplate, PromptTemplate, Settings, get_response_synthesizer
+from llama_index.core import ChatPromptTemplate, PromptTemplate, Settings, SummaryIndex, get_response_synthesizer
+from llama_index.core import evaluation as evaluators
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ReActAgent
-from llama_index.core.base.llms.types import TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import CitableBlock, DocumentBlock, TextBlock, ToolCallBlock
 from llama_index.core.bridge.pydantic import BaseModel, Field
+from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
+from llama_index.core.indices.query.query_transform import HyDEQueryTransform, StepDecomposeQueryTransform
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.llms import ChatMessage, ChatResponse
 from llama_index.core.memory import ChatMemoryBuffer
-from llama_index.core.postprocessor import LLMRerank, MetadataReplacementPostProcessor
+from llama_index.core.postprocessor import LLMRerank, LongContextReorder, MetadataReplacementPostProcessor
 from llama_index.core.prompts import RichPromptTemplate
-from llama_index.core.query_engine import CitationQueryEngine, RouterQueryEngine, SubQuestionQueryEngine
+from llama_index.core.query_engine import (
+    CitationQueryEngine,
+    MultiStepQueryEngine,
+    RouterQueryEngine,
+    SubQuestionQueryEngine,
+    TransformQueryEngine,
+)
 from llama_index.core.question_gen import LLMQuestionGenerator
+from llama_index.core.response_synthesizers import CompactAndRefine, Refine
+from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import MetadataMode, NodeRelationship, NodeWithScore, RelatedNodeInfo
 from llama_index.core.selectors import LLMMultiSelector
 from llama_index.core.tools import QueryEngineTool, RetrieverTool, ToolMetadata
 from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
 
-from llama_index.llms.invariant_rag import InvariantLLM, canonical
+from llama_index.chat_engine.invariant_rag import InvariantChatEngine
+from llama_index.evaluation.invariant_rag import InvariantPairwiseEvaluator
+from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, canonical
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor, SourceJoiner
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 Nodes: TypeAlias = list[NodeWithScore]
 dispatcher = get_dispatcher(__name__)
 MARKER = SegmentMarkerPostprocessor()
+MARKED = {"node_postprocessors": [MARKER]}
 
 
 @dataclass(frozen=True)
@@ -331,3 +346,182 @@ def remembered(c: Case, **options: Any) -> Any:
     memory = ChatMemoryBuffer.from_defaults()
     read(agent(c, FunctionAgent, canonical(Recorder(says="")), memory, **options))
     return c.llm.chat([*memory.get_all()[:-1], ChatMessage("And then?")])
+
+
+# --- the table: topics, and in each of them entries as a user would write them ---
+
+
+def by_mode(modes: Sequence[str], **options: Any) -> dict[str, Ask]:
+    return {f'`"{mode}"`': partial(query, response_mode=mode, **options) for mode in modes}
+
+
+def around(how: Callable[..., Any], ways: dict[str, Ask]) -> dict[str, Ask]:
+    return {name: partial(how, ask=ask) for name, ask in ways.items()}
+
+
+NUMBERS = "a `text_qa_template` that numbers the nodes"
+CONDENSE = "condense_plus_context"
+COMPLETED = {name: partial(completing, write=write) for name, write in FORMATS.items()}
+PROMPTS: dict[str, Ask] = {
+    '`llm.chat`, joined with `"\\n\\n"`': lambda c: c.llm.chat([ChatMessage(prompt_of(JOINED(c.nodes)))]),
+    "`RichPromptTemplate` with a Jinja loop": partial(predicting, template=JINJA, write=contents),
+    "`PromptTemplate`": predicting,
+    "`PromptTemplate` with a function that numbers": partial(predicting, template=NUMBERED),
+    "`ChatPromptTemplate`": partial(predicting, template=CHAT_TEMPLATE),
+    "`structured_predict`, numbered": lambda c: str(longer(c.llm).structured_predict(
+        Found, PLAIN, context_str=FORMATS["numbered `[1] ...`"](c.nodes), query_str=c.question
+    )),
+    "`as_structured_llm`, bullets": lambda c: longer(c.llm).as_structured_llm(Found).complete(
+        prompt_of(FORMATS["as bullets"](c.nodes))
+    ),
+}  # fmt: skip
+ENTRIES: dict[str, dict[str, Ask]] = {
+    "`index.as_query_engine(...)`": {
+        "as it is": query,
+        "`aquery`": partial(query, way="aquery"),
+        "`streaming=True`": partial(query, streaming=True),
+        "`streaming=True`, `aquery`": partial(query, way="aquery", streaming=True),
+        "`text_qa_template=`": partial(query, text_qa_template=PLAIN),
+        "`output_cls=`": lambda c: query(c, llm=longer(c.llm), output_cls=Found),
+        "`as_structured_llm`": lambda c: query(c, llm=longer(c.llm).as_structured_llm(Found)),
+        '`"generation"`, which reads no node': partial(query, response_mode="generation"),
+        "`multimodal=True`": partial(query, multimodal=True),
+        NUMBERS: lambda c: query(bare(c), text_qa_template=NUMBERED),
+    },
+    "`index.as_query_engine(response_mode=...)`": {
+        **by_mode([*WHOLE, *ONE_BY_ONE]),
+        '`"tree_summarize"`, several batches': partial(in_small_batches, mode="tree_summarize"),
+        '`"compact"`, several batches': partial(in_small_batches, mode="compact"),
+    },
+    "`SegmentMarkerPostprocessor`, `response_mode=...`": {
+        **by_mode([*WHOLE, *ONE_BY_ONE], **MARKED),
+        NUMBERS: lambda c: query(bare(c), text_qa_template=NUMBERED, **MARKED),
+    },
+    "`response_synthesizer=InvariantSynthesizer(llm, ...)`": {
+        "as it is": ours,
+        "`aquery`": partial(ours, way="aquery"),
+        "`streaming=True`": partial(ours, streaming=True),
+        "`output_cls=`": lambda c: ours(c, llm=longer(c.llm), output_cls=Found),
+        NUMBERS: lambda c: ours(bare(c), text_qa_template=NUMBERED),
+    },
+    "a response synthesizer by hand": {
+        "`get_response_synthesizer().synthesize(query, nodes)`": lambda c: get_response_synthesizer().synthesize(
+            c.question, c.nodes
+        ),
+        "`CompactAndRefine().get_response(query, texts)`": lambda c: CompactAndRefine().get_response(
+            c.question, contents(c.nodes)
+        ),
+        "`Refine().get_response(query, texts)`": lambda c: Refine().get_response(c.question, contents(c.nodes)),
+    },
+    "`CitationQueryEngine`": {"as it is": citation},
+    "`CitationQueryEngine` with the parts of this package": {
+        "`InvariantSynthesizer`": lambda c: citation(c, response_synthesizer=InvariantSynthesizer(c.llm)),
+        "`SegmentMarkerPostprocessor`": partial(citation, **MARKED),
+    },
+    "`LLMRerank`": {"the node that the LLM chooses by its number": reranked},
+    "query engines around others": {
+        "`RouterQueryEngine` to two engines": routed,
+        "`SubQuestionQueryEngine`": sub_questions,
+        "`SubQuestionQueryEngine`, `use_async=False`": partial(sub_questions, use_async=False),
+        "`TransformQueryEngine` with HyDE": lambda c: TransformQueryEngine(
+            engine_of(c.nodes), HyDEQueryTransform(c.llm)
+        ).query(c.question),
+        "`MultiStepQueryEngine`": lambda c: MultiStepQueryEngine(
+            engine_of(c.nodes), StepDecomposeQueryTransform(llm=c.llm), index_summary="Boats.", num_steps=2
+        ).query(c.question),
+    },
+    "retrievers and other indices": {
+        "`QueryFusionRetriever` with written queries": lambda c: engine_of([]).with_retriever(QueryFusionRetriever(
+            [ListRetriever(c.nodes)], HashingLLM(says="When?"), use_async=False, similarity_top_k=9
+        )).query(c.question),
+        "`SummaryIndex`": lambda c: SummaryIndex([one.node for one in c.nodes]).as_query_engine().query(c.question),
+    },
+    "postprocessors": {
+        "sentence windows by `MetadataReplacementPostProcessor`": windows,
+        "`LongContextReorder`": partial(query, node_postprocessors=[LongContextReorder()]),
+        "`SourceJoiner` of this package": chunks,
+    },
+    "postprocessors with `SegmentMarkerPostprocessor`": {
+        "behind sentence windows": lambda c: windows(c, MARKER),
+        "behind `SourceJoiner`": lambda c: chunks(c, MARKER),
+    },
+    "evaluators": {
+        f"`{name}` with nodes as `contexts`": lambda c, name=name: str(getattr(evaluators, name)(llm=c.llm).evaluate(
+            query=c.question, response="At noon.", contexts=[each.text for each in c.nodes]
+        ).feedback)
+        for name in ("FaithfulnessEvaluator", "RelevancyEvaluator", "ContextRelevancyEvaluator")
+    },
+    "two answers": {
+        "`InvariantPairwiseEvaluator`": lambda c: better(c, InvariantPairwiseEvaluator(c.llm))[0],
+        "`PairwiseComparisonEvaluator`, which asks in both orders": lambda c: better(
+            c, evaluators.PairwiseComparisonEvaluator(c.llm, parser_function=verdict)
+        )[0],
+        "`PairwiseComparisonEvaluator(enforce_consensus=False)`": lambda c: str(better(
+            c, evaluators.PairwiseComparisonEvaluator(c.llm, parser_function=verdict, enforce_consensus=False)
+        )),
+    },
+    "nodes in `llm.complete(...)`": around(in_one_span, COMPLETED),
+    "nodes in other calls": around(in_one_span, PROMPTS),
+    "nodes in a tool's message": around(
+        in_one_span, {name: partial(told, write=write) for name, write in FORMATS.items()}
+    ),
+    "nodes in `llm.complete(...)`, marked": around(marked, COMPLETED),
+    "nodes in other calls, marked": around(marked, PROMPTS),
+    "`llm.chat`": {
+        "`SegmentBlock`s": partial(blocks, make=SegmentBlock.of),
+        "`CitableBlock`s": partial(blocks, make=lambda text: CitableBlock(
+            title="", source="harbour", content=[TextBlock(text=text)]
+        )),
+        "`DocumentBlock`s of plain text": partial(blocks, make=lambda text: DocumentBlock(
+            data=text.encode(), document_mimetype="text/plain", title=""
+        )),
+        "`SegmentBlock`s with `---` between them": partial(blocks, make=SegmentBlock.of, between="\n---\n"),
+    },
+    "nodes of `retriever.retrieve(...)`, in a call of its own": around(lambda c, ask: ask(retrieve(c)), {
+        "`llm.complete`, joined": completing,
+        "`llm.chat`, joined": PROMPTS['`llm.chat`, joined with `"\\n\\n"`'],
+        "`llm.predict`": predicting,
+        "`as_structured_llm`, bullets": PROMPTS["`as_structured_llm`, bullets"],
+    }),
+    "`index.as_chat_engine(chat_mode=...)`": {
+        **{f'`"{mode}"`': partial(chat, mode=mode) for mode in ("best", "context", "condense_question", CONDENSE)},
+        '`"context"`, `stream_chat`': partial(chat, mode="context", way="stream_chat"),
+        '`"context"`, `achat`': partial(chat, mode="context", way="achat"),
+        '`"condense_plus_context"`, `stream_chat`': partial(chat, mode=CONDENSE, way="stream_chat"),
+        '`"simple"`, which reads no node': partial(chat, mode="simple"),
+    },
+    "chat engines with the parts of this package": {
+        **{
+            f"`InvariantChatEngine`, `{way}`": partial(built, kind=InvariantChatEngine, way=way, system_prompt="Short.")
+            for way in ("chat", "stream_chat", "achat", "astream_chat")
+        },
+        **{
+            f"`{kind.__name__}` with `SegmentMarkerPostprocessor`": partial(built, kind=kind, **MARKED)
+            for kind in (ContextChatEngine, CondensePlusContextChatEngine)
+        },
+    },
+    "workflows": {
+        "the one of LlamaIndex's documentation: retrieve, synthesize": lambda c: run(
+            Answering(), listed=c.nodes, then=partial(get_response_synthesizer().asynthesize, QUERY)
+        ),
+        "a step that joins the nodes and calls `llm.acomplete`": lambda c: run(
+            Answering(), listed=c.nodes, then=lambda nodes: c.llm.acomplete(prompt_of(JOINED(nodes)))
+        ),
+    },
+    "agents": {
+        "`FunctionAgent` with a `RetrieverTool`": searching,
+        "`AgentWorkflow` of a `FunctionAgent` with a `RetrieverTool`": partial(searching, is_workflow=True),
+        "`FunctionAgent` with a `QueryEngineTool`": agent_tool,
+        "a later call with the memory of a `FunctionAgent` with a `RetrieverTool`": remembered,
+        "`ReActAgent` of an `InvariantLLM` with a `RetrieverTool`": react,
+    },
+    "agents with the parts of this package": {
+        "`FunctionAgent` with a `QueryEngineTool` over `InvariantSynthesizer`": lambda c: agent_tool(
+            c, response_synthesizer=InvariantSynthesizer(c.llm)
+        ),
+        "a later call with what a `RetrieverTool` with `SegmentMarkerPostprocessor` found": partial(
+            remembered, **MARKED
+        ),
+        "`ReActAgent` with a `RetrieverTool` and `SegmentMarkerPostprocessor`": partial(react, **MARKED),
+    },
+}  # fmt: skip
