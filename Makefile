@@ -86,15 +86,15 @@ test-integrations: $(VENV)/.integrations ## Run the tests of the LangChain and L
 	  (cd integrations/$$each && HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(abspath $(BIN))/python -m pytest $(PYTEST_ARGS)) || exit 1; \
 	done
 
-# Kernels of PyTorch for other machines, and sums that are split among threads: in three pairs of processes, a minute.
+# Sums that are split among threads, and kernels of PyTorch for other machines; this machine's own ones on one thread are
+# what `make test` runs. Two threads get both cores: beside another process they wait for each other.
 test-rounding: $(VENV)/.test ## Run tests that rounding decides with the kernels of other machines, and on two threads
-	for kernels in default avx2 own; do \
-	  if [ $$kernels = own ]; then unset ATEN_CPU_CAPABILITY; else export ATEN_CPU_CAPABILITY=$$kernels; fi; \
-	  echo "kernels: $$kernels, on one thread and on two"; \
-	  HF_HUB_OFFLINE=1 OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q $(ROUNDING_TESTS) & \
-	  HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(ROUNDING_TESTS) || { wait; exit 1; }; \
-	  wait $$! || exit 1; \
-	done
+	run() { echo "rounding: $$*"; env "$$@" HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q $(ROUNDING_TESTS); }; \
+	run ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 & \
+	run ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=1 || { wait; exit 1; }; \
+	wait $$! || exit 1; \
+	for kernels in default avx2; do run ATEN_CPU_CAPABILITY=$$kernels OMP_NUM_THREADS=2 || exit 1; done; \
+	run --unset=ATEN_CPU_CAPABILITY OMP_NUM_THREADS=2
 
 test-vllm: $(VLLM_VENV)/.vllm ## Run the tests of the vLLM package against a real vLLM on the CPU (Linux)
 	cd integrations/vllm && $(abspath $(VLLM_VENV))/bin/python -m pytest $(VLLM_PYTEST_ARGS)

@@ -42,9 +42,7 @@ def check_regular(path: Path) -> None:
 def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
     """Parse JSON; raise ValueError for what is none, is nested too deeply, or holds a number with thousands of digits.
 
-    Args:
-        text: The JSON.
-        finite: Whether NaN and Infinity, which Python writes and JSON does not know, are refused.
+    With `finite`, NaN and Infinity, which Python writes and JSON does not know, are refused.
     """
     try:
         document = json.loads(text, parse_constant=_refuse_constant if finite else None)

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from invariant_rag.segments import SegmentSet
 
-Labels = Mapping[str, int]
-"""Label of a document in the prompt -> index of its segment in `prompt.segments`, as the caller gave them."""
+Labels = Mapping[str, int]  # label of a document in the prompt -> its index in `prompt.segments`, as they were given
 
 _LABEL = r"(?:\d{1,6}(?:[-\u2013]\d{1,6})?|[A-Za-z])"
 _NAME = r"(?:documents?|docs?|sources?|passages?|chunks?|snippets?|excerpts?)"

@@ -135,6 +135,9 @@ class RoutedModel(InvariantModel):
     `generate`, `stream` and `score` are routed. `logits`, `prepare` and `arranged` use the invariant branch.
     """
 
+    alpha: float  # margin by which the invariant branch must be more confident
+    plain_order: PlainOrder  # of the segments in the plain branch: `given`, or `canonical` (the model's ordering)
+
     @classmethod
     def over(cls, lm: InvariantModel, *, alpha: float = ALPHA, plain_order: PlainOrder = "given") -> Self:
         """Return a model that routes between `lm` and the plain model, with shared weights."""
@@ -142,7 +145,7 @@ class RoutedModel(InvariantModel):
         alpha = check_real("alpha", alpha)
         check_name("plain_order", plain_order, get_args(PlainOrder))
         routed = object.__new__(cls)
-        vars(routed).update(vars(lm), _routing=(alpha, plain_order))
+        vars(routed).update(vars(lm), alpha=alpha, plain_order=plain_order)
         return routed
 
     def with_routing(self, alpha: float | None = None, *, plain_order: PlainOrder | None = None) -> RoutedModel:
@@ -157,21 +160,10 @@ class RoutedModel(InvariantModel):
         return partial(RoutedModel.over, alpha=self.alpha, plain_order=self.plain_order), (self.invariant_branch,)
 
     @property
-    def alpha(self) -> float:
-        """Margin by which the invariant branch must be more confident."""
-        return float(vars(self)["_routing"][0])
-
-    @property
-    def plain_order(self) -> PlainOrder:
-        """Order of the segments in the plain branch: `given`, or `canonical` (the model's ordering)."""
-        plain_order: PlainOrder = vars(self)["_routing"][1]
-        return plain_order
-
-    @property
     def invariant_branch(self) -> InvariantModel:
         """The model without routing."""
         lm = object.__new__(InvariantModel)
-        vars(lm).update({name: value for name, value in vars(self).items() if name != "_routing"})
+        vars(lm).update({name: each for name, each in vars(self).items() if name not in ("alpha", "plain_order")})
         return lm
 
     @property
@@ -204,16 +196,18 @@ class RoutedModel(InvariantModel):
         """
         check_options(kwargs, self.model)
         streamer = kwargs.pop("streamer", None)
+        streamers = kwargs.pop("streamers", [streamer])
         stateful = {each: value for each, value in kwargs.items() if each in ("logits_processor", "stopping_criteria")}
         plain = self.plain_branch.generate(prompt, **kwargs | _copy_stateful(stateful))
         invariant = self.invariant_branch.generate(prompt, **kwargs)
         single = isinstance(plain, Generation) and isinstance(invariant, Generation)
         pairs = [(plain, invariant)] if single else zip(cast(list[Any], plain), cast(list[Any], invariant), strict=True)
         routed = [self._select(*pair) for pair in pairs]
-        if streamer is not None:
-            if len(routed) != 1:
-                raise UnsupportedCombination(f"expected one answer to stream, got {len(routed)}")
-            replay(routed[0].token_ids, streamer)
+        if streamer is not None and len(routed) != 1:
+            raise UnsupportedCombination(f"expected one answer to stream, got {len(routed)}")
+        for each, generation in zip(streamers, routed, strict=False):
+            if each is not None:
+                replay(generation.token_ids, each)
         return routed[0] if single else list(routed)
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> list[float]:

@@ -1,8 +1,7 @@
 """The files around the code: the map, the workflow, the citation, the forms and the bounds of the dependencies."""
 
-from __future__ import annotations
-
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -82,9 +81,9 @@ def test_the_workflow_calls_every_check_on_every_python_may_only_read_and_pins_i
 
 
 def test_every_check_of_ci_is_a_target_of_the_makefile():
-    calls = re.findall(r"^(?:timed )?make (.+)$", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
+    calls = re.findall(r"^ *(?:timed )?make (.+)$", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
     assert calls[:2] == ["demo", "test"], "CI begins as a newcomer does"
-    words = re.sub(r" >.*", "", "\n".join(calls), flags=re.MULTILINE).split()
+    words = shlex.split(" ".join(calls))
     environments = {word for word in words if word.startswith(".venv")}
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     names = {folder: name for name, folder in re.findall(r"^(\w+) \?= (\.venv\S*)$", makefile, re.MULTILINE)}

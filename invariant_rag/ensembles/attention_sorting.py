@@ -48,10 +48,10 @@ def segment_attention(lm: InvariantModel, prepared: PreparedPrompt) -> list[floa
             hint="Use sequential, rotor, or another method with stock decoding.",
         )
     prefiller, layers, state = lm.prefiller, list[torch.Tensor](), PromptState(prepared.arrangement)
-    attention = ArrangedAttention([state], lm.backend, prefiller.rotations)
+    attention = ArrangedAttention([state], lm.backend, prefiller.shared.rotations)
 
     def record(inputs: LayerInputs) -> torch.Tensor:
-        call, _ = unpad_row(inputs, 0, state, prefiller.rotations[inputs.layer])
+        call, _ = unpad_row(inputs, 0, state, prefiller.shared.rotations[inputs.layer])
         layers.append(_last_weights(call))
         return attention(inputs)
 

@@ -111,7 +111,7 @@ class RingAverage(Ensemble[EnsembleGeneration]):
         layers: list[Any] = batch_caches([prefilled], [0], count).layers
         for index, layer in enumerate(layers):
             keys = layer.keys
-            rotation, reach = self.lm.prefiller.rotations[index], layout.length + 1
+            rotation, reach = self.lm.prefiller.shared.rotations[index], layout.length + 1
             rotated = [
                 rotation.rotate_each(keys[cut], shift.to(keys.device), reach).to(keys.dtype)
                 for cut, shift in enumerate(shifts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
@@ -33,12 +34,12 @@ class AnswerParser:
     ) -> None:
         self._format, self._tools, self._prompt = written, frozenset(tools), prompt
         self._reasoning, self._reasoning_open = reasoning, reasoning_open
-        begin = written.begin[written.begin.index(written.trigger) :]
-        self._first = _pattern(begin, written.middle)
-        self._next = None if written.between is None else _pattern(written.between, written.middle)
-        self._end = re.compile(_loose(written.end))
+        befores = [written.begin[written.begin.index(written.trigger) :], *filter(None, (written.between,))]
+        names, middle = "|".join(map(re.escape, self._tools)), _loose(written.middle)
+        first, *following = (rf"\s*{_loose(each)}\s*({names})\s*{middle}\s*(?=\{{)" for each in befores)
+        self._first = re.compile(first)
+        self._next_or_end = re.compile("|".join([*following, _loose(written.end)]))
         self._longest = len(written.begin) + len(written.middle) + max(map(len, self._tools), default=0) + 64
-        befores = filter(None, (begin, written.between))
         self._openings = [_compact(f"{each}{name}{written.middle}") for each in befores for name in self._tools]
 
     def parse(self, texts: Iterable[str]) -> Iterator[AnswerDelta]:
@@ -54,7 +55,7 @@ class AnswerParser:
             for text in filter(None, source.before(trigger, strips=calls > 0)):
                 began = True
                 yield AnswerDelta(text)
-            match = self._opening(source)
+            match = source.match(self._first, self._longest)
             if source.text and not match and self._is_cut(source.text):
                 yield AnswerDelta(call=CallDelta(calls, "", "", source.take(len(source.text))))
             elif source.text and not match:  # its marker is text
@@ -65,12 +66,12 @@ class AnswerParser:
                 yield AnswerDelta(call=CallDelta(calls, call_id(self._prompt, calls, match[1]), match[1]))
                 yield from (AnswerDelta(call=CallDelta(calls, arguments=text)) for text in source.object())
                 calls += 1
-                match, end = self._after_call(source)
-                if end:
-                    source.take(end.end())
-                    source.skips_space = not began
-                elif not match:
+                match = source.match(self._next_or_end)
+                if match is None:
                     yield from self._without_end(source, calls)
+                elif match.lastindex is None:  # it is no name, but the end
+                    source.take(match.end())
+                    source.skips_space, match = not began, None
 
     def _thoughts(self, source: _Pieces, reasoning: ReasoningFormat) -> Iterator[str]:
         """Yield the reasoning, and leave what is behind it."""
@@ -84,22 +85,6 @@ class AnswerParser:
         source.skips_space = True
         yield from source.before(reasoning.close, strips=True)
         source.skips_space |= bool(source.take(len(reasoning.close)))
-
-    def _opening(self, source: _Pieces) -> re.Match[str] | None:
-        """Return the beginning of a call with which the text goes on; None: there is none."""
-        while True:
-            match = self._first.match(source.text)
-            if match or len(source.text) > self._longest or not source.more():
-                return match if match and match[1] in self._tools and match.end() <= self._longest else None
-
-    def _after_call(self, source: _Pieces) -> tuple[re.Match[str] | None, re.Match[str] | None]:
-        """Return the beginning of another call, or else the end of the calls; None: it is neither."""
-        while True:
-            match = self._next.match(source.text) if self._next else None
-            if match and match[1] in self._tools:
-                return match, None
-            if (end := self._end.match(source.text)) or not source.more():
-                return None, end
 
     def _without_end(self, source: _Pieces, calls: int) -> Iterator[AnswerDelta]:
         """Yield what an answer ends with behind a call: half of the next one, or text; nothing for half of the end."""
@@ -129,6 +114,12 @@ class _Pieces:
                 self.text += piece
                 return True
         return False
+
+    def match(self, pattern: re.Pattern[str], longest: float = math.inf) -> re.Match[str] | None:
+        """Return the beginning of the text that has a pattern, once it has come; None: the text goes on otherwise."""
+        while not (match := pattern.match(self.text)) and len(self.text) <= longest and self.more():
+            pass
+        return match if match and match.end() <= longest else None
 
     def take(self, length: int) -> str:
         taken, self.text = self.text[:length], self.text[length:]
@@ -177,10 +168,6 @@ def _compact(text: str) -> str:
 def _loose(literal: str) -> str:
     """Return a pattern of a literal in which white space between words and signs may differ."""
     return r"\s*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", literal)))
-
-
-def _pattern(before: str, middle: str) -> re.Pattern[str]:
-    return re.compile(rf"\s*{_loose(before)}\s*([\w./:-]+?)\s*{_loose(middle)}\s*(?=\{{)")
 
 
 def until_stop_string(deltas: Iterable[AnswerDelta], stops: Sequence[str]) -> Iterator[AnswerDelta]:

@@ -15,18 +15,16 @@ from concurrent.futures import CancelledError
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import chain, islice, repeat
+from itertools import chain, islice, repeat, zip_longest
 from operator import attrgetter
 from threading import Event
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from invariant_rag.checks import MOST_CALLS, check_kind, check_number, check_real
-from invariant_rag.errors import InvalidOption, InvalidPrompt, TokenizerRequired, UnsupportedCombination
+from invariant_rag.errors import InvalidOption, InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import trim_at_stop_string, until_stop_string
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply
-from invariant_rag.generation.batching import MicroBatcher, generate_alone
+from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.json_schema import check_expressible, json_schema
 from invariant_rag.generation.model import InvariantModel
@@ -34,8 +32,7 @@ from invariant_rag.generation.options import check_options, resolve_max_new_toke
 from invariant_rag.generation.outputs import Generation, Usage, ledger
 from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.generation.streaming import TextStream, decode_keeping, token_logprobs
-from invariant_rag.generation.structured import constrain
-from invariant_rag.generation.tools import ToolCalling
+from invariant_rag.generation.structured import ToolCalling, constrain
 from invariant_rag.prompts import Tool, render_chat, template_format
 from invariant_rag.prompts.tools import as_tools
 from invariant_rag.segments import Prompt
@@ -70,17 +67,20 @@ class Answering:
         # Where the model may write calls or an object, the text is cut afterwards: stop strings do not cut those.
         self._stops = request.stop if self._schema is None and not tools else ()
         self._calling: ToolCalling | None = None
+        self._tokenizer: Any = lm.tokenizer
+        self._kept_tokens = frozenset[int]()
         if request.prompt is not None:
             self.prompt = check_kind("prompt", request.prompt, Prompt, error=InvalidPrompt)
             return
-        messages, variables, tokenizer = request.messages or (), request.template_kwargs, self._tokenizer
-        reasons = self._schema is None and template_format(tokenizer).reasoning is not None
+        messages, variables = request.messages or (), request.template_kwargs
+        reasons = self._tokenizer and self._schema is None and template_format(self._tokenizer).reasoning is not None
         if tools or reasons or choice not in ("auto", "none"):
             calling = ToolCalling(lm, tools, tool_choice=choice, parallel=parallel)
             self.prompt = calling.prompt(messages, request.question, **variables)
-            self._calling = calling if self._schema is None else None
+            if self._schema is None:
+                self._calling, self._kept_tokens = calling, calling.kept_tokens
         else:
-            self.prompt = render_chat(messages, tokenizer, request.question, template_kwargs=variables)
+            self.prompt = render_chat(messages, self._tokenizer, request.question, template_kwargs=variables)
 
     @cached_property
     def prepared(self) -> PreparedPrompt:
@@ -91,12 +91,7 @@ class Answering:
     def reply(
         self, batcher: MicroBatcher | None = None, *, batch_size: int = 8, abandoned: Event | None = None
     ) -> Reply:
-        """Generate the answers, as one batch where that is possible.
-
-        Args:
-            batcher: Where to wait for concurrent requests, to be decoded with them. None: nowhere.
-            batch_size: The most sequences of a batch.
-            abandoned: Once set, nobody waits for the answer any more: the generation ends with a CancelledError.
+        """Generate the answers, as one batch where that is possible; for the arguments, see `MicroBatcher.generate`.
 
         Raises:
             IncompleteObject: The model ended its answer within a call, though there was room for more.
@@ -121,27 +116,24 @@ class Answering:
         with ExitStack() as stack:
             for each in streams:
                 stack.enter_context(closing(each))
-            for index, delta in _interleaved([self._deltas(each) for each in streams]):
-                for copy in [index] if len(streams) > 1 else range(self.request.n):
-                    yield replace(delta, index=copy)
+            for deltas in zip_longest(*map(self._deltas, streams)):
+                for index, delta in enumerate(deltas):
+                    for copy in [index] if len(streams) > 1 else range(self.request.n):
+                        if delta is not None:
+                            yield replace(delta, index=copy)
             if abandoned is not None and abandoned.is_set():
                 raise CancelledError
             generations = [each.generation for each in streams if each.generation]
             if len(generations) == len(streams):
                 yield self.parse(generations)
 
-    @property
-    def _drawn(self) -> int:
-        """How many answers are generated: greedy ones are all the same."""
-        is_sampled = bool(self.request.temperature or self.request.options.get("do_sample"))
-        return self.request.n if is_sampled else 1
-
     def calls(self) -> list[tuple[Prompt, dict[str, Any]]]:
-        """Return the prompt, with keywords of `InvariantModel.generate`, for each answer to generate."""
+        """Return the prompt, with keywords of `InvariantModel.generate`, for each answer that may be another one."""
         prompt: Any = self.prompt
         if type(self.lm) is InvariantModel:  # what was prepared already need not be tokenized again
             prompt = vars(self).get("prepared", prompt)
-        return list(zip(repeat(prompt), map(self._options, range(self._drawn))))
+        is_sampled = self.request.temperature or self.request.options.get("do_sample")
+        return list(zip(repeat(prompt), map(self._options, range(self.request.n if is_sampled else 1))))
 
     def _options(self, index: int) -> dict[str, Any]:
         """Return the keywords of `InvariantModel.generate` for the answer of an index."""
@@ -166,16 +158,6 @@ class Answering:
         if self._calling is not None and self._calling.offered:
             return self._calling.constrain(self.prompt, **options)
         return options
-
-    @property
-    def _kept_tokens(self) -> frozenset[int]:
-        return frozenset() if self._calling is None else self._calling.kept_tokens
-
-    @property
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        if self.lm.tokenizer is None:
-            raise TokenizerRequired("expected a model with a tokenizer: a conversation is text")
-        return self.lm.tokenizer
 
     def _deltas(self, texts: Iterable[str], *, stops: bool = True) -> Iterator[AnswerDelta]:
         """Yield what pieces of a text mean, up to the first stop string."""
@@ -243,23 +225,9 @@ def reply_all(
     """Generate the answers to several requests to one model; see `Answering.reply`."""
     if not answerings:
         return []
-    lm, calls = answerings[0].lm, list(map(Answering.calls, answerings))
-    if batcher is None and len(calls) == len(calls[0]) == 1:
-        return [answerings[0].parse([generate_alone(lm, *calls[0][0], abandoned)])]
-    queue = batcher or MicroBatcher()
+    lm, calls, queue = answerings[0].lm, list(map(Answering.calls, answerings)), batcher or MicroBatcher()
     generations = iter(queue.generate_all(lm, chain(*calls), batch_size=batch_size, abandoned=abandoned))
     return [each.parse(list(islice(generations, len(own)))) for each, own in zip(answerings, calls, strict=True)]
-
-
-def _interleaved(streams: Iterable[Iterator[AnswerDelta]]) -> Iterator[tuple[int, AnswerDelta]]:
-    """Yield one piece of each in turn with its index, until all have ended."""
-    running = dict(enumerate(streams))
-    while running:
-        for index, each in list(running.items()):
-            if (delta := next(each, None)) is None:
-                del running[index]
-            else:
-                yield index, delta
 
 
 def _object_tool(schema: Any) -> Tool:

@@ -84,14 +84,11 @@ class AnswerRequest:
 
 @dataclass(frozen=True)
 class CallDelta:
-    """A piece of the JSON of a call's arguments, with the place of the call; in its first piece, its id and name.
-
-    An empty name: all that came of a call that was cut off before its arguments.
-    """
+    """A piece of the JSON of a call's arguments, with the place of the call; in its first piece, its id and name."""
 
     index: int
     id: str | None = None
-    name: str | None = None
+    name: str | None = None  # empty: the arguments are all that came of a call that was cut off before them
     arguments: str = ""
 
 
@@ -175,10 +172,7 @@ class Reply:
 
 
 def request_fields(request: AnswerRequest, choices: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a request besides its messages or its prompt; None for those to leave away.
-
-    `choices` are method, ordering and overflow to ask for. Options that a server does not take are refused.
-    """
+    """Return the fields of a request besides messages and prompt, with `choices` to ask for; None: to be left away."""
     if refused := sorted(request.options.keys() - set(_OPTIONS)):
         raise UnsupportedCombination(
             f"expected keywords that a server takes, got {', '.join(refused)}",
@@ -213,11 +207,8 @@ def request_fields(request: AnswerRequest, choices: Mapping[str, Any]) -> dict[s
 def parse_reply(body: Mapping[str, Any], request: AnswerRequest) -> Reply:
     """Return the reply that a `chat.completion` or a `text_completion` is."""
     said = [choice.get("message") or {"content": choice.get("text")} for choice in body["choices"]]
-    answers = [
-        _answer(parse_deltas(each, 0), each, choice, request)
-        for each, choice in zip(said, body["choices"], strict=True)
-    ]
-    return _reply(answers, body, body["usage"], request)
+    deltas = [parse_deltas(each, 0) for each in said]
+    return _reply(zip(deltas, said, body["choices"], strict=True), body, body["usage"], request)
 
 
 def parse_chunks(chunks: Iterable[Mapping[str, Any]], request: AnswerRequest) -> Iterator[AnswerDelta | Reply]:
@@ -227,10 +218,7 @@ def parse_chunks(chunks: Iterable[Mapping[str, Any]], request: AnswerRequest) ->
     last: Mapping[str, Any] = {}
     for chunk in chunks:
         if not chunk["choices"]:
-            answers = [
-                _answer(pieces.get(index, ()), choice.get("delta") or {}, choice, request)
-                for index, choice in sorted(ends.items())
-            ]
+            answers = [(pieces.get(index, ()), end.get("delta") or {}, end) for index, end in sorted(ends.items())]
             yield _reply(answers, last, chunk["usage"], request)
             return
         for choice in chunk["choices"]:
@@ -272,28 +260,25 @@ def parse_logprobs(said: Mapping[str, Any] | None) -> list[TokenLogprob]:
     ]
 
 
-def _answer(
-    deltas: Iterable[AnswerDelta], said: Mapping[str, Any], choice: Mapping[str, Any], request: AnswerRequest
-) -> Answer:
-    citations = None
-    if request.citations and request.schema is None:  # the server names segments by their content hash
-        known = {segment.content_hash: (index, segment) for index, segment in enumerate(request.segments)}
-        sources = [(cited, each["id"]) for cited in said.get("citations") or () for each in cited["sources"]]
-        citations = [CitedSpan(cited["start"], cited["end"], *known[name]) for cited, name in sources if name in known]
-    return replace(
-        Answer.join(deltas),
-        finish_reason=choice["finish_reason"],
-        logprobs=parse_logprobs(choice.get("logprobs")) if request.logprobs else None,
-        citations=citations,
-    )
-
-
 def _reply(
-    answers: Sequence[Answer], body: Mapping[str, Any], usage: Mapping[str, Any], request: AnswerRequest
+    answers: Iterable[tuple[Iterable[AnswerDelta], Mapping[str, Any], Mapping[str, Any]]],
+    body: Mapping[str, Any],
+    usage: Mapping[str, Any],
+    request: AnswerRequest,
 ) -> Reply:
+    """Return a reply of answers: the pieces of each, the message or the last delta, and the choice that holds it."""
+    cites = request.citations and request.schema is None  # the server names segments by their content hash
+    known = {each.content_hash: (index, each) for index, each in enumerate(request.segments if cites else ())}
+    found = []
+    for deltas, said, choice in answers:
+        sources = [(cited, each["id"]) for cited in said.get("citations") or () for each in cited["sources"]]
+        spans = [CitedSpan(cited["start"], cited["end"], *known[name]) for cited, name in sources if name in known]
+        logprobs = parse_logprobs(choice.get("logprobs")) if request.logprobs else None
+        told = {"finish_reason": choice["finish_reason"], "logprobs": logprobs, "citations": spans if cites else None}
+        found.append(replace(Answer.join(deltas), **told))
     ledger = {name: body["invariant"][name] for name in _LEDGER}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     if not request.recognized:
         ledger["invariant"] = False
     tokens = Usage(usage["prompt_tokens"], usage["completion_tokens"], cached)
-    return Reply(tuple(answers), tokens, {**ledger, "cached_tokens": cached}, body["model"])
+    return Reply(tuple(found), tokens, {**ledger, "cached_tokens": cached}, body["model"])

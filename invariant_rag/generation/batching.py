@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from threading import Event, Lock
@@ -13,22 +12,20 @@ from typing import Any
 from weakref import finalize
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
-from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag.checks import MOST_CALLS, check_items, check_kind, check_number
 from invariant_rag.errors import InvalidChoice, InvalidOption
 from invariant_rag.generation.decode import samples_rows
 from invariant_rag.generation.digest import choices_digest
 from invariant_rag.generation.model import InvariantModel
-from invariant_rag.generation.options import as_ids, check_options, resolve_max_new_tokens, resolve_option
+from invariant_rag.generation.options import check_options, resolve_max_new_tokens, resolve_option
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.prefill import after_prefill
-from invariant_rag.generation.streaming import StopOnEvent, TextQueueStreamer, TextStream, replay
+from invariant_rag.generation.streaming import StopOnEvent, TextQueueStreamer, TextStream
 from invariant_rag.segments import Prompt
 
 _SHORT = 4  # a request is short beside one of so many times its tokens
-_USED_HERE = {"eos_token_id", "generation_config", "stopping_criteria"}
+_USED_HERE = {"generation_config", "stopping_criteria"}
 _POLL_SECONDS = 0.02  # how often a waiting thread checks whether another one has generated for it
 
 
@@ -40,9 +37,8 @@ class _Request:
     prompt: Prompt
     options: Mapping[str, Any]
     events: tuple[Event, ...] = ()
-    streamer: BaseStreamer | None = None
+    streamer: TextQueueStreamer | None = None
     result: Future[Generation] = field(default_factory=Future)
-    started: bool = False  # whether the streamer has got a token
     new_tokens: int = field(init=False)  # the most tokens of its answer
 
     def __post_init__(self) -> None:
@@ -63,33 +59,28 @@ class _Request:
         return samples_rows(self.options, self.lm.model)
 
     @property
-    def shared_options(self) -> dict[str, Any]:
-        """The options that requests of a batch have in common: all but the seed of a sampled one."""
-        return {name: value for name, value in self.options.items() if name != "seed" or not self.samples_rows}
-
-    @property
     def abandoned(self) -> bool:
         """Whether nobody waits for the result any more: one of the events is set."""
         return any(map(Event.is_set, self.events))
 
     def goes_before(self, running: _Request) -> bool:
-        """Return whether it need not wait for a running one: it is short beside it, or another tenant's and no longer.
-
-        Tenants have different caches.
-        """
-        own, its = self.new_tokens, running.new_tokens
-        return _SHORT * own <= its or (self.lm.cache is not running.lm.cache and own <= its)
+        """Return whether it need not wait for another: it is short beside that, or of another tenant and no longer."""
+        is_tenants = self.lm.cache is not running.lm.cache
+        return self.new_tokens * (1 if is_tenants else _SHORT) <= running.new_tokens
 
     def can_batch_with(self, other: _Request) -> bool:
         """Return whether both requests can be rows of one batch: same weights, choices, options, and tenant's cache."""
         lm, its = self.lm, other.lm
-        return (
-            (self.samples_rows or not resolve_option(self.options, "do_sample"))
-            and not lm.prefiller.one_by_one
-            and _are_equal(self.shared_options, other.shared_options)
-            and (lm.model is its.model and lm.tokenizer is its.tokenizer and lm.cache is its.cache)
-            and (lm is its or choices_digest(lm) == choices_digest(its))
-        )
+        if lm.model is not its.model or lm.tokenizer is not its.tokenizer or lm.cache is not its.cache:
+            return False
+        if lm.prefiller.one_by_one or (resolve_option(self.options, "do_sample") and not self.samples_rows):
+            return False
+        own = {"seed": None} if self.samples_rows else {}  # of each row
+        try:
+            is_alike = {**self.options, **own} == {**other.options, **own}
+        except (RuntimeError, ValueError):  # of tensors and arrays
+            return False
+        return is_alike and (lm is its or choices_digest(lm) == choices_digest(its))
 
     def run_alone(self) -> Generation:
         """Generate without a queue; CancelledError if it was abandoned."""
@@ -162,8 +153,8 @@ class MicroBatcher:
         abandoned: Event | None = None,
     ) -> list[Generation]:
         """Generate for several prompts, each with keywords of `InvariantModel.generate`; see `generate`."""
-        ends = _events(abandoned)
-        requests = self._add([_Request(lm, prompt, options, ends) for prompt, options in calls], batch_size)
+        events = () if abandoned is None else (abandoned,)
+        requests = self._add([_Request(lm, prompt, options, events) for prompt, options in calls], batch_size)
         return self._results(requests, batch_size)
 
     def stream(
@@ -183,12 +174,10 @@ class MicroBatcher:
         rest, closed = dict(options or {}), Event()
         streamer = TextQueueStreamer(lm.tokenizer, rest.pop("keep_tokens", None))
         check_options(rest, lm.model)
-        requests = self._add([_Request(lm, prompt, rest, (closed, *_events(abandoned)), streamer)], batch_size)
-
-        def generate(**_: Any) -> Generation:  # whatever says that the stream is closed ends its row: the event does
-            return self._results(requests, batch_size)[0]
-
-        stream = TextStream(generate, streamer, {}, check=lm.prefiller.shared.lock.check_new_thread, closed=closed)
+        events = (closed,) if abandoned is None else (closed, abandoned)
+        requests = self._add([_Request(lm, prompt, rest, events, streamer)], batch_size)
+        check = lm.prefiller.shared.lock.check_new_thread
+        stream = TextStream(lambda: self._results(requests, batch_size)[0], streamer, closed, check)
         finalize(stream, closed.set)  # nobody waits for a stream that is not there
         return stream
 
@@ -219,10 +208,7 @@ class MicroBatcher:
         return generations
 
     def _run_between(self, batch_size: int, running: _Request) -> bool:
-        """Generate for requests that need not wait for the end of a batch, between its passes; say if there were any.
-
-        They run in the thread that holds the model, inside of a stopping criterion, or of a prefill.
-        """
+        """Generate between two passes of a batch, in its thread, for those that need not wait; say if any did."""
         if not self._waiting:
             return False
         with self._waiting_lock:
@@ -250,41 +236,23 @@ class MicroBatcher:
         return batch
 
 
-def generate_alone(
-    lm: InvariantModel, prompt: Prompt, options: Mapping[str, Any], abandoned: Event | None = None
-) -> Generation:
-    """Generate for a prompt without a queue; see `MicroBatcher.generate`."""
-    return _Request(lm, prompt, options, _events(abandoned)).run_alone()
-
-
-def _are_equal(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-    try:
-        return options == others
-    except (RuntimeError, ValueError):  # of tensors and arrays
-        return False
-
-
-def _events(abandoned: Event | None) -> tuple[Event, ...]:
-    return () if abandoned is None else (abandoned,)
-
-
 def _run_batch(batch: Sequence[_Request], run_between: Callable[[_Request], bool] | None = None) -> None:
-    """Generate for a batch and set the results; if the batch fails, generate for each request separately.
-
-    Before it, and between its forward passes, `run_between` may generate for others, and says whether it did.
-    """
+    """Generate for a batch and set the results; if the batch fails, generate for each request separately."""
     if not batch:
         return
-    first, rows = batch[0], _Rows(batch, run_between)
-    options = {**first.options, "stopping_criteria": [rows]}
+    first, streamers = batch[0], [each.streamer for each in batch]
+    turn = _Turn(batch, run_between)
+    options = {**first.options, "stopping_criteria": [*(first.options.get("stopping_criteria") or ()), turn]}
+    if any(streamers):
+        options["streamers"] = streamers
     if len(batch) > 1 and first.samples_rows:
         options["seed"] = [each.options.get("seed") for each in batch]
-    token = after_prefill.set(rows.run_others)
+    token = after_prefill.set(turn.run_others)
     try:
-        rows.run_others()
+        turn.run_others()
         generations = first.lm.generate([each.prompt for each in batch], **options)
     except BaseException as error:  # noqa: BLE001 - raised again by the waiting threads
-        if len(batch) == 1 or not isinstance(error, Exception) or any(each.started for each in batch):
+        if len(batch) == 1 or not isinstance(error, Exception) or any(each and each.began for each in streamers):
             for each in batch:
                 each.result.set_exception(error)
             return
@@ -293,61 +261,25 @@ def _run_batch(batch: Sequence[_Request], run_between: Callable[[_Request], bool
         return
     finally:
         after_prefill.reset(token)
-    rows.close()
     exact = first.lm.deterministic or all(each.prompt is first.prompt for each in batch)
     for request, generation in zip(batch, generations, strict=True):
-        if request.streamer is not None and not request.started:  # of beams, or of a routed model
-            replay(generation.token_ids, request.streamer)
         request.result.set_result(generation if exact else replace(generation, bitwise=False))
 
 
-class _Rows(StoppingCriteria):
-    """Gives the tokens of each row to the streamer of its request, until that has ended, or was abandoned.
-
-    A routed model copies it, since it generates twice: then it is not known yet whose tokens the answer has.
-    """
+class _Turn(StopOnEvent):
+    """Ends rows that were abandoned, and lets others generate between two forward passes."""
 
     def __init__(self, batch: Sequence[_Request], run_between: Callable[[_Request], bool] | None) -> None:
-        lm, options = batch[0].lm, batch[0].options
         self._batch, self._run_between, self._ours_until = batch, run_between, 0.0
-        self._criteria = StoppingCriteriaList(options.get("stopping_criteria") or ())
-        self._open = dict(enumerate(batch))  # requests by row, until their answers end
-        self._streams = True
-        self._ends = set(as_ids(resolve_option(options, "eos_token_id", lm.model.generation_config)))
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Return whether each row stops `[B]`."""
-        stops: torch.Tensor = self._criteria(input_ids, scores, **kwargs)
-        if len(stops) != len(self._batch):  # beams: which one is the answer is known at the end
-            return stops | all(each.abandoned for each in self._batch)
-        tokens = input_ids[:, -1].cpu()
-        for row, request in list(self._open.items()):
-            if request.streamer is not None and self._streams:
-                if not request.started:
-                    request.streamer.put(input_ids[row : row + 1, :-1])
-                request.started = True
-                request.streamer.put(tokens[row : row + 1])
-            stops[row] |= request.abandoned
-            if stops[row] or int(tokens[row]) in self._ends:  # what follows is padding
-                self.close([row])
-        if not stops.all():
-            self.run_others()
-        return stops
+        """Return whether each row stops `[B]`; beams all stop together."""
+        self.run_others()
+        stops = torch.tensor([each.abandoned for each in self._batch], device=input_ids.device)
+        return stops if len(stops) == len(input_ids) else stops.all().expand(len(input_ids))
 
     def run_others(self) -> None:
         """Generate for others who need not wait, unless they had the model for longer than the batch since."""
         start = monotonic()
         if start >= self._ours_until and self._run_between is not None and self._run_between(self._batch[0]):
             self._ours_until = 2 * monotonic() - start  # nobody else for as long as that took, so neither side starves
-
-    def __deepcopy__(self, memo: Any) -> _Rows:
-        other = _Rows(self._batch, self._run_between)
-        other._criteria, other._streams, self._streams = deepcopy(self._criteria, memo), False, False
-        return other
-
-    def close(self, rows: Iterable[int] = ()) -> None:
-        """End the streams of some rows, or of all that are still open."""
-        for row in list(rows or self._open):
-            request = self._open.pop(row)
-            if request.streamer is not None and request.started:
-                request.streamer.end()

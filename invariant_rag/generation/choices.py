@@ -16,6 +16,7 @@ from invariant_rag.attention.per_model import dynamic_rope_modules, input_device
 from invariant_rag.checks import check_flag, check_name, check_number
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.generation.kv_cache import KeyValueCache
+from invariant_rag.generation.prefill import shared_state
 from invariant_rag.generation.prepare import Overflow
 from invariant_rag.interventions import INTERVENTIONS, Intervention, resolve_intervention
 from invariant_rag.methods import Method, check_method_and_ordering, resolve_method
@@ -75,10 +76,10 @@ class Choices:
             raise InvalidChoice(f"expected a KeyValueCache, got {type(self.cache).__name__}", hint=hint)
         check_flag("deterministic", self.deterministic)
 
-    def resolve(self, model: PreTrainedModel, *, has_alibi: bool = False) -> ResolvedChoices:
+    def resolve(self, model: PreTrainedModel) -> ResolvedChoices:
         """Resolve names for a model; UnsupportedCombination if the choices do not go together, or not with it."""
         method = resolve_method(self.method)
-        if method.reads_later_positions and has_alibi:
+        if method.reads_later_positions and shared_state(model).has_alibi:
             raise UnsupportedCombination(
                 f"expected a method whose tokens attend to keys before their own position only, got {method.name!r}: "
                 f"{model.config.model_type} has ALiBi, which has no bias for later keys",
@@ -99,10 +100,8 @@ class Choices:
             _check_cacheable(model, resolved.intervention)
         return resolved
 
-    @classmethod
-    def names(cls) -> list[str]:
-        """Return the names of the choices."""
-        return [each.name for each in fields(Choices)]
+
+_NAMES = [each.name for each in fields(Choices)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,19 +114,19 @@ class ResolvedChoices(Choices):
     intervention: Intervention | None = None
     context_window: int | None = None  # most positions of prompt and answer together; None: no limit
 
-    def change(self, model: PreTrainedModel, *, has_alibi: bool, **changes: Any) -> ResolvedChoices:
+    def change(self, model: PreTrainedModel, **changes: Any) -> ResolvedChoices:
         """Return other choices for the same model. A new method brings its default ordering and no intervention."""
         if "method" in changes:
             changes = {"ordering": None, "intervention": None, **changes}
-        given = {name: getattr(self, name) for name in self.names()}
-        resolved = Choices(**{**given, **known_keywords(changes)}).resolve(model, has_alibi=has_alibi)
+        given = {name: getattr(self, name) for name in _NAMES}
+        resolved = Choices(**{**given, **known_keywords(changes)}).resolve(model)
         return replace(resolved, context_window=self.context_window)
 
 
 def known_keywords(keywords: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return keywords, all of which are choices, or raise UnknownName."""
     for each in keywords:
-        check_name("keyword", each, Choices.names())
+        check_name("keyword", each, _NAMES)
     return keywords
 
 
@@ -147,17 +146,14 @@ def takes_choices(function: Function) -> Function:
 def check_before_loading(
     *, dtype: Any = "auto", device_map: Any = "auto", **keywords: Any
 ) -> tuple[Choices, dict[str, Any]]:
-    """Check the keywords of `InvariantModel.from_pretrained`, as far as that is possible before anything is loaded.
-
-    Return the choices, and the other keywords, which are for transformers; refuse what looks like a misspelt choice.
-    """
+    """Return the choices among keywords of `from_pretrained`, checked, and the others, which are for transformers."""
     resolve_dtype(dtype)
     check_device(device_map)
     others = dict(keywords)
-    choices = Choices(**{each: others.pop(each) for each in Choices.names() if each in keywords})
-    known = [*Choices.names(), "dtype", "device_map"]
+    choices = Choices(**{each: others.pop(each) for each in _NAMES if each in keywords})
+    known = [*_NAMES, "dtype", "device_map"]
     for each in others:
-        if get_close_matches(each, known, 1, _MISSPELT):
+        if get_close_matches(each, known, 1, _MISSPELT):  # no option of transformers looks like that
             raise UnknownName("keyword", each, known, hint="Those of transformers' from_pretrained are taken, too.")
     return choices, others
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import Any
 
@@ -27,6 +27,7 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag.attention.hook import override_only_over
 from invariant_rag.attention.per_model import cache_keyword
@@ -34,6 +35,7 @@ from invariant_rag.errors import InvalidOption, UnsupportedCombination
 from invariant_rag.generation.options import as_refusal, is_set, resolve_option
 from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.prepare import PreparedPrompt
+from invariant_rag.generation.streaming import replay
 
 _CACHE = cache_keyword(inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters)  # of `generate`
 
@@ -64,7 +66,8 @@ def decode(
     first tokens, of which `cached_tokens` came from a `KeyValueCache`. The options are from `generation_options`.
     """
     top = options.pop("top_logprobs", 0)
-    recorder = _Recorder(options["stopping_criteria"], options["num_beams"], top)
+    streamers = {row: each for row, each in enumerate(options.pop("streamers", ())) if each is not None}
+    recorder = _Recorder(options, top, {} if options["num_beams"] > 1 else streamers)
     generate: Any = model.generate
     with override_only_over(model, cache), model.register_forward_hook(recorder.after_forward):
         try:
@@ -112,6 +115,11 @@ def decode(
                 top_logprobs=[each[row] for each in recorder.tops[: len(tokens)]],
             )
         )
+    for row, streamer in streamers.items():
+        if beams is None:  # the row has not ended by itself
+            streamer.end()
+        else:  # which beam is the answer is known at the end
+            replay(generations[row].token_ids, streamer)
     return generations
 
 
@@ -123,14 +131,17 @@ class _Recorder(StoppingCriteria):
     before logits processors and sampling, and `tops` the `top` most likely tokens with theirs. With beam search, there
     are several candidates per prompt, each of which may extend any beam.
 
-    As Python objects: small tensors between the large ones of every step would fragment the heap.
+    As Python objects: small tensors between the large ones of every step would fragment the heap. Rows that have
+    `streamers` give them their tokens, until they end.
     """
 
-    def __init__(self, criteria: Sequence[StoppingCriteria], num_beams: int, top: int) -> None:
+    def __init__(self, options: Mapping[str, Any], top: int, streamers: dict[int, BaseStreamer]) -> None:
         self.lengths: dict[int, int] = {}
         self.chances: list[list[dict[int, float]]] = []
         self.tops: list[list[tuple[tuple[int, float], ...]]] = []
-        self._criteria, self._num_beams, self._top, self._thread = criteria, num_beams, top, get_ident()
+        self._criteria, self._ends = options["stopping_criteria"], options["eos_token_id"] or ()
+        self._num_beams, self._top, self._thread = options["num_beams"], top, get_ident()
+        self._streamers = streamers
         self._logits: torch.Tensor | None = None
 
     def after_forward(self, _model: object, _args: object, output: Any) -> None:
@@ -140,11 +151,19 @@ class _Recorder(StoppingCriteria):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """Record the log-probabilities of the tokens of a step; return whether each row stops `[rows]`."""
+        tokens = input_ids[:, -1:].cpu() if self._streamers else input_ids
+        for row, streamer in self._streamers.items():
+            if not self.chances:
+                streamer.put(input_ids[row : row + 1, :-1])
+            streamer.put(tokens[row])
         stopped = torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
         for each in self._criteria:
             stopped |= torch.as_tensor(each(input_ids, scores, **kwargs), device=input_ids.device)
         for row in stopped.nonzero().flatten().tolist() if self._criteria else ():
             self.lengths.setdefault(row, input_ids.shape[1])
+        for row in list(self._streamers):
+            if row in self.lengths or int(tokens[row]) in self._ends:  # what follows is padding
+                self._streamers.pop(row).end()
         if self._logits is not None:
             logprobs = torch.log_softmax(self._logits.float(), dim=-1)
             self._logits = None
@@ -168,10 +187,7 @@ def samples_rows(options: Mapping[str, Any], model: PreTrainedModel) -> bool:
 
 
 def sample_rows(options: dict[str, Any], seeds: Sequence[int | None], model: PreTrainedModel) -> dict[str, Any]:
-    """Return keywords of `InvariantModel.generate`, which `samples_rows`, with which every row draws by itself.
-
-    A seed that is None is one from the global random state.
-    """
+    """Return keywords of `InvariantModel.generate`, which `samples_rows`, with which every row draws by itself."""
     warpers = LogitsProcessorList()
     for name, (kind, default, off) in _WARPERS.items():
         value = resolve_option(options, name, model.generation_config)
@@ -188,7 +204,7 @@ def sample_rows(options: dict[str, Any], seeds: Sequence[int | None], model: Pre
 
 
 class RowSampler(LogitsProcessor):
-    """Draws a token for each row, and leaves nothing else to choose."""
+    """Draws a token for each row, and leaves nothing else to choose. Without a seed, torch's state draws one."""
 
     def __init__(self, seeds: Sequence[int | None], warpers: LogitsProcessorList) -> None:
         self._seeds = [int(torch.randint(1 << 62, ())) if seed is None else seed for seed in seeds]
@@ -216,14 +232,15 @@ class TokenPenalties(LogitsProcessor):
 
     presence: float = 0.0
     frequency: float = 0.0
-    _seen: torch.Tensor | None = field(default=None, init=False, repr=False, compare=False)
-    _start: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._seen: torch.Tensor | None = None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores `[B, vocabulary]` after prompts and answers `[B, L]`."""
-        seen, self._seen = self._seen, input_ids
-        if seen is None or not torch.equal(input_ids[:, :-1], seen):
+        if self._seen is None or not torch.equal(input_ids[:, :-1], self._seen):  # other prompts
             self._start = input_ids.shape[1]
+        self._seen = input_ids
         counts = torch.zeros_like(scores)
         answered = input_ids[:, self._start :]
         counts.scatter_add_(1, answered, torch.ones_like(answered, dtype=scores.dtype))
@@ -231,4 +248,4 @@ class TokenPenalties(LogitsProcessor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TokenPenalties:
         """Return one of answers that have not begun: a routed model writes two."""
-        return TokenPenalties(self.presence, self.frequency)
+        return replace(self)

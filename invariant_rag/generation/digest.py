@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,7 +26,6 @@ from torch.nn.modules import module as hooks_of_all_modules
 from transformers import PreTrainedModel
 
 from invariant_rag.attention.per_model import dynamic_rope_modules
-from invariant_rag.errors import CacheWarning
 from invariant_rag.interventions import Intervention
 from invariant_rag.locks import ForkSafeLock
 from invariant_rag.read_only import ReadOnly
@@ -155,16 +153,6 @@ def foreign_code(model: PreTrainedModel) -> dict[str, Any]:
         if "forward" in vars(module):
             found.append((f"a forward of its own in {name or 'the model'}", vars(module)["forward"]))
     return {f"{place} ({number})": each for number, (place, each) in enumerate(found) if _is_foreign(each)}
-
-
-def warn_of_foreign_code(model: PreTrainedModel) -> bool:
-    """Return whether a model runs code that no key can cover, so that no cache is used; a warning names it."""
-    found = list(foreign_code(model))
-    if found:
-        warnings.warn(
-            CacheWarning(f"the key-value cache is not used: the model has {', '.join(found[:3])}"), stacklevel=2
-        )
-    return bool(found)
 
 
 def _is_foreign(function: Any) -> bool:

@@ -344,12 +344,9 @@ class PrefixCache:
     def load(self, prefixes: Sequence[PreparedPrompt]) -> list[tuple[DynamicCache, int]]:
         """Return the keys and values of prefixes, and how many tokens of each were cached."""
         by_segment = self._prefiller.choices.method.context_free_segments
-        alone = [by_segment and len(each.arrangement.layout.sets) == 1 for each in prefixes]
-        wholes = iter(self._load_whole([each for each, is_alone in zip(prefixes, alone, strict=True) if not is_alone]))
-        return [
-            self._load_segments(each) if is_alone else next(wholes)
-            for each, is_alone in zip(prefixes, alone, strict=True)
-        ]
+        whole = [each for each in prefixes if not by_segment or len(each.arrangement.layout.sets) > 1]
+        loaded = dict(zip(map(id, whole), self._load_whole(whole), strict=True))
+        return [loaded.get(id(each)) or self._load_segments(each) for each in prefixes]
 
     def _load_whole(self, prefixes: Sequence[PreparedPrompt]) -> list[tuple[DynamicCache, int]]:
         """Load prefixes, each of which is one entry. Of several that are missing and equal, one is computed."""
@@ -383,11 +380,11 @@ class PrefixCache:
 
     def _as_cache(self, entries: Sequence[Any]) -> DynamicCache:
         """Return consecutive entries as one cache."""
-        cache, device = DynamicCache(), self._prefiller.device
-        for index, layer in enumerate(zip(*entries, strict=True)):
-            keys, values = (torch.cat([pair[side].to(device) for pair in layer], dim=1)[None] for side in (0, 1))
-            cache.update(keys, values, index)
-        return cache
+        layers, device = [], self._prefiller.device
+        for layer in zip(*entries, strict=True):
+            sides = [[each.to(device) for each in side] for side in zip(*layer, strict=True)]
+            layers.append(tuple([torch.cat(side, dim=1)[None] for side in sides]))
+        return DynamicCache(layers)
 
     def _find(self, key: str, tokens: int) -> Entry | None:
         layout = [[((heads, tokens, size), dtype) for (heads, _, size), dtype in pair] for pair in self._token_layout]
@@ -396,5 +393,9 @@ class PrefixCache:
 
 def _entry_of(cache: DynamicCache, start: int = 0) -> Entry:
     """Return the keys and values of a cache with one row, from token `start` on."""
-    layers: list[Any] = cache.layers
-    return [(layer.keys[0, :, start:].contiguous(), layer.values[0, :, start:].contiguous()) for layer in layers]
+    return [(keys[0, :, start:].contiguous(), values[0, :, start:].contiguous()) for keys, values in layers_of(cache)]
+
+
+def layers_of(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the keys and values of each layer, `[B, H_kv, T, D]` each."""
+    return [(layer.keys, layer.values) for layer in cache.layers]

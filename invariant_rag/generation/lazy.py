@@ -107,12 +107,9 @@ def _shared_model(name: Any, options: Mapping[str, Any]) -> InvariantModel:
     changed = 0 if folder is None else max((file.stat().st_mtime_ns for file in folder.iterdir()), default=0)
     wanted = None if name is None else str(folder or name), changed, options
     with _loading:
-        for model, (origin, tokenizer) in list(_loaded.items()):
-            if origin == wanted:
-                _last_used.append(model)
-                return InvariantModel(model, tokenizer)
+        found = [(model, tokenizer) for model, (origin, tokenizer) in list(_loaded.items()) if origin == wanted]
         _last_used.clear()  # frees its memory for the next one
-        lm = InvariantModel.from_pretrained(name, **options)
+        lm = InvariantModel(*found[0]) if found else InvariantModel.from_pretrained(name, **options)
         _loaded[lm.model] = wanted, lm.tokenizer
         _last_used.append(lm.model)
         return lm

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, overload
 
 import torch
@@ -26,9 +28,9 @@ from invariant_rag.generation.decode import decode, sample_rows, samples_rows
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.options import check_options, check_seed, generation_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.prefill import Prefiller, batch_caches, left_pad, shared_state
+from invariant_rag.generation.prefill import Prefiller, batch_caches, left_pad
 from invariant_rag.generation.prepare import Overflow, PreparedPrompt, prepare
-from invariant_rag.generation.streaming import TextQueueStreamer, TextStream
+from invariant_rag.generation.streaming import StopOnEvent, TextQueueStreamer, TextStream
 from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method
 from invariant_rag.models.loading import check_model, load_config, load_model
@@ -52,12 +54,8 @@ if TYPE_CHECKING:
 Seeds: TypeAlias = int | Sequence[int | None] | None
 
 
-def _of_prefiller(name: str, doc: str) -> Any:
-    return property(attrgetter(f"prefiller.{name}"), doc=doc)
-
-
-def _choice(name: str, doc: str) -> Any:
-    return _of_prefiller(f"choices.{name}", doc)
+def _choice(name: str, doc: str, holder: str = "prefiller.choices") -> Any:
+    return property(attrgetter(f"{holder}.{name}"), doc=doc)
 
 
 class InvariantModel:
@@ -88,9 +86,8 @@ class InvariantModel:
         check_model(model)
         if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise InvalidChoice(f"tokenizer: expected one of transformers, or None, got {shown(tokenizer)}")
-        given = Choices(**known_keywords(choices))
-        resolved = given.resolve(model, has_alibi=shared_state(model).has_alibi)
-        vars(self).update(tokenizer=tokenizer, prefiller=Prefiller.of(model, resolved))
+        prefiller = Prefiller.of(model, Choices(**known_keywords(choices)).resolve(model))
+        vars(self).update(tokenizer=tokenizer, prefiller=prefiller)
 
     def __setattr__(self, name: str, *value: object) -> NoReturn:
         raise ImmutableModel(name)
@@ -141,9 +138,9 @@ class InvariantModel:
         return self._with(cache=cache)
 
     def _with(self, **changes: Any) -> Self:
-        choices = self.choices.change(self.model, has_alibi=self.prefiller.shared.has_alibi, **changes)
         other = object.__new__(type(self))
-        vars(other).update(vars(self), prefiller=replace(self.prefiller, choices=choices))
+        prefiller = replace(self.prefiller, choices=self.choices.change(self.model, **changes))
+        vars(other).update(vars(self), prefiller=prefiller)
         return other
 
     def with_routing(self, alpha: float = 0.2, *, plain_order: Literal["given", "canonical"] = "given") -> RoutedModel:
@@ -162,9 +159,9 @@ class InvariantModel:
     deterministic: bool = _choice("deterministic", "Whether the prompts of a batch are computed one by one.")
     max_segment_tokens: int | None = _choice("max_segment_tokens", "Most tokens of one segment.")
 
-    choices: ResolvedChoices = _of_prefiller("choices", "All choices of this wrapper.")
-    model: PreTrainedModel = _of_prefiller("model", "The wrapped model.")
-    device: torch.device = _of_prefiller("device", "Device of the input ids.")
+    choices: ResolvedChoices = _choice("choices", "All choices of this wrapper.", "prefiller")
+    model: PreTrainedModel = _choice("model", "The wrapped model.", "prefiller")
+    device: torch.device = _choice("device", "Device of the input ids.", "prefiller")
 
     batches_calls: ClassVar[bool] = False
     """Whether calls of several threads are batched anyhow, so that a `MicroBatcher` need not batch them."""
@@ -204,7 +201,7 @@ class InvariantModel:
             system: The system message. None: the default.
             messages: Instead of the above: a conversation, as `render_chat` takes it, with segments in any turn: the
                 content of a message is a string, a `SegmentSet`, or a list of strings, `Segment`s and `SegmentSet`s.
-            tools: Tools that the model may call; see `invariant_rag.generation.tools` for the calls.
+            tools: Tools that the model may call; see `invariant_rag.generation.structured` for the calls.
             **template_kwargs: Variables of the chat template, such as `enable_thinking`.
 
         Raises:
@@ -328,15 +325,14 @@ class InvariantModel:
             UnsupportedCombination: Raised by the first piece within `arranged` or a callback of the same model, for
                 which its thread would wait.
         """
-
-        def generate(**more: Any) -> Generation:
-            return self.generate(prompt, max_new_tokens=max_new_tokens, seed=seed, **more)
-
         check_seed(seed)
-        resolve_max_new_tokens(max_new_tokens, kwargs)
+        wanted, closed = resolve_max_new_tokens(max_new_tokens, kwargs), Event()
         streamer = TextQueueStreamer(self.tokenizer, kwargs.pop("keep_tokens", None))
         check_options(kwargs, self.model)
-        return TextStream(generate, streamer, kwargs, check=self.prefiller.shared.lock.check_new_thread)
+        criteria = [*(kwargs.pop("stopping_criteria", None) or ()), StopOnEvent(closed)]
+        options = {**kwargs, "seed": seed, "streamer": streamer, "stopping_criteria": criteria}
+        generate = partial(self.generate, prompt, max_new_tokens=wanted, **options)
+        return TextStream(generate, streamer, closed, self.prefiller.shared.lock.check_new_thread)
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> list[float]:
         """Return the log-probability of each candidate, text or token ids, as the continuation of the prompt.
@@ -351,7 +347,9 @@ class InvariantModel:
 
     def _score(self, prepared: PreparedPrompt, options: Sequence[TokenIds]) -> list[float]:
         with self.prefiller.exclusive():
-            return self.prefiller.score(prepared, options)
+            logits = self.prefiller.continuation_logits(prepared, options)
+            rows = zip(torch.log_softmax(logits.float(), dim=-1), options, strict=True)
+            return [float(row[torch.arange(len(each)), torch.tensor(each)].double().sum()) for row, each in rows]
 
     def candidate_ids(self, candidates: Sequence[str | Sequence[int]]) -> list[TokenIds]:
         """Return the token ids of candidate continuations.

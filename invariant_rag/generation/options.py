@@ -34,15 +34,8 @@ def _is_switch(value: Any) -> bool:
     return isinstance(value, int) and value in (0, 1)
 
 
-def _are_stops(value: Any) -> bool:
-    listed = [value] if isinstance(value, str) else value
-    return isinstance(listed, list | tuple) and all(
-        isinstance(each, str) and 0 < len(each) <= _LONGEST_STOP and replace_surrogates(each) == each for each in listed
-    )
-
-
-def _are_functions(value: Any) -> bool:
-    return is_iterable(value) and not isinstance(value, str | bytes) and all(map(callable, value))
+def _is_stop(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= _LONGEST_STOP and replace_surrogates(value) == value
 
 
 _NUMBERS: dict[str, tuple[type, float, float]] = {  # kind, least and most
@@ -63,13 +56,19 @@ _TOKENS = {
     *("forced_eos_token_id", "suppress_tokens"),
 }
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # what others may be, in code and in words
-    **dict.fromkeys(("logits_processor", "stopping_criteria"), (_are_functions, "a list of functions")),
-    **dict.fromkeys(_SWITCHES, (_is_switch, "True or False")),
-    "stop_strings": (_are_stops, f"texts of at most {_LONGEST_STOP} characters, none of them empty or no Unicode"),
-    "streamer": (
-        lambda value: all(callable(getattr(value, name, None)) for name in ("put", "end")),
-        "an object with put and end",
+    **dict.fromkeys(
+        ("logits_processor", "stopping_criteria"),
+        (
+            lambda value: is_iterable(value) and not isinstance(value, str | bytes) and all(map(callable, value)),
+            "a list of functions",
+        ),
     ),
+    **dict.fromkeys(_SWITCHES, (_is_switch, "True or False")),
+    "stop_strings": (
+        lambda value: _is_stop(value) or (isinstance(value, list | tuple) and all(map(_is_stop, value))),
+        f"texts of at most {_LONGEST_STOP} characters, none of them empty or no Unicode",
+    ),
+    "streamer": (lambda value: hasattr(value, "put") and hasattr(value, "end"), "an object with put and end"),
     "early_stopping": (
         lambda value: value == "never" if isinstance(value, str) else _is_switch(value),
         "True, False or 'never'",
@@ -102,12 +101,8 @@ def generation_options(
     """Return the keyword arguments for transformers' `generate`, of those of `InvariantModel.generate`.
 
     Options that are not in `kwargs` come from its `generation_config`, and then from the model's; but decoding is
-    greedy unless the first two say otherwise. `stock_decoding`: generated tokens use the model's own attention.
-
-    Raises:
-        InvalidOption: There is no such keyword, or its value is of another kind or out of bounds.
-        TokenizerRequired: Stop strings without a tokenizer.
-        UnsupportedCombination: What prefills the prompt in another way, or needs another cache; see `_refuse`.
+    greedy unless the first two say otherwise. `stock_decoding`: generated tokens use the model's own attention. Errors
+    are those of `InvariantModel.generate`, and TokenizerRequired for stop strings without a tokenizer.
     """
     given = _chosen(kwargs)
     called = {**_chosen(given.get("generation_config")), **given}
@@ -182,8 +177,7 @@ def resolve_option(kwargs: Mapping[str, Any], name: str, *fallbacks: object) -> 
 
 def resolve_max_new_tokens(max_new_tokens: int | None, kwargs: Mapping[str, Any]) -> int:
     """Resolve the number of new tokens, at least 1: the argument, then `generation_config`, else 64."""
-    config = kwargs.get("generation_config")
-    resolved = getattr(config, "max_new_tokens", None) if max_new_tokens is None else max_new_tokens
+    resolved = resolve_option({**kwargs, "max_new_tokens": max_new_tokens}, "max_new_tokens")
     return 64 if resolved is None else check_number("max_new_tokens", resolved, 1, error=InvalidOption)
 
 
@@ -253,7 +247,7 @@ def _parameters(model: PreTrainedModel) -> frozenset[str]:
     """Return the keywords of transformers' `generate` and of the model, to which it passes others on."""
     functions = (GenerationMixin.generate, model.forward)
     names = {name for function in functions for name in inspect.signature(function).parameters}
-    names |= vars(GenerationConfig()).keys() | {"assistant_tokenizer", "seed", "tokenizer", "top_logprobs"}
+    names |= vars(GenerationConfig()).keys() | {"assistant_tokenizer", "seed", "streamers", "tokenizer", "top_logprobs"}
     return frozenset(names - {"args", "kwargs", "labels", "logits_to_keep", "self", "transformers_version"})
 
 

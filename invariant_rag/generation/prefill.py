@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -15,6 +16,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import natural_positions
@@ -24,9 +26,9 @@ from invariant_rag.attention.per_model import dynamic_rope_modules, forward_para
 from invariant_rag.attention.positions import Alibi
 from invariant_rag.attention.probe import probe
 from invariant_rag.cancellation import check_cancelled
-from invariant_rag.errors import UnsupportedCombination
-from invariant_rag.generation.digest import warn_of_foreign_code, weights_digest
-from invariant_rag.generation.kv_cache import EntryLayout, PrefixCache
+from invariant_rag.errors import CacheWarning, UnsupportedCombination
+from invariant_rag.generation.digest import foreign_code, weights_digest
+from invariant_rag.generation.kv_cache import EntryLayout, PrefixCache, layers_of
 from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.interventions import PromptBatch
 from invariant_rag.locks import ForkSafeLock
@@ -111,10 +113,7 @@ class SharedState:
 
 @once_per_model
 def shared_state(model: PreTrainedModel) -> SharedState:
-    """Return the state that all wrappers of a model share; probe the model the first time, or raise UnsupportedModel.
-
-    One without weights, which another engine runs, has nothing to probe.
-    """
+    """Return the state that all wrappers of a model share; the first time, probe it, or raise UnsupportedModel."""
     rotations = [] if getattr(model, RUNS_ELSEWHERE, False) else probe(model)
     return SharedState(rotations, has_dynamic_rope=bool(dynamic_rope_modules(model)))
 
@@ -155,25 +154,14 @@ class Prefiller:
         return input_device(self.model)
 
     @property
-    def rotations(self) -> Sequence[PositionEncoding]:
-        """The position encoding of each layer."""
-        return self.shared.rotations
-
-    @property
     def one_by_one(self) -> bool:
-        """Whether prompts are computed one by one, so that they change nothing of each other.
-
-        With rotary frequencies that depend on the length, the longest prompt of a batch would change all others.
-        """
-        return self.choices.deterministic or self.shared.has_dynamic_rope
+        """Whether prompts are computed one by one, so that they change nothing of each other."""
+        return self.choices.deterministic or self.shared.has_dynamic_rope  # of a batch, it is that of the longest
 
     def stock_decoding(self, prompts: Iterable[PreparedPrompt | PromptState]) -> bool:
-        """Return whether tokens after prefilled prompts use the model's own attention.
-
-        With ALiBi, that attention takes indices for positions, so the prompts' positions must be their indices.
-        """
+        """Return whether tokens after prefilled prompts use the model's own attention."""
         is_stock = self.choices.method.stock_decoding and self.choices.intervention is None
-        if is_stock and self.shared.has_alibi:
+        if is_stock and self.shared.has_alibi:  # which takes the index of a token for its position
             arrangements = [each.arrangement for each in prompts]
             return all(each.positions == natural_positions(each.layout) for each in arrangements)
         return is_stock
@@ -266,7 +254,10 @@ class Prefiller:
         if (store := self.choices.cache) is None:
             return results
         cached = [number for number, each in enumerate(prompts) if each.has_prefix]
-        if cached and not warn_of_foreign_code(self.model):
+        if cached and (foreign := list(foreign_code(self.model))):
+            told = f"the key-value cache is not used: the model has {', '.join(foreign[:3])}"
+            warnings.warn(CacheWarning(told), stacklevel=2)
+        elif cached:
             loaded = PrefixCache(self, store).load([prompts[number].prefix(self.choices.method) for number in cached])
             for number, (cache, tokens) in zip(cached, loaded, strict=True):
                 results[number] = replace(results[number], cache=cache, cached_tokens=tokens)
@@ -279,13 +270,10 @@ class Prefiller:
         return cache
 
     def prefill(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
-        """Prefill all tokens of prompts but the last of each, with which decoding starts.
-
-        The last ones take part and are then cropped: rotary scalings that depend on the length see the whole prompt.
-        """
+        """Prefill all tokens of prompts but the last of each, with which decoding starts."""
         results = self.prefill_uncached(prompts, self.load_cached_prefixes(prompts))
         for result in results:
-            result.cache.crop(-1)
+            result.cache.crop(-1)  # afterwards: rotary scalings that depend on the length see the whole prompt
         return results
 
     def prefill_uncached(
@@ -295,16 +283,14 @@ class Prefiller:
         prefixes = list(prefixes or map(PrefillResult.empty, prompts))
         starts = [each.cache.get_seq_length() for each in prefixes]
         uncached = [len(each.input_ids) - start for each, start in zip(prompts, starts, strict=True)]
-        run_others = after_prefill.get()
+        run_others = after_prefill.get() or (lambda: None)
         if len(prompts) > 1 and (all(starts) or not any(starts)) and self.shares_prefill(uncached):
             prefixes = self._prefill_together(prompts, prefixes, starts)
-            if run_others is not None:
-                run_others()
+            run_others()
             return prefixes
         for prepared, prefix in zip(prompts, prefixes, strict=True):
             self._continue(prepared, prefix)
-            if run_others is not None:
-                run_others()
+            run_others()
         return prefixes
 
     def _continue(self, prepared: PreparedPrompt, prefix: PrefillResult, keep: int = 1) -> torch.Tensor:
@@ -321,9 +307,10 @@ class Prefiller:
         The prefixes are padded on the left and what follows on the right. No token attends to what follows it.
         """
         padding = [max(starts) - start for start in starts]
-        count = max(len(each.input_ids) - start for each, start in zip(prompts, starts, strict=True))
+        rows = list(zip(prompts, starts, padding, strict=True))
+        count = max(len(each.input_ids) - start for each, start, _ in rows)
         ids, positions, mask = [], [], []
-        for prompt, start, padded in zip(prompts, starts, padding, strict=True):
+        for prompt, start, padded in rows:
             missing = [0] * (count - len(prompt.input_ids) + start)
             ids.append([*prompt.input_ids[start:], *missing])
             positions.append([*prompt.positions[start:], *missing])
@@ -332,19 +319,15 @@ class Prefiller:
         cache = batch_caches([each.cache for each in prefixes], padding)
         with self.attention(states, is_whole=not any(starts)):
             self._run(ids, positions, torch.tensor(mask, device=self.device), cache=cache)
-        rows = [DynamicCache() for _ in prompts]  # the batch, taken apart
-        layers: list[Any] = cache.layers
-        for index, layer in enumerate(layers):
-            for number, (row, first) in enumerate(zip(rows, padding, strict=True)):
-                kept = (slice(number, number + 1), slice(None), slice(first, first + len(prompts[number].input_ids)))
-                row.update(layer.keys[kept], layer.values[kept], index)
-        return [replace(each, cache=row) for each, row in zip(prefixes, rows, strict=True)]
+        results, layers = [], layers_of(cache)  # the batch, taken apart
+        for row, (prompt, _, padded) in enumerate(rows):
+            tokens = slice(padded, padded + len(prompt.input_ids))
+            own = DynamicCache((keys[row, None, :, tokens], values[row, None, :, tokens]) for keys, values in layers)
+            results.append(replace(prefixes[row], cache=own))
+        return results
 
     def continuation_logits(self, prepared: PreparedPrompt, continuations: Sequence[TokenIds]) -> torch.Tensor:
-        """Return the logits that predict every token of each continuation: `[continuations, longest, vocabulary]`.
-
-        Logits beyond the end of shorter ones mean nothing.
-        """
+        """Return the logits that predict each token of continuations `[N, longest, V]`; behind an end, anything."""
         longest, last = max(map(len, continuations)), prepared.input_ids[-1]
         rows = [[last, *each[:-1]] + [each[-1]] * (longest - len(each)) for each in continuations]
         first = prepared.positions[-1]
@@ -354,23 +337,14 @@ class Prefiller:
             positions = [range(first, first + longest)] * len(rows)
             return self._run(rows, positions, keep=None, cache=cache)
 
-    def score(self, prepared: PreparedPrompt, continuations: Sequence[TokenIds]) -> list[float]:
-        """Return the log-probability of each continuation of a prompt, computed in one batch."""
-        logprobs = torch.log_softmax(self.continuation_logits(prepared, continuations).float(), dim=-1)
-        return [
-            float(logprobs[row, torch.arange(len(each)), torch.tensor(each)].double().sum())
-            for row, each in enumerate(continuations)
-        ]
-
 
 def left_pad(
     prompts: Sequence[PreparedPrompt], pad_token_id: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, list[int], torch.Tensor | None]:
     """Left-pad prompts to the length of the longest.
 
-    Returns:
-        Input ids `[B, L]`; the attention mask `[B, L]`; the number of padding tokens of each row; and the rotary
-        positions `[B, L]`, None if every row has 0, 1, 2... after the padding.
+    Return input ids, mask, the number of padding tokens of each row, and rotary positions, each `[B, L]`; positions
+    are None if every row has 0, 1, 2... after the padding.
     """
     longest = max(map(len, map(attrgetter("input_ids"), prompts)))
     ids, mask, positions, padding, is_natural = [], [], [], [], True
@@ -389,13 +363,11 @@ def batch_caches(caches: Sequence[DynamicCache], padding: Sequence[int], copies:
     """Batch the caches of single prompts, left-padded by `padding`; each row is repeated `copies` times."""
     cache = caches[0]
     if len(caches) > 1:
-        cache = DynamicCache()
-        for index in range(len(caches[0].layers)):
-            layers: list[Any] = [each.layers[index] for each in caches]
-            rows = list(zip(layers, padding, strict=True))
-            keys = [torch.nn.functional.pad(layer.keys, (0, 0, count, 0)) for layer, count in rows]
-            values = [torch.nn.functional.pad(layer.values, (0, 0, count, 0)) for layer, count in rows]
-            cache.update(torch.cat(keys), torch.cat(values), index)
+        layers: list[tuple[torch.Tensor, ...]] = []
+        for layer in zip(*map(layers_of, caches), strict=True):
+            sides = [map(pad, side, [(0, 0, count, 0) for count in padding]) for side in zip(*layer, strict=True)]
+            layers.append(tuple([torch.cat(list(side)) for side in sides]))
+        cache = DynamicCache(layers)
     if not cache.get_seq_length():
         return DynamicCache()  # of a prompt with one token; transformers does not repeat an empty cache
     if copies > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from invariant_rag.methods import Method
 
 Overflow: TypeAlias = Literal["error", "drop_last", "trim_segments"]
+
+_OF_PROMPT = ("sets", "order", "dropped", "trimmed", "method", "labels", "invariant")
+"""Attributes of a generation that are those of its prompt."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +96,7 @@ class PreparedPrompt:
             finish_reason=finish_reason,
             usage=Usage(len(self.input_ids), len(token_ids), cached_tokens),
             top_logprobs=tuple(top_logprobs),
-            sets=self.sets,
-            order=self.order,
-            dropped=self.dropped,
-            trimmed=self.trimmed,
-            method=self.method,
-            labels=self.labels,
-            invariant=self.invariant,
+            **{name: getattr(self, name) for name in _OF_PROMPT},
         )
 
 
@@ -109,12 +106,7 @@ def prepare(
     """Tokenise a prompt, sort its segments into physical order, fit it into the context window, and arrange it.
 
     Law: for an ordering by content, permuting the segments of a set changes `order`, `dropped` and `trimmed` (indices
-    into the input), and nothing else.
-
-    Raises:
-        InvalidPrompt: The prompt has no token.
-        ContextOverflow: The prompt, with `new_tokens` for the answer, is too long, and the overflow strategy cannot
-            shorten it.
+    into the input), and nothing else. Errors are those of `InvariantModel.prepare`.
     """
     tokens = tokenize_prompt(prompt, tokenizer)
     query, suffix = prompt.query, prompt.suffix
@@ -213,16 +205,14 @@ def fit_segments(
             f"expected at most {window} tokens, the model's context window; got {text_tokens + total} in "
             f"the prompt ({text_tokens} of text, {total} in {counted}) and {new_tokens} to generate"
         )
-    shorten = _trim_longest if overflow == "trim_segments" else _drop_last
-    return shorten(sets, available, positions)
+    if overflow == "trim_segments":  # to the largest common length at which they fit
 
+        def cut(length: int) -> list[list[int]]:
+            return [[min(each, length) for each in lengths] for lengths in sets]
 
-def _longest(lengths: Iterable[int]) -> int:
-    return max(lengths, default=0)
-
-
-def _drop_last(sets: list[list[int]], available: int, positions: Callable[[Iterable[int]], int]) -> list[list[int]]:
-    """Drop what does not fit alone, then the lowest-ranked that counts, of the set that takes the most positions."""
+        lengths = range(max(map(_longest, sets)) + 1)  # too long from some length on
+        return cut(bisect_right(lengths, available, key=lambda length: sum(map(positions, cut(length)))) - 1)
+    # What does not fit alone is dropped, then the lowest-ranked that counts, of the set that takes the most positions.
     sets = [[each if each <= available else 0 for each in lengths] for lengths in sets]
     while sum(map(positions, sets)) > available:
         largest = max(sets, key=positions)
@@ -231,11 +221,5 @@ def _drop_last(sets: list[list[int]], available: int, positions: Callable[[Itera
     return sets
 
 
-def _trim_longest(sets: list[list[int]], available: int, positions: Callable[[Iterable[int]], int]) -> list[list[int]]:
-    """Truncate all segments to the largest common length at which they fit."""
-
-    def cut(length: int) -> list[list[int]]:
-        return [[min(each, length) for each in lengths] for lengths in sets]
-
-    lengths = range(max(map(_longest, sets)) + 1)  # too long from some length on
-    return cut(bisect_right(lengths, available, key=lambda length: sum(map(positions, cut(length)))) - 1)
+def _longest(lengths: Iterable[int]) -> int:
+    return max(lengths, default=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from queue import SimpleQueue
@@ -10,7 +10,7 @@ from threading import Event, Thread, current_thread
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers import PreTrainedTokenizerBase, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag.errors import TokenizerRequired, UnsupportedCombination
@@ -36,14 +36,14 @@ class TextQueueStreamer(BaseStreamer):
         self._tokenizer, self._keep = tokenizer, frozenset(as_ids(keep, "keep_tokens"))
         self._tokens: list[int] = []
         self._emitted = 0  # characters of the decoded tokens that are in the queue
-        self._in_prompt = True
+        self.began = False  # whether it has got the prompt
 
     def put(self, value: torch.Tensor) -> None:
         """Receive the prompt, which is ignored, and then generated tokens, one or more at a time."""
         if value.ndim > 1 and value.shape[0] > 1:
             raise UnsupportedCombination(f"expected one sequence to stream, got {value.shape[0]}")
-        if self._in_prompt:
-            self._in_prompt = False
+        if not self.began:
+            self.began = True
             return
         self._tokens += value.flatten().tolist()
         text = decode_keeping(self._tokenizer, self._tokens, self._keep)
@@ -87,25 +87,21 @@ class TextStream(Iterator[str]):
     """Pieces of the text of a generation in a background thread. Closing or deleting it stops the generation.
 
     Args:
-        generate: Called with the options, the `streamer` and `stopping_criteria`.
+        generate: Generates with the streamer, until the event is set.
         streamer: Receives the tokens.
-        options: Keyword arguments for `generate`.
-        check: Called before the thread starts; raises if this one must not wait for another.
         closed: Set when the stream is closed.
+        check: Called before the thread starts; raises if this one must not wait for another.
     """
 
     def __init__(
         self,
-        generate: Callable[..., Generation],
+        generate: Callable[[], Generation],
         streamer: TextQueueStreamer,
-        options: Mapping[str, Any],
-        *,
+        closed: Event,
         check: Callable[[], None] = lambda: None,
-        closed: Event | None = None,
     ) -> None:
-        self._result: list[Generation] = []
-        self._closed = closed or Event()
-        self._pieces = _stream_pieces(generate, streamer, options, self._result, self._closed, check)
+        self._result, self._closed = list[Generation](), closed
+        self._pieces = _pieces(generate, streamer.queue, closed, check, self._result)  # which knows no `self`
 
     @property
     def generation(self) -> Generation | None:
@@ -125,30 +121,28 @@ class TextStream(Iterator[str]):
             self._pieces.close()
 
 
-def _stream_pieces(
-    generate: Callable[..., Generation],
-    streamer: TextQueueStreamer,
-    options: Mapping[str, Any],
-    result: list[Generation],
+def _pieces(
+    generate: Callable[[], Generation],
+    queue: SimpleQueue[str | None],
     closed: Event,
     check: Callable[[], None],
+    result: list[Generation],
 ) -> Generator[str, None, None]:
     """Generate in a thread and yield its pieces of text; then append the generation to `result`."""
     check()
-    criteria = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), StopOnEvent(closed)])
     done: Future[Generation] = Future()
 
     def run() -> None:
         try:
-            done.set_result(generate(**{**options, "streamer": streamer, "stopping_criteria": criteria}))
+            done.set_result(generate())
         except BaseException as error:  # noqa: BLE001 - raised again by the iterator
             done.set_exception(error)
-        streamer.queue.put(None)
+        queue.put(None)
 
     thread = Thread(target=run, name="invariant-rag-stream", daemon=True)
     thread.start()
     try:
-        while (piece := streamer.queue.get()) is not None:
+        while (piece := queue.get()) is not None:
             yield piece
         if not (closed.is_set() and isinstance(done.exception(), CancelledError | None)):
             result.append(done.result())

@@ -7,8 +7,6 @@ from concurrent.futures import CancelledError
 from dataclasses import replace
 from itertools import permutations
 from threading import Event
-from types import FrameType
-from typing import Any
 
 import pytest
 from transformers import MaxTimeCriteria
@@ -16,7 +14,7 @@ from transformers import MaxTimeCriteria
 from invariant_rag import Prompt, Segment, SegmentSet
 from invariant_rag.errors import IncompleteObject, InvalidOption, InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.answering import Answering, reply_all
-from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply
+from invariant_rag.generation.answers import Answer, AnswerRequest, Reply
 from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.generation.streaming import StopOnEvent
 from invariant_rag.prompts import template_format
@@ -40,19 +38,19 @@ REQUESTS = {
 }
 
 
-def split(pieces: Any) -> tuple[list[AnswerDelta], Reply]:
+def split(pieces):
     *deltas, reply = pieces
     assert isinstance(reply, Reply)
     return deltas, reply
 
 
-def without_generations(reply: Reply) -> Reply:
+def without_generations(reply):
     return replace(reply, answers=tuple(replace(each, generation=None) for each in reply.answers))
 
 
 @pytest.mark.parametrize("batcher", [None, MicroBatcher()], ids=["alone", "queued"])
 @pytest.mark.parametrize("name", REQUESTS)
-def test_a_streamed_reply_is_the_whole_one(name: str, batcher: MicroBatcher | None) -> None:
+def test_a_streamed_reply_is_the_whole_one(name, batcher):
     lm, request = lm_of("hermes"), REQUESTS[name]
     whole = Answering(lm, request).reply(batcher)
     deltas, streamed = split(Answering(lm, request).stream(batcher))
@@ -64,7 +62,7 @@ def test_a_streamed_reply_is_the_whole_one(name: str, batcher: MicroBatcher | No
     assert whole.usage.completion_tokens == sum(each.generation.usage.completion_tokens for each in whole.answers)
 
 
-def test_sampled_answers_have_seeds_of_their_own() -> None:
+def test_sampled_answers_have_seeds_of_their_own():
     lm, request = lm_of("hermes"), REQUESTS["several sampled answers"]
     reply = Answering(lm, request).reply()
     singles = [Answering(lm, replace(request, seed=3 + index, n=1)).reply().first for index in range(3)]
@@ -72,7 +70,7 @@ def test_sampled_answers_have_seeds_of_their_own() -> None:
     assert len({each.content for each in reply.answers}) == 3
 
 
-def test_several_requests_are_answered_as_each_alone() -> None:
+def test_several_requests_are_answered_as_each_alone():
     lm = lm_of("hermes")
     requests = [
         replace(REQUESTS["a prompt"], prompt=Prompt("Read: ", DOCUMENTS[:count], "And?")) for count in (1, 2, 3)
@@ -86,7 +84,7 @@ def test_several_requests_are_answered_as_each_alone() -> None:
 WRITTEN = "At noon [2], as `row[1]` says; see [1] and [3]."
 
 
-def test_an_answer_stays_as_written_and_its_numbers_lead_to_the_documents() -> None:
+def test_an_answer_stays_as_written_and_its_numbers_lead_to_the_documents():
     lm = lm_of("hermes")
     slots = [Slot(f"[{number}] ", "\n", number=str(number)) for number in (1, 2, 3)]
     cited = set()
@@ -103,7 +101,7 @@ def test_an_answer_stays_as_written_and_its_numbers_lead_to_the_documents() -> N
     assert len(cited) == 1
 
 
-def test_a_stop_string_ends_text_and_neither_calls_nor_objects() -> None:
+def test_a_stop_string_ends_text_and_neither_calls_nor_objects():
     lm = lm_of("hermes")
     options = {"logits_processor": [Writing(lm, "one. two. three")]}
     request = AnswerRequest(prompt=PLAIN, stop=(". t",), max_new_tokens=30, options=options)
@@ -115,7 +113,7 @@ def test_a_stop_string_ends_text_and_neither_calls_nor_objects() -> None:
 
 
 @pytest.mark.parametrize("name", ["a forced call", "an object or calls"])
-def test_a_stop_string_in_a_call_or_an_object_that_ran_out_of_tokens_leaves_length(name: str) -> None:
+def test_a_stop_string_in_a_call_or_an_object_that_ran_out_of_tokens_leaves_length(name):
     lm, request = lm_of("hermes"), replace(REQUESTS[name], stop=('"', "{"))
     length = len(Answering(lm, request).reply().first.generation.token_ids)
     for limit in (length // 2, length - 1):
@@ -127,7 +125,7 @@ def test_a_stop_string_in_a_call_or_an_object_that_ran_out_of_tokens_leaves_leng
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stop_string_in_the_opening_of_a_call_that_ran_out_of_tokens_leaves_length(kind: str) -> None:
+def test_a_stop_string_in_the_opening_of_a_call_that_ran_out_of_tokens_leaves_length(kind):
     lm = lm_of(kind)
     written = template_format(lm.tokenizer).call_format
     before, stop = "" if written.anchored else "Well. ", ('"', "{", "[", "n", "s")
@@ -144,14 +142,14 @@ def test_a_stop_string_in_the_opening_of_a_call_that_ran_out_of_tokens_leaves_le
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_call_that_something_else_than_room_cuts_off_is_an_error(order: int) -> None:
+def test_a_call_that_something_else_than_room_cuts_off_is_an_error(order):
     criteria = [MaxTimeCriteria(0.0), StopOnEvent(Event())][::order]
     request = replace(REQUESTS["a forced call"], options={"stopping_criteria": criteria})
     with pytest.raises(IncompleteObject, match="ends within call 0"):
         Answering(lm_of("hermes"), request).reply()
 
 
-def test_an_abandoned_request_has_no_reply() -> None:
+def test_an_abandoned_request_has_no_reply():
     abandoned = Event()
     answering = Answering(lm_of("hermes"), replace(REQUESTS["a prompt"], max_new_tokens=1000))
     pieces = answering.stream(abandoned=abandoned)
@@ -172,15 +170,15 @@ def test_an_abandoned_request_has_no_reply() -> None:
         ({"n": 0}, InvalidOption),
     ],
 )
-def test_a_wrong_request_is_refused(wrong: dict[str, Any], error: type[Exception]) -> None:
+def test_a_wrong_request_is_refused(wrong, error):
     with pytest.raises(error):
         Answering(lm_of("hermes"), replace(REQUESTS["a conversation"], **wrong))
 
 
-def test_what_was_prepared_to_be_measured_is_not_tokenized_again() -> None:
-    tokenized: list[str] = []
+def test_what_was_prepared_to_be_measured_is_not_tokenized_again():
+    tokenized = []
 
-    def record(frame: FrameType, event: str, argument: object) -> None:
+    def record(frame, event, argument):
         if event == "call" and frame.f_code.co_name == "tokenize_prompt":
             tokenized.append(frame.f_code.co_filename)
 

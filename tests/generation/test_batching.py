@@ -6,16 +6,14 @@ import copy
 import pickle
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import wraps
 from threading import Event
-from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
+from transformers import GenerationConfig, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag import Generation, InvariantModel, KeyValueCache, MicroBatcher, Prompt
@@ -30,11 +28,11 @@ OPTIONS = {"max_new_tokens": 4}
 
 
 @contextmanager
-def batch_sizes(model: PreTrainedModel) -> Iterator[list[int]]:
+def batch_sizes(model):
     """Count the rows of every forward pass that decodes."""
-    sizes: list[int] = []
+    sizes = []
 
-    def note(_module: Any, _arguments: Any, keywords: dict[str, Any]) -> None:
+    def note(_module, _arguments, keywords):
         if keywords["input_ids"].shape[1] == 1:
             sizes.append(keywords["input_ids"].shape[0])
 
@@ -46,10 +44,10 @@ def batch_sizes(model: PreTrainedModel) -> Iterator[list[int]]:
 
 
 @contextmanager
-def halted(batcher: MicroBatcher) -> Iterator[Callable[[int], None]]:
+def halted(batcher):
     """Hold the turn, and let the block wait until so many requests are in the queue."""
 
-    def until(count: int) -> None:
+    def until(count):
         while len(batcher._waiting) < count:
             time.sleep(0.001)
 
@@ -57,9 +55,7 @@ def halted(batcher: MicroBatcher) -> Iterator[Callable[[int], None]]:
         yield until
 
 
-def waiting(
-    batcher: MicroBatcher, pool: ThreadPoolExecutor, lms: Sequence[InvariantModel], prompts: Sequence[Prompt]
-) -> list[Future[Generation]]:
+def waiting(batcher, pool, lms, prompts):
     """Start a call for each prompt while it is somebody else's turn, and return once all of them wait."""
     with halted(batcher) as until:
         calls = []
@@ -70,7 +66,7 @@ def waiting(
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine"])
-def test_prompts_that_wait_are_decoded_together_and_answered_as_each_alone(method: str, llama: PreTrainedModel) -> None:
+def test_prompts_that_wait_are_decoded_together_and_answered_as_each_alone(method, llama):
     lm, batcher = InvariantModel(llama, method=method), MicroBatcher()
     alone = [lm.generate(prompt, **OPTIONS) for prompt in PROMPTS]
     with ThreadPoolExecutor(5) as pool, batch_sizes(llama) as sizes:
@@ -84,7 +80,7 @@ def test_prompts_that_wait_are_decoded_together_and_answered_as_each_alone(metho
     assert sorted(set(sizes)) == [1, 4]
 
 
-def test_models_that_differ_are_not_mixed(llama: PreTrainedModel) -> None:
+def test_models_that_differ_are_not_mixed(llama):
     rotor = InvariantModel(llama)
     for choices in ({"method": "pine"}, {"max_segment_tokens": 1, "overflow": "trim_segments"}):
         lms = [rotor, rotor.with_method(**choices)] * 2
@@ -99,7 +95,7 @@ def test_models_that_differ_are_not_mixed(llama: PreTrainedModel) -> None:
             assert call.result().usage.cached_tokens == 0
 
 
-def test_a_prompt_that_fails_fails_alone(llama: PreTrainedModel) -> None:
+def test_a_prompt_that_fails_fails_alone(llama):
     lm = InvariantModel(llama)
     with ThreadPoolExecutor(3) as pool:
         first, bad, last = waiting(MicroBatcher(), pool, [lm] * 3, [PROMPTS[0], Prompt([], [], []), PROMPTS[1]])
@@ -109,11 +105,11 @@ def test_a_prompt_that_fails_fails_alone(llama: PreTrainedModel) -> None:
         assert last.result().token_ids == lm.generate(PROMPTS[1], **OPTIONS).token_ids
 
 
-def test_an_interrupt_reaches_everybody_and_is_not_tried_again(llama: PreTrainedModel) -> None:
-    calls: list[int] = []
+def test_an_interrupt_reaches_everybody_and_is_not_tried_again(llama):
+    calls = []
 
     class Interrupted(InvariantModel):
-        def generate(self, prompt: Any, **_: Any) -> Any:
+        def generate(self, prompt, **_):
             calls.append(len(prompt))
             raise KeyboardInterrupt
 
@@ -133,9 +129,7 @@ def test_an_interrupt_reaches_everybody_and_is_not_tried_again(llama: PreTrained
     ],
     ids=str,
 )
-def test_sampled_answers_of_a_batch_are_those_of_each_prompt_alone(
-    more: dict[str, Any], llama: PreTrainedModel
-) -> None:
+def test_sampled_answers_of_a_batch_are_those_of_each_prompt_alone(more, llama):
     lm, options = InvariantModel(llama), {"max_new_tokens": 12, "do_sample": True, **more}
     seeded = [(prompt, {**options, "seed": seed}) for seed, prompt in enumerate([*PROMPTS, PROMPTS[0]])]
     alone = [lm.generate(prompt, **each).token_ids for prompt, each in seeded]
@@ -145,7 +139,7 @@ def test_sampled_answers_of_a_batch_are_those_of_each_prompt_alone(
     assert set(sizes) == {6}
 
 
-def test_without_seeds_sampled_answers_follow_the_global_state(llama: PreTrainedModel) -> None:
+def test_without_seeds_sampled_answers_follow_the_global_state(llama):
     lm, calls = InvariantModel(llama), [(PROMPTS[0], {"max_new_tokens": 12, "do_sample": True})] * 3
     found = []
     for _ in range(2):
@@ -155,28 +149,32 @@ def test_without_seeds_sampled_answers_follow_the_global_state(llama: PreTrained
     assert len(set(found[0])) == 3
 
 
-def options_of_an_object(model: InvariantModel, seed: int) -> dict[str, Any]:
+def options_of_an_object(model, seed):
     schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 12}}, "required": ["a"]}
     return constrain(model, schema, max_new_tokens=80, do_sample=True, temperature=2.0, top_k=0, seed=seed)
 
 
-@pytest.mark.parametrize("kind", ["texts", "objects"])
-def test_streams_that_wait_are_decoded_together_and_each_gets_its_own_text(kind: str, model: InvariantModel) -> None:
+@pytest.mark.parametrize("kind", ["texts", "texts that end", "objects"])
+def test_streams_that_wait_are_decoded_together_and_each_gets_its_own_text(kind, model):
     batcher = MicroBatcher()
     calls = [(prompt, {"max_new_tokens": 12}) for prompt in TEXTS]
     if kind == "objects":  # streams end where they are complete
         calls = [(TEXTS[0], options_of_an_object(model, seed)) for seed in range(4)]
+    if kind == "texts that end":  # one after the other, and then there is padding, which is a letter here
+        whole = [model.generate(prompt, **options).token_ids for prompt, options in calls]
+        ends = {"eos_token_id": [tokens[3 * row] for row, tokens in enumerate(whole)], "pad_token_id": 97}
+        calls = [(prompt, {**options, **ends}) for prompt, options in calls]
     alone = [model.generate(prompt, **copy.copy(options)).text for prompt, options in calls]
     streams = [batcher.stream(model, prompt, options) for prompt, options in calls]
     with ThreadPoolExecutor(4) as pool, batch_sizes(model.model) as sizes:
         texts = ["".join(each) for each in pool.map(list, streams)]
     assert texts == alone
     assert [each.generation and each.generation.text for each in streams] == alone
-    assert len(set(texts)) == 4
+    assert len(set(texts)) >= (2 if kind == "texts that end" else 4)
     assert set(sizes) == {4}
 
 
-def test_a_stream_of_what_is_known_at_the_end_is_the_answer(model: InvariantModel) -> None:
+def test_a_stream_of_what_is_known_at_the_end_is_the_answer(model):
     """Of two branches, or of beams: nothing is streamed that is not the answer's."""
     for lm, more in ((model.with_routing(-2.0), {}), (model.with_routing(2.0), {}), (model, {"num_beams": 3})):
         stream = MicroBatcher().stream(lm, TEXTS[0], {"max_new_tokens": 12, **more})
@@ -196,9 +194,7 @@ def test_a_stream_of_what_is_known_at_the_end_is_the_answer(model: InvariantMode
     ],
     ids=str,
 )
-def test_requests_with_other_options_are_not_mixed(
-    one: dict[str, Any], other: dict[str, Any], llama: PreTrainedModel
-) -> None:
+def test_requests_with_other_options_are_not_mixed(one, other, llama):
     lm, calls = InvariantModel(llama), [(PROMPTS[0], {**OPTIONS, **each}) for each in (one, other)]
     with batch_sizes(llama) as sizes:
         found = MicroBatcher().generate_all(lm, calls)
@@ -206,7 +202,7 @@ def test_requests_with_other_options_are_not_mixed(
     assert set(sizes) == {1}
 
 
-def test_requests_with_other_schemas_are_not_mixed(model: InvariantModel) -> None:
+def test_requests_with_other_schemas_are_not_mixed(model):
     other = {**options_of_an_object(model, 1), **constrain(model, {"enum": ["a"]}, max_new_tokens=80)}
     with batch_sizes(model.model) as sizes:
         MicroBatcher().generate_all(model, [(TEXTS[0], options_of_an_object(model, 0)), (TEXTS[0], other)])
@@ -217,7 +213,7 @@ def test_requests_with_other_schemas_are_not_mixed(model: InvariantModel) -> Non
     "options",
     [{"num_return_sequences": 2}, {"generation_config": GenerationConfig(do_sample=True, num_return_sequences=2)}, {}],
 )
-def test_several_answers_to_one_prompt_are_refused(options: dict[str, Any]) -> None:
+def test_several_answers_to_one_prompt_are_refused(options):
     model = tiny_model("llama", num_hidden_layers=1)
     if not options:
         model.generation_config.num_return_sequences = 2
@@ -225,7 +221,7 @@ def test_several_answers_to_one_prompt_are_refused(options: dict[str, Any]) -> N
         MicroBatcher().generate(InvariantModel(model), PROMPTS[0], options)
 
 
-def test_a_copy_begins_with_an_empty_queue(llama: PreTrainedModel) -> None:
+def test_a_copy_begins_with_an_empty_queue(llama):
     batcher = MicroBatcher()
     with halted(batcher):
         copied = pickle.loads(pickle.dumps(batcher))
@@ -233,7 +229,7 @@ def test_a_copy_begins_with_an_empty_queue(llama: PreTrainedModel) -> None:
     assert len(answer.token_ids) == OPTIONS["max_new_tokens"]
 
 
-def test_an_abandoned_row_ends_and_the_others_go_on(model: InvariantModel) -> None:
+def test_an_abandoned_row_ends_and_the_others_go_on(model):
     batcher, gone, options = MicroBatcher(), Event(), {"max_new_tokens": 24}
     with ThreadPoolExecutor(2) as pool:
         with halted(batcher) as until:
@@ -249,7 +245,7 @@ def test_an_abandoned_row_ends_and_the_others_go_on(model: InvariantModel) -> No
     assert stream.generation is None
 
 
-def test_closing_a_stream_ends_its_row_and_abandons_nothing_else(model: InvariantModel) -> None:
+def test_closing_a_stream_ends_its_row_and_abandons_nothing_else(model):
     batcher, gone = MicroBatcher(), Event()
     left, kept = (batcher.stream(model, prompt, {"max_new_tokens": 200}, abandoned=gone) for prompt in TEXTS[:2])
     with ThreadPoolExecutor(1) as pool:
@@ -266,7 +262,7 @@ def test_closing_a_stream_ends_its_row_and_abandons_nothing_else(model: Invarian
     assert len(sizes) < 900, "the model rests"
 
 
-def test_a_prompt_that_is_abandoned_while_it_waits_is_not_begun(llama: PreTrainedModel) -> None:
+def test_a_prompt_that_is_abandoned_while_it_waits_is_not_begun(llama):
     batcher, gone, lm = MicroBatcher(), Event(), InvariantModel(llama)
     with ThreadPoolExecutor(1) as pool, batch_sizes(llama) as sizes:
         with halted(batcher) as until:
@@ -281,13 +277,13 @@ def test_a_prompt_that_is_abandoned_while_it_waits_is_not_begun(llama: PreTraine
 class Watch(BaseStreamer):
     """Sets an event once the first token is there."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.began = Event()
 
-    def put(self, value: Any) -> None:
+    def put(self, value):
         self.began.set()
 
-    def end(self) -> None:
+    def end(self):
         pass
 
 
@@ -296,9 +292,7 @@ class Watch(BaseStreamer):
     [("short", "rotor", {}), ("short", "pine", {"do_sample": True, "seed": 3}), ("tenant", "pine", {}),
      ("tenant", "rotor", {"do_sample": True, "seed": 3})],
 )  # fmt: skip
-def test_who_need_not_wait_runs_between_two_steps_and_changes_nothing(
-    other: str, method: str, sampling: dict[str, Any], llama: PreTrainedModel
-) -> None:
+def test_who_need_not_wait_runs_between_two_steps_and_changes_nothing(other, method, sampling, llama):
     lms = [InvariantModel(llama, method=method, cache=KeyValueCache()) for _ in range(2)]
     if other == "short":
         lms[1] = lms[0]
@@ -307,7 +301,7 @@ def test_who_need_not_wait_runs_between_two_steps_and_changes_nothing(
     alone = [lm.generate(prompt, **each).token_ids for lm, prompt, each in zip(lms, PROMPTS, options, strict=False)]
     batcher, watch, order = MicroBatcher(), Watch(), []
 
-    def run(number: int, **more: Any) -> Generation:
+    def run(number, **more):
         found = batcher.generate(lms[number], PROMPTS[number], {**options[number], **more})
         order.append(number)
         return found
@@ -321,21 +315,19 @@ def test_who_need_not_wait_runs_between_two_steps_and_changes_nothing(
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "varlen"])  # a pass for each prompt of a prefill, or one for all of them
-def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(
-    backend: str, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(backend, llama, monkeypatch):
     lms = [InvariantModel(llama, backend=backend, cache=KeyValueCache()) for _ in range(2)]
     alone = [lms[0].with_cache(None).generate(prompt, **OPTIONS).token_ids for prompt in PROMPTS]
     batcher, forward, others = MicroBatcher(), type(llama).forward, list[Future[Generation]]()
     passes, at_token = list[int](), list[int]()
 
     class Noting(StoppingCriteria):
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        def __call__(self, input_ids, scores, **_):
             at_token.append(len(passes))
             return torch.zeros(len(input_ids), dtype=torch.bool)
 
     @wraps(forward)
-    def counted(*given: Any, **options: Any) -> Any:
+    def counted(*given, **options):
         passes.append(1)
         if len(passes) == 2:
             mine = {**OPTIONS, "stopping_criteria": [Noting()]}
@@ -351,7 +343,7 @@ def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(
     assert (others[0].result().token_ids, at_token[0]) == (alone[0], 4)  # two of its own: documents, and question
 
 
-def test_what_draws_between_two_steps_takes_nothing_from_the_draws_of_the_batch(llama: PreTrainedModel) -> None:
+def test_what_draws_between_two_steps_takes_nothing_from_the_draws_of_the_batch(llama):
     lm, watch, batcher = InvariantModel(llama), Watch(), MicroBatcher()
     options = {"max_new_tokens": 60, "eos_token_id": [], "do_sample": True, "typical_p": 0.9}  # from the global state
     alone = lm.generate(PROMPTS[0], seed=3, **options).token_ids

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
-from invariant_rag import Generation, InvariantModel, MicroBatcher, Prompt
+from invariant_rag import InvariantModel, MicroBatcher, Prompt
 from invariant_rag.generation.decode import TokenPenalties
 from invariant_rag.generation.structured import constrain, parse_object
 from invariant_rag.segments import Segment
 from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.rounding import rounding
 
-DECODING: list[dict[str, Any]] = [
+DECODING = [
     {},
     {"num_beams": 4},
     {"num_beams": 4, "num_return_sequences": 3},
@@ -34,7 +31,7 @@ PROMPTS = [random_prompt(random.Random(seed), (4, 2, 5)) for seed in range(2)]
 
 
 @pytest.fixture(scope="module")
-def lms() -> dict[bool, InvariantModel]:
+def lms():
     """Models whose answers end, and do not."""
     tokens = {True: list(range(40, 60)), False: None}
     return {
@@ -43,11 +40,11 @@ def lms() -> dict[bool, InvariantModel]:
 
 
 @pytest.fixture(scope="module")
-def bounds(lms: dict[bool, InvariantModel]) -> list[float]:
+def bounds(lms):
     return [2 * rounding(lms[True].logits, prompt) for prompt in PROMPTS]
 
 
-def logprobs_of(lm: InvariantModel, prompt: Prompt, answer: Generation) -> torch.Tensor:
+def logprobs_of(lm, prompt, answer):
     """The log-probabilities of all tokens, at each of an answer."""
     logits = lm.logits(Prompt(prompt.prefix, prompt.segments, [*prompt.suffix, *answer.token_ids]))
     return torch.log_softmax(logits[len(prompt.suffix) - 1 : -1], dim=-1)
@@ -55,9 +52,7 @@ def logprobs_of(lm: InvariantModel, prompt: Prompt, answer: Generation) -> torch
 
 @pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("decoding", DECODING, ids=str)
-def test_log_probabilities_are_those_of_the_model_for_every_way_of_decoding(
-    decoding: dict[str, Any], ends: bool, lms: dict[bool, InvariantModel], bounds: list[float]
-) -> None:
+def test_log_probabilities_are_those_of_the_model_for_every_way_of_decoding(decoding, ends, lms, bounds):
     lengths = []
     for prompt, bound in zip(PROMPTS, bounds, strict=True):
         answers = lms[ends].generate(prompt, max_new_tokens=10, **decoding)
@@ -72,9 +67,7 @@ def test_log_probabilities_are_those_of_the_model_for_every_way_of_decoding(
 
 
 @pytest.mark.parametrize("decoding", [each for each in DECODING if "num_beams" not in each], ids=str)
-def test_the_most_likely_tokens_are_those_of_the_model_alone_and_in_a_batch(
-    decoding: dict[str, Any], lms: dict[bool, InvariantModel], bounds: list[float]
-) -> None:
+def test_the_most_likely_tokens_are_those_of_the_model_alone_and_in_a_batch(decoding, lms, bounds):
     options, copies = {**decoding, "max_new_tokens": 6, "top_logprobs": 4}, decoding.get("num_return_sequences", 1)
     for batch in (PROMPTS[:1], PROMPTS):
         for index, answer in enumerate(lms[True].generate(batch, **options)):
@@ -84,8 +77,20 @@ def test_the_most_likely_tokens_are_those_of_the_model_alone_and_in_a_batch(
             assert torch.allclose(told, best, rtol=0, atol=bounds[index // copies])
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_an_answer_has_stopped_if_its_last_token_is_an_end_and_else_its_room_was_too_small(beams, lms):
+    found = set()
+    for prompt in PROMPTS:
+        for room in range(1, 12):
+            answer = lms[True].generate(prompt, max_new_tokens=room, num_beams=beams)
+            ended = answer.token_ids[-1] in range(40, 60)
+            assert answer.finish_reason == ("stop" if ended else "length")
+            found.add((ended, len(answer.token_ids) == room))
+    assert found >= {(True, False), (True, True), (False, True)}
+
+
 @pytest.fixture
-def new_objects_alone() -> Iterator[None]:
+def new_objects_alone():
     """Hide from `gc.get_objects` what is there already: a million objects, which take long to look through."""
     gc.freeze()
     yield
@@ -95,13 +100,11 @@ def new_objects_alone() -> Iterator[None]:
 @pytest.mark.usefixtures("new_objects_alone")
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("decoding", [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 3}], ids=str)
-def test_no_more_logits_are_held_after_thirty_tokens_than_after_three(
-    llama: PreTrainedModel, rows: int, decoding: dict[str, Any]
-) -> None:
+def test_no_more_logits_are_held_after_thirty_tokens_than_after_three(llama, rows, decoding):
     vocabulary = llama.config.vocab_size
-    held: list[int] = []
+    held = []
 
-    def count(input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+    def count(input_ids, scores, **_):
         alive = [each for each in gc.get_objects() if type(each) is torch.Tensor]
         held.append(sum(each.numel() for each in alive if each.ndim and each.shape[-1] == vocabulary))
         return torch.zeros(input_ids.shape[0], dtype=torch.bool)
@@ -117,10 +120,10 @@ SAID = Prompt("Say what you like: ", ["one", "two"], "\n")
 LONG = {"max_new_tokens": 40, "eos_token_id": []}
 
 
-def by_formula(lm: InvariantModel, presence: float, frequency: float) -> tuple[int, ...]:
+def by_formula(lm, presence, frequency):
     """Return the greedy answer: every token from the logits of all before it, by OpenAI's formula."""
     prompt = lm.prepare(SAID).input_ids
-    answer: list[int] = []
+    answer = []
     for _ in range(LONG["max_new_tokens"]):
         scores = lm.model(torch.tensor([[*prompt, *answer]])).logits[0, -1].tolist()
         for token in set(answer):
@@ -130,7 +133,7 @@ def by_formula(lm: InvariantModel, presence: float, frequency: float) -> tuple[i
 
 
 @pytest.mark.parametrize(("presence", "frequency"), [(2.0, 0.0), (0.0, 0.5), (-1.0, 0.7), (1e4, 0.0)])
-def test_an_answer_is_that_of_the_formula(model: InvariantModel, presence: float, frequency: float) -> None:
+def test_an_answer_is_that_of_the_formula(model, presence, frequency):
     lm = model.with_method("sequential", ordering="given")
     penalties = TokenPenalties(presence, frequency)
     found = [lm.generate(SAID, logits_processor=[penalties], **LONG).token_ids for _ in range(2)]
@@ -140,7 +143,7 @@ def test_an_answer_is_that_of_the_formula(model: InvariantModel, presence: float
         assert len(set(found[0])) == len(found[0])
 
 
-def test_requests_with_equal_penalties_are_rows_of_one_batch_and_answered_as_alone(model: InvariantModel) -> None:
+def test_requests_with_equal_penalties_are_rows_of_one_batch_and_answered_as_alone(model):
     prompts = [SAID, Prompt("A longer one than that: ", [Segment("three")], "?")]
     calls = [(prompt, {"logits_processor": [TokenPenalties(2.0, 0.5)], **LONG}) for prompt in prompts]
     alone = [model.generate(prompt, **options).token_ids for prompt, options in calls]
@@ -151,14 +154,14 @@ def test_requests_with_equal_penalties_are_rows_of_one_batch_and_answered_as_alo
     assert all(each.bitwise for each in MicroBatcher().generate_all(model, calls))
 
 
-def test_an_object_stays_one_whatever_is_penalized(model: InvariantModel) -> None:
+def test_an_object_stays_one_whatever_is_penalized(model):
     schema = {"type": "object", "properties": {"a": {"enum": ["aaaa", "bbbb"]}}, "required": ["a"]}
     options = {"logits_processor": [TokenPenalties(1e6, 1e6)], "sequence_bias": [[[each], -1e6] for each in range(50)]}
     text = model.generate(SAID, **constrain(model, schema, max_new_tokens=80, **options)).text
     assert parse_object(text, schema)["a"] in ("aaaa", "bbbb")
 
 
-def test_a_routed_model_penalizes_each_of_its_answers_by_itself(model: InvariantModel) -> None:
+def test_a_routed_model_penalizes_each_of_its_answers_by_itself(model):
     options = {"logits_processor": [TokenPenalties(1e4)], **LONG}
     kept = [model.with_routing(alpha).generate(SAID, **options).token_ids for alpha in (-2.0, 2.0)]
     branches = [model, model.with_routing().plain_branch]

@@ -8,15 +8,12 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Semaphore
-from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.generation import digest, prefill
@@ -29,12 +26,12 @@ from invariant_rag.testing.families import tiny_model
 
 
 @pytest.fixture
-def lm(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> InvariantModel:
+def lm(chat_llama, tokenizer):
     """A model that a test may change."""
     return InvariantModel(copy.deepcopy(chat_llama), copy.deepcopy(tokenizer))
 
 
-CHOICES: dict[str, dict[str, Any]] = {
+CHOICES = {
     **{f"method {name}": {"method": name, "ordering": "lexical"} for name in METHODS if name != "rotor"},
     "a method's parameter": {"method": APE(temperature=0.5)},
     "another parameter of it": {"method": APE(scale=0.5)},
@@ -52,7 +49,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def test_every_choice_that_changes_an_answer_changes_the_digest(model: InvariantModel) -> None:
+def test_every_choice_that_changes_an_answer_changes_the_digest(model):
     found = {"plain": model_digest(model)} | {
         name: model_digest(model.with_method(**each)) for name, each in CHOICES.items()
     }
@@ -61,7 +58,7 @@ def test_every_choice_that_changes_an_answer_changes_the_digest(model: Invariant
     assert len(set(found.values())) == len(found)
 
 
-CHANGES: dict[str, Callable[[InvariantModel], object]] = {
+CHANGES = {
     "a weight": lambda lm: lm.model.lm_head.weight.data.mul_(1.5),
     "the template": lambda lm: setattr(lm.tokenizer, "chat_template", lm.tokenizer.chat_template + " "),
     "a token": lambda lm: lm.tokenizer.add_tokens(["Ostra"]),
@@ -73,7 +70,7 @@ CHANGES: dict[str, Callable[[InvariantModel], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_in_place_changes_the_digest(lm: InvariantModel, change: str) -> None:
+def test_a_change_in_place_changes_the_digest(lm, change):
     other = lm.with_method("pine")
     before = model_digest(lm), model_digest(other)
     assert (model_digest(lm), model_digest(other)) == before
@@ -81,7 +78,7 @@ def test_a_change_in_place_changes_the_digest(lm: InvariantModel, change: str) -
     assert len({*before, model_digest(lm), model_digest(other)}) == 4
 
 
-def test_models_that_answer_alike_share_one(lm: InvariantModel) -> None:
+def test_models_that_answer_alike_share_one(lm):
     before = model_digest(lm)
     for alike in (
         lm.with_method("rotor"),
@@ -95,7 +92,7 @@ def test_models_that_answer_alike_share_one(lm: InvariantModel) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_the_same_in_another_process(tiny_folder: Path) -> None:
+def test_it_is_the_same_in_another_process(tiny_folder):
     code = (
         "import sys\n"
         "from invariant_rag import InvariantModel\n"
@@ -108,7 +105,7 @@ def test_it_is_the_same_in_another_process(tiny_folder: Path) -> None:
     assert done.stdout.strip() == model_digest(here)
 
 
-def test_a_model_with_offloaded_weights_has_an_identity_of_its_own(lm: InvariantModel) -> None:
+def test_a_model_with_offloaded_weights_has_an_identity_of_its_own(lm):
     other, bare = copy.deepcopy(lm), InvariantModel(lm.model)
     assert model_digest(lm) == model_digest(other)
     assert model_digest(bare) == model_digest(InvariantModel(lm.model)) != model_digest(lm), "without a tokenizer"
@@ -118,8 +115,8 @@ def test_a_model_with_offloaded_weights_has_an_identity_of_its_own(lm: Invariant
     assert model_digest(lm) != model_digest(other) == model_digest(other)
 
 
-def test_objects_are_told_by_what_they_are_and_never_by_an_address_that_is_used_again() -> None:
-    def ordering() -> Lexical:
+def test_objects_are_told_by_what_they_are_and_never_by_an_address_that_is_used_again():
+    def ordering():
         class Mine(Lexical):
             pass
 
@@ -136,11 +133,11 @@ def test_objects_are_told_by_what_they_are_and_never_by_an_address_that_is_used_
     assert len(set(map(describe, data))) == len(data)
 
 
-def _swapped(data: torch.Tensor, first: int, second: int) -> None:
+def _swapped(data, first, second):
     data[[first, second]] = data[[second, first]]
 
 
-WEIGHTS: dict[str, Callable[[Any], object]] = {
+WEIGHTS = {
     "one weight through .data": lambda model: model.lm_head.weight.data[3, 5].add_(1e-3),
     "the last bit of a weight": lambda model: model.lm_head.weight.data.view(torch.int32)[9, 1].bitwise_xor_(1),
     "two rows swapped": lambda model: _swapped(model.model.layers[1].mlp.up_proj.weight.data, 2, 7),
@@ -161,7 +158,7 @@ WEIGHTS: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("change", WEIGHTS)
-def test_every_change_in_place_is_noticed(change: str) -> None:
+def test_every_change_in_place_is_noticed(change):
     model, other = (tiny_model("llama", num_hidden_layers=2) for _ in range(2))
     before = weights_digest(model)
     assert weights_digest(model) == before == weights_digest(other)
@@ -172,7 +169,7 @@ def test_every_change_in_place_is_noticed(change: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "llama (dynamic scaling)", "gpt_oss", "gptj", "bloom", "gemma3_text"])
-def test_a_call_leaves_no_trace(family: str) -> None:
+def test_a_call_leaves_no_trace(family):
     model = tiny_model(family)
     before = weights_digest(model)
     with torch.no_grad():
@@ -182,13 +179,11 @@ def test_a_call_leaves_no_trace(family: str) -> None:
 
 @pytest.mark.parametrize("piece", [64, 1 << 24])
 @pytest.mark.parametrize("place", ["host", "device"])
-def test_random_changes_of_bytes_change_the_checksum_wherever_it_is_computed(
-    place: str, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_changes_of_bytes_change_the_checksum_wherever_it_is_computed(place, piece, monkeypatch):
     monkeypatch.setattr(digest, "_PIECE", piece)
     digest._factors.cache_clear()
 
-    def checksum(content: torch.Tensor) -> object:
+    def checksum(content):
         return digest._checksums([content]) if place == "host" else digest._sum_on_device(content)
 
     source = random.Random(0)
@@ -204,13 +199,11 @@ def test_random_changes_of_bytes_change_the_checksum_wherever_it_is_computed(
     digest._factors.cache_clear()
 
 
-def test_threads_that_ask_at_the_same_time_share_a_digest_that_was_begun_after_they_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_threads_that_ask_at_the_same_time_share_a_digest_that_was_begun_after_they_asked(monkeypatch):
     model, begun = tiny_model("llama"), Semaphore(0)
     shared, calls = SharedState([]), []
 
-    def slow(asked: PreTrainedModel) -> str:
+    def slow(asked):
         calls.append(weights_digest(asked))
         begun.release()
         time.sleep(0.3)

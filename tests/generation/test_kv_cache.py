@@ -8,15 +8,12 @@ import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, SegmentSet
 from invariant_rag.errors import CacheWarning, InvalidChoice, UnsupportedCombination, UnusableFile
-from invariant_rag.generation.kv_cache import CacheStats
 from invariant_rag.interventions import MsPoE
 from invariant_rag.methods import METHODS, RowMethod
 from invariant_rag.testing import random_prompt
@@ -31,20 +28,18 @@ SEVERAL = Prompt.of([3], SegmentSet([[5, 6], [7]]), [4], SegmentSet([[8], [9, 10
 ALONE = [name for name, each in METHODS.items() if each.context_free_segments]
 
 
-def stats(lm: InvariantModel) -> CacheStats:
+def stats(lm):
     assert lm.cache is not None
     return lm.cache.stats()
 
 
-def check_near(lm: InvariantModel, plain: InvariantModel, prompt: Prompt) -> None:
+def check_near(lm, plain, prompt):
     bound = rounding(plain.logits, prompt)
     torch.testing.assert_close(lm.logits(prompt), plain.logits(prompt), atol=bound, rtol=0)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_warm_answer_equals_a_cold_one_bit_for_bit_and_an_uncached_one_nearly(
-    method: str, llama: PreTrainedModel
-) -> None:
+def test_a_warm_answer_equals_a_cold_one_bit_for_bit_and_an_uncached_one_nearly(method, llama):
     plain = InvariantModel(llama, method=method, ordering="lexical")
     lm, fresh = (plain.with_cache(KeyValueCache()) for _ in range(2))
     cold, scores = fresh.logits(AGAIN), fresh.score(AGAIN, [[5, 6], [7]])
@@ -67,7 +62,7 @@ def test_a_warm_answer_equals_a_cold_one_bit_for_bit_and_an_uncached_one_nearly(
         *(("glm4", "ape"), ("gemma3_text", "rotor")),
     ],
 )
-def test_families_answer_from_the_cache_as_without(family: str, method: str) -> None:
+def test_families_answer_from_the_cache_as_without(family, method):
     plain = InvariantModel(tiny_model(family, eos_token_id=None), method=method)
     lm, prompt = plain.with_cache(KeyValueCache()), random_prompt(random.Random(4), (6, 9, 5), prefix=3, suffix=5)
     check_near(lm, plain, prompt)
@@ -75,7 +70,7 @@ def test_families_answer_from_the_cache_as_without(family: str, method: str) -> 
 
 
 @pytest.mark.parametrize("method", ALONE)
-def test_a_segment_is_read_once_and_reused_in_any_set(method: str, llama: PreTrainedModel) -> None:
+def test_a_segment_is_read_once_and_reused_in_any_set(method, llama):
     lm, alone = (InvariantModel(llama, method=method, cache=KeyValueCache()) for _ in range(2))
     segments = list(PROMPT.segments)
     lm.generate(PROMPT, max_new_tokens=1)
@@ -86,9 +81,7 @@ def test_a_segment_is_read_once_and_reused_in_any_set(method: str, llama: PreTra
     assert lm.generate(elsewhere, max_new_tokens=1).usage.cached_tokens == 0, "it was read after another text"
 
 
-def test_another_prefix_set_method_backend_or_model_is_not_served(
-    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_prefix_set_method_backend_or_model_is_not_served(llama, monkeypatch):
     cache = KeyValueCache()
     lm = InvariantModel(llama, cache=cache)
     others = [
@@ -111,12 +104,12 @@ def test_another_prefix_set_method_backend_or_model_is_not_served(
     assert cache.stats().hits == 0
 
 
-def test_a_method_that_was_changed_is_not_served_what_it_read_before(llama: PreTrainedModel) -> None:
+def test_a_method_that_was_changed_is_not_served_what_it_read_before(llama):
     class Turns(RowMethod):
         name, paper, cost, invariant = "turns", "none", "none", False
         step = 1
 
-        def row(self, segment: int, count: int) -> list[int]:
+        def row(self, segment, count):
             return [(segment + type(self).step * j) % count for j in range(1, count + 1)]
 
     lm = InvariantModel(llama, method=Turns(), ordering="lexical")
@@ -127,10 +120,10 @@ def test_a_method_that_was_changed_is_not_served_what_it_read_before(llama: PreT
     assert not torch.allclose(cached.logits(PROMPT), before, atol=1e-2)
 
 
-def test_entries_of_another_adapter_attention_implementation_or_precision_are_not_served() -> None:
+def test_entries_of_another_adapter_attention_implementation_or_precision_are_not_served():
     lm = InvariantModel(tiny_model("llama"), ordering="lexical", cache=KeyValueCache())
 
-    def missed() -> int:
+    def missed():
         before = stats(lm).misses
         lm.logits(PROMPT)
         return stats(lm).misses - before
@@ -154,9 +147,7 @@ def test_entries_of_another_adapter_attention_implementation_or_precision_are_no
     assert missed() == 1, "weights that were rounded are other weights"
 
 
-def test_what_a_model_read_before_and_after_its_weights_changed_is_kept_apart(
-    llama: PreTrainedModel, tmp_path: Path
-) -> None:
+def test_what_a_model_read_before_and_after_its_weights_changed_is_kept_apart(llama, tmp_path):
     plain = InvariantModel(copy.deepcopy(llama))
     lm = plain.with_cache(KeyValueCache(folder=tmp_path))
     lm.logits(PROMPT)
@@ -170,17 +161,17 @@ def test_what_a_model_read_before_and_after_its_weights_changed_is_kept_apart(
         assert stats(reloaded).disk_hits == 1
 
 
-def _of_its_own(model: PreTrainedModel, patch: pytest.MonkeyPatch) -> None:
+def _of_its_own(model, patch):
     norm = model.model.norm
     patch.setattr(norm, "forward", functools.wraps(norm.forward)(lambda x: type(norm).forward(norm, x) * 2))
 
 
-def _of_all(_: PreTrainedModel, patch: pytest.MonkeyPatch) -> None:
+def _of_all(_, patch):
     hooks = {1: lambda module, arguments: None}
     patch.setattr(torch.nn.modules.module, "_global_forward_pre_hooks", hooks)
 
 
-FOREIGN: dict[str, Any] = {
+FOREIGN = {
     "a hook of model.layers.0": lambda model, _: model.model.layers[0].register_forward_hook(
         lambda module, arguments, output: output + 0.5
     ),
@@ -192,9 +183,7 @@ FOREIGN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("where", FOREIGN)
-def test_a_model_with_hooks_is_asked_without_the_cache_and_a_warning_says_so(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_with_hooks_is_asked_without_the_cache_and_a_warning_says_so(where, monkeypatch):
     plain = InvariantModel(tiny_model("llama", num_hidden_layers=2), ordering="lexical")
     lm = plain.with_cache(KeyValueCache())
     lm.logits(PROMPT)
@@ -207,7 +196,7 @@ def test_a_model_with_hooks_is_asked_without_the_cache_and_a_warning_says_so(
     assert stats(lm) == before
 
 
-def test_what_cannot_be_cached_is_refused(llama: PreTrainedModel) -> None:
+def test_what_cannot_be_cached_is_refused(llama):
     with pytest.raises(UnsupportedCombination, match="rotary frequencies"):
         InvariantModel(tiny_model("llama (dynamic scaling)"), cache=KeyValueCache())
     scaled = InvariantModel(llama, method="sequential", intervention=MsPoE(first_layer=0))
@@ -220,7 +209,7 @@ def test_what_cannot_be_cached_is_refused(llama: PreTrainedModel) -> None:
             lm.with_cache(KeyValueCache())
 
 
-def test_the_least_recently_used_entries_make_room() -> None:
+def test_the_least_recently_used_entries_make_room():
     cache = KeyValueCache(max_bytes=3 * 80)
     for name in "abc":
         cache.put(name, entry(10))
@@ -237,7 +226,7 @@ def test_the_least_recently_used_entries_make_room() -> None:
     assert (cache.stats().entries, cache.stats().bytes) == (0, 0)
 
 
-def test_threads_get_the_same_answers(llama: PreTrainedModel) -> None:
+def test_threads_get_the_same_answers(llama):
     lm = InvariantModel(llama, method="ape", cache=KeyValueCache(max_bytes=20_000))
     prompts = [random_prompt(random.Random(seed % 3), (3, 4, 2), suffix=2 + seed % 4) for seed in range(12)]
     plain = lm.with_cache(None)
@@ -247,9 +236,7 @@ def test_threads_get_the_same_answers(llama: PreTrainedModel) -> None:
     assert found == expected
 
 
-def test_a_disk_that_refuses_costs_no_answer(
-    tmp_path: Path, llama: PreTrainedModel, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_disk_that_refuses_costs_no_answer(tmp_path, llama, caplog):
     plain, folder = InvariantModel(llama, ordering="lexical"), tmp_path / "store"
     lm = plain.with_cache(KeyValueCache(folder=folder))
     folder.rmdir()
@@ -259,16 +246,16 @@ def test_a_disk_that_refuses_costs_no_answer(
     assert "cannot write" in caplog.text
 
 
-def test_a_pickled_model_answers_alike_with_a_cache_of_its_own(llama: PreTrainedModel, tmp_path: Path) -> None:
+def test_a_pickled_model_answers_alike_with_a_cache_of_its_own(llama, tmp_path):
     lm = InvariantModel(llama, cache=KeyValueCache(max_bytes=1 << 20, folder=tmp_path, namespace="a"))
     expected = lm.generate(PROMPT, max_new_tokens=4)
-    copied: InvariantModel = pickle.loads(pickle.dumps(lm))
+    copied = pickle.loads(pickle.dumps(lm))
     assert stats(copied).entries == 0
     assert copied.generate(SHUFFLED, max_new_tokens=4).token_ids == expected.token_ids
     assert stats(copied).disk_hits == 1
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
+WRONG = [
     *(({"max_bytes": value}, "max_bytes") for value in ("folder", Path("folder"), -1, 1.5, True, None)),
     *(({"max_disk_bytes": value}, "max_disk_bytes") for value in (-1, None)),
     *(({"device": value}, "device") for value in ("gpu", 1.5)),
@@ -280,15 +267,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("keywords", "message"), WRONG, ids=repr)
-def test_a_wrong_argument_is_named(keywords: dict[str, Any], message: str) -> None:
+def test_a_wrong_argument_is_named(keywords, message):
     with pytest.raises((InvalidChoice, UnusableFile), match=message):
         KeyValueCache(**keywords)
 
 
 @pytest.mark.parametrize("wrong", [[], None, [5], [(torch.ones(1, 1, 1),)], [(torch.ones(1, 1, 1), None)]], ids=repr)
-def test_only_keys_and_values_are_stored(wrong: Any) -> None:
+def test_only_keys_and_values_are_stored(wrong):
     cache = KeyValueCache()
     with pytest.raises(InvalidChoice, match="keys and values"):
         cache.put("x", wrong)
     with pytest.raises(InvalidChoice, match="key: expected a str"):
-        cache.get(5)  # type: ignore[arg-type]
+        cache.get(5)

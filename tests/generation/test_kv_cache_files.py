@@ -8,7 +8,6 @@ import os
 import random
 import stat
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,19 +18,19 @@ from safetensors.torch import load_file, save
 
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.errors import DamagedEntry, UnusableFile
-from invariant_rag.generation.kv_cache import Entry, checksum, read_entry, write_entry
+from invariant_rag.generation.kv_cache import checksum, read_entry, write_entry
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
 
 UNFINISHED = "invariant-rag-x.unfinished"
 
 
-def entry(size: int) -> Entry:
+def entry(size):
     """An entry of `8 * size` bytes."""
     return [(torch.full((1, size, 1), 1.0), torch.full((1, size, 1), 2.0))]
 
 
-def file_of(folder: Path, key: str, namespace: str = "") -> Path:
+def file_of(folder, key, namespace=""):
     """The file that an entry is written to, in a folder without others."""
     known = set(folder.glob("*.safetensors"))
     KeyValueCache(folder=folder, namespace=namespace).put(key, entry(20))
@@ -39,22 +38,22 @@ def file_of(folder: Path, key: str, namespace: str = "") -> Path:
     return path
 
 
-def size_of(folder: Path) -> int:
+def size_of(folder):
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
-def has(folder: Path, *keys: object, namespace: str = "") -> list[bool]:
+def has(folder, *keys, namespace=""):
     return [KeyValueCache(folder=folder, namespace=namespace).get(str(key)) is not None for key in keys]
 
 
 @pytest.fixture
-def strict_umask() -> Iterator[None]:
+def strict_umask():
     before = os.umask(0)
     yield
     os.umask(before)
 
 
-def test_only_their_owner_can_read_the_files(tmp_path: Path, strict_umask: None) -> None:
+def test_only_their_owner_can_read_the_files(tmp_path, strict_umask):
     folder = tmp_path / "a" / "b"
     path = file_of(folder, "x")
     modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in (folder, *folder.iterdir())}
@@ -62,7 +61,7 @@ def test_only_their_owner_can_read_the_files(tmp_path: Path, strict_umask: None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_another_program_reads_an_entry_as_the_docstring_says(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_another_program_reads_an_entry_as_the_docstring_says(dtype, tmp_path):
     stored = [(torch.randn(2, 5, 3).to(dtype), torch.randn(2, 5, 4).to(dtype)) for _ in range(11)]
     KeyValueCache(folder=tmp_path, namespace="a tenant").put("x", stored)
     (path,) = tmp_path.glob("invariant-rag-*.safetensors")
@@ -76,13 +75,13 @@ def test_another_program_reads_an_entry_as_the_docstring_says(dtype: torch.dtype
     assert all(map(torch.equal, flat, [each for pair in stored for each in pair]))
 
 
-def file_with(*names: str) -> Callable[[bytes, str], bytes]:
+def file_with(*names):
     """The content of a file with tensors of these names, whose checksum is right."""
     tensors = {name: torch.ones(1, 2, 3) for name in names}
     return lambda _, path: save(tensors, {"sha256": checksum(path, tensors)})
 
 
-DAMAGE: dict[str, Callable[[bytes, str], bytes]] = {
+DAMAGE = {
     "cut": lambda content, _: content[:-5],
     "flip": lambda content, _: content[:-1] + bytes([content[-1] ^ 1]),
     "empty": lambda *_: b"",
@@ -99,7 +98,7 @@ DAMAGE: dict[str, Callable[[bytes, str], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_a_miss_and_is_removed(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_a_miss_and_is_removed(damage, tmp_path):
     path = file_of(tmp_path, "x")
     path.write_bytes(DAMAGE[damage](path.read_bytes(), path.name))
     with pytest.raises(DamagedEntry, match=path.name):
@@ -110,7 +109,7 @@ def test_a_damaged_file_is_a_miss_and_is_removed(damage: str, tmp_path: Path) ->
     assert not path.exists()
 
 
-FORGED: dict[str, Callable[[Entry], Entry]] = {
+FORGED = {
     "a layer less": lambda entry: entry[:-1],
     "a token less": lambda entry: [(k[:, 1:], v[:, 1:]) for k, v in entry],
     "a head less": lambda entry: [(k[1:], v[1:]) for k, v in entry],
@@ -120,7 +119,7 @@ FORGED: dict[str, Callable[[Entry], Entry]] = {
 
 
 @pytest.mark.parametrize("wrong", ["renamed", *FORGED])
-def test_an_entry_that_is_not_what_was_asked_for_changes_no_answer(wrong: str, tmp_path: Path) -> None:
+def test_an_entry_that_is_not_what_was_asked_for_changes_no_answer(wrong, tmp_path):
     """The entries of one model, under the names of those of another."""
     prompt = random_prompt(random.Random(0), (3, 5, 1, 4), prefix=4, suffix=3)
     one, other = (InvariantModel(tiny_model("llama", num_hidden_layers=2, seed=seed)) for seed in (0, 1))
@@ -137,7 +136,7 @@ def test_an_entry_that_is_not_what_was_asked_for_changes_no_answer(wrong: str, t
     assert read_entry(theirs), "the right one was written again"
 
 
-def test_entries_of_one_namespace_are_not_served_to_another(tmp_path: Path) -> None:
+def test_entries_of_one_namespace_are_not_served_to_another(tmp_path):
     names = ["", "a", "b", "('x', 'a')", "\ud800"]
     for name in names:
         assert has(tmp_path, "x", namespace=name) == [False]
@@ -147,7 +146,7 @@ def test_entries_of_one_namespace_are_not_served_to_another(tmp_path: Path) -> N
     assert [has(tmp_path, "x", namespace=each)[0] for each in names] == [each != "a" for each in names]
 
 
-def somebody_elses(folder: Path) -> dict[Path, bytes]:
+def somebody_elses(folder):
     """Files that are not ours, under names that look like it, each larger than the room of the tests."""
     names = ("model.safetensors", f"{'a' * 64}.safetensors", "x.unfinished", "unfinished-notes", "invariant-rag-x.pdf")
     for name in names:
@@ -158,12 +157,12 @@ def somebody_elses(folder: Path) -> dict[Path, bytes]:
     return {folder / name: (folder / name).read_bytes() for name in names}
 
 
-def test_clearing_and_making_room_touch_nobody_elses_files(tmp_path: Path) -> None:
+def test_clearing_and_making_room_touch_nobody_elses_files(tmp_path):
     """It is the least recently used entries that make room."""
     others, size = somebody_elses(tmp_path), file_of(tmp_path, "x").stat().st_size
     cache = KeyValueCache(max_bytes=0, folder=tmp_path, max_disk_bytes=3 * size)
 
-    def put(number: int) -> None:
+    def put(number):
         time.sleep(0.01)
         cache.put(str(number), entry(20))
         assert size_of(tmp_path) <= 3 * size + sum(map(len, others.values()))
@@ -181,7 +180,7 @@ def test_clearing_and_making_room_touch_nobody_elses_files(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("room", [0, 1, -1])
-def test_an_entry_larger_than_the_room_is_not_written(room: int, tmp_path: Path) -> None:
+def test_an_entry_larger_than_the_room_is_not_written(room, tmp_path):
     room = room if room >= 0 else file_of(tmp_path / "a", "x").stat().st_size - 1
     cache = KeyValueCache(folder=tmp_path / "b", max_disk_bytes=room)
     cache.put("x", entry(20))
@@ -189,7 +188,7 @@ def test_an_entry_larger_than_the_room_is_not_written(room: int, tmp_path: Path)
     assert (cache.stats().entries, cache.stats().disk_errors) == (1, 0)
 
 
-def test_what_a_dead_writer_left_is_removed_and_what_is_being_written_is_not(tmp_path: Path) -> None:
+def test_what_a_dead_writer_left_is_removed_and_what_is_being_written_is_not(tmp_path):
     left = tmp_path / UNFINISHED
     for act in (lambda cache: cache.put("x", entry(10)), KeyValueCache.clear):
         left.write_bytes(b"torn")
@@ -198,7 +197,7 @@ def test_what_a_dead_writer_left_is_removed_and_what_is_being_written_is_not(tmp
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a folder"])
-def test_what_is_no_file_is_an_error_of_the_disk(kind: str, tmp_path: Path) -> None:
+def test_what_is_no_file_is_an_error_of_the_disk(kind, tmp_path):
     path = file_of(tmp_path, "x")
     path.unlink()
     os.mkfifo(path) if kind == "a pipe" else path.mkdir()
@@ -209,7 +208,7 @@ def test_what_is_no_file_is_an_error_of_the_disk(kind: str, tmp_path: Path) -> N
     assert path.exists()
 
 
-def test_a_folder_that_cannot_be_cleared_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_cleared_is_named(tmp_path):
     cache = KeyValueCache(folder=tmp_path / "a")
     (tmp_path / "a").rmdir()
     (tmp_path / "a").write_text("")
@@ -217,10 +216,10 @@ def test_a_folder_that_cannot_be_cleared_is_named(tmp_path: Path) -> None:
         cache.clear()
 
 
-def test_a_store_that_may_only_be_read_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_may_only_be_read_serves(tmp_path, monkeypatch):
     file_of(tmp_path, "x")
 
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise PermissionError("read-only")
 
     monkeypatch.setattr(os, "utime", refuse)
@@ -229,13 +228,13 @@ def test_a_store_that_may_only_be_read_serves(tmp_path: Path, monkeypatch: pytes
     assert (cache.stats().disk_hits, cache.stats().disk_errors) == (1, 0)
 
 
-def _write_for_ever(folder: Path, start: int, room: int) -> None:
+def _write_for_ever(folder, start, room):
     cache = KeyValueCache(max_bytes=0, folder=folder, max_disk_bytes=room)
     for number in itertools.cycle([*range(start, 40), *range(start)]):
         cache.put(str(number), [(torch.full((2, 4000, 8), float(number)), torch.zeros(2, 4000, 8))])
 
 
-def test_a_store_whose_writers_are_killed_serves_intact_entries_and_keeps_to_its_room(tmp_path: Path) -> None:
+def test_a_store_whose_writers_are_killed_serves_intact_entries_and_keeps_to_its_room(tmp_path):
     """Twenty kills, of two processes that write at the same time."""
     large = [(torch.ones(2, 4000, 8), torch.zeros(2, 4000, 8))]
     room = 5 * len(write_entry(large, "x")) + 1000
@@ -260,7 +259,7 @@ def test_a_store_whose_writers_are_killed_serves_intact_entries_and_keeps_to_its
 
 
 @pytest.mark.skipif(not hasattr(os, "fork") or os.getuid() != 0, reason="only root can become another user")
-def test_a_folder_of_another_user_holds_nothing_for_this_one(request: pytest.FixtureRequest) -> None:
+def test_a_folder_of_another_user_holds_nothing_for_this_one(request):
     outside = TemporaryDirectory()  # those of pytest lie in a folder that other users cannot enter
     request.addfinalizer(outside.cleanup)
     Path(outside.name).chmod(0o755)

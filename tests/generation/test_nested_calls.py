@@ -5,27 +5,23 @@ from __future__ import annotations
 import multiprocessing
 import os
 import warnings
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import copy_context
 from functools import partial
 from threading import Event, Thread
-from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import InvalidPrompt, UnsupportedCombination
-from invariant_rag.generation.streaming import TextStream
 from invariant_rag.interventions import HiddenScaling
 from invariant_rag.locks import ForkSafeLock
 
 PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
 OTHER = Prompt([5], [[9, 8], [7, 7]], [13])
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
-WRAPPERS: dict[str, dict[str, Any]] = {
+WRAPPERS = {
     "rotor": {"method": "rotor"},
     "pine": {"method": "pine"},
     "ape": {"method": "ape"},
@@ -34,21 +30,21 @@ WRAPPERS: dict[str, dict[str, Any]] = {
 }
 
 
-def processing(function: Callable[[], object]) -> dict[str, Any]:
+def processing(function):
     """A logits processor that calls a function at every step, and changes no score."""
     return {"logits_processor": [lambda ids, scores: (function(), scores)[1]]}
 
 
-def deciding(function: Callable[[], object]) -> dict[str, Any]:
+def deciding(function):
     """A stopping criterion that calls a function at every step, and stops nothing."""
     return {"stopping_criteria": [lambda ids, _, **more: (function(), torch.zeros(len(ids), dtype=torch.bool))[1]]}
 
 
-def in_time(function: Callable[[], Any]) -> Any:
+def in_time(function):
     """Run a function in a thread, and return or raise what it does; fail, instead of hanging, if it does not end."""
-    done: Future[Any] = Future()
+    done = Future()
 
-    def run() -> None:
+    def run():
         try:
             done.set_result(function())
         except BaseException as error:  # noqa: BLE001 - raised below
@@ -61,9 +57,7 @@ def in_time(function: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize(
     ("name", "beams"), [("rotor", 1), ("pine", 2), ("ape", 2), ("structured", 1), ("intervention", 1)]
 )
-def test_a_processor_and_a_criterion_may_call_the_model_and_change_nothing(
-    llama: PreTrainedModel, name: str, beams: int
-) -> None:
+def test_a_processor_and_a_criterion_may_call_the_model_and_change_nothing(llama, name, beams):
     lm, options = InvariantModel(llama, **WRAPPERS[name]), {"max_new_tokens": 4, "num_beams": beams}
     rotor = lm.with_method("rotor")
     with torch.no_grad():
@@ -71,7 +65,7 @@ def test_a_processor_and_a_criterion_may_call_the_model_and_change_nothing(
     inner = [each.generate(OTHER, max_new_tokens=3) for each in (lm, rotor)]
     expected, calls = lm.generate(PROMPT, **options), []
 
-    def call() -> None:
+    def call():
         with torch.no_grad():
             assert torch.equal(llama(input_ids=IDS).logits, plain)
         if not calls:
@@ -86,11 +80,11 @@ def test_a_processor_and_a_criterion_may_call_the_model_and_change_nothing(
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_calls_within_an_arranged_block_have_nothing_of_its_attention(llama: PreTrainedModel, name: str) -> None:
+def test_calls_within_an_arranged_block_have_nothing_of_its_attention(llama, name):
     lm = InvariantModel(llama, **WRAPPERS[name])
     lms = (lm, lm.with_method("sequential"))
 
-    def call() -> list[object]:
+    def call():
         return [*(each.generate(OTHER, max_new_tokens=3) for each in lms), lm.score(OTHER, [[4], [5, 6]])]
 
     expected = call()
@@ -99,7 +93,7 @@ def test_calls_within_an_arranged_block_have_nothing_of_its_attention(llama: Pre
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine"])
-def test_other_texts_within_an_arranged_block_are_refused(llama: PreTrainedModel, method: str) -> None:
+def test_other_texts_within_an_arranged_block_are_refused(llama, method):
     lm = InvariantModel(llama, method=method)
     prepared = lm.prepare(PROMPT)
     with lm.arranged([prepared]), pytest.raises(InvalidPrompt, match="at least the 10 tokens"):
@@ -108,17 +102,17 @@ def test_other_texts_within_an_arranged_block_are_refused(llama: PreTrainedModel
         llama(input_ids=torch.tensor([prepared.input_ids]))
 
 
-def test_a_stream_that_could_never_begin_is_refused(model: InvariantModel) -> None:
+def test_a_stream_that_could_never_begin_is_refused(model):
     lm, prompt = model, model.chat_prompt("Why?", ["one", "two"])
 
-    def stream() -> str:
+    def stream():
         return "".join(lm.with_method("pine").stream(prompt, max_new_tokens=2))
 
-    def arranged() -> None:
+    def arranged():
         with lm.arranged([lm.prepare(prompt)]):
             stream()
 
-    refused: list[Callable[[], object]] = [
+    refused = [
         arranged,
         lambda: lm.generate(prompt, max_new_tokens=2, **processing(stream)),
         lambda: lm.generate(prompt, max_new_tokens=2, **deciding(stream)),
@@ -130,11 +124,11 @@ def test_a_stream_that_could_never_begin_is_refused(model: InvariantModel) -> No
     in_time(stream)  # the lock is free again
 
 
-def test_a_thread_that_the_holder_waits_for_is_refused_and_others_wait(llama: PreTrainedModel) -> None:
+def test_a_thread_that_the_holder_waits_for_is_refused_and_others_wait(llama):
     lm = InvariantModel(llama)
-    errors: list[Exception] = []
+    errors = []
 
-    def ask() -> None:
+    def ask():
         try:
             lm.generate(OTHER, max_new_tokens=1)
         except UnsupportedCombination as error:
@@ -143,7 +137,7 @@ def test_a_thread_that_the_holder_waits_for_is_refused_and_others_wait(llama: Pr
     stranger = Thread(target=ask)
     context = []
 
-    def block() -> None:
+    def block():
         with lm.arranged([lm.prepare(PROMPT)]):
             context.append(copy_context())
             child = Thread(target=context[0].run, args=(ask,))  # as asyncio.to_thread does
@@ -164,11 +158,11 @@ def test_a_thread_that_the_holder_waits_for_is_refused_and_others_wait(llama: Pr
     assert len(errors) == 1, "the blocks have ended"
 
 
-def test_a_stream_is_closed_by_any_thread(model: InvariantModel) -> None:
+def test_a_stream_is_closed_by_any_thread(model):
     lm, prompt = model, model.chat_prompt("Why?", ["one", "two"])
-    streams: list[TextStream] = []
+    streams = []
 
-    def close_elsewhere() -> None:
+    def close_elsewhere():
         thread = Thread(target=streams[-1].close)
         thread.start()
         thread.join()
@@ -179,7 +173,7 @@ def test_a_stream_is_closed_by_any_thread(model: InvariantModel) -> None:
         assert streams[-1].generation is None
 
 
-def runs_in_child(work: Any, seconds: float = 20.0) -> bool:
+def runs_in_child(work, seconds=20.0):
     """Whether a forked process does some work, in time and without an error."""
     child = multiprocessing.get_context("fork").Process(target=work)
     with warnings.catch_warnings():
@@ -192,17 +186,17 @@ def runs_in_child(work: Any, seconds: float = 20.0) -> bool:
 
 
 @pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="this system has no fork")
-def test_a_model_generates_in_a_child_that_was_forked_while_another_thread_generates(model: InvariantModel) -> None:
+def test_a_model_generates_in_a_child_that_was_forked_while_another_thread_generates(model):
     prompt = model.chat_prompt("q", ["a", "b"])
     expected = model.generate(prompt, max_new_tokens=3).token_ids
     begun, go = Event(), Event()
 
-    def wait(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def wait(ids, scores):
         begun.set()
         go.wait(30)
         return scores
 
-    def generate() -> None:
+    def generate():
         torch.set_num_threads(1)  # the threads of OpenMP are not in the child
         assert model.generate(prompt, max_new_tokens=3).token_ids == expected
 
@@ -218,10 +212,10 @@ def test_a_model_generates_in_a_child_that_was_forked_while_another_thread_gener
 
 
 @pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="this system has no fork")
-def test_a_lock_that_the_forking_thread_holds_is_still_its_own_in_the_child() -> None:
+def test_a_lock_that_the_forking_thread_holds_is_still_its_own_in_the_child():
     lock = ForkSafeLock()
 
-    def work() -> None:
+    def work():
         free = Event()
         other = Thread(target=lambda: (lock.__enter__(), free.set()), daemon=True)
         other.start()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
-
 import pytest
-import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.ensembles import PermutationAverage, RingAverage
@@ -17,7 +13,7 @@ from invariant_rag.generation.structured import constrain
 
 PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
 
-WRONG: list[tuple[str, Any, str]] = [
+WRONG = [
     *(("max_new_tokens", value, "at least 1") for value in (0, "4", 2.5, True)),
     ("num_beams", 0, "at least 1"),
     ("num_return_sequences", "2", "at least 1"),
@@ -46,9 +42,7 @@ WRONG: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "expected"), WRONG, ids=str)
-def test_a_value_of_another_kind_or_out_of_bounds_is_refused(
-    llama: PreTrainedModel, name: str, value: object, expected: str
-) -> None:
+def test_a_value_of_another_kind_or_out_of_bounds_is_refused(llama, name, value, expected):
     lm = InvariantModel(llama)
     options = {"max_new_tokens": 2, name: value}
     for model in (lm, lm.with_routing()):
@@ -57,10 +51,10 @@ def test_a_value_of_another_kind_or_out_of_bounds_is_refused(
         assert caught.value.hint
 
 
-def test_a_misspelt_keyword_is_refused_with_the_nearest_one(model: InvariantModel) -> None:
+def test_a_misspelt_keyword_is_refused_with_the_nearest_one(model):
     lm, prompt = model, model.chat_prompt("Why?", ["one", "two"])
-    wrong: dict[str, Any] = {"temprature": 1}
-    calls: list[Callable[[], object]] = [
+    wrong = {"temprature": 1}
+    calls = [
         lambda: lm.generate(prompt, **wrong),
         lambda: lm.generate([prompt, prompt], **wrong),
         lambda: lm.stream(prompt, **wrong),
@@ -95,14 +89,12 @@ def test_a_misspelt_keyword_is_refused_with_the_nearest_one(model: InvariantMode
     ],
     ids=str,
 )
-def test_keywords_that_we_set_loops_from_elsewhere_and_other_prefills_are_refused(
-    llama: PreTrainedModel, option: dict[str, Any], message: str
-) -> None:
+def test_keywords_that_we_set_loops_from_elsewhere_and_other_prefills_are_refused(llama, option, message):
     with pytest.raises(UnsupportedCombination, match=message):
         InvariantModel(llama).generate(PROMPT, max_new_tokens=4, **option)
 
 
-def test_a_config_with_padding_outside_of_the_vocabulary_pads_with_another_token(llama: PreTrainedModel) -> None:
+def test_a_config_with_padding_outside_of_the_vocabulary_pads_with_another_token(llama):
     lm, shorter = InvariantModel(llama), Prompt([3], [[5]], [11])
     alone = lm.generate(shorter, max_new_tokens=3)
     before = llama.generation_config.pad_token_id
@@ -113,8 +105,8 @@ def test_a_config_with_padding_outside_of_the_vocabulary_pads_with_another_token
         llama.generation_config.pad_token_id = before
 
 
-def test_the_error_of_a_callers_own_function_stays_what_it_is(llama: PreTrainedModel) -> None:
-    def broken(input_ids: torch.Tensor, scores: torch.Tensor) -> NoReturn:
+def test_the_error_of_a_callers_own_function_stays_what_it_is(llama):
+    def broken(input_ids, scores):
         raise ValueError("of the caller")
 
     with pytest.raises(ValueError, match="of the caller") as caught:
@@ -130,7 +122,7 @@ def test_the_error_of_a_callers_own_function_stays_what_it_is(llama: PreTrainedM
         (Prompt([3], [[128]], [4]), r"below 128.*got 128"),
     ],
 )
-def test_what_is_no_prompt_is_refused(llama: PreTrainedModel, wrong: Any, message: str) -> None:
+def test_what_is_no_prompt_is_refused(llama, wrong, message):
     lm = InvariantModel(llama)
     for call in (lambda: lm.generate(wrong), lambda: lm.score(wrong, [[4]]), lambda: lm.logits(wrong)):
         with pytest.raises(InvalidPrompt, match=message):
@@ -146,6 +138,6 @@ def test_what_is_no_prompt_is_refused(llama: PreTrainedModel, wrong: Any, messag
         *((each, "below 128") for each in ([[128]], [[10**9]])),
     ],
 )
-def test_what_are_no_candidates_is_refused(llama: PreTrainedModel, wrong: Any, message: str) -> None:
+def test_what_are_no_candidates_is_refused(llama, wrong, message):
     with pytest.raises(InvariantRAGError, match=message):
         InvariantModel(llama).score(PROMPT, wrong)

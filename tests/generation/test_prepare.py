@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from itertools import permutations
 
 import pytest
 from hypothesis import given
@@ -13,9 +13,9 @@ from invariant_rag import Prompt, Segment, SegmentSet
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.errors import ContextOverflow, InvalidPrompt
 from invariant_rag.generation.choices import ResolvedChoices
-from invariant_rag.generation.prepare import Overflow, PreparedPrompt, fit_segments, prepare
+from invariant_rag.generation.prepare import fit_segments, prepare
 from invariant_rag.methods import RoToR
-from invariant_rag.orderings import Lexical, LexicalReversed, Ordering, Score
+from invariant_rag.orderings import Frequency, Given, Lexical, LexicalReversed, Score
 from invariant_rag.testing import toy_tokenizer
 
 TOY = toy_tokenizer()
@@ -29,30 +29,30 @@ strategies = st.sampled_from(["error", "drop_last", "trim_segments"])
 shared = st.booleans()  # whether segments share positions
 
 
-def longest(lengths: list[list[int]]) -> int:
+def longest(lengths):
     return sum(max(each, default=0) for each in lengths)
 
 
-def total(kept: list[list[int]]) -> int:
+def total(kept):
     return sum(map(sum, kept))
 
 
-def prompt_of(chosen: list[list[list[int]]], text: tuple[int, ...] = (9,)) -> Prompt:
+def prompt_of(chosen, text=(9,)):
     return Prompt.of(list(text), *(part for each in chosen for part in (SegmentSet(each), list(text))))
 
 
-def prepared(prompt: Prompt, ordering: Ordering | None = None, new_tokens: int = 0, **limits: Any) -> PreparedPrompt:
+def prepared(prompt, ordering=None, new_tokens=0, **limits):
     choices = ResolvedChoices(method=RoToR(), ordering=ordering or Lexical(), backend=SDPA(), **limits)
     return prepare(prompt, TOY, choices, new_tokens)
 
 
 @given(sets, st.integers(4, 40), st.none() | st.integers(1, 6), policies, st.randoms())
 def test_the_input_is_the_same_in_every_order_and_every_segment_is_accounted_for(
-    chosen: list[list[list[int]]], window: int, limit: int | None, overflow: Overflow, shuffle: random.Random
-) -> None:
+    chosen, window, limit, overflow, shuffle
+):
     prompt = prompt_of(chosen)
     shuffled = prompt.shuffled(shuffle)
-    options: dict[str, Any] = {"context_window": window, "max_segment_tokens": limit, "overflow": overflow}
+    options = {"context_window": window, "max_segment_tokens": limit, "overflow": overflow}
     result, other = prepared(prompt, **options), prepared(shuffled, **options)
     assert (result.input_ids, result.arrangement) == (other.input_ids, other.arrangement)
     for name in ("order", "dropped", "trimmed"):
@@ -62,6 +62,9 @@ def test_the_input_is_the_same_in_every_order_and_every_segment_is_accounted_for
     layout, order = result.arrangement.layout, list(result.order)
     assert sorted([*order, *result.dropped]) == list(range(len(prompt.segments)))
     assert set(result.trimmed) <= set(order)
+    lengths = [len(each.token_ids or ()) for each in prompt.segments]
+    if sum(lengths) + len(prompt.texts) <= window and max(lengths, default=0) <= (limit or window):
+        assert (result.dropped, result.trimmed) == ((), ()), "there is room for all of them"
     assert layout.length == len(result.input_ids) <= window
     assert (result.input_ids[0], result.suffix_length) == (9, 1)
     for span in (span for spans in layout.set_spans for span in spans):
@@ -73,21 +76,32 @@ def test_the_input_is_the_same_in_every_order_and_every_segment_is_accounted_for
     assert all(prompt.segments[index].token_ids for index in result.dropped), "an empty segment is never dropped"
 
 
-def test_rank_zero_lies_nearest_to_the_suffix() -> None:
+@pytest.mark.parametrize("ordering", [Lexical(), Frequency(), Given()], ids=lambda each: each.name)
+def test_equal_and_empty_segments_are_all_kept(ordering):
+    found = set()
+    for listed in permutations([[2], [1], [], [2], [1]]):
+        result = prepared(Prompt([9], listed, [9]), ordering)
+        assert (sorted(result.order), result.dropped, result.trimmed) == ([0, 1, 2, 3, 4], (), ())
+        assert list(result.input_ids) == [9, *(token for index in result.order for token in listed[index]), 9]
+        found.add(result.input_ids)
+    assert len(found) == (1 if ordering.invariant else 6)
+
+
+def test_rank_zero_lies_nearest_to_the_suffix():
     prompt = Prompt([9], [[2], [1], [3]], [9])
     assert prepared(prompt).input_ids == (9, 3, 2, 1, 9)
     assert prepared(prompt).order == (2, 0, 1)
     assert prepared(prompt, LexicalReversed()).input_ids == (9, 1, 2, 3, 9)
 
 
-def test_the_last_of_the_ordering_is_dropped_first_wherever_it_was_listed() -> None:
+def test_the_last_of_the_ordering_is_dropped_first_wherever_it_was_listed():
     chunks = [Segment(text, score=score) for text, score in (("low", 0.1), ("high", 0.9), ("mid", 0.5))]
     result = prepared(Prompt("p", chunks, "s"), Score(), context_window=10, overflow="drop_last")
     assert (result.order, result.dropped) == ((2, 1), (0,))
     assert TOY.decode(list(result.input_ids)) == "pmidhighs"
 
 
-def test_the_fullest_of_several_sets_gives_first_and_indices_count_through_all_sets() -> None:
+def test_the_fullest_of_several_sets_gives_first_and_indices_count_through_all_sets():
     prompt = Prompt.of("p", SegmentSet(["bb", "aa"]), "m", SegmentSet(["dddd", "cccc"]), "s")
     result = prepared(prompt, context_window=12, overflow="drop_last")
     assert (result.order, result.dropped) == ((0, 1, 3), (2,))
@@ -97,7 +111,7 @@ def test_the_fullest_of_several_sets_gives_first_and_indices_count_through_all_s
 @pytest.mark.parametrize(
     "prompt", [Prompt(), Prompt("", [], ""), Prompt([], [[]], []), Prompt("", ["", ""], ""), Prompt.of()]
 )
-def test_a_prompt_without_any_token_is_refused(prompt: Prompt) -> None:
+def test_a_prompt_without_any_token_is_refused(prompt):
     with pytest.raises(InvalidPrompt, match="at least one token"):
         prepared(prompt)
 
@@ -111,11 +125,11 @@ def test_a_prompt_without_any_token_is_refused(prompt: Prompt) -> None:
         (Prompt("p", ["a"], TOY("ids")["input_ids"]), "ids"),
     ],
 )
-def test_orderings_are_asked_with_the_query_or_else_the_last_text(prompt: Prompt, query: str) -> None:
-    asked: list[str] = []
+def test_orderings_are_asked_with_the_query_or_else_the_last_text(prompt, query):
+    asked = []
 
     class Asked(Lexical):
-        def sort_keys(self, candidates: Any, query: str) -> Any:
+        def sort_keys(self, candidates, query):
             asked.append(query)
             return super().sort_keys(candidates, query)
 
@@ -127,15 +141,9 @@ def test_orderings_are_asked_with_the_query_or_else_the_last_text(prompt: Prompt
     lengths, st.integers(0, 9), st.integers(0, 9), st.integers(0, 60), st.none() | st.integers(1, 9), strategies, shared
 )
 def test_what_is_kept_fits_and_is_never_longer_than_it_was(
-    ranked: list[list[int]],
-    texts: int,
-    new: int,
-    window: int,
-    limit: int | None,
-    overflow: Overflow,
-    shares_positions: bool,
-) -> None:
-    limits: dict[str, Any] = {"window": window, "max_segment_tokens": limit, "text_tokens": texts, "new_tokens": new}
+    ranked, texts, new, window, limit, overflow, shares_positions
+):
+    limits = {"window": window, "max_segment_tokens": limit, "text_tokens": texts, "new_tokens": new}
     positions = longest if shares_positions else total
     too_long = limit is not None and max(map(max, filter(None, ranked)), default=0) > limit
     fits = not too_long and texts + new + positions(ranked) <= window
@@ -154,8 +162,8 @@ def test_what_is_kept_fits_and_is_never_longer_than_it_was(
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.integers(0, 40), shared)
 def test_dropping_from_one_set_keeps_the_longest_beginning_that_fits_or_all_that_fit_side_by_side(
-    ranked: list[int], window: int, shares_positions: bool
-) -> None:
+    ranked, window, shares_positions
+):
     possible = [length if length <= window else 0 for length in ranked]
     positions = longest if shares_positions else total
     count = next(n for n in range(len(ranked), -1, -1) if positions([possible[:n]]) <= window)
@@ -164,10 +172,8 @@ def test_dropping_from_one_set_keeps_the_longest_beginning_that_fits_or_all_that
 
 
 @given(lengths, st.integers(0, 60), shared)
-def test_trimming_cuts_to_the_largest_common_length(
-    ranked: list[list[int]], window: int, shares_positions: bool
-) -> None:
-    def cut(length: int) -> list[list[int]]:
+def test_trimming_cuts_to_the_largest_common_length(ranked, window, shares_positions):
+    def cut(length):
         return [[min(each, length) for each in one] for one in ranked]
 
     positions = longest if shares_positions else total
@@ -184,10 +190,8 @@ def test_trimming_cuts_to_the_largest_common_length(
         ("trim_segments", 2, [[2, 2, 2]]),
     ],
 )
-def test_a_segment_longer_than_the_window_does_not_push_out_those_that_fit(
-    overflow: Overflow, limit: int | None, expected: list[list[int]]
-) -> None:
-    limits: dict[str, Any] = {"window": 10, "max_segment_tokens": limit, "text_tokens": 1, "new_tokens": 1}
+def test_a_segment_longer_than_the_window_does_not_push_out_those_that_fit(overflow, limit, expected):
+    limits = {"window": 10, "max_segment_tokens": limit, "text_tokens": 1, "new_tokens": 1}
     assert fit_segments([[100, 3, 2]], overflow, **limits) == expected
 
 
@@ -203,21 +207,19 @@ def test_a_segment_longer_than_the_window_does_not_push_out_those_that_fit(
          r"at most 10 tokens.*13 in the prompt \(1 of text, 12 in the longest of 6"),
     ],
 )  # fmt: skip
-def test_the_message_of_an_overflow_names_every_number(
-    ranked: list[list[int]], overflow: Overflow, limits: dict[str, Any], message: str
-) -> None:
+def test_the_message_of_an_overflow_names_every_number(ranked, overflow, limits, message):
     with pytest.raises(ContextOverflow, match=message) as caught:
         fit_segments(ranked, overflow, **limits)
     assert "drop_last" in caught.value.hint
 
 
-def test_where_positions_are_shared_the_longest_segments_make_room() -> None:
+def test_where_positions_are_shared_the_longest_segments_make_room():
     ranked = [[7, 2, 7, 3], [5, 1]]
     assert fit_segments(ranked, "drop_last", window=9, shares_positions=True) == [[0, 2, 0, 3], [5, 1]]
     assert fit_segments(ranked, "error", new_tokens=10**9) == ranked, "without a window everything fits"
 
 
-def test_a_thousand_segments_are_laid_out() -> None:
+def test_a_thousand_segments_are_laid_out():
     chunks = [f"chunk {random.Random(n).random()}" for n in range(1000)]
     one, other = Prompt("p", chunks, "s"), Prompt("p", chunks[::-1], "s")
     assert prepared(one).input_ids == prepared(other).input_ids

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PreTrainedModel
 
-from invariant_rag import Generation, InvariantModel, KeyValueCache, Prompt
+from invariant_rag import InvariantModel, KeyValueCache, Prompt
 from invariant_rag.interventions.ms_poe import MsPoE
 from invariant_rag.methods import METHODS
 from invariant_rag.testing import random_prompt
@@ -25,15 +23,15 @@ SUFFIXES = (4, 4, 7, 5)
 PROMPTS = [random_prompt(random.Random(index), SHAPES[index], suffix=SUFFIXES[index]) for index in range(len(SHAPES))]
 
 
-def tokens(generations: list[Generation]) -> list[tuple[int, ...]]:
+def tokens(generations):
     return [each.token_ids for each in generations]
 
 
-def bits(generations: list[Generation]) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+def bits(generations):
     return [(each.token_ids, each.logprobs) for each in generations]
 
 
-def check_near(found: list[Generation], expected: list[Generation], bound: float) -> None:
+def check_near(found, expected, bound):
     assert tokens(found) == tokens(expected)
     for one, other in zip(found, expected, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=bound)
@@ -43,20 +41,18 @@ def check_near(found: list[Generation], expected: list[Generation], bound: float
 class ForwardPasses(TorchDispatchMode):
     """Notes the rows and tokens of every forward pass. A hook would keep the cache from being used."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.shapes: list[tuple[int, ...]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.embedding.default:
             self.shapes.append(tuple(args[1].shape))
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_batch_answers_alike_without_a_cache_with_a_cold_and_with_a_warm_one_and_one_by_one(
-    method: str, llama: PreTrainedModel
-) -> None:
+def test_a_batch_answers_alike_without_a_cache_with_a_cold_and_with_a_warm_one_and_one_by_one(method, llama):
     plain = InvariantModel(llama, method=method, backend="varlen")
     lm, fresh = (plain.with_cache(KeyValueCache()) for _ in range(2))
     options = {"max_new_tokens": 5}
@@ -73,15 +69,13 @@ def test_a_batch_answers_alike_without_a_cache_with_a_cold_and_with_a_warm_one_a
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "gpt_neox", "mistral", "phi3"])
-def test_so_it_is_in_other_families(family: str) -> None:
+def test_so_it_is_in_other_families(family):
     lm = InvariantModel(tiny_model(family), backend="varlen")
     expected = [lm.generate(each, max_new_tokens=4) for each in PROMPTS]
     assert tokens(lm.generate(PROMPTS, max_new_tokens=4)) == tokens(expected)
 
 
-def test_one_forward_pass_reads_all_prompts_of_a_batch_and_with_a_cache_all_sets_and_all_questions(
-    llama: PreTrainedModel,
-) -> None:
+def test_one_forward_pass_reads_all_prompts_of_a_batch_and_with_a_cache_all_sets_and_all_questions(llama):
     lm = InvariantModel(llama, backend="varlen")
     prepared = [lm.prepare(each) for each in PROMPTS]
     longest = max(len(each.input_ids) for each in prepared)
@@ -98,7 +92,7 @@ def test_one_forward_pass_reads_all_prompts_of_a_batch_and_with_a_cache_all_sets
     assert passes.shapes == [(4, sets), (4, questions), (4, 1), (4, 1), (4, questions), (4, 1), (4, 1)]
 
 
-def test_a_prompt_without_segments_answers_alike_beside_others_and_a_cache(llama: PreTrainedModel) -> None:
+def test_a_prompt_without_segments_answers_alike_beside_others_and_a_cache(llama):
     lm = InvariantModel(llama, backend="varlen")
     mixed = [PROMPTS[0], Prompt(prefix=[], segments=[], suffix=[5, 9, 33, 40]), PROMPTS[1]]
     expected = tokens([lm.generate(each, max_new_tokens=4) for each in mixed])
@@ -108,7 +102,7 @@ def test_a_prompt_without_segments_answers_alike_beside_others_and_a_cache(llama
 
 
 @pytest.mark.parametrize("cache", [None, KeyValueCache()], ids=["uncached", "cached"])
-def test_prompts_with_beams_are_read_together(cache: KeyValueCache | None, llama: PreTrainedModel) -> None:
+def test_prompts_with_beams_are_read_together(cache, llama):
     lm = InvariantModel(llama, backend="varlen", cache=cache)
     with ForwardPasses() as passes:
         together = lm.generate(PROMPTS, max_new_tokens=3, num_beams=2)
@@ -116,7 +110,7 @@ def test_prompts_with_beams_are_read_together(cache: KeyValueCache | None, llama
     assert tokens(together) == tokens([lm.generate(each, max_new_tokens=3, num_beams=2) for each in PROMPTS])
 
 
-def test_a_set_that_several_prompts_of_a_batch_share_is_read_once(llama: PreTrainedModel) -> None:
+def test_a_set_that_several_prompts_of_a_batch_share_is_read_once(llama):
     lm = InvariantModel(llama, backend="varlen", cache=KeyValueCache())
     first, other, *_ = PROMPTS
     same = Prompt(first.prefix, first.segments[::-1], first.suffix)
@@ -130,7 +124,7 @@ def test_a_set_that_several_prompts_of_a_batch_share_is_read_once(llama: PreTrai
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_order_of_segments_changes_a_bit_of_a_batch(dtype: torch.dtype) -> None:
+def test_no_order_of_segments_changes_a_bit_of_a_batch(dtype):
     chance, model = random.Random(0), tiny_model("llama", num_hidden_layers=2).to(dtype)
     for cache in (None, KeyValueCache()):
         lm = InvariantModel(model, backend="varlen", cache=cache)
@@ -143,9 +137,7 @@ def test_no_order_of_segments_changes_a_bit_of_a_batch(dtype: torch.dtype) -> No
     "choice",
     [{"deterministic": True}, {"backend": "sdpa"}, {"method": "sequential", "intervention": MsPoE(first_layer=0)}, {}],
 )
-def test_what_does_not_pay_or_would_change_answers_is_read_one_by_one(
-    choice: dict[str, Any], llama: PreTrainedModel
-) -> None:
+def test_what_does_not_pay_or_would_change_answers_is_read_one_by_one(choice, llama):
     lm = InvariantModel(llama, **{"backend": "varlen", **choice})
     batch = PROMPTS if choice else [random_prompt(random.Random(0), (40, 40)), *PROMPTS[1:3]]  # mostly padding
     with ForwardPasses() as passes:
@@ -154,7 +146,7 @@ def test_what_does_not_pay_or_would_change_answers_is_read_one_by_one(
 
 
 @pytest.mark.parametrize("family", ["bloom", "dynamic"])
-def test_a_prompt_means_the_same_in_a_batch(family: str) -> None:
+def test_a_prompt_means_the_same_in_a_batch(family):
     scaled = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}}
     model = tiny_model("bloom") if family == "bloom" else tiny_model("llama", max_position_embeddings=16, **scaled)
     lm = InvariantModel(model, backend="varlen", method="set-based" if family == "bloom" else "rotor")
@@ -163,7 +155,7 @@ def test_a_prompt_means_the_same_in_a_batch(family: str) -> None:
     check_near(lm.generate(PROMPTS, **options), expected, bound)
 
 
-def test_with_deterministic_a_batch_changes_no_bit_of_an_answer() -> None:
+def test_with_deterministic_a_batch_changes_no_bit_of_an_answer():
     lm = InvariantModel(tiny_model("llama", num_hidden_layers=2).to(torch.bfloat16), deterministic=True)
     alone = bits([lm.generate(each, max_new_tokens=8) for each in PROMPTS]) * 2
     assert bits(lm.generate(PROMPTS * 2, max_new_tokens=8)) == alone

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, StoppingCriteriaList
+from transformers import PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel
 from invariant_rag.errors import InvalidOption, TokenizerRequired, UnsupportedCombination
@@ -23,7 +21,7 @@ from invariant_rag.testing import toy_tokenizer
 BYTES = toy_tokenizer()
 
 
-def metaspace() -> PreTrainedTokenizerFast:
+def metaspace():
     """Words begin with a mark for their space, which the decoder strips from the beginning of a text."""
     pieces = ["<unk>", "\n", "▁", "▁a", "▁▁b", "c", "é", "文", "."]
     backend = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token="<unk>"))
@@ -34,24 +32,25 @@ def metaspace() -> PreTrainedTokenizerFast:
 METASPACE = metaspace()
 
 
-def streamed(tokens: list[int], tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    def generate(**options: object) -> None:
-        streamer = options["streamer"]
+def streamed(tokens, tokenizer):
+    streamer = TextQueueStreamer(tokenizer)
+
+    def generate():
         for piece in ([[1, 2, 3]], *([token] for token in tokens)):  # first the prompt
-            streamer.put(torch.tensor(piece))  # type: ignore[attr-defined]
-        streamer.end()  # type: ignore[attr-defined]
+            streamer.put(torch.tensor(piece))
+        streamer.end()
 
-    return list(TextStream(generate, TextQueueStreamer(tokenizer), {}))
+    return list(TextStream(generate, streamer, threading.Event()))
 
 
-def lists(most: int) -> st.SearchStrategy[list[int]]:
+def lists(most):
     return st.lists(st.integers(0, most), max_size=20) | st.lists(st.integers(0, most), min_size=60, max_size=80)
 
 
 @settings(deadline=None, max_examples=60)
 @example([5] + [0] * 40 + [2, 5], [], "")  # a long run of special tokens, then a space
 @given(lists(8), lists(260), st.text(max_size=60))
-def test_pieces_join_to_the_text(words: list[int], some_bytes: list[int], text: str) -> None:
+def test_pieces_join_to_the_text(words, some_bytes, text):
     """Where a decoder strips white space, of any bytes, and where characters are several tokens."""
     assert "".join(streamed(words, METASPACE)) == METASPACE.decode(words, skip_special_tokens=True)
     assert "".join(streamed(some_bytes, BYTES)) == BYTES.decode(some_bytes, skip_special_tokens=True)
@@ -61,15 +60,15 @@ def test_pieces_join_to_the_text(words: list[int], some_bytes: list[int], text: 
     assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
 
 
-def test_pieces_come_one_by_one_and_special_tokens_do_not() -> None:
+def test_pieces_come_one_by_one_and_special_tokens_do_not():
     assert streamed(BYTES("<bos>ab<eos>c", add_special_tokens=False)["input_ids"], BYTES) == ["a", "b", "c"]
 
 
-def running() -> list[threading.Thread]:
+def running():
     return [each for each in threading.enumerate() if each.name == "invariant-rag-stream"]
 
 
-def test_a_stream_ends_with_its_generation_or_when_it_is_dropped(model: InvariantModel) -> None:
+def test_a_stream_ends_with_its_generation_or_when_its_reader_leaves(model):
     prompt = model.chat_prompt("Why?", ["one", "two"])
     stream = model.stream(prompt, max_new_tokens=8)
     first = next(stream)
@@ -77,40 +76,30 @@ def test_a_stream_ends_with_its_generation_or_when_it_is_dropped(model: Invarian
     expected = model.generate(prompt, max_new_tokens=8)
     assert first + "".join(stream) == expected.text
     assert stream.generation == expected
-    for _ in model.stream(prompt, max_new_tokens=200):
-        break
+    passes = []
+    with model.model.register_forward_pre_hook(lambda *_: passes.append(1)):
+        for _ in model.stream(prompt, max_new_tokens=1000):  # a stream that is dropped
+            break
+        assert not running(), "dropping it waits until the generation is over"
+        closed = model.stream(prompt, max_new_tokens=1000)
+        next(closed)
+        closed.close()
     assert not running()
+    assert len(passes) < 1000, "the model rests"
+    assert closed.generation is None
 
 
-def test_errors_reach_the_reader(model: InvariantModel, chat_llama: PreTrainedModel) -> None:
+def test_errors_reach_the_reader(model, chat_llama):
     prompt = model.chat_prompt("Why?", ["one"])
     with pytest.raises(InvalidOption, match="beam"):
         list(model.stream(prompt, num_beams=2))
     with pytest.raises(UnsupportedCombination, match="one sequence to stream, got 2"):
         list(model.stream(prompt, do_sample=True, num_return_sequences=2))
     with pytest.raises(TokenizerRequired):
-        InvariantModel(chat_llama).stream(None)  # type: ignore[arg-type]
+        InvariantModel(chat_llama).stream(None)
 
 
-def test_a_reader_who_leaves_ends_the_generation() -> None:
-    ended = []
-
-    def generate(streamer: object, stopping_criteria: StoppingCriteriaList) -> None:
-        deadline = time.monotonic() + 5
-        for piece in ([[1]], [5]):
-            streamer.put(torch.tensor(piece))  # type: ignore[attr-defined]
-        while not stopping_criteria(torch.tensor([[1]]), torch.zeros(1, 9)).all():
-            assert time.monotonic() < deadline
-        ended.append(True)
-
-    stream = TextStream(generate, TextQueueStreamer(METASPACE), {})
-    assert next(stream) == "c"
-    stream.close()
-    assert ended, "closing waits until the generation is over"
-    assert not running()
-
-
-def before_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
+def before_stop(pieces, stops):
     return (each.content for each in until_stop_string(map(AnswerDelta, pieces), stops))
 
 
@@ -120,7 +109,7 @@ def before_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
 @example(["b", "aa", "b"], ["a", "baab"])  # one is over while another, which began before it, is not
 @example(["b", "aa"], ["a", "baab"])
 @given(st.lists(st.text("ab", max_size=4), max_size=6), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
-def test_pieces_up_to_a_stop_string_join_to_the_text_before_it(pieces: list[str], stops: list[str]) -> None:
+def test_pieces_up_to_a_stop_string_join_to_the_text_before_it(pieces, stops):
     text = "".join(pieces)
     before = "".join(before_stop(pieces, stops))
     assert before == trim_at_stop_string(text, stops)
@@ -132,7 +121,7 @@ def test_pieces_up_to_a_stop_string_join_to_the_text_before_it(pieces: list[str]
         assert before == text
 
 
-def test_only_what_may_be_a_stop_string_is_held_back_and_all_pieces_are_consumed() -> None:
+def test_only_what_may_be_a_stop_string_is_held_back_and_all_pieces_are_consumed():
     assert list(before_stop(["xa", "b", "y"], ["abc"])) == ["x", "aby"]
     assert next(before_stop(iter(["hello "]), ["stop"])) == "hello "
     pieces = iter(["a", "b", "c"])

@@ -9,7 +9,7 @@ from copy import deepcopy
 from datetime import date, datetime, timedelta
 from ipaddress import IPv4Address
 from random import Random
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 import pytest
@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel, Field, create_model, field_validator
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import GenerationConfig, LogitsProcessor, MaxTimeCriteria, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LogitsProcessor, MaxTimeCriteria, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import (
@@ -45,7 +45,7 @@ class Short(BaseModel):
 
 NEAR = {"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]}
 PLACE = {"type": "object", "properties": {"at": {"type": "string", "maxLength": 2}, "near": NEAR}, "required": ["at"]}
-SCALARS: list[dict[str, Any]] = [
+SCALARS = [
     *({"type": kind} for kind in ("string", "integer", "number", "boolean", "null")),
     {"type": "string", "maxLength": 3},
     {"type": "string", "minLength": 2, "maxLength": 5},
@@ -59,16 +59,16 @@ SCALARS: list[dict[str, Any]] = [
 ]
 
 
-def random_schema(random: Random) -> dict[str, Any]:
+def random_schema(random):
     """Return a schema of an object with up to three fields, some of them lists or objects."""
 
-    def value(depth: int) -> dict[str, Any]:
+    def value(depth):
         kind = random.choice(["scalar", "scalar", "list", "object"]) if depth else "scalar"
         if kind == "list":
             return {"type": "array", "items": value(depth - 1), "minItems": random.randint(0, 1), "maxItems": 2}
         return fields(depth - 1) if kind == "object" else random.choice(SCALARS)
 
-    def fields(depth: int) -> dict[str, Any]:
+    def fields(depth):
         names = random.choices(["a", "key", "größe", "名前", "with space", "$x"], k=3)
         properties = {name: value(depth) for name in names}
         return {"type": "object", "properties": properties, "required": [*properties][: random.randint(0, 3)]}
@@ -76,7 +76,7 @@ def random_schema(random: Random) -> dict[str, Any]:
     return {**fields(2), "$defs": {"Place": PLACE}}
 
 
-def test_a_text_is_complete_and_valid_or_says_length(model: InvariantModel) -> None:
+def test_a_text_is_complete_and_valid_or_says_length(model):
     """A sample of 200 schemas at 1 to 40 tokens. A whole text may say `length`: its end token is missing."""
     random, ends = Random(0), set()
     for _ in range(14):
@@ -94,7 +94,7 @@ def test_a_text_is_complete_and_valid_or_says_length(model: InvariantModel) -> N
     assert ends == {"stop", "length"}
 
 
-def test_a_text_that_runs_out_of_tokens_is_the_beginning_of_the_one_with_room(model: InvariantModel) -> None:
+def test_a_text_that_runs_out_of_tokens_is_the_beginning_of_the_one_with_room(model):
     whole = model.generate(PROMPT, **constrain(model, Short, max_new_tokens=120))
     assert isinstance(parse_object(whole.text, Short), Short)
     length = len(whole.token_ids)
@@ -120,7 +120,7 @@ def test_a_text_that_runs_out_of_tokens_is_the_beginning_of_the_one_with_room(mo
     ],
     ids=str,
 )
-def test_special_values_parse(model: InvariantModel, kind: Any) -> None:
+def test_special_values_parse(model, kind):
     schema = create_model("Field", x=(kind, ...))
     for seed in range(2):
         text = model.generate(PROMPT, **constrain(model, schema, max_new_tokens=3000, seed=seed, **WILD)).text
@@ -129,7 +129,7 @@ def test_special_values_parse(model: InvariantModel, kind: Any) -> None:
         assert isinstance(parse_object(text, schema), schema)
 
 
-def test_bytes_of_a_character_are_never_torn() -> None:
+def test_bytes_of_a_character_are_never_torn():
     """With a tokenizer as sentencepiece makes them: words, and bytes for the rest."""
     words = ["{", "}", '"', "x", ":", ",", "[", "]", "▁", '▁"', '":', '"}', "a", "▁a", '{"', "é"]
     names = ["<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *words]
@@ -152,15 +152,15 @@ def test_bytes_of_a_character_are_never_torn() -> None:
 class Wanting(LogitsProcessor):
     """Makes a model want some tokens, and ban all others where there is nothing but them."""
 
-    def __init__(self, *tokens: int, only: bool = False) -> None:
+    def __init__(self, *tokens, only=False):
         self.tokens, self.only = torch.tensor(tokens), only
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids, scores):
         wanted = scores.index_fill(1, self.tokens, 1e6)
         return torch.where(wanted == 1e6, wanted, -torch.inf) if self.only else wanted
 
 
-def test_control_tokens_and_ends_are_not_part_of_an_object(model: InvariantModel) -> None:
+def test_control_tokens_and_ends_are_not_part_of_an_object(model):
     controls = control_tokens(model.tokenizer)
     loved = [Wanting(*controls, *model.tokenizer.encode("\t", add_special_tokens=False))]
     generation = model.generate(PROMPT, **constrain(model, Short, max_new_tokens=120, logits_processor=loved))
@@ -179,16 +179,12 @@ def test_control_tokens_and_ends_are_not_part_of_an_object(model: InvariantModel
     ],
     ids=str,
 )
-def test_what_would_break_an_object_is_refused(
-    model: InvariantModel, options: dict[str, Any], error: type[Exception], named: str
-) -> None:
+def test_what_would_break_an_object_is_refused(model, options, error, named):
     with pytest.raises(error, match=named):
         constrain(model, Short, max_new_tokens=40, **options)
 
 
-def test_end_tokens_that_the_model_does_not_have_end_nothing(
-    model: InvariantModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_tokens_that_the_model_does_not_have_end_nothing(model, monkeypatch):
     monkeypatch.setattr(model.model.generation_config, "eos_token_id", [-1, 7, 5000])
     assert constrain(model, Short)["eos_token_id"] == [7]
     monkeypatch.setattr(model.model.generation_config, "eos_token_id", -1)
@@ -196,7 +192,7 @@ def test_end_tokens_that_the_model_does_not_have_end_nothing(
         constrain(model, Short)
 
 
-def test_what_something_else_chooses_or_bans_is_an_error(model: InvariantModel) -> None:
+def test_what_something_else_chooses_or_bans_is_an_error(model):
     options, other = constrain(model, Short, max_new_tokens=40), Wanting(50, only=True)
     own = options.pop("logits_processor")
     for processors, said in (([*own, other], "something else than the schema"), ([other, *own], "ban all")):
@@ -204,17 +200,17 @@ def test_what_something_else_chooses_or_bans_is_an_error(model: InvariantModel) 
             model.generate(PROMPT, logits_processor=processors, **options)
 
 
-def test_texts_of_a_batch_follow_the_schema_each_by_itself_and_anew_with_another_prompt(model: InvariantModel) -> None:
+def test_texts_of_a_batch_follow_the_schema_each_by_itself_and_anew_with_another_prompt(model):
     constraint = constrain(model, Short, max_new_tokens=120, seed=1, **WILD)
     generations = model.generate([PROMPT, Prompt("Another: ", [], "")], **constraint)
     generations += model.generate(PROMPT, num_return_sequences=3, **constraint)
     assert len({each.text for each in generations}) == 5
     assert all(isinstance(parse_object(each.text, Short), Short) for each in generations)
     with pytest.raises(InvalidChoice, match="one prompt"):
-        generate_structured(model, [PROMPT, PROMPT], Short)  # type: ignore[call-overload]
+        generate_structured(model, [PROMPT, PROMPT], Short)
 
 
-def test_a_routed_model_writes_two_objects_and_a_stream_is_the_object(model: InvariantModel) -> None:
+def test_a_routed_model_writes_two_objects_and_a_stream_is_the_object(model):
     (given,) = constrain(model, Short)["logits_processor"]
     assert (copied := deepcopy(given)) == given  # so that it shares batches, and the vocabulary
     assert copied is not given
@@ -228,7 +224,7 @@ def test_a_routed_model_writes_two_objects_and_a_stream_is_the_object(model: Inv
 # --- schemas ---
 
 
-def test_a_schema_may_be_a_class_a_dict_or_a_string(model: InvariantModel) -> None:
+def test_a_schema_may_be_a_class_a_dict_or_a_string(model):
     schema = Short.model_json_schema()
     given = (Short, schema, json.dumps(schema))
     found = [generate_structured(model, PROMPT, each, max_new_tokens=120) for each in given]
@@ -250,12 +246,12 @@ def test_a_schema_may_be_a_class_a_dict_or_a_string(model: InvariantModel) -> No
     ],
     ids=str,
 )
-def test_what_decoding_cannot_follow_is_refused_and_named(model: InvariantModel, schema: Any, said: str) -> None:
+def test_what_decoding_cannot_follow_is_refused_and_named(model, schema, said):
     with pytest.raises(InvalidSchema, match=said):
         constrain(model, schema, max_new_tokens=30)
 
 
-def test_what_looks_like_a_keyword_and_is_none_is_followed(model: InvariantModel) -> None:
+def test_what_looks_like_a_keyword_and_is_none_is_followed(model):
     pattern = r'^[^"\\]{2}[.]\.$'
     properties = {"not": {"type": "string", "pattern": pattern}, "if": {"const": {"contains": 1}, "type": "object"}}
     schema = {"type": "object", "properties": properties, "required": ["not", "if"], "title": "T", "uniqueItems": False}
@@ -274,11 +270,11 @@ class Picky(BaseModel):
 
     @field_validator("x")
     @classmethod
-    def _never(cls, value: bool) -> bool:
+    def _never(cls, value):
         raise ValueError("neither will do")
 
 
-def test_what_no_text_or_no_value_can_be(model: InvariantModel, chat_llama: PreTrainedModel) -> None:
+def test_what_no_text_or_no_value_can_be(model, chat_llama):
     generation = model.generate(PROMPT, **constrain(model, Endless, max_new_tokens=30))
     assert (generation.finish_reason, len(generation.token_ids)) == ("length", 30)
     with pytest.raises(InvalidObject, match="neither will do"):
@@ -304,24 +300,24 @@ NAMES = {"patternProperties": {"^x-": {"type": "string"}}, "additionalProperties
         ({"a": 1}, {"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "null"}}}, "type 'null'"),
     ],
 )
-def test_values_that_break_a_schema_are_errors(value: Any, schema: dict[str, Any], said: str) -> None:
+def test_values_that_break_a_schema_are_errors(value, schema, said):
     with pytest.raises(InvalidObject, match=said):
         validate_value(value, schema)
     validate_value({"x-a": "1", "b": 2}, NAMES)
     validate_value({"$schema": 1}, {"$schema": "http://json-schema.org/draft-07/schema#", "required": ["$schema"]})
 
 
-def test_half_of_a_surrogate_pair_is_no_character() -> None:
+def test_half_of_a_surrogate_pair_is_no_character():
     with pytest.raises(IncompleteObject, match="surrogates"):
         parse_object('{"a": "\\ud83d"}', {})
     assert parse_object('"\\ud83d\\ude00"', {}) == "\U0001f600"
 
 
-def test_nothing_is_fetched_and_what_is_no_schema_validates_nothing() -> None:
+def test_nothing_is_fetched_and_what_is_no_schema_validates_nothing():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.2)
         elsewhere = f"http://127.0.0.1:{listening.getsockname()[1]}/schema.json"
-        wrong: list[dict[str, Any]] = [{"$ref": each} for each in (elsewhere, "#/$defs/nowhere", "#")]
+        wrong = [{"$ref": each} for each in (elsewhere, "#/$defs/nowhere", "#")]
         for schema in [*wrong, {"type": []}, {"pattern": "("}]:
             with pytest.raises(InvalidSchema, match="schema"):
                 parse_object('"a"', schema)

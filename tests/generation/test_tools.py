@@ -7,23 +7,21 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise, permutations
 from random import Random
-from typing import Any
 
 import pytest
-import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import validate
 from tokenizers import AddedToken
 from transformers import LogitsProcessor
 
-from invariant_rag import Generation, InvariantModel, Prompt, Segment
+from invariant_rag import InvariantModel, Prompt, Segment
 from invariant_rag.errors import IncompleteObject, InvalidTool
 from invariant_rag.generation.answer_parsing import AnswerParser
 from invariant_rag.generation.answering import Answering
 from invariant_rag.generation.answers import Answer, AnswerRequest
 from invariant_rag.generation.streaming import decode_keeping
-from invariant_rag.generation.tools import Tool, ToolCall, ToolCalling
+from invariant_rag.generation.structured import Tool, ToolCall, ToolCalling
 from invariant_rag.prompts import ReasoningFormat, template_format
 from invariant_rag.prompts.template_probes import OWN_FORMAT
 from invariant_rag.testing import tiny_model
@@ -48,19 +46,19 @@ WILD = {"do_sample": True, "temperature": 4.0, "top_k": 0}
 
 
 @cache
-def lm_of(kind: str, seed: int = 0) -> InvariantModel:
+def lm_of(kind, seed=0):
     size = {"num_hidden_layers": 2, "vocab_size": 288, "max_position_embeddings": 4096}
     return InvariantModel(tiny_model("llama", seed, eos_token_id=None, **size), templated(kind))
 
 
-def check(calls: tuple[ToolCall, ...], tools: list[dict[str, Any]]) -> None:
+def check(calls, tools):
     assert calls
     schemas = {each["function"]["name"]: Tool.of(each).parameters for each in tools}
     for call in calls:
         validate(call.arguments, schemas[call.name])
 
 
-def generate(calling: ToolCalling, prompt: Prompt, **options: Any) -> tuple[Generation, Answer]:
+def generate(calling, prompt, **options):
     """Return an answer, decoded with `constrain`, and its parts."""
     generation = calling.lm.generate(prompt, **calling.constrain(prompt, **options))
     text = decode_keeping(calling.lm.tokenizer, generation.token_ids, calling.kept_tokens)
@@ -72,11 +70,11 @@ def generate(calling: ToolCalling, prompt: Prompt, **options: Any) -> tuple[Gene
 class Writing(LogitsProcessor):
     """Makes a model write a text, as far as it may; then it goes on as it likes."""
 
-    def __init__(self, lm: InvariantModel, text: str) -> None:
+    def __init__(self, lm, text):
         self.tokens = lm.tokenizer.encode(text, add_special_tokens=False)
         self.prompt = None
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids, scores):
         self.prompt = input_ids.shape[1] if self.prompt is None else self.prompt
         place = input_ids.shape[1] - self.prompt
         if place < len(self.tokens):
@@ -89,7 +87,7 @@ class Writing(LogitsProcessor):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_forced_answer_is_nothing_but_calls_as_many_as_there_may_be(kind: str) -> None:
+def test_a_forced_answer_is_nothing_but_calls_as_many_as_there_may_be(kind):
     numbers = []
     for seed in range(4):
         calling = ToolCalling(lm_of(kind, seed), [NOW, NOWHERE] if seed else TOOLS, tool_choice="any")
@@ -110,7 +108,7 @@ def test_a_forced_answer_is_nothing_but_calls_as_many_as_there_may_be(kind: str)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_answer_that_runs_out_of_tokens_says_length_and_has_no_half_call(kind: str) -> None:
+def test_an_answer_that_runs_out_of_tokens_says_length_and_has_no_half_call(kind):
     request = AnswerRequest(messages=QUESTION, tools=[SEARCH], tool_choice="search", parallel=False, stop=("q", "<"))
     lm = lm_of(kind)
     whole = Answering(lm, replace(request, max_new_tokens=200)).reply().first
@@ -131,7 +129,7 @@ def test_an_answer_that_runs_out_of_tokens_says_length_and_has_no_half_call(kind
                 answer.check_complete()
 
 
-def test_every_forced_call_parses_and_validates() -> None:
+def test_every_forced_call_parses_and_validates():
     random, ends = Random(0), set()
     for round_ in range(12):
         schemas = [random_schema(random) for _ in range(random.randint(1, 2))]
@@ -150,7 +148,7 @@ def test_every_forced_call_parses_and_validates() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_call_that_the_model_begins_is_well_formed_and_none_where_there_shall_be_none(kind: str) -> None:
+def test_a_call_that_the_model_begins_is_well_formed_and_none_where_there_shall_be_none(kind):
     lm = lm_of(kind)
     calling = ToolCalling(lm, TOOLS, parallel=False)
     written = calling.form.call_format
@@ -165,7 +163,7 @@ def test_a_call_that_the_model_begins_is_well_formed_and_none_where_there_shall_
     assert answer == Answer(generation.text)
 
 
-def test_text_without_a_call_is_what_the_model_writes_without_tools() -> None:
+def test_text_without_a_call_is_what_the_model_writes_without_tools():
     lm = lm_of("hermes")
     calling = ToolCalling(lm, TOOLS)
     prompt = calling.prompt(QUESTION)
@@ -175,7 +173,7 @@ def test_text_without_a_call_is_what_the_model_writes_without_tools() -> None:
     assert answer == Answer(generation.text)
 
 
-def test_reasoning_holds_no_call_and_a_forced_call_leaves_it() -> None:
+def test_reasoning_holds_no_call_and_a_forced_call_leaves_it():
     lm = lm_of("hermes")
     calling = ToolCalling(lm, [NOW], parallel=False)
     thinking = calling.prompt(QUESTION, enable_thinking=True)
@@ -199,7 +197,7 @@ def test_reasoning_holds_no_call_and_a_forced_call_leaves_it() -> None:
 
 
 @pytest.mark.parametrize(("behind", "fits"), [('\n{"na', True), ('{"q', False)])
-def test_a_token_that_goes_beyond_the_marker_begins_a_call_or_is_not_chosen(behind: str, fits: bool) -> None:
+def test_a_token_that_goes_beyond_the_marker_begins_a_call_or_is_not_chosen(behind, fits):
     tokenizer, beyond = templated("hermes"), f"<tool_call>{behind}"
     tokenizer.add_tokens([AddedToken(beyond, normalized=False)])
     lm = InvariantModel(lm_of("hermes").model, tokenizer)
@@ -210,7 +208,7 @@ def test_a_token_that_goes_beyond_the_marker_begins_a_call_or_is_not_chosen(behi
     assert len(answer.tool_calls) == fits
 
 
-def test_a_marker_at_the_end_of_the_prompt_begins_no_call() -> None:
+def test_a_marker_at_the_end_of_the_prompt_begins_no_call():
     lm = lm_of("hermes")
     writing = Writing(lm, "\tNo.")  # a tab would be no JSON
     prompt = Prompt("Calls begin with ", [], "<tool_call>")
@@ -221,7 +219,7 @@ def test_a_marker_at_the_end_of_the_prompt_begins_no_call() -> None:
 # --- order, ids, refusals ---
 
 
-def test_calls_ignore_the_order_of_segments_and_of_a_retriever_tools_result() -> None:
+def test_calls_ignore_the_order_of_segments_and_of_a_retriever_tools_result():
     calling = ToolCalling(lm_of("hermes"), TOOLS, tool_choice="required", parallel=False)
     call = {"id": "call_1", "name": "search", "args": {"query": "ferry"}}
     answers = set()
@@ -240,7 +238,7 @@ def test_calls_ignore_the_order_of_segments_and_of_a_retriever_tools_result() ->
     assert len(answers) == 1
 
 
-def test_ids_are_the_same_again_and_others_in_the_next_turn() -> None:
+def test_ids_are_the_same_again_and_others_in_the_next_turn():
     calling = ToolCalling(lm_of("hermes"), [NOW], tool_choice="required", parallel=False)
     first, again = (generate(calling, calling.prompt(QUESTION), max_new_tokens=80)[1].tool_calls[0] for _ in range(2))
     assert first == again
@@ -262,7 +260,7 @@ def test_ids_are_the_same_again_and_others_in_the_next_turn() -> None:
         ([{"name": "a", "parameters": {"type": "array"}}], "auto", "schema of an object"),
     ],
 )
-def test_tools_and_choices_that_are_none_are_refused(tools: list[Any], choice: str, said: str) -> None:
+def test_tools_and_choices_that_are_none_are_refused(tools, choice, said):
     with pytest.raises(InvalidTool, match=said):
         ToolCalling(lm_of("hermes"), tools, tool_choice=choice)
 
@@ -291,9 +289,7 @@ TEXTS = st.sampled_from(
 @example("", "", CALLS[:1], "<tool_call>\n{}", None, [], "bare")  # text after a call that has to be the whole answer
 @example("", "", CALLS, " ключ < ", None, [3], "bare")
 @example("", "<tool_call>" + " " * 400, (), "", None, [], "hermes")
-def test_however_a_text_is_cut_into_pieces_its_parts_are_the_same(
-    reasoning: str, text: str, calls: tuple[ToolCall, ...], after: str, end: int | None, cuts: list[int], kind: str
-) -> None:
+def test_however_a_text_is_cut_into_pieces_its_parts_are_the_same(reasoning, text, calls, after, end, cuts, kind):
     written = template_format(templated(kind)).call_format
     whole = (reasoning + text + (written.write(calls) if calls else "") + after)[:end]
     places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
@@ -305,7 +301,7 @@ def test_however_a_text_is_cut_into_pieces_its_parts_are_the_same(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_template_writes_is_parsed(kind: str) -> None:
+def test_what_a_template_writes_is_parsed(kind):
     written = template_format(templated(kind)).call_format
     calls, text = CALLS[1:] if written.between is None else CALLS, "" if written.anchored else "Well.\n"
     answer = Answer.join(AnswerParser(written, ("now", "search")).parse([text + written.write(calls)]))
@@ -324,11 +320,11 @@ OTHER = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
         (f"x <think>{OTHER}", Answer(f"x <think>{OTHER}")),
     ],
 )
-def test_what_is_no_call_is_text(text: str, expected: Answer) -> None:
+def test_what_is_no_call_is_text(text, expected):
     assert Answer.join(AnswerParser(OWN_FORMAT, ("now",), THINK).parse([text])) == expected
 
 
-def test_text_around_a_call_is_joined_and_half_a_call_is_an_error() -> None:
+def test_text_around_a_call_is_joined_and_half_a_call_is_an_error():
     parser = AnswerParser(OWN_FORMAT, ("now",))
     assert Answer.join(parser.parse(['x <tool_call>{"name":"now","arguments":{}}</tool_call> y'])).content == "x y"
     whole, half = (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.json_schema import validate_value
-from invariant_rag.generation.tools import ToolCall, ToolCalling
+from invariant_rag.generation.structured import ToolCall, ToolCalling
 from langchain.agents import create_agent
 from langchain.agents.middleware import wrap_model_call
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
