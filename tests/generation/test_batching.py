@@ -8,7 +8,7 @@ import random
 import time
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from threading import Event
 
 import pytest
@@ -314,6 +314,29 @@ def test_who_need_not_wait_runs_between_two_steps_and_changes_nothing(other, met
     assert order == [1, 0]
 
 
+class Noting(StoppingCriteria):
+    """Calls a function at each token, in the thread that holds the model."""
+
+    def __init__(self, note):
+        self._note = note
+
+    def __call__(self, input_ids, scores, **_):
+        self._note()
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def test_who_need_not_wait_runs_before_a_batch_that_begins_whoever_gets_the_turn(llama):
+    lm, batcher = InvariantModel(llama), MicroBatcher()
+    for _ in range(6):
+        tokens: list[str] = []
+        with ThreadPoolExecutor(2) as pool, halted(batcher) as until:
+            for count, (name, length) in enumerate({"long": 8, "short": 2}.items(), 1):
+                options = {"max_new_tokens": length, "stopping_criteria": [Noting(partial(tokens.append, name))]}
+                pool.submit(batcher.generate, lm, PROMPTS[0], options)
+                until(count)
+        assert tokens == ["short"] * 2 + ["long"] * 8
+
+
 @pytest.mark.parametrize("backend", ["sdpa", "varlen"])  # a pass for each prompt of a prefill, or one for all of them
 def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(backend, llama, monkeypatch):
     lms = [InvariantModel(llama, backend=backend, cache=KeyValueCache()) for _ in range(2)]
@@ -321,16 +344,11 @@ def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(backend, llama, 
     batcher, forward, others = MicroBatcher(), type(llama).forward, list[Future[Generation]]()
     passes, at_token = list[int](), list[int]()
 
-    class Noting(StoppingCriteria):
-        def __call__(self, input_ids, scores, **_):
-            at_token.append(len(passes))
-            return torch.zeros(len(input_ids), dtype=torch.bool)
-
     @wraps(forward)
     def counted(*given, **options):
         passes.append(1)
         if len(passes) == 2:
-            mine = {**OPTIONS, "stopping_criteria": [Noting()]}
+            mine = {**OPTIONS, "stopping_criteria": [Noting(lambda: at_token.append(len(passes)))]}
             others.append(pool.submit(batcher.generate, lms[1], PROMPTS[0], mine))
             while not batcher.waiting:
                 time.sleep(0.001)
