@@ -132,52 +132,49 @@ def tokenizer():
     return toy_tokenizer()
 
 
+FILES = {
+    "nq-open-10_total_documents_gold_at_0.jsonl.gz": TEN,
+    "nq-open-oracle.jsonl.gz": ORACLE,
+    "printed.jsonl": PRINTED,
+    "kv-retrieval-6_keys.jsonl.gz": KEY_VALUE,
+    "mmlu_validation.json": MMLU,
+    "mintaka_noshuffle_top30.json": MINTAKA,
+    "r_gsm.jsonl": R_GSM,
+    "rewards.jsonl": REWARD,
+    **{f"{name}.json": LLMBAR for name in ("Natural", "Neighbor", "GPTInst", "GPTOut", "Manual")},
+    "data.zip": {"2wikimqa_e.jsonl": TWO_WIKI},
+    "longbench.zip": {f"{name}.jsonl": records for name, records in LONGBENCH.items()},
+    "loogle.zip": {"shortdep_qa.jsonl": ["none of ours"], "longdep_qa.jsonl": TIMELINE},
+    "xquad.en.json": XQUAD,
+}
+"""Records by the names that the loaders ask for; of an archive, by member."""
+
+
 @pytest.fixture(scope="session")
 def files(tmp_path_factory):
-    """A folder with a file of every benchmark, under the names that the loaders ask for."""
+    """A folder with a file of every benchmark."""
     folder = tmp_path_factory.mktemp("data")
 
-    def written(records):
+    def lines(records):
         return "".join(json.dumps(record) + "\n" for record in records).encode()
 
-    def lines(name, records):
-        (folder / name).write_bytes(gzip.compress(written(records)) if name.endswith(".gz") else written(records))
-
-    def document(name, content):
-        (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
-
-    def archive(name, members):
-        with zipfile.ZipFile(folder / name, "w") as opened:
-            for member, records in members.items():
-                opened.writestr(f"data/{member}", written(records))
-
-    lines("nq-open-10_total_documents_gold_at_0.jsonl.gz", TEN)
-    lines("nq-open-oracle.jsonl.gz", ORACLE)
-    lines("printed.jsonl", PRINTED)
-    lines("kv-retrieval-6_keys.jsonl.gz", KEY_VALUE)
-    document("mmlu_validation.json", MMLU)
-    document("mintaka_noshuffle_top30.json", MINTAKA)
-    lines("r_gsm.jsonl", R_GSM)
-    lines("rewards.jsonl", REWARD)
-    for name in ("Natural", "Neighbor", "GPTInst", "GPTOut", "Manual"):
-        document(f"{name}.json", LLMBAR)
-
-    archive("data.zip", {"2wikimqa_e.jsonl": TWO_WIKI})
-    archive("longbench.zip", {f"{name}.jsonl": records for name, records in LONGBENCH.items()})
-    archive("loogle.zip", {"shortdep_qa.jsonl": ["none of ours"], "longdep_qa.jsonl": TIMELINE})
-    document("xquad.en.json", XQUAD)
+    for name, content in FILES.items():
+        if name.endswith(".zip"):
+            with zipfile.ZipFile(folder / name, "w") as opened:
+                for member, records in content.items():
+                    opened.writestr(f"data/{member}", lines(records))
+        elif name.endswith(".json"):
+            (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        else:
+            (folder / name).write_bytes(gzip.compress(lines(content)) if name.endswith(".gz") else lines(content))
     return folder
 
 
 @pytest.fixture(scope="session")
 def data_of(files):
     """Where the data of a benchmark are: the folder, or the file where its real name is another format."""
-    single = {
-        "reward-bench": "rewards.jsonl",
-        "two-wiki": "data.zip",
-        "timeline": "loogle.zip",
-        "longbench": "longbench.zip",
-    }
+    single = {"reward-bench": "rewards.jsonl", "two-wiki": "data.zip", "timeline": "loogle.zip"}
+    single["longbench"] = "longbench.zip"
     return lambda name: files / single[name] if name in single else files
 
 
