@@ -89,10 +89,14 @@ REPRODUCED = {
 def test_reproduce_measures_the_rows_that_were_chosen_and_says_what_it_does_not_measure(command, fixed, files):
     (files / "mintaka_noshuffle_top50.json").write_bytes((files / "mintaka_noshuffle_top30.json").read_bytes())
     data = ["--data", files / "rewards.jsonl"] if command.startswith("pine") else []
-    result = invoke("reproduce", *command.split(), *fixed, *data, "--overflow", "trim_segments")
+    measured = ["reproduce", *command.split(), *fixed, *data, "--overflow", "trim_segments"]
+    result = invoke(*measured)
     row, count, said = REPRODUCED[command]
     assert (result.exit_code, result.stdout.count(row)) == (0, count), result.output
     assert said in result.stdout
+    written = [line.split(" | ")[0] for line in result.stdout.splitlines() if line.startswith("| ")]
+    cells = json.loads(invoke(*measured, "--resume", "--json").stdout)
+    assert written[2:] == [f"| {cell['row']}" for cell in cells]
 
 
 # --- wrong input: one red line that says what is wrong, exit code 2, before any work ---
