@@ -210,3 +210,10 @@ def test_a_wrong_argument_of_a_config_is_a_typed_error(name):
         except Exception as error:  # noqa: BLE001 - that is what the test looks for
             untyped.append((wrong, error))
     assert not untyped
+
+
+def test_the_tab_key_completes_the_names_of_tables() -> None:
+    command = typer.main.get_command(reproduce.app)
+    (table,) = (each for each in command.params if each.name == "table")
+    offered = [each.value for each in table.shell_complete(typer.Context(command), "pine")]
+    assert offered == [name for name in published_tables() if name.startswith("pine")] != []

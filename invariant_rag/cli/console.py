@@ -18,8 +18,7 @@ from rich.text import Text
 from invariant_rag.errors import InvariantRAGError, OutOfMemory
 from invariant_rag.shown import clean, reason
 
-_PROSE = {"about", "cost", "detail", "models", "paper", "settings"}
-"""Columns that are wrapped in a narrow terminal."""
+_PROSE = {"about", "cost", "detail", "models", "paper", "settings"}  # columns that are wrapped in a narrow terminal
 
 
 def prepare_terminal() -> None:
@@ -86,16 +85,14 @@ def print_note(message: str, *, style: str = "dim") -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(Text(clean(message), style=style))
 
 
-_UsageError: Any = typer.BadParameter.__base__
-"""Of click, or of the copy of it in typer."""
-_EXPECTED = {
+_UsageError: Any = typer.BadParameter.__base__  # of click, or of the copy of it in typer
+_EXPECTED = {  # of an option, by the kind of pydantic's error
     "int_parsing": "a whole number",
     "int_parsing_size": "a whole number",
     "float_parsing": "a number",
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
 }
-"""What an option expects, by the kind of pydantic's error."""
 
 
 def _describe_usage(error: Any) -> tuple[str, str]:

@@ -11,7 +11,9 @@ import typer
 from invariant_rag.cli import options
 from invariant_rag.cli.console import print_json, print_table, print_text
 from invariant_rag.cli.progress import progress_bar
+from invariant_rag.methods import METHODS
 from invariant_rag.models.hub import check_model
+from invariant_rag.orderings import ORDERINGS
 
 _HOSTILE_TEXTS, _SHOWN = 500, 20
 
@@ -23,8 +25,6 @@ def summary(cls: type) -> str:
 
 def method_rows() -> list[dict[str, Any]]:
     """Return the columns of `invariant-rag methods`."""
-    from invariant_rag.methods import METHODS
-
     facts = ("invariant", "fair", "cost", "stock_decoding")
     found = [(name, each, {fact: getattr(each, fact) for fact in facts}) for name, each in METHODS.items()]
     return [
@@ -44,8 +44,6 @@ def intervention_rows() -> list[dict[str, Any]]:
 
 def ordering_rows() -> list[dict[str, Any]]:
     """Return the columns of `invariant-rag orderings`."""
-    from invariant_rag.orderings import ORDERINGS
-
     return [{"ordering": name, "invariant": each.invariant, "about": summary(each)} for name, each in ORDERINGS.items()]
 
 

@@ -11,12 +11,27 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 from invariant_rag.checks import MOST_CALLS
+from invariant_rag.methods import METHODS, check_method_and_ordering
 from invariant_rag.models import devices
+from invariant_rag.orderings import ORDERINGS, CrossEncoder, Embedding, resolve_ordering
+
+_OFFERED: Mapping[str, Iterable[str]] = {
+    "method": METHODS,
+    "methods": METHODS,
+    "ordering": ORDERINGS,
+    "orderings": ORDERINGS,
+}
+
+
+def option_of(name: str, about: str, **more: Any) -> Any:
+    """Return an option whose values are names of a registry, which the Tab key completes."""
+    return typer.Option(help=about, autocompletion=lambda: [*_OFFERED[name]], **more)
+
 
 Model = Annotated[str | None, typer.Option(help="Model id or folder.", show_default="the embedded model")]
-Method = Annotated[str, typer.Option(help="See `invariant-rag methods`.")]
+Method = Annotated[str, option_of("method", "See `invariant-rag methods`.")]
 Ordering = Annotated[
-    str | None, typer.Option(help="See `invariant-rag orderings`.", show_default="the method's default")
+    str | None, option_of("ordering", "See `invariant-rag orderings`.", show_default="the method's default")
 ]
 DType = Annotated[devices.DType, typer.Option(help="As in transformers.")]
 DeviceMap = Annotated[str, typer.Option(help="As in transformers: auto spreads a large model over all devices.")]
@@ -25,7 +40,6 @@ Overflow = Annotated[
     typer.Option(help="What to do with prompts that are longer than the context window."),
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest answer of a model, in tokens.")]
-
 Strict = Annotated[
     bool, typer.Option("--strict", help="Stop at a document that cannot be read, instead of skipping it.")
 ]
@@ -47,20 +61,16 @@ MaxChars = Annotated[int, typer.Option(min=1, help="Longest chunk, in characters
 TopK = Annotated[int, typer.Option("--k", min=1, help="Segments to retrieve.")]
 _AGAIN = "Ask again in N random document orders, and compare the answers."
 CheckOrder = Annotated[int, typer.Option(min=0, max=MOST_CALLS, metavar="N", help=_AGAIN)]
-
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-
 
 _REPEATABLE = (frozenset[str], tuple[str, ...] | None, Mapping[str, str])  # whose options may be given several times
 
 
 def check_model_options(model: str | None, method: Any, ordering: Any, device_map: Any = "auto") -> None:
     """Find out what can be wrong with the options of a model, before transformers is imported: that takes seconds."""
-    from invariant_rag.methods import check_method_and_ordering
     from invariant_rag.models.devices import check_device
     from invariant_rag.models.embedders import check_embedder
     from invariant_rag.models.hub import check_model
-    from invariant_rag.orderings import CrossEncoder, Embedding, resolve_ordering
 
     check_method_and_ordering(method, ordering)
     check_model(model)
@@ -109,6 +119,7 @@ def _parameter(each: dataclasses.Field[Any], kind: Any) -> inspect.Parameter:
     names = [about.get("option", f"--{each.name.replace('_', '-')}")]
     bounds = {name: about[name] for name in ("min", "max", "metavar") if name in about}
     shown: dict[str, Any] = {"help": about["about"], "show_default": about.get("shown", not is_flag), **bounds}
+    shown |= {"autocompletion": lambda: [*_OFFERED[each.name]]} if each.name in _OFFERED else {}
     found = typer.Argument(**shown) if about.get("argument") else typer.Option(*names, **shown)
     return inspect.Parameter(
         each.name,

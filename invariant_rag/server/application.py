@@ -134,18 +134,18 @@ async def metrics(request: Request) -> Response:
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
     """List the model, with what requests may choose."""
-    return {"object": "list", "data": [_card(request)]}
+    return {"object": "list", "data": [await run_in_threadpool(_card, request.app.state.serving)]}
 
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> dict[str, Any]:
     """Describe the model."""
     request.app.state.serving.check_model(name)
-    return _card(request)
+    return await run_in_threadpool(_card, request.app.state.serving)
 
 
-def _card(request: Request) -> dict[str, Any]:
-    state: State = request.app.state.serving
+def _card(state: State) -> dict[str, Any]:
+    """Return what is told of the model. What is behind a gateway is asked, which takes its time."""
     engine, allowed = state.engine, state.settings.orderings
     choices = {name: sorted(engine.orderings[name] & allowed) for name in sorted(state.settings.methods)}
     return {

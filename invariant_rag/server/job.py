@@ -174,7 +174,7 @@ class Job:
             while chunk is not None:
                 yield {"data": chunk}
                 try:
-                    chunk = await asyncio.wait_for(self._chunks.get(), self._seconds_left)
+                    chunk = await asyncio.wait_for(self._chunks.get(), max(self._deadline - self._loop.time(), 0))
                 except TimeoutError:
                     raise errors.DeadlineExceeded(self._late) from None
             await self.result
@@ -191,10 +191,6 @@ class Job:
         """Stop the work: nobody waits for it, nor for its error."""
         self.abandoned.set()
         self.result.add_done_callback(lambda result: result.cancelled() or result.exception())
-
-    @property
-    def _seconds_left(self) -> float:
-        return max(self._deadline - self._loop.time(), 0)
 
 
 Handler: TypeAlias = Callable[[Job], Any]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -27,8 +27,6 @@ from invariant_rag.server.errors import InvalidRequest, TooLarge, about, invalid
 from invariant_rag.server.replies import ID, document_id
 from invariant_rag.server.settings import Settings
 from invariant_rag.shown import shown
-
-Work: TypeAlias = Sequence[Call] | JudgeCall | schemas.RerankRequest
 
 _MOST_VALUES = 100_000  # of a body, not counting numbers: texts, names, lists and objects
 _MOST_ARGUMENTS = 10_000  # values of the arguments of all calls: the chat template writes them one by one
@@ -141,7 +139,7 @@ def _judge(request: schemas.JudgeRequest, settings: Settings, tenant: str) -> Ju
     return JudgeCall(limited, _choices(request.invariant, settings, tenant))
 
 
-ROUTES: Mapping[str, tuple[type[schemas.RequestBody], Callable[[Any, Settings, str], Work]]] = {
+ROUTES: Mapping[str, tuple[type[schemas.RequestBody], Callable[[Any, Settings, str], Any]]] = {
     "chat": (schemas.ChatRequest, _chat),
     "completions": (schemas.CompletionRequest, _completions),
     "tokenize": (schemas.TokenizeRequest, _tokenize),

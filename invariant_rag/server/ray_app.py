@@ -179,13 +179,11 @@ class RayEngine(Engine):
     def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
         """Answer the prompts of a request, in one replica; see `Engine`."""
         session = _session(calls[0].choices.tenant, calls[0].sets) if any(calls[0].sets) else None
-        found: list[EngineReply] = self._wait_for(abandoned, "answer_all", calls, session=session, emit=emit)
-        return found
+        return list(self._wait_for(abandoned, "answer_all", calls, session=session, emit=emit))
 
     def tokens(self, call: Call) -> list[int]:
         """Return the token ids of what the model reads."""
-        found: list[int] = self._wait_for(cancelled_event(), "tokens", call)
-        return found
+        return list(self._wait_for(cancelled_event(), "tokens", call))
 
     def judge(self, call: JudgeCall) -> Verdict:
         """Compare answers; see `Judge`."""
@@ -197,8 +195,7 @@ class RayEngine(Engine):
 
     def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
         """Return the sort keys of the replicas' reranker."""
-        found: list[float] = self._wait_for(cancelled_event(), "sort_keys", candidates, query)
-        return found
+        return list(self._wait_for(cancelled_event(), "sort_keys", candidates, query))
 
     def _run(self) -> None:
         self._loop.run_forever()

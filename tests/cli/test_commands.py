@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints
@@ -81,6 +84,28 @@ def test_a_shared_option_says_the_same_in_every_command() -> None:
                 texts[flag].append(getattr(option, "help", None) or "")
     for flag in ("--model", "--ordering", "--dtype", "--device-map", "--overflow", "--strict", "--json"):
         assert len(texts[flag]) > len(set(texts[flag])) == 1, flag
+
+
+COMPLETING = """
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = None
+from invariant_rag.cli import app
+app(prog_name="invariant-rag")
+"""
+
+
+def test_the_tab_key_completes_names_without_torch() -> None:
+    """In a process of its own, as a shell asks: the last word is completed."""
+    for words, offered in (
+        ("ask --method ro", {"rotor"}),
+        ("serve --allow-method ro", {"rotor"}),
+        ("audit --ordering le", {"lexical", "lexical-reversed"}),
+    ):
+        asked = {"COMP_WORDS": f"invariant-rag {words}", "COMP_CWORD": str(len(words.split()))}
+        shell = {**os.environ, **asked, "_INVARIANT_RAG_COMPLETE": "complete_bash"}
+        program = [sys.executable, "-c", COMPLETING]
+        done = subprocess.run(program, env=shell, capture_output=True, text=True, check=False)
+        assert set(done.stdout.split()) == offered, (words, done.stderr)
 
 
 @pytest.mark.parametrize("total", [3, None])

@@ -147,6 +147,7 @@ def exchanged(http: httpx.Client, sent: bytes, *, close: bool = True) -> bytes:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=20_000)  # others compute here, too
     with sync_playwright() as playwright:
         options = ["--no-sandbox", "--host-resolver-rules=MAP lab.test 127.0.0.1"]
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)

@@ -50,7 +50,7 @@ def limited(model: InvariantModel) -> Iterator[httpx.Client]:
     """A server with two tenants and narrow limits."""
     caches = {tenant: KeyValueCache(namespace=tenant) for tenant in KEYS.values()}
     engine = InProcess(model, caches=caches, max_prompt_tokens=600)
-    narrow: dict[str, Any] = {"max_body_bytes": 20_000, "max_requests": 3, "body_timeout": 0.4}
+    narrow: dict[str, Any] = {"max_body_bytes": 20_000, "max_requests": 3, "body_timeout": 1.0}
     with client_of(engine, Settings(keys=KEYS, operator_key="key-of-operator", **narrow)) as http:
         yield http
 
@@ -106,7 +106,7 @@ def test_bodies_and_prompts_that_are_too_long_are_refused(
 def test_a_body_that_comes_too_slowly_is_refused_and_a_head_ends_the_connection(limited: httpx.Client) -> None:
     def slowly() -> Iterator[bytes]:
         yield b'{"messages": '
-        time.sleep(0.8)
+        time.sleep(1.6)
         yield b"[]}"
 
     assert limited.post(CHAT, content=slowly(), headers=ADA).status_code == 408

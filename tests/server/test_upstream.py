@@ -47,7 +47,7 @@ def api() -> Iterator[ScriptedAPI]:
 @pytest.fixture(scope="module")
 def http(api: ScriptedAPI) -> Iterator[httpx.Client]:
     """A client of a gateway before an API whose answers the test writes."""
-    engine = Upstream(api.url, "far", key="key-of-the-gateway", votes=3, timeout=1.0)
+    engine = Upstream(api.url, "far", key="key-of-the-gateway", votes=3, timeout=3.0)
     with client_of(engine, Settings(timeout=20)) as client:
         yield client
 
@@ -72,6 +72,12 @@ def test_every_order_makes_one_request_and_the_answer_is_that_of_the_sorted_docu
     told = {"method": "canonical", "ordering": "lexical", "invariant": True, "sets": [4]}
     assert told.items() <= replies[0]["invariant"].items()
     assert any("one order" in warning for warning in replies[0]["invariant"]["warnings"])
+
+
+def test_a_toy_behind_a_gateway_is_one_before_it(gateway: openai.OpenAI, http: httpx.Client) -> None:
+    """As the embedded model's server says; an API that says nothing has none."""
+    cards = [gateway.models.retrieve("small").to_dict(), http.get("/v1/models/far").json()]
+    assert [each["toy"] for each in cards] == [True, False]
 
 
 @pytest.mark.parametrize("options", [{"logprobs": True}, {"stop": ["hit"]}, {"temperature": 2.0, "seed": 3, "n": 2}])
@@ -145,7 +151,7 @@ TOO_LONG = refusal("8 tokens", code="context_length_exceeded")
         (Answer(400, refusal("seed: too odd", param="seed")), 400, "upstream_refused", "seed: too odd"),
         (Answer(400, refusal("Bad key key-of-the-gateway.")), 400, "upstream_refused", "Bad key [key]."),
         (Answer(400, TOO_LONG), 400, "context_length_exceeded", "8 tokens"),
-        (Answer(200, completion(), seconds=2), 504, "deadline_exceeded", "in time"),
+        (Answer(200, completion(), seconds=20), 504, "deadline_exceeded", "in time"),
     ],
 )
 def test_what_the_api_answers_is_told_in_our_words(

@@ -24,7 +24,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def reproduce_table(
     *,
     table: Annotated[
-        str | None, typer.Argument(help="Id of a published table.", show_default="list the tables")
+        str | None,
+        typer.Argument(help="Id of a table.", show_default="list them", autocompletion=lambda: [*published_tables()]),
     ] = None,
     rows: Annotated[
         list[str] | None, typer.Option("--row", help="Name of a row of the table. Repeatable.", show_default="all")
@@ -44,17 +45,15 @@ def reproduce_table(
     """
     with handle_errors():
         if table is None:
-            print_table(
-                [
-                    {
-                        "table": name,
-                        "about": f"{each.paper}, {each.number}: {each.title}",
-                        "models": ", ".join(dict.fromkeys(row.model.rsplit("/", 1)[-1] for row in each.rows)),
-                    }
-                    for name, each in published_tables().items()
-                ],
-                as_json,
-            )
+            listed = [
+                {
+                    "table": name,
+                    "about": f"{each.paper}, {each.number}: {each.title}",
+                    "models": ", ".join(dict.fromkeys(row.model.rsplit("/", 1)[-1] for row in each.rows)),
+                }
+                for name, each in published_tables().items()
+            ]
+            print_table(listed, as_json)
             return
         chosen = resolve_table(table)
         base = BenchmarkConfig(next((each.benchmark for each in chosen.columns if each.metric), ""), **choices)

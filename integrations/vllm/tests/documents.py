@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from invariant_rag import Segment
@@ -38,6 +39,13 @@ def documents(count: int, seed: int) -> list[Segment]:
 def question(segments: list[Segment]) -> str:
     """Return a question about one of the documents."""
     return f"What colour is the flag of {min((str(each.title) for each in segments), default='Ostra')}?"
+
+
+def body_of(segments: Sequence[Segment], **more: Any) -> dict[str, Any]:
+    """Return a request to /v1/chat/completions."""
+    listed = [{"title": each.title, "text": each.text} for each in segments]
+    asked = [{"role": "user", "content": question(list(segments))}]
+    return {"messages": asked, "documents": listed, "max_tokens": 16, **more}
 
 
 def chat_message(segments: list[Segment], asked: str) -> HumanMessage:

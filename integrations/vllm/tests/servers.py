@@ -59,7 +59,8 @@ class Server:
         options = [
             *("--model", str(EMBEDDED["generator"]), "--served-model-name", "embedded", "--dtype", "float32"),
             *("--max-model-len", "2048", "--max-num-seqs", "32", "--block-size", "32", "--enforce-eager"),
-            *("--host", "127.0.0.1", "--port", str(self.port), "--distributed-executor-backend", "uni"),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--root-path", "/behind"),
+            *("--distributed-executor-backend", "uni"),
             *("--no-enable-chunked-prefill", "--enable-prompt-tokens-details"),
             *("--middleware", "vllm_invariant_rag.middleware.Documents"),
             *("--kv-transfer-config", json.dumps(TRANSFER), "--api-key", self.KEY, self.OTHER_KEY),

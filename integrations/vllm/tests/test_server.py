@@ -16,20 +16,13 @@ from invariant_rag.cli import app
 from openai import BadRequestError, OpenAI
 from typer.testing import CliRunner
 
-from tests.documents import documents, question
+from tests.documents import body_of, documents
 from tests.pairs import LENGTH, MOVED, Pair, ask, moved
 from tests.servers import Server
 from vllm_invariant_rag import UnsupportedServer, VLLMBackend, VLLMError
 from vllm_invariant_rag.engines import FACTS_PATH, HTTPEngine
 
 CHAT = "/v1/chat/completions"
-
-
-def chat(seed: int, count: int = 4) -> dict[str, Any]:
-    segments = documents(count, seed)
-    listed = [{"title": each.title, "text": each.text} for each in segments]
-    asked = [{"role": "user", "content": question(segments)}]
-    return {"messages": asked, "documents": listed, "max_tokens": 16, "temperature": 0}
 
 
 # --- `vllm serve` alone ---
@@ -39,7 +32,7 @@ def test_an_openai_client_and_curl_ask_vllm_alone_with_documents_in_any_order(
     server: Server, lm: InvariantModel
 ) -> None:
     expected = lm.generate(ask(lm, documents(4, 360)), max_new_tokens=16)
-    client, body = OpenAI(base_url=server.url + "/v1", api_key=server.KEY), chat(360)
+    client, body = OpenAI(base_url=server.url + "/v1", api_key=server.KEY), body_of(documents(4, 360), temperature=0)
     asked: dict[str, Any] = {"model": "embedded", **body}
     orders = [list(order) for order in permutations(asked.pop("documents"))]
     for order in orders:
@@ -52,18 +45,21 @@ def test_an_openai_client_and_curl_ask_vllm_alone_with_documents_in_any_order(
     assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices) == expected.text
     headers = ["-H", f"Authorization: Bearer {server.KEY}", "-H", "Content-Type: application/json"]
     written = json.dumps({"model": "embedded", **body})
-    for data in (written, written.replace('"documents"', r'"docum\u0065nts"')):
-        command = ["curl", "-s", server.url + CHAT, *headers, "-d", data]
-        told = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    command = ["curl", "-s", server.url + CHAT, *headers, "--data-binary", "@-"]
+    escaped = written.replace('"documents"', r'"docum\u0065nts"')
+    for data in (written.encode(), escaped.encode(), written.encode("utf-16")):
+        told = json.loads(subprocess.run(command, capture_output=True, check=True, input=data).stdout)
         assert told["choices"][0]["message"]["content"] == expected.text
     plain = client.chat.completions.create(**asked)
     assert plain.choices[0].message.content != expected.text
+    asked_for = {"prompt": "Where is it?", "documents": body["documents"], "max_tokens": 4}
+    assert server.post(asked_for, "/v1/completions").json()["invariant"]["sets"] == [4]
     with pytest.raises(BadRequestError, match="method"):
         client.chat.completions.create(**asked, extra_body={**body, "invariant": {"method": "rotar"}})
 
 
 def test_documents_need_a_key_and_each_key_has_its_own_blocks(server: Server) -> None:
-    body, cached = chat(361, count=12), []
+    body, cached = body_of(documents(12, 361)), []
     assert server.post(body, CHAT, key="none").status_code == 401
     assert httpx.get(server.url + FACTS_PATH).status_code == 401
     for key in (server.KEY, server.OTHER_KEY, server.KEY, server.OTHER_KEY):
@@ -94,7 +90,8 @@ def test_several_sets_in_messages_and_samples_of_them(server: Server) -> None:
 
 
 def test_the_address_alone_is_enough_for_answers_and_streams(server: Server, lm: InvariantModel) -> None:
-    backend, segments = VLLMBackend(url=server.url + "/v1", api_key=server.KEY), documents(4, seed=302)
+    backend, segments = VLLMBackend(url=server.url + "/behind/v1", api_key=server.KEY), documents(4, seed=302)
+    assert server.post(body_of(segments), "/behind" + CHAT).json()["invariant"]["sets"] == [4]
     assert (backend.method.name, backend.ordering.name, backend.context_window) == ("rotor", "lexical", 2048)
     prompts = [ask(lm, order) for order in (segments, segments[::-1], segments[2:])]
     answers = Pair(lm, backend).alike(*prompts)
@@ -143,6 +140,9 @@ def test_refusals_are_clear_errors_of_that_request(server: Server, lm: Invariant
             error = answer.json()["error"]
             assert (answer.status_code, error["type"], error["code"]) == (400, "RequestRefused", 400), answer.text
             assert words in error["message"]
+    for path in ("/invocations", "/v1/chat/completions/batch", "/v1/messages", "/v1/responses", "/cohere/v2/chat"):
+        answer = server.post(body_of(documents(4, 307)), path)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "RequestRefused"), answer.text
 
 
 def test_a_vllm_without_our_middleware_is_never_asked(

@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from invariant_rag import Prompt
 from invariant_rag.arrangement import Layout
+from invariant_rag.errors import UnsupportedCombination
 
-from vllm_invariant_rag import InvariantRAGConnector, UnsupportedServer
+from vllm_invariant_rag import InvariantRAGConnector, UnsupportedServer, VLLMBackend
 from vllm_invariant_rag.attention import STEP, ArrangedAttention
+from vllm_invariant_rag.engines import ServerFacts
 from vllm_invariant_rag.reading import Reading
 
 
@@ -49,6 +53,7 @@ def test_a_configuration_that_is_not_exact_is_refused(field: str, llm: Any) -> N
         InvariantRAGConnector(changed.vllm, KVConnectorRole.SCHEDULER, changed.caches)
 
 
+LAYOUT = Layout((4, 9), ((20, 20),))
 SPECIAL = {"lora_request": "adapter", "mm_features": ["image"], "prompt_embeds": [[0.0]] * 53, "resumable": True}
 
 
@@ -58,7 +63,7 @@ def test_a_request_that_was_not_compared_fails_with_all_of_its_tokens(field: str
     from vllm.v1.request import Request
 
     connector = llm.llm_engine.engine_core.engine_core.scheduler.connector
-    reading = {"invariant_rag": {"method": "rotor", "texts": [4, 9], "sets": [[20, 20]]}}
+    reading = Reading("rotor", LAYOUT).as_params()
     params = SamplingParams(max_tokens=4, extra_args={"kv_transfer_params": reading})
     for more, failing in (({}, 0), ({field: SPECIAL[field]}, 52)):
         request: Any = Request("name", list(range(53)), params, None, **more)  # type: ignore[arg-type]
@@ -67,8 +72,42 @@ def test_a_request_that_was_not_compared_fails_with_all_of_its_tokens(field: str
         connector.request_finished(request, [])
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [("arranges_decoding", False, "CUDA graphs replay"), ("sliding_window", 48, "sliding window of 48 tokens")],
+)
+def test_an_answer_that_would_be_decoded_otherwise_is_refused(
+    field: str, value: Any, words: str, llm: Any, on_vllm: VLLMBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    connector = llm.llm_engine.engine_core.engine_core.scheduler.connector
+    for holder, name in ((connector, "_facts"), (on_vllm._engine, "facts")):
+        monkeypatch.setattr(holder, name, replace(connector._facts, **{field: value}))
+    for method, failing in (("rotor", 0), ("set-based", 52)):
+        params = SamplingParams(extra_args={"kv_transfer_params": Reading(method, LAYOUT).as_params()})
+        request: Any = Request("name", list(range(53)), params, None)
+        connector.on_new_request(request)
+        assert connector.get_num_new_matched_tokens(request, 0) == (failing, False)
+        connector.request_finished(request, [])
+    prompt = Prompt(prefix=[5], segments=[[6] * 30, [7] * 30], suffix=[8])
+    on_vllm.with_method("rotor").generate(prompt, max_new_tokens=1)
+    with pytest.raises(UnsupportedCombination, match=words):
+        on_vllm.with_method("set-based").generate(prompt, max_new_tokens=1)
+
+
+def test_graphs_of_whole_batches_replay_what_vllm_would_attend_to(llm: Any) -> None:
+    from vllm.config import CUDAGraphMode
+
+    config = llm.llm_engine.engine_core.engine_core.vllm_config
+    for mode, arranges in (("NONE", True), ("PIECEWISE", True), ("FULL_DECODE_ONLY", False), ("FULL", False)):
+        changed = with_change(config, "compilation_config.cudagraph_mode", CUDAGraphMode[mode])
+        assert ServerFacts.of(changed).arranges_decoding is arranges
+
+
 def test_a_batch_that_lacks_an_arranged_request_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, tokens = Reading("rotor", Layout((4, 9), ((20, 20),))), torch.zeros(53, 1, 8)
+    reading, tokens = Reading("rotor", LAYOUT), torch.zeros(53, 1, 8)
     batch = {"query_start_loc": [0, 53], "seq_lens": [53], "block_table": [[4, 5]]}
     metadata = SimpleNamespace(**{name: torch.tensor(each) for name, each in batch.items()})
     monkeypatch.setattr(STEP, "block_size", 32)

@@ -76,8 +76,7 @@ class VLLMBackend(InvariantModel):
     _tenant: str
     _headers: Mapping[str, str]
 
-    batches_calls: ClassVar[bool] = True
-    """Whether calls of several threads are batched anyhow: vLLM does it."""
+    batches_calls: ClassVar[bool] = True  # vLLM does it
 
     @takes_choices
     def __init__(

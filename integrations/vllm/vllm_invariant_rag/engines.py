@@ -119,8 +119,7 @@ class Completion:
 class Engine(ABC):
     """A vLLM. Safe for threads."""
 
-    facts: ServerFacts
-    """What it serves."""
+    facts: ServerFacts  # what it serves
 
     def check_ready(self) -> None:  # noqa: B027 - one in this process is ready
         """Check that it takes requests; VLLMError if it does not, or cannot be reached."""

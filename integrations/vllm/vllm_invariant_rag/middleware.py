@@ -1,7 +1,7 @@
 """`Documents`: vLLM's API server answers requests with documents by itself, to any OpenAI client.
 
-`documents` of `/v1/chat/completions` go through the same application as in `invariant-rag serve`, and from there to the
-engine of this process. All other requests are vLLM's, unchanged.
+They go through the same application as in `invariant-rag serve`, and from there to the engine of this process. All
+other requests are vLLM's, unchanged; documents at other paths, where vLLM would read them causally, are refused.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from vllm_invariant_rag.errors import RequestRefused, UnsupportedServer
 from vllm_invariant_rag.llm_engine import ServingEngine
 from vllm_invariant_rag.reading import FIELD, Reading
 
-_CHAT_PATH = "/v1/chat/completions"
 _PLAIN_PATH = "/v1/completions"
-_MARKS = (b"documents", b"kv_transfer_params", b"\\u")  # which may be a letter of one of them
+_ANSWERED = ("/v1/chat/completions", _PLAIN_PATH)
+_OTHERS = ("/invocations", "/v1/chat/completions/batch", "/v1/messages", "/v1/responses", "/cohere/v2/chat")
+_MARKS = (b"document", b"kv_transfer_params", b"\\u", b"\0")  # the last two: letters may be written otherwise
 _MOST_REQUESTS = 256  # with documents, at the same time; each has a thread while vLLM answers it
 
 
@@ -43,8 +44,8 @@ class Documents:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        path = scope.get("path", "")
-        if scope["type"] != "http" or path not in (FACTS_PATH, COMPLETIONS_PATH, _CHAT_PATH, _PLAIN_PATH):
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] != "http" or path not in (FACTS_PATH, COMPLETIONS_PATH, *_ANSWERED, *_OTHERS):
             await self._app(scope, receive, send)
             return
         try:
@@ -54,7 +55,7 @@ class Documents:
             if scope["method"] != "POST":
                 await self._app(scope, receive, send)
             else:
-                await self._post(scope, *await _read(scope, receive), send)
+                await self._post(path, scope, *await _read(scope, receive), send)
         except ClientDisconnect:
             return  # nobody is left to answer
         except (RequestRefused, UnsupportedServer) as error:
@@ -62,22 +63,24 @@ class Documents:
             told = {"message": str(error), "type": type(error).__name__, "param": None, "code": status}
             await JSONResponse({"error": told}, status)(scope, receive, send)
 
-    async def _post(self, scope: Scope, body: bytes, replayed: Receive, send: Send) -> None:
+    async def _post(self, path: str, scope: Scope, body: bytes, replayed: Receive, send: Send) -> None:
         request = _parsed(body) if any(mark in body for mark in _MARKS) else {}
-        if scope["path"] == _CHAT_PATH and _has_documents(request):
+        if _has_documents(request):
+            if path not in _ANSWERED:
+                raise RequestRefused(f"expected documents at {' or '.join(_ANSWERED)}, got some at {path}")
             await (await self._answering(scope))(scope, replayed, send)
             return
         params = request.get("kv_transfer_params")
         params = params if isinstance(params, dict) and FIELD in params else {}
-        if params or scope["path"] == COMPLETIONS_PATH:
+        if params or path == COMPLETIONS_PATH:
             ServerFacts.of(scope["app"].state.vllm_config)
         if params:
             ids = params.get("prompt_token_ids", request.get("prompt"))
             if not isinstance(ids, list) or not all(type(each) is int for each in ids):
                 raise RequestRefused(f"expected the token ids of one prompt beside {FIELD}, got another form")
             Reading.parse(params, ids)
-        if scope["path"] == COMPLETIONS_PATH:
-            scope = {**scope, "path": _PLAIN_PATH, "raw_path": _PLAIN_PATH.encode()}
+        if path == COMPLETIONS_PATH:
+            scope = {**scope, "path": scope.get("root_path", "") + _PLAIN_PATH}
         await self._app(scope, replayed, send)
 
     async def _answering(self, scope: Scope) -> ASGIApp:
@@ -98,11 +101,11 @@ class Documents:
 
 
 def _has_documents(request: dict[str, Any]) -> bool:
-    """Return whether a chat has documents: beside its messages, or in one of them."""
+    """Return whether a request has documents: beside its messages or its prompt, or in them."""
     messages = request["messages"] if isinstance(request.get("messages"), list) else []
-    contents = [each.get("content") for each in messages if isinstance(each, dict)]
+    contents = [request.get("prompt"), *(each.get("content") for each in messages if isinstance(each, dict))]
     parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
-    return bool(request.get("documents")) or any(part.get("type") == "documents" for part in parts)
+    return bool(request.get("documents")) or any(part.get("type") in ("document", "documents") for part in parts)
 
 
 def _parsed(body: bytes) -> dict[str, Any]:

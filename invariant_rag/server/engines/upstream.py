@@ -20,7 +20,7 @@ import httpx
 from anyio.from_thread import start_blocking_portal
 
 from invariant_rag import api_models
-from invariant_rag.errors import ContextOverflow, InvalidChoice, UnsupportedCombination
+from invariant_rag.errors import ContextOverflow, InvalidChoice, InvariantRAGError, UnsupportedCombination
 from invariant_rag.generation.answers import Answer, AnswerDelta, CallDelta, parse_deltas, parse_logprobs
 from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.json_schema import check_complete
@@ -163,16 +163,24 @@ class Upstream(Engine):
             hint="Serve a model in process, or on vLLM, as the judge.",
         )
 
+    @property
+    def toy(self) -> bool:  # type: ignore[override]
+        """Whether the server behind says that its model is one, asked each time: it may have another model by then."""
+        try:
+            listed = _parsed(self._portal.call(self._models).content).get("data")
+            return any((each.get("id"), each.get("toy")) == (self._model, True) for each in listed or ())
+        except (InvariantRAGError, AttributeError, TypeError):  # it cannot be reached, or lists something else
+            return False
+
     def check_ready(self) -> None:
         """Check that the API answers, and takes the key; see `Engine`."""
+        response = self._portal.call(self._models)
+        if response.status_code in (401, 403) or response.status_code >= 500:
+            _refuse(response, self._key)
 
-        async def check() -> None:
-            with _failures():
-                response = await self._client.get("/models", timeout=_CHECK_SECONDS)
-            if response.status_code in (401, 403) or response.status_code >= 500:
-                _refuse(response, self._key)
-
-        self._portal.call(check)
+    async def _models(self) -> httpx.Response:
+        with _failures():
+            return await self._client.get("/models", timeout=_CHECK_SECONDS)
 
     def close(self) -> None:
         """End, with what is still asked for."""
