@@ -1,10 +1,6 @@
 """Mutations of files: bytes flipped, cut, doubled and exchanged for what parsers dislike; and a full disk."""
 
-from __future__ import annotations
-
-import random
 import resource
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 TOKENS = (
@@ -26,7 +22,7 @@ TOKENS = (
 )
 
 
-def mutated(content: bytes, source: random.Random) -> bytes:
+def mutated(content, source):
     """Return the content after one to five random changes."""
     changed = bytearray(content)
     for _ in range(source.randint(1, 5)):
@@ -49,7 +45,7 @@ def mutated(content: bytes, source: random.Random) -> bytes:
 
 
 @contextmanager
-def full_disk(size: int) -> Iterator[None]:
+def full_disk(size):
     """No file becomes larger than `size` bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
