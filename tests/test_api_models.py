@@ -1,5 +1,7 @@
 """Orders for models behind an API: a function of the contents, and votes that are counted the same way every time."""
 
+from __future__ import annotations
+
 import math
 import time
 from contextvars import ContextVar

@@ -1,5 +1,7 @@
 """The files around the code: the map, the workflow, the citation, the forms and the bounds of the dependencies."""
 
+from __future__ import annotations
+
 import re
 import shlex
 import subprocess

@@ -7,14 +7,17 @@ import importlib.util
 import json
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from invariant_rag import InvariantModel
+from invariant_rag.audit.calls import Progress
 from invariant_rag.testing import tiny_model, toy_tokenizer
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag_benchmarks import BENCHMARKS, Case, Selection
 from invariant_rag_benchmarks.data import DataSource
@@ -97,7 +100,7 @@ SMALL: dict[str, dict[str, Any]] = {
 """Settings that fit the small files."""
 
 
-def imported(path):
+def imported(path: Path) -> Any:
     """A script as a module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -105,48 +108,48 @@ def imported(path):
     return module
 
 
-def calling(step):
+def calling(step: Callable[[], object]) -> Progress:
     """A progress display that calls a function after every step."""
 
     @contextmanager
-    def progress(label, total=None, completed=0):
+    def progress(label: str, total: int | None = None, completed: int = 0) -> Iterator[Callable[[], object]]:
         yield step
 
     return progress
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread():
+def _one_thread() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 @pytest.fixture(scope="session")
-def chat_llama():
+def chat_llama() -> PreTrainedModel:
     """A tiny random Llama with room for the toy tokenizer's vocabulary and long prompts."""
     return tiny_model("llama", num_hidden_layers=2, vocab_size=261, max_position_embeddings=4096, eos_token_id=None)
 
 
 @pytest.fixture(scope="session")
-def tokenizer():
+def tokenizer() -> PreTrainedTokenizerFast:
     """One token per byte."""
     return toy_tokenizer()
 
 
 @pytest.fixture(scope="session")
-def files(tmp_path_factory):
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a file of every benchmark, under the names that the loaders ask for."""
     folder = tmp_path_factory.mktemp("data")
 
-    def written(records):
+    def written(records: list[Any]) -> bytes:
         return "".join(json.dumps(record) + "\n" for record in records).encode()
 
-    def lines(name, records):
+    def lines(name: str, records: list[Any]) -> None:
         (folder / name).write_bytes(gzip.compress(written(records)) if name.endswith(".gz") else written(records))
 
-    def document(name, content):
+    def document(name: str, content: Any) -> None:
         (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
-    def archive(name, members):
+    def archive(name: str, members: dict[str, list[Any]]) -> None:
         with zipfile.ZipFile(folder / name, "w") as opened:
             for member, records in members.items():
                 opened.writestr(f"data/{member}", written(records))
@@ -170,7 +173,7 @@ def files(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def data_of(files):
+def data_of(files: Path) -> Callable[[str], Path]:
     """Where the data of a benchmark are: the folder, or the file where its real name is another format."""
     single = {
         "reward-bench": "rewards.jsonl",
@@ -182,10 +185,10 @@ def data_of(files):
 
 
 @pytest.fixture(scope="session")
-def load(data_of, lm):
+def load(data_of: Callable[[str], Path], lm: InvariantModel) -> Load:
     """Load the cases of a benchmark from its small file."""
 
-    def loaded(name, *, path=None, questions=None, **settings):
+    def loaded(name: str, *, path: Path | None = None, questions: int | None = None, **settings: Any) -> list[Case]:
         benchmark = BENCHMARKS[name]
         given = benchmark.parse_settings({**SMALL.get(name, {}), **settings})
         return benchmark.load(DataSource(path or data_of(name)), given, Selection(questions, 0, lambda: lm.tokenizer))
@@ -194,6 +197,6 @@ def load(data_of, lm):
 
 
 @pytest.fixture(scope="session")
-def lm(chat_llama, tokenizer):
+def lm(chat_llama: Any, tokenizer: Any) -> InvariantModel:
     """A tiny random model that reads bytes."""
     return InvariantModel(chat_llama, tokenizer)

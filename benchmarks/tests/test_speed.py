@@ -11,6 +11,7 @@ import torch
 from invariant_rag import InvariantModel
 from invariant_rag.cli import app
 from invariant_rag.methods import METHODS
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from invariant_rag_benchmarks.config import ServingConfig, SpeedConfig
@@ -36,14 +37,14 @@ from invariant_rag_benchmarks.speed import (
 from .conftest import imported
 
 
-def test_the_floor_is_what_the_arithmetic_says():
+def test_the_floor_is_what_the_arithmetic_says() -> None:
     eight = SpeedConfig(shape="8b-layer", tokens=3000)
     assert bidirectional_floor(eight) == pytest.approx(1.05, abs=0.01)
     assert bidirectional_floor(SpeedConfig(shape="8b-layer", tokens=10_000)) == pytest.approx(1.16, abs=0.01)
 
 
 @pytest.mark.parametrize(("tokens", "segments"), [(300, 2), (2500, 20), (2500, 200)])
-def test_prompts_have_the_tokens_and_segments_that_were_asked_for(tokens, segments):
+def test_prompts_have_the_tokens_and_segments_that_were_asked_for(tokens: int, segments: int) -> None:
     prompt = random_prompt(SpeedConfig(tokens=tokens, segments=segments))
     lengths = [len(each.token_ids or ()) for each in prompt.segments]
     assert len(lengths) == segments
@@ -51,14 +52,14 @@ def test_prompts_have_the_tokens_and_segments_that_were_asked_for(tokens, segmen
     assert max(lengths) <= 2 * min(lengths) + 1
 
 
-def test_a_ratio_is_the_median_over_rounds_of_this_way_over_the_plain_model_in_the_same_round():
+def test_a_ratio_is_the_median_over_rounds_of_this_way_over_the_plain_model_in_the_same_round() -> None:
     plain, slow = SpeedResult(peak=4, flops=10), SpeedResult(peak=2, flops=30)
     for step in STEPS:
         plain.seconds[step], slow.seconds[step] = [1.0, 2.0, 4.0], [4.0, 4.0, 4.0]
     assert slow.ratios_to(plain) == {**dict.fromkeys(STEPS, 2.0), "peak": 0.5, "flops": 3.0}
 
 
-def test_times_are_to_the_first_token_between_tokens_and_of_all(monkeypatch):
+def test_times_are_to_the_first_token_between_tokens_and_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 3.0, 4.0, 6.0])  # the start, the prompt, and three tokens
     monkeypatch.setattr("invariant_rag_benchmarks.speed.perf_counter", lambda: next(clock))
     timer = TimingStreamer()
@@ -67,7 +68,7 @@ def test_times_are_to_the_first_token_between_tokens_and_of_all(monkeypatch):
     assert timer.times() == (3.0, 1.5, 6.0)
 
 
-def test_the_command_writes_a_table_and_json(tmp_path):
+def test_the_command_writes_a_table_and_json(tmp_path: Path) -> None:
     words = "bench speed --shape tiny --tokens 120 --segments 3 --segments 5 --new-tokens 2 --repeats 2"
     methods = ["--method", "rotor", "--method", "pine", "--method", "ape"]
     result = CliRunner().invoke(app, [*words.split(), *methods, "--out", str(tmp_path)])
@@ -92,7 +93,7 @@ def test_the_command_writes_a_table_and_json(tmp_path):
         assert {len(row) for row in rows} == {len(script.HEAD)}
 
 
-def test_flops_are_those_of_the_arithmetic():
+def test_flops_are_those_of_the_arithmetic() -> None:
     config = SpeedConfig(shape="tiny", tokens=200, segments=4)
     model, prompt = build_model(config), random_prompt(config)
     count = len(prompt.prefix) + len(prompt.suffix) + sum(len(each.token_ids or ()) for each in prompt.segments)
@@ -104,14 +105,14 @@ def test_flops_are_those_of_the_arithmetic():
     ids = torch.tensor([lm.with_method("sequential").prepare(prompt).input_ids])
     assert count_flops(lambda: model(ids, logits_to_keep=1)) == plain
 
-    def flops(method):
+    def flops(method: str) -> int:
         return count_flops(lambda: lm.with_method(method).generate(prompt, max_new_tokens=1))
 
     assert flops("sequential") == plain
     assert flops("set-based") < flops("rotor") < flops("pine")
 
 
-def test_every_method_is_measured_unless_some_are_named_and_a_device_that_is_not_there_is_refused():
+def test_every_method_is_measured_unless_some_are_named_and_a_device_that_is_not_there_is_refused() -> None:
     words = "bench speed --shape tiny --tokens 120 --segments 3 --new-tokens 1 --repeats 1 --json"
     (measured,) = json.loads(CliRunner().invoke(app, words.split()).stdout)
     assert [row["name"] for row in measured["rows"]] == [
@@ -126,10 +127,12 @@ def test_every_method_is_measured_unless_some_are_named_and_a_device_that_is_not
 # --- on a server ---
 
 
-def test_every_system_is_asked_in_every_round_and_tenants_are_new(chat_llama, tokenizer):
+def test_every_system_is_asked_in_every_round_and_tenants_are_new(
+    chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
     tenants: list[str] = []
 
-    def connect(tenant):
+    def connect(tenant: str) -> InvariantModel:
         tenants.append(tenant)
         return InvariantModel(chat_llama, tokenizer, method="rotor")
 
@@ -144,7 +147,7 @@ def test_every_system_is_asked_in_every_round_and_tenants_are_new(chat_llama, to
     assert (measured["setting"]["rounds"], len(measured["ratios"])) == (2, 8)
 
 
-def test_requests_of_a_round_ask_about_each_set_in_other_orders():
+def test_requests_of_a_round_ask_about_each_set_in_other_orders() -> None:
     lm = InvariantModel.from_pretrained()
     made = prompts(lm, ServingConfig(questions=(4,), requests=8, segments=4, words=20), 4, seed=1)
     orders = {tuple(each.text for each in prompt.segments) for prompt in made}
@@ -154,7 +157,7 @@ def test_requests_of_a_round_ask_about_each_set_in_other_orders():
     assert {len(text.split()) for order in orders for text in order} == {7 + 20}
 
 
-def test_ratios_are_medians_over_rounds_against_the_plain_requests_in_the_same_state():
+def test_ratios_are_medians_over_rounds_against_the_plain_requests_in_the_same_state() -> None:
     rows = {
         (1, 4, PLAIN, "cold"): [(1.0, 1.0, 1.0), (2.0, 1.0, 1.0), (4.0, 1.0, 1.0)],
         (1, 4, ARRANGED, "cold"): [(2.0, 0.5, 1.0), (2.0, 0.5, 1.0), (2.0, 0.25, 1.0)],

@@ -1,6 +1,10 @@
 """Mutations of files: bytes flipped, cut, doubled and exchanged for what parsers dislike; and a full disk."""
 
+from __future__ import annotations
+
+import random
 import resource
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 TOKENS = (
@@ -22,7 +26,7 @@ TOKENS = (
 )
 
 
-def mutated(content, source):
+def mutated(content: bytes, source: random.Random) -> bytes:
     """Return the content after one to five random changes."""
     changed = bytearray(content)
     for _ in range(source.randint(1, 5)):
@@ -45,7 +49,7 @@ def mutated(content, source):
 
 
 @contextmanager
-def full_disk(size):
+def full_disk(size: int) -> Iterator[None]:
     """No file becomes larger than `size` bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))

@@ -1,5 +1,7 @@
 """Hidden scaling and Ms-PoE: the published logits, an oracle written from the papers, the laws, and what is refused."""
 
+from __future__ import annotations
+
 import itertools
 import json
 import random

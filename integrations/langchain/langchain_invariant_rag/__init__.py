@@ -1,6 +1,6 @@
 """LangChain for invariant-rag: models, retrievers and chains whose answers ignore the order of the documents.
 
-Public names are loaded on first use, so that importing the package does not import torch.
+Public names are loaded on first use, so that the import loads no torch; what is retrieved is known from the import on.
 """
 
 # ruff: noqa: F401 - for type checkers
@@ -39,3 +39,5 @@ _HOMES = {
 __all__ = [*sorted(" ".join(_HOMES.values()).split()), "__version__"]  # noqa: PLE0604
 
 __getattr__, __dir__ = lazy_exports(__name__, {name: home for home in _HOMES for name in _HOMES[home].split()})
+
+from langchain_invariant_rag import tracking  # noqa: E402 - it attaches its handler

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial, reduce
+from itertools import chain, repeat
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from langchain_core.messages.ai import UsageMetadata, add_usage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, RunnableLambda
+from langchain_core.runnables.config import set_config_context
 from pydantic import model_validator
 
 from langchain_invariant_rag.documents import to_content
@@ -29,10 +31,8 @@ from langchain_invariant_rag.tracking import run_of
 AnswerOf = Callable[[Any], Hashable]
 Ballot = tuple[list[BaseMessage], dict[str, Any]]  # messages with plain text, and the ledger of what is in them
 
-_TAKEN_OVER = (
-    "cache", "callbacks", "custom_get_token_ids", "disable_streaming", "metadata", "output_version", "profile",
-    "rate_limiter", "streaming", "tags", "verbose",
-)  # fmt: skip
+_TAKEN_OVER = "cache callbacks custom_get_token_ids disable_streaming metadata output_version profile".split()
+_TAKEN_OVER += "rate_limiter streaming tags verbose".split()
 
 
 class CanonicalChatModel(RecognizesMessages, BaseChatModel):  # type: ignore[misc]  # one `generate` for messages and texts
@@ -142,8 +142,9 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):  # type: ignore[mis
     ) -> Iterator[ChatGenerationChunk]:
         if self.votes is None and type(self.model)._stream is not BaseChatModel._stream:
             ((asked, ledger),) = self._ballots(messages, kwargs)
-            yield from self.model._stream(asked, stop, run_manager, **kwargs)
-            yield ChatGenerationChunk(message=AIMessageChunk(content="", response_metadata=ledger))
+            reports = chain([ledger], repeat({}))  # LangChain adds up those of all pieces
+            for chunk in self.model._stream(asked, stop, run_manager, **kwargs):
+                yield _reporting(chunk, ledger, next(reports))
         else:
             yield _one_chunk(self._generate(messages, stop, run_manager, **kwargs))
 
@@ -154,9 +155,9 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):  # type: ignore[mis
         streams = (kind._stream, kind._astream) != (BaseChatModel._stream, BaseChatModel._astream)
         if self.votes is None and streams:
             ((asked, ledger),) = self._ballots(messages, kwargs)
+            reports = chain([ledger], repeat({}))
             async for chunk in self.model._astream(asked, stop, run_manager, **kwargs):
-                yield chunk
-            yield ChatGenerationChunk(message=AIMessageChunk(content="", response_metadata=ledger))
+                yield _reporting(chunk, ledger, next(reports))
         else:
             yield _one_chunk(await self._agenerate(messages, stop, run_manager, **kwargs))
 
@@ -183,10 +184,13 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):  # type: ignore[mis
             return [written[0].content if is_text else written for written, _ in ballots]
 
         def ask(value: Any, config: RunnableConfig, **keywords: Any) -> Any:
-            return elected(other.batch(asked(value, config, keywords), config), self.answer_of)[1]
+            with set_config_context({**config, "max_concurrency": None}) as context:  # `BaseLLM.batch` reads it, too
+                return elected(context.run(other.batch, asked(value, config, keywords), config), self.answer_of)[1]
 
         async def aask(value: Any, config: RunnableConfig, **keywords: Any) -> Any:
-            return elected(await other.abatch(asked(value, config, keywords), config), self.answer_of)[1]
+            with set_config_context({**config, "max_concurrency": None}) as context:
+                call = other.abatch(asked(value, config, keywords), config)
+                return elected(await asyncio.create_task(call, context=context), self.answer_of)[1]
 
         def sort(value: Any, config: RunnableConfig, **keywords: Any) -> Any:
             return asked(value, config, keywords)[0]
@@ -201,20 +205,24 @@ class WrappedRunnable(RunnableBinding[Any, Any]):
 
 
 def _with_ledger(result: ChatResult, ballot: Ballot) -> ChatResult:
-    generations = []
-    for each in result.generations:
-        metadata = {**each.message.response_metadata, **ballot[1]}
-        message = each.message.model_copy(update={"response_metadata": metadata})
-        generations.append(ChatGeneration(message=message, generation_info=each.generation_info))
+    generations = [_reporting(each, ballot[1], ballot[1]) for each in result.generations]
     return ChatResult(generations=generations, llm_output=result.llm_output)
+
+
+def _reporting(generation: Any, ledger: Mapping[str, Any], report: Mapping[str, Any]) -> Any:
+    """Return an answer, or a piece of one, with a report in place of a ledger of its own."""
+    message = generation.message
+    own = {name: value for name, value in message.response_metadata.items() if name not in ledger}
+    message = message.model_copy(update={"response_metadata": {**own, **report}})
+    return type(generation)(message=message, generation_info=generation.generation_info)
 
 
 def _one_chunk(result: ChatResult) -> ChatGenerationChunk:
     """Return a whole answer as the only chunk of a stream, with everything that `invoke` reports of it."""
     generation = result.generations[0]
     said = generation.message.model_dump(exclude={"type"})
-    said["response_metadata"] = {**(result.llm_output or {}), **said["response_metadata"]}
-    message = AIMessageChunk(**{**said, "chunk_position": "last"})
+    metadata = {**(result.llm_output or {}), **said["response_metadata"]}
+    message = AIMessageChunk(**{**said, "response_metadata": metadata, "chunk_position": "last"})
     return ChatGenerationChunk(message=message, generation_info=generation.generation_info)
 
 
@@ -266,9 +274,8 @@ def canonical(
         UnsupportedCombination: The ordering keeps the order given.
         UnsupportedModel: The model is no runnable.
     """
-    return _wrap(
-        model, ordering=ordering, find_documents=find_documents, strict=strict, require_segments=require_segments
-    )
+    own = {"ordering": ordering, "find_documents": find_documents}
+    return _wrap(model, strict=strict, require_segments=require_segments, **own)
 
 
 def vote(

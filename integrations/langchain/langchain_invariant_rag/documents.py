@@ -211,10 +211,7 @@ def to_content(parts: Sequence[Any], *, sort: bool = False) -> Any:
                 blocks += filter(None, around)
         else:
             blocks.append(part.block if isinstance(part, BlockText) else part)
-    for index, block in enumerate(blocks):
-        if isinstance(block, str):
-            blocks[index] = {"type": "text", "text": block}
-    return blocks
+    return [{"type": "text", "text": each} if isinstance(each, str) else each for each in blocks]
 
 
 def in_order_of_calls(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
@@ -256,10 +253,7 @@ def chat_messages(messages: Sequence[BaseMessage], turns: Iterable[Turn]) -> tup
 
 
 def _convert(message: BaseMessage, turn: Turn) -> dict[str, Any]:
-    content = list(turn.parts)
-    for index, part in enumerate(content):
-        if not isinstance(part, str | Segment | SegmentSet):
-            content[index] = _upload(part)
+    content = [part if isinstance(part, str | Segment | SegmentSet) else _upload(part) for part in turn.parts]
     converted: dict[str, Any] = {"role": turn.role, "content": content}
     if isinstance(message, AIMessage):
         if message.tool_calls:

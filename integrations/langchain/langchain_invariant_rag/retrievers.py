@@ -34,14 +34,12 @@ class SegmentsRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> Segments:
-        documents = self.retriever.invoke(query, config={"callbacks": run_manager.get_child()}, **kwargs)
-        return self._to_segments(documents)
+        return self._to_segments(self.retriever.invoke(query, {"callbacks": run_manager.get_child()}, **kwargs))
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> Segments:
-        documents = await self.retriever.ainvoke(query, config={"callbacks": run_manager.get_child()}, **kwargs)
-        return self._to_segments(documents)
+        return self._to_segments(await self.retriever.ainvoke(query, {"callbacks": run_manager.get_child()}, **kwargs))
 
     def _to_segments(self, documents: Iterable[Document]) -> Segments:
         """Return one document per content hash: the one with the smallest canonical key, in any input order."""

@@ -1,8 +1,8 @@
 """What retrievers returned and prompts were filled in with, kept with its run, so that a model of that run knows it.
 
-A callback handler is attached to every run when this module is imported, which every model of this package does. It
-keeps nothing of a run that ended. A retriever that is called on its own is a run of its own: what it returned is a
-reason to warn in this context, and no set; see `invariant_rag.prompts.outside_retrievals`.
+A callback handler is attached to every run when this module is imported, with the package. It keeps nothing of a run
+that ended. A retriever that is called on its own is a run of its own: what it returned is a reason to warn in this
+context, and no set; see `invariant_rag.prompts.outside_retrievals`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from itertools import chain
-from operator import attrgetter
-from typing import Any, cast
+from typing import Any, Self, cast
 from uuid import UUID
 
 from invariant_rag.prompts import Finding, Retrieval, RunRetrievals, begin_outside, has_marks, report
@@ -19,11 +18,11 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.callbacks.base import BaseCallbackManager
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage, ToolMessage
+from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
 from langchain_invariant_rag.documents import document_list, to_segment
 
-_content = attrgetter("content")
 RUNS = RunRetrievals()
 
 
@@ -98,18 +97,25 @@ class RunTracker(BaseCallbackHandler):
 
     def on_chat_model_start(self, serialized: Any, messages: list[list[BaseMessage]], **kwargs: Any) -> None:
         """Say that marks reach a model that does not know them. Models of this package have parsed them before."""
-        if has_marks(repr(list(map(_content, chain(*messages))))):
-            _warn_of_marks()
+        _check_marks([each.content for each in chain(*messages)])
 
     def on_llm_start(self, serialized: Any, prompts: list[str], **kwargs: Any) -> None:
         """Say that marks reach a model that does not know them."""
-        if has_marks(repr(prompts)):
-            _warn_of_marks()
+        _check_marks(prompts)
+
+    def get(self) -> Self:
+        """Return this handler for whoever calls, after a place for what is retrieved in this context was made."""
+        begin_outside()
+        return self
 
 
-def _warn_of_marks() -> None:
-    message = "a model that does not know segments gets text with segment markers."
-    report([Finding("marks", message)], fixes={"marks": "Wrap the model: canonical(model)."})
+def _check_marks(texts: list[Any]) -> None:
+    if has_marks(repr(texts)):
+        _warn("a model that knows no segments gets text with segment markers.", "Wrap the model: canonical(model).")
+
+
+def _warn(message: str, fix: str) -> None:
+    report([Finding("tracking", message)], fixes={"tracking": fix})
 
 
 def _note_lists(run: UUID, values: Iterable[Any]) -> None:
@@ -118,18 +124,10 @@ def _note_lists(run: UUID, values: Iterable[Any]) -> None:
         RUNS.add(run, retrieval_of(found, is_set=False))
 
 
-class _Hook:
-    """What LangChain asks for a handler in the context of whoever calls, in this thread or another one."""
-
-    tracker = RunTracker()
-
-    def get(self) -> RunTracker:
-        """Return the handler, after a place for what is retrieved in this context was made."""
-        begin_outside()
-        return self.tracker
-
-
-register_configure_hook(cast("ContextVar[Any]", _Hook()), inheritable=True)
+register_configure_hook(cast("ContextVar[Any]", RunTracker()), inheritable=True)
+if var_child_runnable_config.get():  # a function of a chain has imported the package
+    late = "langchain_invariant_rag is imported within a run: what was retrieved before in this run is not known."
+    _warn(late, "Import it where the program begins.")
 
 
 def run_of(callbacks: Any) -> UUID | None:

@@ -15,11 +15,7 @@ from .models import spoken_model, tiny_weights
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("LANGSMITH_TRACING", "false")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -35,15 +31,10 @@ def spoken():
 
 
 @pytest.fixture(scope="session")
-def embedded():
-    """The model that the server runs."""
-    return InvariantModel.from_pretrained()
-
-
-@pytest.fixture(scope="session")
-def base_url(embedded):
-    """The address of a running server."""
-    with in_thread(server_of(create_app(InProcess(embedded, "small")), Settings(), "127.0.0.1", 0)) as url:
+def base_url():
+    """The address of a server that runs the embedded model."""
+    app = create_app(InProcess(InvariantModel.from_pretrained(), "small"))
+    with in_thread(server_of(app, Settings(), "127.0.0.1", 0)) as url:
         yield f"{url}/v1"
 
 

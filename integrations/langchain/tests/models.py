@@ -4,12 +4,12 @@ import json
 import re
 from functools import cache
 from pathlib import Path
-from threading import Lock
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from invariant_rag import InvariantModel
 from invariant_rag.testing import tiny_model, toy_tokenizer
 from langchain_core.language_models import LLM, BaseChatModel
+from langchain_core.language_models.chat_models import generate_from_stream
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
@@ -17,6 +17,8 @@ from langchain_core.tools import tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, Field
 from transformers import LogitsProcessor
+
+from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
 
 TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8").rstrip("\n")
 """As many models have it: tools, calls, results in a role of their own, reasoning, and a variable."""
@@ -89,25 +91,20 @@ class Departure(BaseModel):
 
 # --- others, whose answers depend on the order of what they are given -------------------------------------------------
 
-MARKS = re.compile("[\ueca0-\ueca3]")
 USAGE = UsageMetadata(input_tokens=10, output_tokens=2, total_tokens=12)
 
 
 class Reader(BaseChatModel):
-    """A model behind an API: it takes texts only, and answers with the first document that it reads."""
+    """A model behind an API: it takes texts only, answers with the first document that it reads, and says how."""
 
     requests: list[Any] = Field(default_factory=list)
-    lock: Any = Field(default_factory=Lock)
     favourite: str = ""
     """Which document it answers with wherever it stands, unless it stands last."""
 
-    @property
-    def _llm_type(self):
-        return "reader"
+    _llm_type: ClassVar[str] = "reader"
 
     def _read(self, messages, keywords):
-        with self.lock:
-            self.requests.append((messages, keywords))
+        self.requests.append((messages, keywords))
         for message in messages:
             if not isinstance(message.content, str):
                 raise TypeError(f"expected text, got {message.content!r}")
@@ -122,40 +119,46 @@ class Reader(BaseChatModel):
         if tools := kwargs.get("tools"):
             calls = [{"name": tools[0]["function"]["name"], "args": {"place": text}, "id": "1", "type": "tool_call"}]
         message = AIMessage("" if calls else text, usage_metadata=USAGE, tool_calls=calls)
-        return ChatResult(generations=[ChatGeneration(message=message)])
+        answer = ChatGeneration(message=message, generation_info={"finish_reason": "stop"})
+        output = {"model_name": "reader-1", "token_usage": {"total_tokens": 12}}
+        return ChatResult(generations=[answer], llm_output=output)
+
+    def _combine_llm_outputs(self, llm_outputs, /):
+        known = [each["token_usage"]["total_tokens"] for each in llm_outputs if each]
+        return {"token_usage": {"total_tokens": sum(known)}}
 
     def bind_tools(self, tools, *, tool_choice=None, **kwargs):
         return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
 
 
 class StreamingReader(Reader):
-    """The same, word by word."""
+    """The same, word by word; callbacks are told every word however it is asked."""
+
+    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+        return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
 
     def _stream(self, messages, stop=None, run_manager=None, **kwargs):
         for word in re.findall(r"\s*\S+", self._read(messages, kwargs)):
-            yield ChatGenerationChunk(message=AIMessageChunk(word))
+            chunk = ChatGenerationChunk(message=AIMessageChunk(word))
+            if run_manager:
+                run_manager.on_llm_new_token(word, chunk=chunk)
+            yield chunk
         yield ChatGenerationChunk(message=AIMessageChunk("", usage_metadata=USAGE))
-
-
-class Named(Reader):
-    """The same, with what providers report: the model and its tokens for the call, and why the answer ended."""
-
-    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
-        result = super()._generate(messages, stop, **kwargs)
-        result.generations[0].generation_info = {"finish_reason": "stop"}
-        result.llm_output = {"model_name": "named-1", "token_usage": {"total_tokens": 12}}
-        return result
-
-    def _combine_llm_outputs(self, llm_outputs, /):
-        return {"token_usage": {"total_tokens": sum(each["token_usage"]["total_tokens"] for each in llm_outputs)}}
 
 
 class TextReader(LLM):
     """A completion model that answers with the first document that it reads."""
 
-    @property
-    def _llm_type(self):
-        return "reader"
+    _llm_type: ClassVar[str] = "reader"
 
     def _call(self, prompt, stop=None, run_manager=None, **kwargs):
         return str(re.findall(r"Document: (.*)", prompt)[0])
+
+
+MAKE = {
+    "chat": lambda lm, **options: ChatInvariant(**{"model": lm, "max_tokens": 2, **options}),
+    "completion": lambda lm, **options: InvariantLLM(**{"model": lm, "max_tokens": 2, **options}),
+    "canonical": lambda lm, model=Reader, **options: canonical(model(), **options),
+    "vote": lambda lm, model=Reader, **options: vote(model(), **options),
+}
+"""The models of this package, of an `InvariantModel` or of another model in its place."""

@@ -5,64 +5,54 @@ from collections import Counter
 
 import pytest
 from invariant_rag.errors import ContextOverflow
-from invariant_rag.prompts import mark_set
-from langchain_core.callbacks import BaseCallbackHandler
+from invariant_rag.prompts import has_marks
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompt_values import StringPromptValue
 from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.runnables import RunnableLambda
 from pydantic import BaseModel
 
-from langchain_invariant_rag import ChatInvariant, canonical, vote
-from langchain_invariant_rag.documents import to_segment
+from langchain_invariant_rag import ChatInvariant, Segments, canonical, vote
 
-from .models import MARKS, USAGE, Named, Reader, StreamingReader
-from .shared import DOCUMENTS, ORDERS, PLACEHOLDER, QUESTION, WAYS, blocks, collected
+from .models import USAGE, Reader, StreamingReader
+from .shared import DOCUMENTS, ORDERS, PLACEHOLDER, QUESTION, TEXTS, WAYS, Heard, blocks, collected, written
 
 both = pytest.mark.parametrize("wrap", [canonical, vote])
+
+
+class Town(BaseModel):
+    """A town."""
+
+    place: str
 
 
 def prompt(documents):
     return PLACEHOLDER.invoke({"context": documents, "question": QUESTION})
 
 
-def marked(documents):
-    return mark_set(map(to_segment, documents))
-
-
-def written(documents):
-    return "".join(f"Document: {each.page_content}\n" for each in documents)
-
-
 def text_of(messages):
     return "\n".join(f"{message.type}: {message.content}" for message in messages)
 
 
-CARRIERS = {
-    "blocks": prompt,
-    "marks": lambda order: marked(order) + QUESTION,
-    "marks in a text block": lambda order: [HumanMessage([{"type": "text", "text": marked(order)}, QUESTION])],
-    "marks in a system message": lambda order: [SystemMessage(marked(order)), HumanMessage(QUESTION)],
-    "result of a tool": lambda order: [
-        HumanMessage(QUESTION),
-        AIMessage("", tool_calls=[{"name": "search", "args": {}, "id": "1"}]),
-        ToolMessage(written(order), tool_call_id="1", artifact=order),
-    ],
-}
+def conversation(order):
+    """Return messages that carry a set in every way: marks in texts, blocks, and the result of a tool."""
+    call = AIMessage("", tool_calls=[{"name": "search", "args": {}, "id": "1"}])
+    result = ToolMessage(written(order), tool_call_id="1", artifact=order)
+    system, marked = SystemMessage(str(Segments(order))), {"type": "text", "text": str(Segments(order))}
+    return [system, HumanMessage([marked, QUESTION]), call, result, *prompt(order).messages]
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
 @both
-def test_requests_are_plain_text_and_ignore_the_order(wrap, carrier):
+def test_requests_are_plain_text_and_ignore_the_order(wrap):
     requests = []
     for order in ORDERS:
         reader = Reader()
-        wrap(reader).invoke(CARRIERS[carrier](order))
+        wrap(reader).invoke(conversation(order))
         sent = sorted(text_of(messages) for messages, _ in reader.requests)
-        assert all(written([each]) in text for text in sent for each in order)
+        assert {text.count(written([each])) for text in sent for each in order} == {4}
         requests.append(sent)
     assert all(each == requests[0] for each in requests)
-    assert not any(MARKS.search(text) for text in requests[0])
+    assert not any(has_marks(text) for text in requests[0])
     assert len(set(requests[0])) == (5 if wrap is vote else 1)
     assert len({Reader().invoke(written(order)).text for order in ORDERS}) == 3, "the plain model shows the order"
 
@@ -70,44 +60,42 @@ def test_requests_are_plain_text_and_ignore_the_order(wrap, carrier):
 def test_messages_without_segments_are_sent_as_they_are_and_counted_with_them():
     image = {"type": "image", "url": "https://example.org/map.png"}
     cached = {"type": "text", "text": "Look.", "cache_control": {"type": "ephemeral"}}
-    messages = [
-        SystemMessage("Be brief."),
-        AIMessage("Yes?"),
-        HumanMessage([image, cached, {"type": "text", "text": "!"}]),
-    ]
+    uploads = HumanMessage([image, cached, {"type": "text", "text": "!"}])
+    messages = [SystemMessage("Be brief."), AIMessage("Yes?"), uploads]
     model = canonical(Reader(custom_get_token_ids=lambda text: list(text.encode())))
     [(request, _)] = model._ballots(messages, {})
     assert request == messages
-    [(request, _)] = model._ballots([*messages, HumanMessage([cached, "a", *blocks(), image])], {})
-    *_, last = request
-    assert last.content[0] == cached
-    assert last.content[1]["text"].startswith("aDocument: ")
-    assert last.content[2:] == [image]
-    assert not last.additional_kwargs
+    [([*_, last], _)] = model._ballots([*messages, HumanMessage([cached, "a", *blocks(), image])], {})
+    first, text, third = last.content
+    assert (first, text["text"][:11], third, last.additional_kwargs) == (cached, "aDocument: ", image, {})
     asked = [HumanMessage([*blocks(), QUESTION])]
     assert model.get_num_tokens_from_messages(asked) == len(f"Human: {written(DOCUMENTS)}{QUESTION}")
 
 
 def test_a_vote_takes_what_most_orders_say():
-    loved = min(each.page_content for each in DOCUMENTS)  # canonical order lists it last
+    loved = min(TEXTS)  # canonical order lists it last
     reader = Reader(favourite=loved)
-    assert canonical(reader).invoke(prompt(DOCUMENTS)).text != loved
+    model, asked = vote(reader, votes=6), prompt(DOCUMENTS)
+    assert canonical(reader).invoke(asked).text != loved
     reader.requests.clear()
-    answer = vote(reader, votes=6).invoke(prompt(DOCUMENTS))
+    answer = model.invoke(asked)
     counts = Counter(Reader(favourite=loved)._read(sent, {}) for sent, _ in reader.requests)
     assert counts == {loved: 4, **dict.fromkeys(set(counts) - {loved}, 1)}
     assert answer.text == loved
-    told = vote(Reader(), votes=6, answer_of=lambda message: "Ostra" in message.text).invoke(prompt(DOCUMENTS))
+    told = vote(Reader(), votes=6, answer_of=lambda message: "Ostra" in message.text).invoke(asked)
     assert answer.response_metadata["vote"] == told.response_metadata["vote"] == {"calls": 6, "agreed": 4}
+    for raw in (False, True):  # no two raw answers are equal, but what they say is
+        found = model.with_structured_output(Town, include_raw=raw).invoke(asked)
+        assert (found["parsed"] if raw else found) == Town(place=loved)
 
 
 @pytest.mark.parametrize("votes", [0, 3])
 def test_usage_is_that_of_all_calls_and_what_the_model_reports_is_reported(votes):
-    answer = (vote(Named(), votes=votes) if votes else canonical(Named())).invoke(prompt(DOCUMENTS))
+    answer = (vote(Reader(), votes=votes) if votes else canonical(Reader())).invoke(prompt(DOCUMENTS))
     told = answer.response_metadata
     assert answer.usage_metadata == {name: count * max(votes, 1) for name, count in USAGE.items()}
     assert told["token_usage"] == {"total_tokens": 12 * max(votes, 1)}
-    assert (told["model_name"], told["finish_reason"], "vote" in told) == ("named-1", "stop", bool(votes))
+    assert (told["model_name"], told["finish_reason"], "vote" in told) == ("reader-1", "stop", bool(votes))
     assert (told["sets"], told["invariant"], told["method"]) == ([3], True, "vote" if votes else "canonical")
 
 
@@ -130,27 +118,14 @@ class Slow(BaseRateLimiter):
         return self.acquire()
 
 
-class Told(BaseCallbackHandler):
-    ended = 0
-
-    def on_llm_end(self, *args, **kwargs):
-        self.ended += 1
-
-
 @both
 async def test_every_call_waits_for_the_rate_limiter_of_the_model_and_its_callbacks_see_one(wrap):
-    limiter, told = Slow(), Told()
-    model, calls = wrap(Reader(rate_limiter=limiter, callbacks=[told])), 5 if wrap is vote else 1
+    limiter, heard = Slow(), Heard()
+    model, calls = wrap(Reader(rate_limiter=limiter, callbacks=[heard])), 5 if wrap is vote else 1
     model.invoke(prompt(DOCUMENTS))
-    assert (limiter.asked, told.ended) == (calls, 1)
+    assert (limiter.asked, heard.ended) == (calls, 1)
     await model.ainvoke(prompt(DOCUMENTS))
-    assert (limiter.asked, told.ended) == (2 * calls, 2)
-
-
-class Town(BaseModel):
-    """A town."""
-
-    place: str
+    assert (limiter.asked, heard.ended) == (2 * calls, 2)
 
 
 @both
@@ -194,9 +169,9 @@ def test_a_runnable_that_takes_text_gets_text_and_another_one_messages(wrap):
     model = wrap(RunnableLambda(first))
     found = set()
     for way, order in zip(WAYS.values(), ORDERS, strict=True):
-        asked = f"{marked(order)}{QUESTION}"
+        asked = f"{Segments(order)}{QUESTION}"
         for value in (asked, StringPromptValue(text=asked), prompt(order)):
             found.add(way(model, value))
     assert len(found) == 1
-    assert not any(MARKS.search(text) for text in given)
+    assert not any(has_marks(text) for text in given)
     assert {text.startswith("human: ") for text in given} == {True, False}

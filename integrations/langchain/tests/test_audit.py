@@ -52,10 +52,6 @@ def of_mapping(given: dict[str, Any]) -> AIMessage:
     return AIMessage(f"{given['question']} {given['context'][0].page_content}")
 
 
-def of_nothing_declared(given):
-    return {"answer": of_mapping(given)}
-
-
 def of_text(text: str) -> str:
     return text
 
@@ -65,17 +61,14 @@ def reply(state: MessagesState) -> dict[str, Any]:
 
 
 TO_TEXT = RunnableLambda(lambda value: value.to_string())
+CHAINS = [
+    *map(RunnableLambda, (of_text, of_mapping, lambda given: {"answer": of_mapping(given)}, lambda text: text.strip())),
+    *(ChatPromptTemplate.from_template(each) | TO_TEXT for each in ("{context} Question: {question}", "{text}")),
+    StateGraph(MessagesState).add_node("reply", reply).add_edge(START, "reply").compile(),
+]
 
 
-@pytest.mark.parametrize(
-    "chain",
-    [
-        *map(RunnableLambda, (of_text, of_mapping, of_nothing_declared, lambda text: text.strip())),
-        ChatPromptTemplate.from_template("{context} Question: {question}") | TO_TEXT,
-        ChatPromptTemplate.from_template("{text}") | TO_TEXT,
-        StateGraph(MessagesState).add_node("reply", reply).add_edge(START, "reply").compile(),
-    ],
-)
+@pytest.mark.parametrize("chain", CHAINS)
 def test_chains_get_what_their_input_schema_says_and_agents_a_message(chain):
     assert "Who?" in said(chain)
     assert "It was Ann." in said(chain)

@@ -11,6 +11,7 @@ import hashlib
 import warnings
 from itertools import permutations
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from invariant_rag.errors import OrderWarning
@@ -20,10 +21,9 @@ from langchain_core.messages import AIMessage, convert_to_messages
 from langchain_core.outputs import ChatGeneration, ChatResult
 from transformers import LogitsProcessor
 
-from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
-
-from .entries import ENTRIES
-from .entries.base import fill, text_of
+from . import chain_entries, run_entries  # noqa: F401 - they add entries
+from .entries import ENTRIES, fill, text_of
+from .models import MAKE
 from .shared import Listed
 
 README = Path(__file__).parent.parent / "README.md"
@@ -36,19 +36,18 @@ def sampled(entry):
 
 
 CASES = [pytest.param(entry, kind, id=f"{entry.name} [{kind}]") for entry in ENTRIES for kind in sampled(entry)]
+every_entry = pytest.mark.parametrize(("entry", "kind"), CASES)
 
 
 class Hashing(BaseChatModel):
     """A deterministic model behind an API: it answers with a hash of everything that it was sent."""
 
-    @property
-    def _llm_type(self):
-        return "hashing"
+    _llm_type: ClassVar[str] = "hashing"
 
     def _generate(self, messages, stop=None, run_manager=None, **kwargs):
-        request = repr([(message.type, message.content) for message in messages])
-        documents = repr([each.page_content for each in kwargs.get("documents") or ()])
-        answer = hashlib.sha256((request + documents).encode()).hexdigest()[:16]
+        request = [(message.type, message.content) for message in messages]
+        request += [each.page_content for each in kwargs.get("documents") or ()]
+        answer = hashlib.sha256(repr(request).encode()).hexdigest()[:16]
         return ChatResult(generations=[ChatGeneration(message=AIMessage(answer))])
 
 
@@ -66,43 +65,30 @@ class EveryBit(LogitsProcessor):
         return chosen
 
 
-OURS = {"chat": ChatInvariant, "completion": InvariantLLM}
-
-
 def model_of(kind, lm, *, plain=False):
     """Return a model of ours, or the plain one in its place."""
-    if kind in OURS:
+    if kind in ("chat", "completion"):
         given = {"method": "sequential", "ordering": "given"} if plain else {}
-        return OURS[kind](model=lm, max_tokens=4, generation_kwargs={"logits_processor": [EveryBit(lm)]}, **given)
-    return Hashing() if plain else canonical(Hashing()) if kind == "canonical" else vote(Hashing(), votes=3)
+        return MAKE[kind](lm, max_tokens=4, generation_kwargs={"logits_processor": [EveryBit(lm)]}, **given)
+    return Hashing() if plain else MAKE[kind](lm, Hashing, **({"votes": 3} if kind == "vote" else {}))
 
 
 def ask(entry, model, documents):
     """Return the answer, and the warnings that somebody who shows all warnings gets to see."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         answer = text_of(entry.answer(model, Listed(documents=list(documents))))
     assert answer
     return answer, [str(each.message) for each in caught if isinstance(each.message, OrderWarning)]
 
 
 def orders(entry, kind):
-    documents = tuple(entry.documents)
+    listed = list(permutations(entry.documents))
     if kind != entry.models[0]:
-        return [documents, documents[1:] + documents[:1], documents[::-1]]
-    if len(documents) == 3:
-        return list(permutations(documents))
-    turned = [documents[start:] + documents[:start] for start in range(len(documents))]
-    return [*turned, *(each[::-1] for each in turned)]
+        return [listed[0], listed[len(listed) // 2], listed[-1]]
+    return listed if len(listed) == 6 else listed[::3]
 
 
-def test_there_are_entries_of_both_kinds_and_their_names_differ():
-    assert len(ENTRIES) >= 71
-    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
-    assert {entry.warns for entry in ENTRIES} == {True, False}
-
-
-@pytest.mark.parametrize(("entry", "kind"), CASES)
+@every_entry
 def test_an_entry_keeps_its_promise_and_every_document_is_read(entry, kind, lm):
     model = model_of(kind, lm)
     answers, warned = zip(*(ask(entry, model, documents) for documents in orders(entry, kind)), strict=True)
@@ -120,25 +106,30 @@ def test_an_entry_keeps_its_promise_and_every_document_is_read(entry, kind, lm):
         assert len({answers[0], *(ask(entry, model, each)[0] for each in others)}) == 1 + len(others)
 
 
-@pytest.mark.parametrize(("entry", "kind"), CASES)
+@every_entry
 def test_the_plain_model_shows_the_order_where_it_reads_the_documents(entry, kind, lm):
     answers = (ask(entry, model_of(kind, lm, plain=True), documents)[0] for documents in orders(entry, kind))
     first = next(answers)
     assert any(other != first for other in answers) != entry.drops
 
 
-@pytest.mark.parametrize("kind", ["chat", "completion", "canonical", "vote"])
+@pytest.mark.parametrize("kind", MAKE)
 def test_ordinary_prompts_give_no_warning(kind, lm):
     model = model_of(kind, lm)
-    short = model.model_copy(update={"max_tokens": 1}) if kind in OURS else model
+    short = model.model_copy(update={"max_tokens": 1}) if kind in ("chat", "completion") else model
     assert len(ORDINARY) == 200
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", OrderWarning)
+    with warnings.catch_warnings(action="error", category=OrderWarning):
         for prompt in ORDINARY:
             short.invoke(convert_to_messages(prompt))
 
 
-def test_the_table_of_the_readme_is_current():
+def test_there_are_entries_of_both_kinds_and_the_table_of_the_readme_has_them():
+    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES) >= 71
+    assert {entry.warns for entry in ENTRIES} == {True, False}
     current = README.read_text(encoding="utf-8")
     assert "<!-- entries:" in current
     assert fill(current, ENTRIES) == current, "the table of entries in README.md is not current; run `make docs`"
+
+
+if __name__ == "__main__":  # as `make docs` runs it
+    README.write_text(fill(README.read_text(encoding="utf-8"), ENTRIES), encoding="utf-8")

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from invariant_rag import errors
+from invariant_rag import KeyValueCache, errors
 from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
@@ -11,8 +11,9 @@ from pydantic import BaseModel, ValidationError
 
 import langchain_invariant_rag as ours
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
+from langchain_invariant_rag.parameters import InvariantContextOverflowError
 
-from .models import Reader
+from .models import Reader, now
 from .shared import DOCUMENTS, PLACEHOLDER, QUESTION, Listed
 
 OF_A_CALL = {
@@ -51,20 +52,21 @@ def test_keywords_of_a_call_are_refused(chat, lm, name):
                     ask(QUESTION, **{name: value})
 
 
+BAD = {"title": "Bad", "type": "object", "properties": {"a": {"type": "no such type"}}, "required": ["a"]}
 WITHOUT_CONTEXT = ChatPromptTemplate.from_template("{x}")
-IMAGE = {"type": "image", "base64": "aGk=", "mime_type": "image/png"}
 SEGMENT_BLOCK = {"type": "text-plain", "extras": {"segment": True}}
 DOORS = {
     "n": (errors.InvariantRAGError, lambda chat: chat.invoke(QUESTION, n=0)),
     "no messages": (errors.InvalidPrompt, lambda chat: chat.invoke([])),
     "no text": (errors.InvalidPrompt, lambda chat: chat.invoke([AIMessage("")])),
-    "an image": (errors.InvalidPrompt, lambda chat: chat.invoke([HumanMessage([IMAGE])])),
+    "an image": (errors.InvalidPrompt, lambda chat: chat.invoke([HumanMessage([{"type": "image", "url": "a.png"}])])),
     "a block": (errors.InvalidPrompt, lambda chat: chat.invoke([HumanMessage([{"type": "no such type"}])])),
     "a segment": (errors.InvalidSegment, lambda chat: chat.invoke([HumanMessage([{**SEGMENT_BLOCK, "text": 3}])])),
     "tools": (errors.InvalidTool, lambda chat: chat.bind_tools(3)),
     "a tool": (errors.InvalidTool, lambda chat: chat.bind_tools([3])),
     "tool_choice": (errors.InvalidTool, lambda chat: chat.bind_tools([], tool_choice={"type": "x"})),
     "schema": (errors.InvalidSchema, lambda chat: chat.with_structured_output(3)),
+    "a type in one": (errors.InvalidSchema, lambda chat: chat.with_structured_output(BAD).invoke(QUESTION)),
     "method": (errors.UnknownName, lambda chat: chat.with_structured_output(BaseModel, method="x")),
     "votes": (errors.InvalidChoice, lambda _: vote(Reader(), votes="x")),
     "no votes": (errors.InvalidChoice, lambda _: vote(Reader(), votes=0)),
@@ -92,9 +94,8 @@ DOORS = {
 }
 
 
-@pytest.mark.parametrize("name", DOORS)
-def test_arguments_of_every_other_door_are_refused(chat, name):
-    error, call = DOORS[name]
+@pytest.mark.parametrize(("error", "call"), DOORS.values(), ids=DOORS)
+def test_arguments_of_every_other_door_are_refused(chat, error, call):
     with pytest.raises(error):
         call(chat)
 
@@ -120,3 +121,20 @@ def test_parameters_are_refused_when_a_model_is_built_or_copied(lm, kind):
     for options in ({"overflow": "x"}, {"max_tokens": 0}, {"temperature": "x"}, {"top_p": "x"}, {"batch_size": 0}):
         with pytest.raises(ValidationError):
             kind(**options)
+
+
+def test_what_a_server_cannot_do_is_refused(base_url, lm):
+    remote = ChatInvariant(base_url=base_url, max_tokens=16)
+    for error, told, call in (
+        (InvariantContextOverflowError, "4096", lambda: remote.invoke("word " * 5000)),
+        (errors.UnsupportedCombination, "num_beams", lambda: remote.invoke(QUESTION, num_beams=2)),
+        (errors.UnsupportedCombination, "base_url", lambda: remote.lm),
+        (errors.RemoteError, "small", lambda: remote.invoke(QUESTION, model="large")),
+        (errors.InvalidTool, "search", lambda: remote.invoke(QUESTION, tool_choice="search", tools=[now])),
+    ):
+        with pytest.raises(error, match=told):
+            call()
+    for wrong in ({"model": lm}, {"dtype": "float32"}, {"key_value_cache": KeyValueCache()}, {"method": "no"}):
+        with pytest.raises((errors.UnsupportedCombination, ValidationError)):
+            ChatInvariant(base_url=base_url, **wrong)
+    assert remote.context_window is None

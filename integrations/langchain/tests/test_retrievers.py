@@ -9,15 +9,12 @@ from invariant_rag.errors import RetrievalError
 from invariant_rag.rag.retrieval import FaissRetriever
 from invariant_rag.testing.rounding import rounding
 from langchain_core.documents import Document
-from langchain_core.runnables import RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_qdrant import QdrantVectorStore
 
 from langchain_invariant_rag import ChatInvariant, InvariantEmbeddings, InvariantRetriever, Segments, as_segments
 
-from .shared import DOCUMENTS, PLACEHOLDER, QUESTION, SOME_ORDERS, WAYS, Listed
-
-TEXTS = [document.page_content for document in DOCUMENTS]
+from .shared import DOCUMENTS, PLACEHOLDER, QUESTION, SOME_ORDERS, TEXTS, WAYS, Listed, rag
 
 
 @pytest.fixture(scope="module")
@@ -25,23 +22,15 @@ def embeddings():
     return InvariantEmbeddings()
 
 
-def stores(documents, embeddings):
-    memory = InMemoryVectorStore.from_documents(documents, embeddings)
-    qdrant = QdrantVectorStore.from_documents(documents, embeddings, location=":memory:", collection_name="ferry")
-    return {
-        "FAISS": InvariantRetriever.from_documents(documents, k=3),
-        "in memory": memory.as_retriever(search_kwargs={"k": 3}),
-        "Qdrant": qdrant.as_retriever(search_kwargs={"k": 3}),
-    }
-
-
 def test_answers_do_not_depend_on_the_order_of_the_corpus(lm, embeddings):
     chat, answers = ChatInvariant(model=lm, max_tokens=8, sort_segments=False), set()
-    for documents in SOME_ORDERS:
-        for name, retriever in stores(documents, embeddings).items():
-            chain = {"context": as_segments(retriever), "question": RunnablePassthrough()} | PLACEHOLDER | chat
-            answer = chain.invoke(QUESTION)
-            assert len(answer.response_metadata["order"]) == 3, name
+    for order in SOME_ORDERS:
+        memory = InMemoryVectorStore.from_documents(order, embeddings)
+        qdrant = QdrantVectorStore.from_documents(order, embeddings, location=":memory:", collection_name="ferry")
+        retrievers = [each.as_retriever(search_kwargs={"k": 3}) for each in (memory, qdrant)]
+        for retriever in (*retrievers, InvariantRetriever.from_documents(order, k=3)):
+            answer = rag(chat, as_segments(retriever), list, PLACEHOLDER).invoke(QUESTION)
+            assert len(answer.response_metadata["order"]) == 3, retriever
             answers.add(answer.content)
     assert len(answers) == 1
 
@@ -71,24 +60,10 @@ def test_our_retriever_returns_what_the_core_finds_with_any_embedder(embeddings)
         InvariantRetriever.from_documents(TEXTS, embedder=3)
 
 
-class Counting(Listed):
-    """Returns as many of its documents as it is told."""
-
-    def _get_relevant_documents(self, query, *, run_manager, k=9):
-        return list(self.documents)[:k]
-
-    async def _aget_relevant_documents(self, query, *, run_manager, k=9):
-        return list(self.documents)[:k]
+def chunk(text, start_index=0, source="s", **fields):
+    return Document(text, metadata={"source": source, "start_index": start_index, **fields})
 
 
-CHUNKS = [each for each in DOCUMENTS if "start_index" in each.metadata]
-
-
-def place(**other):
-    return {"source": "s", "start_index": 0, **other}
-
-
-ALIKE = [Document("a", metadata=place(title="T")), Document("a", metadata=place(title="U"))]
 NESTED = [Document("a", metadata={"k": {"x": 1, "y": 2}}), Document("a", metadata={"k": {"y": 2, "x": 1}})]
 
 
@@ -96,30 +71,24 @@ NESTED = [Document("a", metadata={"k": {"x": 1, "y": 2}}), Document("a", metadat
     ("documents", "join_by", "expected"),
     [
         ([*DOCUMENTS, DOCUMENTS[0]], None, {*TEXTS}),
-        ([*CHUNKS, Document("alone")], "source", {f"{TEXTS[2]}\n{TEXTS[1]}", "alone"}),
-        ([*ALIKE, Document("b", metadata=place(start_index=5))], "source", {"a\nb"}),
+        ([chunk("two", 40), chunk("one"), Document("alone")], "source", {"one\ntwo", "alone"}),
+        ([chunk("a", title="T"), chunk("a", title="U"), chunk("b", 5)], "source", {"a\nb"}),
         (NESTED, None, {"a"}),
     ],
 )
 def test_equal_documents_are_one_and_chunks_of_a_source_are_joined_alike_in_every_order(documents, join_by, expected):
-    found = {
-        tuple(sorted(map(repr, as_segments(Listed(documents=list(order)), join_by=join_by).invoke(""))))
-        for order in permutations(documents)
-    }
-    assert len(found) == 1
-    listed = as_segments(Listed(documents=documents), join_by=join_by).invoke("")
-    assert (len(listed), {each.page_content for each in listed}) == (len(expected), expected)
+    found = [as_segments(Listed(documents=each), join_by=join_by).invoke("") for each in permutations(documents)]
+    assert len({tuple(sorted(map(repr, each))) for each in found}) == 1
+    assert (len(found[0]), {each.page_content for each in found[0]}) == (len(expected), expected)
 
 
 def test_segments_are_retrieved_in_every_way_with_the_keywords_of_the_call():
-    for way, ask in WAYS.items():
-        listed = ask(as_segments(Counting(documents=DOCUMENTS)), QUESTION, k=2)
-        assert isinstance(listed, Segments), way
-        assert [each.page_content for each in listed] == TEXTS[:2]
+    found = [ask(as_segments(Listed()), QUESTION, k=2) for ask in WAYS.values()]
+    assert found == [DOCUMENTS[:2]] * len(WAYS)
+    assert set(map(type, found)) == {Segments}
 
 
 @pytest.mark.parametrize("wrong", [{"start_index": None}, {"start_index": "0"}, {"source": ["s"]}])
 def test_chunks_whose_place_is_no_number_or_whose_source_is_no_text_are_refused(wrong):
-    chunks = [Document("a", metadata=place(**wrong)), Document("b", metadata=place())]
     with pytest.raises(RetrievalError, match="expected chunks with a number as 'start_index' and a text as 'source'"):
-        as_segments(Listed(documents=chunks), join_by="source").invoke("")
+        as_segments(Listed(documents=[chunk("a", **wrong), chunk("b")]), join_by="source").invoke("")

@@ -16,6 +16,7 @@ from langchain_invariant_rag import ChatInvariant, InvariantEmbeddings, Invarian
 
 from .models import Writing, call_text, ended, spoken_model
 
+pytestmark = pytest.mark.filterwarnings("ignore:This API is in beta")  # `as_tool`, which the suite calls
 CALLS = {
     "magic_function(3)": ("magic_function", {"input": 3}),
     "magic_function_no_args()": ("magic_function_no_args", {}),
@@ -45,11 +46,19 @@ class Terse(LogitsProcessor):
         return scores.index_add(1, torch.tensor(self.ends), torch.full((len(scores), len(self.ends)), 50.0))
 
 
-@pytest.mark.filterwarnings("ignore:This API is in beta")  # `as_tool`, which the suite calls
-class _OurChatModel:
-    @property
-    def chat_model_class(self):
-        return ChatInvariant
+class TestChatInvariantUnit(ChatModelUnitTests):
+    chat_model_class = ChatInvariant  # a model in memory cannot be written down; the embedded one has a name
+    supports_model_override = False
+
+    @pytest.mark.xfail(reason="LangChain's allowlist has no packages of others; see test_a_model_can_be_saved")
+    def test_serdes(self, model, snapshot):
+        super().test_serdes(model, snapshot)
+
+
+class TestChatInvariantIntegration(ChatModelIntegrationTests):
+    chat_model_class = ChatInvariant
+    supports_model_override = False
+    supports_json_mode = True
 
     @property
     def chat_model_params(self):
@@ -57,50 +66,19 @@ class _OurChatModel:
         processors = [Terse(lm), Writing(lm, wanted)]
         return {"model": lm, "generation_kwargs": {**ended(lm, ""), "logits_processor": processors}}
 
-    @property
-    def supports_model_override(self):
-        return False
-
-
-class TestChatInvariantUnit(_OurChatModel, ChatModelUnitTests):
-    @property
-    def chat_model_params(self):
-        return {}  # a model in memory cannot be written down; the one that comes with invariant-rag has a name
-
-    @pytest.mark.xfail(reason="LangChain's allowlist has no packages of others; see test_a_model_can_be_saved")
-    def test_serdes(self, model, snapshot):
-        super().test_serdes(model, snapshot)
-
-
-class TestChatInvariantIntegration(_OurChatModel, ChatModelIntegrationTests):
-    @property
-    def supports_json_mode(self):
-        return True
-
 
 class TestInvariantRetriever(RetrieversIntegrationTests):
-    @property
-    def retriever_constructor(self):
-        return InvariantRetriever
+    retriever_constructor = InvariantRetriever
+    retriever_query_example = "Which ferry leaves?"
 
     @property
     def retriever_constructor_params(self):
         return {"retriever": BM25Retriever([Segment(f"The ferry number {n} leaves.") for n in range(5)])}
 
-    @property
-    def retriever_query_example(self):
-        return "Which ferry leaves?"
+
+class TestInvariantEmbeddingsUnit(EmbeddingsUnitTests):
+    embeddings_class = InvariantEmbeddings
 
 
-class _OurEmbeddings:
-    @property
-    def embeddings_class(self):
-        return InvariantEmbeddings
-
-
-class TestInvariantEmbeddingsUnit(_OurEmbeddings, EmbeddingsUnitTests):
-    pass
-
-
-class TestInvariantEmbeddingsIntegration(_OurEmbeddings, EmbeddingsIntegrationTests):
-    pass
+class TestInvariantEmbeddingsIntegration(EmbeddingsIntegrationTests):
+    embeddings_class = InvariantEmbeddings

@@ -1,5 +1,6 @@
 """Tools: calls that always parse, whatever the weights, histories with calls and results, and agents."""
 
+from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -10,9 +11,9 @@ from invariant_rag.generation.structured import ToolCall, ToolCalling
 from langchain.agents import create_agent
 from langchain.agents.middleware import wrap_model_call
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage, convert_to_messages
 from langchain_core.runnables import RunnableLambda
-from langchain_core.tools import create_retriever_tool, tool
+from langchain_core.tools import tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.memory import InMemorySaver
 
@@ -20,7 +21,7 @@ from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments, canon
 from langchain_invariant_rag.documents import chat_messages, to_turn
 
 from .models import Departure, Writing, call_text, ended, now, search
-from .shared import DOCUMENTS, QUESTION, SOME_ORDERS, Listed, distinct, joined, said
+from .shared import DOCUMENTS, QUESTION, SOME_ORDERS, Listed, distinct, said, searching, total
 
 
 @pytest.fixture(scope="module")
@@ -69,16 +70,14 @@ def test_calls_are_parallel_unless_that_is_not_wanted(chat, parallel, expected):
 def test_parallel_calls_that_run_out_of_room_say_so_and_none_looks_complete(chat, room):
     calls = [ToolCall("", "search", {"query": f"ferry {n}", "limit": 3}) for n in range(4)]
     writing = Writing(chat.lm, ToolCalling(chat.lm).form.call_format.write(calls))
-    models = [chat.model_copy(update={"max_tokens": room, **more}) for more in ({}, {"streaming": True})]
-    bound = [each.bind_tools([search], tool_choice="any", logits_processor=[writing]) for each in models]
-    whole, streamed, pieces = bound[0].invoke(QUESTION), bound[1].invoke(QUESTION), list(bound[0].stream(QUESTION))
-    assert whole.response_metadata["finish_reason"] == "length"
+    bound = chat.bind_tools([search], tool_choice="any", logits_processor=[writing], max_tokens=room)
+    whole, pieces = bound.invoke(QUESTION), list(bound.stream(QUESTION))
+    assert (whole.response_metadata["finish_reason"], bool(whole.invalid_tool_calls)) == ("length", True)
     complete = len(whole.tool_calls)
     assert complete < 4
     assert [each["args"] for each in whole.tool_calls] == [dict(each.arguments) for each in calls[:complete]]
-    assert said(streamed) == said(joined(pieces)) == said(whole)
+    assert said(total(pieces)) == said(whole)
     assert len([each for piece in pieces for each in piece.tool_call_chunks]) > 3
-    assert whole.invalid_tool_calls
 
 
 def test_tools_are_counted_and_a_completion_model_has_none(chat, lm):
@@ -94,27 +93,20 @@ def test_tools_are_counted_and_a_completion_model_has_none(chat, lm):
 
 
 def test_calls_and_results_keep_their_roles(chat):
-    calls, reasoning = [CALL, {**CALL, "id": "call_2"}], {"reasoning_content": "Hm."}
-    history = [
-        SystemMessage("Be brief."),
-        HumanMessage(QUESTION),
-        AIMessage("I search.", tool_calls=calls, additional_kwargs=reasoning),
-        ToolMessage("one", tool_call_id="call_1", name="search"),
-        ToolMessage("two", tool_call_id="call_2", name="search"),
-        HumanMessage("And?"),
-        HumanMessage("So?"),
-    ]
-    expected = [
+    calls = [CALL, {**CALL, "id": "call_2"}]
+    turns = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": QUESTION},
-        {"role": "assistant", "content": "I search.", "tool_calls": calls, **reasoning},
+        {"role": "assistant", "content": "I search.", "tool_calls": calls, "reasoning_content": "Hm."},
         {"role": "tool", "content": "one", "tool_call_id": "call_1", "name": "search"},
         {"role": "tool", "content": "two", "tool_call_id": "call_2", "name": "search"},
-        {"role": "user", "content": "And?\nSo?"},
+        {"role": "user", "content": "And?"},
     ]
+    history = convert_to_messages([*turns, ("human", "So?")])
+    turns[-1]["content"] += "\nSo?"
     converted, _ = chat_messages(history, map(to_turn, history))
-    assert [{**each, "content": "".join(each["content"])} for each in converted] == expected
-    prompt = chat.lm.chat_prompt(messages=expected)
+    assert [{**each, "content": "".join(each["content"])} for each in converted] == turns
+    prompt = chat.lm.chat_prompt(messages=turns)
     assert chat.invoke(history, max_tokens=8).content == chat.lm.generate(prompt, max_new_tokens=8).text
 
 
@@ -144,27 +136,24 @@ def test_an_error_of_a_tool_is_said_to_be_one(chat):
 # --- agents ---------------------------------------------------------------------------------------------------------
 
 
-def retriever_tool(documents, **options):
-    return create_retriever_tool(Listed(documents=documents), "records", "Search the harbour's records.", **options)
-
-
-def searching_tool(documents):
-    @tool(response_format="content_and_artifact")
-    def records(query: str) -> Any:
+def of_the_tutorial(retriever):
+    @tool("search", response_format="content_and_artifact")
+    def search_records(query: str) -> Any:
         """Search the harbour's records."""
-        return "\n\n".join(f"Source: {each.metadata}\nContent: {each.page_content}" for each in documents), documents
+        found = retriever.documents
+        return "\n\n".join(f"Source: {each.metadata}\nContent: {each.page_content}" for each in found), found
 
-    return records
+    return search_records
 
 
-RECORDS = {
-    "content": retriever_tool,
-    "content_and_artifact": lambda documents: retriever_tool(documents, response_format="content_and_artifact"),
-    "of the tutorial": searching_tool,
+SEARCHING = {
+    "content": searching,
+    "content_and_artifact": partial(searching, response_format="content_and_artifact"),
+    "of the tutorial": of_the_tutorial,
 }
 
 
-def agent(chat, records, then, first, **options):
+def agent(chat, searches, then, first, **options):
     """Make an agent that searches once: random weights do it neither by themselves, nor do they end."""
 
     @wrap_model_call
@@ -172,18 +161,18 @@ def agent(chat, records, then, first, **options):
         searched = any(isinstance(message, ToolMessage) for message in request.messages)
         return handler(request.override(**then if searched else {"tool_choice": "any", **first}))
 
-    call = call_text("records", {"query": "ferry"})
+    call = call_text("search", {"query": "ferry"})
     writing = Writing(chat.lm, lambda prompt: "" if "<|im_start|>tool" in prompt else f"{call}<|im_end|>")
     model = chat.model_copy(update={"generation_kwargs": {**ended(chat.lm, ""), "logits_processor": [writing]}})
-    return create_agent(model, [records], middleware=[in_turn], **options)
+    return create_agent(model, [searches], middleware=[in_turn], **options)
 
 
-@pytest.mark.parametrize("kind", RECORDS)
+@pytest.mark.parametrize("kind", SEARCHING)
 def test_an_agent_ignores_the_order_of_what_its_tool_found_in_its_second_turn_too(chat, kind):
     def asked(documents, method="rotor"):
         model, short = chat.model_copy(update={"method": method}), {"model_settings": {"max_tokens": 8}}
         then = {"tool_choice": "none", **short}
-        made = agent(model, RECORDS[kind](documents), then, {}, checkpointer=InMemorySaver())
+        made = agent(model, SEARCHING[kind](Listed(documents=documents)), then, {}, checkpointer=InMemorySaver())
         thread = {"configurable": {"thread_id": "1"}}
         turns = [made.invoke({"messages": [("human", text)]}, thread)["messages"] for text in (QUESTION, "Sure?")]
         assert [each.type for each in turns[1]] == ["human", "ai", "tool", "ai", "human", "ai"]
@@ -204,9 +193,8 @@ def test_an_agent_with_tools_answers_with_an_object(chat, strategy):
 
     def asked(documents):
         then, first = {"tools": [], **single}, {"response_format": None, **single}
-        result = agent(chat, retriever_tool(documents), then, first, response_format=strategy(Departure)).invoke(
-            {"messages": [("human", QUESTION)]}
-        )
+        made = agent(chat, searching(Listed(documents=documents)), then, first, response_format=strategy(Departure))
+        result = made.invoke({"messages": [("human", QUESTION)]})
         assert isinstance(result["structured_response"], Departure)
         return result["structured_response"], [said(each) for each in result["messages"] if each.type == "ai"]
 

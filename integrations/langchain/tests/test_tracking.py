@@ -9,27 +9,20 @@ from invariant_rag.errors import OrderWarning
 from langchain_core.documents import Document
 from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import RunnableLambda
 
 import langchain_invariant_rag
-from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments, canonical, vote
+from langchain_invariant_rag import ChatInvariant, Segments
 from langchain_invariant_rag.tracking import RUNS
 
-from .models import Reader
-from .shared import DOCUMENTS, QUESTION, Listed
+from .models import MAKE, Reader
+from .shared import DOCUMENTS, QUESTION, Listed, joined, rag
 
-FOUND = Listed(documents=DOCUMENTS)
-PACKAGE = Path(langchain_invariant_rag.__file__).parent
-
-
-def text_of(documents):
-    return "\n\n".join([*(each.page_content for each in documents), QUESTION])
+FOUND = Listed()
 
 
-def rag(model):
-    context = FOUND | (lambda found: "\n\n".join(each.page_content for each in found))
-    prompt = ChatPromptTemplate.from_template("{context}\n\n{question}")
-    return {"context": context, "question": RunnablePassthrough()} | prompt | model
+def by_hand(documents):
+    return f"{joined(documents)}\n\n{QUESTION}"
 
 
 @pytest.fixture
@@ -41,48 +34,44 @@ def told(answer):
     return answer.response_metadata["invariant"], answer.response_metadata["sets"]
 
 
+def in_a_run(ask):
+    """Give the prompt that a function of a run has written to a model, in the same run."""
+    return (FOUND | RunnableLambda(lambda found: ask(by_hand(found)))).invoke(QUESTION)
+
+
 def test_what_a_run_retrieved_is_nothing_to_another_one_during_and_after_it(strict):
-    assert told(rag(strict).invoke(QUESTION)) == (True, [3])
-    assert told(strict.invoke(text_of(DOCUMENTS))) == (None, [])  # of another tenant
+    assert told(rag(strict, FOUND).invoke(QUESTION)) == (True, [3])
+    assert told(strict.invoke(by_hand(DOCUMENTS))) == (None, [])  # of another tenant
 
-    def other_tenant(documents):
+    def other_tenant(text):
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(strict.invoke, text_of(documents)).result()
+            return pool.submit(strict.invoke, text).result()
 
-    assert told((FOUND | RunnableLambda(other_tenant)).invoke(QUESTION)) == (None, [])
+    assert told(in_a_run(other_tenant)) == (None, [])
     with pytest.raises(ZeroDivisionError):
-        (FOUND | (lambda _: 1 / 0)).invoke(QUESTION)
+        in_a_run(lambda _: 1 / 0)
     assert not RUNS._runs
 
 
 def test_a_finished_string_stays_as_it_is_and_warns_once_with_the_fix(lm):
     chat = ChatInvariant(model=lm, max_tokens=2)
     with pytest.warns(OrderWarning) as caught:
-        answer = (FOUND | RunnableLambda(lambda found: chat.invoke(text_of(found)))).invoke(QUESTION)
+        answer = in_a_run(chat.invoke)
     (warning,) = caught
     for fix in ("as_segments(retriever)", "SegmentsPlaceholder", "SEGMENT_PROMPT", "create_invariant_documents_chain"):
         assert fix in str(warning.message)
     assert told(answer) == (False, [])
-    plain = chat.model_copy(update={"find_documents": False}).invoke(text_of(DOCUMENTS))
+    plain = chat.model_copy(update={"find_documents": False}).invoke(by_hand(DOCUMENTS))
     assert answer.content == plain.content
 
 
 @pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")  # or the filter would raise it
-@pytest.mark.parametrize("kind", ["chat", "completion", "canonical", "vote"])
+@pytest.mark.parametrize("kind", MAKE)
 def test_strict_raises_what_is_only_warned_of_else(lm, kind):
-    def ask(**options):
-        models = {
-            "chat": lambda: ChatInvariant(model=lm, max_tokens=2, **options),
-            "completion": lambda: InvariantLLM(model=lm, max_tokens=2, **options),
-            "canonical": lambda: canonical(Reader(), **options),
-            "vote": lambda: vote(Reader(), **options),
-        }
-        return (FOUND | RunnableLambda(lambda found: models[kind]().invoke(text_of(found)))).invoke(QUESTION)
-
-    assert ask(strict=False)
+    assert in_a_run(MAKE[kind](lm, strict=False).invoke)
     for error, options in (("as text", {"strict": True}), ("without any", {"require_segments": True})):
         with pytest.raises(OrderWarning, match=error):
-            ask(**options)
+            in_a_run(MAKE[kind](lm, **options).invoke)
 
 
 @pytest.mark.parametrize(
@@ -90,10 +79,11 @@ def test_strict_raises_what_is_only_warned_of_else(lm, kind):
 )
 def test_who_did_not_ask_for_sets_is_not_warned(strict, options, sets):
     chat = strict.model_copy(update=options)
-    answer = rag(chat).invoke(QUESTION)
+    prompt = ChatPromptTemplate.from_template("{context}\n\n{question}")
+    answer = rag(chat, FOUND, prompt=prompt).invoke(QUESTION)
     assert answer.response_metadata["sets"] == sets
     if not sets:  # nothing is looked at: the text is what a call without any retrieval gets
-        assert answer.content == chat.invoke(text_of(DOCUMENTS)).content
+        assert answer.content == chat.invoke(by_hand(DOCUMENTS)).content
 
 
 @pytest.mark.parametrize("model", [Reader(), FakeListLLM(responses=["a"])], ids=["chat", "completion"])
@@ -108,10 +98,10 @@ def test_a_retrieval_on_its_own_is_known_until_the_next_one_and_in_its_task_alon
     for each in found:  # a model may read one document
         strict.invoke(f"Is this relevant?\n{each.page_content}")
     with pytest.raises(OrderWarning, match="as text"):
-        strict.invoke(text_of(found))
+        strict.invoke(by_hand(found))
     FOUND.invoke(QUESTION)
     Listed(documents=[Document("Salt is sold in Brenn."), Document("A storm has closed it.")]).invoke(QUESTION)
-    assert told(strict.invoke(text_of(found))) == (None, [])
+    assert told(strict.invoke(by_hand(found))) == (None, [])
     retrieved = asyncio.Event()
 
     async def tenant():
@@ -119,11 +109,11 @@ def test_a_retrieval_on_its_own_is_known_until_the_next_one_and_in_its_task_alon
         retrieved.set()
         await asyncio.sleep(0.1)
         with pytest.raises(OrderWarning, match="as text"):
-            await strict.ainvoke(text_of(documents))
+            await strict.ainvoke(by_hand(documents))
 
     async def other():
         await retrieved.wait()
-        return await strict.ainvoke(text_of(DOCUMENTS))
+        return await strict.ainvoke(by_hand(DOCUMENTS))
 
     async def both():
         return (await asyncio.gather(tenant(), other()))[1]
@@ -132,6 +122,6 @@ def test_a_retrieval_on_its_own_is_known_until_the_next_one_and_in_its_task_alon
 
 
 def test_no_module_looks_into_frames():
-    sources = [each.read_text(encoding="utf-8") for each in PACKAGE.rglob("*.py")]
+    sources = [each.read_text(encoding="utf-8") for each in Path(langchain_invariant_rag.__file__).parent.rglob("*.py")]
     assert len(sources) > 10
     assert not any(word in source for source in sources for word in ("_getframe", "f_locals", "f_back"))

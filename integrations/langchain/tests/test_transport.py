@@ -47,10 +47,10 @@ CARRIERS = {
         HumanMessage([{"type": "text", "text": each.text, "extras": {"segment": True}} for each in SEGMENTS]),
         HumanMessage(QUESTION),
     ],
-    "marks": [HumanMessage("".join(map(mark, SEGMENTS)) + TEXT)],
-    "marks, joined as text": [HumanMessage("\n\n".join(map(mark, SEGMENTS)) + TEXT)],
+    "marks": "".join(map(mark, SEGMENTS)) + TEXT,
+    "marks, joined as text": "\n\n".join(map(mark, SEGMENTS)) + TEXT,
     "marks in a text block": [HumanMessage([{"type": "text", "text": str(Segments(DOCUMENTS))}, TEXT])],
-    "slices and sums": [HumanMessage(f"{sum([Segments(DOCUMENTS)[1:]], DOCUMENTS[:1])}{TEXT}")],
+    "slices and sums": f"{sum([Segments(DOCUMENTS)[1:]], DOCUMENTS[:1])}{TEXT}",
     "what a checkpoint restores": SERIALIZER.loads_typed(SERIALIZER.dumps_typed(APART)),
     "what load restores": [loaded(HumanMessage(blocks()), HumanMessage), HumanMessage(QUESTION)],
     "placeholder": PLACEHOLDER.invoke(INPUT),
@@ -105,12 +105,12 @@ def test_segments_survive_blocks_and_documents_and_those_of_the_caller_are_left_
 def test_a_completion_model_gets_every_segment(lm):
     llm = InvariantLLM(model=lm, max_tokens=6)
     text = PromptTemplate.from_template("{context}\n{question}")
-    written = f"{Segments(DOCUMENTS)}\n{QUESTION}"
+    whole = f"{Segments(DOCUMENTS)}\n{QUESTION}"
     source = PromptTemplate.from_template("{page_content} ({source})")
     sources = Segments(Document(f"{each.page_content} ({each.metadata['source']})") for each in DOCUMENTS)
     for chain, expected in (
-        (create_stuff_documents_chain(llm, text, document_prompt=SEGMENT_PROMPT), written),
-        (ours.create_invariant_documents_chain(llm, text), written),
+        (create_stuff_documents_chain(llm, text, document_prompt=SEGMENT_PROMPT), whole),
+        (ours.create_invariant_documents_chain(llm, text), whole),
         (ours.create_invariant_documents_chain(llm, text, document_prompt=source), f"{sources}\n{QUESTION}"),
         (PLACEHOLDER | llm, f"Human: {Segments(DOCUMENTS)}\nHuman: {QUESTION}"),
     ):
@@ -118,7 +118,7 @@ def test_a_completion_model_gets_every_segment(lm):
     for before in ("", "Summarise:\n"):  # the documents end the text, or are all of it
         assert len({llm.invoke(f"{before}{Segments(order)}") for order in ORDERS}) == 1
     upper = ours.create_invariant_documents_chain(llm, text, output_parser=RunnableLambda(str.upper))
-    assert upper.invoke(INPUT) == lm.generate(parse_marked(written), max_new_tokens=6).text.upper()
+    assert upper.invoke(INPUT) == lm.generate(parse_marked(whole), max_new_tokens=6).text.upper()
 
 
 def test_a_segment_prompt_with_more_text_still_marks_the_document():
@@ -128,12 +128,11 @@ def test_a_segment_prompt_with_more_text_still_marks_the_document():
         assert [each.text for each in parse_marked(text).segments] == ["noon"] * longer.template.count("page_content")
 
 
-class Redacts(BaseCallbackHandler):
-    def on_chat_model_start(self, serialized, messages, **kwargs):
-        messages[0][-1].content = "Something else?"
-
-
 def test_a_message_that_a_callback_changes_is_what_the_model_gets(chat):
+    class Redacts(BaseCallbackHandler):
+        def on_chat_model_start(self, serialized, messages, **kwargs):
+            messages[0][-1].content = "Something else?"
+
     changed = chat.invoke(QUESTION, {"callbacks": [Redacts()]})
     assert changed.content == chat.invoke("Something else?").content != chat.invoke(QUESTION).content
 

@@ -3,48 +3,21 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
 
 import pytest
-from invariant_rag import InvariantModel
 from invariant_rag.prompts import mark_set, parse_marked
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableLambda
 
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
 from langchain_invariant_rag.documents import to_segment
 
-from .models import Departure, Named, Reader, StreamingReader, TextReader, call_text, ended, now, search
-from .shared import DOCUMENTS, ORDERS, QUESTION, WAYS, forwards, joined, said
+from .models import Departure, Reader, StreamingReader, TextReader, call_text, ended, now, search
+from .shared import DOCUMENTS, ORDERS, QUESTION, TEXTS, WAYS, Heard, collected, forwards, said
 
-
-class Heard(BaseCallbackHandler):
-    """What callbacks are told."""
-
-    def __init__(self):
-        self.begun, self.ended, self.text = 0, 0, ""
-
-    def on_chat_model_start(self, serialized, messages, **told):
-        self.begun += 1
-
-    def on_llm_start(self, serialized, prompts, **told):
-        self.begun += 1
-
-    def on_llm_new_token(self, token, *, chunk, **told):
-        self.text += chunk.text
-
-    def on_llm_end(self, response, **told):
-        self.ended += 1
-
-
-class Given(NamedTuple):
-    """What models are made of: two of their kind in memory, and the address of a third one."""
-
-    lm: InvariantModel
-    spoken: InvariantModel
-    url: str
+Given = namedtuple("Given", "lm spoken url")
+"""What models are made of: two of their kind in memory, and the address of a third one."""
 
 
 def chat(given, **options):
@@ -53,17 +26,30 @@ def chat(given, **options):
 
 def talks(given, text, **options):
     """Return a chat model that writes a text."""
-    return chat(given, model=given.spoken, max_tokens=160, **options).bind(**ended(given.spoken, text))
+    return chat(given, model=given.spoken, **{"max_tokens": 160, **options}).bind(**ended(given.spoken, text))
+
+
+def calls(given, **options):
+    return talks(given, "", **options).bound.bind_tools([search, now], tool_choice="any")
+
+
+def an_object(given):
+    call = call_text("Departure", {"vessel": "ferry", "hour": 12})
+    return talks(given, "").bound.bind_tools([search], response_format=Departure, **ended(given.spoken, call))
 
 
 def first_document(text):
     return re.findall(r"Document: (.*)", text)[0]
 
 
-CITED = f"{DOCUMENTS[1].page_content} {DOCUMENTS[0].page_content}"
-CALL = call_text("Departure", {"vessel": "ferry", "hour": 12})
+CITED = f"{TEXTS[1]} {TEXTS[0]}"
 THOUGHT = "It is early.\n</think>\n\nAt noon."
-Made = Callable[[Given], Any]
+SERVED = {
+    "chat": lambda **where: ChatInvariant(max_tokens=16, method="set-based", citations=True, **where),
+    "calls": lambda **where: ChatInvariant(max_tokens=96, **where).bind_tools([now, search], tool_choice="any"),
+    "an object": lambda **where: ChatInvariant(max_tokens=96, **where).bind_tools([], response_format=Departure),
+    "completion": lambda **where: InvariantLLM(max_tokens=8, **where),
+}
 OURS = {
     "chat": chat,
     "chat that streams": lambda given: chat(given, streaming=True),
@@ -71,21 +57,23 @@ OURS = {
     "log-probabilities": lambda given: chat(given, top_logprobs=2),
     "reasoning": lambda given: talks(given, THOUGHT, template_kwargs={"enable_thinking": True}),
     "citations": lambda given: talks(given, CITED, citations=True),
-    "calls": lambda given: talks(given, "").bound.bind_tools([search, now], tool_choice="any"),
-    "an object beside tools": lambda given: talks(given, "").bound.bind_tools(
-        [search], response_format=Departure, **ended(given.spoken, CALL)
-    ),
+    "calls": calls,
+    "calls that are cut off": lambda given: calls(given, max_tokens=40),
+    "calls that stream and are cut off": lambda given: calls(given, max_tokens=40, streaming=True),
+    "an object beside tools": an_object,
     "plain branch": lambda given: chat(given, model=given.lm.with_routing(2.0, plain_order="canonical")),
     "invariant branch": lambda given: chat(given, model=given.lm.with_routing(-2.0, plain_order="canonical")),
-    "chat of a server": lambda given: ChatInvariant(base_url=given.url, max_tokens=16).bind(logprobs=True),
-    "calls of a server": lambda given: ChatInvariant(base_url=given.url, max_tokens=96).bind_tools([now, search]),
     "completion": lambda given: InvariantLLM(model=given.lm, max_tokens=8),
-    "completion of a server": lambda given: InvariantLLM(base_url=given.url, max_tokens=8),
+    "log-probabilities of a server": lambda given: ChatInvariant(base_url=given.url, max_tokens=16, logprobs=True),
+    **{f"{name} of a server": lambda given, make=make: make(base_url=given.url) for name, make in SERVED.items()},
+    "canonical of one of ours": lambda given: canonical(chat(given)),
+    "canonical of calls": lambda given: canonical(calls(given)),
+    "canonical of calls that are cut off": lambda given: canonical(calls(given, max_tokens=40)),
+    "vote of one of ours": lambda given: vote(chat(given)),
 }
 WRAPPED = {
     "a chat model": Reader,
-    "a streaming one": StreamingReader,
-    "one that reports": Named,
+    "one that streams": StreamingReader,
     "one with tools": lambda: Reader().bind_tools([Departure]),
     "a completion model": TextReader,
     "a function": lambda: RunnableLambda(first_document),
@@ -96,43 +84,47 @@ OTHERS = {
     for name, make in WRAPPED.items()
 }
 MODELS = {**OURS, **OTHERS}
+STREAMS = ("chat that streams", "calls that stream and are cut off", "canonical of one that streams")
+"""Models that tell callbacks the text as it comes however they are asked."""
+ONE_BY_ONE = [(name, 1) for name in MODELS]
+AT_ONCE = [(name, None) for name in OTHERS if name not in STREAMS]  # ours would take turns in writing a given text
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_an_answer_is_the_same_in_every_way_of_asking_and_every_order(name, lm, spoken, base_url):
+@pytest.mark.parametrize(("name", "most"), [*ONE_BY_ONE, *AT_ONCE])
+def test_an_answer_is_the_same_in_every_way_of_asking_and_every_order(name, most, lm, spoken, base_url):
     model, found = MODELS[name](Given(lm, spoken, base_url)), {}
-    one_by_one = {"max_concurrency": 1} if name in OURS else {}  # of what a model writes, it has written a part
     for (way, ask), order in zip(WAYS.items(), ORDERS, strict=True):
         heard = Heard()
-        answer = ask(model, QUESTION, {"callbacks": [heard], **one_by_one}, documents=order)
+        answer = ask(model, QUESTION, {"callbacks": [heard], "max_concurrency": most}, documents=order)
         found[way] = said(answer)
         text = getattr(answer, "text", answer)
-        assert text or answer.tool_calls, way
+        assert text or answer.tool_calls or answer.invalid_tool_calls, way
         if not name.endswith((" of a completion model", " of a function")):  # which are called as what they are
-            calls = 2 if "batch" in way else 1
-            streams = "stream" in way or name == "chat that streams"
-            assert (heard.begun, heard.ended, heard.text) == (calls, calls, calls * text if streams else ""), way
+            count = 2 if "batch" in way else 1
+            streams = "stream" in way or name in STREAMS
+            assert (heard.begun, heard.ended, heard.text) == (count, count, count * text if streams else ""), way
     assert found == dict.fromkeys(WAYS, found["invoke"])
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_server_answers_as_a_model_in_memory(name, base_url):
+    far, local = SERVED[name](base_url=base_url), SERVED[name]()
+    assert said(far.invoke(QUESTION, documents=DOCUMENTS)) == said(local.invoke(QUESTION, documents=DOCUMENTS))
 
 
 # --- among other calls ----------------------------------------------------------------------------------------------
 
-LONG = 1500
 PROMPTS = [f"{QUESTION} {number * 'and '}" for number in range(6)]
 
 
 @pytest.mark.parametrize("micro_batching", [False, True])
 @pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])
-@pytest.mark.parametrize("streams", [False, True])
-def test_concurrent_calls_answer_as_they_do_alone_and_micro_batches_are_decoded_together(
-    lm, kind, streams, micro_batching
-):
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+def test_concurrent_calls_answer_as_they_do_alone_and_micro_batches_are_decoded_together(lm, kind, way, micro_batching):
     model = kind(model=lm, max_tokens=12, micro_batching=micro_batching)
 
     def ask(prompt):
-        return (
-            joined(model.stream(prompt, documents=DOCUMENTS)) if streams else model.invoke(prompt, documents=DOCUMENTS)
-        )
+        return WAYS[way](model, prompt, documents=DOCUMENTS)
 
     alone = list(map(ask, PROMPTS))
     pause = lm.model.register_forward_hook(lambda *_: time.sleep(0.005))  # for the others to get in line
@@ -157,14 +149,9 @@ def test_the_prompts_of_one_call_are_decoded_in_batches_of_a_size_and_are_the_sa
     assert asyncio.run(llm.abatch(prompts)) == alone
 
 
-async def read(stream):
-    async for _ in stream:
-        pass
-
-
 async def test_the_loop_goes_on_while_a_model_generates(lm):
     chat = ChatInvariant(model=lm, max_tokens=100)
-    for work in (chat.ainvoke(QUESTION), read(chat.astream(QUESTION))):
+    for work in (chat.ainvoke(QUESTION), collected(chat.astream(QUESTION))):
         task, ticks = asyncio.ensure_future(work), 0
         while not task.done():
             await asyncio.sleep(0.001)
@@ -175,7 +162,7 @@ async def test_the_loop_goes_on_while_a_model_generates(lm):
 
 @pytest.mark.parametrize("leaves", ["a call", "a stream", "a stream whose text is held back"])
 async def test_who_leaves_stops_the_model(lm, leaves):
-    chat = ChatInvariant(model=lm, max_tokens=LONG)
+    chat = ChatInvariant(model=lm, max_tokens=1500)
     whole = (await chat.ainvoke(QUESTION, max_tokens=300)).text
     with forwards(lm) as shapes:
         if leaves == "a stream":

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import inspect
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import permutations
 from typing import Any
 
 from invariant_rag import Segment
-from invariant_rag.errors import OrderWarning
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ToolCallBlock
@@ -140,58 +136,3 @@ class Recorder(MockFunctionCallingLLM):
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         return CompletionResponse(text=self._answer([ChatMessage(prompt)]).content or "")
-
-
-# --- answers ---
-
-
-def same(ask: Callable[[tuple[int, ...]], Any], orders: Iterable[tuple[int, ...]] = ORDERS) -> Any:
-    """Ask with the nodes in each order, and return the answer, which is one for all of them."""
-    first, *others = map(ask, orders)
-    assert all(other == first for other in others), [first, *others]
-    return first
-
-
-def text_of(response: Any) -> str:
-    return str(response.message.content if isinstance(response, ChatResponse) else response)
-
-
-def caught(ask: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, list[str]]:
-    """Return what a call returns, and its warnings about order."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        result = ask(*args, **options)
-    return result, [str(each.message) for each in found if issubclass(each.category, OrderWarning)]
-
-
-async def pieces_of(asked: Any) -> list[Any]:
-    """Return the pieces of a stream; else the response alone."""
-    found = await asked if inspect.isawaitable(asked) else asked
-    if inspect.isasyncgen(found):
-        return [each async for each in found]
-    return list(found) if inspect.isgenerator(found) else [found]
-
-
-async def consumed(asked: Any) -> tuple[str, Any]:
-    """Return the text of a response, and the response, or the last piece of a stream of an LLM, once all is read."""
-    is_async = inspect.isawaitable(asked)
-    response = await asked if is_async else asked
-    if "Streaming" in type(response).__name__:  # of an engine
-        return "".join(await pieces_of(response.async_response_gen() if is_async else response.response_gen)), response
-    if inspect.isasyncgen(response) or inspect.isgenerator(response):
-        pieces = await pieces_of(response)
-        return "".join(each.delta or "" for each in pieces), pieces[-1]
-    return text_of(response), response
-
-
-def read(asked: Any) -> tuple[str, Any]:
-    """Return what `consumed` does, where no event loop runs."""
-    return asyncio.run(consumed(asked))
-
-
-def report_of(response: Any) -> dict[str, Any]:
-    """What a response says was read; nothing if it says nothing, such as a text."""
-    for said in ((getattr(response, "metadata", None) or {}).get("invariant_rag"), getattr(response, "raw", None)):
-        if isinstance(said, dict) and "invariant" in said:
-            return said
-    return {}

@@ -8,26 +8,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from cases import QUERY, HashingLLM, ListRetriever, Recorder, engine_of, index_of, read, told_by_tool
-from llama_index.core import ChatPromptTemplate, PromptTemplate, Settings, SummaryIndex, get_response_synthesizer
+from answers import read
+from cases import QUERY, HashingLLM, ListRetriever, Recorder, engine_of, index_of, told_by_tool
+from llama_index.core import ChatPromptTemplate, PromptTemplate, Settings, get_response_synthesizer, query_engine
 from llama_index.core import evaluation as evaluators
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ReActAgent
 from llama_index.core.base.llms.types import CitableBlock, DocumentBlock, TextBlock, ToolCallBlock
 from llama_index.core.bridge.pydantic import BaseModel, Field
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
+from llama_index.core.indices import SummaryIndex
 from llama_index.core.indices.query.query_transform import HyDEQueryTransform, StepDecomposeQueryTransform
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.llms import ChatMessage, ChatResponse
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.postprocessor import LLMRerank, LongContextReorder, MetadataReplacementPostProcessor
 from llama_index.core.prompts import RichPromptTemplate
-from llama_index.core.query_engine import (
-    CitationQueryEngine,
-    MultiStepQueryEngine,
-    RouterQueryEngine,
-    SubQuestionQueryEngine,
-    TransformQueryEngine,
-)
+from llama_index.core.query_engine import CitationQueryEngine, RouterQueryEngine, SubQuestionQueryEngine
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.response_synthesizers import CompactAndRefine, Refine
 from llama_index.core.retrievers import QueryFusionRetriever
@@ -423,10 +419,10 @@ ENTRIES: dict[str, dict[str, Ask]] = {
         "`RouterQueryEngine` to two engines": routed,
         "`SubQuestionQueryEngine`": sub_questions,
         "`SubQuestionQueryEngine`, `use_async=False`": partial(sub_questions, use_async=False),
-        "`TransformQueryEngine` with HyDE": lambda c: TransformQueryEngine(
+        "`TransformQueryEngine` with HyDE": lambda c: query_engine.TransformQueryEngine(
             engine_of(c.nodes), HyDEQueryTransform(c.llm)
         ).query(c.question),
-        "`MultiStepQueryEngine`": lambda c: MultiStepQueryEngine(
+        "`MultiStepQueryEngine`": lambda c: query_engine.MultiStepQueryEngine(
             engine_of(c.nodes), StepDecomposeQueryTransform(llm=c.llm), index_summary="Boats.", num_steps=2
         ).query(c.question),
     },

@@ -12,7 +12,8 @@ from typing import Any
 
 import faiss
 import pytest
-from cases import QUERY, TEXTS, ListRetriever, caught, message_of, nodes_of, read
+from answers import caught, read
+from cases import QUERY, TEXTS, ListRetriever, message_of, nodes_of
 from invariant_rag import InvariantModel, Segment
 from invariant_rag.prompts import mark
 from invariant_rag.testing.ordinary_prompts import ORDINARY

@@ -9,13 +9,14 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, consumed, engine_of, nodes_of, read, same
+from answers import consumed, read, same
+from cases import EIGHT, ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, engine_of, nodes_of
 from invariant_rag import InvariantModel, Segment, SegmentSet
 from invariant_rag.errors import ContextOverflow, InvalidSegment
 from invariant_rag.judge import Judge
 from invariant_rag.orderings import Score
 from invariant_rag.prompts import mark, parse_marked, render_chat, without_marks
-from llama_index.core import Settings, get_response_synthesizer
+from llama_index.core import Settings, get_response_synthesizer, schema
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler, TokenCountingHandler
 from llama_index.core.evaluation import PairwiseComparisonEvaluator
@@ -27,17 +28,7 @@ from llama_index.core.llms import ChatMessage, MockLLM, TextBlock
 from llama_index.core.postprocessor.rankGPT_rerank import RankGPTRerank
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import (
-    ImageNode,
-    IndexNode,
-    MediaResource,
-    MetadataMode,
-    Node,
-    NodeRelationship,
-    NodeWithScore,
-    RelatedNodeInfo,
-    TextNode,
-)
+from llama_index.core.schema import ImageNode, IndexNode, MediaResource, MetadataMode, Node, NodeWithScore, TextNode
 from pydantic import BaseModel, Field
 
 from llama_index.chat_engine.invariant_rag import InvariantChatEngine
@@ -205,7 +196,7 @@ async def test_what_a_model_gets_of_a_node_is_one_segment_and_all_else_stays(kin
 @pytest.mark.parametrize("key", [None, "file"])
 def test_chunks_of_a_source_are_joined_in_every_order_and_overlaps_are_not_repeated(key: str | None) -> None:
     def chunk(start: int, text: str, score: float) -> NodeWithScore:
-        source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id="town")} if key is None else {}
+        source = {schema.NodeRelationship.SOURCE: schema.RelatedNodeInfo(node_id="town")} if key is None else {}
         made = TextNode(text=text, start_char_idx=start, relationships=source, metadata={key: "a.txt"} if key else {})
         return NodeWithScore(node=made, score=score)
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from cases import ORDERS, TEXTS, HashingLLM, caught, report_of
+from answers import caught, report_of
+from cases import ORDERS, TEXTS, HashingLLM
 from entries import ENTRIES, IDS, ONE_BY_ONE, WHOLE, Nodes, answer
 from invariant_rag import InvariantModel
 from llama_index.core.llms import LLM

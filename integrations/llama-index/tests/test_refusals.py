@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cases import EIGHT, QUERY, TEXTS, HashingLLM, ListRetriever, consumed, engine_of, nodes_of, read
+from answers import consumed, read
+from cases import EIGHT, QUERY, TEXTS, HashingLLM, ListRetriever, engine_of, nodes_of
 from invariant_rag import InvariantModel, KeyValueCache, errors
 from llama_index.core import PromptTemplate, get_response_synthesizer
 from llama_index.core.base.llms import types

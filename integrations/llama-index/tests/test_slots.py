@@ -11,7 +11,8 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, Recorder, caught, engine_of, nodes_of, report_of
+from answers import caught, report_of
+from cases import ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, Recorder, engine_of, nodes_of
 from entries import JINJA, JOINED, Case, citation, contents, in_one_span, listing, predicting, told
 from invariant_rag import InvariantModel
 from invariant_rag.errors import OrderWarning

@@ -8,7 +8,8 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, ListRetriever, engine_of, message_of, nodes_of, same, told_by_tool
+from answers import pieces_of, same
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, engine_of, message_of, nodes_of, told_by_tool
 from invariant_rag import InvariantModel, Segment
 from invariant_rag.generation.answering import Answering
 from llama_index.core.base.llms.types import ChatResponse, CitationBlock, TextBlock, ThinkingBlock, ToolCallBlock
@@ -65,12 +66,8 @@ def calls_of(llm: InvariantLLM, response: ChatResponse) -> list[tuple[str, dict[
 
 async def every_way(llm: InvariantLLM, suffix: str, *args: Any, options: Callable[[], Any]) -> list[list[ChatResponse]]:
     """Ask the four methods of a chat; each answer is a list of responses, of which the last one is whole."""
-    return [
-        [getattr(llm, f"chat{suffix}")(*args, **options())],
-        [await getattr(llm, f"achat{suffix}")(*args, **options())],
-        list(getattr(llm, f"stream_chat{suffix}")(*args, **options())),
-        [each async for each in await getattr(llm, f"astream_chat{suffix}")(*args, **options())],
-    ]
+    ways = ("chat", "stream_chat", "achat", "astream_chat")
+    return [await pieces_of(getattr(llm, f"{way}{suffix}")(*args, **options())) for way in ways]
 
 
 # --- calls ---
@@ -91,7 +88,7 @@ async def test_a_call_that_the_model_begins_is_one_in_every_way_and_grows_in_a_s
     options = lambda: {"stop": ["ferry"], "logits_processor": [Writing(caller.lm, CALL)]}  # noqa: E731
     answers = await every_way(caller, "_with_tools", TOOLS, QUERY, options=options)
     assert len({each[-1].message.model_dump_json() + repr(each[-1].raw) for each in answers}) == 1
-    *growing, whole = answers[2]
+    _, (*growing, whole), *_ = answers
     assert calls_of(caller, whole) == [("search", SEARCHED)], "a stop string ends text, and no call"
     queries = {arguments.get("query") for each in growing for _, arguments in calls_of(caller, each)}
     assert {"f", "fe", "ferr", "ferry"} <= queries
@@ -225,6 +222,8 @@ def test_log_probabilities_are_those_of_the_tokens_and_of_the_likeliest_others(c
         assert "".join(token.token for token in tokens) == response.message.content
         assert [token.logprob for token in tokens] == expected
     assert caller.chat(ASKED, max_tokens=12).logprobs is None
+    stopped = caller.chat(ASKED, stop=["at"], logprobs=True, **written(caller.lm, "It leaves at noon."))
+    assert "".join(token.token for (token,) in stopped.logprobs or ()) == "It leaves "
     for sampling, most in (({}, 3), ({"temperature": 2.0, "seed": 1}, 4)):
         places = caller.complete(QUERY, top_logprobs=3, max_tokens=20, **sampling).logprobs or []
         assert max(map(len, places)) == most, "a greedy token is among the likeliest; one that was drawn may be none"

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, ListRetriever, Recorder, caught, engine_of, message_of, nodes_of, report_of
+from answers import caught, report_of
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, Recorder, engine_of, message_of, nodes_of
 from entries import ONE_BY_ONE, WHOLE, Ask, Case, agent, answer, built, citation, ours, query
 from invariant_rag import InvariantModel, SegmentSet
 from invariant_rag.prompts import render_chat
