@@ -15,12 +15,7 @@ from invariant_rag.prompts.tools import call_id
 class AnswerParser:
     """Parses answers by the markers that their chat template writes. No part of a marker is given as text.
 
-    Args:
-        written: The format of calls.
-        tools: Names of the tools. What looks like a call of another name is text.
-        reasoning: Markers around reasoning. None: there is none.
-        reasoning_open: Whether the prompt opened the reasoning.
-        prompt: What tells the prompt from others, for ids of calls.
+    What looks like a call, but names none of the tools, is text. Ids of calls follow from the text `prompt`, too.
     """
 
     def __init__(
@@ -29,7 +24,7 @@ class AnswerParser:
         tools: Collection[str],
         reasoning: ReasoningFormat | None = None,
         *,
-        reasoning_open: bool = False,
+        reasoning_open: bool = False,  # by the prompt
         prompt: str = "",
     ) -> None:
         self._format, self._tools, self._prompt = written, frozenset(tools), prompt

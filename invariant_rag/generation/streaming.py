@@ -86,11 +86,8 @@ class StopOnEvent(StoppingCriteria):
 class TextStream(Iterator[str]):
     """Pieces of the text of a generation in a background thread. Closing or deleting it stops the generation.
 
-    Args:
-        generate: Generates with the streamer, until the event is set.
-        streamer: Receives the tokens.
-        closed: Set when the stream is closed.
-        check: Called before the thread starts; raises if this one must not wait for another.
+    `generate` writes to the streamer until it ends or the event `closed` is set; `check` raises before its thread
+    begins if this one must not wait for another.
     """
 
     def __init__(

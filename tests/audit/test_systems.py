@@ -90,12 +90,12 @@ def test_a_model_of_ours_is_tried_with_methods(plain: InvariantModel) -> None:
     assert [each.fixes for each in found.comparisons] == [True] * 3
     invariant = audit(plain.with_method("rotor"), records(4, size=3), remedies=(), generation={"max_new_tokens": 3})
     assert not [each for each in invariant.asked if len({answer.text for answer in each.answers[3:]}) > 1]
+    assert all(text in as_system(plain).sent(ASKED, ASKED.segments) for text in ("It was Ann.", "Who?"))
 
 
 def test_a_rag_is_audited_with_what_its_retriever_finds_and_answers_end_before_a_stop(plain: InvariantModel) -> None:
     rag = RAG(plain, BM25Retriever([Segment(text) for text in ("a mill", "a ferry", "a bridge")]), k=2)
     found = audit(rag, [{"question": "ferry", "answer": "ferry"}], generation={"max_new_tokens": 2})
     assert [len(each.question.segments) for each in found.asked] == [2]
-    whole = said(plain, generation={"max_new_tokens": 6})
-    stop = whole[2:4]
+    stop = (whole := said(plain, generation={"max_new_tokens": 6}))[2:4]
     assert said(plain, generation={"max_new_tokens": 6, "stop_strings": stop}) == whole[: whole.index(stop)]
