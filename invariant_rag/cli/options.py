@@ -15,12 +15,7 @@ from invariant_rag.methods import METHODS, check_method_and_ordering
 from invariant_rag.models import devices
 from invariant_rag.orderings import ORDERINGS, CrossEncoder, Embedding, resolve_ordering
 
-_OFFERED: Mapping[str, Iterable[str]] = {
-    "method": METHODS,
-    "methods": METHODS,
-    "ordering": ORDERINGS,
-    "orderings": ORDERINGS,
-}
+_OFFERED: Mapping[str, Any] = {"method": METHODS, "methods": METHODS, "ordering": ORDERINGS, "orderings": ORDERINGS}
 
 
 def option_of(name: str, about: str, **more: Any) -> Any:
@@ -62,7 +57,6 @@ TopK = Annotated[int, typer.Option("--k", min=1, help="Segments to retrieve.")]
 _AGAIN = "Ask again in N random document orders, and compare the answers."
 CheckOrder = Annotated[int, typer.Option(min=0, max=MOST_CALLS, metavar="N", help=_AGAIN)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-
 _REPEATABLE = (frozenset[str], tuple[str, ...] | None, Mapping[str, str])  # whose options may be given several times
 
 

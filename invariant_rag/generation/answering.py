@@ -190,7 +190,7 @@ class Answering:
         return Reply(
             answers=tuple(answers),
             usage=Usage(first.usage.prompt_tokens, written, first.usage.cached_tokens),
-            ledger={**ledger(first, self.prompt, recognized=request.recognized), **first.details},
+            read_ledger=partial(ledger, first, self.prompt, recognized=request.recognized),
             model=self.lm.name,
         )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -159,8 +160,13 @@ class Reply:
 
     answers: tuple[Answer, ...]
     usage: Usage  # tokens of the prompt, once, and of all answers
-    ledger: Mapping[str, Any]  # see `generation.outputs.ledger`; and which branch a router took
+    read_ledger: Callable[[], dict[str, Any]] = field(repr=False, compare=False)
     model: str = ""  # its name
+
+    @property
+    def ledger(self) -> dict[str, Any]:
+        """What was read; see `generation.outputs.ledger`."""
+        return self.read_ledger()
 
     @property
     def first(self) -> Answer:
@@ -281,4 +287,4 @@ def _reply(
     if not request.recognized:
         ledger["invariant"] = False
     tokens = Usage(usage["prompt_tokens"], usage["completion_tokens"], cached)
-    return Reply(tuple(found), tokens, {**ledger, "cached_tokens": cached}, body["model"])
+    return Reply(tuple(found), tokens, partial(dict, ledger, cached_tokens=cached), body["model"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import filterfalse
+from operator import attrgetter
 from threading import Event, Lock
 from time import monotonic
 from typing import Any
@@ -114,7 +116,7 @@ class MicroBatcher:
         return MicroBatcher, ()
 
     def __init__(self) -> None:
-        self._waiting: list[_Request] = []
+        self.waiting: list[_Request] = []
         self._waiting_lock = Lock()
         self._generate_lock = Lock()
 
@@ -185,7 +187,7 @@ class MicroBatcher:
         """Let requests wait, together."""
         check_number("batch_size", batch_size, 1, MOST_CALLS)
         with self._waiting_lock:
-            self._waiting += [each for each in requests if not each.lm.batches_calls]
+            self.waiting += filterfalse(attrgetter("lm.batches_calls"), requests)
         return requests
 
     def _results(self, requests: Sequence[_Request], batch_size: int) -> list[Generation]:
@@ -193,26 +195,25 @@ class MicroBatcher:
         if requests and requests[0].lm.batches_calls:
             with ThreadPoolExecutor(len(requests)) as pool:
                 return list((pool.map if len(requests) > 1 else map)(_Request.run_alone, requests))
+        generations = list[Generation]()
         for each in requests:
             while not each.result.done():
                 if not self._generate_lock.acquire(timeout=_POLL_SECONDS):  # it may have run between others
                     continue
                 try:
                     if not each.result.done():
-                        _run_batch(self._pop_batch(each, batch_size), partial(self._run_between, batch_size))
+                        _run_batch(self._pop_batch(each, batch_size), self, batch_size)
                 finally:
                     self._generate_lock.release()
-        generations = [each.result.result() for each in requests]
-        if any(each.abandoned for each in requests):
+            generations.append(each.result.result())
+        if any(map(attrgetter("abandoned"), requests)):
             raise CancelledError
         return generations
 
-    def _run_between(self, batch_size: int, running: _Request) -> bool:
+    def run_between(self, running: _Request, batch_size: int) -> bool:
         """Generate between two passes of a batch, in its thread, for those that need not wait; say if any did."""
-        if not self._waiting:
-            return False
         with self._waiting_lock:
-            waiting = [each for each in self._waiting if not each.abandoned and each.goes_before(running)]
+            waiting = [each for each in self.waiting if not each.abandoned and each.goes_before(running)]
         if not waiting:
             return False
         with torch.random.fork_rng():  # the batch may draw from the global state, too
@@ -223,7 +224,7 @@ class MicroBatcher:
         """Remove a request and others that can be batched with it from the queue, and all that were abandoned."""
         batch, kept = [] if request.abandoned else [request], []
         with self._waiting_lock:
-            for each in self._waiting:
+            for each in self.waiting:
                 if each in batch:
                     continue
                 if each.abandoned:
@@ -232,16 +233,19 @@ class MicroBatcher:
                     batch.append(each)
                 else:
                     kept.append(each)
-            self._waiting = kept
+            self.waiting = kept
         return batch
 
 
-def _run_batch(batch: Sequence[_Request], run_between: Callable[[_Request], bool] | None = None) -> None:
-    """Generate for a batch and set the results; if the batch fails, generate for each request separately."""
+def _run_batch(batch: Sequence[_Request], batcher: MicroBatcher | None = None, batch_size: int = 1) -> None:
+    """Generate for a batch and set the results; if the batch fails, generate for each request separately.
+
+    With a batcher, those that wait there and need not do so are generated for before it, and between its passes.
+    """
     if not batch:
         return
-    first, streamers = batch[0], [each.streamer for each in batch]
-    turn = _Turn(batch, run_between)
+    first, streamers = batch[0], list(map(attrgetter("streamer"), batch))
+    turn = _Turn(batch, batcher, batch_size)
     options = {**first.options, "stopping_criteria": [*(first.options.get("stopping_criteria") or ()), turn]}
     if any(streamers):
         options["streamers"] = streamers
@@ -250,18 +254,18 @@ def _run_batch(batch: Sequence[_Request], run_between: Callable[[_Request], bool
     token = after_prefill.set(turn.run_others)
     try:
         turn.run_others()
-        generations = first.lm.generate([each.prompt for each in batch], **options)
+        generations = first.lm.generate(list(map(attrgetter("prompt"), batch)), **options)
     except BaseException as error:  # noqa: BLE001 - raised again by the waiting threads
         if len(batch) == 1 or not isinstance(error, Exception) or any(each and each.began for each in streamers):
             for each in batch:
                 each.result.set_exception(error)
             return
         for each in batch:  # only the requests that cause the error fail
-            _run_batch([each], run_between)
+            _run_batch([each], batcher, batch_size)
         return
     finally:
         after_prefill.reset(token)
-    exact = first.lm.deterministic or all(each.prompt is first.prompt for each in batch)
+    exact = first.lm.deterministic or len(batch) == 1 or all(each.prompt is first.prompt for each in batch)
     for request, generation in zip(batch, generations, strict=True):
         request.result.set_result(generation if exact else replace(generation, bitwise=False))
 
@@ -269,17 +273,19 @@ def _run_batch(batch: Sequence[_Request], run_between: Callable[[_Request], bool
 class _Turn(StopOnEvent):
     """Ends rows that were abandoned, and lets others generate between two forward passes."""
 
-    def __init__(self, batch: Sequence[_Request], run_between: Callable[[_Request], bool] | None) -> None:
-        self._batch, self._run_between, self._ours_until = batch, run_between, 0.0
+    def __init__(self, batch: Sequence[_Request], batcher: MicroBatcher | None, batch_size: int) -> None:
+        self._batch, self._batcher, self._batch_size, self._ours_until = batch, batcher, batch_size, 0.0
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """Return whether each row stops `[B]`; beams all stop together."""
         self.run_others()
-        stops = torch.tensor([each.abandoned for each in self._batch], device=input_ids.device)
+        stops = torch.tensor(list(map(attrgetter("abandoned"), self._batch)), device=input_ids.device)
         return stops if len(stops) == len(input_ids) else stops.all().expand(len(input_ids))
 
     def run_others(self) -> None:
         """Generate for others who need not wait, unless they had the model for longer than the batch since."""
-        start = monotonic()
-        if start >= self._ours_until and self._run_between is not None and self._run_between(self._batch[0]):
+        start, batcher = monotonic(), self._batcher
+        if batcher is None or not batcher.waiting or start < self._ours_until:
+            return
+        if batcher.run_between(self._batch[0], self._batch_size):
             self._ours_until = 2 * monotonic() - start  # nobody else for as long as that took, so neither side starves

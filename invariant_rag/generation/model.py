@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from operator import attrgetter
 from pathlib import Path
 from threading import Event
@@ -296,7 +297,7 @@ class InvariantModel:
             one_by_one = one_by_one or not samples_rows(kwargs, self.model)
             if not one_by_one:
                 kwargs, seed = sample_rows(kwargs, seed, self.model), None
-        prepared = [self.prepare_to_generate(each, max_new_tokens) for each in prompts]
+        prepared = list(map(self.prepare_to_generate, prompts, repeat(max_new_tokens)))
         seeds = list(seed) if isinstance(seed, list | tuple) else [seed] * max(len(prepared), 1)
         batches = [[each] for each in prepared] if one_by_one and prepared else [prepared]
         generations: list[Generation] = []

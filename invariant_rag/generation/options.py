@@ -105,7 +105,8 @@ def generation_options(
     are those of `InvariantModel.generate`, and TokenizerRequired for stop strings without a tokenizer.
     """
     given = _chosen(kwargs)
-    called = {**_chosen(given.get("generation_config")), **given}
+    config = given.get("generation_config")
+    called = given if config is None else {**_chosen(config), **given}
     known = {**_chosen(model.generation_config), **called}
     _refuse(given, called, known, stock_decoding)
     options = {name: value for name, value in given.items() if name not in _OWN_PREFILL}

@@ -85,7 +85,7 @@ def ledger(generation: Generation, prompt: Prompt, *, recognized: bool = True) -
     Returns:
         `sets`: sizes of the sets; `order`: content hashes of all segments in physical order, farthest from the suffix
         first; `dropped` and `trimmed`: of those that did not fit; `cached_tokens`: tokens of the prompt that came from
-        a cache; `method` and `invariant`, as in `Generation`; `bitwise`: only there where it is False.
+        a cache; `method` and `invariant`, as in `Generation`; `bitwise`: only there where it is False; and `details`.
     """
     name_of = [each.content_hash for each in prompt.segments].__getitem__
     return {
@@ -97,4 +97,5 @@ def ledger(generation: Generation, prompt: Prompt, *, recognized: bool = True) -
         "method": generation.method,
         "invariant": generation.invariant if recognized else False,
         **({} if generation.bitwise else {"bitwise": False}),
+        **generation.details,
     }

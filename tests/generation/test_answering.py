@@ -54,7 +54,7 @@ def test_a_streamed_reply_is_the_whole_one(name, batcher):
     lm, request = lm_of("hermes"), REQUESTS[name]
     whole = Answering(lm, request).reply(batcher)
     deltas, streamed = split(Answering(lm, request).stream(batcher))
-    assert without_generations(streamed) == without_generations(whole)
+    assert (without_generations(streamed), streamed.ledger) == (without_generations(whole), whole.ledger)
     assert len(whole.answers) == request.n
     for index, answer in enumerate(whole.answers):
         joined = Answer.join(delta for delta in deltas if delta.index == index)
@@ -136,7 +136,7 @@ def test_a_stop_string_in_the_opening_of_a_call_that_ran_out_of_tokens_leaves_le
         request = AnswerRequest(messages=QUESTION, tools=TOOLS, stop=stop, max_new_tokens=limit, options=options)
         pieces, streamed = split(Answering(lm, request).stream())
         cut = Answering(lm, replace(request, options={"logits_processor": [Writing(lm, opening)]})).reply()
-        assert without_generations(streamed) == without_generations(cut)
+        assert (without_generations(streamed), streamed.ledger) == (without_generations(cut), cut.ledger)
         assert (cut.first.content, cut.first.finish_reason, cut.first.tool_calls) == (before.strip(), "length", ())
         assert cut.first.cut_call == Answer.join(pieces).cut_call != None  # noqa: E711
 

@@ -48,7 +48,7 @@ def halted(batcher):
     """Hold the turn, and let the block wait until so many requests are in the queue."""
 
     def until(count):
-        while len(batcher._waiting) < count:
+        while len(batcher.waiting) < count:
             time.sleep(0.001)
 
     with batcher._generate_lock:
@@ -332,7 +332,7 @@ def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(backend, llama, 
         if len(passes) == 2:
             mine = {**OPTIONS, "stopping_criteria": [Noting()]}
             others.append(pool.submit(batcher.generate, lms[1], PROMPTS[0], mine))
-            while not batcher._waiting:
+            while not batcher.waiting:
                 time.sleep(0.001)
         return forward(*given, **options)
 

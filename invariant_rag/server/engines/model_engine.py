@@ -286,7 +286,7 @@ def _validate(answer: Answer, call: Call, abandoned: Event) -> None:
 
 
 def _engine_reply(call: Call, prompt: Prompt, reply: Reply, ordering: str) -> EngineReply:
-    generation = reply.first.generation
+    generation = reply.answers[0].generation
     if generation is None:
         raise CancelledError
     choices = []
