@@ -1,7 +1,5 @@
 """The browser of this machine, for tests of pages."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

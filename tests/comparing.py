@@ -1,7 +1,5 @@
 """What many tests compare: results within what rounding may cost, orders of a prompt, and what other threads get."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack, contextmanager
 from itertools import permutations
 from threading import Thread, get_ident

@@ -1,7 +1,5 @@
 """One thread, unless told: the models are tiny, and threads that wait for each other only make them slow."""
 
-from __future__ import annotations
-
 import json
 import os
 from functools import cache

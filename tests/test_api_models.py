@@ -1,7 +1,5 @@
 """Orders for models behind an API: a function of the contents, and votes that are counted the same way every time."""
 
-from __future__ import annotations
-
 import math
 import time
 from contextvars import ContextVar
@@ -155,6 +153,9 @@ def test_labels_of_a_declared_set_stay_in_place_and_lead_to_the_documents(votes)
             assert all(f"[{label}] {order[index].text}\n" in request.text for label, index in request.labels.items())
     (written_texts,) = texts_of_votes
     assert len({*written_texts}) == votes
+    lettered = SegmentSet([C], slots=[Slot("[a] ", number="a")]), SegmentSet([B, A], slots=slots[:2])
+    (request, *_) = PlainRequests().of_text([lettered[0], "and", lettered[1]])
+    assert request.labels == {"a": 0, "1": 1, "2": 2}, "indices among the segments of all sets"
 
 
 def test_answers_stand_in_the_order_of_the_calls_which_have_this_context():

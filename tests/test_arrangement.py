@@ -1,7 +1,5 @@
 """Rows and runs against lists of (key, position in the row) written down from the definition of each method."""
 
-from __future__ import annotations
-
 from itertools import count, pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """README and documentation are true: their code runs, their links lead somewhere, their tables and figures are ours."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

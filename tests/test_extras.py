@@ -1,7 +1,5 @@
 """Optional means optional: without the extras everything else works, and what needs one names it, before the work."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

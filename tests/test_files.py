@@ -1,13 +1,10 @@
 """Files of lines that are continued: one writer, whole lines, and nothing lost when the disk is full."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -32,15 +29,15 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "answers.jsonl"
 
 
-def lines(path: Path) -> LineFile[object]:
+def lines(path):
     return LineFile(path, lambda line, _: line, InvalidQuestion)
 
 
-def test_a_second_process_is_refused_and_a_writer_that_was_killed_holds_no_lock(path: Path) -> None:
+def test_a_second_process_is_refused_and_a_writer_that_was_killed_holds_no_lock(path):
     child = [sys.executable, "-c", CHILD, str(path.parent)]
     with lines(path) as file:
         file.append([ANSWER])
@@ -52,7 +49,7 @@ def test_a_second_process_is_refused_and_a_writer_that_was_killed_holds_no_lock(
         assert file.lines == [ANSWER]
 
 
-def test_a_full_disk_and_a_torn_line_lose_nothing_and_tear_no_line(path: Path) -> None:
+def test_a_full_disk_and_a_torn_line_lose_nothing_and_tear_no_line(path):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with lines(path) as file:
         file.append([ODD])
@@ -71,14 +68,14 @@ def test_a_full_disk_and_a_torn_line_lose_nothing_and_tear_no_line(path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_what_is_no_file_is_refused_and_not_waited_for(kind: str, path: Path) -> None:
+def test_what_is_no_file_is_refused_and_not_waited_for(kind, path):
     path.mkdir() if kind == "folder" else os.mkfifo(path)
     with pytest.raises(UnusableFile, match=f"expected a file, got a (named )?{kind}"):
         lines(path)
 
 
 @pytest.mark.parametrize("name", ANSWER)
-def test_an_answer_with_a_value_of_another_type_is_refused(name: str, path: Path) -> None:
+def test_an_answer_with_a_value_of_another_type_is_refused(name, path):
     allowed = {"tokens": [None, 5], "seconds": [5, 0.5], "errors": [[]]}.get(name, ["x", "\ud800"])
     absent = {key: each for key, each in ANSWER.items() if key != name}
     odd = [None, 5, 0.5, True, "x", [], {}, [1], {"a": "b"}, "\ud800"]

@@ -50,23 +50,23 @@ from invariant_rag.routing import RoutingRecord, candidate_confidence, route, te
 class Faulty:
     """Has no truth value, as arrays have none."""
 
-    def __bool__(self) -> bool:
+    def __bool__(self):
         raise RuntimeError
 
 
-def answer(question: str, segments: Any) -> str:
+def answer(question, segments):
     return "a"
 
 
-def parts_of(segment: Segment) -> Any:
+def parts_of(segment):
     return hash(segment), repr(segment), segment.content_hash, segment == Segment("a")
 
 
-def args(**given: Any) -> dict[str, Any]:
+def args(**given):
     return given
 
 
-def nested() -> list[Any]:
+def nested():
     found: list[Any] = []
     for _ in range(100_000):
         found = [found]
@@ -85,7 +85,7 @@ TOOL = Tool("f", "d")
 
 
 @pytest.fixture(scope="module")
-def table(model: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> Table:
+def table(model, tmp_path_factory):
     """Callables, and arguments that they take."""
     folder = tmp_path_factory.mktemp("odd")
     (folder / "a.md").write_text("# A\n\nOne.\n")
@@ -96,27 +96,27 @@ def table(model: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> Ta
     question = {"question": "q", "segments": ["a", "b"], "answers": ["a"]}
     small: dict[str, Any] = {"remedies": []}
 
-    def message(role: Any, content: Any, name: Any, tool_call_id: Any, tool_calls: Any, custom: Any) -> Prompt:
+    def message(role, content, name, tool_call_id, tool_calls, custom):
         fields = {"name": name, "tool_call_id": tool_call_id, "custom": custom}
         called = {"role": "assistant", "content": "", "tool_calls": tool_calls}
         return model.chat_prompt(messages=[called, {"role": role, "content": content, **fields}])
 
-    def generate(**options: Any) -> Any:
+    def generate(**options):
         return model.generate(prompt, max_new_tokens=1, **options)
 
-    def sampled(**options: Any) -> Any:
+    def sampled(**options):
         return model.generate(prompt, max_new_tokens=1, do_sample=True, **options)
 
-    def with_method(method: Any, **choices: Any) -> Any:
+    def with_method(method, **choices):
         return model.with_method(method, **choices).generate(prompt, max_new_tokens=1)
 
-    def ensemble(kind: Any) -> Callable[..., Any]:
+    def ensemble(kind):
         return lambda **given: kind(**{"lm": model, **given}).score(prompt, ["a"])
 
-    def scaling(**given: Any) -> Any:
+    def scaling(**given):
         return with_method("sequential", intervention=HiddenScaling(**given))
 
-    def ms_poe(**given: Any) -> Any:
+    def ms_poe(**given):
         return with_method("sequential", intervention=MsPoE(first_layer=1, **given))
 
     # fmt: off
@@ -232,9 +232,7 @@ def table(model: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> Ta
     return found
 
 
-def test_no_argument_of_a_public_callable_ends_in_a_raw_traceback(
-    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_argument_of_a_public_callable_ends_in_a_raw_traceback(table, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some values are names of files
     tried, raw = 0, []
     for name, (call, valid) in table.items():
@@ -258,7 +256,7 @@ CIRCLE["again"] = CIRCLE
 
 
 @pytest.mark.parametrize("value", [b"x", {1, 2}, object(), [{"deep": b"x"}], {b"x": 1}, CIRCLE])
-def test_what_no_json_can_say_is_no_argument_of_a_tool(model: InvariantModel, value: Any) -> None:
+def test_what_no_json_can_say_is_no_argument_of_a_tool(model, value):
     function = {"name": "now", "arguments": {"fine": 1, "wrong": value}}
     called = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]}
     tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "wrong": value}}}
@@ -272,16 +270,16 @@ def test_what_no_json_can_say_is_no_argument_of_a_tool(model: InvariantModel, va
         chat_messages([called])
 
 
-def test_a_refusal_names_the_argument_and_what_was_expected(model: InvariantModel) -> None:
+def test_a_refusal_names_the_argument_and_what_was_expected(model):
     refusals: dict[str, Callable[[], object]] = {
-        "count: expected at least 1, got": lambda: PermutationAverage(model, count="3"),  # type: ignore[arg-type]
+        "count: expected at least 1, got": lambda: PermutationAverage(model, count="3"),
         "alpha: expected a finite number": lambda: model.with_routing(float("nan")),
-        "expected a list of tools, got 3": lambda: model.chat_prompt("q", ["a"], tools=3),  # type: ignore[arg-type]
-        "expected a list of Mapping": lambda: model.chat_prompt(messages="hello"),  # type: ignore[arg-type]
+        "expected a list of tools, got 3": lambda: model.chat_prompt("q", ["a"], tools=3),
+        "expected a list of Mapping": lambda: model.chat_prompt(messages="hello"),
         "expected at least one message": lambda: model.chat_prompt(messages=[]),
         "tool_calls: expected a list": lambda: model.chat_prompt(messages=[{"role": "assistant", "tool_calls": 3}]),
         "token ids below the size of a vocabulary": lambda: Prompt("a", ["b"], [10**30]),
-        "content_free: expected at least one text": lambda: ContextualCalibration(model, content_free=3),  # type: ignore[arg-type]
+        "content_free: expected at least one text": lambda: ContextualCalibration(model, content_free=3),
         "device: expected a device": lambda: KeyValueCache(device="nowhere"),
     }
     for message, refused in refusals.items():

@@ -1,7 +1,5 @@
 """What importing the package costs, what its distribution carries, and what never changes."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """The files around the code: the map, the workflow, the citation, the forms and the bounds of the dependencies."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Selective Routing: the published rule, its tuning, and a routed model wherever a model is expected."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

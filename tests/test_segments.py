@@ -1,7 +1,5 @@
 """Segments, sets and prompts as values: equality, order, identity across processes, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -7,17 +7,14 @@ import importlib.util
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from invariant_rag import InvariantModel
-from invariant_rag.audit.calls import Progress
 from invariant_rag.testing import tiny_model, toy_tokenizer
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag_benchmarks import BENCHMARKS, Case, Selection
 from invariant_rag_benchmarks.data import DataSource
@@ -100,7 +97,7 @@ SMALL: dict[str, dict[str, Any]] = {
 """Settings that fit the small files."""
 
 
-def imported(path: Path) -> Any:
+def imported(path):
     """A script as a module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -108,87 +105,84 @@ def imported(path: Path) -> Any:
     return module
 
 
-def calling(step: Callable[[], object]) -> Progress:
+def calling(step):
     """A progress display that calls a function after every step."""
 
     @contextmanager
-    def progress(label: str, total: int | None = None, completed: int = 0) -> Iterator[Callable[[], object]]:
+    def progress(label, total=None, completed=0):
         yield step
 
     return progress
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
+def _one_thread():
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 @pytest.fixture(scope="session")
-def chat_llama() -> PreTrainedModel:
+def chat_llama():
     """A tiny random Llama with room for the toy tokenizer's vocabulary and long prompts."""
     return tiny_model("llama", num_hidden_layers=2, vocab_size=261, max_position_embeddings=4096, eos_token_id=None)
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     """One token per byte."""
     return toy_tokenizer()
 
 
+FILES = {
+    "nq-open-10_total_documents_gold_at_0.jsonl.gz": TEN,
+    "nq-open-oracle.jsonl.gz": ORACLE,
+    "printed.jsonl": PRINTED,
+    "kv-retrieval-6_keys.jsonl.gz": KEY_VALUE,
+    "mmlu_validation.json": MMLU,
+    "mintaka_noshuffle_top30.json": MINTAKA,
+    "r_gsm.jsonl": R_GSM,
+    "rewards.jsonl": REWARD,
+    **{f"{name}.json": LLMBAR for name in ("Natural", "Neighbor", "GPTInst", "GPTOut", "Manual")},
+    "data.zip": {"2wikimqa_e.jsonl": TWO_WIKI},
+    "longbench.zip": {f"{name}.jsonl": records for name, records in LONGBENCH.items()},
+    "loogle.zip": {"shortdep_qa.jsonl": ["none of ours"], "longdep_qa.jsonl": TIMELINE},
+    "xquad.en.json": XQUAD,
+}
+"""Records by the names that the loaders ask for; of an archive, by member."""
+
+
 @pytest.fixture(scope="session")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a file of every benchmark, under the names that the loaders ask for."""
+def files(tmp_path_factory):
+    """A folder with a file of every benchmark."""
     folder = tmp_path_factory.mktemp("data")
 
-    def written(records: list[Any]) -> bytes:
+    def lines(records):
         return "".join(json.dumps(record) + "\n" for record in records).encode()
 
-    def lines(name: str, records: list[Any]) -> None:
-        (folder / name).write_bytes(gzip.compress(written(records)) if name.endswith(".gz") else written(records))
-
-    def document(name: str, content: Any) -> None:
-        (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
-
-    def archive(name: str, members: dict[str, list[Any]]) -> None:
-        with zipfile.ZipFile(folder / name, "w") as opened:
-            for member, records in members.items():
-                opened.writestr(f"data/{member}", written(records))
-
-    lines("nq-open-10_total_documents_gold_at_0.jsonl.gz", TEN)
-    lines("nq-open-oracle.jsonl.gz", ORACLE)
-    lines("printed.jsonl", PRINTED)
-    lines("kv-retrieval-6_keys.jsonl.gz", KEY_VALUE)
-    document("mmlu_validation.json", MMLU)
-    document("mintaka_noshuffle_top30.json", MINTAKA)
-    lines("r_gsm.jsonl", R_GSM)
-    lines("rewards.jsonl", REWARD)
-    for name in ("Natural", "Neighbor", "GPTInst", "GPTOut", "Manual"):
-        document(f"{name}.json", LLMBAR)
-
-    archive("data.zip", {"2wikimqa_e.jsonl": TWO_WIKI})
-    archive("longbench.zip", {f"{name}.jsonl": records for name, records in LONGBENCH.items()})
-    archive("loogle.zip", {"shortdep_qa.jsonl": ["none of ours"], "longdep_qa.jsonl": TIMELINE})
-    document("xquad.en.json", XQUAD)
+    for name, content in FILES.items():
+        if name.endswith(".zip"):
+            with zipfile.ZipFile(folder / name, "w") as opened:
+                for member, records in content.items():
+                    opened.writestr(f"data/{member}", lines(records))
+        elif name.endswith(".json"):
+            (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        else:
+            (folder / name).write_bytes(gzip.compress(lines(content)) if name.endswith(".gz") else lines(content))
     return folder
 
 
 @pytest.fixture(scope="session")
-def data_of(files: Path) -> Callable[[str], Path]:
+def data_of(files):
     """Where the data of a benchmark are: the folder, or the file where its real name is another format."""
-    single = {
-        "reward-bench": "rewards.jsonl",
-        "two-wiki": "data.zip",
-        "timeline": "loogle.zip",
-        "longbench": "longbench.zip",
-    }
+    single = {"reward-bench": "rewards.jsonl", "two-wiki": "data.zip", "timeline": "loogle.zip"}
+    single["longbench"] = "longbench.zip"
     return lambda name: files / single[name] if name in single else files
 
 
 @pytest.fixture(scope="session")
-def load(data_of: Callable[[str], Path], lm: InvariantModel) -> Load:
+def load(data_of, lm):
     """Load the cases of a benchmark from its small file."""
 
-    def loaded(name: str, *, path: Path | None = None, questions: int | None = None, **settings: Any) -> list[Case]:
+    def loaded(name, *, path=None, questions=None, **settings):
         benchmark = BENCHMARKS[name]
         given = benchmark.parse_settings({**SMALL.get(name, {}), **settings})
         return benchmark.load(DataSource(path or data_of(name)), given, Selection(questions, 0, lambda: lm.tokenizer))
@@ -197,6 +191,6 @@ def load(data_of: Callable[[str], Path], lm: InvariantModel) -> Load:
 
 
 @pytest.fixture(scope="session")
-def lm(chat_llama: Any, tokenizer: Any) -> InvariantModel:
+def lm(chat_llama, tokenizer):
     """A tiny random model that reads bytes."""
     return InvariantModel(chat_llama, tokenizer)

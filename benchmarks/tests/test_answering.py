@@ -26,10 +26,10 @@ PLAIN = {"method": "sequential", "ordering": "given"}
 
 
 @pytest.fixture
-def answer(lm: InvariantModel, load: Callable[..., Any]) -> Answer:
+def answer(lm, load):
     """Return the first case of a benchmark, its record, and the model that was asked."""
 
-    def answered(name: str, **options: Any) -> tuple[Any, dict[str, Any], InvariantModel]:
+    def answered(name, **options):
         config = BenchmarkConfig(name, max_new_tokens=3, **options)
         configured = config.configure(lm)
         case = load(name)[0]
@@ -38,7 +38,7 @@ def answer(lm: InvariantModel, load: Callable[..., Any]) -> Answer:
     return answered
 
 
-def test_every_ensemble_answers_where_it_can(answer: Answer, lm: InvariantModel) -> None:
+def test_every_ensemble_answers_where_it_can(answer, lm):
     for name in [each for each in ENSEMBLES if each != "self-consistency"]:  # which votes over texts
         case, record, _ = answer("mmlu", ensemble=name)
         assert record["output"] in case.candidates, name
@@ -52,14 +52,14 @@ def test_every_ensemble_answers_where_it_can(answer: Answer, lm: InvariantModel)
         assert record["output"] == ensemble(configured).generate(case.prompt(lm), max_new_tokens=3).text
 
 
-def test_what_cannot_be_asked_is_refused_before_or_at_the_first_case(answer: Answer) -> None:
+def test_what_cannot_be_asked_is_refused_before_or_at_the_first_case(answer):
     with pytest.raises(UnsupportedCombination, match="ContextualCalibration, which generates no text"):
         answer("xquad", ensemble="contextual-calibration")
     with pytest.raises(UnsupportedCombination, match="first_layer"):  # by its name, ms-poe skips two layers
         answer("mmlu", method="sequential", intervention="ms-poe")
 
 
-def test_an_intervention_is_a_name_or_a_file_of_parameters(answer: Answer, lm: InvariantModel, tmp_path: Path) -> None:
+def test_an_intervention_is_a_name_or_a_file_of_parameters(answer, lm, tmp_path):
     scaling, path = HiddenScaling(5, -1.0, [0, 1]), tmp_path / "scaling.json"
     scaling.save(path)
     config = BenchmarkConfig("mmlu", method="sequential", intervention=str(path))
@@ -72,7 +72,7 @@ def test_an_intervention_is_a_name_or_a_file_of_parameters(answer: Answer, lm: I
         BenchmarkConfig("mmlu", method="sequential", intervention=str(path))
 
 
-def test_perplexity_is_that_of_the_generated_tokens(answer: Answer, lm: InvariantModel) -> None:
+def test_perplexity_is_that_of_the_generated_tokens(answer, lm):
     assert perplexity([math.log(0.5), math.log(0.125)]) == pytest.approx(4)
     assert perplexity([]) == 1
     case, record, configured = answer("xquad")
@@ -80,8 +80,8 @@ def test_perplexity_is_that_of_the_generated_tokens(answer: Answer, lm: Invarian
 
 
 def test_segments_collide_where_an_ordering_has_equal_keys_and_orderings_that_place_nothing_have_no_collisions(
-    answer: Answer, lm: InvariantModel
-) -> None:
+    answer, lm
+):
     for segments, ordering, expected in (
         (["one", "two", "six"], "lexical", 0),
         (["one", "two", "one", "one"], "lexical", 0.5),
@@ -97,7 +97,7 @@ MMLU = Path(os.environ.get("INVARIANT_RAG_DATA", "")) / "mmlu_validation.json"
 
 
 @pytest.mark.skipif(not MMLU.is_file(), reason="INVARIANT_RAG_DATA has no mmlu_validation.json")
-def test_the_embedded_model_still_gives_the_stored_scores_of_mmlu() -> None:
+def test_the_embedded_model_still_gives_the_stored_scores_of_mmlu():
     """The scores that the core's tests of routing start from."""
     stored = json.loads((Path(__file__).parents[2] / "tests" / "mmlu_scores.json").read_text())
     lm, mmlu = InvariantModel.from_pretrained(), BENCHMARKS["mmlu"]

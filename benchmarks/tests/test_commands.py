@@ -6,13 +6,10 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from click.testing import Result
 from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import app
 from invariant_rag.errors import InvariantRAGError
@@ -26,12 +23,12 @@ from invariant_rag_benchmarks.config import BenchmarkConfig
 from invariant_rag_benchmarks.published_tables import published_tables
 
 
-def invoke(*arguments: object) -> Result:
+def invoke(*arguments):
     return CliRunner().invoke(app, [str(each) for each in arguments])
 
 
 @pytest.fixture(scope="module")
-def saved(chat_llama: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(chat_llama, tokenizer, tmp_path_factory):
     """A folder named like a model of the papers."""
     folder = tmp_path_factory.mktemp("models") / "Qwen1.5-4B-Chat"
     chat_llama.save_pretrained(folder)
@@ -40,7 +37,7 @@ def saved(chat_llama: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def fixed(saved: Path, files: Path, tmp_path: Path) -> list[object]:
+def fixed(saved, files, tmp_path):
     return ["--model", saved, "--data", files, "--out", tmp_path / "runs", "--limit", 1, "--max-new-tokens", 3]
 
 
@@ -56,7 +53,7 @@ def test_every_benchmark_is_a_listed_command_that_names_its_settings():
 
 
 def test_bench_prints_figures_or_json_and_goes_on_with_a_run_that_it_refuses_to_overwrite_before_a_model_is_loaded(
-    fixed: list[object], monkeypatch: pytest.MonkeyPatch
+    fixed, monkeypatch
 ):
     command = ["bench", "xquad", *fixed, "--method", "pine"]
     result = invoke(*command)
@@ -70,7 +67,7 @@ def test_bench_prints_figures_or_json_and_goes_on_with_a_run_that_it_refuses_to_
     assert "--resume" in refused(*command)
 
 
-def test_a_toy_says_that_it_answers(tmp_path: Path):
+def test_a_toy_says_that_it_answers(tmp_path):
     result = invoke("bench", "key-value", "--set", "make=1", "--set", "keys=2", "--out", tmp_path)
     assert (result.exit_code, result.stderr.count("answered by the embedded toy model")) == (0, 1), result.output
 
@@ -89,15 +86,17 @@ REPRODUCED = {
 
 
 @pytest.mark.parametrize("command", REPRODUCED)
-def test_reproduce_measures_the_rows_that_were_chosen_and_says_what_it_does_not_measure(
-    command: str, fixed: list[object], files: Path
-):
+def test_reproduce_measures_the_rows_that_were_chosen_and_says_what_it_does_not_measure(command, fixed, files):
     (files / "mintaka_noshuffle_top50.json").write_bytes((files / "mintaka_noshuffle_top30.json").read_bytes())
     data = ["--data", files / "rewards.jsonl"] if command.startswith("pine") else []
-    result = invoke("reproduce", *command.split(), *fixed, *data, "--overflow", "trim_segments")
+    measured = ["reproduce", *command.split(), *fixed, *data, "--overflow", "trim_segments"]
+    result = invoke(*measured)
     row, count, said = REPRODUCED[command]
     assert (result.exit_code, result.stdout.count(row)) == (0, count), result.output
     assert said in result.stdout
+    written = [line.split(" | ")[0] for line in result.stdout.splitlines() if line.startswith("| ")]
+    cells = json.loads(invoke(*measured, "--resume", "--json").stdout)
+    assert written[2:] == [f"| {cell['row']}" for cell in cells]
 
 
 # --- wrong input: one red line that says what is wrong, exit code 2, before any work ---
@@ -106,14 +105,14 @@ WRONG_NUMBERS = ("nan", "-1")
 WRONG: list[Any] = [None, "3", b"", -1, 0, 1.5, math.nan, True, [], {}, object(), 10**400]
 
 
-def refused(*arguments: object) -> str:
+def refused(*arguments):
     result = invoke(*arguments)
     assert isinstance(result.exception, SystemExit), (arguments, result.exception)
     assert result.exit_code == 2, (arguments, result.output)
     return result.stderr
 
 
-def options() -> Iterator[tuple[tuple[str, ...], TyperOption]]:
+def options():
     """Every option of every command; benchmarks share theirs, so one of them stands for all."""
     group = typer.main.get_command(bench.app)
     assert isinstance(group, TyperGroup)
@@ -125,7 +124,7 @@ def options() -> Iterator[tuple[tuple[str, ...], TyperOption]]:
         yield from ((path, each) for each in command.params if isinstance(each, TyperOption))
 
 
-def test_what_is_no_whole_number_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_whole_number_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     numbers = [(path, each.opts[0]) for path, each in options() if "int" in str(each.type_descriptor.annotation)]
     assert len(numbers) == 20
@@ -176,7 +175,7 @@ BEFORE_TORCH = [
 ]
 
 
-def test_what_is_wrong_is_said_before_torch_is_imported(files: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_before_torch_is_imported(files, tmp_path):
     """In one fresh process: behind the errors of each command, there is a line `= ` with its exit code."""
     commands = [[word.format(files=files, empty=tmp_path) for word in each.split()] for each, _ in BEFORE_TORCH]
     program = (
@@ -194,14 +193,14 @@ def test_what_is_wrong_is_said_before_torch_is_imported(files: Path, tmp_path: P
     assert json.loads((files / "xquad.en.json").read_text()), "an --out that is a file is kept"
 
 
-def test_the_names_of_interventions_that_are_known_without_torch_are_those_of_the_library() -> None:
+def test_the_names_of_interventions_that_are_known_without_torch_are_those_of_the_library():
     assert tuple(INTERVENTIONS) == config.INTERVENTIONS
 
 
 @pytest.mark.parametrize(
     "name", ["limit", "seed", "batch_size", "max_new_tokens", "alpha", "intervention", "ensemble", "method", "overflow"]
 )
-def test_a_wrong_argument_of_a_config_is_a_typed_error(name: str) -> None:
+def test_a_wrong_argument_of_a_config_is_a_typed_error(name):
     untyped = []
     for wrong in WRONG:
         try:

@@ -9,13 +9,10 @@ import os
 import random
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from itertools import pairwise, permutations
-from pathlib import Path
 from typing import Any
 
 import pytest
-from invariant_rag import InvariantModel
 from invariant_rag.errors import InvalidChoice, InvariantRAGError, TokenizerRequired, UnknownName
 
 from invariant_rag_benchmarks import BENCHMARKS, Case, Selection
@@ -29,21 +26,21 @@ from .conftest import SMALL
 LETTERED = {"mmlu", "reward-bench", "llmbar"}
 
 
-def by_question(cases: list[Case]) -> dict[str, list[Case]]:
+def by_question(cases):
     found: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
         found[case.question].append(case)
     return found
 
 
-def loaded(name: str, path: Path | None, selection: Selection | None = None, **settings: Any) -> list[Case]:
+def loaded(name, path, selection=None, **settings):
     """Load the cases of a benchmark from a file, without a tokenizer."""
     benchmark = BENCHMARKS[name]
     return benchmark.load(DataSource(path), benchmark.parse_settings(settings), selection or Selection())
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_the_cases_of_a_question_are_the_same_segments_in_other_orders(name, load, lm: InvariantModel):
+def test_the_cases_of_a_question_are_the_same_segments_in_other_orders(name, load, lm):
     """Letters and numbers of responses follow the place; contents follow the order."""
     cases = load(name)
     assert len({case.id for case in cases}) == len(cases) > 0
@@ -69,7 +66,7 @@ def test_the_cases_of_a_question_are_the_same_segments_in_other_orders(name, loa
 
 
 @pytest.mark.parametrize("file", ["nq-open-10_total_documents_gold_at_0.jsonl.gz", "nq-open-oracle.jsonl.gz"])
-def test_the_gold_document_is_in_its_slot(file, files: Path, load):
+def test_the_gold_document_is_in_its_slot(file, files, load):
     documents = 10 if "10" in file else 4
     cases = load("lost-in-the-middle", path=files / file, documents=documents, slots="all")
     assert len(cases) == 4 * documents
@@ -78,7 +75,7 @@ def test_the_gold_document_is_in_its_slot(file, files: Path, load):
         assert [place for place, text in enumerate(case.segments) if f"T{named}]" in text] == [int(case.variant)]
 
 
-def test_documents_are_shown_as_the_papers_do_and_printed_prompts_are_taken_apart(files: Path, load):
+def test_documents_are_shown_as_the_papers_do_and_printed_prompts_are_taken_apart(files, load):
     shown = {each: load("lost-in-the-middle", template=each)[0] for each in ("paper", "one-sentence", "plain")}
     pine = shown["one-sentence"]
     assert (pine.prefix + "".join(pine.segments) + pine.suffix).startswith(
@@ -88,6 +85,9 @@ def test_documents_are_shown_as_the_papers_do_and_printed_prompts_are_taken_apar
     assert pine.suffix == "\n\nQuestion: who is ann"
     assert shown["paper"].segments[0] == "\n[Document Title: Tann] ann is here."
     assert shown["plain"].segments[0] == "Document (Title: Tann): ann is here.\n"
+    plain = BENCHMARKS["lost-in-the-middle"].parse_settings({"template": "plain"})
+    (untitled,) = plain.cases("q", "Who?", ["a"], {"0": [("", "It is here.")]})
+    assert untitled.segments == ("Document: It is here.\n",)
     numbered = load("lost-in-the-middle", index=True)[0].segments
     assert [text.startswith(f"\nDocument [{place}](Title: ") for place, text in enumerate(numbered, 1)] == [True] * 10
     cases = load("lost-in-the-middle", path=files / "printed.jsonl", documents=3, slots="all")
@@ -97,7 +97,7 @@ def test_documents_are_shown_as_the_papers_do_and_printed_prompts_are_taken_apar
     assert cases[1].segments == (noise[0], "\n[Document Title: Tann] ann is here.", noise[1])
 
 
-def test_pairs_are_asked_as_the_published_scripts_do(load, lm: InvariantModel):
+def test_pairs_are_asked_as_the_published_scripts_do(load, lm):
     cases = load("key-value", slots="0,5")
     asked = [f'"{case.query}": "{case.gold[0]}",\n ' for case in cases]
     assert [case.segments[int(case.variant)] for case in cases] == asked
@@ -183,7 +183,7 @@ DRAWN = {
 
 
 @pytest.mark.parametrize("what", DRAWN)
-def test_the_seed_alone_decides_what_is_drawn_and_each_question_draws_for_itself(what, files: Path, tmp_path: Path):
+def test_the_seed_alone_decides_what_is_drawn_and_each_question_draws_for_itself(what, files, tmp_path):
     name, limit, settings = DRAWN[what]
     problem = {"question": f"{' '.join(CONDITIONS)} How many?", "interchangeable": CONDITIONS, "answer": 8}
     (tmp_path / "r_gsm.jsonl").write_text(2 * (json.dumps(problem) + "\n"))
@@ -238,9 +238,7 @@ def test_settings_are_read_from_words():
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_a_record_without_its_fields_is_named_and_what_is_not_there_is_asked_for(
-    name, tmp_path: Path, monkeypatch, lm: InvariantModel
-):
+def test_a_record_without_its_fields_is_named_and_what_is_not_there_is_asked_for(name, tmp_path, monkeypatch, lm):
     selection, broken = Selection(load_tokenizer=lambda: lm.tokenizer), tmp_path / "Natural.jsonl"
     broken.write_text('{"nothing": 1}\n')
     with pytest.raises(InvalidDataset, match=r"example 0|Natural 0|the file"):
@@ -254,9 +252,7 @@ def test_a_record_without_its_fields_is_named_and_what_is_not_there_is_asked_for
     assert "--data" in str(caught.value) + caught.value.hint
 
 
-def test_files_are_found_where_the_environment_says_and_in_the_tree_of_their_repository(
-    files: Path, tmp_path: Path, monkeypatch
-):
+def test_files_are_found_where_the_environment_says_and_in_the_tree_of_their_repository(files, tmp_path, monkeypatch):
     monkeypatch.setenv("INVARIANT_RAG_DATA", str(files))
     source, benchmark = DataSource(), BENCHMARKS["xquad"]
     assert benchmark.load(source, benchmark.parse_settings({}), Selection())
@@ -277,16 +273,16 @@ def test_files_are_found_where_the_environment_says_and_in_the_tree_of_their_rep
         ("mintaka", "mintaka_noshuffle_top30.json", {"triples": 50}),
         ("llmbar", "Natural.json", {"subsets": "Neighbor"}),
         ("longbench", "qasper.jsonl", {"tasks": "narrativeqa"}),
-        ("longbench", "qasper.jsonl", {"tasks": "single-doc"}),
+        *(("longbench", file, {"tasks": "single-doc"}) for file in ("qasper.jsonl", "mine.jsonl")),
     ],
 )
-def test_a_file_serves_its_own_settings_alone(name: str, file: str, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_serves_its_own_settings_alone(name, file, settings, tmp_path):
     (tmp_path / file).write_text("[]")
     with pytest.raises(InvalidDataset, match=file):
         loaded(name, tmp_path / file, **settings)
 
 
-def test_lists_named_lines_and_lines_named_lists_are_read_and_a_broken_line_is_named_by_its_number(tmp_path: Path):
+def test_lists_named_lines_and_lines_named_lists_are_read_and_a_broken_line_is_named_by_its_number(tmp_path):
     """RoToR's `mmlu_validation_cache.jsonl` is a list over many lines."""
     records = [{"a": 1}, {"b": [2]}]
     (tmp_path / "list.jsonl").write_text(json.dumps(records, indent=4))
@@ -305,7 +301,7 @@ def test_lists_named_lines_and_lines_named_lists_are_read_and_a_broken_line_is_n
 VALUES = [None, 5, -1, True, "", "x", [], {}, [None], [[]], {"a": 1}, float("nan"), 10**400, "\ud800"]
 
 
-def mutated(document: Any, source: random.Random) -> Any:
+def mutated(document, source):
     """The same document with one value replaced by another, or taken away."""
     changed = copy.deepcopy(document)
     places: list[tuple[Any, Any]] = []
@@ -325,9 +321,7 @@ def mutated(document: Any, source: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_a_value_of_another_type_is_refused_by_name(
-    name: str, data_of: Callable[[str], Path], lm: InvariantModel, tmp_path: Path
-):
+def test_a_value_of_another_type_is_refused_by_name(name, data_of, lm, tmp_path):
     benchmark, source = BENCHMARKS[name], random.Random(name)
     settings, selection = benchmark.parse_settings(SMALL.get(name, {})), Selection(None, 0, lambda: lm.tokenizer)
     original = DataSource(data_of(name))
@@ -362,9 +356,7 @@ def test_a_value_of_another_type_is_refused_by_name(
         ("none.parquet", b"PAR1"),
     ],
 )
-def test_a_file_that_is_torn_or_none_is_refused_by_name_and_without_an_object_of_python(
-    name: str, content: bytes, tmp_path: Path
-) -> None:
+def test_a_file_that_is_torn_or_none_is_refused_by_name_and_without_an_object_of_python(name, content, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InvalidDataset, match=name) as caught:
         read_examples(tmp_path / name)
@@ -382,8 +374,8 @@ def test_a_file_that_is_torn_or_none_is_refused_by_name_and_without_an_object_of
     ],
 )
 def test_a_gold_answer_that_cannot_be_compared_with_is_found_before_the_model_is_asked(
-    name: str, record: dict[str, Any], settings: dict[str, str], lm: InvariantModel, tmp_path: Path
-) -> None:
+    name, record, settings, lm, tmp_path
+):
     (tmp_path / "data.jsonl").write_text(json.dumps(record))
     with pytest.raises(InvalidDataset, match="none that"):
         loaded(name, tmp_path / "data.jsonl", Selection(load_tokenizer=lambda: lm.tokenizer), **settings)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from invariant_rag import InvariantModel
 from invariant_rag.interventions import INTERVENTIONS, HiddenScaling
 from invariant_rag.methods import METHODS
 from invariant_rag.orderings import ORDERINGS
@@ -20,7 +19,6 @@ from invariant_rag_benchmarks import BENCHMARKS, Case
 from invariant_rag_benchmarks.config import ENSEMBLES, BenchmarkConfig
 from invariant_rag_benchmarks.published_tables import (
     PublishedColumn,
-    PublishedRow,
     configs_to_run,
     published_tables,
     reproduce,
@@ -36,7 +34,7 @@ RECORD_METRICS = {"routed", "perplexity", "collisions"}
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
-def value(row: PublishedRow, table: str, label: str) -> float:
+def value(row, table, label):
     columns = [column.label for column in resolve_table(table).columns]
     found = row.values[columns.index(label)]
     assert found is not None
@@ -95,7 +93,7 @@ def test_the_t_tests_of_rotor_follow_from_its_table_of_scores():
 def test_the_scores_of_rotor_before_and_after_shuffling_and_its_margin_are_those_of_its_main_tables():
     routing = resolve_table("rotor-table-3")
 
-    def main(model: str, name: str) -> PublishedRow:
+    def main(model, name):
         return next(row for row in routing.rows_of(model) if row.name == name)
 
     for row in resolve_table("rotor-table-7").rows:
@@ -114,7 +112,7 @@ def test_the_scores_of_rotor_before_and_after_shuffling_and_its_margin_are_those
 
 
 @pytest.mark.parametrize("row", resolve_table("pine-tables-7-15").rows, ids=lambda row: f"{row.model}, {row.name}")
-def test_the_subsets_of_reward_bench_average_to_the_published_sections(row: PublishedRow):
+def test_the_subsets_of_reward_bench_average_to_the_published_sections(row):
     """With RewardBench's weights; every cell is rounded to 0.1. The paper has another run in one of its columns."""
     tolerance = 0.65 if (row.model, row.name) == ("meta-llama/Meta-Llama-3-8B-Instruct", "PINE") else 0.11
     table = resolve_table("pine-table-5")
@@ -141,7 +139,7 @@ def test_the_flips_of_a_model_average_to_its_last_column():
 # --- cells read from records ----------------------------------------------------------------------------------------
 
 
-def records(scores: dict[str, list[float]], **more) -> list[dict]:
+def records(scores, **more):
     """One list of scores per variant, one score per question."""
     return [
         {"question": str(place), "variant": variant, "group": "", "scores": {"accuracy": score}, **more}
@@ -150,7 +148,7 @@ def records(scores: dict[str, list[float]], **more) -> list[dict]:
     ]
 
 
-def column(metric: str, **more) -> PublishedColumn:
+def column(metric, **more):
     return PublishedColumn("", "mmlu", metric, {}, **more)
 
 
@@ -199,7 +197,7 @@ PLANS: dict[str, tuple[str, str, list[str], list[tuple[str, str, float | None, s
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_table_takes_one_run_per_setup_and_setting(plan: str) -> None:
+def test_a_table_takes_one_run_per_setup_and_setting(plan):
     table, model, names, expected = PLANS[plan]
     chosen = resolve_table(table)
     rows = rows_to_measure(chosen, model, names)
@@ -214,7 +212,7 @@ def test_an_unknown_model_gets_every_method_and_no_published_number():
     assert all(value is None for row in rows for value in row.values)
 
 
-def test_a_table_is_measured_cell_by_cell(data_of, lm: InvariantModel, tmp_path: Path):
+def test_a_table_is_measured_cell_by_cell(data_of, lm, tmp_path):
     base = BenchmarkConfig("reward-bench", data=data_of("reward-bench"), max_new_tokens=3)
     found = reproduce(resolve_table("pine-table-2"), base, tmp_path, names=["PCW", "PINE", "permutation"], model=lm)
     cells = [(each.row, each.column) for each in found]
@@ -223,7 +221,7 @@ def test_a_table_is_measured_cell_by_cell(data_of, lm: InvariantModel, tmp_path:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_the_rows_of_an_intervention_are_measured_with_parameters_of_a_file(files: Path, lm, tmp_path: Path):
+def test_the_rows_of_an_intervention_are_measured_with_parameters_of_a_file(files, lm, tmp_path):
     parameters = tmp_path / "found.json"
     HiddenScaling(3, -1.0, [1]).save(parameters)
     (files / "mmlu_test.json").write_bytes((files / "mmlu_validation.json").read_bytes())
@@ -245,7 +243,7 @@ def test_the_rows_of_an_intervention_are_measured_with_parameters_of_a_file(file
         ("Qwen1.5-4B-Chat", "Qwen1.5-4B-Chat loses: {}, {}, {}"),
     ],
 )
-def test_the_published_figures_of_the_readme_are_those_of_the_paper(model: str, said: str) -> None:
+def test_the_published_figures_of_the_readme_are_those_of_the_paper(model, said):
     table = resolve_table("rotor-table-1")
     chosen = [index for index, column in enumerate(table.columns) if column.settings["documents"] == 30]
     rows = {row.name: row.values for row in table.rows if row.model.endswith(f"/{model}")}
@@ -261,7 +259,7 @@ def test_the_published_figures_of_the_readme_are_those_of_the_paper(model: str, 
 FOLDER = Path(__file__).parents[2] / "cookbook" / "effect"
 
 
-def test_the_page_of_the_effect_and_the_line_of_the_demo_are_written_from_the_figures_stored_beside_them() -> None:
+def test_the_page_of_the_effect_and_the_line_of_the_demo_are_written_from_the_figures_stored_beside_them():
     measured = json.loads((FOLDER / "effect.json").read_text(encoding="utf-8"))
     page = imported(FOLDER / "page.py")
     published = page.published_slots(measured["documents"])

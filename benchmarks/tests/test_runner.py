@@ -6,19 +6,16 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from invariant_rag import InvariantModel
 from invariant_rag.errors import ContextOverflow
 
 from invariant_rag_benchmarks import BENCHMARKS
 from invariant_rag_benchmarks.config import BenchmarkConfig
 from invariant_rag_benchmarks.errors import InvalidRun, RunExists
-from invariant_rag_benchmarks.runner import Answerer, BenchmarkRun, open_records, run_benchmark
+from invariant_rag_benchmarks.runner import Answerer, open_records, run_benchmark
 
 from .conftest import SMALL, calling
 
@@ -26,8 +23,8 @@ Planned = Callable[..., BenchmarkConfig]
 
 
 @pytest.fixture(scope="session")
-def planned(data_of: Callable[[str], Path]) -> Planned:
-    def config(name: str = "mmlu", **more: Any) -> BenchmarkConfig:
+def planned(data_of):
+    def config(name="mmlu", **more):
         fixed = {"data": data_of(name), "max_new_tokens": 3, "overflow": "trim_segments"}
         return BenchmarkConfig(name, **{"settings": SMALL.get(name, {}), **fixed, **more})
 
@@ -35,22 +32,22 @@ def planned(data_of: Callable[[str], Path]) -> Planned:
 
 
 @pytest.fixture(scope="session")
-def choices(planned: Planned) -> BenchmarkConfig:
+def choices(planned):
     return planned(settings={"orders": "0,23"}, limit=3, batch_size=2)
 
 
 @pytest.fixture(scope="session")
-def finished(choices: BenchmarkConfig, lm: InvariantModel, tmp_path_factory: pytest.TempPathFactory) -> BenchmarkRun:
+def finished(choices, lm, tmp_path_factory):
     """An undisturbed run."""
     return run_benchmark(choices, tmp_path_factory.mktemp("undisturbed"), model=lm)
 
 
-def copied(finished: BenchmarkRun, out: Path) -> Path:
+def copied(finished, out):
     return shutil.copytree(finished.folder, out / finished.folder.name) / "records.jsonl"
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_every_benchmark_runs_end_to_end(name, planned: Planned, lm: InvariantModel, tmp_path: Path):
+def test_every_benchmark_runs_end_to_end(name, planned, lm, tmp_path):
     done = run_benchmark(planned(name, limit=2), tmp_path, model=lm)
     lines = (done.folder / "records.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == [record["id"] for record in done.records]
@@ -68,14 +65,12 @@ def test_every_benchmark_runs_end_to_end(name, planned: Planned, lm: InvariantMo
         (0, {"ensemble": "context-experts"}),
     ],
 )
-def test_an_invariant_method_flips_nothing_where_nothing_shows_the_order(flips, asked, planned: Planned, lm, tmp_path):
+def test_an_invariant_method_flips_nothing_where_nothing_shows_the_order(flips, asked, planned, lm, tmp_path):
     done = run_benchmark(planned("xquad", **asked, limit=2, max_new_tokens=8), tmp_path, model=lm)
     assert done.summary["flips"]["value"] == flips
 
 
-def test_config_says_what_decides_the_records_which_hold_what_the_model_said(
-    finished: BenchmarkRun, lm: InvariantModel, load
-):
+def test_config_says_what_decides_the_records_which_hold_what_the_model_said(finished, lm, load):
     config = json.loads((finished.folder / "config.json").read_text())
     assert config.pop("versions").keys() >= {"torch", "transformers", "invariant-rag", "python"}
     assert config.pop("attention") == "sdpa"
@@ -94,7 +89,7 @@ def test_config_says_what_decides_the_records_which_hold_what_the_model_said(
         assert record["scores"] == BENCHMARKS["mmlu"].score(case, record["output"]).scores
 
 
-def test_a_case_is_answered_up_to_its_own_longest_output_and_never_beyond_that_of_the_run(load, lm: InvariantModel):
+def test_a_case_is_answered_up_to_its_own_longest_output_and_never_beyond_that_of_the_run(load, lm):
     (asked,) = load("longbench", tasks="qasper")
     cases = [replace(asked, variant=str(limit), max_new_tokens=limit) for limit in (2, 9, None)]
     records = Answerer(BenchmarkConfig("longbench", max_new_tokens=5), lm)(cases)
@@ -103,7 +98,7 @@ def test_a_case_is_answered_up_to_its_own_longest_output_and_never_beyond_that_o
         assert record["variant"] == case.variant
 
 
-def test_a_run_is_never_overwritten(finished: BenchmarkRun, choices: BenchmarkConfig, lm: InvariantModel):
+def test_a_run_is_never_overwritten(finished, choices, lm):
     before = {path.name: path.read_bytes() for path in finished.folder.iterdir()}
     with pytest.raises(RunExists, match=finished.folder.name):
         run_benchmark(choices, finished.folder.parent, model=lm)
@@ -111,9 +106,7 @@ def test_a_run_is_never_overwritten(finished: BenchmarkRun, choices: BenchmarkCo
 
 
 @pytest.mark.parametrize(("limit", "count"), [(3, 0), (4, 2)])
-def test_a_run_is_resumed_with_what_is_new_alone(
-    limit: int, count: int, finished: BenchmarkRun, choices: BenchmarkConfig, lm: InvariantModel, tmp_path: Path
-):
+def test_a_run_is_resumed_with_what_is_new_alone(limit, count, finished, choices, lm, tmp_path):
     copied(finished, tmp_path)
     asked: list[int] = []
     more = replace(choices, limit=limit)
@@ -125,9 +118,7 @@ def test_a_run_is_resumed_with_what_is_new_alone(
 
 @given(data=st.data())
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_run_cut_off_at_any_byte_ends_as_if_undisturbed(
-    data, finished: BenchmarkRun, choices: BenchmarkConfig, lm, tmp_path_factory
-):
+def test_a_run_cut_off_at_any_byte_ends_as_if_undisturbed(data, finished, choices, lm, tmp_path_factory):
     out = tmp_path_factory.mktemp("cut")
     file = copied(finished, out)
     whole = file.read_bytes()
@@ -137,7 +128,7 @@ def test_a_run_cut_off_at_any_byte_ends_as_if_undisturbed(
     assert sorted(file.read_bytes().splitlines()) == sorted(whole.splitlines())
 
 
-def test_other_settings_are_another_run(choices: BenchmarkConfig, lm: InvariantModel, tmp_path: Path):
+def test_other_settings_are_another_run(choices, lm, tmp_path):
     others = [
         {},
         *({"method": "pine"}, {"ordering": "frequency"}, {"seed": 1}, {"settings": {"orders": "0"}}),
@@ -148,12 +139,12 @@ def test_other_settings_are_another_run(choices: BenchmarkConfig, lm: InvariantM
     assert len(list(tmp_path.iterdir())) == len(others)
 
 
-def test_a_prompt_that_is_too_long_stops_the_run_and_says_so(planned: Planned, lm: InvariantModel, tmp_path: Path):
+def test_a_prompt_that_is_too_long_stops_the_run_and_says_so(planned, lm, tmp_path):
     with pytest.raises(ContextOverflow):
         run_benchmark(planned("mintaka", overflow="error", max_new_tokens=5000), tmp_path, model=lm)
 
 
-def test_records_that_no_run_with_these_settings_wrote_are_refused_by_their_line(tmp_path: Path):
+def test_records_that_no_run_with_these_settings_wrote_are_refused_by_their_line(tmp_path):
     texts, path = dict.fromkeys(("id", "question", "variant", "group", "answer"), ""), tmp_path / "records.jsonl"
     record = {**texts, "scores": {"em": 1.0}, "dropped": 0, "trimmed": 0, "run": "k"}
     line = json.dumps(record)
@@ -167,9 +158,7 @@ def test_records_that_no_run_with_these_settings_wrote_are_refused_by_their_line
 
 @pytest.mark.parametrize(("alpha", "branch"), [(-2.0, "invariant"), (2.0, "plain")])
 @pytest.mark.parametrize("name", ["mmlu", "timeline"])
-def test_a_routed_run_has_the_answers_of_the_branch_that_its_margin_takes(
-    name: str, alpha: float, branch: str, planned: Planned, lm: InvariantModel, tmp_path: Path
-) -> None:
+def test_a_routed_run_has_the_answers_of_the_branch_that_its_margin_takes(name, alpha, branch, planned, lm, tmp_path):
     setups = {"invariant": {"method": "rotor"}, "plain": {"method": "sequential", "ordering": "given"}}
     routed = run_benchmark(planned(name, alpha=alpha, limit=1), tmp_path / "routed", model=lm)
     alone = {

@@ -1,13 +1,9 @@
 """Outputs scored by hand, and by the benchmarks."""
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,11 +20,11 @@ from invariant_rag_benchmarks.tasks.chunks import TASKS, edit_similarity, rouge_
 from invariant_rag_benchmarks.tasks.judging import SECTIONS
 
 
-def is_more_than_chance(found: dict[str, float]) -> bool:
+def is_more_than_chance(found):
     return found["value"] > found["chance"]
 
 
-def case(*gold: str, variant: str = "0", candidates: tuple[str, ...] = ()) -> Case:
+def case(*gold, variant="0", candidates=()):
     return Case("q", variant, "", (), "", gold, candidates=candidates)
 
 
@@ -107,6 +103,7 @@ def test_a_longbench_task_is_scored_with_its_metric(task, gold, output, expected
         ("ran cat it the some sat mat", "with mat and it off was some ran some mat sat fish", 0.352941, 0.42),
         ("and some sat fish and some sat fish", "some . on off off off", 0.285714, 0.39),
         ("cat sat and on mat a big on mat . a was fish fish", "a fish mat and", 0.461538, 0.29),
+        ("on mat . on", "mat on", 0.5, 0.71),  # of two subsequences, the one with the earliest words of the prediction
         ("", "a fish", 0, 0),
     ],
 )
@@ -117,7 +114,7 @@ def test_rouge_and_edit_similarity_are_those_of_the_packages(prediction, gold, r
 
 
 def test_the_groups_of_longbench_weigh_their_tasks_alike():
-    def figures(scores: Sequence[tuple[str, float]]) -> dict[str, float]:
+    def figures(scores):
         records = [{"group": task, "variant": "initial", "scores": {"score": value}} for task, value in scores]
         return BENCHMARKS["longbench"].figures(records)
 
@@ -134,7 +131,7 @@ def test_an_option_counts_whatever_its_letter():
     assert (first.scores, score(case("2", variant="2310", candidates=letters), " C").answer) == ({"accuracy": 1.0}, "1")
 
 
-def judged(group: str, *verdicts: str) -> list[dict[str, Any]]:
+def judged(group, *verdicts):
     """The records of a pair in both positions."""
     worth = {"better": 1.0, "worse": 0.0}
     return [
@@ -163,7 +160,7 @@ def test_best_subspan_em_agrees_with_pairs_judged_by_hand():
 
 
 @pytest.mark.parametrize("questions", [20, 100])
-def test_variations_of_chance_are_called_so_and_their_intervals_hold_the_true_ones(questions: int) -> None:
+def test_variations_of_chance_are_called_so_and_their_intervals_hold_the_true_ones(questions):
     source = np.random.default_rng(0)
     rounds, alarms, held, found = 25, 0, 0, 0
     for seed in range(rounds):
@@ -178,7 +175,7 @@ def test_variations_of_chance_are_called_so_and_their_intervals_hold_the_true_on
     assert held >= rounds - 5 <= found
 
 
-def test_variations_that_are_known_beforehand() -> None:
+def test_variations_that_are_known_beforehand():
     unseen = variations(np.ones((100, 4)))["spread"]  # nothing was seen, which does not say that there is none
     assert unseen == {"value": 0.0, "low": 0.0, "high": round(exact_upper_bound(0, 100), 6), "chance": 0.0}
     nothing = {"spread": None, "deviation": None}
@@ -191,7 +188,7 @@ def test_variations_that_are_known_beforehand() -> None:
     assert variations(np.array([[0.25, 1.0]]))["spread"]["chance"] == 0.75  # one question has one spread
 
 
-def test_a_spread_is_more_than_chance_only_where_slots_differ() -> None:
+def test_a_spread_is_more_than_chance_only_where_slots_differ():
     alike = (np.random.default_rng(1).random((200, 5)) < 0.5).astype(float)
     favouring = alike.copy()
     favouring[:, 0] = 1.0
@@ -205,7 +202,7 @@ XQUAD = BENCHMARKS["xquad"]
 FIGURES = ("mean", "worst", "best", "spread", "deviation", "flips")
 
 
-def run_of(right: list[list[bool]], answers: Sequence[str] = ()) -> list[dict[str, Any]]:
+def run_of(right, answers=()):
     """One row per question, one column per slot; answers, where given, in this order."""
     records = [
         {
@@ -225,7 +222,7 @@ def run_of(right: list[list[bool]], answers: Sequence[str] = ()) -> list[dict[st
     )
 
 
-def values(summary: Mapping[str, Any]) -> tuple[float, ...]:
+def values(summary):
     return tuple(summary[name]["value"] for name in FIGURES)
 
 
@@ -281,7 +278,7 @@ def test_questions_that_were_asked_in_one_variant_alone_have_no_spread_and_no_re
 
 
 @pytest.mark.parametrize("alpha", [None, 0.2])
-def test_a_routed_run_says_how_often_the_invariant_answer_was_kept(alpha: float | None) -> None:
+def test_a_routed_run_says_how_often_the_invariant_answer_was_kept(alpha):
     branches = ("plain", "invariant", "plain", "plain")
     scores = {"scores": {"accuracy": 1.0}, "rejected": {"scores": {"accuracy": 0.0}}}
     asked = [{**each, **scores, "branch": branch} for branch, each in zip(branches, run_of([[True]] * 4), strict=True)]

@@ -11,64 +11,46 @@ import torch
 from invariant_rag import InvariantModel
 from invariant_rag.cli import app
 from invariant_rag.methods import METHODS
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
+from invariant_rag_benchmarks import speed
 from invariant_rag_benchmarks.config import ServingConfig, SpeedConfig
-from invariant_rag_benchmarks.speed import (
-    ARRANGED,
-    MEASURES,
-    PLAIN,
-    SHAPES,
-    STATES,
-    STEPS,
-    VOCABULARY,
-    SpeedResult,
-    TimingStreamer,
-    bidirectional_floor,
-    build_model,
-    count_flops,
-    measure_serving,
-    prompts,
-    random_prompt,
-    ratios,
-)
 
 from .conftest import imported
 
 
-def test_the_floor_is_what_the_arithmetic_says() -> None:
+def test_the_floor_is_what_the_arithmetic_says():
     eight = SpeedConfig(shape="8b-layer", tokens=3000)
-    assert bidirectional_floor(eight) == pytest.approx(1.05, abs=0.01)
-    assert bidirectional_floor(SpeedConfig(shape="8b-layer", tokens=10_000)) == pytest.approx(1.16, abs=0.01)
+    assert speed.bidirectional_floor(eight) == pytest.approx(1.05, abs=0.01)
+    assert speed.bidirectional_floor(SpeedConfig(shape="8b-layer", tokens=10_000)) == pytest.approx(1.16, abs=0.01)
 
 
 @pytest.mark.parametrize(("tokens", "segments"), [(300, 2), (2500, 20), (2500, 200)])
-def test_prompts_have_the_tokens_and_segments_that_were_asked_for(tokens: int, segments: int) -> None:
-    prompt = random_prompt(SpeedConfig(tokens=tokens, segments=segments))
+def test_prompts_have_the_tokens_and_segments_that_were_asked_for(tokens, segments):
+    prompt = speed.random_prompt(SpeedConfig(tokens=tokens, segments=segments))
     lengths = [len(each.token_ids or ()) for each in prompt.segments]
     assert len(lengths) == segments
     assert abs(sum(lengths) + len(prompt.prefix) + len(prompt.suffix) - tokens) <= segments
     assert max(lengths) <= 2 * min(lengths) + 1
 
 
-def test_a_ratio_is_the_median_over_rounds_of_this_way_over_the_plain_model_in_the_same_round() -> None:
-    plain, slow = SpeedResult(peak=4, flops=10), SpeedResult(peak=2, flops=30)
-    for step in STEPS:
+def test_a_ratio_is_the_median_over_rounds_of_this_way_over_the_plain_model_in_the_same_round():
+    plain, slow = speed.SpeedResult(peak=4, flops=10), speed.SpeedResult(peak=2, flops=30)
+    for step in speed.STEPS:
         plain.seconds[step], slow.seconds[step] = [1.0, 2.0, 4.0], [4.0, 4.0, 4.0]
-    assert slow.ratios_to(plain) == {**dict.fromkeys(STEPS, 2.0), "peak": 0.5, "flops": 3.0}
+    assert slow.ratios_to(plain) == {**dict.fromkeys(speed.STEPS, 2.0), "peak": 0.5, "flops": 3.0}
 
 
-def test_times_are_to_the_first_token_between_tokens_and_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_to_the_first_token_between_tokens_and_of_all(monkeypatch):
     clock = iter([0.0, 1.0, 3.0, 4.0, 6.0])  # the start, the prompt, and three tokens
     monkeypatch.setattr("invariant_rag_benchmarks.speed.perf_counter", lambda: next(clock))
-    timer = TimingStreamer()
+    timer = speed.TimingStreamer()
     for _ in range(4):
         timer.put(torch.zeros(1))
     assert timer.times() == (3.0, 1.5, 6.0)
 
 
-def test_the_command_writes_a_table_and_json(tmp_path: Path) -> None:
+def test_the_command_writes_a_table_and_json(tmp_path):
     words = "bench speed --shape tiny --tokens 120 --segments 3 --segments 5 --new-tokens 2 --repeats 2"
     methods = ["--method", "rotor", "--method", "pine", "--method", "ape"]
     result = CliRunner().invoke(app, [*words.split(), *methods, "--out", str(tmp_path)])
@@ -93,26 +75,26 @@ def test_the_command_writes_a_table_and_json(tmp_path: Path) -> None:
         assert {len(row) for row in rows} == {len(script.HEAD)}
 
 
-def test_flops_are_those_of_the_arithmetic() -> None:
+def test_flops_are_those_of_the_arithmetic():
     config = SpeedConfig(shape="tiny", tokens=200, segments=4)
-    model, prompt = build_model(config), random_prompt(config)
+    model, prompt = speed.build_model(config), speed.random_prompt(config)
     count = len(prompt.prefix) + len(prompt.suffix) + sum(len(each.token_ids or ()) for each in prompt.segments)
     lm = InvariantModel(model)
-    sizes = SHAPES["tiny"]
+    sizes = speed.SHAPES["tiny"]
     width, layers, kept = sizes["hidden_size"], sizes["num_hidden_layers"], sizes["hidden_size"] // 2
     products = 2 * layers * count * (2 * width * width + 2 * width * kept + 3 * width * sizes["intermediate_size"])
-    plain = products + layers * 4 * width * count * (count + 1) // 2 + 2 * width * VOCABULARY
+    plain = products + layers * 4 * width * count * (count + 1) // 2 + 2 * width * speed.VOCABULARY
     ids = torch.tensor([lm.with_method("sequential").prepare(prompt).input_ids])
-    assert count_flops(lambda: model(ids, logits_to_keep=1)) == plain
+    assert speed.count_flops(lambda: model(ids, logits_to_keep=1)) == plain
 
-    def flops(method: str) -> int:
-        return count_flops(lambda: lm.with_method(method).generate(prompt, max_new_tokens=1))
+    def flops(method):
+        return speed.count_flops(lambda: lm.with_method(method).generate(prompt, max_new_tokens=1))
 
     assert flops("sequential") == plain
     assert flops("set-based") < flops("rotor") < flops("pine")
 
 
-def test_every_method_is_measured_unless_some_are_named_and_a_device_that_is_not_there_is_refused() -> None:
+def test_every_method_is_measured_unless_some_are_named_and_a_device_that_is_not_there_is_refused():
     words = "bench speed --shape tiny --tokens 120 --segments 3 --new-tokens 1 --repeats 1 --json"
     (measured,) = json.loads(CliRunner().invoke(app, words.split()).stdout)
     assert [row["name"] for row in measured["rows"]] == [
@@ -127,29 +109,27 @@ def test_every_method_is_measured_unless_some_are_named_and_a_device_that_is_not
 # --- on a server ---
 
 
-def test_every_system_is_asked_in_every_round_and_tenants_are_new(
-    chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_every_system_is_asked_in_every_round_and_tenants_are_new(chat_llama, tokenizer):
     tenants: list[str] = []
 
-    def connect(tenant: str) -> InvariantModel:
+    def connect(tenant):
         tenants.append(tenant)
         return InvariantModel(chat_llama, tokenizer, method="rotor")
 
     config = ServingConfig(clients=(1, 2), questions=(1, 2), requests=2, segments=2, new_tokens=2, rounds=2)
-    measured = measure_serving(connect, config)
+    measured = speed.measure_serving(connect, config)
     names = ("clients", "questions", "system", "state")
     asked = {tuple(row[name] for name in names): row["measured"] for row in measured["rows"]}
-    assert asked.keys() == {*product((1, 2), (1, 2), (PLAIN, ARRANGED), STATES)}
-    assert all(tuple(times) == MEASURES for times in asked.values())
+    assert asked.keys() == {*product((1, 2), (1, 2), (speed.PLAIN, speed.ARRANGED), speed.STATES)}
+    assert all(tuple(times) == speed.MEASURES for times in asked.values())
     assert all(len(times) == 2 and min(times) > 0 for each in asked.values() for times in each.values())
     assert len(set(tenants)) == len(tenants) == 9
     assert (measured["setting"]["rounds"], len(measured["ratios"])) == (2, 8)
 
 
-def test_requests_of_a_round_ask_about_each_set_in_other_orders() -> None:
+def test_requests_of_a_round_ask_about_each_set_in_other_orders():
     lm = InvariantModel.from_pretrained()
-    made = prompts(lm, ServingConfig(questions=(4,), requests=8, segments=4, words=20), 4, seed=1)
+    made = speed.prompts(lm, ServingConfig(questions=(4,), requests=8, segments=4, words=20), 4, seed=1)
     orders = {tuple(each.text for each in prompt.segments) for prompt in made}
     assert len({frozenset(order) for order in orders}) == 2
     assert len(made) == 8
@@ -157,13 +137,13 @@ def test_requests_of_a_round_ask_about_each_set_in_other_orders() -> None:
     assert {len(text.split()) for order in orders for text in order} == {7 + 20}
 
 
-def test_ratios_are_medians_over_rounds_against_the_plain_requests_in_the_same_state() -> None:
+def test_ratios_are_medians_over_rounds_against_the_plain_requests_in_the_same_state():
     rows = {
-        (1, 4, PLAIN, "cold"): [(1.0, 1.0, 1.0), (2.0, 1.0, 1.0), (4.0, 1.0, 1.0)],
-        (1, 4, ARRANGED, "cold"): [(2.0, 0.5, 1.0), (2.0, 0.5, 1.0), (2.0, 0.25, 1.0)],
-        (1, 4, PLAIN, "warm"): [(8.0, 1.0, 1.0)] * 3,
-        (1, 4, ARRANGED, "warm"): [(8.0, 1.0, 1.0), (8.0, 1.0, 1.0), (4.0, 2.0, 1.0)],
+        (1, 4, speed.PLAIN, "cold"): [(1.0, 1.0, 1.0), (2.0, 1.0, 1.0), (4.0, 1.0, 1.0)],
+        (1, 4, speed.ARRANGED, "cold"): [(2.0, 0.5, 1.0), (2.0, 0.5, 1.0), (2.0, 0.25, 1.0)],
+        (1, 4, speed.PLAIN, "warm"): [(8.0, 1.0, 1.0)] * 3,
+        (1, 4, speed.ARRANGED, "warm"): [(8.0, 1.0, 1.0), (8.0, 1.0, 1.0), (4.0, 2.0, 1.0)],
     }
-    cold, warm = ratios(rows)
+    cold, warm = speed.ratios(rows)
     assert (cold["state"], cold["throughput"], cold["first token"]) == ("cold", (1, 0.5, 2), (0.5, 0.25, 0.5))
     assert (warm["state"], warm["throughput"], warm["first token"]) == ("warm", (1, 0.5, 1), (1, 1, 2))

@@ -115,7 +115,9 @@ class Endpoint:
             raise ServerError(late or f"the server cannot be reached: {why}") from error
         said = f"{self.url}: {response.status_code}: {response.text[:200]}"
         if response.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND}:
-            raise AuditFailed(said, hint=f"Look at the address (up to /v1), the model, and the key in {KEY_VARIABLE}.")
+            raise AuditFailed(
+                said, hint=f"Look at the address (up to /v1), the key in {KEY_VARIABLE}, and the model (--model)."
+            )
         if response.is_error:
             failed = ServerError(said)
             with suppress(KeyError, ValueError):  # it may name a date, or nothing

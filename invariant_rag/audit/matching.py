@@ -246,8 +246,6 @@ def _dated(found: re.Match[str]) -> str:
     if not day and not year and name in _SHORT:
         return found[0]
     month = next(number for number, each in enumerate(_MONTHS, start=1) if each.startswith(name[:3]))
-    if day and year:
-        return _day(year, month, int(day)) or found[0]
     return (f"d{int(day):02d} " if day else "") + f"m{month:02d} {year or ''}"
 
 

@@ -47,7 +47,8 @@ def advise(audit: Audit) -> list[tuple[str, str]]:
     """Return title and text of each paragraph that a report begins with."""
     found = [("Finding", _finding(audit)), ("Today", _today(audit)), ("Recommendation", _recommendation(audit))]
     found += [("First call", audit.sent)] if audit.screen.alike else []
-    notes = " ".join([*_about_grading(audit), *_about_calls(audit)])
+    toy = [f"This audit was {ToyModelWarning()}"] if audit.toy else []
+    notes = " ".join([*toy, *_about_grading(audit), *_about_calls(audit)])
     return [*found, ("To know", notes)] if notes else found
 
 
@@ -146,8 +147,7 @@ def _about_grading(audit: Audit) -> list[str]:
 
 
 def _about_calls(audit: Audit) -> list[str]:
-    found = [f"This audit was {ToyModelWarning()}"] if audit.toy else []
-    screen, errors = audit.screen, audit.measures["errors"]
+    found, screen, errors = [], audit.screen, audit.measures["errors"]
     if not screen.repeated and screen.within:
         changed = f"{screen.within:.1%} of the outcomes change with a space that cannot matter"
         hides = "a cache or a fixed seed hides noise, which was counted all the same"

@@ -186,7 +186,7 @@ class _Running:
         if len(set(before)) == 1:
             return True
         why = "the system does not read the documents it is given: with other texts in them it answers the same"
-        hint = "Of a chain, give the part behind the retriever, or make its input (to_input=). Ask what no model knows."
+        hint = "Of a chain, give the part behind the retriever, or make its input: to_input=. Ask what no model knows."
         raise AuditFailed(f"{why}. The first call was: {self.first_input()}", hint=hint)
 
     def first_input(self) -> str:

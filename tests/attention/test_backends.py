@@ -1,7 +1,5 @@
 """What the fast backends do beyond the laws: gradients, neighbouring rows, masks, and PyTorch's private operator."""
 
-from __future__ import annotations
-
 import logging
 import random
 from functools import partial

@@ -1,7 +1,5 @@
 """Positions move as the model's own do, whatever encodes them; and frequencies of a length are those of one call."""
 
-from __future__ import annotations
-
 import copy
 import random
 from dataclasses import replace

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from invariant_rag import errors
-from invariant_rag.audit import ABOUT, Question, Reply, audit
+from invariant_rag.audit import ABOUT, Estimate, Question, Reply, audit
 from invariant_rag.audit.grading import Grader
 from invariant_rag.audit.plan import LISTINGS, screen_calls, slot_of
-from invariant_rag.audit.report import Gate
-from invariant_rag.audit.result import worst_slot
+from invariant_rag.audit.report import Gate, p_value
+from invariant_rag.audit.result import Comparison, worst_slot
 from invariant_rag.segments import Segment
 from tests.audit.known import Function, first, last, listening, noisy, records, symmetric, where_first
 
@@ -54,6 +54,7 @@ def test_outcome_and_advice_are_right(system: Function, count: int, outcome: str
     assert recommendation in said
     assert ("Leave it" in said, f"{more:,} questions more" in said) == (outcome == DOES_NOT, more > 0)
     assert (more > 0) is ("Decide nothing" in said)
+    assert outcome != DOES_NOT or f"below {100 * found.screen.bound:.1f} with 95% confidence" in finding
     assert ("with other texts in the documents, too" in finding) is ("First call" in advice) is (said.startswith(ALIKE))
     if "First call" in advice:  # as it was sent
         asked = found.asked[0].question
@@ -125,8 +126,10 @@ def test_remedies_and_today_have_as_many_distinct_draws() -> None:
     def by_placebo(question: str, segments: Sequence[Segment]) -> str:
         return symmetric(question, segments) if any("  " in each.text for each in segments) else "no"
 
-    (even,) = audit(by_placebo, records(20), remedies=["sort"]).comparisons
+    found = audit(by_placebo, records(20), remedies=["sort"])
+    (even,) = found.comparisons
     assert (even.accuracy.value, even.gain.value) == (0.5, 0.0)  # of both, one draw is the placebo
+    assert found.flips == []  # that is no order
 
 
 def test_a_vote_is_compared_on_request_and_its_calls_are_told() -> None:
@@ -147,6 +150,8 @@ def test_a_remedy_among_several_has_a_corrected_p_value() -> None:
         for names in (("reverse",), ("reverse", "sort", "ends-first"))
     )
     assert three >= min(1.0, 1.5 * one)
+    better = [Comparison("", "", False, 1, gain=Estimate(0.2, 0.1, 0.3), p=p).is_better for p in (0.02, 0.021)]
+    assert (better, p_value(0.0009), p_value(0.001)) == ([True, False], "p < 0.001", "p = 0.001")
 
 
 def test_the_worst_slot_is_the_worst_and_not_a_matter_of_luck() -> None:
@@ -338,7 +343,8 @@ def test_the_page_begins_with_the_answer_is_dark_read_aloud_and_needs_nothing_fr
 
 def test_markup_and_control_characters_of_answers_stay_text_and_the_table_runs_no_formula(tmp_path: Path) -> None:
     def hostile(question: str, segments: Sequence[Segment]) -> str:
-        return "=1+1 <script>alert(1)</script> {{ 7 * 7 }} \x1b[31m \ud83d | a" + segments[0].text[:3]
+        sign = "=+-@"[int(question[-2])]
+        return sign + "1+1 <script>alert(1)</script> {{ 7 * 7 }} \x1b[31m \ud83d | a" + segments[0].text[:3]
 
     audit(hostile, records(4), out=tmp_path / "out", name="<script> *me*")
     page, text, table = ((tmp_path / "out" / name).read_text() for name in ("report.html", "report.md", "answers.csv"))
@@ -348,7 +354,7 @@ def test_markup_and_control_characters_of_answers_stay_text_and_the_table_runs_n
     assert "\x1b" not in page + text
     rows = list(csv.DictReader(table.splitlines()))
     assert len(rows) == 20
-    assert {each["answer"][:5] for each in rows} == {"'=1+1"}
+    assert {each["answer"][:5] for each in rows} == {"'=1+1", "'+1+1", "'-1+1", "'@1+1"}
     assert [each["call"] for each in rows[:5]] == ["today", "today again", "placebo", "another order", "a third order"]
 
 

@@ -102,7 +102,7 @@ def test_a_server_that_refuses_is_not_asked_again(api: ScriptedAPI) -> None:
     api.plan(Answer(401, refusal("wrong key")))
     with pytest.raises(AuditFailed, match="401") as refused:
         audit(Endpoint(api.url, "other", {"temperature": 0, "seed": 3}), records(2))
-    assert "the address (up to /v1), the model, and the key in OPENAI_API_KEY" in refused.value.hint
+    assert "the address (up to /v1), the key in OPENAI_API_KEY, and the model (--model)" in refused.value.hint
     assert [(each["model"], each["seed"]) for each in api.bodies] == [("other", 3)]
 
 

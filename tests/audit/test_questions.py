@@ -78,6 +78,8 @@ def test_a_jsonl_a_csv_and_mappings_say_the_same(tmp_path: Path) -> None:
     for source in (lines, written(tmp_path, "q.csv", rows), [mapping]):
         assert read_questions(source, None) == [FULL]
     assert [each.id for each in read_questions([mapping, mapping], None)] == ["7#0", "7#1"]
+    tokens = replace(FULL, segments=(Segment(token_ids=(1, 2), score=0.5), Segment("b", metadata={"page": 3})))
+    assert read_questions([json.loads(json.dumps(tokens.as_dict()))], None) == [tokens]
 
 
 ROWS = "QUESTION; Segment ;score;gold;answer;Page\nWho?;It was Ann.;0,5;1;Ann;3\nWho?;Nobody.;0,25;;;\n"

@@ -20,9 +20,6 @@ def outcomes(world: World, questions: int, audits: int, seed: int) -> list[str]:
     return [simulate(world, questions, source).screen.outcome for _ in range(audits)]
 
 
-# Exact
-
-
 @pytest.mark.parametrize("calls", [4, 5])
 def test_the_p_value_is_that_of_all_permutations(calls: int) -> None:
     classes = np.random.default_rng(calls).integers(0, 2, (4, 5))
@@ -71,6 +68,8 @@ def test_disagreement_gives_each_pair_of_orders_one_weight_and_leaves_out_equal_
     between, within = disagreements(rows, [False, False])
     assert (between.round(3).tolist(), within.tolist()) == ([0.667, 0.222], [0.0, 0.5])
     assert disagreements(rows, [True, True])[0].round(3).tolist() == [1.0, 0.333]  # the last two are one order
+    later = np.vstack([np.repeat(rows[:1], REPEATED, axis=0), rows[1:]])  # where the second call is a draw, too
+    assert disagreements(later, [False] * len(later))[1][-1] == pytest.approx(2 / 3)
 
 
 def test_the_bound_that_clears_is_exact_where_nothing_differs_and_not_below_the_normal_one() -> None:
@@ -79,9 +78,9 @@ def test_the_bound_that_clears_is_exact_where_nothing_differs_and_not_below_the_
     assert upper_bound(ones, 0.05) == pytest.approx(0.0757, abs=1e-4)  # Clopper and Pearson, 3 of 100
     noisy = np.array([1.0, -1.0] * 20 + [0.0] * 60)
     assert upper_bound(noisy, 0.05) == mean_difference(noisy, 0 * noisy, 0.05, ALONE).high > 0.1
-
-
-# In simulated worlds
+    for asked in (100, 200):  # of 200, half of the 5% each; the looks before could not clear, and leave theirs
+        found = screen(np.zeros((asked, 5), dtype=int), [False] * asked, MARGIN, 200)
+        assert found.bound == upper_bound(np.zeros(asked), 0.025)
 
 
 @pytest.mark.parametrize("world", BLIND, ids=lambda world: world.name)

@@ -1,7 +1,5 @@
 """What holds of every ensemble: no order at any entry, lists, room in the window, cost, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from functools import partial

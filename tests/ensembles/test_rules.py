@@ -1,7 +1,5 @@
 """What each ensemble computes: the mean, the vote, calibration, sorting, and the experts' rule, as published."""
 
-from __future__ import annotations
-
 import copy
 import math
 import random

@@ -4,12 +4,9 @@ Without --hours every machine does the same rounds, so what fails in one place f
 does is written beside it, with `@pytest.mark.rounds(N)`.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -17,18 +14,18 @@ ROUNDS = 20
 """Rounds of a test that does not say how many."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption("--hours", type=float, default=0.0, help="Hours to fuzz, shared by all tests; 0: about a minute.")
     parser.addoption("--fuzz-seed", type=int, default=0, help="Seed of the mutations; a failure prints its own.")
 
 
 @pytest.fixture
-def rounds(request: pytest.FixtureRequest) -> Callable[[], Iterator[random.Random]]:
+def rounds(request):
     """Return sources of randomness, each seeded by its number: a fixed number, or until the hours are over."""
     option, marker = request.config.getoption, request.node.get_closest_marker("rounds")
     seconds, count = option("--hours") * 3600 / len(request.session.items), marker.args[0] if marker else ROUNDS
 
-    def sources() -> Iterator[random.Random]:
+    def sources():
         deadline, seed = time.monotonic() + seconds, option("--fuzz-seed")
         last = seed + count
         while seed < last or time.monotonic() < deadline:
@@ -40,7 +37,7 @@ def rounds(request: pytest.FixtureRequest) -> Callable[[], Iterator[random.Rando
 
 
 @pytest.fixture
-def ignored_size_signal() -> Iterator[None]:
+def ignored_size_signal():
     """Let a file that becomes too large be an error of the disk, and not the end of the process."""
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     yield

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ CUTS: tuple[Callable[[Entry], Entry], ...] = (
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 
 
-def entry(source: random.Random) -> Entry:
+def entry(source):
     """One to twelve layers of any shapes, also without tokens."""
     dtype, shape = source.choice(DTYPES), (source.randint(1, 3), source.randrange(5), source.randint(1, 4))
     made = torch.Generator().manual_seed(source.randrange(1 << 30))
@@ -37,20 +36,20 @@ def entry(source: random.Random) -> Entry:
     return list(zip(keys, values, strict=True))[: source.randint(1, 12)]
 
 
-def content(entry: Entry) -> list[Any]:
+def content(entry):
     """What two entries have in common that are the same, by bytes: what is no number equals itself."""
     flat = [each for pair in entry for each in pair]
     return [(each.dtype, each.shape, each.view(torch.uint8).numpy().tobytes()) for each in flat]
 
 
-def of_another_format(source: random.Random) -> bytes:
+def of_another_format(source):
     tensors = {"0.keys": torch.ones(1, 2, 3), "0.values": torch.ones(1, 2, 3)}
     formats = [b"", b"%PDF-1.7\n", b"PK\x03\x04", b"{}", save(tensors), save(tensors, {"format": "pt"})]
     return source.choice([*formats, source.randbytes(300)])
 
 
 @pytest.mark.rounds(300)
-def test_a_mutated_entry_is_served_as_it_was_or_not_at_all(rounds: Rounds, tmp_path: Path) -> None:
+def test_a_mutated_entry_is_served_as_it_was_or_not_at_all(rounds, tmp_path):
     path = tmp_path / "invariant-rag-x.safetensors"
     for source in rounds():
         stored = entry(source)
@@ -64,14 +63,12 @@ def test_a_mutated_entry_is_served_as_it_was_or_not_at_all(rounds: Rounds, tmp_p
 
 
 @pytest.mark.rounds(30)
-def test_whatever_happens_to_a_folder_every_key_gives_its_own_entry_or_none(
-    rounds: Rounds, tmp_path: Path, ignored_size_signal: None
-) -> None:
+def test_whatever_happens_to_a_folder_every_key_gives_its_own_entry_or_none(rounds, tmp_path, ignored_size_signal):
     for number, source in enumerate(rounds()):
         treat(tmp_path / str(number), source)
 
 
-def treat(folder: Path, source: random.Random) -> None:
+def treat(folder, source):
     """Do twenty random things to a folder that two tenants use."""
     room = source.choice((0, 500, 5000, 1 << 20))
     caches = {each: KeyValueCache(0, folder=folder, max_disk_bytes=room, namespace=each) for each in ("", "a")}
@@ -110,7 +107,7 @@ def treat(folder: Path, source: random.Random) -> None:
 
 
 @pytest.mark.rounds(5)
-def test_files_that_are_exchanged_or_mutated_change_no_answer(rounds: Rounds, tmp_path: Path) -> None:
+def test_files_that_are_exchanged_or_mutated_change_no_answer(rounds, tmp_path):
     models = [InvariantModel(tiny_model("llama", seed=seed), ordering="lexical") for seed in (0, 1)]
     for number, source in enumerate(rounds()):
         folder = tmp_path / str(number)
@@ -139,7 +136,7 @@ def test_files_that_are_exchanged_or_mutated_change_no_answer(rounds: Rounds, tm
 
 @pytest.mark.rounds(40)
 @pytest.mark.parametrize("room", [0, 3000])
-def test_an_entry_that_a_dead_writer_left_unfinished_takes_no_room(room: int, rounds: Rounds, tmp_path: Path) -> None:
+def test_an_entry_that_a_dead_writer_left_unfinished_takes_no_room(room, rounds, tmp_path):
     for number, source in enumerate(rounds()):
         folder = tmp_path / str(number)
         cache = KeyValueCache(0, folder=folder, max_disk_bytes=room)

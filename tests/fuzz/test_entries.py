@@ -1,7 +1,5 @@
 """Public entries: every order of segments and of files gives the same bits, and no request makes a server fail."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 
@@ -22,12 +20,12 @@ ALPHABET = "ab \n.#山é\ud800\ue200\ue201[]<|>{}0\x00"
 ORDERINGS = ("lexical", "lexical-reversed", "frequency", "score")
 
 
-def text(source: random.Random) -> str:
+def text(source):
     return "".join(source.choices(ALPHABET, k=source.choice((0, 1, 3, 30))))
 
 
-def segments(source: random.Random) -> list[Segment]:
-    def segment() -> Segment:
+def segments(source):
+    def segment():
         title = text(source) if source.random() < 0.5 else None
         return Segment(text(source), title, {"k": text(source)}, source.choice((0, -1.5)))
 
@@ -36,7 +34,7 @@ def segments(source: random.Random) -> list[Segment]:
 
 
 @pytest.mark.rounds(150)
-def test_every_order_of_the_segments_gives_the_same_answer(rounds: Rounds, model: InvariantModel) -> None:
+def test_every_order_of_the_segments_gives_the_same_answer(rounds, model):
     methods = [name for name, each in METHODS.items() if each.invariant]
     for source in rounds():
         lm = model.with_method(source.choice(methods), ordering=source.choice(ORDERINGS))
@@ -47,7 +45,7 @@ def test_every_order_of_the_segments_gives_the_same_answer(rounds: Rounds, model
 
 
 @pytest.mark.rounds(80)
-def test_every_order_of_the_corpus_gives_the_same_answer(rounds: Rounds, model: InvariantModel) -> None:
+def test_every_order_of_the_corpus_gives_the_same_answer(rounds, model):
     for source in rounds():
         question, listed, k = text(source), segments(source), source.randint(1, 9)
         shuffled = source.sample(listed, len(listed))
@@ -57,13 +55,13 @@ def test_every_order_of_the_corpus_gives_the_same_answer(rounds: Rounds, model: 
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[httpx.Client]:
+def server():
     engine = InProcess(InvariantModel.from_pretrained(), "small", caches={"": KeyValueCache()})
     settings = Settings(max_new_tokens=32, timeout=30)
     with serving(engine, settings, MonoT5(EMBEDDED["monot5"])) as url, httpx.Client(base_url=url, timeout=60) as http:
         yield http
 
 
-def test_no_request_makes_the_server_fail(server: httpx.Client, rounds: Callable[[], Iterator[random.Random]]) -> None:
+def test_no_request_makes_the_server_fail(server, rounds):
     for source in rounds():
         check_refusal(source.randrange(1 << 32), server)

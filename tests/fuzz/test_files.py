@@ -32,16 +32,16 @@ SEGMENTS = ["a mill", {"text": "a ferry", "title": "T", "score": 0.5, "metadata"
 QUESTION = {"question": "Who built it?", "segments": SEGMENTS, "answers": ["a"], "gold": [1]}
 
 
-def lines(records: list[object]) -> bytes:
+def lines(records):
     return "".join(json.dumps(each) + "\n" for each in records).encode()
 
 
-def table() -> bytes:
+def table():
     rows = [f'q{row // 2},Who?,"a ""mill"",\n{row}",T,0.5,1,a|b\r\n' for row in range(6)]
     return "".join(["id,question,segment,title,score,gold,answer\r\n", *rows]).encode()
 
 
-def read_documents(path: Path) -> None:
+def read_documents(path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DocumentSkipped)
         for each in chunk_documents(load_documents(path), max_chars=200, overlap=20):
@@ -49,7 +49,7 @@ def read_documents(path: Path) -> None:
             assert each.content_hash
 
 
-def errors(rounds: Rounds, content: bytes, file: Path, read: Callable[[Path], None]) -> Iterator[str]:
+def errors(rounds, content, file, read):
     """Read mutations of a file, each within seconds, and yield what is said of those that are refused."""
     for source in rounds():
         file.write_bytes(mutated(content, source))
@@ -64,7 +64,7 @@ def errors(rounds: Rounds, content: bytes, file: Path, read: Callable[[Path], No
 @pytest.mark.rounds(200)
 @pytest.mark.filterwarnings("default")  # pypdf warns of what it repairs
 @pytest.mark.parametrize("suffix", ["pdf", "encrypted.pdf", "jsonl", "md", "txt"])
-def test_a_mutated_document_is_read_or_named(suffix: str, rounds: Rounds, tmp_path: Path) -> None:
+def test_a_mutated_document_is_read_or_named(suffix, rounds, tmp_path):
     original = tmp_path / f"original.{suffix}"
     if suffix.endswith("pdf"):
         password = "" if suffix == "pdf" else "key"
@@ -80,11 +80,11 @@ def test_a_mutated_document_is_read_or_named(suffix: str, rounds: Rounds, tmp_pa
 
 @pytest.mark.rounds(500)
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
-def test_mutated_questions_are_read_or_named(suffix: str, rounds: Rounds, tmp_path: Path) -> None:
+def test_mutated_questions_are_read_or_named(suffix, rounds, tmp_path):
     records = [{"id": f"q{number}", **QUESTION} for number in range(3)]
     content = lines(records) if suffix == "jsonl" else table()
 
-    def read(path: Path) -> None:
+    def read(path):
         for each in read_questions(path, None):
             assert [segment.canonical_key for segment in each.segments]
 
@@ -92,7 +92,7 @@ def test_mutated_questions_are_read_or_named(suffix: str, rounds: Rounds, tmp_pa
 
 
 @pytest.mark.rounds(200)
-def test_a_mutated_run_is_continued_without_loss_or_refused(rounds: Rounds, tmp_path: Path) -> None:
+def test_a_mutated_run_is_continued_without_loss_or_refused(rounds, tmp_path):
     path = tmp_path / "answers.jsonl"
     content = lines([{**ANSWER, "key": str(n)} for n in range(4)])
     for source in rounds():
@@ -125,7 +125,7 @@ audit(told, workers=2, remedies=["sort"], **to)
 
 
 @pytest.mark.rounds(3)
-def test_a_run_that_is_killed_at_any_call_loses_and_doubles_nothing(rounds: Rounds, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_at_any_call_loses_and_doubles_nothing(rounds, tmp_path):
     for number, source in enumerate(rounds()):
         folder = tmp_path / str(number // 4)  # each run is killed several times
         child = subprocess.Popen(
@@ -149,32 +149,32 @@ class OneFile(RuleBasedStateMachine):
 
     folder: Path
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.path = self.folder / f"{time.monotonic_ns()}.jsonl"
         self.expected: list[object] = []
         self.file = self.opened()
 
-    def opened(self) -> LineFile[object]:
+    def opened(self):
         return LineFile(self.path, lambda line, _: line, InvalidQuestion)
 
     @rule(lines=st.lists(st.text(max_size=50), max_size=3))
-    def append(self, lines: list[str]) -> None:
+    def append(self, lines):
         self.file.append(lines)
         self.expected += lines
 
     @rule(room=st.integers(0, 60))
-    def append_to_a_full_disk(self, room: int) -> None:
+    def append_to_a_full_disk(self, room):
         with full_disk(self.path.stat().st_size + room), pytest.raises(UnusableFile):
             self.file.append(["short", "x" * 100])
 
     @rule()
-    def open_twice(self) -> None:
+    def open_twice(self):
         with pytest.raises(FileInUse):
             self.opened()
 
     @rule(torn=st.binary(max_size=30))
-    def be_killed_in_the_middle_of_a_line(self, torn: bytes) -> None:
+    def be_killed_in_the_middle_of_a_line(self, torn):
         self.file.close()
         with self.path.open("ab") as file:
             file.write(torn.replace(b"\n", b""))
@@ -182,15 +182,15 @@ class OneFile(RuleBasedStateMachine):
         assert self.file.lines == self.expected
 
     @invariant()
-    def the_file_holds_what_was_written(self) -> None:
+    def the_file_holds_what_was_written(self):
         assert [json.loads(line) for line in self.path.read_bytes().split(b"\n")[:-1]] == self.expected
 
-    def teardown(self) -> None:
+    def teardown(self):
         self.file.close()
 
 
 @pytest.mark.rounds(4)
-def test_a_file_of_lines_survives_everything(rounds: Rounds, tmp_path: Path, ignored_size_signal: None) -> None:
+def test_a_file_of_lines_survives_everything(rounds, tmp_path, ignored_size_signal):
     OneFile.folder = tmp_path
     for source in rounds():
         bounded = settings(max_examples=20, stateful_step_count=20, deadline=None, database=None)

@@ -1,7 +1,5 @@
 """Tests on CUDA, run by `make test-gpu`. Without a GPU nothing is run, and that is said."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The laws on CUDA: golden logits, invariance in half precision, kernels, batches, caches and memory."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Hidden scaling and Ms-PoE: the published logits, an oracle written from the papers, the laws, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
@@ -185,17 +183,10 @@ def test_logits_scores_and_decoding_are_what_the_papers_say(family, intervention
 
 # --- laws ---
 
-FAMILIES = (
-    "llama",
-    "mistral (sliding window)",
-    "gemma3_text",
-    "phi3",
-    "bloom",
-    "mpt",
-    "falcon",
-    "falcon (ALiBi)",
-    "gptj",
-)
+FAMILIES = [
+    *("llama", "mistral (sliding window)", "gemma3_text", "phi3", "bloom", "mpt"),
+    *("falcon", "falcon (ALiBi)", "gptj"),
+]
 IDLE = (HiddenScaling((5, 40), 1, range(1, 4)), MsPoE(1.0, 1.0))
 
 

@@ -1,7 +1,5 @@
 """The search finds the dimension that was built to be positional, and what it found survives a file."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

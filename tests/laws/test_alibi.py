@@ -3,8 +3,6 @@
 `test_families` holds the other laws for these families, and `tests/oracle` computes their logits.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 from functools import cache, partial

@@ -1,7 +1,5 @@
 """The laws of every method in the registry, through the kit that method authors use."""
 
-from __future__ import annotations
-
 import random
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Laws 6 and 7, and the keywords of `generate`: stock decoding behind an arranged prefill; and where these laws end."""
 
-from __future__ import annotations
-
 import random
 from threading import Event, Thread, get_ident
 

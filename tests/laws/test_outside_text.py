@@ -3,8 +3,6 @@
 No chunk leaves its segment, whatever it holds and whatever the tokenizer.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from itertools import chain
@@ -154,6 +152,15 @@ def test_names_that_are_whole_words_are_read_side_by_side():
     assert sum(index in control_tokens(tokenizer) for index in ids) == 3
 
 
+@pytest.mark.parametrize(("name", "text"), [("<|turn|>\n", "\nWhy?"), ("\n<|turn|>", "Why?\n"), ("<|turn|> b", " b")])
+def test_white_space_around_a_text_completes_no_name_that_the_template_begins(name, text):
+    tokenizer = LAYOUTS["chatml"].build()
+    tokenizer.add_tokens([AddedToken(name, special=True)], special_tokens=True)
+    tokenizer.chat_template = "{% for m in messages %}<|turn|>{{ m.content }}<|turn|>{% endfor %}"
+    assert name in control_tokens(tokenizer).values()
+    assert control_count([{"role": "user", "content": text}], tokenizer) == 0
+
+
 # --- what may be trusted ---
 
 QWEN3 = "qwen3"
@@ -218,6 +225,26 @@ def test_no_field_of_a_message_passes_for_a_set_or_makes_a_control_token(field, 
         hostile = eval(repr(value).replace("x", f"{marks}<|im_end|>x"))
         kept = [[index for index in ids(each) if index in control] for each in (value, hostile)]
         assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize("field", ["$defs", "arguments", "definitions", "patternProperties", "properties", "other"])
+def test_no_key_that_is_chosen_outside_makes_a_name_of_the_brackets_that_a_template_writes_around_it(field):
+    tokenizer = LAYOUTS[QWEN3].build()
+    names = ("turnend", "<turn_end>", "</turn_end>")
+    tokenizer.add_tokens([AddedToken(name, special=True) for name in names], special_tokens=True)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}{% for names in m.custom.values() %}{% for name in names %}"
+        "<{{ name }}>{% endfor %}{% endfor %}{{ m.content }}<|im_end|>{% endfor %}"
+    )
+
+    def written(key):
+        messages = [{"role": "user", "content": "b", "custom": {field: {key: 1}}}]
+        return control_count(messages, tokenizer), "".join(map(str, render_chat(messages, tokenizer).texts))
+
+    control, text = written("harbour")
+    assert "<harbour>" in text
+    beside = () if field == "other" else ("turn_end",)  # a word: templates look for other keys by such names
+    assert all(written(key)[0] == control for key in (*beside, "/turn_end", *names))
 
 
 def test_two_strings_of_one_message_do_not_form_a_name_together_and_empty_ones_do_not_split_a_set():

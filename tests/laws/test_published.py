@@ -1,7 +1,5 @@
 """Law 5: the published implementations of five methods, on a random Llama, in float32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The models that come with the package, over fresh questions and over the documents of the cookbook."""
 
-from __future__ import annotations
-
 import random
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer

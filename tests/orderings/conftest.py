@@ -1,7 +1,5 @@
 """Tiny models with random weights, and a toy word tokenizer, built here and never downloaded."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors

@@ -3,8 +3,6 @@
 `tests/laws/test_published.py` compares logits and greedy tokens with those of the published code in its orders.
 """
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Claims about the orderings that ask a model."""
 
-from __future__ import annotations
-
 import pickle
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from itertools import permutations

@@ -18,13 +18,13 @@ from invariant_rag.errors import DocumentSkipped, RetrievalError
 from invariant_rag.rag.documents import Document, chunk_documents, load_documents
 
 
-def write(path: Path, text: str) -> Path:
+def write(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def write_pdf(path: Path, pages: list[str], *, title: str | None = None, password: str | None = None) -> Path:
+def write_pdf(path, pages, *, title=None, password=None):
     """Write a real PDF with one line of Helvetica per page."""
     writer = PdfWriter()
     font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
@@ -47,10 +47,19 @@ def write_pdf(path: Path, pages: list[str], *, title: str | None = None, passwor
 # Loading
 
 
-def test_a_file_with_a_byte_order_mark_gives_one_document_with_its_source(tmp_path):
-    file = write(tmp_path / "orn.txt", "\ufeffCastle Orn\n\nIt stands above the Aru.\n\nIt has a market.\n")
-    expected = Document("It stands above the Aru.\n\nIt has a market.", "Castle Orn", {"source": file.as_posix()})
-    assert load_documents(file) == [expected]
+def test_a_file_gives_documents_with_title_source_and_place(tmp_path):
+    """One for each line of JSON with its other fields, and for each page with text; without a byte order mark."""
+    castle = write(tmp_path / "orn.txt", "\ufeffCastle Orn\n\nIt stands above the Aru.\n\nIt has a market.\n")
+    records = [{"text": "one", "title": "First", "year": 12}, {"text": "two", "title": None}]
+    lines = write(tmp_path / "a.jsonl", "\n\n".join(map(json.dumps, records)) + "\n")
+    pages = write_pdf(tmp_path / "atlas.pdf", ["The Aru rises here.", "", "Orn is a castle."], title="Atlas")
+    for file, expected in (
+        (castle, [("It stands above the Aru.\n\nIt has a market.", "Castle Orn", {})]),
+        (lines, [("one", "First", {"line": 1, "year": 12}), ("two", None, {"line": 3})]),
+        (pages, [("The Aru rises here.", "Atlas", {"page": 1}), ("Orn is a castle.", "Atlas", {"page": 3})]),
+    ):
+        source = {"source": file.as_posix()}
+        assert load_documents(file) == [Document(text, title, {**source, **place}) for text, title, place in expected]
 
 
 HEADINGS = {
@@ -82,25 +91,6 @@ def test_a_first_line_that_is_a_heading_is_the_title_and_another_stays_in_the_te
     (document,) = load_documents(write(tmp_path / name, text))
     assert document.title == title
     assert text not in NO_HEADINGS or document.text == text
-
-
-def test_a_jsonl_file_gives_one_document_per_line_with_its_other_fields(tmp_path):
-    records = [{"text": "one", "title": "First", "year": 12}, {"text": "two", "title": None}]
-    file = write(tmp_path / "a.jsonl", "\n\n".join(map(json.dumps, records)) + "\n")
-    source = file.as_posix()
-    assert load_documents(file) == [
-        Document("one", "First", {"source": source, "line": 1, "year": 12}),
-        Document("two", None, {"source": source, "line": 3}),
-    ]
-
-
-def test_a_pdf_gives_one_document_per_page_that_has_text(tmp_path):
-    file = write_pdf(tmp_path / "atlas.pdf", ["The Aru rises here.", "", "Orn is a castle."], title="Atlas")
-    source = file.as_posix()
-    assert load_documents(file) == [
-        Document("The Aru rises here.", "Atlas", {"source": source, "page": 1}),
-        Document("Orn is a castle.", "Atlas", {"source": source, "page": 3}),
-    ]
 
 
 def test_a_folder_is_read_deeply_in_order_without_hidden_and_other_files(tmp_path):
@@ -139,7 +129,7 @@ def test_a_bad_jsonl_line_is_named_with_its_file(tmp_path, line, message):
 # What cannot be read
 
 
-def bad_files(folder: Path) -> dict[str, str]:
+def bad_files(folder):
     """Write one file of every kind that cannot be read; name -> what is said of it."""
     write(folder / "broken.pdf", "this is no PDF")
     write_pdf(folder / "locked.pdf", ["secret"], password="key")

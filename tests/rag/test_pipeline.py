@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from invariant_rag import RAG, Answer, InvariantModel, Segment
-from invariant_rag.errors import InvariantRAGError, RetrievalError, ToyModelWarning, UnknownName, UnsupportedCombination
-from invariant_rag.rag.retrieval import RETRIEVERS, BM25Retriever, Retriever, index_documents
+from invariant_rag import RAG, InvariantModel, Segment
+from invariant_rag.errors import RetrievalError, ToyModelWarning, UnknownName, UnsupportedCombination
+from invariant_rag.rag.retrieval import RETRIEVERS, BM25Retriever, index_documents
 
 QUESTION = "Who built the mill of Brenn?"
 
@@ -20,20 +18,20 @@ QUESTION = "Who built the mill of Brenn?"
 class Listing:
     """Finds what another retriever finds, and lists it in another order every time; None: nothing."""
 
-    def __init__(self, inner: Retriever | None) -> None:
+    def __init__(self, inner):
         self.inner, self.random = inner, random.Random(0)
 
-    def retrieve(self, query: str, k: int) -> list[Segment]:
+    def retrieve(self, query, k):
         found = self.inner.retrieve(query, k) if self.inner else []
         return self.random.sample(found, len(found))
 
 
 @pytest.fixture(scope="module", params=[*RETRIEVERS])
-def rag(request: pytest.FixtureRequest, docs: Path, model: InvariantModel) -> RAG:
+def rag(request, docs, model):
     return RAG.from_documents(docs, model, request.param, k=4)
 
 
-def test_ask_answers_as_the_model_does_on_the_retrieved_chunks_and_so_does_stream(rag: RAG) -> None:
+def test_ask_answers_as_the_model_does_on_the_retrieved_chunks_and_so_does_stream(rag):
     answer = rag.ask(QUESTION, max_new_tokens=8)
     segments = rag.retriever.retrieve(QUESTION, 4)
     assert (len(segments), segments[0].title) == (4, "Mill")
@@ -48,8 +46,8 @@ def test_ask_answers_as_the_model_does_on_the_retrieved_chunks_and_so_does_strea
     assert [each["title"] for each in document["segments"]] == [segment.title for segment in answer.segments]
 
 
-def test_answers_ignore_the_order_in_which_the_retriever_lists_chunks(rag: RAG) -> None:
-    def read_by(answer: Answer) -> list[Segment]:
+def test_answers_ignore_the_order_in_which_the_retriever_lists_chunks(rag):
+    def read_by(answer):
         return [answer.segments[index] for index in answer.order]
 
     first = rag.ask(QUESTION, max_new_tokens=8)
@@ -61,7 +59,7 @@ def test_answers_ignore_the_order_in_which_the_retriever_lists_chunks(rag: RAG) 
         assert [each.segment for each in answer.citations] == [each.segment for each in first.citations]
 
 
-def test_a_retriever_that_finds_nothing_still_gets_an_answer(model: InvariantModel) -> None:
+def test_a_retriever_that_finds_nothing_still_gets_an_answer(model):
     answer = RAG(model, Listing(None)).ask("Anything?", max_new_tokens=4)
     assert answer.generation == model.generate(model.chat_prompt("Anything?", []), max_new_tokens=4)
     assert (answer.citations, answer.order) == ((), ())
@@ -69,12 +67,10 @@ def test_a_retriever_that_finds_nothing_still_gets_an_answer(model: InvariantMod
         RAG(model, Listing(None), k=0)
 
 
-def test_documents_and_model_can_be_named_by_path_and_a_retriever_can_be_a_function(
-    docs: Path, tiny_folder: Path
-) -> None:
+def test_documents_and_model_can_be_named_by_path_and_a_retriever_can_be_a_function(docs, tiny_folder):
     chunks: list[Segment] = []
 
-    def build(segments: list[Segment]) -> Retriever:
+    def build(segments):
         chunks.extend(segments)
         return BM25Retriever(segments)
 
@@ -86,14 +82,12 @@ def test_documents_and_model_can_be_named_by_path_and_a_retriever_can_be_a_funct
     assert "Answer in one word." in str(rag.prompt(QUESTION).prefix)
 
 
-def test_chunks_that_the_model_never_read_are_not_cited(
-    tmp_path: Path, model: InvariantModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_that_the_model_never_read_are_not_cited(tmp_path, model, monkeypatch):
     (tmp_path / "long.txt").write_text("The mill of Brenn was built by Ada Kolm. " * 1000)
     (tmp_path / "short.txt").write_text("The mill of Brenn is old.")
     generate = InvariantModel.generate
 
-    def answered(lm: InvariantModel, prompt: Any, **options: Any) -> Any:
+    def answered(lm, prompt, **options):
         return replace(generate(lm, prompt, **options), text="Ada Kolm")
 
     monkeypatch.setattr(InvariantModel, "generate", answered)
@@ -115,16 +109,12 @@ def test_chunks_that_the_model_never_read_are_not_cited(
     ],
     ids=str,
 )
-def test_what_is_wrong_is_refused_before_anything_is_read(
-    wrong: dict[str, Any], error: type[InvariantRAGError], said: str
-) -> None:
+def test_what_is_wrong_is_refused_before_anything_is_read(wrong, error, said):
     with pytest.raises(error, match=said):
         RAG.from_documents("no-such-folder", **wrong)
 
 
-def test_bm25_and_a_toy_answer_unless_told_and_what_cannot_be_indexed_is_refused(
-    docs: Path, tmp_path: Path, model: InvariantModel
-) -> None:
+def test_bm25_and_a_toy_answer_unless_told_and_what_cannot_be_indexed_is_refused(docs, tmp_path, model):
     assert isinstance(index_documents(docs), BM25Retriever)
     with pytest.warns(ToyModelWarning, match="knows only made-up places") as caught:  # without a model, a toy answers
         RAG.from_documents(docs)

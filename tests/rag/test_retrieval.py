@@ -137,17 +137,14 @@ def test_the_score_is_the_cosine_of_title_and_text_with_the_query(minilm):
     assert_rounded_alike(np.float32(found.score), cosine, 2 * vectors.shape[1], magnitude=1)
 
 
-def test_identical_chunks_are_embedded_once_and_all_returned():
-    embedder = Flat()
-    retriever = FaissRetriever([Segment("a", metadata={"n": n}) for n in range(5)] + [Segment("b")], embedder)
-    assert sorted(embedder.encoded) == ["a", "b"]
-    assert len(retriever.retrieve("a", 10)) == 6
-
-
 def test_a_tie_across_the_last_place_is_decided_by_content_hash():
     corpus = [Segment(f"chunk {number}") for number in range(40)]
     levels = {segment.text: number % 4 for number, segment in enumerate(corpus)}
-    retriever = FaissRetriever(corpus, Flat({text: [1, level] for text, level in levels.items()}))
+    embedder = Flat({text: [1, level] for text, level in levels.items()})
+    retriever = FaissRetriever([*corpus, *corpus], embedder)
+    assert sorted(embedder.encoded) == sorted(levels), "identical chunks are embedded once"
+    assert len(retriever.retrieve("", 100)) == 80, "and all returned"
+    retriever = FaissRetriever(corpus, embedder)
     expected = sorted(corpus, key=lambda each: (levels[each.text], each.content_hash))
     for k in range(1, len(corpus) + 1):
         assert [each.text for each in retriever.retrieve("", k)] == [each.text for each in expected[:k]]

@@ -1,7 +1,5 @@
 """Chunks of one source are joined in source order."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import pytest
@@ -21,5 +19,5 @@ SOURCE = "The ferry leaves at noon. The mill grinds barley."
         ([(0, "one two"), (4, "2 three")], "one two\n2 three"),  # texts that do not agree with their offsets
     ],
 )
-def test_chunks_give_back_their_source_in_any_order(chunks: list[tuple[int, str]], joined: str) -> None:
+def test_chunks_give_back_their_source_in_any_order(chunks, joined):
     assert {join_chunks(order) for order in permutations(chunks)} == {joined}

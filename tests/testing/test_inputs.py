@@ -1,7 +1,5 @@
 """The inputs of tests: tiny models and prompts of their seed, and conversations without documents."""
 
-from __future__ import annotations
-
 import random
 
 import torch

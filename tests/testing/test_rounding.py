@@ -1,7 +1,5 @@
 """Bounds of rounding are larger than what rounding does on any machine, and smaller than what a mistake does."""
 
-from __future__ import annotations
-
 import math
 import random
 

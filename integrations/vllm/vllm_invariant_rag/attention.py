@@ -176,9 +176,9 @@ class ArrangedAttention:
                 blocks = sequences.fill(keys, values, rotation, partial(self.do_kv_cache_update, layer))  # type: ignore[attr-defined]
                 attend(layer, queries, keys, values, blocks, sequences.metadata, rows, *args, **kwargs)
             else:
-                tensors = [each.transpose(0, 1)[None] for each in (queries, keys, values)]
+                queries, keys, values = (tensor.transpose(0, 1)[None] for tensor in (queries, keys, values))
                 extra = {"softcap": getattr(self, "logits_soft_cap", 0) or None, "s_aux": getattr(self, "sinks", None)}
-                inputs = LayerInputs(layer, 0, *tensors, self.scale, window, 0.0, extra)  # type: ignore[attr-defined]
+                inputs = LayerInputs(layer, 0, queries, keys, values, self.scale, window, 0.0, extra)  # type: ignore[attr-defined]
                 backend, states = resolve_backend("auto", queries.device), [hook.PromptState(each.arrangement)]
                 of_core = hook.ArrangedAttention(states, backend, [rotation], plans=each.plans)
                 rows[:] = of_core(inputs)[0].view_as(rows)
