@@ -222,7 +222,7 @@ def test_a_text_and_a_conversation_are_tokenized_as_they_are_read(
 def test_the_server_tells_what_it_is(client: openai.OpenAI, http: httpx.Client) -> None:
     (model,) = client.models.list().data
     assert model.id == client.models.retrieve("small").id == "small"
-    assert "rotor" in model.invariant["methods"]
+    assert set(model.invariant["methods"]) == set(METHODS)
     assert http.get("/version").json() == {"version": __version__}
     assert http.get("/health").status_code == http.get("/ready").status_code == 200
     page = http.get("/metrics").text
@@ -247,11 +247,9 @@ def test_all_answers_to_a_request_are_one_batch(asked: dict[str, Any], rows: int
 
 
 def test_every_method_that_is_listed_answers(http: httpx.Client) -> None:
-    assert set(METHODS) == set(http.get("/v1/models").json()["data"][0]["invariant"]["methods"])
     for method in METHODS:
-        sent = [body(max_tokens=2, documents=each, invariant={"method": method}) for each in (FLAGS, FLAGS[::-1])]
-        found = {http.post(CHAT, json=each).json()["choices"][0]["message"]["content"] for each in sent}
-        assert len(found) == 1, method
+        reply = http.post(CHAT, json=body(max_tokens=1, invariant={"method": method})).json()
+        assert reply["invariant"]["method"] == method
 
 
 def test_scores_of_a_retriever_order_documents(http: httpx.Client) -> None:
