@@ -48,6 +48,14 @@ def without_generations(reply):
     return replace(reply, answers=tuple(replace(each, generation=None) for each in reply.answers))
 
 
+def test_a_ledger_says_which_branch_was_taken_and_promises_nothing_of_documents_that_are_not_known():
+    lm, request = lm_of("hermes"), REQUESTS["a conversation"]
+    known, unknown = (Answering(lm, replace(request, recognized=each)).reply().ledger for each in (True, False))
+    assert (known["invariant"], unknown) == (True, {**known, "invariant": False})
+    routed = Answering(lm.with_routing(), request).reply()
+    assert routed.ledger["routing"] == routed.first.generation.details["routing"]
+
+
 @pytest.mark.parametrize("batcher", [None, MicroBatcher()], ids=["alone", "queued"])
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_streamed_reply_is_the_whole_one(name, batcher):

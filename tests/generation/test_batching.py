@@ -8,7 +8,7 @@ import random
 import time
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from threading import Event
 
 import pytest
@@ -144,7 +144,9 @@ def test_without_seeds_sampled_answers_follow_the_global_state(llama):
     found = []
     for _ in range(2):
         torch.manual_seed(1)
-        found.append([each.token_ids for each in MicroBatcher().generate_all(lm, calls)])
+        answers = MicroBatcher().generate_all(lm, calls)
+        assert all(each.bitwise for each in answers), "the rows of one prompt are of one length"
+        found.append([each.token_ids for each in answers])
     assert found[0] == found[1]
     assert len(set(found[0])) == 3
 
@@ -314,23 +316,43 @@ def test_who_need_not_wait_runs_between_two_steps_and_changes_nothing(other, met
     assert order == [1, 0]
 
 
+class Noting(StoppingCriteria):
+    """Calls a function at each token, in the thread that holds the model."""
+
+    def __init__(self, note):
+        self._note = note
+
+    def __call__(self, input_ids, scores, **_):
+        self._note()
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def test_who_need_not_wait_runs_before_a_batch_that_begins_whoever_gets_the_turn(llama):
+    lm, batcher = InvariantModel(llama), MicroBatcher()
+    for _ in range(6):
+        tokens: list[str] = []
+        with ThreadPoolExecutor(2) as pool, halted(batcher) as until:
+            for count, (name, length) in enumerate({"long": 8, "short": 2}.items(), 1):
+                options = {"max_new_tokens": length, "stopping_criteria": [Noting(partial(tokens.append, name))]}
+                pool.submit(batcher.generate, lm, PROMPTS[0], options)
+                until(count)
+        assert tokens == ["short"] * 2 + ["long"] * 8
+
+
+@pytest.mark.parametrize("tenant", ["other", "same"])  # an answer that is as long need wait for its own tenant's only
 @pytest.mark.parametrize("backend", ["sdpa", "varlen"])  # a pass for each prompt of a prefill, or one for all of them
-def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(backend, llama, monkeypatch):
+def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(backend, tenant, llama, monkeypatch):
     lms = [InvariantModel(llama, backend=backend, cache=KeyValueCache()) for _ in range(2)]
+    lms[1] = lms[tenant == "other"]
     alone = [lms[0].with_cache(None).generate(prompt, **OPTIONS).token_ids for prompt in PROMPTS]
     batcher, forward, others = MicroBatcher(), type(llama).forward, list[Future[Generation]]()
     passes, at_token = list[int](), list[int]()
-
-    class Noting(StoppingCriteria):
-        def __call__(self, input_ids, scores, **_):
-            at_token.append(len(passes))
-            return torch.zeros(len(input_ids), dtype=torch.bool)
 
     @wraps(forward)
     def counted(*given, **options):
         passes.append(1)
         if len(passes) == 2:
-            mine = {**OPTIONS, "stopping_criteria": [Noting()]}
+            mine = {**OPTIONS, "stopping_criteria": [Noting(lambda: at_token.append(len(passes)))]}
             others.append(pool.submit(batcher.generate, lms[1], PROMPTS[0], mine))
             while not batcher.waiting:
                 time.sleep(0.001)
@@ -340,7 +362,8 @@ def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(backend, llama, 
     with ThreadPoolExecutor(1) as pool:
         found = batcher.generate_all(lms[0], [(prompt, OPTIONS) for prompt in PROMPTS])
     assert [each.token_ids for each in found] == alone
-    assert (others[0].result().token_ids, at_token[0]) == (alone[0], 4)  # two of its own: documents, and question
+    assert others[0].result().token_ids == alone[0]
+    assert (at_token[0] == 4) == (tenant == "other")  # with two of its own: documents, and question
 
 
 def test_what_draws_between_two_steps_takes_nothing_from_the_draws_of_the_batch(llama):

@@ -74,10 +74,12 @@ def test_every_order_makes_one_request_and_the_answer_is_that_of_the_sorted_docu
     assert any("one order" in warning for warning in replies[0]["invariant"]["warnings"])
 
 
-def test_a_toy_behind_a_gateway_is_one_before_it(gateway: openai.OpenAI, http: httpx.Client) -> None:
-    """As the embedded model's server says; an API that says nothing has none."""
-    cards = [gateway.models.retrieve("small").to_dict(), http.get("/v1/models/far").json()]
-    assert [each["toy"] for each in cards] == [True, False]
+def test_a_toy_behind_a_gateway_is_one_before_it(gateway: openai.OpenAI, api: ScriptedAPI, http: httpx.Client) -> None:
+    """As what is behind says of that model: nothing means no, and another time it may say something else."""
+    assert gateway.models.retrieve("small").to_dict()["toy"] is True
+    for card, toy in (({"id": "far"}, False), ({"id": "far", "toy": True}, True), ({"id": "near", "toy": True}, False)):
+        api.card = dict(card)
+        assert [each["toy"] for each in http.get("/v1/models").json()["data"]] == [toy]
 
 
 @pytest.mark.parametrize("options", [{"logprobs": True}, {"stop": ["hit"]}, {"temperature": 2.0, "seed": 3, "n": 2}])

@@ -77,8 +77,9 @@ def test_each_method_takes_keywords_for_one_call(llm: InvariantLLM, model: Invar
     whole, sampled = expected(model, name), expected(model, name, do_sample=True, **options)
     assert answer(llm, name, **options)[0] == answer(InvariantLLM(model, max_tokens=8, **options), name)[0] == sampled
     assert sampled != whole
-    penalty = {"repetition_penalty": 3.0}
-    assert answer(llm, name, **penalty)[0] == expected(model, name, **penalty)
+    assert answer(llm, name, repetition_penalty=3.0)[0] == expected(model, name, repetition_penalty=3.0)
+    stopping = InvariantLLM(model, max_tokens=8, generation_kwargs={"stop": [whole[3:5]]})
+    assert answer(stopping, name, stop=[])[0] == whole
     assert answer(llm, name, stop=["never", whole[3:5]])[0] == whole[: whole.index(whole[3:5])]
     short = expected(model, name, max_new_tokens=3)
     assert answer(llm, name, max_new_tokens=3)[0] == answer(renamed, name)[0] == short
