@@ -1,9 +1,6 @@
 """The judge: one scoring pass, and the same verdict for every order in which the answers are listed."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -185,7 +182,7 @@ def test_there_are_26_letters_and_any_number_of_texts(lm):
 
 
 def test_what_cannot_be_judged_is_refused(lm):
-    judge: Any = Judge(lm)
+    judge = Judge(lm)
     for wrong in ("", {}, ["brevity"], {"brevity": 1}, None):
         with pytest.raises(InvalidPrompt, match="criteria as a text or a mapping"):
             Judge(lm, criteria=wrong)

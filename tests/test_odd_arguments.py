@@ -1,13 +1,9 @@
 """No argument of a public function, of whatever kind, ends in a raw traceback: typed errors, or an answer."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -67,19 +63,18 @@ def args(**given):
 
 
 def nested():
-    found: list[Any] = []
+    found = []
     for _ in range(100_000):
         found = [found]
     return found
 
 
-ODD: tuple[Any, ...] = (
+ODD = (
     *(None, 3, -1, 0, True, 1.5, float("nan"), float("inf"), 10**400, 2**70, 1j, Fraction(1, 3), Decimal("nan")),
     *("x", "", "\ud800", "a\0b", b"x", Path("nowhere/x"), Ellipsis, ValueError("x")),
     *([], [3], [None], [""], [[]], {}, {"a": 1}, {3: 1}, {"a"}, range(3), nested()),
     *(np.array(["a", "b"]), np.array(3), np.int64(2), torch.tensor(1), torch.ones(2), torch.ones(2, 2), Faulty()),
 )
-Table = Mapping[str, tuple[Callable[..., Any], dict[str, Any]]]
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}
 TOOL = Tool("f", "d")
 
@@ -94,7 +89,7 @@ def table(model, tmp_path_factory):
     routed, judge, calling = model.with_routing(), Judge(model), ToolCalling(model, [TOOL])
     bm25 = BM25Retriever(segments)
     question = {"question": "q", "segments": ["a", "b"], "answers": ["a"]}
-    small: dict[str, Any] = {"remedies": []}
+    small = {"remedies": []}
 
     def message(role, content, name, tool_call_id, tool_calls, custom):
         fields = {"name": name, "tool_call_id": tool_call_id, "custom": custom}
@@ -120,7 +115,7 @@ def table(model, tmp_path_factory):
         return with_method("sequential", intervention=MsPoE(first_layer=1, **given))
 
     # fmt: off
-    found: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    found = {
         "InvariantModel": (InvariantModel, args(model=model.model, tokenizer=model.tokenizer, cache=None)),
         "choices": (model.with_method, args(method="rotor", ordering="lexical", backend="auto", overflow="error")),
         "more choices": (model.with_method, args(max_segment_tokens=9, intervention=None)),
@@ -251,7 +246,7 @@ def test_no_argument_of_a_public_callable_ends_in_a_raw_traceback(table, tmp_pat
     assert not raw, "\n".join(raw)
 
 
-CIRCLE: dict[str, Any] = {}
+CIRCLE = {}
 CIRCLE["again"] = CIRCLE
 
 
@@ -271,7 +266,7 @@ def test_what_no_json_can_say_is_no_argument_of_a_tool(model, value):
 
 
 def test_a_refusal_names_the_argument_and_what_was_expected(model):
-    refusals: dict[str, Callable[[], object]] = {
+    refusals = {
         "count: expected at least 1, got": lambda: PermutationAverage(model, count="3"),
         "alpha: expected a finite number": lambda: model.with_routing(float("nan")),
         "expected a list of tools, got 3": lambda: model.chat_prompt("q", ["a"], tools=3),

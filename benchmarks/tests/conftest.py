@@ -1,25 +1,19 @@
 """Files of every benchmark in miniature, in the formats of the real ones, and a tiny model that reads them."""
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 import json
 import os
 import zipfile
-from collections.abc import Callable
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
 from invariant_rag import InvariantModel
 from invariant_rag.testing import tiny_model, toy_tokenizer
 
-from invariant_rag_benchmarks import BENCHMARKS, Case, Selection
+from invariant_rag_benchmarks import BENCHMARKS, Selection
 from invariant_rag_benchmarks.data import DataSource
-
-Load = Callable[..., list[Case]]
 
 NOISE = [{"title": f"D{place}", "text": f"noise {place}", "isgold": False} for place in range(9)]
 ORACLE = [
@@ -87,7 +81,7 @@ TIMELINE = [
     {"input": "First one. Then two. Then three. ", "qa_pairs": str(EVENTS)},
     {"context": "abc def", "question": "Order I. II.", "answer": "II, I", "task": "timeline_reorder"},
 ]
-SMALL: dict[str, dict[str, Any]] = {
+SMALL = {
     "lost-in-the-middle": {"documents": 10},
     "key-value": {"keys": 6},
     "two-wiki": {"chunk": 4},

@@ -1,13 +1,9 @@
 """What is asked: the model, with an intervention, routed, or an ensemble over it; and what a record holds of it."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from invariant_rag import InvariantModel, Prompt
@@ -21,7 +17,6 @@ from invariant_rag_benchmarks.config import ENSEMBLES, BenchmarkConfig
 from invariant_rag_benchmarks.data import DataSource
 from invariant_rag_benchmarks.runner import Answerer, collisions, perplexity
 
-Answer = Callable[..., tuple[Any, dict[str, Any], InvariantModel]]
 PLAIN = {"method": "sequential", "ordering": "given"}
 
 
@@ -104,7 +99,7 @@ def test_the_embedded_model_still_gives_the_stored_scores_of_mmlu():
     cases = mmlu.load(DataSource(MMLU), mmlu.parse_settings({"orders": "0"}), Selection(171, 0))
     for case, each in list(zip(cases, stored, strict=False))[:8]:
         prompt, routing = case.prompt(lm), lm.with_routing(-2)
-        routed: Any = routing.score(prompt, case.candidates)
+        routed = routing.score(prompt, case.candidates)
         bound = rounding(routing.score, prompt, case.candidates) + 0.00005  # four decimals are stored
         assert routed.rejected == pytest.approx(each["plain"], abs=bound)
         assert [*routed] == pytest.approx(each["invariant"], abs=bound)

@@ -1,12 +1,9 @@
 """Claims about `invariant-rag bench` and `invariant-rag reproduce`, asked through typer's runner with a tiny model."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import typer
@@ -102,7 +99,7 @@ def test_reproduce_measures_the_rows_that_were_chosen_and_says_what_it_does_not_
 # --- wrong input: one red line that says what is wrong, exit code 2, before any work ---
 
 WRONG_NUMBERS = ("nan", "-1")
-WRONG: list[Any] = [None, "3", b"", -1, 0, 1.5, math.nan, True, [], {}, object(), 10**400]
+WRONG = [None, "3", b"", -1, 0, 1.5, math.nan, True, [], {}, object(), 10**400]
 
 
 def refused(*arguments):
@@ -117,7 +114,7 @@ def options():
     group = typer.main.get_command(bench.app)
     assert isinstance(group, TyperGroup)
     names = ("xquad", "list", "speed", "vllm")
-    commands: dict[tuple[str, ...], Any] = {("bench", name): group.commands[name] for name in names}
+    commands = {("bench", name): group.commands[name] for name in names}
     commands["reproduce",] = typer.main.get_command(reproduce.app)
     for path, command in commands.items():
         assert isinstance(command, TyperCommand)
@@ -212,7 +209,7 @@ def test_a_wrong_argument_of_a_config_is_a_typed_error(name):
     assert not untyped
 
 
-def test_the_tab_key_completes_the_names_of_tables() -> None:
+def test_the_tab_key_completes_the_names_of_tables():
     command = typer.main.get_command(reproduce.app)
     (table,) = (each for each in command.params if each.name == "table")
     offered = [each.value for each in table.shell_complete(typer.Context(command), "pine")]

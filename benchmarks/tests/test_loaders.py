@@ -1,7 +1,5 @@
 """What loaders promise: the cases of one question are the same segments in other places, and nothing is made up."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json
@@ -10,12 +8,11 @@ import random
 import shutil
 from collections import Counter, defaultdict
 from itertools import pairwise, permutations
-from typing import Any
 
 import pytest
 from invariant_rag.errors import InvalidChoice, InvariantRAGError, TokenizerRequired, UnknownName
 
-from invariant_rag_benchmarks import BENCHMARKS, Case, Selection
+from invariant_rag_benchmarks import BENCHMARKS, Selection
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.errors import DatasetUnavailable, InvalidDataset
 from invariant_rag_benchmarks.published_tables import resolve_table
@@ -27,7 +24,7 @@ LETTERED = {"mmlu", "reward-bench", "llmbar"}
 
 
 def by_question(cases):
-    found: dict[str, list[Case]] = defaultdict(list)
+    found = defaultdict(list)
     for case in cases:
         found[case.question].append(case)
     return found
@@ -304,7 +301,7 @@ VALUES = [None, 5, -1, True, "", "x", [], {}, [None], [[]], {"a": 1}, float("nan
 def mutated(document, source):
     """The same document with one value replaced by another, or taken away."""
     changed = copy.deepcopy(document)
-    places: list[tuple[Any, Any]] = []
+    places = []
     remaining = [changed]
     while remaining:
         each = remaining.pop()

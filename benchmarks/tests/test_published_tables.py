@@ -1,7 +1,5 @@
 """The tables of the papers: checked against each other, and measured again."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -174,7 +172,7 @@ def test_cells_are_read_from_the_records_of_a_run():
 # --- runs ---
 
 HIDDEN = [("sequential", None, None), ("sequential", None, "hidden-scaling")]
-PLANS: dict[str, tuple[str, str, list[str], list[tuple[str, str, float | None, str | None]]]] = {
+PLANS = {
     "the oracle shares the run of the routed row": (
         "rotor-table-3",
         "Qwen/Qwen1.5-4B-Chat",

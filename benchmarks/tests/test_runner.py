@@ -1,10 +1,7 @@
 """Runs: every case once, nothing lost, nothing overwritten, and the same records however often it was interrupted."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,8 +15,6 @@ from invariant_rag_benchmarks.errors import InvalidRun, RunExists
 from invariant_rag_benchmarks.runner import Answerer, open_records, run_benchmark
 
 from .conftest import SMALL, calling
-
-Planned = Callable[..., BenchmarkConfig]
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +103,7 @@ def test_a_run_is_never_overwritten(finished, choices, lm):
 @pytest.mark.parametrize(("limit", "count"), [(3, 0), (4, 2)])
 def test_a_run_is_resumed_with_what_is_new_alone(limit, count, finished, choices, lm, tmp_path):
     copied(finished, tmp_path)
-    asked: list[int] = []
+    asked = []
     more = replace(choices, limit=limit)
     again = run_benchmark(more, tmp_path, model=lm, resume=True, progress=calling(lambda: asked.append(1)))
     assert (again.folder.name, len(asked)) == (finished.folder.name, count)

@@ -1,7 +1,5 @@
 """The speed benchmark: what it measures is there, and ratios are of the same run. Nothing here judges a time."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path
@@ -110,7 +108,7 @@ def test_every_method_is_measured_unless_some_are_named_and_a_device_that_is_not
 
 
 def test_every_system_is_asked_in_every_round_and_tenants_are_new(chat_llama, tokenizer):
-    tenants: list[str] = []
+    tenants = []
 
     def connect(tenant):
         tenants.append(tenant)

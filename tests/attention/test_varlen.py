@@ -4,8 +4,6 @@ Where there is no GPU, a double stands for the function that CUDA's kernel calls
 function says, for the arguments that it was given.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from typing import Any
@@ -134,7 +132,7 @@ class _Operators(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.calls = Counter[str]()
-        self.sizes: list[int] = []
+        self.sizes = []
 
     def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
         self.calls[str(function)] += 1

@@ -1,12 +1,7 @@
 """Mutated, truncated, renamed and foreign files in the folder of a cache: no wrong entry is served, nothing is lost."""
 
-from __future__ import annotations
-
 import os
-import random
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,13 +9,12 @@ from safetensors.torch import save
 
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.errors import DamagedEntry
-from invariant_rag.generation.kv_cache import Entry, read_entry, write_entry
+from invariant_rag.generation.kv_cache import read_entry, write_entry
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
 from tests.fuzz.mutations import full_disk, mutated
 
-Rounds = Callable[[], Iterator[random.Random]]
-CUTS: tuple[Callable[[Entry], Entry], ...] = (
+CUTS = (
     lambda each: each[1:],
     lambda each: [],
     lambda each: [(keys[:, :-1], values[:, :-1]) for keys, values in each],
@@ -73,7 +67,7 @@ def treat(folder, source):
     room = source.choice((0, 500, 5000, 1 << 20))
     caches = {each: KeyValueCache(0, folder=folder, max_disk_bytes=room, namespace=each) for each in ("", "a")}
     entries = {(tenant, key): entry(source) for tenant in caches for key in "wxyz"}  # a key determines its entry
-    foreign: dict[Path, bytes] = {}
+    foreign = {}
     for _ in range(20):
         files = sorted(folder.glob("*.safetensors"))
         ours = [path for path in files if path not in foreign]

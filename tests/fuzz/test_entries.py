@@ -1,8 +1,5 @@
 """Public entries: every order of segments and of files gives the same bits, and no request makes a server fail."""
 
-import random
-from collections.abc import Callable, Iterator
-
 import httpx
 import pytest
 
@@ -15,7 +12,6 @@ from invariant_rag.server import InProcess, Settings
 from tests.server.conftest import serving
 from tests.server.hostile import check_refusal
 
-Rounds = Callable[[], Iterator[random.Random]]
 ALPHABET = "ab \n.#山é\ud800\ue200\ue201[]<|>{}0\x00"
 ORDERINGS = ("lexical", "lexical-reversed", "frequency", "score")
 

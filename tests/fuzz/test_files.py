@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +24,6 @@ from tests.fuzz.mutations import full_disk, mutated
 from tests.rag.test_documents import write_pdf
 from tests.test_files import ANSWER
 
-Rounds = Callable[[], Iterator[random.Random]]
 MOST_SECONDS = 10
 SEGMENTS = ["a mill", {"text": "a ferry", "title": "T", "score": 0.5, "metadata": {"page": 1}}]
 QUESTION = {"question": "Who built it?", "segments": SEGMENTS, "answers": ["a"], "gold": [1]}
@@ -152,7 +149,7 @@ class OneFile(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.path = self.folder / f"{time.monotonic_ns()}.jsonl"
-        self.expected: list[object] = []
+        self.expected = []
         self.file = self.opened()
 
     def opened(self):

@@ -1,10 +1,7 @@
 """Every family of the table: refused with a reason, or held to the laws on a tiny model."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -146,7 +143,7 @@ def test_a_configuration_alone_refuses_in_the_words_of_the_probe_and_nothing_tha
     assert refused == {family: reports[family].detail for family in refused}
 
 
-def test_a_refused_configuration_costs_no_weights(tmp_path: Path):
+def test_a_refused_configuration_costs_no_weights(tmp_path):
     tiny_model("mamba").config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="mamba: its forward pass takes no position_ids"):
         InvariantModel.from_pretrained(tmp_path)  # a folder without weights

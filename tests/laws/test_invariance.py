@@ -1,9 +1,6 @@
 """Law 1: every permutation gives the same tokens and arrangement, and so the same bits; everything else does not."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
 from itertools import chain, permutations
 
 import pytest
@@ -148,7 +145,7 @@ DOCUMENTS = [
     Segment("The mill grinds barley: 40 sacks.", metadata={"source": "mill.txt", "year": 2019}),
     Segment("yes", metadata={"source": "y.txt", "year": 2024}),
 ]
-TEMPLATES: dict[str, Callable[[Segment], str]] = {
+TEMPLATES = {
     "joined": lambda each: each.text,
     "tagged": lambda each: f"<doc>{each.text}</doc>",
     "with sources": lambda each: f"Source: {each.metadata['source']}\nContent: {each.text}",

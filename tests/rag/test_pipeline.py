@@ -1,14 +1,12 @@
 """Claims about RAG: documents in, an answer with citations out, whatever order the retriever lists chunks in."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace
 
 import pytest
 
-from invariant_rag import RAG, InvariantModel, Segment
+from invariant_rag import RAG, InvariantModel
 from invariant_rag.errors import RetrievalError, ToyModelWarning, UnknownName, UnsupportedCombination
 from invariant_rag.rag.retrieval import RETRIEVERS, BM25Retriever, index_documents
 
@@ -68,7 +66,7 @@ def test_a_retriever_that_finds_nothing_still_gets_an_answer(model):
 
 
 def test_documents_and_model_can_be_named_by_path_and_a_retriever_can_be_a_function(docs, tiny_folder):
-    chunks: list[Segment] = []
+    chunks = []
 
     def build(segments):
         chunks.extend(segments)
