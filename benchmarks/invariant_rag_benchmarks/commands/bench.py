@@ -188,12 +188,12 @@ def vllm(
         from invariant_rag.server.settings import UPSTREAM_KEY_VARIABLE
 
         check_method_and_ordering(method, ordering)
-        require_extra("vllm_invariant_rag", "vllm")
         each_once = tuple(dict.fromkeys(clients or (1, 8, 32))), tuple(dict.fromkeys(questions or (1, 4, 16)))
         config = ServingConfig(*each_once, **choices)
         if out is not None:
             make_folder(out)
         check_answers(url)
+        require_extra("vllm_invariant_rag", "vllm")
         from vllm_invariant_rag import VLLMBackend  # imports PyTorch, as does what follows
 
         from invariant_rag_benchmarks.speed import MEASURES, environment, measure_serving
