@@ -301,19 +301,22 @@ def test_who_need_not_wait_runs_between_two_steps_and_changes_nothing(other, met
     lengths = (60, 12 if other == "short" else 60)
     options = [{"max_new_tokens": length, "eos_token_id": [], **sampling} for length in lengths]
     alone = [lm.generate(prompt, **each).token_ids for lm, prompt, each in zip(lms, PROMPTS, options, strict=False)]
-    batcher, watch, order = MicroBatcher(), Watch(), []
+    batcher, tokens, second = MicroBatcher(), [], []
 
-    def run(number, **more):
-        found = batcher.generate(lms[number], PROMPTS[number], {**options[number], **more})
-        order.append(number)
-        return found
+    def run(number):
+        noting = Noting(partial(note, number))
+        return batcher.generate(lms[number], PROMPTS[number], {**options[number], "stopping_criteria": [noting]})
 
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(run, 0, streamer=watch)
-        watch.began.wait(10)
-        second = pool.submit(run, 1)
-        assert [first.result().token_ids, second.result().token_ids] == alone
-    assert order == [1, 0]
+    def note(number):
+        tokens.append(number)
+        if tokens == [0]:
+            second.append(pool.submit(run, 1))
+            while not batcher.waiting:
+                time.sleep(0.001)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert [run(0).token_ids, second[0].result().token_ids] == alone
+    assert (tokens.count(1), tokens[-1]) == (lengths[1], 0)
 
 
 class Noting(StoppingCriteria):
