@@ -182,8 +182,7 @@ def make_calls(
     calls: Sequence[Job], on_answer: Callable[[Answer], object], *, retries: int, workers: int, answered: bool = False
 ) -> None:
     """Make calls by key in threads, and pass on one answer at a time. Stop where nothing is ever `answered`."""
-    stopped, lock = threading.Event(), threading.Lock()
-    failed = 0
+    stopped, lock, failed = threading.Event(), threading.Lock(), 0
 
     def make(each: Job) -> None:
         nonlocal answered, failed

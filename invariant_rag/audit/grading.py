@@ -165,9 +165,10 @@ class AnswerJudge:
         missed += [self.is_right(each, answer) for each, answer in foreign]
         self.errors = found = wilson_interval(sum(missed), len(missed)) if missed else None
         if found is not None and found.value > USELESS:
-            known_ones = "the verdicts that are known (gold answers, and those of other questions)"
-            hint = "Name a larger model as --judge, or leave it out: gold answers are then matched as tokens."
-            raise AuditFailed(f"the judge is wrong on {found.value:.0%} of {known_ones}", hint=hint)
+            hint = (
+                "Known are gold answers, and those of other questions. Name a larger model as --judge, or leave it out."
+            )
+            raise AuditFailed(f"the judge is wrong on {found.value:.0%} of the verdicts that are known", hint=hint)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what it was asked, and how often it erred, as plain data."""

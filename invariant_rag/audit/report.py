@@ -61,13 +61,13 @@ def _finding(audit: Audit) -> str:
     if screen.outcome == "order matters":
         return f"The order matters: {measured}{early}"
     if screen.outcome == "order does not matter":
-        below = f"below {100 * screen.bound:.1f} with 95% confidence; the margin is {margin:g} ({asked})"
-        return (
-            f"The order does not matter: net sensitivity is {100 * screen.net.value:+.1f} points, and {below}.{early}"
-        )
+        net = f"net sensitivity is {100 * screen.net.value:+.1f} points, and below {100 * screen.bound:.1f}"
+        return f"The order does not matter: {net} with 95% confidence; the margin is {margin:g} ({asked}).{early}"
     if screen.alike:
         alike = f"all answers are the same, with other texts in the documents, too ({asked})"
         return f"Cannot tell yet: {alike}. A system that does not read its documents answers like that."
+    if not screen.more:
+        return f"Cannot tell yet: answers change, and none is right in any order ({asked})."
     more = f"{screen.more:,} questions more, {counted(CALLS * screen.more, 'call')}"
     return f"Cannot tell yet: {measured} Ask about {more}, or set a wider margin than {margin:g} points."
 
@@ -92,6 +92,8 @@ def _recommendation(audit: Audit) -> str:
         return f"Use {_named(*compared[0])}."
     if audit.screen.outcome == "order does not matter":
         return "Leave it: change nothing for the sake of the order."
+    if not audit.screen.more and audit.screen.outcome == "cannot tell yet":
+        return "Look at answers.csv first: do gold answers say what answers say? If they do, grade with --judge."
     if audit.screen.outcome == "cannot tell yet":
         return f"Decide nothing yet: ask about {audit.screen.more:,} questions more."
     return _where_it_matters(audit, compared, audit.choices.margin)
@@ -109,7 +111,8 @@ def _where_it_matters(audit: Audit, compared: Sequence[tuple[Estimate, Compariso
         return f"The order matters, and no remedy was compared: {how}. {always}"
     listed = "; ".join(f"{each.name} {points(gain)}" for gain, each in compared)
     if all(gain.high < margin for gain, _ in compared):
-        return f"Leave it: no remedy gains {100 * margin:g} points. Against today: {listed}."
+        leave = "Leave it" if "vote" in {each.name for _, each in compared} else "Leave it, or try --remedy vote"
+        return f"{leave}: no remedy that was compared gains {100 * margin:g} points. Against today: {listed}."
     return f"Cannot tell yet which remedy helps: ask more questions. Against today: {listed}."
 
 
@@ -129,11 +132,11 @@ def _about_grading(audit: Audit) -> list[str]:
         long = sum(all(len(gold.split()) >= LONG_GOLD for gold in each.question.answers) for each in scored)
         if 2 * long > len(scored) and metric is None:
             found.append("Most gold answers are whole sentences, which no answer repeats: grade with --judge.")
+    if scored and not any(RIGHT in each.classes for each in scored):
+        found.append("No answer was right: do gold answers say what answers say? See answers.csv, or use --judge.")
     if len(scored) < len(audit.asked):
         how = f"by embeddings, from a similarity of {SAME_MEANING} on" if audit.embeds else "only if their words are"
         found.append(f"Without gold answers, two answers count as the same {'by the judge' if judge else how}.")
-    if scored and not any(RIGHT in each.classes for each in scored):
-        found.append("No answer was right: do gold answers say what answers say? See answers.csv, or use --judge.")
     if judge is None:
         unused = sum(bool(each.question.rubrics) for each in audit.asked)
         note = f"{counted(unused, 'question')} with checks that take a judge: without --judge, they were not made."
@@ -150,7 +153,7 @@ def _about_calls(audit: Audit) -> list[str]:
     found, screen, errors = [], audit.screen, audit.measures["errors"]
     if not screen.repeated and screen.within:
         changed = f"{screen.within:.1%} of the outcomes change with a space that cannot matter"
-        hides = "a cache or a fixed seed hides noise, which was counted all the same"
+        hides = "a cache or a fixed seed hides noise, or a space is enough; it was counted as noise"
         found.append(f"Equal calls came back equal, but {changed}: {hides}.")
     if errors.value:
         found.append(f"Of the calls, {percent(errors)} failed after all retries: {audit.errors[-1]}")

@@ -162,12 +162,10 @@ class Audit:
         """Return everything as plain data, for JSON."""
         answers = [answer for each in self.asked for answer in each.answers]
         tokens = [answer.tokens for answer in answers if answer.tokens is not None]
+        own = ("system", "toy", "date", "calls", "planned", "unordered", "errors")
         document = {
             "schema_version": SCHEMA_VERSION,
-            **{
-                name: getattr(self, name)
-                for name in ("system", "toy", "date", "calls", "planned", "unordered", "errors")
-            },
+            **{name: getattr(self, name) for name in own},
             "seed": self.choices.seed,
             "advice": [{"title": title, "text": text} for title, text in self.advice],
             "screen": asdict(self.screen),

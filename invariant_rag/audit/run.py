@@ -20,7 +20,7 @@ from invariant_rag.audit.plan import DRAWS, TODAY, AuditChoices, Call
 from invariant_rag.audit.questions import Question, Questions, as_retrieve_function, read_questions
 from invariant_rag.audit.report import write_report
 from invariant_rag.audit.result import Asked, Audit, Comparison, package_versions, places_and_outcomes, slot_accuracies
-from invariant_rag.audit.screen import CALLS, FIRST, PLACEBO, Screen, looks, screen
+from invariant_rag.audit.screen import ANOTHER, CALLS, FIRST, OTHER, PLACEBO, Screen, looks, screen
 from invariant_rag.audit.statistics import holm, mean_difference, mean_interval, paired_p_value
 from invariant_rag.audit.systems import Ask, System, ToInput, as_system
 from invariant_rag.checks import require_extra
@@ -163,12 +163,16 @@ class _Running:
             table = np.array([each.classes for each in self.asked], dtype=np.int64)
             two = [len(each.question.segments) == 2 for each in self.asked]
             found = screen(table, two, self.choices.margin, len(self.calls))
+            alike = not found.between and self._ignores_documents()
             self.on_step(f"After {counted(found.asked, 'question')}: {found.outcome}.")
             if found.outcome != "cannot tell yet":
                 break
-        if not found.between and self._ignores_documents():
-            found = replace(found, outcome="cannot tell yet", more=0, alike=True)
-            self.on_step(f"Every answer is the same, with other documents, too: {found.outcome}.")
+        scored = [each for each in self.asked if each.scored]
+        texts = [{each.answers[column].text for column in (FIRST, OTHER, ANOTHER)} for each in scored]
+        vacuous = any(len(each) > 1 for each in texts) and not any(RIGHT in each.classes for each in scored)
+        if alike or (vacuous and found.outcome != "order matters"):
+            found = replace(found, outcome="cannot tell yet", more=0, alike=alike)
+            self.on_step(f"{'Every answer is the same' if alike else 'No answer is right'}: {found.outcome}.")
         return found
 
     def _ignores_documents(self) -> bool:

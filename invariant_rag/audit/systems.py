@@ -35,7 +35,6 @@ CONTEXT_NAMES = tuple(
     "context contexts documents docs segments passages chunks input_documents context_str retrieved_contexts sources "
     "nodes".split()
 )
-_TEXT_NAMES = ("prompt", "text")
 _EMPTY_NAMES = ("chat_history", "history", "agent_scratchpad", "intermediate_steps")
 _MARKED_TEXT_MODELS = (  # what `canonical` and `vote` return: they order the segments marked in their text
     ("langchain_invariant_rag.api_models", "CanonicalChatModel", "WrappedRunnable"),
@@ -271,10 +270,6 @@ def _as_nodes(question: Question, segments: Sequence[Segment]) -> tuple[str, lis
     return question.text, [schema.NodeWithScore(node=node, score=each.score) for node, each in scored]
 
 
-def _joined(segments: Sequence[Segment]) -> str:
-    return "\n\n".join(map(plain_rendering, segments))
-
-
 def _metadata(segment: Segment) -> dict[str, Any]:
     return {**segment.metadata, **({} if segment.title is None else {"title": segment.title})}
 
@@ -317,10 +312,10 @@ def _inputs(runnable: Any) -> list[MakeInput]:
             return {"messages": [{"role": "user", "content": _as_text(question, segments)}]}
         made = mapping(question, segments)
         for name in asked:
-            holds_all = name in _TEXT_NAMES or not takes_context
+            holds_all = name in {"prompt", "text"} or not takes_context
             made[name] = _as_text(question, segments) if holds_all else question.text
-        documents = made["context"]
-        made |= {name: _joined(segments) if fields[name].get("type") == "string" else documents for name in contexts}
+        documents, text = made["context"], "\n\n".join(map(plain_rendering, segments))
+        made |= {name: text if fields[name].get("type") == "string" else documents for name in contexts}
         return made | {name: [] for name in fields if name in _EMPTY_NAMES or name == "messages"}
 
     return [make]
@@ -328,7 +323,7 @@ def _inputs(runnable: Any) -> list[MakeInput]:
 
 def _annotated(segments: Sequence[Segment], annotation: str) -> Any:
     if annotation in {"str", "<class 'str'>"}:
-        return _joined(segments)
+        return "\n\n".join(map(plain_rendering, segments))
     return [each.text for each in segments] if "str" in annotation.replace("structure", "") else tuple(segments)
 
 

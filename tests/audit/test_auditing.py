@@ -1,7 +1,5 @@
 """Claims about whole audits of systems of known behaviour: outcome and advice, remedies, meaning, failures, runs."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import json
@@ -42,6 +40,7 @@ ALIKE = "Look at the call first, below: every answer was the same, 'Ann'"
         (noisy(last, 0.6), 20, UNKNOWN, "Decide nothing yet"),
         (lambda question, segments: "Ann", 20, UNKNOWN, ALIKE),
         (lambda *_: "Ann", 100, UNKNOWN, ALIKE),
+        (lambda _, segments: segments[0].text[::-1], 100, UNKNOWN, "Look at answers.csv first: do gold answers say"),
     ],
 )
 def test_outcome_and_advice_are_right(system: Function, count: int, outcome: str, recommendation: str) -> None:
@@ -66,8 +65,10 @@ def test_outcome_and_advice_are_right(system: Function, count: int, outcome: str
 
 
 def test_who_needs_no_documents_is_refused_with_what_was_sent() -> None:
+    asked: list[int] = []
     with pytest.raises(errors.AuditFailed, match="does not read the documents it is given") as refused:
-        audit(lambda question, segments: question, records(30))
+        audit(lambda question, segments: asked.append(1) or question, records(200))
+    assert len(asked) == 5 * 20 + 3  # of the first look
     assert re.search(r"The first call was: .*What is number \d+\?.*Nothing \d+ \d\.", str(refused.value))
 
 

@@ -1,7 +1,5 @@
 """Claims about asking in many orders."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import ClassVar
 

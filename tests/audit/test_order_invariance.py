@@ -1,7 +1,5 @@
 """Claims about `assert_order_invariant`: it fails for what follows the order, and never for chance."""
 
-from __future__ import annotations
-
 import pytest
 
 from invariant_rag.errors import AuditFailed, InvalidChoice, NoiseWarning
@@ -44,5 +42,7 @@ def test_an_order_that_matters_is_found_in_noise_which_is_warned_of() -> None:
 def test_an_order_that_always_fails_is_an_outcome_and_a_system_that_always_does_is_none() -> None:
     with pytest.raises(AssertionError, match="no answer"):
         assert_order_invariant(where_first(lambda: 1 / 0, symmetric), records(8), retries=0)
-    with pytest.raises(AuditFailed):
-        assert_order_invariant(lambda question, segments: 1 / 0, records(2), retries=0)
+    tried: list[int] = []
+    with pytest.raises(AuditFailed, match="every call failed: ZeroDivisionError"):
+        assert_order_invariant(lambda *_: tried.append(1) or 1 / 0, records(40), retries=0)
+    assert len(tried) == 10

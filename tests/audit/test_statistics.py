@@ -1,7 +1,5 @@
 """Claims about intervals and chance, against scipy, published values and cases worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 
