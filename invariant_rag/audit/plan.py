@@ -43,8 +43,7 @@ class Call:
         place = max((place for place in range(len(segments)) if place not in gold), default=len(segments) - 1)
         if self.spaces and segments[place].token_ids is None:
             text = segments[place].text
-            in_it = " " in text.strip()
-            wider = text.replace(" ", " " * (1 + self.spaces), 1) if in_it else text + "\n" * self.spaces
+            wider = text.replace(" ", " " * (1 + self.spaces), 1) if " " in text.strip() else text + "\n" * self.spaces
             segments[place] = replace(segments[place], text=wider)
         return tuple(segments[place] for place in self.order)
 
@@ -52,6 +51,11 @@ class Call:
     def key(self) -> str:
         """What the call is in the run, such as `12 today 3`."""
         return f"{self.index} {self.arm} {self.draw}" + (f" {self.vote}" if self.vote else "")
+
+    def blanked(self) -> Call:
+        """Return the call with other texts in its documents: does the system read them?"""
+        blank = tuple(Segment(f"Page {page} is left blank.") for page in self.order)
+        return replace(self, question=replace(self.question, segments=blank), arm="other texts")
 
 
 def has_orders(question: Question) -> bool:

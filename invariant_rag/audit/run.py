@@ -26,7 +26,6 @@ from invariant_rag.audit.systems import Ask, System, ToInput, as_system
 from invariant_rag.checks import require_extra
 from invariant_rag.errors import AuditFailed, InvalidChoice, InvalidQuestion, UnsupportedCombination
 from invariant_rag.files import LineFile, encode_json, write_file
-from invariant_rag.segments import Segment
 from invariant_rag.shown import counted, shortened
 
 OnStep = Callable[[str], object]
@@ -178,11 +177,8 @@ class _Running:
     def _ignores_documents(self) -> bool:
         """Return whether all questions have one answer, with other documents, too; raise if several come back so."""
         texts = [each.answers[FIRST].text for each in self.asked]
-        different_first = sorted(range(len(texts)), key=lambda place: texts.index(texts[place]) != place)
-        probed, calls = different_first[:PROBED], []
-        for number, question in (self.questions[place] for place in probed):
-            blank = tuple(Segment(f"Page {page} is left blank.") for page in range(len(question.segments)))
-            calls.append(Call(replace(question, segments=blank), number, "other texts", 0, tuple(range(len(blank)))))
+        probed = sorted(range(len(texts)), key=lambda place: texts.index(texts[place]) != place)[:PROBED]
+        calls = [self.calls[place][FIRST].blanked() for place in probed]
         self._ask(calls, self.system.ask, retries=0)
         before = [texts[place] for place in probed]
         if None in before or [self.answers[call.key].text for call in calls] != before:

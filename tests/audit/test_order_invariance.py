@@ -42,6 +42,8 @@ def test_an_order_that_matters_is_found_in_noise_which_is_warned_of() -> None:
 def test_an_order_that_always_fails_is_an_outcome_and_a_system_that_always_does_is_none() -> None:
     with pytest.raises(AssertionError, match="no answer"):
         assert_order_invariant(where_first(lambda: 1 / 0, symmetric), records(8), retries=0)
+    with pytest.raises(AuditFailed, match="the same with other texts in the documents"):
+        assert_order_invariant(lambda question, segments: question, records(8))
     tried: list[int] = []
     with pytest.raises(AuditFailed, match="every call failed: ZeroDivisionError"):
         assert_order_invariant(lambda *_: tried.append(1) or 1 / 0, records(40), retries=0)
