@@ -1,6 +1,7 @@
 """What the tests of the LangChain and the LlamaIndex package share: tiny models and what they write, texts, audits."""
 
 import hashlib
+import json
 import re
 import tomllib
 import warnings
@@ -105,6 +106,11 @@ def ended(lm, text):
     end = lm.tokenizer.convert_tokens_to_ids("<|im_end|>")
     whole = f"{text}<|im_end|>" if isinstance(text, str) else text
     return {"eos_token_id": end, "logits_processor": [Writing(lm, whole)]}
+
+
+def call_text(name, arguments):
+    """Return a call as the template writes it."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
 
 def caught(ask, *args, **options):

@@ -6,6 +6,7 @@ import time
 from itertools import permutations
 
 import pytest
+from framework_cases import tiny_weights
 from invariant_rag import InvariantModel
 from invariant_rag.errors import OrderWarning
 from invariant_rag.generation.kv_cache import KeyValueCache
@@ -20,7 +21,7 @@ from langchain_core.runnables import ConfigurableField
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
 from langchain_invariant_rag.documents import to_block, to_segment
 
-from .models import MAKE, Reader, now, search, tiny_weights
+from .models import MAKE, Reader, now, search
 from .shared import DOCUMENTS, ORDERS, QUESTION, WAYS, distinct, loaded
 
 both = pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])

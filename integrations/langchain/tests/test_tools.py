@@ -5,6 +5,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from framework_cases import Writing, call_text, ended
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.json_schema import validate_value
 from invariant_rag.generation.structured import ToolCall, ToolCalling
@@ -20,7 +21,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments, canonical
 from langchain_invariant_rag.documents import chat_messages, to_turn
 
-from .models import Departure, Writing, call_text, ended, now, search
+from .models import Departure, now, search
 from .shared import DOCUMENTS, QUESTION, SOME_ORDERS, Listed, distinct, said, searching, total
 
 

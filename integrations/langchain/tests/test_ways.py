@@ -7,13 +7,14 @@ from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from framework_cases import call_text, ended
 from invariant_rag.prompts import mark_set, parse_marked
 from langchain_core.runnables import RunnableLambda
 
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
 from langchain_invariant_rag.documents import to_segment
 
-from .models import Departure, Reader, StreamingReader, TextReader, call_text, ended, now, search
+from .models import Departure, Reader, StreamingReader, TextReader, now, search
 from .shared import DOCUMENTS, ORDERS, QUESTION, TEXTS, WAYS, Heard, collected, forwards, said
 
 Given = namedtuple("Given", "lm spoken url")

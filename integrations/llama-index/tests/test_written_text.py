@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, Recorder, engine_of, message_of, nodes_of
 from entries import ONE_BY_ONE, WHOLE, agent, answer, built, citation, local_llm, ours, query
-from framework_cases import EveryBit, caught, ended, written_texts
+from framework_cases import EveryBit, call_text, caught, ended, written_texts
 from invariant_rag import SegmentSet
 from invariant_rag.prompts import render_chat
 from invariant_rag.segments import Slot
@@ -156,6 +156,6 @@ async def test_arguments_of_a_call_arrive_as_the_model_wrote_them(spoken, number
     canonical(Recorder(calls=arguments)).predict_and_call([tool], chat_history=[asked])
     await FunctionAgent(tools=[tool], llm=canonical(Recorder(calls=arguments)), streaming=False).run(asked)
     assert got == [arguments] * 2
-    llm = writing(spoken, f"<tool_call>\n{json.dumps({'name': 'run', 'arguments': arguments})}\n</tool_call>")
+    llm = writing(spoken, call_text("run", arguments))
     (found,) = llm.get_tool_calls_from_response(llm.chat_with_tools([tool], chat_history=[asked]))
     assert found.tool_kwargs == arguments
