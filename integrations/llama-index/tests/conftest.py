@@ -9,6 +9,8 @@ import pytest
 from framework_cases import base_url, lm, spoken  # noqa: F401 - fixtures
 from invariant_rag.prompts import begin_outside
 from llama_index.core import Settings
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 
 from llama_index.llms.invariant_rag import InvariantLLM
 
@@ -33,3 +35,23 @@ def llm(lm):  # noqa: F811 - the fixture above
 def plain_llm(lm):  # noqa: F811
     """The same weights, read in the order given: what every test of invariance must tell apart."""
     return InvariantLLM(lm.with_method("sequential", ordering="given"), max_tokens=8)
+
+
+class Events(BaseEventHandler):
+    """Remembers every event, and the names of them, those of progress once."""
+
+    events: list = []  # noqa: RUF012 - a pydantic field: every handler has its own
+
+    def handle(self, event, **kwargs):
+        self.events.append(event)
+
+    @property
+    def names(self):
+        return list(dict.fromkeys(event.class_name().removesuffix("Event") for event in self.events))
+
+
+@pytest.fixture
+def told(monkeypatch):
+    handler, root = Events(), get_dispatcher("root")
+    monkeypatch.setattr(root, "event_handlers", [*root.event_handlers, handler])
+    return handler

@@ -5,7 +5,7 @@ import warnings
 from itertools import permutations
 
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, engine_of, nodes_of
+from cases import ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, engine_of, nodes_of
 from invariant_rag import Segment, SegmentSet
 from invariant_rag.errors import ContextOverflow, InvalidSegment
 from invariant_rag.judge import Judge
@@ -16,8 +16,6 @@ from llama_index.core.base.response.schema import AsyncStreamingResponse, Respon
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler, TokenCountingHandler
 from llama_index.core.evaluation import PairwiseComparisonEvaluator
 from llama_index.core.evaluation.pairwise import EvaluationSource
-from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import ChatMessage, MockLLM, TextBlock
 from llama_index.core.postprocessor.rankGPT_rerank import RankGPTRerank
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
@@ -28,7 +26,7 @@ from responses import consumed, read, same
 
 from llama_index.chat_engine.invariant_rag import InvariantChatEngine
 from llama_index.evaluation.invariant_rag import InvariantPairwiseEvaluator
-from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, SegmentBlock, canonical, vote
+from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, canonical, vote
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor, SourceJoiner
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
@@ -231,39 +229,6 @@ async def test_concurrent_queries_do_not_report_for_one_another(llm):
 
 
 # --- events ---
-
-
-class Events(BaseEventHandler):
-    """Remembers every event, and the names of them, those of progress once."""
-
-    events: list = []  # noqa: RUF012 - a pydantic field: every handler has its own
-
-    def handle(self, event, **kwargs):
-        self.events.append(event)
-
-    @property
-    def names(self):
-        return list(dict.fromkeys(event.class_name().removesuffix("Event") for event in self.events))
-
-
-@pytest.fixture
-def told(monkeypatch):
-    handler, root = Events(), get_dispatcher("root")
-    monkeypatch.setattr(root, "event_handlers", [*root.event_handlers, handler])
-    return handler
-
-
-@pytest.mark.parametrize("name", EIGHT)
-def test_a_call_starts_progresses_and_ends(llm, told, name):
-    kind = "Chat" if name.endswith("chat") else "Completion"
-    blocks = [SegmentBlock.of("one"), *ChatMessage(QUERY).blocks]
-    _, response = read(getattr(llm, name)([ChatMessage(blocks=blocks)] if kind == "Chat" else QUERY))
-    progress = [f"LLM{kind}InProgress"] if "stream" in name else []
-    assert told.names == [f"LLM{kind}Start", *progress, f"LLM{kind}End"]
-    start, *_, end = told.events
-    assert (end.response, end.span_id, start.span_id is None) == (response, start.span_id, False)
-    assert (start.model_dict["method"], start.model_dict["ordering"]) == ("rotor", "lexical")
-    assert start.model_dump(mode="json")
 
 
 @pytest.mark.parametrize("way", WAYS)

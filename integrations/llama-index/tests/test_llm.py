@@ -56,8 +56,15 @@ def folder(tmp_path_factory, lm):
 
 
 @pytest.mark.parametrize("name", EIGHT)
-def test_each_method_says_what_the_engine_says(llm, plain_llm, lm, name):
-    text, raw, counts = same(lambda order: answer(llm, name, order))
+def test_each_method_says_what_the_engine_says_and_tells_that_it_starts_and_ends(llm, plain_llm, lm, told, name):
+    text, raw, counts = answer(llm, name)
+    kind, (start, *_, end) = "Chat" if name.endswith("chat") else "Completion", told.events
+    progress = [f"LLM{kind}InProgress"] if "stream" in name else []
+    assert told.names == [f"LLM{kind}Start", *progress, f"LLM{kind}End"]
+    assert (end.response.raw, end.span_id, start.span_id is None) == (raw, start.span_id, False)
+    assert (start.model_dict["method"], start.model_dict["ordering"]) == ("rotor", "lexical")
+    assert start.model_dump(mode="json")
+    assert same(lambda order: answer(llm, name, order)) == (text, raw, counts)
     assert text == expected(lm, name)
     assert counts == raw["usage"]
     assert counts["total_tokens"] == counts["prompt_tokens"] + counts["completion_tokens"]

@@ -27,6 +27,18 @@ ASKED = [ChatMessage(QUERY)]
 TOOLS = [FunctionTool.from_defaults(lambda: "noon", name="now", description="Tell the time.")]
 CALL = types.ToolCallBlock(tool_call_id="a", tool_name="now", tool_kwargs={})
 NO_CONTEXT = PromptTemplate("{query_str}")
+PIXEL = b"GIF89a\x01\x00\x01\x00\x00\x00\x00;"
+IMAGE = types.ImageBlock(image=PIXEL, image_mimetype="image/gif")
+MEDIA = [
+    IMAGE,
+    types.AudioBlock(audio=b"RIFF"),
+    types.DocumentBlock(data=b"x", document_mimetype="application/pdf"),
+    types.CitableBlock(title="", source="", content=[IMAGE]),
+    ImageNode(text="A map.", image_url="https://example.org/map.png", id_="the map"),
+    Node(text_resource=MediaResource(text="A map."), image_resource=MediaResource(data=PIXEL), id_="the map"),
+    Node(audio_resource=MediaResource(data=b"RIFF"), id_="the map"),
+]
+SYNTHESIZERS = [InvariantSynthesizer, lambda llm: InvariantSynthesizer(canonical(MockLLM())), get_response_synthesizer]
 evaluator = partial(InvariantPairwiseEvaluator, InvariantLLM("no/such-model"))  # its weights are not looked for
 
 
@@ -161,32 +173,15 @@ def test_no_error_of_a_call_is_one_that_llama_index_catches():
         assert not issubclass(kind, ValueError | TypeError)
 
 
-PIXEL = b"GIF89a\x01\x00\x01\x00\x00\x00\x00;"
-IMAGE = types.ImageBlock(image=PIXEL, image_mimetype="image/gif")
-BLOCKS = [
-    IMAGE,
-    types.AudioBlock(audio=b"RIFF"),
-    types.DocumentBlock(data=b"x", document_mimetype="application/pdf"),
-    types.CitableBlock(title="", source="", content=[IMAGE]),
-]
-MEDIA = [
-    ImageNode(text="A map.", image_url="https://example.org/map.png", id_="the map"),
-    Node(text_resource=MediaResource(text="A map."), image_resource=MediaResource(data=PIXEL), id_="the map"),
-    Node(audio_resource=MediaResource(data=b"RIFF"), id_="the map"),
-]
-
-
-@pytest.mark.parametrize("name", EIGHT[4:])
-async def test_blocks_that_are_no_text_are_refused_by_name(llm, name):
-    for block in BLOCKS:
-        with pytest.raises(errors.InvalidPrompt, match=r"expected text.*(image|audio|document)"):
-            await consumed(getattr(llm, name)([ChatMessage(blocks=[TextBlock(text="What is this?"), block])]))
-
-
 @pytest.mark.parametrize("media", MEDIA)
-async def test_nodes_that_are_no_text_are_refused_by_name(llm, media):
-    nodes = [*nodes_of(), NodeWithScore(node=media, score=0.1)]
-    for synthesizer in (*map(InvariantSynthesizer, (llm, canonical(MockLLM()))), get_response_synthesizer(llm)):
-        for ask in (synthesizer.synthesize, synthesizer.asynthesize):
-            with pytest.raises(errors.InvalidPrompt, match="image, audio or video in the map"):
-                await consumed(ask(QUERY, nodes))
+async def test_what_is_no_text_is_refused_by_name(llm, media):
+    if hasattr(media, "node_id"):
+        said, asked = "image, audio or video in the map", (QUERY, [*nodes_of(), NodeWithScore(node=media, score=0.1)])
+        made = [make(llm) for make in SYNTHESIZERS]
+        ways = [ask for each in made for ask in (each.synthesize, each.asynthesize)]
+    else:
+        said, asked = "expected text.*(image|audio|document)", ([ChatMessage(blocks=[TextBlock(text="What?"), media])],)
+        ways = [getattr(llm, name) for name in EIGHT[4:]]
+    for ask in ways:
+        with pytest.raises(errors.InvalidPrompt, match=said):
+            await consumed(ask(*asked))
