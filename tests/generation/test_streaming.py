@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import warnings
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from threading import Event, Thread
@@ -175,42 +175,29 @@ def in_time(function):
     return done.result(60)
 
 
-@pytest.mark.parametrize(
-    ("name", "beams"), [("rotor", 1), ("pine", 2), ("ape", 2), ("structured", 1), ("intervention", 1)]
-)
-def test_a_processor_and_a_criterion_may_call_the_model_and_change_nothing(llama, name, beams):
+@pytest.mark.parametrize(("name", "beams"), list(zip(WRAPPERS, (1, 2, 2, 1, 1), strict=True)))
+def test_calls_by_a_processor_or_a_criterion_or_within_an_arranged_block_change_nothing(llama, name, beams):
     lm, options = InvariantModel(llama, **WRAPPERS[name]), {"max_new_tokens": 4, "num_beams": beams}
-    rotor = lm.with_method("rotor")
-    with torch.no_grad():
-        plain = llama(input_ids=IDS).logits
-    inner = [each.generate(OTHER, max_new_tokens=3) for each in (lm, rotor)]
-    expected, calls = lm.generate(PROMPT, **options), []
+    lms = (lm, lm.with_method("rotor"), lm.with_method("sequential"))
+
+    def others():
+        return [*(each.generate(OTHER, max_new_tokens=3) for each in lms), lm.score(OTHER, [[4], [5, 6]])]
 
     def call():
         with torch.no_grad():
             assert torch.equal(llama(input_ids=IDS).logits, plain)
         if not calls:
-            assert [each.generate(OTHER, max_new_tokens=3) for each in (lm, rotor)] == inner
+            assert others() == inner
         calls.append(1)
 
+    expected, inner, plain = lm.generate(PROMPT, **options), others(), llama(input_ids=IDS).logits.detach()
     for within in (processing(call), deciding(call)):
-        calls.clear()
+        calls = []
         found = in_time(partial(lm.generate, PROMPT, **options, **within))
         assert (found.token_ids, found.logprobs) == (expected.token_ids, expected.logprobs)
         assert len(calls) >= 4
-
-
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_calls_within_an_arranged_block_have_nothing_of_its_attention(llama, name):
-    lm = InvariantModel(llama, **WRAPPERS[name])
-    lms = (lm, lm.with_method("sequential"))
-
-    def call():
-        return [*(each.generate(OTHER, max_new_tokens=3) for each in lms), lm.score(OTHER, [[4], [5, 6]])]
-
-    expected = call()
     with lm.arranged([lm.prepare(PROMPT)]):
-        assert call() == expected
+        assert others() == inner
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine"])
@@ -244,36 +231,21 @@ def test_a_stream_that_could_never_begin_is_refused(model, prompt):
 
 def test_a_thread_that_the_holder_waits_for_is_refused_and_others_wait(llama):
     lm = InvariantModel(llama)
-    errors = []
-
-    def ask():
-        try:
-            lm.generate(OTHER, max_new_tokens=1)
-        except UnsupportedCombination as error:
-            errors.append(error)
-
-    stranger = Thread(target=ask)
-    context = []
-
-    def block():
-        with lm.arranged([lm.prepare(PROMPT)]):
-            context.append(copy_context())
-            child = Thread(target=context[0].run, args=(ask,))  # as asyncio.to_thread does
-            child.start()
-            child.join()
-            stranger.start()
-            stranger.join(0.3)
-            assert stranger.is_alive(), "it waits"
-
-    in_time(block)
-    stranger.join(60)
-    assert not stranger.is_alive()
-    assert len(errors) == 1, "only the child is refused"
-    with lm.arranged([lm.prepare(PROMPT)]):
-        context.append(copy_context())
-    for ended in reversed(context):
-        in_time(partial(ended.copy().run, ask))
-    assert len(errors) == 1, "the blocks have ended"
+    prepared, ask = lm.prepare(PROMPT), partial(lm.generate, OTHER, max_new_tokens=1)
+    with ThreadPoolExecutor(2) as pool:
+        with lm.arranged([prepared]):
+            context = copy_context()
+            child = pool.submit(context.run, ask)  # as asyncio.to_thread does
+            with pytest.raises(UnsupportedCombination):
+                child.result(60)
+            stranger = pool.submit(ask)
+            with pytest.raises(TimeoutError):
+                stranger.result(0.3)
+        assert stranger.result(60), "it has waited"
+        with lm.arranged([prepared]):
+            again = copy_context()
+        for ended in (again, context):
+            assert pool.submit(ended.copy().run, ask).result(60)
 
 
 def test_a_stream_is_closed_by_any_thread(model, prompt):
@@ -300,23 +272,18 @@ def test_a_model_generates_in_a_child_that_was_forked_while_another_thread_gener
     expected = model.generate(prompt, max_new_tokens=3).token_ids
     begun, go = Event(), Event()
 
-    def wait(ids, scores):
-        begun.set()
-        go.wait(30)
-        return scores
-
     def generate():
         torch.set_num_threads(1)  # the threads of OpenMP are not in the child
         assert model.generate(prompt, max_new_tokens=3).token_ids == expected
 
-    other = Thread(target=model.generate, args=(prompt,), kwargs={"max_new_tokens": 1, "logits_processor": [wait]})
-    other.start()
-    try:
-        assert begun.wait(30)
-        assert runs_in_child(generate)
-    finally:
-        go.set()
-        other.join()
+    waiting = processing(lambda: (begun.set(), go.wait(30)))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(model.generate, prompt, max_new_tokens=1, **waiting)
+        try:
+            assert begun.wait(30)
+            assert runs_in_child(generate)
+        finally:
+            go.set()
     assert model.generate(prompt, max_new_tokens=3).token_ids == expected
 
 
