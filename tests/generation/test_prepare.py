@@ -1,7 +1,5 @@
 """What the model reads: physical order, what was dropped and trimmed, and indices that point at what was given."""
 
-from __future__ import annotations
-
 import random
 from itertools import permutations
 
@@ -22,8 +20,6 @@ TOY = toy_tokenizer()
 ids = st.lists(st.integers(0, 3), max_size=6)
 sets = st.lists(st.lists(ids, max_size=6), min_size=1, max_size=3)
 policies = st.sampled_from(["drop_last", "trim_segments"])
-
-
 lengths = st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=3)
 strategies = st.sampled_from(["error", "drop_last", "trim_segments"])
 shared = st.booleans()  # whether segments share positions
@@ -181,18 +177,24 @@ def test_trimming_cuts_to_the_largest_common_length(ranked, window, shares_posit
     assert fit_segments(ranked, "trim_segments", window=window, shares_positions=shares_positions) == cut(largest)
 
 
+NARROW = {"window": 10, "text_tokens": 1, "new_tokens": 1}
+SHARED = [[7, 2, 7, 3], [5, 1]]
+
+
 @pytest.mark.parametrize(
-    ("overflow", "limit", "expected"),
+    ("ranked", "overflow", "limits", "expected"),
     [
-        ("drop_last", None, [[0, 3, 2]]),
-        ("drop_last", 2, [[0, 0, 2]]),
-        ("trim_segments", None, [[3, 3, 2]]),
-        ("trim_segments", 2, [[2, 2, 2]]),
+        ([[100, 3, 2]], "drop_last", NARROW, [[0, 3, 2]]),
+        ([[100, 3, 2]], "drop_last", {**NARROW, "max_segment_tokens": 2}, [[0, 0, 2]]),
+        ([[100, 3, 2]], "trim_segments", NARROW, [[3, 3, 2]]),
+        ([[100, 3, 2]], "trim_segments", {**NARROW, "max_segment_tokens": 2}, [[2, 2, 2]]),
+        (SHARED, "drop_last", {"window": 9, "shares_positions": True}, [[0, 2, 0, 3], [5, 1]]),
+        (SHARED, "error", {"new_tokens": 10**9}, SHARED),
     ],
 )
-def test_a_segment_longer_than_the_window_does_not_push_out_those_that_fit(overflow, limit, expected):
-    limits = {"window": 10, "max_segment_tokens": limit, "text_tokens": 1, "new_tokens": 1}
-    assert fit_segments([[100, 3, 2]], overflow, **limits) == expected
+def test_a_segment_that_is_too_long_does_not_push_out_those_that_fit(ranked, overflow, limits, expected):
+    """Where positions are shared, the longest make room; without a window, everything fits."""
+    assert fit_segments(ranked, overflow, **limits) == expected
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,7 @@ def test_a_segment_longer_than_the_window_does_not_push_out_those_that_fit(overf
         ([[3]], "drop_last", {"window": 5, "text_tokens": 6}, r"at most 5 tokens.*9 in the prompt"),
         ([[3]], "trim_segments", {"window": 5, "text_tokens": 6}, r"at most 5 tokens.*9 in the prompt"),
         ([[1, 9]], "error", {"max_segment_tokens": 4}, r"max_segment_tokens=4 .* got 9"),
-        ([[7, 2, 7, 3], [5, 1]], "error", {"window": 10, "text_tokens": 1, "shares_positions": True},
+        (SHARED, "error", {"window": 10, "text_tokens": 1, "shares_positions": True},
          r"at most 10 tokens.*13 in the prompt \(1 of text, 12 in the longest of 6"),
     ],
 )  # fmt: skip
@@ -211,12 +213,6 @@ def test_the_message_of_an_overflow_names_every_number(ranked, overflow, limits,
     with pytest.raises(ContextOverflow, match=message) as caught:
         fit_segments(ranked, overflow, **limits)
     assert "drop_last" in caught.value.hint
-
-
-def test_where_positions_are_shared_the_longest_segments_make_room():
-    ranked = [[7, 2, 7, 3], [5, 1]]
-    assert fit_segments(ranked, "drop_last", window=9, shares_positions=True) == [[0, 2, 0, 3], [5, 1]]
-    assert fit_segments(ranked, "error", new_tokens=10**9) == ranked, "without a window everything fits"
 
 
 def test_a_thousand_segments_are_laid_out():
