@@ -1,30 +1,26 @@
-"""InvariantModel as a user meets it: loading, wrapping, choosing, and what it refuses."""
+"""InvariantModel as a user meets it: loading, also at the first use; wrapping, choosing, and what it refuses."""
 
 import copy
 import logging
+import os
+import pickle
+import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 import invariant_rag
-from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
+from invariant_rag import InvariantModel, KeyValueCache, Prompt, SegmentSet, errors
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
 from invariant_rag.attention.sdpa import SDPA
-from invariant_rag.errors import (
-    ContextOverflow,
-    ImmutableModel,
-    InvalidChoice,
-    InvalidOption,
-    InvalidPrompt,
-    InvariantRAGError,
-    ModelNotFound,
-    TokenizerRequired,
-    UnsupportedCombination,
-)
+from invariant_rag.errors import ContextOverflow, InvalidPrompt, UnsupportedCombination
+from invariant_rag.generation.lazy import LazyModel
 from invariant_rag.methods import PINE
+from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import Frequency
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
@@ -42,7 +38,7 @@ def test_a_folder_is_loaded_with_its_tokenizer_and_keywords_of_transformers(tiny
     wrapped = InvariantModel(chat_llama, lm.tokenizer, method=PINE(), ordering=Frequency())
     assert torch.equal(lm.logits(prompt), wrapped.logits(prompt))
     for place in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ModelNotFound, match="expected a causal LM"):
+        with pytest.raises(errors.ModelNotFound, match="expected a causal LM"):
             InvariantModel.from_pretrained(place)
 
 
@@ -52,7 +48,7 @@ def test_a_folder_without_a_tokenizer_takes_token_ids_and_says_so(caplog):
     assert "no tokenizer" in caplog.text
     assert lm.tokenizer is None
     assert lm.logits(PROMPT).shape == (2, 512)
-    with pytest.raises(TokenizerRequired, match="token ids"):
+    with pytest.raises(errors.TokenizerRequired, match="token ids"):
         lm.logits(Prompt("text", ["more"], "text"))
 
 
@@ -77,14 +73,9 @@ def test_the_answer_needs_room_in_the_window_too(llama):
     assert lm.generate(prompt, max_new_tokens=10).usage.total_tokens == 512
 
 
-def test_a_conversation_may_carry_segments_in_any_turn(model):
-    messages = [
-        {"role": "user", "content": [SegmentSet(["one", "two"]), "What?"]},
-        {"role": "assistant", "content": "That."},
-        {"role": "user", "content": ["And of these? ", Segment("three"), Segment("four"), "Which?"]},
-    ]
-    prompt = model.chat_prompt(messages=messages)
-    assert [len(each) for each in prompt.sets] == [2, 2]
+def test_a_prompt_is_rendered_from_a_question_or_from_messages_alone(model):
+    messages = [{"role": "user", "content": [SegmentSet(["one", "two"]), "What?"]}]
+    assert [len(each) for each in model.chat_prompt(messages=messages).sets] == [2]
     for wrong, message in (
         ({}, "either"),
         ({"question": "Why?", "messages": messages}, "either"),
@@ -119,7 +110,7 @@ def test_wrong_choices_are_refused_before_anything_is_loaded(wrong, message, lla
     if "dtype" not in wrong:
         calls += [InvariantModel(llama).with_method, lambda **given: InvariantModel(llama, **given)]
     for call in calls:
-        with pytest.raises((InvariantRAGError, InvalidChoice), match=message):
+        with pytest.raises((errors.InvariantRAGError, errors.InvalidChoice), match=message):
             call(**wrong)
 
 
@@ -224,7 +215,7 @@ def test_assigning_an_attribute_names_the_call_that_makes_another_wrapper(llama)
     calls = dict.fromkeys(("model", "tokenizer"), "InvariantModel") | {"cache": "with_cache"}
     for name in (*calls, "method", "ordering", "backend", "overflow", "intervention", "choices", "anything", "alpha"):
         for wrapper in (lm, routed):
-            with pytest.raises(ImmutableModel, match=name) as caught:
+            with pytest.raises(errors.ImmutableModel, match=name) as caught:
                 setattr(wrapper, name, None)
             assert calls.get(name, "with_method") in caught.value.hint
             with pytest.raises(AttributeError, match=name):
@@ -303,8 +294,99 @@ def test_every_prompt_of_a_list_has_a_seed_and_the_tokens_that_it_has_alone(opti
     for model in (lm, lm.with_method(deterministic=True)):
         assert [each.token_ids for each in model.generate(prompts, seed=[0, 1, 2], **options)] == alone
     assert lm.generate([], seed=[]) == []
-    with pytest.raises(InvalidOption, match="one for each of 3 prompts, got 2"):
+    with pytest.raises(errors.InvalidOption, match="one for each of 3 prompts, got 2"):
         lm.generate(prompts, seed=[0, 1], **options)
     for name, wrong in (("temperature", 0.0), ("temperature", "hot"), ("top_p", 2.0), ("min_p", "x"), ("top_k", 1.5)):
-        with pytest.raises(InvalidOption):
+        with pytest.raises(errors.InvalidOption):
             lm.generate(prompts, seed=[0, 1, 2], **{**options, name: wrong})
+
+
+# --- loaded when they are first used, once in a process, and not for what a configuration states ---
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Folders that transformers loaded weights from."""
+    folders, load = [], AutoModelForCausalLM.from_pretrained
+    noting = lambda place, **options: (folders.append(str(place)), load(place, **options))[1]  # noqa: E731
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", noting)
+    return folders
+
+
+@pytest.fixture
+def folder(tmp_path, tiny_folder):
+    """A folder that no other test loads from."""
+    return shutil.copytree(tiny_folder, tmp_path / "own")
+
+
+def test_nothing_is_loaded_before_the_first_use_and_then_once(folder, loads):
+    lazy = LazyModel(folder)
+    copies = [lazy, copy.copy(lazy), copy.deepcopy(lazy), LazyModel(str(folder)), pickle.loads(pickle.dumps(lazy))]
+    assert not loads
+    with ThreadPoolExecutor(5) as pool:
+        assert len(set(pool.map(lambda each: id(each.lm().model), copies))) == 1
+    assert loads == [str(folder)]
+
+
+def test_a_model_is_shared_as_long_as_somebody_has_it(folder, tiny_folder, loads):
+    held = LazyModel(folder).lm(method="pine")
+    LazyModel(tiny_folder).lm()
+    assert LazyModel(folder).lm().model is held.model
+    del held
+    LazyModel(folder).lm()  # the one that was used last
+    assert loads == [str(folder), str(tiny_folder)]
+    LazyModel(tiny_folder).lm()
+    LazyModel(folder).lm()
+    assert loads == [str(folder), str(tiny_folder), str(tiny_folder), str(folder)]
+
+
+def test_other_options_and_a_folder_that_was_written_again_load_other_weights_and_choices_share_them(folder):
+    plain, half = LazyModel(folder).lm(), LazyModel(folder, {"dtype": "bfloat16"}).lm()
+    assert plain.model is not half.model
+    assert str(half.model.dtype) == "torch.bfloat16"
+    os.utime(folder / "config.json", (0, 2**33))
+    assert LazyModel(folder).lm().model is not plain.model
+    lazy = LazyModel(folder)
+    ordered = lazy.lm(ordering="monot5", overflow="drop_last")
+    assert (ordered.ordering.name, ordered.overflow) == ("monot5", "drop_last")
+    assert lazy.lm(ordering="monot5", overflow="drop_last") is ordered
+    assert lazy.lm(method="pine").method.name == "pine"
+
+
+def test_the_context_window_needs_the_configuration_only(folder, tmp_path, loads):
+    (folder / "model.safetensors").unlink()
+    assert LazyModel(folder).context_window() == LazyModel(folder).context_window(local_files_only=True) == 4096
+    embedded = InvariantModel.from_pretrained().context_window
+    loads.clear()
+    assert LazyModel().context_window() == LazyModel("native").context_window() == embedded
+    assert not loads
+    with pytest.raises(errors.ModelNotFound, match="nowhere"):
+        LazyModel(tmp_path / "nowhere").context_window()
+
+
+def test_a_pickle_of_a_name_has_neither_weights_nor_a_cache(folder):
+    lazy = LazyModel(folder, {"dtype": "float32"}, cache=KeyValueCache())
+    assert lazy.lm().cache is copy.deepcopy(lazy).lm(method="pine").cache is not None
+    pickled = pickle.dumps(lazy)
+    assert len(pickled) < 1000
+    assert pickle.loads(pickled).lm().cache is None
+
+
+def test_a_model_in_memory_is_used_as_it_is(chat_llama):
+    lm = InvariantModel(chat_llama, method="pine", cache=KeyValueCache())
+    lazy = LazyModel(lm)
+    assert lazy.in_memory
+    assert lazy.lm() is lm
+    assert lazy.context_window() == lm.context_window
+    assert lazy.lm(ordering="frequency").cache is lm.cache
+    assert LazyModel(lm, cache=KeyValueCache()).lm().cache is not lm.cache
+    assert repr(pickle.loads(pickle.dumps(lazy)).lm()) == repr(lm)
+
+
+def test_without_a_name_it_says_once_that_a_toy_answers():
+    lazy = LazyModel()
+    with pytest.warns(errors.ToyModelWarning, match="Name a model"):
+        assert lazy.lm().name == str(EMBEDDED["generator"])
+    lazy.lm()
+    LazyModel(EMBEDDED["generator"]).lm()  # who names it knows it
+    assert LazyModel("native").lm().name == str(EMBEDDED["native"])
