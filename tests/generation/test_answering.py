@@ -1,16 +1,17 @@
 """One request: whole equals streamed, and an answer is what the model wrote, with citations of the right documents."""
 
-import sys
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from itertools import permutations
 from threading import Event
+from unittest.mock import Mock
 
 import pytest
 from transformers import MaxTimeCriteria
 
 from invariant_rag import Prompt, Segment, SegmentSet
 from invariant_rag.errors import IncompleteObject, InvalidOption, InvalidPrompt, UnsupportedCombination
+from invariant_rag.generation import prepare
 from invariant_rag.generation.answering import Answering, reply_all
 from invariant_rag.generation.answers import Answer, AnswerRequest, Reply
 from invariant_rag.generation.batching import MicroBatcher
@@ -164,20 +165,10 @@ def test_a_wrong_request_is_refused(wrong, error):
         Answering(lm_of("hermes"), replace(REQUESTS["a conversation"], **wrong))
 
 
-def test_what_was_prepared_to_be_measured_is_not_tokenized_again():
-    tokenized = []
-
-    def record(frame, event, argument):
-        if event == "call" and frame.f_code.co_name == "tokenize_prompt":
-            tokenized.append(frame.f_code.co_filename)
-
-    answering = Answering(lm_of("hermes"), REQUESTS["a conversation"])
+def test_what_was_prepared_to_be_measured_is_not_tokenized_again(monkeypatch):
+    answering, tokenize = Answering(lm_of("hermes"), REQUESTS["a conversation"]), Mock(wraps=prepare.tokenize_prompt)
     expected = answering.reply()
-    sys.setprofile(record)
-    try:
-        assert answering.prepared.input_ids
-        found = answering.reply()
-    finally:
-        sys.setprofile(None)
-    assert len(tokenized) == 1
-    assert found == expected
+    monkeypatch.setattr(prepare, "tokenize_prompt", tokenize)
+    assert answering.prepared.input_ids
+    assert answering.reply() == expected
+    assert tokenize.call_count == 1

@@ -308,7 +308,11 @@ def test_every_prompt_of_a_list_has_a_seed_and_the_tokens_that_it_has_alone(opti
 def loads(monkeypatch):
     """Folders that transformers loaded weights from."""
     folders, load = [], AutoModelForCausalLM.from_pretrained
-    noting = lambda place, **options: (folders.append(str(place)), load(place, **options))[1]  # noqa: E731
+
+    def noting(place, **options):
+        folders.append(str(place))
+        return load(place, **options)
+
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", noting)
     return folders
 
