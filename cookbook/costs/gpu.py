@@ -1,6 +1,6 @@
 """Measure RoToR and PINE against the plain model on a GPU, and write gpu.md: `make bench-gpu`.
 
-Every setting is one run of what `invariant-rag bench speed` measures; its ratios are of alternating runs. Random weights.
+Every setting is what one `invariant-rag bench speed` measures: ratios of alternating runs, with random weights.
 The page is written after every setting, short prompts first: stop when you have seen enough.
 """
 
