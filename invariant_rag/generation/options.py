@@ -178,8 +178,9 @@ def resolve_option(kwargs: Mapping[str, Any], name: str, *fallbacks: object) -> 
 
 def resolve_max_new_tokens(max_new_tokens: int | None, kwargs: Mapping[str, Any]) -> int:
     """Resolve the number of new tokens, at least 1: the argument, then `generation_config`, else 64."""
-    resolved = resolve_option({**kwargs, "max_new_tokens": max_new_tokens}, "max_new_tokens")
-    return 64 if resolved is None else check_number("max_new_tokens", resolved, 1, error=InvalidOption)
+    if max_new_tokens is None:
+        max_new_tokens = getattr(kwargs.get("generation_config"), "max_new_tokens", None)
+    return 64 if max_new_tokens is None else check_number("max_new_tokens", max_new_tokens, 1, error=InvalidOption)
 
 
 def is_set(value: Any) -> bool:
@@ -198,7 +199,6 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
     """Check names, kinds and bounds of keywords of `generate` and of its config, or raise InvalidOption."""
     if not kwargs:
         return
-    check_seed(kwargs.get("seed"))
     known = _parameters(model)
     for name in kwargs.keys() - known:
         near = get_close_matches(str(name), known, 1)
@@ -207,8 +207,10 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
     config = kwargs.get("generation_config")
     if not isinstance(config, GenerationConfig | None):
         raise _unexpected("generation_config", "a GenerationConfig of transformers", config)
-    own = _chosen(config).items()
-    given = {name: value for name, value in own if name in _NUMBERS or name in _SWITCHES} | _chosen(kwargs)
+    given = _chosen(kwargs)
+    if config is not None:
+        own = _chosen(config).items()
+        given = {name: value for name, value in own if name in _NUMBERS or name in _SWITCHES} | given
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     for name, value in given.items():
         kind, least, most = _NUMBERS.get(name, (None, 0, 0))
@@ -218,6 +220,8 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
             raise _unexpected(name, f"at least {least}" if most == inf else f"{least} to {most}", value)
         if name in _TOKENS and min(as_ids(value, name), default=0) < 0:
             raise _unexpected(name, "token ids of at least 0", value)
+        if name == "seed":
+            check_seed(value)
         if name in _KINDS and not _KINDS[name][0](value):
             raise _unexpected(name, _KINDS[name][1], value)
         if name == "pad_token_id" and not 0 <= check_number(name, value, error=InvalidOption) < vocabulary:
