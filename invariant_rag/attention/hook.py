@@ -84,17 +84,20 @@ def override_only_over(model: PreTrainedModel, cache: Cache) -> Iterator[None]:
     So a logits processor or a stopping criterion may call the model while it decodes.
     """
     attention, thread = _active.get(), get_ident()
-    suspended: list[AbstractContextManager[None]] = []
+    suspended: list[tuple[AbstractContextManager[None], bool]] = []
 
     def before(_model: object, _args: object, kwargs: dict[str, Any]) -> None:
         if get_ident() == thread:
-            other = _active.get() is attention and cache_of(kwargs) is not cache
-            suspended.append(own_attention() if other else nullcontext())
-            suspended[-1].__enter__()
+            is_used = _active.get() is attention
+            suspended.append((own_attention() if is_used and cache_of(kwargs) is not cache else nullcontext(), is_used))
+            suspended[-1][0].__enter__()
 
     def after(*_: object) -> None:
         if get_ident() == thread:
-            suspended.pop().__exit__(None, None, None)
+            block, was_used = suspended.pop()
+            block.__exit__(None, None, None)
+            if was_used and _active.get() is not attention:  # it was for this pass alone
+                hooks.close()
 
     with ExitStack() as hooks:
         if attention is not None:
