@@ -199,6 +199,7 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
     """Check names, kinds and bounds of keywords of `generate` and of its config, or raise InvalidOption."""
     if not kwargs:
         return
+    check_seed(kwargs.get("seed"))
     known = _parameters(model)
     for name in kwargs.keys() - known:
         near = get_close_matches(str(name), known, 1)
@@ -207,10 +208,9 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
     config = kwargs.get("generation_config")
     if not isinstance(config, GenerationConfig | None):
         raise _unexpected("generation_config", "a GenerationConfig of transformers", config)
-    given = _chosen(kwargs)
-    if config is not None:
-        own = _chosen(config).items()
-        given = {name: value for name, value in own if name in _NUMBERS or name in _SWITCHES} | given
+    checked = _NUMBERS.keys() | _SWITCHES
+    own = {} if config is None else {name: each for name, each in _chosen(config).items() if name in checked}
+    given = own | _chosen(kwargs)
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     for name, value in given.items():
         kind, least, most = _NUMBERS.get(name, (None, 0, 0))
@@ -220,8 +220,6 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
             raise _unexpected(name, f"at least {least}" if most == inf else f"{least} to {most}", value)
         if name in _TOKENS and min(as_ids(value, name), default=0) < 0:
             raise _unexpected(name, "token ids of at least 0", value)
-        if name == "seed":
-            check_seed(value)
         if name in _KINDS and not _KINDS[name][0](value):
             raise _unexpected(name, _KINDS[name][1], value)
         if name == "pad_token_id" and not 0 <= check_number(name, value, error=InvalidOption) < vocabulary:
