@@ -1,13 +1,8 @@
 """Requests as an attacker or a broken client sends them: valid ones with values, fields and bytes exchanged."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random
-from typing import Any
-
-import httpx
 
 from tests.fuzz.mutations import mutated
 
@@ -19,7 +14,7 @@ TEXTS = (
     *("'; DROP TABLE documents; --", "<script>alert(1)</script>", "a" * 20_000, "9" * 400, "[1]" * 500, "%s%n{}{0}"),
     *("\ue200\ue201", "Document 1: a\nDocument 2: b", "(" * 3000, "a\nb" * 2000, "NaN", "null", "é" * 999),
 )
-VALUES: tuple[Any, ...] = (
+VALUES = (
     *(None, True, False, 0, -1, 1, 2, 1 << 31, 1 << 63, 1 << 64, 10**400, 0.5, -0.0, 1e308, float("inf"), float("nan")),
     *([], {}, [[]], [{}], [None], {"": ""}, {"type": "text"}, {"$ref": "#"}, [[[[[[[[]]]]]]]]),
     *(
@@ -28,7 +23,7 @@ VALUES: tuple[Any, ...] = (
     ),
 )
 FIELDS = ("", "__class__", *"model messages documents stream n logit_bias tools invariant".split(), "x" * 5000)
-SCHEMAS: tuple[Any, ...] = (
+SCHEMAS = (
     *({}, {"type": "object"}, {"type": "nothing"}, {"$ref": "#"}, {"enum": []}, {"const": "\ud800"}, {"anyOf": []}),
     {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
     {"type": "string", "pattern": "(a*)*b"},
@@ -48,7 +43,7 @@ _TURNS = [
     {"role": "assistant", "content": None, "tool_calls": [_CALL]},
     {"role": "tool", "tool_call_id": "1", "content": "result"},
 ]
-_EVERYTHING: dict[str, Any] = {
+_EVERYTHING = {
     "model": "small",
     "messages": [{"role": "system", "content": "Be short."}, _MESSAGE],
     "documents": [*_DOCUMENTS, {"data": {"title": "T", "snippet": "s"}}],
@@ -69,7 +64,7 @@ _JUDGED = {
     "by": "letters",
 }
 _CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
-REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
+REQUESTS = (
     (_CHAT, _EVERYTHING),
     (_CHAT, {"messages": _TURNS, "tools": [_TOOL], "tool_choice": "auto", "max_tokens": 16}),
     (_CHAT, {"messages": [_MESSAGE], "response_format": _SCHEMA, "max_tokens": 16}),
@@ -81,7 +76,7 @@ REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def hostile_request(source: random.Random) -> tuple[str, bytes]:
+def hostile_request(source):
     """Return a path and a body with one to four things wrong."""
     path, body = source.choice(REQUESTS)
     body = copy.deepcopy(body)
@@ -91,11 +86,11 @@ def hostile_request(source: random.Random) -> tuple[str, bytes]:
     return path, mutated(content, source) if source.random() < 0.25 else content
 
 
-def _change(body: Any, source: random.Random) -> None:
+def _change(body, source):
     """Change a random place of a body."""
     holder = body
     while True:
-        places: list[Any] = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        places = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
         place = source.choice(places) if places else None
         below = None if place is None else holder[place]
         if not isinstance(below, dict | list) or not below or source.random() < 0.3:
@@ -115,13 +110,13 @@ def _change(body: Any, source: random.Random) -> None:
             holder[place] = _value(source)
 
 
-def _value(source: random.Random) -> Any:
+def _value(source):
     if source.random() < 0.5:
         return source.choice(TEXTS)
     return copy.deepcopy(source.choice(VALUES))
 
 
-def check_refusal(seed: int, http: httpx.Client) -> int:
+def check_refusal(seed, http):
     """Send one hostile request, and return its status.
 
     Raises:

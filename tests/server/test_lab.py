@@ -1,26 +1,23 @@
 """The order lab in a real browser, before a real server: moves, answers, flips, methods, the history, any text."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
 from invariant_rag.server.engines.upstream import Upstream
 from tests.browsers import needs_chromium
-from tests.server.conftest import Opener, serving
-from tests.server.lab import CONTRASTS, EXAMPLE, EXAMPLES, HOSTILE, NAMES, READINGS, Lab, content_of, post
+from tests.server.conftest import serving
+from tests.server.lab import CONTRASTS, EXAMPLE, EXAMPLES, HOSTILE, NAMES, READINGS, content_of, post
 from tests.server.scripted import Answer, completion, scripted_api
 
 pytestmark = needs_chromium
 
 
-def test_an_answer_has_its_confidence_and_cost_and_the_ring_is_what_the_server_reports(lab: Lab) -> None:
+def test_an_answer_has_its_confidence_and_cost_and_the_ring_is_what_the_server_reports(lab):
     lab.ask()
     for reading in READINGS:
         reply = post(lab.url, " ".join(NAMES), reading)
@@ -42,7 +39,7 @@ def test_an_answer_has_its_confidence_and_cost_and_the_ring_is_what_the_server_r
     expect(lab.page.locator("#plain dd").first).to_have_text("not asked")
 
 
-def test_dragging_a_document_asks_again_and_shows_what_flipped(lab: Lab) -> None:
+def test_dragging_a_document_asks_again_and_shows_what_flipped(lab):
     lab.ask()
     before = lab.answer("plain").inner_text()
     x, y = lab.grip(1)
@@ -63,7 +60,7 @@ def test_dragging_a_document_asks_again_and_shows_what_flipped(lab: Lab) -> None
     expect(lab.page.locator("#documents details[open]")).to_have_count(1)
 
 
-def test_the_keyboard_goes_through_documents_and_reaches_the_question_in_five_tabs(lab: Lab) -> None:
+def test_the_keyboard_goes_through_documents_and_reaches_the_question_in_five_tabs(lab):
     lab.document("C").focus()
     tabs = 0
     while tabs < 5 and not lab.question.evaluate("each => each === document.activeElement"):
@@ -89,7 +86,7 @@ def test_the_keyboard_goes_through_documents_and_reaches_the_question_in_five_ta
     expect(lab.page.locator("#moves")).to_contain_text("moved to place 2 of 5.")
 
 
-def test_an_example_says_why_it_was_chosen_and_which_answers_are_right(lab: Lab) -> None:
+def test_an_example_says_why_it_was_chosen_and_which_answers_are_right(lab):
     for example in EXAMPLES:
         lab.page.get_by_role("combobox", name="Example").select_option(example["name"])
         expect(lab.page.locator("#why")).to_have_text(example["why"])
@@ -105,7 +102,7 @@ def test_an_example_says_why_it_was_chosen_and_which_answers_are_right(lab: Lab)
     expect(lab.page.locator("#documents > li.gold")).to_have_count(0)
 
 
-def test_a_link_holds_the_state(open_lab: Opener, base_url: str) -> None:
+def test_a_link_holds_the_state(open_lab, base_url):
     lab = open_lab(base_url, permissions=["clipboard-read", "clipboard-write"])
     lab.paste("# Mill\nThe mill grinds \u201cbarley\u201d.", "The ferry leaves at noon.", "Two bakeries.")
     lab.document("A").press("Delete")
@@ -125,7 +122,7 @@ def test_a_link_holds_the_state(open_lab: Opener, base_url: str) -> None:
     expect(lab.question).to_have_value(EXAMPLE["question"])
 
 
-def test_five_orders_show_flips_that_the_server_confirms_and_can_be_listed_again(lab: Lab) -> None:
+def test_five_orders_show_flips_that_the_server_confirms_and_can_be_listed_again(lab):
     lab.try_orders()
     cells = lab.cells()
     orders = [order for order, *_ in cells]
@@ -148,7 +145,7 @@ def test_five_orders_show_flips_that_the_server_confirms_and_can_be_listed_again
     expect(row).to_be_focused()
 
 
-def test_the_method_that_is_chosen_is_the_one_that_is_named(lab: Lab) -> None:
+def test_the_method_that_is_chosen_is_the_one_that_is_named(lab):
     expect(lab.page.locator("#toy")).to_contain_text("A toy answers here")
     expect(lab.lead).to_contain_text("; rotor reads the documents as a set.")
     lab.page.get_by_role("combobox", name="Method").select_option("isolated")
@@ -169,7 +166,7 @@ def test_the_method_that_is_chosen_is_the_one_that_is_named(lab: Lab) -> None:
         ("sequential", "also reads one document after another."),
     ],
 )
-def test_a_gateway_is_said_to_do_what_its_method_does(method: str, words: str, open_lab: Opener) -> None:
+def test_a_gateway_is_said_to_do_what_its_method_does(method, words, open_lab):
     with scripted_api() as api, serving(Upstream(api.url, "far", method=method)) as url:
         api.plan(Answer(body=completion("All the\nwool. " * 64)))
         lab = open_lab(url)
@@ -187,7 +184,7 @@ def test_a_gateway_is_said_to_do_what_its_method_does(method: str, words: str, o
         expect(lab.status).to_have_text(f"Plain: {flips}; canonical: {flips}")
 
 
-def test_of_many_documents_the_first_are_shown_and_it_is_said_what_is_not_drawn(lab: Lab) -> None:
+def test_of_many_documents_the_first_are_shown_and_it_is_said_what_is_not_drawn(lab):
     lab.paste(*(f"Mill {number} grinds barley." for number in range(30)), line="--- \t")
     lab.ask()
     row = lab.page.locator("#invariant .chips").first
@@ -202,7 +199,7 @@ def test_of_many_documents_the_first_are_shown_and_it_is_said_what_is_not_drawn(
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
-def test_hostile_documents_and_questions_are_text_also_in_the_copied_command(open_lab: Opener, base_url: str) -> None:
+def test_hostile_documents_and_questions_are_text_also_in_the_copied_command(open_lab, base_url):
     lab = open_lab(base_url, permissions=["clipboard-read", "clipboard-write"])
     lab.paste(*HOSTILE)
     lab.question.fill('<img src=x onerror="alert(7)">')
@@ -222,9 +219,7 @@ def test_hostile_documents_and_questions_are_text_also_in_the_copied_command(ope
     assert content_of(json.loads(run.stdout)) == lab.answer("plain").text_content()
 
 
-def test_without_a_clipboard_the_command_is_shown_and_what_is_no_text_is_refused_by_name(
-    open_lab: Opener, base_url: str, tmp_path: Path
-) -> None:
+def test_without_a_clipboard_the_command_is_shown_and_what_is_no_text_is_refused_by_name(open_lab, base_url, tmp_path):
     lab = open_lab(base_url.replace("127.0.0.1", "lab.test"))  # no secure context, so no access to the clipboard
     lab.ask()
     lab.page.locator("#invariant").get_by_role("button", name="Copy as curl").click()
@@ -241,7 +236,7 @@ def test_without_a_clipboard_the_command_is_shown_and_what_is_no_text_is_refused
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
-def test_everything_fits_and_has_contrast(width: int, scheme: str, open_lab: Opener, base_url: str) -> None:
+def test_everything_fits_and_has_contrast(width, scheme, open_lab, base_url):
     lab = open_lab(base_url, viewport={"width": width, "height": 800}, color_scheme=scheme)
     ground = lab.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", ground))) < 120) == (scheme == "dark")
@@ -254,7 +249,7 @@ def test_everything_fits_and_has_contrast(width: int, scheme: str, open_lab: Ope
     assert lab.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_a_screen_reader_finds_names_and_roles_and_the_focus_is_seen_on_every_control(lab: Lab) -> None:
+def test_a_screen_reader_finds_names_and_roles_and_the_focus_is_seen_on_every_control(lab):
     lab.ask()
     for region in ("Documents", "Question", "Orders asked", "What was read where"):
         expect(lab.page.get_by_role("region", name=region)).to_be_visible()

@@ -1,26 +1,23 @@
 """What the order lab says of its server: its files, keys, limits, methods not allowed, one that is busy or dead."""
 
-from __future__ import annotations
-
 import re
 from threading import Event, Thread
-from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import expect
 
-from invariant_rag import InvariantModel, KeyValueCache
+from invariant_rag import KeyValueCache
 from invariant_rag.server import InProcess, Settings
 from tests.browsers import needs_chromium
-from tests.server.conftest import Opener, serving, wait_until
+from tests.server.conftest import serving, wait_until
 from tests.server.lab import PAGE, post
 
 FILES = {each.name: each.read_text("utf-8") for each in PAGE.iterdir()}
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_has_strict_headers_and_is_not_sent_twice(name: str, http: httpx.Client) -> None:
+def test_a_file_has_strict_headers_and_is_not_sent_twice(name, http):
     path = "/" if name == "index.html" else f"/lab/{name}"
     page, head = http.get(path), http.head(path)
     assert (page.status_code, head.status_code, head.content, page.text) == (200, 200, b"", FILES[name])
@@ -34,7 +31,7 @@ def test_a_file_has_strict_headers_and_is_not_sent_twice(name: str, http: httpx.
     assert FILES[name].count("\n") <= 300
 
 
-def test_nothing_else_is_served_and_the_files_name_no_other_host(http: httpx.Client) -> None:
+def test_nothing_else_is_served_and_the_files_name_no_other_host(http):
     for path in ("none.js", "%2e%2e/app.py", "..%2fapp.py", "", "%00"):
         response = http.get(f"/lab/{path}")
         assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
@@ -44,7 +41,7 @@ def test_nothing_else_is_served_and_the_files_name_no_other_host(http: httpx.Cli
 
 
 @needs_chromium
-def test_a_key_is_asked_for_kept_for_the_tab_and_forgotten(embedded: InvariantModel, open_lab: Opener) -> None:
+def test_a_key_is_asked_for_kept_for_the_tab_and_forgotten(embedded, open_lab):
     with serving(InProcess(embedded, "small"), Settings(keys={"right-key": "ada"})) as url:
         assert [httpx.get(f"{url}{path}").status_code for path in ("/", "/lab/lab.js")] == [200, 200]
         closed = [httpx.get(f"{url}{path}").status_code for path in ("/v1/models", "/metrics", "/lab", "/none")]
@@ -71,9 +68,7 @@ def test_a_key_is_asked_for_kept_for_the_tab_and_forgotten(embedded: InvariantMo
 
 
 @needs_chromium
-def test_what_is_too_long_or_not_allowed_is_told_in_words_with_what_to_do(
-    embedded: InvariantModel, open_lab: Opener
-) -> None:
+def test_what_is_too_long_or_not_allowed_is_told_in_words_with_what_to_do(embedded, open_lab):
     engine = InProcess(embedded, "small", max_prompt_tokens=900)
     with serving(engine, Settings(max_body_bytes=60_000, methods=frozenset({"rotor"}))) as url:
         lab = open_lab(url)
@@ -91,12 +86,12 @@ def test_what_is_too_long_or_not_allowed_is_told_in_words_with_what_to_do(
 class Halting(InProcess):
     """The engine, which waits or fails when it is told to."""
 
-    def __init__(self, lm: InvariantModel) -> None:
+    def __init__(self, lm):
         super().__init__(lm, "small", caches={"": KeyValueCache()})
         self.halt, self.halted, self.fails = Event(), Event(), False
         self.halt.set()
 
-    def answer_all(self, *arguments: Any) -> Any:
+    def answer_all(self, *arguments):
         self.halted.set()
         self.halt.wait(30)
         if self.fails:
@@ -105,7 +100,7 @@ class Halting(InProcess):
 
 
 @needs_chromium
-def test_a_busy_a_failing_and_a_dead_server_are_told_apart(embedded: InvariantModel, open_lab: Opener) -> None:
+def test_a_busy_a_failing_and_a_dead_server_are_told_apart(embedded, open_lab):
     engine = Halting(embedded)
     with serving(engine, Settings(max_requests=1)) as url:
         lab = open_lab(url)
@@ -127,7 +122,7 @@ def test_a_busy_a_failing_and_a_dead_server_are_told_apart(embedded: InvariantMo
 
 
 @needs_chromium
-def test_what_runs_is_stopped_by_hand_and_when_the_question_changes(embedded: InvariantModel, open_lab: Opener) -> None:
+def test_what_runs_is_stopped_by_hand_and_when_the_question_changes(embedded, open_lab):
     engine = Halting(embedded)
     with serving(engine) as url:
         lab = open_lab(url)

@@ -1,7 +1,5 @@
 """Keys, tenants, limits, deadlines and turns; what operators see: metrics, traces, lines of JSON, the shutdown."""
 
-from __future__ import annotations
-
 import json
 import logging
 import pickle
@@ -11,27 +9,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import wraps
 from io import StringIO
 from math import inf
-from pathlib import Path
 from threading import Event
-from typing import Any
 
 import httpx
 import pytest
 import torch
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from transformers import StoppingCriteria
 
-from invariant_rag import InvariantModel, KeyValueCache
+from invariant_rag import KeyValueCache
 from invariant_rag.generation.batching import MicroBatcher
-from invariant_rag.generation.streaming import TextStream
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.admission import FairQueue, Shares
 from invariant_rag.server.engines.upstream import Upstream
@@ -46,11 +40,11 @@ TRACE = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
 
 
 @pytest.fixture(scope="module")
-def limited(model: InvariantModel) -> Iterator[httpx.Client]:
+def limited(model):
     """A server with two tenants and narrow limits."""
     caches = {tenant: KeyValueCache(namespace=tenant) for tenant in KEYS.values()}
     engine = InProcess(model, caches=caches, max_prompt_tokens=600)
-    narrow: dict[str, Any] = {"max_body_bytes": 20_000, "max_requests": 3, "body_timeout": 1.0}
+    narrow = {"max_body_bytes": 20_000, "max_requests": 3, "body_timeout": 1.0}
     with client_of(engine, Settings(keys=KEYS, operator_key="key-of-operator", **narrow)) as http:
         yield http
 
@@ -58,7 +52,7 @@ def limited(model: InvariantModel) -> Iterator[httpx.Client]:
 @pytest.mark.parametrize(
     "headers", [{}, bearer("key-of-ad"), bearer("key-of-ada2"), {"Authorization": "Basic key-of-ada"}]
 )
-def test_without_a_valid_key_nothing_is_answered(headers: dict[str, str], limited: httpx.Client) -> None:
+def test_without_a_valid_key_nothing_is_answered(headers, limited):
     for path in (CHAT, "/v1/completions", "/tokenize"):
         response = limited.post(path, json=body(), headers=headers)
         assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
@@ -67,8 +61,8 @@ def test_without_a_valid_key_nothing_is_answered(headers: dict[str, str], limite
     assert limited.get("/health", headers=headers).status_code == 200
 
 
-def test_a_tenant_learns_nothing_of_what_another_has_asked_nor_a_worker_a_key(limited: httpx.Client) -> None:
-    def cached(headers: dict[str, str]) -> int:
+def test_a_tenant_learns_nothing_of_what_another_has_asked_nor_a_worker_a_key(limited):
+    def cached(headers):
         asked = body(documents=[f"{text} Twice." for text in FLAGS], max_tokens=4)
         usage = limited.post(CHAT, json=asked, headers=headers).json()["usage"]
         return int(usage["prompt_tokens_details"]["cached_tokens"])
@@ -94,17 +88,15 @@ LONGER = "at most 600 tokens"
         ),
     ],
 )
-def test_bodies_and_prompts_that_are_too_long_are_refused(
-    path: str, content: Any, told: str, limited: httpx.Client
-) -> None:
+def test_bodies_and_prompts_that_are_too_long_are_refused(path, content, told, limited):
     given = content if isinstance(content, bytes) else iter(content)
     response = limited.post(path, content=given, headers={**ADA, "content-type": "application/json"})
     assert (response.status_code, response.json()["error"]["code"]) == (413, "too_large")
     assert told in response.text
 
 
-def test_a_body_that_comes_too_slowly_is_refused_and_a_head_ends_the_connection(limited: httpx.Client) -> None:
-    def slowly() -> Iterator[bytes]:
+def test_a_body_that_comes_too_slowly_is_refused_and_a_head_ends_the_connection(limited):
+    def slowly():
         yield b'{"messages": '
         time.sleep(1.6)
         yield b"[]}"
@@ -118,7 +110,7 @@ def test_a_body_that_comes_too_slowly_is_refused_and_a_head_ends_the_connection(
         assert slow.recv(100) == b""
 
 
-def test_a_request_too_many_is_told_when_to_come_back_and_another_tenant_is_answered(limited: httpx.Client) -> None:
+def test_a_request_too_many_is_told_when_to_come_back_and_another_tenant_is_answered(limited):
     key = "key-of-ada"
     with leaving(limited, CHAT, LONG, key), leaving(limited, CHAT, LONG, key, beside=1):
         refused = limited.post(CHAT, json=LONG, headers=ADA)
@@ -129,9 +121,7 @@ def test_a_request_too_many_is_told_when_to_come_back_and_another_tenant_is_answ
     wait_until(lambda: metric(limited, "active_requests") == 0)
 
 
-def test_requests_are_named_and_logged_without_their_contents_unless_these_are_asked_for(
-    limited: httpx.Client, embedded: InvariantModel, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_requests_are_named_and_logged_without_their_contents_unless_these_are_asked_for(limited, embedded, caplog):
     with caplog.at_level(logging.INFO, "invariant_rag.server"):
         good = limited.post(CHAT, json=body(max_tokens=4), headers={**ADA, "x-request-id": "mine-1"})
         bad = limited.post(CHAT, json=body(secret="barley"), headers={**ADA, "x-request-id": "no no"})
@@ -152,7 +142,7 @@ def test_requests_are_named_and_logged_without_their_contents_unless_these_are_a
 HISTOGRAMS = ("time_to_first_token", "inter_token_latency", "request_queue_time", "e2e_request_latency")
 
 
-def test_metrics_are_for_the_operator_and_have_the_names_that_vllm_has(limited: httpx.Client) -> None:
+def test_metrics_are_for_the_operator_and_have_the_names_that_vllm_has(limited):
     limited.post(CHAT, json=body(stream=True, max_tokens=60), headers=ADA)
     for key in (ADA, IVO, bearer("key")):
         response = limited.get("/metrics", headers=key)
@@ -164,7 +154,7 @@ def test_metrics_are_for_the_operator_and_have_the_names_that_vllm_has(limited: 
         assert metric(limited, name) > 0, name
 
 
-def test_names_of_request_and_trace_and_what_an_engine_has_are_passed_on() -> None:
+def test_names_of_request_and_trace_and_what_an_engine_has_are_passed_on():
     more = {"frequency_penalty": 0.5, "presence_penalty": -1.0, "logit_bias": {"7": 3.0}, "top_logprobs": 2}
     top = [{"token": "white", "logprob": -0.1, "bytes": None}, {"token": "red", "logprob": -2.5, "bytes": None}]
     answer = completion()
@@ -179,19 +169,19 @@ def test_names_of_request_and_trace_and_what_an_engine_has_are_passed_on() -> No
     assert response.json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == top
 
 
-def test_spans_belong_to_the_trace_of_the_client(embedded: InvariantModel) -> None:
+def test_spans_belong_to_the_trace_of_the_client(embedded):
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     with serving(InProcess(embedded)) as url:
         httpx.post(f"{url}{CHAT}", json=body(), headers=TRACE, timeout=30)
-    spans: list[ReadableSpan] = [each for each in exporter.get_finished_spans() if "invariant_rag" in each.name]
+    spans = [each for each in exporter.get_finished_spans() if "invariant_rag" in each.name]
     assert {each.name for each in spans} == {"invariant_rag.parse", "invariant_rag.answer"}
     assert {f"{each.context.trace_id:032x}" for each in spans} == {TRACE["traceparent"].split("-")[1]}
     assert all(each.attributes and each.attributes["gen_ai.request.id"] == "mine-7" for each in spans)
 
 
-def test_every_line_is_json_and_what_comes_again_and_again_is_counted() -> None:
+def test_every_line_is_json_and_what_comes_again_and_again_is_counted():
     stream, limit = StringIO(), RateLimit()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
@@ -207,18 +197,18 @@ def test_every_line_is_json_and_what_comes_again_and_again_is_counted() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_finishes_what_runs_before_it_ends(tmp_path: Path) -> None:
+def test_the_command_finishes_what_runs_before_it_ends(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    url, log, found = f"http://127.0.0.1:{port}", tmp_path / "log", list[str]()
+    url, log, found = f"http://127.0.0.1:{port}", tmp_path / "log", []
     command = [sys.executable, "-c", "from invariant_rag.cli import app; app()", "serve", "--port", port]
 
-    def read() -> None:
+    def read():
         asked = body(stream=True, temperature=2.0, seed=1, max_tokens=150)
         with httpx.stream("POST", f"{url}{CHAT}", json=asked) as response:
             found.extend(response.iter_lines())
 
-    def is_up() -> bool:
+    def is_up():
         assert server.poll() is None, "it ended"
         try:
             return httpx.get(f"{url}/health").is_success
@@ -242,7 +232,7 @@ def test_the_command_finishes_what_runs_before_it_ends(tmp_path: Path) -> None:
 
 TENANTS = ("greedy", "modest")
 GREEDY, MODEST = map(bearer, TENANTS)
-SHARED: Any = {"keys": {tenant: tenant for tenant in TENANTS}, "operator_key": "key-of-operator"}
+SHARED = {"keys": {tenant: tenant for tenant in TENANTS}, "operator_key": "key-of-operator"}
 TIMES_AS_LATE, ASKED, FLOOD_TOKENS = 3, 5, 100
 HALT_SECONDS = 30.0  # that a request may take to the model while nothing else computes
 
@@ -254,19 +244,19 @@ class Watched(MicroBatcher):
     and a request that waits for a pass of others before it gets here is never here, which counts as infinity.
     """
 
-    def __init__(self, modest: KeyValueCache) -> None:
+    def __init__(self, modest):
         super().__init__()
-        self._modest, self.passes, self.late = modest, 0, list[float]()
+        self._modest, self.passes, self.late = modest, 0, []
         self.here = Event()
         self.here.set()
 
-    def count(self) -> None:
+    def count(self):
         if not self.here.wait(HALT_SECONDS):
             self.late.append(inf)
             self.here.set()
         self.passes += 1
 
-    def stream(self, lm: InvariantModel, prompt: Any, options: Any = None, **more: Any) -> TextStream:
+    def stream(self, lm, prompt, options=None, **more):
         if lm.cache is not self._modest:
             return super().stream(lm, prompt, options, **more)
         found = super().stream(lm, prompt, {**options, "stopping_criteria": [FirstToken(self)]}, **more)
@@ -277,10 +267,10 @@ class Watched(MicroBatcher):
 class FirstToken(StoppingCriteria):
     """Notes how many passes there were until the first token, in the thread that holds the model."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched):
         self._watched, self._begun, self._came = watched, watched.passes, False
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+    def __call__(self, input_ids, scores, **_):
         if not self._came:
             self._watched.late.append(self._watched.passes - self._begun)
         self._came = True
@@ -288,22 +278,20 @@ class FirstToken(StoppingCriteria):
 
 
 @pytest.mark.parametrize("more", [{}, {"temperature": 1.5, "seed": 1}], ids=["greedy", "sampled"])
-def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(
-    more: dict[str, Any], model: InvariantModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(more, model, monkeypatch):
     """The model's answers never end by themselves. Lateness is counted in forward passes, of whomever they are."""
     engine = InProcess(model, caches={tenant: KeyValueCache(namespace=tenant) for tenant in TENANTS})
     watched = engine.batcher = Watched(engine.caches["modest"])
     stop, forward = Event(), type(model.model).forward
 
     @wraps(forward)
-    def counted(module: Any, *given: Any, **options: Any) -> Any:
+    def counted(module, *given, **options):
         watched.count()
         return forward(module, *given, **options)
 
     monkeypatch.setattr(type(model.model), "forward", counted)  # with a hook, nothing would be cached
 
-    def lateness(http: httpx.Client, passes: int) -> list[float]:
+    def lateness(http, passes):
         """Ask again and again, each time after so many passes: who asks at once shares the model half and half."""
         watched.late.clear()
         for number in range(1, ASKED + 1):
@@ -315,7 +303,7 @@ def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(
             assert (len(watched.late), inf in watched.late) == (number, False)
         return list(watched.late)
 
-    def flood(http: httpx.Client) -> None:
+    def flood(http):
         while not stop.is_set():
             if http.post(CHAT, json=body(max_tokens=FLOOD_TOKENS, **more), headers=GREEDY).status_code == 429:
                 stop.wait(1)
@@ -333,7 +321,7 @@ def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(
     assert max(late) < TIMES_AS_LATE * min(alone), (late, alone)
 
 
-def test_a_part_of_the_places_is_kept_for_tenants_who_are_not_there() -> None:
+def test_a_part_of_the_places_is_kept_for_tenants_who_are_not_there():
     shares = Shares(12, 2)
     for tenant, places in (("greedy", 9), ("modest", 3)):
         assert all(shares.take(tenant) for _ in range(places))
@@ -343,8 +331,8 @@ def test_a_part_of_the_places_is_kept_for_tenants_who_are_not_there() -> None:
         assert shares.take(tenant)
 
 
-def test_turns_go_round_short_requests_overtake_long_ones_and_who_leaves_keeps_none() -> None:
-    queue, done, left = FairQueue(1, 2), list[str](), Event()
+def test_turns_go_round_short_requests_overtake_long_ones_and_who_leaves_keeps_none():
+    queue, done, left = FairQueue(1, 2), [], Event()
     waiting = [
         ("greedy", 60.0, "long"),
         ("greedy", 1.0, "short"),
@@ -352,7 +340,7 @@ def test_turns_go_round_short_requests_overtake_long_ones_and_who_leaves_keeps_n
         ("modest", 90.0, "other"),
     ]
 
-    def wait(tenant: str, seconds: float, name: str) -> None:
+    def wait(tenant, seconds, name):
         with queue.turn(tenant, seconds, Event()):
             done.append(name)
 

@@ -1,27 +1,20 @@
 """What no client means: each request is refused with its field, what was expected and what to do, and does no harm."""
 
-from __future__ import annotations
-
 import json
 import logging
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from socket import create_connection, create_server
-from typing import Any
 
 import httpx
 import pytest
 from typer.testing import CliRunner
 
-from invariant_rag import InvariantModel, KeyValueCache
+from invariant_rag import KeyValueCache
 from invariant_rag.cli import app
 from invariant_rag.errors import InvalidChoice, UnusableFile
 from invariant_rag.models.embedded import EMBEDDED
-from invariant_rag.orderings import MonoT5
 from invariant_rag.server import InProcess, Settings
-from invariant_rag.server.engines.base import Call, Emit, EngineReply
 from invariant_rag.server.logs import JsonLines
 from invariant_rag.server.serving import reserve
 from invariant_rag.server.settings import read_keys
@@ -32,51 +25,51 @@ TEXT, JUDGE = "/v1/completions", "/v1/judge"
 RANK = "/v2/rerank"
 
 
-FAULTS: dict[str, type[Exception]] = {"a fault": ZeroDivisionError, "a full disk": UnusableFile}
+FAULTS = {"a fault": ZeroDivisionError, "a full disk": UnusableFile}
 
 
 class Faulty(InProcess):
     """An engine with a bug."""
 
-    def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Any) -> list[EngineReply]:
+    def answer_all(self, calls, emit, abandoned):
         if (fault := FAULTS.get(calls[0].request.question or "")) is not None:
             raise fault("secret")
         return super().answer_all(calls, emit, abandoned)
 
 
 @pytest.fixture(scope="module")
-def http(embedded: InvariantModel, monot5: MonoT5) -> Iterator[httpx.Client]:
+def http(embedded, monot5):
     engine = Faulty(embedded, "small", caches={"": KeyValueCache()})
     settings = Settings(max_new_tokens=3000, timeout=30, body_timeout=1)
     with client_of(engine, settings, monot5) as client:
         yield client
 
 
-def chat(**more: Any) -> dict[str, Any]:
+def chat(**more):
     return {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 40, **more}
 
 
-def asked_for(schema: Any) -> dict[str, Any]:
+def asked_for(schema):
     return chat(response_format=form(schema))
 
 
-def tool(name: str = "f", parameters: Any = None, **more: Any) -> dict[str, Any]:
+def tool(name="f", parameters=None, **more):
     return {"type": "function", "function": {"name": name, "parameters": parameters or {}, **more}}
 
 
-def said(*parts: dict[str, Any]) -> dict[str, Any]:
+def said(*parts):
     return {"messages": [{"role": "user", "content": list(parts)}]}
 
 
-def judged(**options: str) -> dict[str, Any]:
+def judged(**options):
     return {"answers": ["a"], "invariant": options}
 
 
-def required(**parts: Any) -> dict[str, Any]:
+def required(**parts):
     return {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
 
 
-def calls_with(count: int) -> list[dict[str, object]]:
+def calls_with(count):
     function = {"name": "f", "arguments": json.dumps({"a": [""] * count})}
     return [{"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}]
 
@@ -89,13 +82,13 @@ SAME_ID = [{"id": "1", "text": "a"}, {"id": "1", "text": "b"}]
 OBJECT = {"type": "json_object"}
 NAMED = {"type": "function", "function": {"name": "g"}}
 ELSEWHERE = {"type": "object", "properties": {"a": {"$ref": "b.json#/a"}}}
-CASES: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
+CASES = {
     "unknown": (CHAT, chat(colour=1), 400, "colour", "colour: unknown field"),
     "unknown, of a document": (CHAT, chat(documents=[{"text": "a", "Url": 1}]), 400, "documents[0].Url", "unknown"),
     "unknown, of options": (CHAT, chat(invariant={"methode": "x"}), 400, "invariant.methode", "unknown field"),
     "unknown, of a tool": (CHAT, chat(tools=[tool(colour=1)]), 400, "tools[0].function.colour", "unknown field"),
     "unknown, of a slot": (CHAT, said(SLOTS), 400, "messages[0].content[0].slots[0].colour", "unknown"),
-    "no object": (CHAT, [1], 400, None, "expected a JSON object"),  # type: ignore[dict-item]
+    "no object": (CHAT, [1], 400, None, "expected a JSON object"),
     "a document that is none": (CHAT, chat(documents=[[1]]), 400, "documents[0]", "expected a text or a JSON object"),
     "a number for a text": (CHAT, chat(messages=[{"role": "user", "content": 3}]), 400, None, "a text or a JSON array"),
     "a text for messages": (CHAT, chat(messages="a"), 400, "messages", "expected a JSON array"),
@@ -173,9 +166,7 @@ PYTHON = ("max_new_tokens", "stop_strings", "--", "Segment(", "Judge(", "pydanti
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_error_names_the_field_and_what_to_do_over_http(
-    name: str, http: httpx.Client, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_names_the_field_and_what_to_do_over_http(name, http, caplog):
     path, sent, status, param, expected = CASES[name]
     with caplog.at_level(logging.INFO):
         response = http.post(path, json=sent, headers=bearer("key-of-ada"))
@@ -209,12 +200,12 @@ JSON, PLAIN = "application/json", "text/plain"
     ],
     ids=lambda value: str(value)[:9],
 )
-def test_a_body_that_is_no_json_is_refused(content: str | bytes, kind: str, told: str, http: httpx.Client) -> None:
+def test_a_body_that_is_no_json_is_refused(content, kind, told, http):
     response = http.post(CHAT, content=content, headers={"content-type": kind})
     assert (response.status_code, told in response.json()["error"]["message"]) == (400, True)
 
 
-def test_what_is_no_route_leads_to_those_that_are_and_of_many_errors_ten_are_listed(http: httpx.Client) -> None:
+def test_what_is_no_route_leads_to_those_that_are_and_of_many_errors_ten_are_listed(http):
     for method, path, status in (("GET", CHAT, 405), ("POST", "/v1/none", 404)):
         response = http.request(method, path)
         assert (response.status_code, "/openapi.json" in response.json()["error"]["hint"]) == (status, True)
@@ -223,16 +214,14 @@ def test_what_is_no_route_leads_to_those_that_are_and_of_many_errors_ten_are_lis
     assert (message.count("unknown field"), message.endswith("; and 990 more")) == (10, True)
 
 
-def test_strict_false_leaves_the_check_to_the_caller(http: httpx.Client) -> None:
+def test_strict_false_leaves_the_check_to_the_caller(http):
     lax = chat(tools=[tool("f", TWICE, strict=False)], tool_choice="required", max_tokens=80)
     call = http.post(CHAT, json=lax).json()["choices"][0]["message"]
     assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"a": [1, 1]}
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_logged_once_and_its_answer_has_the_id_of_the_request(
-    name: str, http: httpx.Client, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fault_is_logged_once_and_its_answer_has_the_id_of_the_request(name, http, caplog):
     fault = {"messages": [{"role": "user", "content": name}]}
     with caplog.at_level(logging.INFO):
         responses = [http.post(CHAT, json=fault | {"stream": stream}) for stream in (False, True)]
@@ -246,8 +235,8 @@ def test_a_fault_is_logged_once_and_its_answer_has_the_id_of_the_request(
     assert "secret" not in "".join(map(JsonLines().format, caplog.records))
 
 
-def test_malformed_requests_are_refused_and_do_no_harm(http: httpx.Client) -> None:
-    def ask_in_private(_: int) -> str:
+def test_malformed_requests_are_refused_and_do_no_harm(http):
+    def ask_in_private(_):
         sent = body(messages=[{"role": "user", "content": SECRET}], documents=[SECRET, *FLAGS], max_tokens=2)
         return str(http.post(CHAT, json=sent).json()["choices"][0]["message"]["content"])
 
@@ -272,9 +261,7 @@ def test_malformed_requests_are_refused_and_do_no_harm(http: httpx.Client) -> No
         (b"GET /v1/models/%00%ff%2e%2e HTTP/1.1\r\nHost: a\r\nX-Request-Id: a\tb\r\nConnection: close\r\n\r\n", 404),
     ],
 )
-def test_what_is_hardly_http_is_refused_in_the_shape_of_all_errors(
-    sent: bytes, status: int, http: httpx.Client
-) -> None:
+def test_what_is_hardly_http_is_refused_in_the_shape_of_all_errors(sent, status, http):
     head, _, content = exchanged(http, sent).partition(b"\r\n\r\n")
     assert head.startswith(f"HTTP/1.1 {status} ".encode())
     assert json.loads(content)["error"]["type"] == "invalid_request_error"
@@ -282,14 +269,14 @@ def test_what_is_hardly_http_is_refused_in_the_shape_of_all_errors(
 
 
 @pytest.mark.parametrize("start", [b"POST /v1/rerank", b"GET /health", b"OPTIONS /v1/models"])
-def test_two_lengths_of_one_body_end_the_connection(start: bytes, http: httpx.Client) -> None:
+def test_two_lengths_of_one_body_end_the_connection(start, http):
     head = start + b" HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
     answer = exchanged(http, head + b"0\r\n\r\nGET /version HTTP/1.1\r\nHost: a\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
-def test_clients_that_leave_in_the_middle_of_a_request_do_no_harm(http: httpx.Client) -> None:
+def test_clients_that_leave_in_the_middle_of_a_request_do_no_harm(http):
     content = json.dumps(body(max_tokens=8)).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n".encode()
     for sent in (head[:20], head, head + content[:10], head + content):
@@ -299,7 +286,7 @@ def test_clients_that_leave_in_the_middle_of_a_request_do_no_harm(http: httpx.Cl
 
 
 @pytest.mark.parametrize("is_proxy", [False, True])
-def test_idle_connections_lock_nobody_out(is_proxy: bool, embedded: InvariantModel) -> None:
+def test_idle_connections_lock_nobody_out(is_proxy, embedded):
     proxies = frozenset({"127.0.0.1"} if is_proxy else ())
     settings = Settings(max_connections=8, trusted_proxies=proxies)
     with client_of(InProcess(embedded), settings) as http, ExitStack() as stack:
@@ -315,9 +302,7 @@ def test_idle_connections_lock_nobody_out(is_proxy: bool, embedded: InvariantMod
             assert idle[0].recv(1) == b""  # the oldest one is closed
 
 
-def test_what_is_wrong_at_the_start_is_refused_before_a_model_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_wrong_at_the_start_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
     with create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidChoice, match=f"cannot listen at 127.0.0.1:{port}"):

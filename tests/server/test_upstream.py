@@ -1,21 +1,16 @@
 """Models behind an API, over real HTTP: the documents are sorted or shuffled, and what goes wrong is told."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
-from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from invariant_rag import InvariantModel
-from invariant_rag.api_models import PlainRequest, PlainRequests
+from invariant_rag.api_models import PlainRequests
 from invariant_rag.errors import ExtraRequired, InvalidChoice, UnsupportedCombination
 from invariant_rag.prompts import DEFAULT_SYSTEM, Turn
 from invariant_rag.segments import SegmentSet
@@ -24,14 +19,14 @@ from invariant_rag.server.engines.building import build_engine
 from invariant_rag.server.engines.upstream import Upstream
 from invariant_rag.server.settings import EngineConfig
 from tests.server.conftest import CHAT, FLAGS, QUESTION, ask, body, client_of, content_of, form, serving, wait_until
-from tests.server.scripted import USAGE, Answer, ScriptedAPI, completion, events, refusal, scripted_api
+from tests.server.scripted import USAGE, Answer, completion, events, refusal, scripted_api
 from tests.server.test_chat import COLOUR, SEARCH, text_of
 
 MILL = "What grinds the mill of Ostra?"  # the plain model answers it differently in another order
 
 
 @pytest.fixture(scope="module")
-def gateway(embedded: InvariantModel) -> Iterator[openai.OpenAI]:
+def gateway(embedded):
     """Before an API that is a server of the plain model, which reads documents in the order in which it gets them."""
     plain = serving(InProcess(embedded.with_method("sequential"), "plain"))
     with plain as api, serving(Upstream(f"{api}/v1", "plain", name="small", votes=4)) as url:
@@ -39,32 +34,30 @@ def gateway(embedded: InvariantModel) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def api() -> Iterator[ScriptedAPI]:
+def api():
     with scripted_api() as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def http(api: ScriptedAPI) -> Iterator[httpx.Client]:
+def http(api):
     """A client of a gateway before an API whose answers the test writes."""
     engine = Upstream(api.url, "far", key="key-of-the-gateway", votes=3, timeout=3.0)
     with client_of(engine, Settings(timeout=20)) as client:
         yield client
 
 
-def turns_of(documents: list[str]) -> list[Turn]:
+def turns_of(documents):
     return [Turn("system", (DEFAULT_SYSTEM,)), Turn("user", (SegmentSet(documents), "\nQuestion: ", MILL))]
 
 
-def answers_to(requests: list[PlainRequest], embedded: InvariantModel) -> list[str]:
+def answers_to(requests, embedded):
     """Return what the model answers to plain text."""
     asked = [[{"role": turn.role, "content": turn.text} for turn in each.turns] for each in requests]
     return [embedded.generate(embedded.chat_prompt(messages=each), max_new_tokens=256).text for each in asked]
 
 
-def test_every_order_makes_one_request_and_the_answer_is_that_of_the_sorted_documents(
-    gateway: openai.OpenAI, embedded: InvariantModel
-) -> None:
+def test_every_order_makes_one_request_and_the_answer_is_that_of_the_sorted_documents(gateway, embedded):
     replies = [content_of(ask(gateway, list(order), MILL)) for order in permutations(FLAGS)]
     assert all(reply == replies[0] for reply in replies)
     (expected,) = answers_to(PlainRequests().of_turns(turns_of(FLAGS)), embedded)
@@ -74,7 +67,7 @@ def test_every_order_makes_one_request_and_the_answer_is_that_of_the_sorted_docu
     assert any("one order" in warning for warning in replies[0]["invariant"]["warnings"])
 
 
-def test_a_toy_behind_a_gateway_is_one_before_it(gateway: openai.OpenAI, api: ScriptedAPI, http: httpx.Client) -> None:
+def test_a_toy_behind_a_gateway_is_one_before_it(gateway, api, http):
     """As what is behind says of that model: nothing means no, and another time it may say something else."""
     assert gateway.models.retrieve("small").to_dict()["toy"] is True
     for card, toy in (({"id": "far"}, False), ({"id": "far", "toy": True}, True), ({"id": "near", "toy": True}, False)):
@@ -83,7 +76,7 @@ def test_a_toy_behind_a_gateway_is_one_before_it(gateway: openai.OpenAI, api: Sc
 
 
 @pytest.mark.parametrize("options", [{"logprobs": True}, {"stop": ["hit"]}, {"temperature": 2.0, "seed": 3, "n": 2}])
-def test_a_stream_is_the_whole_answer_in_pieces(options: dict[str, Any], gateway: openai.OpenAI) -> None:
+def test_a_stream_is_the_whole_answer_in_pieces(options, gateway):
     whole = ask(gateway, FLAGS, max_tokens=8, **options)
     streamed = ask(gateway, FLAGS, max_tokens=8, stream=True, stream_options={"include_usage": True}, **options)
     *pieces, usage = streamed
@@ -96,7 +89,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(options: dict[str, Any], gateway
     assert usage.usage.completion_tokens == whole.usage.completion_tokens
 
 
-def test_schemas_tools_citations_and_completions_pass(gateway: openai.OpenAI) -> None:
+def test_schemas_tools_citations_and_completions_pass(gateway):
     (choice,) = ask(gateway, FLAGS, response_format=form(COLOUR, strict=True)).choices
     assert json.loads(choice.message.content)["colour"] in {"white", "green"}
     named = {"tools": [SEARCH], "tool_choice": {"type": "function", "function": {"name": "search"}}}
@@ -118,7 +111,7 @@ def test_schemas_tools_citations_and_completions_pass(gateway: openai.OpenAI) ->
     assert "".join(found[0]["logprobs"]["tokens"]).startswith(found[0]["text"])
 
 
-def test_numbers_in_an_answer_stay_and_lead_to_the_documents(api: ScriptedAPI, http: httpx.Client) -> None:
+def test_numbers_in_an_answer_stay_and_lead_to_the_documents(api, http):
     chunks = [{"choices": [{"index": 0, "delta": {"content": text}}]} for text in ("White [", "2].")]
     last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": USAGE}
     slots = [{"before": f"[{n}] ", "after": "\n", "number": str(n)} for n in range(1, 5)]
@@ -156,9 +149,7 @@ TOO_LONG = refusal("8 tokens", code="context_length_exceeded")
         (Answer(200, completion(), seconds=20), 504, "deadline_exceeded", "in time"),
     ],
 )
-def test_what_the_api_answers_is_told_in_our_words(
-    answer: Answer, status: int, code: str, told: str, api: ScriptedAPI, http: httpx.Client
-) -> None:
+def test_what_the_api_answers_is_told_in_our_words(answer, status, code, told, api, http):
     for stream in (False, True) if answer.status > 200 else (False,):  # a body that is no stream: below
         api.plan(answer)
         response = http.post(CHAT, json=body(stream=stream, seed=1))
@@ -173,7 +164,7 @@ OTHER = {"choices": [{"index": 5, "delta": {}}]}
 
 
 @pytest.mark.parametrize("rest", [b"break", b"[DONE]", refusal("Trace of org-1"), b"{no json", OTHER])
-def test_a_stream_that_breaks_off_ends_with_an_error(rest: Any, api: ScriptedAPI, http: httpx.Client) -> None:
+def test_a_stream_that_breaks_off_ends_with_an_error(rest, api, http):
     api.plan(Answer(body=events(FIRST, rest)))
     response = http.post(CHAT, json=body(stream=True))
     lines = [line for line in response.text.splitlines() if line.startswith("data: ")]
@@ -182,13 +173,13 @@ def test_a_stream_that_breaks_off_ends_with_an_error(rest: Any, api: ScriptedAPI
     assert "org-1" not in response.text
 
 
-def test_what_was_asked_is_what_the_api_gets(api: ScriptedAPI, http: httpx.Client) -> None:
+def test_what_was_asked_is_what_the_api_gets(api, http):
     api.plan(Answer(body=completion("{}")))
     call = {"id": "call_1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "call_1", "content": "Nothing."}
     messages = [{"role": "user", "content": QUESTION}, {**called, "reasoning_content": "Hm."}, result]
-    sent: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "seed": 4, "stop": ["x"], "parallel_tool_calls": False}
+    sent = {"temperature": 0.5, "top_p": 0.9, "seed": 4, "stop": ["x"], "parallel_tool_calls": False}
     sent |= {"tools": [SEARCH], "tool_choice": {"type": "function", "function": {"name": "search"}}}
     sent |= {"response_format": form({"type": "object"}, strict=True)}
     asked = {"messages": messages, "documents": FLAGS[:1], "user": "ada", "max_tokens": 5, **sent}
@@ -217,9 +208,7 @@ CUT_CALL = completion(tool_calls=[{"id": "1", "function": {"name": "a", "argumen
         ({**completion(), "usage": None}, {}, 200, "how many tokens"),
     ],
 )
-def test_promises_that_the_api_breaks_are_told(
-    reply: Any, more: dict[str, Any], status: int, told: str, api: ScriptedAPI, http: httpx.Client
-) -> None:
+def test_promises_that_the_api_breaks_are_told(reply, more, status, told, api, http):
     api.plan(Answer(body=reply))
     response = http.post(CHAT, json=body(**more))
     assert (response.status_code, told in response.text) == (status, True), response.text
@@ -236,15 +225,13 @@ def test_promises_that_the_api_breaks_are_told(
         ("/v1/judge", {"answers": ["a", "b"]}, "expected an engine that scores"),
     ],
 )
-def test_what_an_api_cannot_do_is_refused(
-    path: str, sent: dict[str, Any], told: str, api: ScriptedAPI, http: httpx.Client
-) -> None:
+def test_what_an_api_cannot_do_is_refused(path, sent, told, api, http):
     api.plan(Answer(body=completion()))
     response = http.post(path, json=sent)
     assert (response.status_code, told in response.text, api.bodies) == (400, True, [])
 
 
-def test_the_api_is_left_when_the_client_leaves_and_may_have_another_name_for_the_limit(api: ScriptedAPI) -> None:
+def test_the_api_is_left_when_the_client_leaves_and_may_have_another_name_for_the_limit(api):
     message = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
     with client_of(Upstream(api.url, "far", votes=3)) as http:
         for method, connections in (("canonical", 1), ("vote", 3)):
@@ -258,7 +245,7 @@ def test_the_api_is_left_when_the_client_leaves_and_may_have_another_name_for_th
     assert "max_tokens" not in api.bodies[-1]
 
 
-def test_ready_tells_whether_the_api_answers() -> None:
+def test_ready_tells_whether_the_api_answers():
     with scripted_api() as running, client_of(Upstream(running.url, "far", key="key-1")) as http:
         assert http.get("/ready").json()["status"] == "ready"
         assert running.keys == ["Bearer key-1"]
@@ -289,12 +276,12 @@ BEHIND = EngineConfig("far", upstream=API)
         (lambda: Settings(methods=frozenset({"rotor"})).within(Upstream.methods), InvalidChoice, "methods of canon"),
     ],
 )
-def test_wrong_choices_are_refused_at_the_start(make: Any, error: type[Exception], told: str) -> None:
+def test_wrong_choices_are_refused_at_the_start(make, error, told):
     with pytest.raises(error, match=told):
         make()
 
 
-def test_an_engine_is_built_for_an_api(api: ScriptedAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_is_built_for_an_api(api, monkeypatch):
     monkeypatch.setenv("INVARIANT_RAG_UPSTREAM_KEY", "key-2")
     engine = build_engine(EngineConfig("far", upstream=api.url, method="vote", name="mine"), Settings())
     engine.check_ready()
@@ -305,7 +292,7 @@ def test_an_engine_is_built_for_an_api(api: ScriptedAPI, monkeypatch: pytest.Mon
         build_engine(EngineConfig(vllm=API), Settings())
 
 
-def test_a_gateway_never_imports_torch(api: ScriptedAPI) -> None:
+def test_a_gateway_never_imports_torch(api):
     program = f"""
 import sys
 for name in ("torch", "transformers", "sentence_transformers", "faiss"):
@@ -330,9 +317,7 @@ app(["serve", "far", "--upstream", {api.url!r}, "--port", "0", "--method", "vote
     assert done.stdout.count('"content":"white"') == 2
 
 
-def test_most_answers_decide_the_order_given_is_kept_where_wanted_and_a_busy_api_ends_a_vote_at_once(
-    api: ScriptedAPI, http: httpx.Client
-) -> None:
+def test_most_answers_decide_the_order_given_is_kept_where_wanted_and_a_busy_api_ends_a_vote_at_once(api, http):
     asked = body(invariant={"method": "vote"})
     for texts in (("white", "white", "red"), ("red", "white", "white")):
         api.plan(*(Answer(body=completion(each)) for each in texts))
@@ -353,7 +338,7 @@ def test_most_answers_decide_the_order_given_is_kept_where_wanted_and_a_busy_api
     assert (response.status_code, response.headers["retry-after"], len(api.bodies) <= 3) == (429, "7", True)
 
 
-def test_the_orderings_that_are_listed_are_those_that_work(api: ScriptedAPI, http: httpx.Client) -> None:
+def test_the_orderings_that_are_listed_are_those_that_work(api, http):
     api.plan(Answer(body=completion("white")))
     choices = http.get("/v1/models").json()["data"][0]["invariant"]["choices"]
     documents = [{"text": text, "score": number} for number, text in enumerate(FLAGS)]
