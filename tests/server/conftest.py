@@ -1,15 +1,14 @@
-"""Real servers on loopback, clients of them, and a browser that shows their page."""
+"""Real servers on loopback, and clients of them."""
 
 import json
 import socket
+import subprocess
 import time
-from collections.abc import Callable
 from contextlib import contextmanager
 
 import httpx
 import openai
 import pytest
-from playwright.sync_api import expect, sync_playwright
 from prometheus_client.parser import text_string_to_metric_families
 
 from invariant_rag import InvariantModel, KeyValueCache
@@ -17,10 +16,6 @@ from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import MonoT5
 from invariant_rag.server import InProcess, Settings, create_app
 from invariant_rag.server.serving import in_thread, server_of
-from tests.browsers import CHROMIUM
-from tests.server.lab import NAMES, Lab
-
-Opener = Callable[..., Lab]
 
 CHAT = "/v1/chat/completions"
 QUESTION = "What colour is the flag of Ostra?"
@@ -137,42 +132,31 @@ def exchanged(http, sent, *, close=True):
         return b"".join(iter(lambda: raw.recv(65536), b"")) if close else raw.recv(1000)
 
 
-@pytest.fixture(scope="module")
-def browser():
-    expect.set_options(timeout=20_000)  # others compute here, too
-    with sync_playwright() as playwright:
-        options = ["--no-sandbox", "--host-resolver-rules=MAP lab.test 127.0.0.1"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
-        yield browser
-        browser.close()
+@contextmanager
+def served(command, log, url=None, **options):
+    """Run a command that serves, at a free port unless told, and give its address and process.
 
+    It is stopped however the block ends, and killed if that takes half a minute.
+    """
+    if url is None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        command, url = [*command, "--port", port], f"http://127.0.0.1:{port}"
 
-@pytest.fixture
-def open_lab(browser):
-    """Open the page of a server. When the test ends, it has asked no other host, and complained of nothing."""
-    opened = []
+    def is_up():
+        assert process.poll() is None, "it ended"
+        try:
+            return httpx.get(f"{url}/ready").is_success
+        except httpx.TransportError:
+            return False
 
-    def at(url, **options):
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
-        context.set_default_timeout(20_000)
-        lab = Lab(context.new_page(), url)
-        opened.append(lab)
-        lab.page.goto(url)
-        expect(lab.page.locator("#documents > li")).to_have_count(len(NAMES))
-        return lab
-
-    yield at
-    assert opened
-    for lab in opened:
-        lab.page.context.close()
-        assert not [each for each in lab.requests if not each.startswith(lab.url)]
-        # Chromium itself writes a line for every status from 400 on.
-        assert not [each for each in lab.complaints if not each.startswith("Failed to load resource")]
-
-
-@pytest.fixture
-def lab(open_lab, base_url):
-    """The page of the server that most tests share."""
-    found = open_lab(base_url)
-    expect(found.page.locator("#model")).to_have_text("Model: small")
-    return found
+    with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr, **options) as process:
+        try:
+            wait_until(is_up, 120)
+            yield url, process
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()

@@ -51,14 +51,11 @@ def tools(count, properties):
 
 
 def schema(part):
-    whole = {"type": "object", "properties": {"a": part}}
-    return {"type": "json_schema", "json_schema": {"name": "s", "schema": whole}}
+    return form({"type": "object", "properties": {"a": part}})
 
 
-def call(arguments):
-    return {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": arguments}}]}
-
-
+ARGUMENTS = json.dumps({str(n): n for n in range(200_000)})
+CALL = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": ARGUMENTS}}]}
 TALKS, WITH_DOCUMENTS = (CHAT, TOKENS), (CHAT, TEXT, TOKENS, RANK)
 HOSTILE = {
     "unknown fields": (tuple(ROUTES), {f"field{each}": each for each in range(180_000)}),
@@ -75,7 +72,7 @@ HOSTILE = {
     "wrong messages": (TALKS, {"messages": [[]] * 900_000}),
     "a long question": (TALKS, {"messages": [{"role": "user", "content": "ferry " * 600_000}]}),
     "a text of lines": (TALKS, {"messages": [{"role": "user", "content": "a\n\nb " * 500_000}]}),
-    "arguments": (TALKS, {"messages": [*TALK["messages"], call(json.dumps({str(n): n for n in range(200_000)}))]}),
+    "arguments": (TALKS, {"messages": [*TALK["messages"], CALL]}),
     "stops": ((CHAT, TEXT), {"stop": ["a"] * 700_000}),
     "bias": ((CHAT, TEXT), {"logit_bias": {str(each): 1.5 for each in range(250_000)}}),
     "prompts": ((TEXT, TOKENS), {"prompt": ["a"] * 700_000}),
@@ -151,23 +148,19 @@ def test_a_body_is_parsed_where_the_work_can_be_stopped(target, monkeypatch):
     assert target.post(CHAT, json=ROUTES[CHAT]).status_code == 200
 
 
-@pytest.mark.parametrize("work", ["tokenized", "split for citations"])
-def test_other_threads_run_while_a_long_text_is(work, embedded):
-    text = FERRY * (30_000 if work == "tokenized" else 200_000)
-    working = lambda: split_words(text)  # noqa: E731
-    if work == "tokenized":
-        literals = literals_of(embedded.tokenizer)
-        working = lambda: literals.encode_literal([text])  # noqa: E731
-    longest = 0.0
-    with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(working)
-        begun = last = time.perf_counter()
-        while not done.done():
-            time.sleep(0.005)
-            now = time.perf_counter()
-            longest, last = max(longest, now - last), now
-    assert done.result()
-    assert longest < (last - begun) / 3
+def test_other_threads_run_while_a_long_text_is_tokenized_or_split_for_citations(embedded):
+    encode = literals_of(embedded.tokenizer).encode_literal
+    for work, given in ((encode, [FERRY * 30_000]), (split_words, FERRY * 200_000)):
+        longest = 0.0
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(work, given)
+            begun = last = time.perf_counter()
+            while not done.done():
+                time.sleep(0.005)
+                now = time.perf_counter()
+                longest, last = max(longest, now - last), now
+        assert done.result()
+        assert longest < (last - begun) / 3, work
 
 
 LONG = "The ferry to Ostra leaves at noon, and the mill of Brenn grinds barley. "
@@ -269,25 +262,25 @@ def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leave
     assert torch.equal(mine, theirs)
 
 
-def compiled(model):
-    words, turns = vocabulary(model.tokenizer, 288), FairQueue(1, 1)
-    compiler = SchemaCompiler(1 << 30, turns)
-    return turns, lambda tenant, n: compiler.compile(tenant, Event(), words, tag_of(text(maxLength=8_000 + n)))
+NEVER = {"type": "string", "pattern": "^(a|a)*$"}
+LONG_TEXT = "a" * 60 + "!"  # on which it takes for ever
 
 
-def validated(_model):
-    def validate(tenant, _number):
-        value = "a" * 60 + "!" if tenant == "greedy" else 1
-        with pytest.raises(InvalidSchema if tenant == "greedy" else InvalidObject):
-            workers.validate(value, {"type": "string", "pattern": "^(a|a)*$"}, tenant, Event())
-
-    return workers.VALIDATION_TURNS, validate
-
-
-@pytest.mark.parametrize(("work", "together"), [(compiled, 1), (validated, 2)])
+@pytest.mark.parametrize(("work", "together"), [("compiled", 1), ("validated", 2)])
 def test_slow_schemas_of_one_tenant_do_not_keep_those_of_another_waiting(work, together, model, monkeypatch):
     monkeypatch.setattr(workers, "VALIDATION_SECONDS", 1.0)
-    turns, run = work(model)
+    words, compiling = vocabulary(model.tokenizer, 288), FairQueue(1, 1)
+    compiler = SchemaCompiler(1 << 30, compiling)
+    turns = compiling if work == "compiled" else workers.VALIDATION_TURNS
+
+    def run(tenant, number):
+        if work == "compiled":
+            compiler.compile(tenant, Event(), words, tag_of(text(maxLength=8_000 + number)))
+            return
+        value, error = (LONG_TEXT, InvalidSchema) if tenant == "greedy" else (1, InvalidObject)
+        with pytest.raises(error):
+            workers.validate(value, NEVER, tenant, Event())
+
     with ThreadPoolExecutor(6) as pool:
         asked = [pool.submit(run, "greedy", number) for number in range(6)]
         wait_until(lambda: turns.waiting == 6 - together)
@@ -295,21 +288,17 @@ def test_slow_schemas_of_one_tenant_do_not_keep_those_of_another_waiting(work, t
         assert sum(each.done() for each in asked) <= 2 * together
 
 
-@pytest.mark.parametrize(
-    ("value", "schema"),
-    [
-        ("a" * 60 + "!", {"pattern": "^(a|a)*$"}),
-        ({"a" * 60 + "!": 1}, {"patternProperties": {"^(a|a)*$": {}}}),
-        (1, {"$ref": "#/$defs/d0", "$defs": {**FAN, "d60": {}}}),
-    ],
-    ids=["pattern", "names", "references"],
-)
-def test_a_validation_that_never_ends_is_stopped(value, schema, monkeypatch):
+def test_a_validation_that_never_ends_is_stopped(monkeypatch):
     monkeypatch.setattr(workers, "VALIDATION_SECONDS", 0.3)
-    with pytest.raises(InvalidSchema, match=r"0\.3 seconds"):
-        workers.validate(value, schema, "", Event())
-    with pytest.raises(InvalidObject):
-        workers.validate(value, {"type": "null"}, "", Event())
+    for value, schema in (
+        (LONG_TEXT, NEVER),
+        ({LONG_TEXT: 1}, {"patternProperties": {"^(a|a)*$": {}}}),
+        (1, {"$ref": "#/$defs/d0", "$defs": {**FAN, "d60": {}}}),
+    ):
+        with pytest.raises(InvalidSchema, match=r"0\.3 seconds"):
+            workers.validate(value, schema, "", Event())
+        with pytest.raises(InvalidObject):
+            workers.validate(value, {"type": "null"}, "", Event())
 
 
 @pytest.fixture(scope="module")

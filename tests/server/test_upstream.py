@@ -1,7 +1,6 @@
 """Models behind an API, over real HTTP: the documents are sorted or shuffled, and what goes wrong is told."""
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from itertools import permutations
@@ -18,9 +17,10 @@ from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.engines.building import build_engine
 from invariant_rag.server.engines.upstream import Upstream
 from invariant_rag.server.settings import EngineConfig
-from tests.server.conftest import CHAT, FLAGS, QUESTION, ask, body, client_of, content_of, form, serving, wait_until
+from tests.server.conftest import CHAT, FLAGS, ask, body, client_of, content_of, form, served, serving, wait_until
 from tests.server.scripted import USAGE, Answer, completion, events, refusal, scripted_api
-from tests.server.test_chat import COLOUR, SEARCH, text_of
+from tests.server.test_chat import COLOUR, QUESTION, SEARCH, text_of
+from tests.server.test_limits import TRACE
 
 MILL = "What grinds the mill of Ostra?"  # the plain model answers it differently in another order
 
@@ -47,21 +47,13 @@ def http(api):
         yield client
 
 
-def turns_of(documents):
-    return [Turn("system", (DEFAULT_SYSTEM,)), Turn("user", (SegmentSet(documents), "\nQuestion: ", MILL))]
-
-
-def answers_to(requests, embedded):
-    """Return what the model answers to plain text."""
-    asked = [[{"role": turn.role, "content": turn.text} for turn in each.turns] for each in requests]
-    return [embedded.generate(embedded.chat_prompt(messages=each), max_new_tokens=256).text for each in asked]
-
-
 def test_every_order_makes_one_request_and_the_answer_is_that_of_the_sorted_documents(gateway, embedded):
     replies = [content_of(ask(gateway, list(order), MILL)) for order in permutations(FLAGS)]
     assert all(reply == replies[0] for reply in replies)
-    (expected,) = answers_to(PlainRequests().of_turns(turns_of(FLAGS)), embedded)
-    assert replies[0]["choices"][0]["message"]["content"] == expected
+    turns = [Turn("system", (DEFAULT_SYSTEM,)), Turn("user", (SegmentSet(FLAGS), "\nQuestion: ", MILL))]
+    (request,) = PlainRequests().of_turns(turns)
+    plain = embedded.chat_prompt(messages=[{"role": turn.role, "content": turn.text} for turn in request.turns])
+    assert replies[0]["choices"][0]["message"]["content"] == embedded.generate(plain, max_new_tokens=256).text
     told = {"method": "canonical", "ordering": "lexical", "invariant": True, "sets": [4]}
     assert told.items() <= replies[0]["invariant"].items()
     assert any("one order" in warning for warning in replies[0]["invariant"]["warnings"])
@@ -173,62 +165,64 @@ def test_a_stream_that_breaks_off_ends_with_an_error(rest, api, http):
     assert "org-1" not in response.text
 
 
-def test_what_was_asked_is_what_the_api_gets(api, http):
-    api.plan(Answer(body=completion("{}")))
+def test_what_was_asked_is_what_the_api_gets_with_the_names_of_request_and_trace(api, http):
+    top = [{"token": "white", "logprob": -0.1, "bytes": None}, {"token": "red", "logprob": -2.5, "bytes": None}]
+    answer = completion("{}")
+    answer["choices"][0]["logprobs"] = {"content": [{**top[0], "top_logprobs": top}]}
+    api.plan(Answer(body=answer))
     call = {"id": "call_1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "call_1", "content": "Nothing."}
     messages = [{"role": "user", "content": QUESTION}, {**called, "reasoning_content": "Hm."}, result]
-    sent = {"temperature": 0.5, "top_p": 0.9, "seed": 4, "stop": ["x"], "parallel_tool_calls": False}
+    sent = {"temperature": 0.5, "top_p": 0.9, "seed": 4, "stop": ["x"], "parallel_tool_calls": False, "max_tokens": 5}
     sent |= {"tools": [SEARCH], "tool_choice": {"type": "function", "function": {"name": "search"}}}
-    sent |= {"response_format": form({"type": "object"}, strict=True)}
-    asked = {"messages": messages, "documents": FLAGS[:1], "user": "ada", "max_tokens": 5, **sent}
-    response = http.post(CHAT, json=asked)
+    sent |= {"response_format": form({"type": "object"}, strict=True), "logprobs": True, "top_logprobs": 2}
+    sent |= {"frequency_penalty": 0.5, "presence_penalty": -1.0, "logit_bias": {"7": 3.0}}
+    asked = {"messages": messages, "documents": FLAGS[:1], "user": "ada", **sent}
+    response = http.post(CHAT, json=asked, headers=TRACE)
     assert response.status_code == 200, response.text
-    got = api.bodies[0]
-    assert (sent | {"model": "far", "max_tokens": 5}).items() <= got.items()
+    (got,) = api.bodies
+    assert (sent | {"model": "far"}).items() <= got.items()
     assert "user" not in got
     user = {"role": "user", "content": f"Document: {FLAGS[0]}\n\nQuestion: {QUESTION}"}
     assert got["messages"][1:] == [user, called, result]
-    usage = response.json()["usage"]
-    assert (usage["total_tokens"], usage["prompt_tokens_details"]["cached_tokens"]) == (9, 3)
+    reply = response.json()
+    assert (reply["usage"]["total_tokens"], reply["usage"]["prompt_tokens_details"]["cached_tokens"]) == (9, 3)
+    assert reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == top
+    assert TRACE.items() <= api.headers[-1].items()
+    assert response.headers["x-request-id"] == TRACE["x-request-id"]
+    assert "invariant_rag_cache_hits" not in http.get("/metrics").text  # there is no cache here: 0 would be a lie
 
 
 CUT_CALL = completion(tool_calls=[{"id": "1", "function": {"name": "a", "arguments": "{"}}])
 
 
-@pytest.mark.parametrize(
-    ("reply", "more", "status", "told"),
-    [
+def test_promises_that_the_api_breaks_are_told(api, http):
+    for reply, more, status, told in (
         (completion('{"colour": '), {"response_format": form(COLOUR)}, 422, '"incomplete_object"'),
         (completion('{"colour": "blue"}'), {"response_format": form(COLOUR)}, 422, '"invalid_object"'),
-        (None, {"response_format": form({"$ref": "https://example.org/s.json"})}, 400, '"invalid_schema"'),
         (completion(), {"logprobs": True}, 400, "log-probabilities"),
         (CUT_CALL, {"tools": [SEARCH]}, 502, "no JSON"),
         ({**completion(), "usage": None}, {}, 200, "how many tokens"),
-    ],
-)
-def test_promises_that_the_api_breaks_are_told(reply, more, status, told, api, http):
-    api.plan(Answer(body=reply))
-    response = http.post(CHAT, json=body(**more))
-    assert (response.status_code, told in response.text) == (status, True), response.text
+    ):
+        api.plan(Answer(body=reply))
+        response = http.post(CHAT, json=body(**more))
+        assert (response.status_code, told in response.text) == (status, True), response.text
 
 
-@pytest.mark.parametrize(
-    ("path", "sent", "told"),
-    [
+def test_what_an_api_cannot_do_is_refused(api, http):
+    api.plan(Answer(body=completion()))
+    for path, sent, told in (
         (CHAT, body(invariant={"method": "rotor"}), "expected one of canonical, sequential, vote"),
         (CHAT, body(invariant={"ordering": "given"}), "expected an ordering by content"),
         (CHAT, body(invariant={"overflow": "drop_last"}), "expected no invariant.overflow"),
         (CHAT, body(invariant={"method": "vote"}, n=2), "expected n=1"),
+        (CHAT, body(response_format=form({"$ref": "https://example.org/s.json"})), '"invalid_schema"'),
         ("/tokenize", body(), "expected an engine with a tokenizer"),
         ("/v1/judge", {"answers": ["a", "b"]}, "expected an engine that scores"),
-    ],
-)
-def test_what_an_api_cannot_do_is_refused(path, sent, told, api, http):
-    api.plan(Answer(body=completion()))
-    response = http.post(path, json=sent)
-    assert (response.status_code, told in response.text, api.bodies) == (400, True, [])
+    ):
+        response = http.post(path, json=sent)
+        assert (response.status_code, told in response.text, api.bodies) == (400, True, []), response.text
 
 
 def test_the_api_is_left_when_the_client_leaves_and_may_have_another_name_for_the_limit(api):
@@ -259,9 +253,8 @@ API = "http://127.0.0.1:9/v1"
 BEHIND = EngineConfig("far", upstream=API)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "told"),
-    [
+def test_wrong_choices_are_refused_at_the_start():
+    for make, error, told in (
         (lambda: Upstream("localhost:8000", "far"), InvalidChoice, "http://"),
         (lambda: Upstream(API, "far", method="rotor"), InvalidChoice, "canonical, sequential, vote"),
         (lambda: Upstream(API, "far", votes=1), InvalidChoice, "at least 2"),
@@ -274,11 +267,9 @@ BEHIND = EngineConfig("far", upstream=API)
         (lambda: build_engine(replace(BEHIND, model=None), Settings()), InvalidChoice, "the name of one"),
         (lambda: build_engine(BEHIND, Settings(max_prompt_tokens=10)), InvalidChoice, "max_prompt_tokens"),
         (lambda: Settings(methods=frozenset({"rotor"})).within(Upstream.methods), InvalidChoice, "methods of canon"),
-    ],
-)
-def test_wrong_choices_are_refused_at_the_start(make, error, told):
-    with pytest.raises(error, match=told):
-        make()
+    ):
+        with pytest.raises(error, match=told):
+            make()
 
 
 def test_an_engine_is_built_for_an_api(api, monkeypatch):
@@ -292,29 +283,21 @@ def test_an_engine_is_built_for_an_api(api, monkeypatch):
         build_engine(EngineConfig(vllm=API), Settings())
 
 
-def test_a_gateway_never_imports_torch(api):
-    program = f"""
+GATEWAY = """
 import sys
 for name in ("torch", "transformers", "sentence_transformers", "faiss"):
     sys.modules[name] = None
-import httpx
-import invariant_rag.cli.serve as command
 from invariant_rag.cli import app
-
-def ask(engine, settings, reranker, reserved):
-    from invariant_rag.server.application import create_app
-    from invariant_rag.server.serving import in_thread, server_of
-    with in_thread(server_of(create_app(engine, settings, reranker), settings, "127.0.0.1", 0)) as url:
-        for stream in (False, True):
-            print(httpx.post(url + {CHAT!r}, json={{**{body()!r}, "stream": stream}}).text)
-
-command._run = ask
-app(["serve", "far", "--upstream", {api.url!r}, "--port", "0", "--method", "vote"])
+app()
 """
+
+
+def test_a_gateway_never_imports_torch(api, tmp_path):
     api.plan(Answer(body=completion()))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count('"content":"white"') == 2
+    options = ["serve", "far", "--upstream", api.url, "--method", "vote"]
+    with served([sys.executable, "-c", GATEWAY, *options], tmp_path / "log") as (url, _):
+        for stream in (False, True):
+            assert '"content":"white"' in httpx.post(f"{url}{CHAT}", json=body(stream=stream)).text
 
 
 def test_most_answers_decide_the_order_given_is_kept_where_wanted_and_a_busy_api_ends_a_vote_at_once(api, http):
