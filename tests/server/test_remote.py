@@ -33,6 +33,7 @@ TEXT = Prompt.of("Read:\n", SegmentSet(FLAGS), f"\n{QUESTION}", rendering=docume
 CALLED = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "name": "search", "arguments": {}}]}
 RESULT = {"role": "tool", "tool_call_id": "1", "content": SegmentSet(SEGMENTS)}
 RETRIEVED = {"messages": [*ASKED["messages"], CALLED, RESULT], "tools": [TOOL]}
+SCORED = SegmentSet(Segment(text, score=score) for text, score in zip(FLAGS, (3.0, 1.0, 2.0, -1.0), strict=True))
 REQUESTS = {
     "a conversation": AnswerRequest(**READ, citations=True, logprobs=True, top_logprobs=3),
     "numbered documents": AnswerRequest(**NUMBERED, citations=True),
@@ -45,10 +46,11 @@ REQUESTS = {
     "results of tools": AnswerRequest(**RETRIEVED),
     "too short for an object": AnswerRequest(**ASKED, schema=NUMBERS, max_new_tokens=5),
     "too short for calls": AnswerRequest(**ASKED, tools=[TOOL], tool_choice="required", max_new_tokens=10),
+    "scores": AnswerRequest(messages=[{"role": "user", "content": [SCORED, QUESTION]}]),
     "another method": AnswerRequest(**READ),
 }
 ENDS = {"one tool": "tool_calls", "too short for an object": "length", "too short for calls": "length"}
-CHOICES = {"another method": {"method": "sequential", "ordering": "given"}}
+CHOICES = {"another method": {"method": "sequential", "ordering": "given"}, "scores": {"ordering": "score"}}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,7 @@ def test_a_request_has_the_same_reply_here_and_there(name, remote, embedded):
         assert reply.usage == replace(local.usage, cached_tokens=reply.usage.cached_tokens)
         kept = reply.ledger.keys() - {"cached_tokens"}
         assert {key: reply.ledger[key] for key in kept} == {key: local.ledger[key] for key in kept}
-    assert not request.segments or (local.ledger["sets"], local.ledger["invariant"]) == ([4], not choices)
+    assert not request.segments or (local.ledger["sets"], local.ledger["invariant"]) == ([4], name != "another method")
     assert local.first.finish_reason == ENDS.get(name, local.first.finish_reason)
     for index, answer in enumerate(streamed.answers):
         assert "".join(each.content for each in deltas if each.index == index) == answer.content
