@@ -109,7 +109,7 @@ test-clients: $(VENV)/.test $(CLIENTS_VENV)/.clients ## Ask the server with open
 test-gpu: $(VENV)/.test ## Run the tests that need a CUDA device; without one, say so
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/gpu
 
-bench-gpu: $(VENV)/.test ## Measure RoToR and PINE on a CUDA device into cookbook/costs/gpu.md; without one, say so
+bench-gpu: $(VENV)/.test ## Measure RoToR and PINE on a CUDA device into cookbook/costs/gpu.md, short prompts first; without one, say so
 	HF_HUB_OFFLINE=1 $(BIN)/python cookbook/costs/gpu.py
 
 # Old and new releases warn of each other; only here is a warning no error.
