@@ -38,6 +38,7 @@ from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 MARKER = SegmentMarkerPostprocessor()
 MARKED = {"node_postprocessors": [MARKER]}
+LINE = TextBlock(text="\n---\n")
 WHOLE = ["compact", "tree_summarize", "compact_accumulate", "simple_summarize"]
 """Response modes whose one call holds all nodes."""
 ONE_BY_ONE = ["refine", "accumulate"]
@@ -464,7 +465,7 @@ ENTRIES = {
         "`DocumentBlock`s of plain text": partial(blocks, make=lambda text: DocumentBlock(
             data=text.encode(), document_mimetype="text/plain", title=""
         )),
-        "`SegmentBlock`s with `---` between them": partial(blocks, make=SegmentBlock.of, between=[TextBlock(text="\n---\n")]),
+        "`SegmentBlock`s with `---` between them": partial(blocks, make=SegmentBlock.of, between=[LINE]),
     },
     "nodes of `retriever.retrieve(...)`, in a call of its own": around(lambda c, ask: ask(retrieve(c)), {
         "`llm.complete`, joined": completing,
