@@ -88,7 +88,7 @@ def test_single_words_and_the_question_are_a_set_only_where_the_variable_is_decl
     ("template", "count"),
     [("{context}\nBest: {top}", 3), ("{context}\nBest: FIRST", 3), ("{context}", 1), ("{context}", 2)],
 )
-@pytest.mark.parametrize("q", ["ferry", QUERY])
+@pytest.mark.parametrize("q", ["ferry", "a", "river?", QUERY])
 def test_documents_picked_by_place_or_shown_beside_their_set_are_warned_of(template, count, q):
     for order in ORDERS:
         first = TEXTS[order[0]]
