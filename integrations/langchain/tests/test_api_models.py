@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from framework_cases import WHO, flips
 from invariant_rag.audit.systems import as_system
-from invariant_rag.errors import AuditFailed, ContextOverflow, UnsupportedCombination
+from invariant_rag.errors import AuditFailed, UnsupportedCombination
 from invariant_rag.prompts import has_marks
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompt_values import StringPromptValue
@@ -152,15 +152,6 @@ def test_what_is_bound_reaches_the_model(wrap):
         reader = Reader()
         make(reader).invoke(prompt(DOCUMENTS), stop=["."])
         assert all(keywords == {"stop": ["."], "user": "me"} for _, keywords in reader.requests)
-
-
-def test_it_is_a_fallback_that_gets_segments_as_text(lm):
-    failing = ChatInvariant(model=lm, max_tokens=10_000)
-    for model in (failing, failing.with_fallbacks([Reader()])):  # blocks: the fallback fails too
-        with pytest.raises(ContextOverflow):
-            model.invoke(prompt(DOCUMENTS))
-    answers = {failing.with_fallbacks([canonical(Reader())]).invoke(prompt(order)).text for order in ORDERS}
-    assert len(answers) == 1
 
 
 @both
