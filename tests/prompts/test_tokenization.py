@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-
 import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
@@ -105,15 +101,6 @@ def test_control_tokens_are_looked_up_once_for_a_prompt_of_a_thousand_segments(m
     monkeypatch.setattr(PreTrainedTokenizerFast, "added_tokens_decoder", counted)
     few, many = (tokenize_prompt(Prompt("a", ["seg"] * n, "b"), TOY) and len(looks) for n in (1, 1000))
     assert many <= 2 * few, "as many looks for a thousand as for one"
-
-
-def test_eight_threads_get_the_ids_of_one(request):
-    prompts = [Prompt(f"<bos>{n}", [f"<bos>chunk {n} {m}" for m in range(8)], "<eos>") for n in range(12)]
-    expected = [tokenize_prompt(each, TOY) for each in prompts]
-    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
-    sys.setswitchinterval(1e-6)  # threads take turns as often as they can
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda each: tokenize_prompt(each, TOY), prompts * 8)) == expected * 8
 
 
 def test_the_segment_of_rank_0_takes_the_last_slot():
