@@ -25,7 +25,7 @@ LOWEST_VENV ?= .venv-lowest
 LOWEST_TESTS ?= tests/test_package.py tests/laws/test_published.py \
   tests/laws/test_invariance.py::test_every_permutation_of_four_segments_gives_the_same_bits \
   tests/generation/test_model.py tests/rag/test_retrieval.py tests/rag/test_documents.py tests/models/test_embedders.py \
-  tests/orderings/test_relevance.py tests/cli/test_ask.py tests/audit/test_auditing.py
+  tests/orderings/test_orderings.py tests/cli/test_ask.py tests/audit/test_auditing.py
 
 # `make test-rounding`: tests whose bounds are computed by invariant_rag.testing.rounding, of every kind of sum, and of the
 # families that differ in sums: experts, soft caps, sinks, ALiBi, windows, interleaved rotation, scaled frequencies.

@@ -45,24 +45,21 @@ def test_ask_answers_as_the_model_does_on_the_retrieved_chunks_and_so_does_strea
 
 
 def test_answers_ignore_the_order_in_which_the_retriever_lists_chunks(rag):
-    def read_by(answer):
-        return [answer.segments[index] for index in answer.order]
+    def all_of(answer):
+        read = [answer.segments[index] for index in answer.order]
+        cited = [each.segment for each in answer.citations]
+        return answer.segments, read, cited, answer.generation.token_ids, answer.generation.logprobs
 
-    first = rag.ask(QUESTION, max_new_tokens=8)
+    expected = all_of(rag.ask(QUESTION, max_new_tokens=8))
     listing = RAG(rag.model, Listing(rag.retriever), k=4)
-    for answer in [listing.ask(QUESTION, max_new_tokens=8) for _ in range(4)]:
-        assert (answer.segments, read_by(answer)) == (first.segments, read_by(first))
-        assert answer.generation.token_ids == first.generation.token_ids
-        assert answer.generation.logprobs == first.generation.logprobs
-        assert [each.segment for each in answer.citations] == [each.segment for each in first.citations]
+    for _ in range(4):
+        assert all_of(listing.ask(QUESTION, max_new_tokens=8)) == expected
 
 
 def test_a_retriever_that_finds_nothing_still_gets_an_answer(model):
     answer = RAG(model, Listing(None)).ask("Anything?", max_new_tokens=4)
     assert answer.generation == model.generate(model.chat_prompt("Anything?", []), max_new_tokens=4)
     assert (answer.citations, answer.order) == ((), ())
-    with pytest.raises(RetrievalError, match="at least 1, got 0"):
-        RAG(model, Listing(None), k=0)
 
 
 def test_documents_and_model_can_be_named_by_path_and_a_retriever_can_be_a_function(docs, tiny_folder):
@@ -117,10 +114,12 @@ def test_bm25_and_a_toy_answer_unless_told_and_what_cannot_be_indexed_is_refused
     with pytest.warns(ToyModelWarning, match="knows only made-up places") as caught:  # without a model, a toy answers
         RAG.from_documents(docs)
     assert [each.filename for each in caught] == [__file__]
-    with pytest.raises(UnsupportedCombination, match="method"):
-        RAG.from_documents(docs, model, method="pine")
-    with pytest.raises(RetrievalError, match="got no-such/embedder: it is not in the local cache, and the hub"):
-        index_documents(docs, "faiss:no-such/embedder")
     (tmp_path / "empty.txt").write_text(" \n")
-    with pytest.raises(RetrievalError, match=r"documents with text, got none in .*empty\.txt"):
-        index_documents(tmp_path / "empty.txt")
+    for call, error, said in (
+        (lambda: RAG.from_documents(docs, model, method="pine"), UnsupportedCombination, "method"),
+        (lambda: RAG(model, Listing(None), k=0), RetrievalError, "at least 1, got 0"),
+        (lambda: index_documents(docs, "faiss:no-such/embedder"), RetrievalError, "got no-such/embedder: it is not in"),
+        (lambda: index_documents(tmp_path / "empty.txt"), RetrievalError, r"documents with text, got none in .*empty"),
+    ):
+        with pytest.raises(error, match=said):
+            call()
