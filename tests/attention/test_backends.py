@@ -7,26 +7,19 @@ from functools import partial
 import pytest
 import torch
 from transformers import DynamicCache
-from transformers.masking_utils import (
-    bidirectional_mask_function,
-    causal_mask_function,
-    chunked_causal_mask_function,
-    sliding_window_causal_mask_function,
-)
+from transformers import masking_utils as masks
 
 from invariant_rag import InvariantModel
-from invariant_rag.arrangement import Layout
 from invariant_rag.attention import BACKENDS, resolve_backend, softmax
-from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.hook import _sliding_window, active_attention, override_attention
 from invariant_rag.attention.per_model import cache_keyword, forward_parameters
-from invariant_rag.attention.positions import of_table
 from invariant_rag.errors import UnknownName, UnsupportedModel
-from invariant_rag.methods import resolve_method
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
 from tests.comparing import assert_computes
+
+RING = (5, 1, 7, 3, 3, 1, 2, 9, 4)
 
 
 def test_backends_have_names_and_auto_chooses_by_the_device():
@@ -36,31 +29,6 @@ def test_backends_have_names_and_auto_chooses_by_the_device():
     assert InvariantModel(tiny_model("llama")).with_method(backend="auto").backend.name == "sdpa"
     with pytest.raises(UnknownName, match=r"'auto'.*'reference'.*'sdpa'.*'varlen'"):
         resolve_backend("flex")
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("method", ["rotor", "pine-in-place", "set-based", "ape"])
-def test_the_last_queries_of_a_prompt_get_what_they_get_in_all_of_it(method, backend):
-    """Wherever they begin: within a text, within a segment, or at its first token."""
-    generator = torch.Generator().manual_seed(1)
-    arrangement = resolve_method(method).arrange(Layout((3, 2, 4), ((5, 4, 7), (3, 6))))
-    length = arrangement.layout.length + 2  # two tokens of the answer
-    angles = torch.arange(64)[:, None] * 100.0 ** -(torch.arange(0, 16, 2) / 16)
-    rotation = of_table(torch.cat((angles.sin(), angles.cos()), dim=-1), interleaved=False)
-    queries, keys, values = (torch.randn(heads, length, 16, generator=generator) for heads in (4, 2, 2))
-    computed = resolve_backend(backend)
-
-    def attend(start):
-        parts = {"queries": queries[:, start:], "keys": keys, "values": values}
-        batch = AttentionCall(**{name: each[None] for name, each in parts.items()}, rotation=rotation, scaling=0.25)
-        together = computed.batch([arrangement], [0], batch, {}) if computed.reads_together else None
-        if together is not None:
-            return together[0].transpose(0, 1)
-        return computed.attend(arrangement, AttentionCall(**parts, rotation=rotation, scaling=0.25))
-
-    whole, bound = attend(0), rounding(attend, 0)
-    for start in range(1, length, 1 if backend != "reference" else 5):
-        torch.testing.assert_close(attend(start), whole[:, start:], atol=bound, rtol=0)
 
 
 @pytest.mark.parametrize(("method", "trained"), [("rotor", "q_proj"), ("pine", "v_proj"), ("pine-in-place", "q_proj")])
@@ -106,30 +74,36 @@ def test_another_text_with_the_same_arrangement_keeps_nothing_of_the_one_before(
             assert torch.equal(logits_of(other), expected)
 
 
-@pytest.mark.parametrize(("together", "prefix"), [(0, 0), (12, 1), (12, 7), (10_000, 0), (10_000, 7)])
-def test_rows_of_a_ring_give_the_same_alone_and_together(together, prefix, llama, monkeypatch):
-    lm, prompt = InvariantModel(llama), random_prompt(random.Random(1), (5, 1, 7, 3, 3, 1, 2, 9, 4), prefix=prefix)
-    expected = lm.with_method(backend="reference").logits(prompt)
-    monkeypatch.setattr("invariant_rag.attention.sdpa._BATCH", together)
-    assert_computes(expected, lm.logits, prompt)
+PARTS = {
+    **{f"rows, {n} together": ("llama", {"attention.sdpa._BATCH": n}) for n in (0, 12, 10_000)},
+    **{
+        family: (family, {"attention.softmax._QUERY_BLOCK": 3, "attention.softmax._SCORE_BLOCK": 3})
+        for family in ("mistral (sliding window)", "gemma2", "gpt_oss")
+    },
+}
+"""How prompts are attended to in parts: neighbouring rows, and blocks of the queries of long rows."""
 
 
-@pytest.mark.parametrize("family", ["mistral (sliding window)", "gemma2", "gpt_oss"])
-def test_long_rows_are_read_in_blocks_of_queries(family, monkeypatch):
-    model, prompt = tiny_model(family), random_prompt(random.Random(1), (20, 40, 7), prefix=6)
+@pytest.mark.parametrize("name", PARTS)
+def test_prompts_give_the_same_in_parts(name, monkeypatch):
+    family, sizes = PARTS[name]
+    model, draw = tiny_model(family, num_hidden_layers=2), random.Random(1)
+    prompts = [random_prompt(draw, lengths, prefix=n) for lengths, n in (((20, 40, 7), 6), (RING, 0), (RING, 1))]
     models = [InvariantModel(model, method=each) for each in ("rotor", "pine", "isolated")]
-    whole = [lm.logits(prompt) for lm in models]
-    for name in ("_QUERY_BLOCK", "_SCORE_BLOCK"):
-        monkeypatch.setattr(f"invariant_rag.attention.softmax.{name}", 3)
-    for lm, expected in zip(models, whole, strict=True):
-        assert_computes(expected, lm.logits, prompt)
+    expected = [[lm.with_method(backend="reference").logits(each) for each in prompts] for lm in models]
+    for place, size in sizes.items():
+        monkeypatch.setattr(f"invariant_rag.{place}", size)
+    for lm, of_lm in zip(models, expected, strict=True):
+        for prompt, logits in zip(prompts, of_lm, strict=True):
+            assert_computes(logits, lm.logits, prompt)
 
 
 def test_the_window_is_read_off_the_mask_of_transformers_and_other_masks_are_refused():
     for window in (1, 2, 3, 16, 4095, 4096, 100_000):
-        assert _sliding_window(sliding_window_causal_mask_function(window)) == window
-    assert _sliding_window(causal_mask_function) is None
-    for mask in (chunked_causal_mask_function(8, torch.zeros(1, dtype=torch.int64)), bidirectional_mask_function):
+        assert _sliding_window(masks.sliding_window_causal_mask_function(window)) == window
+    assert _sliding_window(masks.causal_mask_function) is None
+    chunked = masks.chunked_causal_mask_function(8, torch.zeros(1, dtype=torch.int64))
+    for mask in (chunked, masks.bidirectional_mask_function):
         with pytest.raises(UnsupportedModel):
             _sliding_window(mask)
 

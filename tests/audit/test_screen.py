@@ -1,27 +1,25 @@
 """Claims about the screen: exact where it says so, right in simulated worlds, stopped early."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import numpy as np
 import pytest
 from scipy.stats import binom
 
-from cookbook.audit.worlds import BLIND, DEPENDS, MARGIN, WORLDS, World, at_net, draw, expected, simulate
+from cookbook.audit.worlds import BLIND, DEPENDS, MARGIN, WORLDS, at_net, draw, expected, simulate
 from invariant_rag.audit.screen import ALONE, FALSE_ALARMS, REPEATED, disagreements, looks, screen, spent, upper_bound
 from invariant_rag.audit.statistics import mean_difference
 
 AUDITS = 40
 
 
-def outcomes(world: World, questions: int, audits: int, seed: int) -> list[str]:
+def outcomes(world, questions, audits, seed):
     source = np.random.default_rng(seed)
     return [simulate(world, questions, source).screen.outcome for _ in range(audits)]
 
 
 @pytest.mark.parametrize("calls", [4, 5])
-def test_the_p_value_is_that_of_all_permutations(calls: int) -> None:
+def test_the_p_value_is_that_of_all_permutations(calls):
     classes = np.random.default_rng(calls).integers(0, 2, (4, 5))
     rows = classes
     if calls == 4:  # the second call is a repeat, which a cache may answer
@@ -29,7 +27,7 @@ def test_the_p_value_is_that_of_all_permutations(calls: int) -> None:
     else:  # from here on, it is a draw
         classes = np.vstack([np.zeros((REPEATED, 5), dtype=int), classes])
 
-    def pairs(row: tuple[int, ...]) -> int:
+    def pairs(row):
         today = row[: calls - 2]
         return sum(one != other for index, one in enumerate(today) for other in today[:index])
 
@@ -49,7 +47,7 @@ def test_the_p_value_is_that_of_all_permutations(calls: int) -> None:
         (87, 39, "cannot tell yet"),  # p is 0.01042, of which the look at 50 questions has spent 0.0005
     ],
 )
-def test_the_level_is_spent_slowly_and_once(questions: int, disagree: int, outcome: str) -> None:
+def test_the_level_is_spent_slowly_and_once(questions, disagree, outcome):
     levels = [spent(FALSE_ALARMS, count / 200) for count in looks(200)]
     assert levels[0] < 1e-9
     assert (levels, levels[-1]) == (sorted(levels), FALSE_ALARMS)
@@ -63,7 +61,7 @@ def test_the_level_is_spent_slowly_and_once(questions: int, disagree: int, outco
     assert (found.p, found.outcome) == (pytest.approx(p), outcome)
 
 
-def test_disagreement_gives_each_pair_of_orders_one_weight_and_leaves_out_equal_calls() -> None:
+def test_disagreement_gives_each_pair_of_orders_one_weight_and_leaves_out_equal_calls():
     rows = np.array([[0, 0, 0, 1, 1], [0, 1, 0, 0, 0]])
     between, within = disagreements(rows, [False, False])
     assert (between.round(3).tolist(), within.tolist()) == ([0.667, 0.222], [0.0, 0.5])
@@ -72,7 +70,7 @@ def test_disagreement_gives_each_pair_of_orders_one_weight_and_leaves_out_equal_
     assert disagreements(later, [False] * len(later))[1][-1] == pytest.approx(2 / 3)
 
 
-def test_the_bound_that_clears_is_exact_where_nothing_differs_and_not_below_the_normal_one() -> None:
+def test_the_bound_that_clears_is_exact_where_nothing_differs_and_not_below_the_normal_one():
     assert [upper_bound(np.zeros(count), 0.05) < 0.05 for count in (58, 59)] == [False, True]  # 0.95**59 < 0.05
     ones = np.array([1.0] * 3 + [0.0] * 97)
     assert upper_bound(ones, 0.05) == pytest.approx(0.0757, abs=1e-4)  # Clopper and Pearson, 3 of 100
@@ -84,20 +82,20 @@ def test_the_bound_that_clears_is_exact_where_nothing_differs_and_not_below_the_
 
 
 @pytest.mark.parametrize("world", BLIND, ids=lambda world: world.name)
-def test_a_blind_system_is_not_said_to_depend_on_the_order(world: World) -> None:
+def test_a_blind_system_is_not_said_to_depend_on_the_order(world):
     found = [each for questions in (20, 50, 200) for each in outcomes(world, questions, AUDITS, 3 + questions)]
     assert found.count("order matters") <= 0.04 * len(found)  # `make calibrate-audit`: 2%
 
 
 @pytest.mark.parametrize("world", DEPENDS, ids=lambda world: world.name)
-def test_ten_points_at_200_questions_are_found(world: World) -> None:
+def test_ten_points_at_200_questions_are_found(world):
     found = outcomes(at_net(world, 0.1), 200, AUDITS, 4)
     assert found.count("order matters") >= 0.82 * len(found)  # 90% and more in calibrate-audit, with 200 audits
     assert "order does not matter" not in found
 
 
 @pytest.mark.parametrize("name", ["reads the first", "reads the first, 3% noise", "recency, two documents"])
-def test_a_system_at_the_margin_is_cleared_by_one_audit_in_twenty_at_most(name: str) -> None:
+def test_a_system_at_the_margin_is_cleared_by_one_audit_in_twenty_at_most(name):
     """The last is all or nothing: a question has two orders, and either both agree or none does."""
     found = outcomes(at_net(WORLDS[name], MARGIN), 200, 200, 7)
     assert found.count("order does not matter") <= 16  # of 200 at 5%, more come once in 50; with exact bounds, 2% here
@@ -105,7 +103,7 @@ def test_a_system_at_the_margin_is_cleared_by_one_audit_in_twenty_at_most(name: 
 
 @pytest.mark.parametrize("name", ["order-blind, cached, 10% noise", "reads the first", "recency, 3% noise"])
 @pytest.mark.parametrize("questions", [100, 200])
-def test_intervals_hold_the_truth_also_of_audits_that_stopped(name: str, questions: int) -> None:
+def test_intervals_hold_the_truth_also_of_audits_that_stopped(name, questions):
     source, truth = np.random.default_rng(5), expected(WORLDS[name])
     missed = dict.fromkeys(truth, 0)
     for _ in range(2 * AUDITS):
@@ -115,7 +113,7 @@ def test_intervals_hold_the_truth_also_of_audits_that_stopped(name: str, questio
     assert missed["net"] <= 0.07 * 2 * AUDITS, missed
 
 
-def test_a_clear_case_stops_early_a_system_without_noise_is_cleared_and_a_cache_hides_none() -> None:
+def test_a_clear_case_stops_early_a_system_without_noise_is_cleared_and_a_cache_hides_none():
     source = np.random.default_rng(1)
     cached = simulate(WORLDS["order-blind, cached, 10% noise"], 200, source).screen
     assert (cached.repeated, cached.within > 0.1, cached.outcome == "order matters") == (0.0, True, False)
@@ -128,7 +126,7 @@ def test_a_clear_case_stops_early_a_system_without_noise_is_cleared_and_a_cache_
     assert wide == "order does not matter" != narrow
 
 
-def test_who_cannot_tell_yet_says_how_many_questions_more_and_those_decide() -> None:
+def test_who_cannot_tell_yet_says_how_many_questions_more_and_those_decide():
     noisy = WORLDS["order-blind, 10% noise"]
     found = screen(draw(noisy, 50, np.random.default_rng(2)).classes, [False] * 50, MARGIN, 50)
     assert found.outcome == "cannot tell yet"

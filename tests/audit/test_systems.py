@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import RAG, InvariantModel
 from invariant_rag.audit import Question, audit
@@ -20,11 +19,11 @@ ASKED = Question("Who?", (Segment("It was Ann.", "Page"), Segment("Nobody.")), (
 
 
 @pytest.fixture(scope="module")
-def plain(chat_llama: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> InvariantModel:
+def plain(chat_llama, tokenizer):
     return InvariantModel(chat_llama, tokenizer, method="sequential")
 
 
-def said(system: Any, **options: Any) -> str:
+def said(system, **options):
     return as_system(system, **options).ask(ASKED, ASKED.segments).text
 
 
@@ -60,12 +59,12 @@ class Functions:
         lambda *, question, documents, **others: f"{question} {documents[0].text}",
     ],
 )
-def test_a_callable_is_called_as_its_signature_says(system: Any) -> None:
+def test_a_callable_is_called_as_its_signature_says(system):
     assert "Who?" in said(system)
     assert "It was Ann." in said(system)
 
 
-def test_a_function_of_something_else_is_refused() -> None:
+def test_a_function_of_something_else_is_refused():
     for system, message in ((lambda one, two, three: "x", r"got one of \['one', 'two', 'three'\]"), (3, "got int")):
         with pytest.raises(UnsupportedCombination, match=message):
             as_system(system)
@@ -75,8 +74,8 @@ MESSAGE = SimpleNamespace(content="Ann", usage_metadata={"total_tokens": 7})  # 
 BLOCKS = {"content": [{"type": "text", "text": "A"}, {"type": "text", "text": "nn"}]}
 
 
-def test_an_answer_is_found_in_whatever_holds_one_and_what_holds_none_is_refused_by_its_keys() -> None:
-    holders: list[Any] = ["Ann", MESSAGE, {"answer": "Ann"}, {"output": MESSAGE}, {"result": {"text": "Ann"}}]
+def test_an_answer_is_found_in_whatever_holds_one_and_what_holds_none_is_refused_by_its_keys():
+    holders = ["Ann", MESSAGE, {"answer": "Ann"}, {"output": MESSAGE}, {"result": {"text": "Ann"}}]
     holders += [{"messages": [{"content": "Who?"}, MESSAGE]}, BLOCKS]
     assert {as_reply(value).text for value in holders} == {"Ann"}
     assert as_reply({"output": MESSAGE}).tokens == 7
@@ -85,7 +84,7 @@ def test_an_answer_is_found_in_whatever_holds_one_and_what_holds_none_is_refused
             as_reply(value)
 
 
-def test_a_model_of_ours_is_tried_with_methods(plain: InvariantModel) -> None:
+def test_a_model_of_ours_is_tried_with_methods(plain):
     found = audit(plain, records(4, size=3), remedies=["sort", "rotor", "set-based"], generation={"max_new_tokens": 3})
     assert [each.fixes for each in found.comparisons] == [True] * 3
     invariant = audit(plain.with_method("rotor"), records(4, size=3), remedies=(), generation={"max_new_tokens": 3})
@@ -93,7 +92,7 @@ def test_a_model_of_ours_is_tried_with_methods(plain: InvariantModel) -> None:
     assert all(text in as_system(plain).sent(ASKED, ASKED.segments) for text in ("It was Ann.", "Who?"))
 
 
-def test_a_rag_is_audited_with_what_its_retriever_finds_and_answers_end_before_a_stop(plain: InvariantModel) -> None:
+def test_a_rag_is_audited_with_what_its_retriever_finds_and_answers_end_before_a_stop(plain):
     rag = RAG(plain, BM25Retriever([Segment(text) for text in ("a mill", "a ferry", "a bridge")]), k=2)
     found = audit(rag, [{"question": "ferry", "answer": "ferry"}], generation={"max_new_tokens": 2})
     assert [len(each.question.segments) for each in found.asked] == [2]

@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig
 
 from invariant_rag import InvariantModel, KeyValueCache, Prompt
-from invariant_rag.errors import InvalidOption, InvalidPrompt, TokenizerRequired
+from invariant_rag.errors import InvalidPrompt, TokenizerRequired
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.contracts import plain_logits, recomputed_logits
 from invariant_rag.testing.families import tiny_model
@@ -123,20 +123,6 @@ def test_what_ends_a_text_ends_one_of_a_batch_and_not_the_others(chat, kind, met
     criteria = [lambda ids, *_, **more: torch.full((len(ids),), ids.shape[1] >= most)]
     short = chat.generate(prompts[0], stopping_criteria=criteria, **options)
     assert (len(short.token_ids), short.finish_reason) == (2, "stop")
-
-
-def test_a_stream_joined_is_the_generated_text(chat):
-    prompt = chat.chat_prompt("Why?", ["one", "two", "three"])
-    options = {"max_new_tokens": 40, **letters(chat.tokenizer)}
-    pieces = list(chat.stream(prompt, **options))
-    assert "".join(pieces) == chat.generate(prompt, **options).text
-    assert len(pieces) > 1
-    left = chat.stream(prompt, max_new_tokens=2000)  # one that is closed or fails frees the model
-    next(left)
-    left.close()
-    with pytest.raises(InvalidOption, match="not_a_keyword"):
-        list(chat.stream(prompt, not_a_keyword=1))
-    assert chat.generate(prompt, max_new_tokens=1).token_ids
 
 
 def test_text_needs_a_tokenizer_and_a_continuation_needs_a_suffix(lm, chat):

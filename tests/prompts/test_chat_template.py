@@ -1,7 +1,5 @@
 """Chat templates around sets; tools, calls and results in the manners of several templates."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

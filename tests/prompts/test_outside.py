@@ -1,7 +1,5 @@
 """What a run retrieved for no model is known in its context alone, until the next retrieval, or a model gets it."""
 
-from __future__ import annotations
-
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context

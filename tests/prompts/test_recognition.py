@@ -1,7 +1,5 @@
 """A slot is a set in every order of its documents or in none, and what stays text is noticed."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
@@ -23,7 +21,7 @@ DOCUMENTS = (FERRY, MILL, SALT)
 JOINED = "\n".join(each.text for each in DOCUMENTS)
 
 Template = Callable[[int, Segment], str]
-SETS: dict[str, tuple[Template, str]] = {
+SETS = {
     **{repr(sep): (lambda n, each: each.text, sep) for sep in ("\n\n", "\n", " ", "\n\n---\n\n", "\nNEXT\n")},
     "bullets": (lambda n, each: f"- {each.text}\n", ""),
     "quotes": (lambda n, each: f'"{each.text}"', ", "),
@@ -37,7 +35,7 @@ SETS: dict[str, tuple[Template, str]] = {
     "years": (lambda n, each: f"{each.metadata['year']}: {each.text}", "\n"),
     "pages": (lambda n, each: f"Page {each.metadata['page']}: {each.text}", "\n"),
 }
-TEXTS: dict[str, tuple[Template, str]] = {
+TEXTS = {
     "numbered": (lambda n, each: f"[{n}] {each.text}", "\n"),
     "from zero": (lambda n, each: f"[{n - 1}] {each.text}", "\n"),
     "lettered": (lambda n, each: f"({'abc'[n - 1]}) {each.text}", "\n"),

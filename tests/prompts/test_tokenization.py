@@ -1,7 +1,5 @@
 """From text to token ids: each part alone, special tokens only in texts."""
 
-from __future__ import annotations
-
 import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
