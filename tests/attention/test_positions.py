@@ -3,7 +3,7 @@
 import copy
 import random
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -40,17 +40,14 @@ def test_shifts_add_up_undo_each_other_and_are_the_same_one_by_one_in_any_layout
     for head, token in ((head, token) for head in range(2) for token in range(3)):
         one = encoding.rotate_by(x[head, token].double(), int(shifts[head, token])).float()
         assert_rounded_alike(together[head, token], one)
-    keys = torch.randn(2, 5, 8)
     assert torch.equal(together[..., 6:], x[..., 6:])  # what no position moves
+    if isinstance(encoding, Rotation):  # a turn is a complex number for each pair of dimensions
+        turns = torch.exp(1j * shifts[0, :, None] * encoding.frequencies().double())
+        expected = encoding.rotate_by(x.double(), shifts[0].double())
+        assert_rounded_alike(encoding.rotate_with(x.double(), turns), expected, magnitude=40)
+    keys = torch.randn(2, 5, 8)
     turned = encoding.turn(encoding.pair(x), shifts, 40) @ encoding.pair(keys).mT
     assert_rounded_alike(turned, together @ keys.mT, magnitude=40)
-
-
-@pytest.mark.parametrize("name", ["half-split", "interleaved"])
-def test_a_turn_is_a_complex_number_for_each_pair_of_dimensions(name):
-    rotation, x, shifts = ENCODINGS[name], torch.randn(2, 3, 8).double(), torch.tensor([5.0, -2.0, 40.0])
-    turns = torch.exp(1j * shifts[:, None] * rotation.frequencies().double())
-    assert_rounded_alike(rotation.rotate_with(x, turns), rotation.rotate_by(x, shifts), magnitude=40)
 
 
 def test_scores_of_alibi_lose_slope_times_distance_also_behind_the_prompt_and_where_a_key_is_moved():
@@ -119,33 +116,23 @@ def model_of(kind):
     return tiny_model(**KINDS[kind], eos_token_id=None, num_hidden_layers=2)
 
 
-def another_thread(model, ids):
-    """Around every rotation and in the middle of the layers, let another thread run the model to its end."""
-    rotary, layer = model.model.rotary_emb, model.model.layers[-1]
-    return another_thread_at([rotary, layer], lambda: model(input_ids=ids, use_cache=False).logits, after=[rotary])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["rotor", "pine", "sequential"])
-def test_another_thread_in_the_middle_of_a_forward_pass_changes_no_bit(kind, method):
-    lm = InvariantModel(model_of(kind), method=method)
+def test_another_thread_in_the_middle_of_a_forward_pass_changes_no_bit_and_gets_its_own_frequencies(kind, method):
+    """Around every rotation and in the middle of the layers, another thread runs the model to its end."""
+    model = copy.deepcopy(model_of(kind))
+    lm, rotary = InvariantModel(model, method=method), model.model.rotary_emb
     for prompt, other in ((PROMPT, EVEN_LONGER), (BEYOND, EVEN_LONGER[:, :5])):
         logits, answer = lm.logits(prompt), lm.generate(prompt, max_new_tokens=2)
-        with another_thread(lm.model, other) as seen:
+        expected = copy.deepcopy(model_of(kind))(input_ids=other, use_cache=False).logits
+        places = [rotary, model.model.layers[-1]]
+        call = partial(model, input_ids=other, use_cache=False)
+        with another_thread_at(places, lambda call=call: call().logits, after=[rotary]) as seen:
             assert torch.equal(lm.logits(prompt), logits)
             assert lm.generate(prompt, max_new_tokens=2).logprobs == answer.logprobs
         assert len(seen) >= 6
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_another_thread_gets_the_frequencies_of_its_own_prompt(kind):
-    model, ids = copy.deepcopy(model_of(kind)), torch.tensor([[5, 6, 7, 8, 9]])
-    expected = copy.deepcopy(model)(input_ids=ids, use_cache=False).logits
-    with another_thread(model, ids) as seen:
-        InvariantModel(model).generate(BEYOND, max_new_tokens=2)
-    assert len(seen) >= 6
-    assert all(torch.equal(each, expected) for each in seen)
-    assert "forward" not in vars(model.model.rotary_emb), "the model must be as it was"
+        assert all(torch.equal(each, expected) for each in seen)
+    assert "forward" not in vars(rotary), "the model must be as it was"
 
 
 def test_one_call_within_another_has_its_own_frequencies():

@@ -167,13 +167,10 @@ def test_the_operators_of_a_layer_do_not_grow_with_segments_or_prompts(method, d
 
 def test_the_test_above_sees_what_waits_for_the_device():
     numbers = torch.ones(3)
-    with _Operators() as operators:
-        torch.equal(numbers, numbers)
-        numbers.sum().item()
-        numbers.tolist()
-        numbers.nonzero()
-        torch.tensor([1, 2])
-    for part in ("equal", "_local_scalar_dense", "nonzero", "lift_fresh"):
+    waiting = (lambda: torch.equal(numbers, numbers), numbers.sum().item, numbers.nonzero, lambda: torch.tensor([1, 2]))
+    for part, call in zip(("equal", "_local_scalar_dense", "nonzero", "lift_fresh"), waiting, strict=True):
+        with _Operators() as operators:
+            call()
         assert any(part in name for name in operators.calls)
 
 

@@ -28,7 +28,7 @@ from invariant_rag.attention.positions import Rotation
 from invariant_rag.errors import ContextOverflow
 from invariant_rag.methods import APE, resolve_method
 from invariant_rag.testing.families import tiny_model
-from tests.oracle.attention import APE_SCALE, APE_TEMPERATURE, Layer, float64_throughout, oracle_logits
+from tests.oracle.attention import APE_SCALE, APE_TEMPERATURE, Layer, float64_throughout, layer_of, logits_with
 from tests.oracle.methods import METHODS, World
 from tests.oracle.rotary import Rotary
 
@@ -158,7 +158,11 @@ def _compare(model, method, backend, name):
         models = [InvariantModel(model, method=chosen, ordering="given", backend=b) for b in ("reference", backend)]
         found = [(lm.logits(prompt), lm.generate(prompt, max_new_tokens=NEW_TOKENS)) for lm in models]
         written, largest = found[0][1].token_ids, max(models[0].prepare(prompt).positions)
-        expected = oracle_logits(model, [*ids, *written[:-1]], world, METHODS[method], largest)
+
+        def attend(module, hidden):  # dynamic frequencies are chosen by the largest position of the prompt
+            return layer_of(module, model.config, hidden, largest).outputs(world, METHODS[method])
+
+        expected = logits_with(model, [*ids, *written[:-1]], attend)
         logprobs = expected[len(ids) - 1 :].log_softmax(dim=-1)[range(NEW_TOKENS), written]
     rope = getattr(model.config, "rope_parameters", None) or {}
     for logits, answer in found:
