@@ -33,7 +33,6 @@ LOWEST_TESTS ?= tests/test_package.py tests/laws/test_published.py \
 # families that differ in sums: experts, soft caps, sinks, ALiBi, windows, interleaved rotation, scaled frequencies.
 ROUNDING_TESTS ?= tests/testing/test_rounding.py tests/attention/test_backends.py tests/interventions/test_interventions.py \
   tests/laws/test_families.py::test_sdpa_agrees_with_the_reference tests/laws/test_published.py \
-  tests/attention/test_positions.py \
   -k "not test_families or mixtral or gemma2 or gpt_oss or bloom or mistral or helium or yarn"
 
 # KEEP_TORCH=1 takes the torch of constraints.txt all the same. The lowest one has a CPU build only where TORCH_INDEX has

@@ -30,9 +30,6 @@ def lm(golden_model):
     return InvariantModel(golden_model)
 
 
-# --- the rule ---
-
-
 def test_the_published_rule_on_stored_confidences():
     for plain, ours, alpha, branch in (
         *((0.31, 0.52, 0.2, "invariant"), (0.31, 0.50, 0.2, "plain")),
@@ -83,9 +80,6 @@ def test_equally_good_margins_are_decided_by_their_size():
     for nothing in ([], [record]):
         with pytest.raises(InvalidChoice, match="expected at least one record and one margin"):
             tune_alpha(nothing, [])
-
-
-# --- a routed model ---
 
 
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, 1.0])

@@ -103,9 +103,6 @@ def test_gates_hold_beyond_doubt_only():
         assert "moves with noise" in refused.value.hint
 
 
-# Remedies
-
-
 def test_a_system_that_reads_the_last_is_told_to_reverse_and_the_gain_is_right():
     found = audit(last, [{**each, "segments": sorted(each["segments"], reverse=True)} for each in records(60, size=6)])
     assert found.screen.outcome == "order matters"
@@ -171,9 +168,6 @@ def test_the_worst_slot_is_the_worst_and_not_a_matter_of_luck():
     assert LISTINGS["ends-first"].orders(five) == [(0, 2, 4, 3, 1)]
 
 
-# Meaning
-
-
 def test_a_system_that_only_rewords_is_judged_by_meaning():
     asked = [{name: each[name] for name in ("question", "segments")} for each in records(60)]
     source = random.Random(1)
@@ -209,9 +203,6 @@ def test_an_odd_gold_answer_ends_no_audit_and_an_empty_one_is_none(gold):
     scores = (0.5, True)  # from one half on, a metric says right
     graded = [audit(lambda *_: "yes", asked, metric=lambda *_, score=score: score) for score in scores]
     assert not is_gold or [each.measures[accuracy].value for each in (found, *graded)] == [1.0] * 3
-
-
-# Errors, exits and interrupts
 
 
 async def exits_later(question, segments):
@@ -276,9 +267,6 @@ def test_async_systems_are_awaited_in_one_loop_and_an_interrupt_stops_an_audit()
             audit(system, records(3))
     assert audit(awaited, records(3), workers=4).as_dict()["tokens"] == 45
     assert len(loops) == 1
-
-
-# Runs and reports
 
 
 def test_an_audit_is_resumed_and_asks_nothing_twice(tmp_path):
@@ -354,9 +342,6 @@ def test_markup_and_control_characters_of_answers_stay_text_and_the_table_runs_n
     assert len(rows) == 20
     assert {each["answer"][:5] for each in rows} == {"'=1+1", "'+1+1", "'-1+1", "'@1+1"}
     assert [each["call"] for each in rows[:5]] == ["today", "today again", "placebo", "another order", "a third order"]
-
-
-# What is refused
 
 
 ODD = [

@@ -67,9 +67,6 @@ def test_a_model_of_ours_is_audited_and_a_dry_run_says_what_it_costs():
         assert cost in " ".join(run("audit", "q.csv", "--dry-run", *remedies).stdout.split())
 
 
-# Servers
-
-
 @pytest.fixture
 def api(monkeypatch):
     """A server that always says the same."""

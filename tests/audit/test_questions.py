@@ -1,8 +1,9 @@
-"""Claims about where questions come from: files of any tool, tables, mappings and retrievers; and what is refused."""
+"""Claims about where questions come from, what is refused, and which answers are right: whole tokens, by value."""
 
 import json
 import re
 import tomllib
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 
 from invariant_rag.audit import audit
+from invariant_rag.audit.matching import contains_gold, is_refusal, is_right, normal_tokens
 from invariant_rag.audit.questions import Question, as_retrieve_function, parse_questions, read_questions
 from invariant_rag.errors import FieldWarning, InvalidQuestion, UnknownName, UnsupportedCombination
 from invariant_rag.rag.retrieval import BM25Retriever
@@ -27,9 +29,6 @@ FULL = Question(
 def written(folder, name, content):
     (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     return folder / name
-
-
-# Files of other tools
 
 
 @pytest.mark.parametrize("record", FILES["records"])
@@ -61,9 +60,6 @@ def test_tests_of_promptfoo_are_read_with_their_checks_and_what_takes_a_judge_is
     assert "--judge" in caught[0].message.hint
     judged = audit(lambda question, segments: "Ann", ungraded, judge=lambda prompt: "yes")
     assert judged.measures["accuracy_today"].value == 1.0
-
-
-# Tables, and what spreadsheets write
 
 
 def test_a_jsonl_a_csv_and_mappings_say_the_same(tmp_path):
@@ -110,9 +106,6 @@ def test_cells_hold_any_character_but_a_line_break_and_numbers_are_answers_too(t
     assert (found.answers, found.gold, several.answers) == (("42",), (0,), ("4.5", "x"))
 
 
-# Segments, gold and fields
-
-
 def test_reference_contexts_of_ragas_and_segments_that_hold_an_answer_are_gold_unless_all_do():
     def gold(answer, *segments, **more):
         return read_questions([{"question": "q", "answer": answer, "segments": segments, **more}], None)[0].gold
@@ -148,9 +141,6 @@ def test_a_field_map_names_the_fields_of_a_file_and_what_means_nothing_is_named_
     with pytest.warns(FieldWarning, match=r"questions\.jsonl: No field of a question, and not used: 'article'\.$"):
         questions = read_questions(ROOT / "cookbook" / "data" / "questions.jsonl", lambda question: ["a", "b"])
     assert (len(questions), questions[0].answers) == (42, ("orange and black",))
-
-
-# What is refused
 
 
 @pytest.mark.parametrize(
@@ -189,3 +179,30 @@ def test_a_missing_file_is_said_to_be_missing_and_what_is_long_gives_a_short_mes
         with pytest.raises(InvalidQuestion, match=said) as refused:
             parse_questions(source)
         assert len(str(refused.value)) < most
+
+
+SCORED = [line.split("\t") for line in (Path(__file__).parent / "scores.tsv").read_text("utf-8").splitlines()[1:]]
+"""Verdict, gold answer and answer: numbers, dates, units, yes and no, refusals, denials, spellings."""
+
+
+def test_what_only_looks_right_is_wrong_and_what_is_right_is_right_however_it_is_written():
+    assert min(Counter(verdict for verdict, _, _ in SCORED).values()) > 100
+    assert [row for row in SCORED if is_right(row[2], [row[1]]) is not (row[0] == "right")] == []
+    right = [(gold, answer) for verdict, gold, answer in SCORED if verdict == "right"]
+    assert all(is_right(answer, ["something else entirely", gold]) for gold, answer in right)
+    assert not any(is_right("I do not know.", [gold]) for gold in ("no", "yes", "No.", "TRUE"))
+
+
+def test_gold_documents_are_found_by_whole_tokens_and_never_by_yes_or_no():
+    assert contains_gold("It was built in the year 12.", ["12"])
+    assert not contains_gold("It was built in 1912.", ["12"])
+    assert not contains_gold("There is no bridge here.", ["no"])
+    said = ("No.", "He was unable to walk.", "There is not enough information in the documents.")
+    assert [is_refusal(each) for each in said] == [False, False, True]
+
+
+def test_numbers_of_any_length_and_in_any_row_are_tokens():
+    assert normal_tokens("On May 3rd, 1999 U.S. forces") == normal_tokens("on 3 may 1999 us forces")
+    assert normal_tokens("one, two; three") == ("1", "2", "3")
+    assert normal_tokens("9" * 5000) == (f"n{'9' * 5000}",)  # of more digits than Python turns into a number
+    assert is_right("9" * 5000, ["9" * 5000])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
 from invariant_rag.methods import METHODS
 from invariant_rag.prompts import Retrieval, Turn, recognize
-from tests.comparing import gap, orders_of
+from tests.comparing import orders_of
 
 token = st.integers(3, 127)
 text = st.lists(token, max_size=4)
@@ -94,28 +94,9 @@ def test_every_permutation_of_four_segments_gives_the_same_bits(models, method, 
     assert all(torch.equal(lm.logits(other), expected) for other in others)
 
 
-# --- what is no permutation of a set ---
-
-RUBRICS = SegmentSet([[5, 6], [7], [8, 9, 10]])
-ANSWERS = SegmentSet([[20], [21, 22, 23], [24, 25]])
-TWO_SETS = Prompt.of([3], RUBRICS, [4, 4], ANSWERS, [11, 12])
-NEIGHBOURS = Prompt.of([3], RUBRICS, ANSWERS, [11, 12])
-EXCHANGED = SegmentSet([[20], [7], [8, 9, 10]]), SegmentSet([[5, 6], [21, 22, 23], [24, 25]])
-OTHERS = {
-    "sets in another order": (TWO_SETS, Prompt.of([3], ANSWERS, [4, 4], RUBRICS, [11, 12])),
-    "two segments exchanged": (TWO_SETS, Prompt.of([3], EXCHANGED[0], [4, 4], EXCHANGED[1], [11, 12])),
-    "another text between": (TWO_SETS, Prompt.of([3], RUBRICS, [4, 9], ANSWERS, [11, 12])),
-    "an empty set": (TWO_SETS, TWO_SETS.with_sets([RUBRICS, SegmentSet()])),
-    "a segment backwards": (TWO_SETS, TWO_SETS.with_sets([SegmentSet([[6, 5], [7], [8, 9, 10]]), ANSWERS])),
-    "sets without a text between": (NEIGHBOURS, Prompt.of([3], ANSWERS, RUBRICS, [11, 12])),
-}
-
-
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_no_permutation_of_a_set_changes_the_logits_and_sets_of_one_are_text(llama, method):
+def test_sets_of_one_are_text_and_promise_nothing(llama, method):
     lm = InvariantModel(llama, method=method, ordering="lexical")
-    for what, (one, other) in OTHERS.items():
-        assert gap(lm.logits(one), lm.logits(other)) > 1e-3, what  # rounding is no explanation
     ones = Prompt.of([3], SegmentSet([[5, 6]]), [4], SegmentSet([[20]]), [7, 8], SegmentSet(), SegmentSet([[9]]), [11])
     prepared = lm.prepare(ones)
     assert (prepared.input_ids, prepared.arrangement.is_plain) == ((3, 5, 6, 4, 20, 7, 8, 9, 11), True)

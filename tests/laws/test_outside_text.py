@@ -14,7 +14,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from invariant_rag import InvariantModel, Segment, SegmentSet, Trusted
+from invariant_rag import InvariantModel, Segment, SegmentSet, Trusted, prompts
 from invariant_rag.errors import InvalidPrompt, InvalidSegment
 from invariant_rag.prompts import (
     Tool,
@@ -23,7 +23,6 @@ from invariant_rag.prompts import (
     render_chat,
     tokenize_literal,
     tokenize_prompt,
-    unprotected_tokens,
 )
 from invariant_rag.prompts.tokenization import CUT
 from invariant_rag.segments import document_rendering
@@ -62,7 +61,7 @@ def declared(name):
 def test_the_control_tokens_of_a_layout_are_found_and_no_others(name):
     tokenizer = layout_tokenizer(name)
     assert control_tokens(tokenizer) == declared(name)
-    assert not unprotected_tokens(tokenizer)
+    assert not prompts.unprotected_tokens(tokenizer)
 
 
 ODD = [CUT, "\u0338", "\u0338x", " \u0338x", "\ueca40\ueca5", "\u200bİ"]
@@ -113,20 +112,13 @@ def test_harmless_texts_and_conversations_have_the_ids_of_the_tokenizer_and_its_
             assert index in tokenize_literal(f"a {token.content} b", tokenizer)
 
 
-def test_words_of_a_name_in_brackets_stay_words():
-    tokenizer = layout_tokenizer("xml")
+def test_words_of_a_name_in_brackets_stay_words_as_names_of_tools():
+    def called(word):
+        call = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "name": word, "args": {}}]}
+        ids = ids_of(layout_tokenizer("xml"), [user("q"), call], tools=[Tool(word, "")])
+        return [index for index in ids if index in control_tokens(layout_tokenizer("xml"))]
 
-    def found(word):
-        schema = {"type": "object", "properties": {word: {"type": "string", "description": word}}}
-        messages = [
-            user(word, name=word),
-            {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "name": word, "args": {word: word}}]},
-            {"role": "tool", "tool_call_id": "1", "content": word},
-        ]
-        ids = ids_of(tokenizer, messages, tools=[Tool(word, word, schema)])
-        return [index for index in ids if index in control_tokens(tokenizer)]
-
-    assert all(found(word) == found("harbour") for word in ("system", "user", "assistant", "tool", "tool_call"))
+    assert all(called(word) == called("harbour") for word in ("system", "user", "assistant", "tool", "tool_call"))
 
 
 def test_prompts_do_not_depend_on_how_another_thread_calls_the_tokenizer(request):
@@ -387,7 +379,7 @@ def test_a_role_that_is_an_ordinary_piece_of_the_vocabulary_is_named():
     names = ["[UNK]", "[user]", *letters, *(f"##{each}" for each in letters)]
     tokenizer = built_of(models.WordPiece, names, "[UNK]")
     tokenizer.chat_template = turns("[ROLE] ", " ")
-    assert unprotected_tokens(tokenizer) == ["[user]"]
+    assert prompts.unprotected_tokens(tokenizer) == ["[user]"]
 
 
 @pytest.mark.parametrize("special", [False, True])

@@ -45,9 +45,6 @@ def write_pdf(path, pages, *, title=None, password=None):
     return path
 
 
-# Loading
-
-
 def test_a_file_gives_documents_with_title_source_and_place(tmp_path):
     """One for each line of JSON with its other fields, and for each page with text; without a byte order mark."""
     castle = write(tmp_path / "orn.txt", "\ufeffCastle Orn\n\nIt stands above the Aru.\n\nIt has a market.\n")
@@ -125,9 +122,6 @@ def test_a_bad_jsonl_line_is_named_with_its_file(tmp_path, line, message):
         load_documents(file, strict=True)
     with pytest.warns(DocumentSkipped, match=rf"skipped .*a\.jsonl, line 2: {message}"):
         assert [each.text for each in load_documents(file)] == ["good"]
-
-
-# What cannot be read
 
 
 def bad_files(folder):
@@ -224,9 +218,6 @@ def test_headings_take_linear_time(tmp_path):
     start = time.process_time()
     chunk_documents(load_documents(files))
     assert time.process_time() - start < 2  # a quadratic one takes minutes
-
-
-# Chunking
 
 
 ROWS = ["river | length", "Aru | 120 km", "Veil | 80 km"]
