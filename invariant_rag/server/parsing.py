@@ -100,7 +100,7 @@ def _chat(request: schemas.ChatRequest, settings: Settings, tenant: str) -> list
     )
     told = None if form is None else form.model_dump(by_alias=True, exclude_none=True)
     choices = _choices(request.invariant, settings, tenant)
-    return [Call(answers, choices, stream=request.stream, response_format=told, **more)]
+    return [_call(answers, choices, stream=request.stream, response_format=told, **more)]
 
 
 def _completions(request: schemas.CompletionRequest, settings: Settings, tenant: str) -> list[Call]:
@@ -120,17 +120,17 @@ def _completions(request: schemas.CompletionRequest, settings: Settings, tenant:
         question = "" if any(isinstance(part, tuple) for part in parts) else turn.text.strip()
         prompt = Prompt.of(*turn.parts, query=question, rendering=document_rendering).to_complete()
         answers = AnswerRequest(prompt=prompt, question=question, **decoding)
-        calls.append(Call(answers, choices, stream=request.stream, warnings=warnings))
+        calls.append(_call(answers, choices, stream=request.stream, warnings=warnings))
     return calls
 
 
 def _tokenize(request: schemas.TokenizeRequest, _settings: Settings, tenant: str) -> list[Call]:
     if request.messages is None:
-        return [Call(AnswerRequest(prompt=Prompt(request.prompt or ""), max_new_tokens=1), Choices(tenant))]
+        return [_call(AnswerRequest(prompt=Prompt(request.prompt or ""), max_new_tokens=1), Choices(tenant))]
     messages, more = _conversation(request.messages, request.documents)
     given: dict[str, Any] = {"tools": _tools(request.tools), "template_kwargs": request.chat_template_kwargs}
     answers = AnswerRequest(messages=messages, question=more.pop("question"), max_new_tokens=1, **given)
-    return [Call(answers, Choices(tenant), **more)]
+    return [_call(answers, Choices(tenant), **more)]
 
 
 def _judge(request: schemas.JudgeRequest, settings: Settings, tenant: str) -> JudgeCall:
@@ -189,6 +189,25 @@ def _in_sets(given: Sequence[Turn]) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
     return recognition.turns, tuple(
         f"{each.message} {FIXES.get(each.kind, '')}".strip() for each in recognition.findings
     )
+
+
+def _call(asked: AnswerRequest, choices: Choices, **more: Any) -> Call:
+    """Return a call, with the length of its texts; calls of tools count as JSON."""
+    parts: list[Any] = [*asked.prompt.texts, *asked.prompt.sets] if asked.prompt else list(map(json.dumps, asked.tools))
+    for message in asked.messages or ():
+        parts += message["content"]
+        if len(message) > 2:
+            parts.append(json.dumps({**message, "content": None}))
+    found = len(json.dumps(asked.template_kwargs)) if asked.template_kwargs else 0
+    for part in parts:
+        if isinstance(part, str):
+            found += len(part)
+        elif isinstance(part, SegmentSet):
+            for segment in part:
+                found += len(segment.text) + len(segment.title or "")
+            for slot in part.slots or ():
+                found += len(slot.before) + len(slot.after)
+    return Call(asked, choices, characters=found, **more)
 
 
 def _choices(wanted: schemas.InvariantOptions, settings: Settings, tenant: str) -> Choices:

@@ -46,6 +46,7 @@ class Call:
         stream: Whether somebody takes the pieces.
         response_format: The field of the request that the schema is from.
         warnings: Why the order of the documents may matter all the same.
+        characters: Length of the texts of the request; of calls of tools, as JSON.
         headers: What an engine elsewhere gets of the head of the request: names of the request and of its trace.
     """
 
@@ -54,6 +55,7 @@ class Call:
     stream: bool = False
     response_format: Mapping[str, Any] | None = None
     warnings: tuple[str, ...] = ()
+    characters: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
