@@ -35,7 +35,7 @@ from invariant_rag.generation.streaming import TextStream
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.admission import FairQueue, Shares
 from invariant_rag.server.engines.upstream import Upstream
-from invariant_rag.server.logs import JsonLines, RateLimit
+from invariant_rag.server.logs import JsonLines, LogLimit
 from tests.server.conftest import CHAT, FLAGS, bearer, body, client_of, leaving, metric, serving, wait_until
 from tests.server.scripted import Answer, completion, scripted_api
 
@@ -192,7 +192,7 @@ def test_spans_belong_to_the_trace_of_the_client(embedded: InvariantModel) -> No
 
 
 def test_every_line_is_json_and_what_comes_again_and_again_is_counted() -> None:
-    stream, limit = StringIO(), RateLimit()
+    stream, limit = StringIO(), LogLimit()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
     handler.addFilter(limit)

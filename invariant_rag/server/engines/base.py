@@ -26,7 +26,7 @@ Emit: TypeAlias = Callable[[int, AnswerDelta], None]
 
 
 @dataclass(frozen=True)
-class Choices:
+class CallChoices:
     """Who asks, and how the documents are to be read. None: as the server does by default."""
 
     tenant: str = ""
@@ -51,7 +51,7 @@ class Call:
     """
 
     request: AnswerRequest
-    choices: Choices
+    choices: CallChoices
     stream: bool = False
     response_format: Mapping[str, Any] | None = None
     warnings: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class JudgeCall:
     """A request to a judge, and how its answers are read."""
 
     request: JudgeRequest
-    choices: Choices
+    choices: CallChoices
 
 
 @dataclass(frozen=True)

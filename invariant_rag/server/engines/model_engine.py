@@ -28,7 +28,7 @@ from invariant_rag.models.embedded import is_toy
 from invariant_rag.orderings import ORDERINGS
 from invariant_rag.segments import Prompt
 from invariant_rag.server.admission import FairQueue
-from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, Engine, EngineReply, JudgeCall, in_threads
+from invariant_rag.server.engines.base import Call, Choice, Emit, Engine, EngineReply, JudgeCall, in_threads
 from invariant_rag.server.errors import TooLarge, about
 from invariant_rag.server.replies import citations_of, report_of, token_of
 from invariant_rag.server.worker import SchemaCompiler, validate
@@ -37,6 +37,7 @@ from invariant_rag.shown import shown
 if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.prepare import PreparedPrompt
+    from invariant_rag.server.engines.base import CallChoices
 
 _CHARACTERS_PER_TOKEN = 64  # of the context window; more are refused before they are tokenized
 _LONG = 10_000
@@ -59,7 +60,7 @@ class ModelEngine(Engine):
         self.orderings = dict.fromkeys(METHODS, frozenset(ORDERINGS))
         self.batcher = MicroBatcher()
         self._max_prompt_tokens = max_prompt_tokens
-        self._chosen: dict[Choices, InvariantModel] = {}
+        self._chosen: dict[CallChoices, InvariantModel] = {}
         self._lock = Lock()
         self._schemas = SchemaCompiler(CACHE_BYTES, FairQueue(1, 1))
 
@@ -67,7 +68,7 @@ class ModelEngine(Engine):
     def for_tenant(self, lm: InvariantModel, tenant: str) -> InvariantModel:
         """Return a model that stores nothing where another tenant finds it."""
 
-    def model_for(self, choices: Choices, headers: Mapping[str, str] = MappingProxyType({})) -> InvariantModel:
+    def model_for(self, choices: CallChoices, headers: Mapping[str, str] = MappingProxyType({})) -> InvariantModel:
         """Return the model as somebody wants it, for their tenant; one elsewhere gets the headers."""
         with self._lock:
             lm = self._chosen.get(choices)
