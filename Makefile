@@ -110,7 +110,7 @@ test-clients: $(VENV)/.test $(CLIENTS_VENV)/.clients ## Ask the server with open
 test-gpu: $(VENV)/.test ## Run the tests that need a CUDA device; without one, say so
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/gpu
 
-bench-gpu: $(VENV)/.test ## Measure RoToR and PINE on a CUDA device into cookbook/costs/gpu.md; without one, say so
+bench-gpu: $(VENV)/.test ## Measure RoToR and PINE on a CUDA device into cookbook/costs/gpu.md, short prompts first; without one, say so
 	HF_HUB_OFFLINE=1 $(BIN)/python cookbook/costs/gpu.py
 
 # Old and new releases warn of each other; only here is a warning no error.
@@ -154,7 +154,7 @@ figures: $(VENV)/.test ## Draw the figures of the documentation anew
 
 docs: $(VENV)/.dev $(VENV)/.integrations ## Write the generated tables of docs and READMEs anew
 	HF_HUB_OFFLINE=1 $(BIN)/python .ci/tables.py
-	cd integrations/langchain && HF_HUB_OFFLINE=1 $(abspath $(BIN))/python -m tests.test_entries
+	cd integrations/langchain && HF_HUB_OFFLINE=1 PYTHONPATH=../../tests/frameworks $(abspath $(BIN))/python -m tests.test_entries
 
 embedded: $(VENV)/.embedded ## Train the embedded models anew and measure them (two cores: about three hours)
 	cd cookbook/embedded && export HF_HUB_OFFLINE=1 && python=$(abspath $(BIN))/python && out=../../invariant_rag/models/embedded \

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from invariant_rag import errors
-from invariant_rag.audit import ABOUT, Estimate, Question, Reply, audit
+from invariant_rag.audit import ABOUT, Estimate, Question, SystemReply, audit
 from invariant_rag.audit.grading import Grader
 from invariant_rag.audit.plan import LISTINGS, screen_calls, slot_of
 from invariant_rag.audit.report import Gate, p_value
@@ -260,7 +260,7 @@ def test_async_systems_are_awaited_in_one_loop_and_an_interrupt_stops_an_audit()
     async def awaited(question, segments):
         loops.add(asyncio.get_running_loop())
         await asyncio.sleep(0)
-        return Reply(first(question, segments), tokens=3)
+        return SystemReply(first(question, segments), tokens=3)
 
     for system in (interrupted, interrupted_later):
         with pytest.raises(KeyboardInterrupt):

@@ -1,16 +1,12 @@
 """Claims about wrong input to commands: one red line that says what is wrong, exit code 2, and never a traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 import torch
@@ -41,13 +37,13 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-def run_all(commands: list[list[str]], then: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
+def run_all(commands, then="", **options):
     """Run commands in one fresh process; behind the errors of each, there is a line `= ` with its exit code."""
     program = [sys.executable, "-c", ALL_IN_ONE_PROCESS + then, json.dumps(commands)]
     return subprocess.run(program, capture_output=True, text=True, check=True, **options)
 
 
-BAD_FILES: dict[str, tuple[str | bytes, str]] = {
+BAD_FILES = {
     "nofile.jsonl": ("", "nofile.jsonl"),
     "deep.jsonl": (QUESTION + ', "id": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested at most 100 deep"),
     "digits.jsonl": (QUESTION + ', "id": ' + "9" * 5000 + "}", "Exceeds the limit"),
@@ -60,7 +56,7 @@ BAD_FILES: dict[str, tuple[str | bytes, str]] = {
 }
 
 
-def test_questions_that_cannot_be_read_are_named_before_a_missing_out(questions: Path, tmp_path: Path) -> None:
+def test_questions_that_cannot_be_read_are_named_before_a_missing_out(questions, tmp_path):
     os.mkfifo(tmp_path / "pipe.jsonl")
     for name, (content, message) in {"pipe.jsonl": ("", "got a named pipe"), **BAD_FILES}.items():
         if content:
@@ -71,15 +67,13 @@ def test_questions_that_cannot_be_read_are_named_before_a_missing_out(questions:
 
 
 @pytest.fixture
-def questions(tmp_path: Path) -> Path:
+def questions(tmp_path):
     file = tmp_path / "questions.jsonl"
     file.write_text(json.dumps({"question": "Who?", "segments": ["a b", "c d"], "answers": ["a"]}) + "\n")
     return file
 
 
-def test_odd_texts_are_read_and_a_terminal_of_ascii_shows_the_rest_as_escapes(
-    tmp_path: Path, tiny_folder: Path
-) -> None:
+def test_odd_texts_are_read_and_a_terminal_of_ascii_shows_the_rest_as_escapes(tmp_path, tiny_folder):
     (tmp_path / "words.py").write_text("def answer(question, segments):\n    return segments[0].text[:9]\n")
     (tmp_path / "a.csv").write_text(f"question,segment\nQ,{'x' * 140_000}\nQ,b\n")
     line = {"question": "Q\ud800", "segments": ["a\ud800", "b"], "answers": ["\ud800"], "id": "\udfff"}
@@ -97,7 +91,7 @@ def test_odd_texts_are_read_and_a_terminal_of_ascii_shows_the_rest_as_escapes(
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "nowhere"])
-def test_a_device_that_is_not_there_is_refused(device: str, questions: Path, tmp_path: Path) -> None:
+def test_a_device_that_is_not_there_is_refused(device, questions, tmp_path):
     assert device in refused("audit", questions, "--out", tmp_path / "out", "--device-map", device)
 
 
@@ -164,7 +158,7 @@ BEFORE_LOADING = [
 ]
 
 
-def test_what_is_wrong_is_said_before_torch_is_imported(docs: Path, questions: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_before_torch_is_imported(docs, questions, tmp_path):
     bare, light, torn, empty, pdf = (tmp_path / name for name in ("bare", "light", "torn", "empty", "bad.pdf"))
     for folder in (bare, light, torn, empty):
         folder.mkdir()
@@ -203,14 +197,12 @@ CONTROLS = {*"\x1b\x07\u202e\u200e\u200f\u061c\u2028\u2029"}
         ("a\tb", "a       b"),
     ],
 )
-def test_neither_control_characters_nor_markup_reach_the_terminal(
-    given: str, printed: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_neither_control_characters_nor_markup_reach_the_terminal(given, printed, capsys):
     print_text(given)
     assert capsys.readouterr().out == f"{printed}\n"
 
 
-def test_no_name_of_a_file_reaches_the_terminal_as_a_control_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_name_of_a_file_reaches_the_terminal_as_a_control_sequence(capsys):
     bad = f"\x1b]0;owned\x07\x1b[2Jevil{''.join(CONTROLS)}.txt"
     print_error(f"{bad}: cannot be read", f"rename {bad}")
     print_skipped(RetrievalError(bad))
@@ -222,7 +214,7 @@ def test_no_name_of_a_file_reaches_the_terminal_as_a_control_sequence(capsys: py
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
-def test_a_listing_that_finds_no_room_says_so() -> None:
+def test_a_listing_that_finds_no_room_says_so():
     program = [sys.executable, "-c", ALL_IN_ONE_PROCESS, json.dumps([["methods"], ["--help"]])]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -230,7 +222,7 @@ def test_a_listing_that_finds_no_room_says_so() -> None:
     assert "Traceback" not in done.stderr
 
 
-def whole_numbers(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+def whole_numbers(command, path=()):
     """Every option of a command, and of those below it, that takes a whole number."""
     for name, inner in getattr(command, "commands", {}).items():
         yield from whole_numbers(inner, (*path, name))
@@ -240,9 +232,7 @@ def whole_numbers(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
 
 
 @pytest.mark.parametrize("value", ["nan", "-1", "1e400", "9" * 5000], ids=lambda value: ascii(value)[:8])
-def test_what_is_no_whole_number_is_refused_by_name(
-    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_whole_number_is_refused_by_name(value, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = {*whole_numbers(typer.main.get_command(app))}
     assert len(options) >= 16
@@ -252,7 +242,7 @@ def test_what_is_no_whole_number_is_refused_by_name(
         assert (type(result.exception), result.exit_code) == (SystemExit, 2), (path, option)
 
 
-def test_a_number_of_calls_beyond_sense_is_refused() -> None:
+def test_a_number_of_calls_beyond_sense_is_refused():
     for command in ("audit --workers", "audit --retries", "ask q --check-order"):
         result = run(*f"{command}={1 << 70}".split())
         assert (result.exit_code, str(MOST_CALLS) in result.stderr) == (2, True), command
@@ -264,7 +254,7 @@ def test_a_number_of_calls_beyond_sense_is_refused() -> None:
 class Hub(BaseHTTPRequestHandler):
     """Answers as huggingface.co does: one model is gated, all others are missing."""
 
-    def do_HEAD(self) -> None:
+    def do_HEAD(self):
         gated = "/gated/" in self.path
         self.send_response(403 if gated else 404)
         self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
@@ -274,12 +264,12 @@ class Hub(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD  # noqa: N815 - the name that the base class calls
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Say nothing."""
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[str]:
+def hub():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -287,7 +277,7 @@ def hub() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_wrong_name_and_a_gated_model_are_told_apart(hub: str, tmp_path: Path) -> None:
+def test_a_wrong_name_and_a_gated_model_are_told_apart(hub, tmp_path):
     environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "NO_PROXY": "*", "HF_HUB_OFFLINE": "0"}
     done = run_all([["ask", "--model", name] for name in ("Qwen/Qwen99-7B", "gated/model")], env=environment)
     wrong, gated, rest = done.stderr.split("= 2\n")
@@ -296,7 +286,7 @@ def test_a_wrong_name_and_a_gated_model_are_told_apart(hub: str, tmp_path: Path)
     assert "https://huggingface.co/gated/model, then run `hf auth login`" in " ".join(gated.split())
 
 
-def test_memory_of_a_device_that_does_not_suffice_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_of_a_device_that_does_not_suffice_names_the_options(capsys):
     with pytest.raises(typer.Exit) as caught, handle_errors():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
     assert caught.value.exit_code == 2
@@ -310,9 +300,7 @@ def test_memory_of_a_device_that_does_not_suffice_names_the_options(capsys: pyte
         raise RuntimeError("another")
 
 
-def test_a_prompt_that_is_too_long_names_the_options_before_the_weights_are_loaded(
-    docs: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_that_is_too_long_names_the_options_before_the_weights_are_loaded(docs, tiny_folder, monkeypatch):
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("loaded"))
     asked = ("--docs", docs, "--model", tiny_folder, "--retriever", "bm25", "--max-new-tokens", 4096)
     error = refused("ask", "Who?", *asked)

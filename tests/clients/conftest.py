@@ -1,12 +1,9 @@
 """A server in a process of its own: `make test-clients` runs these tests where neither torch nor invariant-rag is."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -15,7 +12,7 @@ COMMAND = os.environ.get("INVARIANT_RAG", "invariant-rag")
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[str]:
+def server():
     """Serve the embedded model to whoever has a key, and give the address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -36,7 +33,7 @@ def server() -> Iterator[str]:
         process.wait(30)
 
 
-def _answers(url: str) -> bool:
+def _answers(url):
     try:
         return httpx.get(f"{url}/ready").is_success
     except httpx.TransportError:

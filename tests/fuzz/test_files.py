@@ -1,7 +1,5 @@
 """Files that are mutated, torn or written twice, full disks, killed writers: read or refused by name, nothing lost."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

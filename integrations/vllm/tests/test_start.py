@@ -17,7 +17,7 @@ from invariant_rag.arrangement import Layout
 from invariant_rag.errors import UnsupportedCombination
 
 from vllm_invariant_rag import InvariantRAGConnector, UnsupportedServer, VLLMBackend
-from vllm_invariant_rag.attention import STEP, ArrangedAttention
+from vllm_invariant_rag.attention import STEP, ArrangedAttentionImpl
 from vllm_invariant_rag.engines import ServerFacts
 from vllm_invariant_rag.reading import Reading
 
@@ -113,4 +113,4 @@ def test_a_batch_that_lacks_an_arranged_request_is_an_error(monkeypatch: pytest.
     monkeypatch.setattr(STEP, "block_size", 32)
     monkeypatch.setattr(STEP, "readings", {3: reading})
     with pytest.raises(UnsupportedServer, match="expected 1 more requests"):
-        ArrangedAttention().forward(None, tokens, tokens, tokens, torch.zeros(2, 1, 32, 16), metadata, tokens)
+        ArrangedAttentionImpl().forward(None, tokens, tokens, tokens, torch.zeros(2, 1, 32, 16), metadata, tokens)
