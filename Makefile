@@ -153,7 +153,7 @@ figures: $(VENV)/.test ## Draw the figures of the documentation anew
 
 docs: $(VENV)/.dev $(VENV)/.integrations ## Write the generated tables of docs and READMEs anew
 	HF_HUB_OFFLINE=1 $(BIN)/python .ci/tables.py
-	cd integrations/langchain && HF_HUB_OFFLINE=1 $(abspath $(BIN))/python -m tests.test_entries
+	cd integrations/langchain && HF_HUB_OFFLINE=1 PYTHONPATH=../../tests/frameworks $(abspath $(BIN))/python -m tests.test_entries
 
 embedded: $(VENV)/.embedded ## Train the embedded models anew and measure them (two cores: about three hours)
 	cd cookbook/embedded && export HF_HUB_OFFLINE=1 && python=$(abspath $(BIN))/python && out=../../invariant_rag/models/embedded \
