@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from invariant_rag import errors
-from invariant_rag.audit import ABOUT, Estimate, Question, Reply, audit
+from invariant_rag.audit import ABOUT, Estimate, Question, SystemReply, audit
 from invariant_rag.audit.grading import Grader
 from invariant_rag.audit.plan import LISTINGS, screen_calls, slot_of
 from invariant_rag.audit.report import Gate, p_value
@@ -269,10 +269,10 @@ def interrupted(question: str, segments: Sequence[Segment]) -> str:
 def test_async_systems_are_awaited_in_one_loop_and_an_interrupt_stops_an_audit() -> None:
     loops = set()
 
-    async def awaited(question: str, segments: Sequence[Segment]) -> Reply:
+    async def awaited(question: str, segments: Sequence[Segment]) -> SystemReply:
         loops.add(asyncio.get_running_loop())
         await asyncio.sleep(0)
-        return Reply(first(question, segments), tokens=3)
+        return SystemReply(first(question, segments), tokens=3)
 
     for system in (interrupted, interrupted_later):
         with pytest.raises(KeyboardInterrupt):

@@ -18,7 +18,7 @@ from invariant_rag.errors import UnsupportedCombination
 
 from vllm_invariant_rag import InvariantRAGConnector, UnsupportedServer, VLLMBackend
 from vllm_invariant_rag.arranged_prompt import ArrangedPrompt
-from vllm_invariant_rag.attention import STEP, ArrangedAttention
+from vllm_invariant_rag.attention import STEP, ArrangedAttentionImpl
 from vllm_invariant_rag.engines import ServerFacts
 
 
@@ -113,4 +113,4 @@ def test_a_batch_that_lacks_an_arranged_request_is_an_error(monkeypatch: pytest.
     monkeypatch.setattr(STEP, "block_size", 32)
     monkeypatch.setattr(STEP, "prompts", {3: prompt})
     with pytest.raises(UnsupportedServer, match="expected 1 more requests"):
-        ArrangedAttention().forward(None, tokens, tokens, tokens, torch.zeros(2, 1, 32, 16), metadata, tokens)
+        ArrangedAttentionImpl().forward(None, tokens, tokens, tokens, torch.zeros(2, 1, 32, 16), metadata, tokens)

@@ -43,7 +43,7 @@ STEP = Step()
 
 
 @dataclass(frozen=True)
-class _Prompt:
+class _ArrangedPrompt:
     """One row of a batch whose tokens are arranged in this step."""
 
     queries: slice  # its tokens, among those of the batch
@@ -59,7 +59,7 @@ class _Prompt:
 class _Batch:
     """What a batch consists of, found once for all layers of a step."""
 
-    prompts: Sequence[_Prompt] = ()  # those that are arranged; without any, the batch is the parent's as it is
+    prompts: Sequence[_ArrangedPrompt] = ()  # those that are arranged; without any, the batch is the parent's as it is
     others: Any = None  # the tokens of all others
     metadata: Any = None  # vLLM's, of these requests
 
@@ -109,7 +109,7 @@ def _find_prompts(metadata: Any, kernel_block: int, device: torch.device) -> _Ba
             arrangement = prompt.arrangement
             sequences = another and Sequences.of(arrangement.rows_from(computed, length), length, another)
             turns = _turns_to(arrangement.positions, length)
-            prompts.append(_Prompt(slice(start, stop), computed, row, arrangement, turns, sequences))
+            prompts.append(_ArrangedPrompt(slice(start, stop), computed, row, arrangement, turns, sequences))
     if missing:
         raise UnsupportedServer(f"expected {len(missing)} more requests with documents in a batch of vLLM, got none")
     batch = _Batch(prompts, slice(None) if others else None, metadata)
@@ -135,7 +135,7 @@ def _turns_to(positions: Sequence[int], length: int) -> torch.Tensor | None:
     return (turns[moved] / turns[:length])[:, None].to(torch.complex64)
 
 
-class ArrangedAttention:
+class ArrangedAttentionImpl:
     """What a subclass of an implementation of vLLM's attention adds to it."""
 
     _places: tuple[torch.Tensor, ...] | None = None

@@ -116,7 +116,7 @@ class Completion:
             self.finish_reason = "length" if finish_reason == "length" else "stop"
 
 
-class Engine(ABC):
+class VLLMEngine(ABC):
     """A vLLM. Safe for threads."""
 
     facts: ServerFacts  # what it serves
@@ -136,7 +136,7 @@ class Engine(ABC):
         """
 
 
-class HTTPEngine(Engine):
+class HTTPEngine(VLLMEngine):
     """A server, over its completions API; see `VLLMBackend` for the arguments."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 600.0) -> None:
@@ -157,12 +157,12 @@ class HTTPEngine(Engine):
             ) from error
 
     def check_ready(self) -> None:
-        """Ask whether it is up; see `Engine`."""
+        """Ask whether it is up; see `VLLMEngine`."""
         with self._errors():
             self._client.with_options(timeout=_CHECK_SECONDS).get(self.url + "/health", cast_to=object)
 
     def complete(self, requests: Sequence[EngineRequest], stopped: Stopped | None = None) -> list[list[Completion]]:
-        """Run requests at the same time; see `Engine`."""
+        """Run requests at the same time; see `VLLMEngine`."""
         with ThreadPoolExecutor(min(len(requests), _MOST_AT_ONCE) or 1) as pool:
             return list(pool.map(lambda each: self._complete(each, stopped), requests))
 

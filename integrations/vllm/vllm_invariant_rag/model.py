@@ -26,7 +26,7 @@ from invariant_rag.models.loading import load_config, load_tokenizer, model_loca
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from vllm_invariant_rag.arranged_prompt import ArrangedPrompt, check_method
-from vllm_invariant_rag.engines import Engine, EngineRequest, HTTPEngine
+from vllm_invariant_rag.engines import EngineRequest, HTTPEngine, VLLMEngine
 from vllm_invariant_rag.errors import UnsupportedServer
 from vllm_invariant_rag.sampling import sampling_of
 
@@ -57,7 +57,7 @@ class VLLMBackend(InvariantModel):
             Or an `InvariantModel`, for its tokenizer and its choices.
         url: Address of a vLLM server, such as `http://127.0.0.1:8000`.
         llm: Or a `vllm.LLM` in this process.
-        engine: Or another `Engine`.
+        engine: Or another `VLLMEngine`.
         tenant: Whose documents these are. Tenants share no keys and values.
         api_key: The server's key.
         timeout: Seconds until a request to the server fails.
@@ -72,7 +72,7 @@ class VLLMBackend(InvariantModel):
         VLLMError: The server cannot be reached.
     """
 
-    _engine: Engine
+    _engine: VLLMEngine
     _tenant: str
     _headers: Mapping[str, str]
 
@@ -85,7 +85,7 @@ class VLLMBackend(InvariantModel):
         *,
         url: str | None = None,
         llm: LLM | None = None,
-        engine: Engine | None = None,
+        engine: VLLMEngine | None = None,
         tenant: str = "",
         api_key: str | None = None,
         timeout: float = 600.0,
