@@ -7,6 +7,8 @@ import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,21 +47,18 @@ def build(request):
     """Build a retriever of either kind over a corpus."""
     if request.param == "bm25":
         return BM25Retriever
-    embedder = Remembering(request.getfixturevalue("minilm"))
+    embedder = remembering(request.getfixturevalue("minilm"))
     return lambda segments: FaissRetriever(segments, embedder)
 
 
-class Remembering:
+def remembering(embedder):
     """The real embedder, which embeds every question once: many tests ask the same ones."""
 
-    def __init__(self, embedder):
-        self.encode_document, self._encode_query, self._known = embedder.encode_document, embedder.encode_query, {}
+    @cache
+    def encode(text):
+        return embedder.encode_query([text], show_progress_bar=False)
 
-    def encode_query(self, texts, /, *, show_progress_bar):
-        (text,) = texts
-        if text not in self._known:
-            self._known[text] = self._encode_query(texts, show_progress_bar=show_progress_bar)
-        return self._known[text]
+    return SimpleNamespace(encode_document=embedder.encode_document, encode_query=lambda texts, **_: encode(*texts))
 
 
 class Flat:
