@@ -199,6 +199,8 @@ def test_chunks_without_a_word_of_the_query_score_zero_and_come_last():
     assert [each.score for each in BM25Retriever([Segment(""), Segment("...")]).retrieve("castle", 2)] == [0.0, 0.0]
 
 
+# --- from documents to cited answers ---
+
 QUESTION = "Who built the mill of Brenn?"
 
 
