@@ -18,9 +18,6 @@ from invariant_rag.audit.result import Comparison, worst_slot
 from invariant_rag.segments import Segment
 from tests.audit.known import first, last, listening, noisy, records, symmetric, where_first
 
-# The outcome, and what to do
-
-
 MATTERS, DOES_NOT, UNKNOWN = "order matters", "order does not matter", "cannot tell yet"
 ALIKE = "Look at the call first, below: every answer was the same, 'Ann'"
 
