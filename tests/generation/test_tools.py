@@ -234,7 +234,6 @@ def test_calls_and_their_ids_ignore_the_order_of_segments_and_the_next_turn_has_
     [
         (TOOLS, "find", "choose from 'auto', 'none', 'required', 'any', 'search'"),
         ([], "required", "got none"),
-        ([NOW, NOW], "auto", "distinct names"),
         ([{"function": {"name": "a b"}}], "auto", "of up to 128 letters"),
         ([{}], "auto", "expected a Tool"),
         ([3], "auto", "expected a Tool"),
