@@ -200,16 +200,13 @@ def test_requests_with_other_schemas_are_not_mixed(model):
     assert set(sizes) == {1}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"num_return_sequences": 2}, {"generation_config": GenerationConfig(do_sample=True, num_return_sequences=2)}, {}],
-)
-def test_several_answers_to_one_prompt_are_refused(options):
-    model = tiny_model("llama", num_hidden_layers=1)
-    if not options:
-        model.generation_config.num_return_sequences = 2
-    with pytest.raises(InvalidChoice, match="num_return_sequences"):
-        MicroBatcher().generate(InvariantModel(model), PROMPTS[0], options)
+def test_several_answers_to_one_prompt_are_refused():
+    model, two = tiny_model("llama", num_hidden_layers=1), {"num_return_sequences": 2}
+    for options in (two, {"generation_config": GenerationConfig(do_sample=True, **two)}, {}):
+        if not options:
+            model.generation_config.num_return_sequences = 2
+        with pytest.raises(InvalidChoice, match="num_return_sequences"):
+            MicroBatcher().generate(InvariantModel(model), PROMPTS[0], options)
 
 
 def test_a_copy_begins_with_an_empty_queue(llama):
