@@ -126,20 +126,3 @@ def test_files_that_are_exchanged_or_mutated_change_no_answer(rounds, tmp_path):
                     path.write_bytes(mutated(path.read_bytes(), source))
         found = [lm.with_cache(KeyValueCache(folder=folder)).logits(prompt) for lm, prompt in asked]
         assert all(map(torch.equal, found, expected))
-
-
-@pytest.mark.rounds(40)
-@pytest.mark.parametrize("room", [0, 3000])
-def test_an_entry_that_a_dead_writer_left_unfinished_takes_no_room(room, rounds, tmp_path):
-    for number, source in enumerate(rounds()):
-        folder = tmp_path / str(number)
-        cache = KeyValueCache(0, folder=folder, max_disk_bytes=room)
-        for _ in range(5):
-            left = folder / f"invariant-rag-{source.randbytes(16).hex()}.unfinished"
-            left.write_bytes(source.randbytes(source.randrange(5000)))
-            cache.put(source.choice("abc"), [(torch.ones(1, 20, 2), torch.ones(1, 20, 2))])
-            if room:
-                assert not left.exists()
-                assert sum(path.stat().st_size for path in folder.iterdir()) <= room
-        cache.clear()
-        assert not [path for path in folder.iterdir() if path.suffix != ".lock"]
