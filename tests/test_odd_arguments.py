@@ -3,6 +3,7 @@
 import random
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -78,24 +79,16 @@ def table(model, tmp_path_factory):
         called = {"role": "assistant", "content": "", "tool_calls": tool_calls}
         return model.chat_prompt(messages=[called, {"role": role, "content": content, **fields}])
 
-    def generate(**options):
-        return model.generate(prompt, max_new_tokens=1, **options)
-
-    def sampled(**options):
-        return model.generate(prompt, max_new_tokens=1, do_sample=True, **options)
-
     def with_method(method, **choices):
         return model.with_method(method, **choices).generate(prompt, max_new_tokens=1)
 
     def ensemble(kind):
         return lambda **given: kind(**{"lm": model, **given}).score(prompt, ["a"])
 
-    def scaling(**given):
-        return with_method("sequential", intervention=HiddenScaling(**given))
+    def intervention(kind, **fixed):
+        return lambda **given: with_method("sequential", intervention=kind(**fixed, **given))
 
-    def ms_poe(**given):
-        return with_method("sequential", intervention=MsPoE(first_layer=1, **given))
-
+    once = partial(model.generate, prompt, max_new_tokens=1)
     return {
         "InvariantModel": (ir.InvariantModel, args(model=model.model, tokenizer=model.tokenizer, cache=None)),
         "choices": (model.with_method, args(method="rotor", ordering="lexical", backend="auto", overflow="error")),
@@ -120,14 +113,14 @@ def table(model, tmp_path_factory):
         "arranged": (lambda prompts: model.arranged(prompts).__enter__(), args(prompts=["x"])),
         "generate": (model.generate, args(prompt=prompt, max_new_tokens=1, seed=1)),
         "stream": (lambda **given: list(model.stream(**given)), args(prompt=prompt, max_new_tokens=1, seed=1)),
-        "options": (generate, dict.fromkeys((
+        "options": (once, dict.fromkeys((
             "assistant_early_exit", "bad_words_ids", "bos_token_id", "constraints", "custom_generate",
             "disable_compile", "dola_layers", "early_stopping", "eos_token_id", "exponential_decay_length_penalty",
             "force_words_ids", "forced_eos_token_id", "generation_config", "guidance_scale", "is_assistant",
             "logits_processor", "num_beam_groups", "output_hidden_states", "pad_token_id", "penalty_alpha",
-            "prefill_chunk_size", "sequence_bias", "stop_strings", "suppress_tokens", "synced_gpus", "token_healing",
-            "trust_remote_code", "use_cache", "watermarking_config"))),
-        "sampling": (sampled, dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"))),
+            "prefill_chunk_size", "sequence_bias", "stop_strings", "suppress_tokens", "synced_gpus",
+            "token_healing", "trust_remote_code", "use_cache", "watermarking_config"))),
+        "sampling": (partial(once, do_sample=True), args(temperature=1.0, top_k=9, top_p=1.0, min_p=0.1, typical_p=1.0)),
         "Segment": (lambda **given: parts_of(ir.Segment(**given)), args(
             text="", title=None, metadata={}, score=None, token_ids=None)),
         "Segment.of": (ir.Segment.of, args(value="a")),
@@ -152,12 +145,12 @@ def table(model, tmp_path_factory):
         "CrossEncoder": (CrossEncoder, args(model="x", batch_size=1, device=None)),
         "Embedding": (Embedding, args(model="x", batch_size=1, device=None)),
         "APE": (lambda **given: with_method(APE(**given)), args(temperature=0.9, scale=0.9)),
-        "HiddenScaling": (scaling, args(
+        "HiddenScaling": (intervention(HiddenScaling), args(
             dimensions=1, factor=0.5, layers=[0], last_tokens=1, skip_first=0, scale_values=False)),
         "HiddenScaling.published": (HiddenScaling.published, args(model="x")),
         "HiddenScaling.load": (HiddenScaling.load, args(path=folder / "none")),
         "HiddenScaling.save": (HiddenScaling(1, 0.5, [0]).save, args(path=folder / "scaling.json")),
-        "MsPoE": (ms_poe, args(smallest=1.2, largest=1.8, threshold=3.0)),
+        "MsPoE": (intervention(MsPoE, first_layer=1), args(smallest=1.2, largest=1.8, threshold=3.0)),
         "search_dimension": (search_dimension, args(model=model.model, examples=[], texts=[], keep=1, factors=[0.5])),
         "RingAverage": (ensemble(ir.RingAverage), args(lm=model, cuts=1)),
         "permutations": (ensemble(ir.PermutationAverage), args(lm=model, count=1, permutations="rotations", seed=0)),

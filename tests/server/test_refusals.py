@@ -83,6 +83,7 @@ CASES = {
     "max_tokens": (CHAT, chat(max_tokens=3001), 400, "max_tokens", "at most 3000"),
     "penalty": (CHAT, chat(frequency_penalty=3.0), 400, "frequency_penalty", "less than or equal to 2"),
     "bias": (CHAT, chat(logit_bias={"1000000": 5}), 400, "logit_bias", "expected token ids from 0 to"),
+    "negative bias": (CHAT, chat(logit_bias={"-1": 5}), 400, "logit_bias", "expected token ids from 0 to"),
     "top": (CHAT, chat(top_logprobs=5), 400, "top_logprobs", "with logprobs only"),
     "stop": (CHAT, chat(stop=["x" * 1001]), 400, "stop", "stop: expected texts of at most 1000"),
     "seed": (CHAT, chat(seed=1 << 64), 400, "seed", f"{-(1 << 63)} to {LAST_SEED}"),
