@@ -120,7 +120,7 @@ def table(model, tmp_path_factory):
             "logits_processor", "num_beam_groups", "output_hidden_states", "pad_token_id", "penalty_alpha",
             "prefill_chunk_size", "sequence_bias", "stop_strings", "suppress_tokens", "synced_gpus",
             "token_healing", "trust_remote_code", "use_cache", "watermarking_config"))),
-        "sampling": (partial(once, do_sample=True), args(temperature=1.0, top_k=9, top_p=1.0, min_p=0.1, typical_p=1.0)),
+        "sampling": (partial(once, do_sample=True), args(temperature=1.0, top_k=9, top_p=1.0, min_p=0.1, typical_p=1)),
         "Segment": (lambda **given: parts_of(ir.Segment(**given)), args(
             text="", title=None, metadata={}, score=None, token_ids=None)),
         "Segment.of": (ir.Segment.of, args(value="a")),

@@ -42,21 +42,7 @@ def of_another_format(source):
     return source.choice([*formats, source.randbytes(300)])
 
 
-@pytest.mark.rounds(300)
-def test_a_mutated_entry_is_served_as_it_was_or_not_at_all(rounds, tmp_path):
-    path = tmp_path / "invariant-rag-x.safetensors"
-    for source in rounds():
-        stored = entry(source)
-        path.write_bytes(mutated(write_entry(stored, path.name), source))
-        try:
-            served = read_entry(path)
-        except DamagedEntry as error:
-            assert path.name in str(error)  # noqa: PT017
-        else:
-            assert content(served) == content(stored)
-
-
-@pytest.mark.rounds(30)
+@pytest.mark.rounds(100)
 def test_whatever_happens_to_a_folder_every_key_gives_its_own_entry_or_none(rounds, tmp_path, ignored_size_signal):
     for number, source in enumerate(rounds()):
         treat(tmp_path / str(number), source)
