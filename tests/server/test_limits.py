@@ -45,15 +45,13 @@ def limited(model):
         yield http
 
 
-@pytest.mark.parametrize(
-    "headers", [{}, bearer("key-of-ad"), bearer("key-of-ada2"), {"Authorization": "Basic key-of-ada"}]
-)
-def test_without_a_valid_key_nothing_is_answered(headers, limited):
-    for path in (CHAT, "/v1/completions", "/tokenize"):
-        response = limited.post(path, json=body(), headers=headers)
-        assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
-        assert response.headers["www-authenticate"] == "Bearer"
-    assert [limited.get(path, headers=headers).status_code for path in ("/metrics", "/health")] == [401, 200]
+def test_without_a_valid_key_nothing_is_answered(limited):
+    for headers in ({}, bearer("key-of-ad"), bearer("key-of-ada2"), {"Authorization": "Basic key-of-ada"}):
+        for path in (CHAT, "/v1/completions", "/tokenize"):
+            response = limited.post(path, json=body(), headers=headers)
+            assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key"), headers
+            assert response.headers["www-authenticate"] == "Bearer"
+        assert [limited.get(path, headers=headers).status_code for path in ("/metrics", "/health")] == [401, 200]
 
 
 def test_a_tenant_learns_nothing_of_what_another_has_asked_nor_a_worker_a_key(limited):
