@@ -57,17 +57,17 @@ def forget_outside(texts: Iterable[str]) -> None:
 
 
 @dataclass(eq=False)
-class _Run:
-    parent: _Run | None
+class _ChainRun:
+    parent: _ChainRun | None
     query: str | None  # of a retriever
     outside: Outside | None  # of a root
-    noted: list[tuple[_Run, Retrieval]] = field(default_factory=list)  # in a root: with the run that retrieved it
+    noted: list[tuple[_ChainRun, Retrieval]] = field(default_factory=list)  # in a root: with the run that retrieved it
     slots: dict[str, None] = field(default_factory=dict)  # in a root
     is_asked: bool = False  # whether a model was called in this root
     ended: bool = False
 
     @property
-    def path(self) -> list[_Run]:
+    def path(self) -> list[_ChainRun]:
         path = [self]
         while path[-1].parent is not None:
             path.append(path[-1].parent)
@@ -78,21 +78,21 @@ class RunRetrievals:
     """Retrievals and slots by run, in trees of calls: known within one root run, and gone with it. Safe for threads."""
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[Hashable, _Run] = OrderedDict()
+        self._runs: OrderedDict[Hashable, _ChainRun] = OrderedDict()
         self._lock = Lock()
 
     def start(self, run: Hashable, parent: Hashable | None = None, *, query: str | None = None) -> None:
         """Note that a run began, and what a retriever is asked. It is a root run if nothing is known of its parent."""
         with self._lock:
             above = self._runs.get(parent) if parent is not None and parent != run else None
-            self._runs[run] = _Run(above, query, _OUTSIDE.get() if above is None else None)
+            self._runs[run] = _ChainRun(above, query, _OUTSIDE.get() if above is None else None)
             while len(self._runs) > _MOST_RUNS:  # runs that never ended, such as abandoned generators
                 self._runs.popitem(last=False)[1].ended = True
 
     def end(self, run: Hashable, *, failed: bool = False) -> None:
         """Note that a run ended. What a root run retrieved for no model is then known outside of it."""
         with self._lock:
-            own = self._runs.pop(run, None) or _Run(None, None, None)
+            own = self._runs.pop(run, None) or _ChainRun(None, None, None)
             own.ended = True
             if own.outside is not None and own.noted and not failed:
                 own.outside.retrievals = [] if own.is_asked else [each for _, each in own.noted]
@@ -127,7 +127,7 @@ class RunRetrievals:
             inside = any(each.query is not None for each in own.path)
             return [replace(each, one_by_one=inside) for _, each in root.noted], list(root.slots)
 
-    def _find(self, run: Hashable | None) -> tuple[_Run | None, _Run | None]:
+    def _find(self, run: Hashable | None) -> tuple[_ChainRun | None, _ChainRun | None]:
         own = self._runs.get(run)
         root = None if own is None else own.path[-1]
         return own, None if root is None or root.ended else root

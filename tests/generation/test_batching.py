@@ -1,20 +1,17 @@
 """Prompts of several threads: decoded together, answered as each alone."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import random
-import time
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial, wraps
 from threading import Event
+from time import sleep
 
 import pytest
 import torch
 from transformers import GenerationConfig, StoppingCriteria
-from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag import Generation, InvariantModel, KeyValueCache, MicroBatcher, Prompt
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
@@ -43,25 +40,44 @@ def batch_sizes(model):
         hook.remove()
 
 
+class Noting(StoppingCriteria):
+    """Calls a function at each token, in the thread that holds the model."""
+
+    def __init__(self, note):
+        self._note = note
+
+    def __call__(self, input_ids, scores, **_):
+        self._note()
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def until_waiting(batcher, count=1):
+    while len(batcher.waiting) < count:
+        sleep(0.001)
+
+
 @contextmanager
 def halted(batcher):
-    """Hold the turn, and let the block wait until so many requests are in the queue."""
-
-    def until(count):
-        while len(batcher.waiting) < count:
-            time.sleep(0.001)
-
-    with batcher._generate_lock:
-        yield until
+    """Let the block add requests to the queue while a first one, which nobody goes before, does not end."""
+    begun, go = Event(), Event()
+    holding = Noting(lambda: (begun.set(), go.wait(60)))
+    lm, options = InvariantModel(tiny_model("llama")), {"max_new_tokens": 1, "stopping_criteria": [holding]}
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(batcher.generate, lm, PROMPTS[0], options)
+        begun.wait(60)
+        try:
+            yield
+        finally:
+            go.set()
 
 
 def waiting(batcher, pool, lms, prompts):
     """Start a call for each prompt while it is somebody else's turn, and return once all of them wait."""
-    with halted(batcher) as until:
-        calls = []
+    calls = []
+    with halted(batcher):
         for lm, prompt in zip(lms, prompts, strict=True):
             calls.append(pool.submit(batcher.generate, lm, prompt, OPTIONS, batch_size=4))
-            until(len(calls))
+            until_waiting(batcher, len(calls))
     return calls
 
 
@@ -71,11 +87,9 @@ def test_prompts_that_wait_are_decoded_together_and_answered_as_each_alone(metho
     alone = [lm.generate(prompt, **OPTIONS) for prompt in PROMPTS]
     with ThreadPoolExecutor(5) as pool, batch_sizes(llama) as sizes:
         found = [call.result() for call in waiting(batcher, pool, [lm] * 5, PROMPTS)]
-    assert [(each.token_ids, each.order, each.usage) for each in found] == [
-        (each.token_ids, each.order, each.usage) for each in alone
-    ]
     bound = rounding(lm.generate, PROMPTS, **OPTIONS)
     for one, other in zip(found, alone, strict=True):
+        assert (one.token_ids, one.order, one.usage) == (other.token_ids, other.order, other.usage)
         assert one.logprobs == pytest.approx(other.logprobs, abs=bound)
     assert sorted(set(sizes)) == [1, 4]
 
@@ -122,11 +136,7 @@ def test_an_interrupt_reaches_everybody_and_is_not_tried_again(llama):
 
 @pytest.mark.parametrize(
     "more",
-    [
-        {},
-        {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
-        {"repetition_penalty": 2.0, "top_k": 0},
-    ],
+    [{}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01}, {"repetition_penalty": 2.0, "top_k": 0}],
     ids=str,
 )
 def test_sampled_answers_of_a_batch_are_those_of_each_prompt_alone(more, llama):
@@ -184,31 +194,26 @@ def test_a_stream_of_what_is_known_at_the_end_is_the_answer(model):
         assert stream.generation is not None
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({"max_new_tokens": 3}, {"max_new_tokens": 6}),
-        ({"do_sample": True, "seed": 1, "temperature": 0.1}, {"do_sample": True, "seed": 1, "temperature": 5.0}),
-        ({"do_sample": True, "seed": 1}, {}),
-        ({}, {"repetition_penalty": 9.0}),
-        ({"eos_token_id": torch.tensor([1, 2])}, {"eos_token_id": torch.tensor([1, 3])}),  # which have no truth
-        ({"do_sample": True, "seed": 1, "typical_p": 0.5}, {"do_sample": True, "seed": 2, "typical_p": 0.5}),
-    ],
-    ids=str,
-)
-def test_requests_with_other_options_are_not_mixed(one, other, llama):
-    lm, calls = InvariantModel(llama), [(PROMPTS[0], {**OPTIONS, **each}) for each in (one, other)]
-    with batch_sizes(llama) as sizes:
-        found = MicroBatcher().generate_all(lm, calls)
-    assert [each.token_ids for each in found] == [lm.generate(prompt, **each).token_ids for prompt, each in calls]
-    assert set(sizes) == {1}
+OTHER_OPTIONS = [
+    ({"max_new_tokens": 3}, {"max_new_tokens": 6}),
+    ({"do_sample": True, "seed": 1, "temperature": 0.1}, {"do_sample": True, "seed": 1, "temperature": 5.0}),
+    ({"do_sample": True, "seed": 1}, {}),
+    ({}, {"repetition_penalty": 9.0}),
+    ({"eos_token_id": torch.tensor([1, 2])}, {"eos_token_id": torch.tensor([1, 3])}),  # which have no truth
+    ({"do_sample": True, "seed": 1, "typical_p": 0.5}, {"do_sample": True, "seed": 2, "typical_p": 0.5}),
+]
 
 
-def test_requests_with_other_schemas_are_not_mixed(model):
-    other = {**options_of_an_object(model, 1), **constrain(model, {"enum": ["a"]}, max_new_tokens=80)}
-    with batch_sizes(model.model) as sizes:
-        MicroBatcher().generate_all(model, [(TEXTS[0], options_of_an_object(model, 0)), (TEXTS[0], other)])
-    assert set(sizes) == {1}
+def test_requests_with_other_options_or_schemas_are_not_mixed(model):
+    of_an_object = options_of_an_object(model, 1)
+    schemas = (of_an_object, {**of_an_object, **constrain(model, {"enum": ["a"]}, max_new_tokens=80)})
+    for pair in (*OTHER_OPTIONS, schemas):
+        calls = [(TEXTS[0], {**OPTIONS, **each}) for each in pair]
+        alone = [model.generate(prompt, **options).token_ids for prompt, options in copy.deepcopy(calls)]
+        with batch_sizes(model.model) as sizes:
+            found = MicroBatcher().generate_all(model, calls)
+        assert [each.token_ids for each in found] == alone
+        assert set(sizes) == {1}
 
 
 @pytest.mark.parametrize(
@@ -227,24 +232,29 @@ def test_a_copy_begins_with_an_empty_queue(llama):
     batcher = MicroBatcher()
     with halted(batcher):
         copied = pickle.loads(pickle.dumps(batcher))
-        answer = copied.generate(InvariantModel(llama), PROMPTS[0], OPTIONS)  # nobody holds the copy's turn
+        answer = copied.generate(InvariantModel(llama), PROMPTS[0], OPTIONS)  # nobody holds its turn
     assert len(answer.token_ids) == OPTIONS["max_new_tokens"]
 
 
-def test_an_abandoned_row_ends_and_the_others_go_on(model):
-    batcher, gone, options = MicroBatcher(), Event(), {"max_new_tokens": 24}
-    with ThreadPoolExecutor(2) as pool:
-        with halted(batcher) as until:
+def test_an_abandoned_row_ends_what_is_abandoned_in_the_queue_is_not_begun_and_others_go_on(model):
+    batcher, gone, never, options = MicroBatcher(), Event(), Event(), {"max_new_tokens": 24}
+    with ThreadPoolExecutor(3) as pool, batch_sizes(model.model) as sizes:
+        with halted(batcher):
             stream = batcher.stream(model, TEXTS[0], options, abandoned=gone)
             begun = pool.submit(next, stream)
             kept = pool.submit(batcher.generate, model, TEXTS[1], options)
-            until(2)
+            waits = pool.submit(batcher.generate, model, TEXTS[2], options, abandoned=never)
+            until_waiting(batcher, 3)
+            never.set()
         begun.result()
         gone.set()
-        with pytest.raises(CancelledError):
-            list(stream)
-        assert kept.result().token_ids == model.generate(TEXTS[1], **options).token_ids
+        for abandoned in (waits.result, partial(list, stream)):
+            with pytest.raises(CancelledError):
+                abandoned()
+        kept = kept.result().token_ids
+    assert kept == model.generate(TEXTS[1], **options).token_ids
     assert stream.generation is None
+    assert set(sizes) == {2}
 
 
 def test_closing_a_stream_ends_its_row_and_abandons_nothing_else(model):
@@ -262,31 +272,6 @@ def test_closing_a_stream_ends_its_row_and_abandons_nothing_else(model):
         next(alone)
         alone.close()
     assert len(sizes) < 900, "the model rests"
-
-
-def test_a_prompt_that_is_abandoned_while_it_waits_is_not_begun(llama):
-    batcher, gone, lm = MicroBatcher(), Event(), InvariantModel(llama)
-    with ThreadPoolExecutor(1) as pool, batch_sizes(llama) as sizes:
-        with halted(batcher) as until:
-            waits = pool.submit(batcher.generate, lm, PROMPTS[0], OPTIONS, abandoned=gone)
-            until(1)
-            gone.set()
-        with pytest.raises(CancelledError):
-            waits.result()
-    assert not sizes
-
-
-class Watch(BaseStreamer):
-    """Sets an event once the first token is there."""
-
-    def __init__(self):
-        self.began = Event()
-
-    def put(self, value):
-        self.began.set()
-
-    def end(self):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -311,34 +296,22 @@ def test_who_need_not_wait_runs_between_two_steps_and_changes_nothing(other, met
         tokens.append(number)
         if tokens == [0]:
             second.append(pool.submit(run, 1))
-            while not batcher.waiting:
-                time.sleep(0.001)
+            until_waiting(batcher)
 
     with ThreadPoolExecutor(1) as pool:
         assert [run(0).token_ids, second[0].result().token_ids] == alone
     assert (tokens.count(1), tokens[-1]) == (lengths[1], 0)
 
 
-class Noting(StoppingCriteria):
-    """Calls a function at each token, in the thread that holds the model."""
-
-    def __init__(self, note):
-        self._note = note
-
-    def __call__(self, input_ids, scores, **_):
-        self._note()
-        return torch.zeros(len(input_ids), dtype=torch.bool)
-
-
 def test_who_need_not_wait_runs_before_a_batch_that_begins_whoever_gets_the_turn(llama):
     lm, batcher = InvariantModel(llama), MicroBatcher()
     for _ in range(6):
         tokens: list[str] = []
-        with ThreadPoolExecutor(2) as pool, halted(batcher) as until:
+        with ThreadPoolExecutor(2) as pool, halted(batcher):
             for count, (name, length) in enumerate({"long": 8, "short": 2}.items(), 1):
                 options = {"max_new_tokens": length, "stopping_criteria": [Noting(partial(tokens.append, name))]}
                 pool.submit(batcher.generate, lm, PROMPTS[0], options)
-                until(count)
+                until_waiting(batcher, count)
         assert tokens == ["short"] * 2 + ["long"] * 8
 
 
@@ -357,8 +330,7 @@ def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(backend, tenant,
         if len(passes) == 2:
             mine = {**OPTIONS, "stopping_criteria": [Noting(lambda: at_token.append(len(passes)))]}
             others.append(pool.submit(batcher.generate, lms[1], PROMPTS[0], mine))
-            while not batcher.waiting:
-                time.sleep(0.001)
+            until_waiting(batcher)
         return forward(*given, **options)
 
     monkeypatch.setattr(type(llama), "forward", counted)  # with a hook, nothing would be cached
@@ -370,12 +342,12 @@ def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(backend, tenant,
 
 
 def test_what_draws_between_two_steps_takes_nothing_from_the_draws_of_the_batch(llama):
-    lm, watch, batcher = InvariantModel(llama), Watch(), MicroBatcher()
+    lm, began, batcher = InvariantModel(llama), Event(), MicroBatcher()
     options = {"max_new_tokens": 60, "eos_token_id": [], "do_sample": True, "typical_p": 0.9}  # from the global state
-    alone = lm.generate(PROMPTS[0], seed=3, **options).token_ids
+    alone, watch = lm.generate(PROMPTS[0], seed=3, **options).token_ids, Noting(began.set)
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(batcher.generate, lm, PROMPTS[0], {**options, "seed": 3, "streamer": watch})
-        watch.began.wait(10)
+        first = pool.submit(batcher.generate, lm, PROMPTS[0], {**options, "seed": 3, "stopping_criteria": [watch]})
+        began.wait(10)
         batcher.generate(lm, PROMPTS[1], {**options, "max_new_tokens": 12})
         assert not first.done()
         assert first.result().token_ids == alone

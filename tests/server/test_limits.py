@@ -26,7 +26,7 @@ from invariant_rag import KeyValueCache
 from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.admission import FairQueue, Shares
-from invariant_rag.server.logs import JsonLines, RateLimit
+from invariant_rag.server.logs import JsonLines, LogLimit
 from tests.server.conftest import CHAT, FLAGS, bearer, body, client_of, leaving, metric, served, wait_until
 
 ADA, IVO, OPERATOR = bearer("key-of-ada"), bearer("key-of-ivo"), bearer("key-of-operator")
@@ -151,7 +151,7 @@ def test_spans_belong_to_the_trace_of_the_client(embedded):
 
 
 def test_every_line_is_json_and_what_comes_again_and_again_is_counted():
-    stream, limit = StringIO(), RateLimit()
+    stream, limit = StringIO(), LogLimit()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
     handler.addFilter(limit)
