@@ -38,7 +38,7 @@ CONTEXT_NAMES = tuple(
 _EMPTY_NAMES = ("chat_history", "history", "agent_scratchpad", "intermediate_steps")
 _MARKED_TEXT_MODELS = (  # what `canonical` and `vote` return: they order the segments marked in their text
     ("langchain_invariant_rag.api_models", "CanonicalChatModel", "WrappedRunnable"),
-    ("llama_index.llms.invariant_rag.canonical", "CanonicalLLM"),
+    ("llama_index.llms.invariant_rag.api_models", "CanonicalLLM"),
 )
 
 

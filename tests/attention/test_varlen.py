@@ -86,12 +86,12 @@ def _assert_by_reference(found, arrangements, padding, call):
     ("method", "kernel"), [*((method, Dense()) for method in METHODS), ("rotor", Grouped()), ("pine", Grouped())]
 )
 def test_a_padded_batch_gets_what_each_prompt_gets_by_the_reference(method, kernel):
-    """Also the last text alone, and with sinks."""
+    """Also the last queries alone, and with sinks. PINE ranks for all tokens of a segment."""
     chance = random.Random(method)
-    cases = [(1, {}), (3, {})]
-    if method == "rotor":
-        cases.append((3, {"num_queries": 1, "sinks": torch.randn(HEADS)}))
-    for size, options in cases:
+    last = (
+        [] if method in ("pine", "pine-reverse") else [{"num_queries": n, "sinks": torch.randn(HEADS)} for n in (1, 3)]
+    )
+    for size, options in ((1, {}), *((3, each) for each in ({}, *last))):
         arrangements = [_arrangement(method, chance) for _ in range(size)]
         padding, call = _batch(arrangements, **options)
         _assert_by_reference(Varlen(kernel).batch(arrangements, padding, call, {}), arrangements, padding, call)
@@ -167,13 +167,10 @@ def test_the_operators_of_a_layer_do_not_grow_with_segments_or_prompts(method, d
 
 def test_the_test_above_sees_what_waits_for_the_device():
     numbers = torch.ones(3)
-    with _Operators() as operators:
-        torch.equal(numbers, numbers)
-        numbers.sum().item()
-        numbers.tolist()
-        numbers.nonzero()
-        torch.tensor([1, 2])
-    for part in ("equal", "_local_scalar_dense", "nonzero", "lift_fresh"):
+    waiting = (lambda: torch.equal(numbers, numbers), numbers.sum().item, numbers.nonzero, lambda: torch.tensor([1, 2]))
+    for part, call in zip(("equal", "_local_scalar_dense", "nonzero", "lift_fresh"), waiting, strict=True):
+        with _Operators() as operators:
+            call()
         assert any(part in name for name in operators.calls)
 
 
