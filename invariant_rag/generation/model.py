@@ -25,11 +25,11 @@ from invariant_rag.attention.probe import check_config
 from invariant_rag.checks import check_items, check_number, check_text, is_iterable
 from invariant_rag.errors import ImmutableModel, InvalidChoice, InvalidOption, InvalidPrompt, ModelNotFound
 from invariant_rag.generation.choices import Choices, check_before_loading, known_keywords, takes_choices
-from invariant_rag.generation.decode import decode, sample_rows, samples_rows
+from invariant_rag.generation.decode import RowSampler, decode, samples_rows
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.options import check_options, check_seed, generation_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.prefill import Prefiller, batch_caches, left_pad
+from invariant_rag.generation.prefill import Prefiller, batch_caches, padded
 from invariant_rag.generation.prepare import Overflow, PreparedPrompt, prepare
 from invariant_rag.generation.streaming import StopOnEvent, TextQueueStreamer, TextStream
 from invariant_rag.interventions import Intervention
@@ -296,7 +296,7 @@ class InvariantModel:
         if isinstance(seed, list | tuple):
             one_by_one = one_by_one or not samples_rows(kwargs, self.model)
             if not one_by_one:
-                kwargs, seed = sample_rows(kwargs, seed, self.model), None
+                kwargs, seed = {**kwargs, "watermarking_config": RowSampler(seed)}, 0  # transformers draws, too
         prepared = list(map(self.prepare_to_generate, prompts, repeat(max_new_tokens)))
         seeds = list(seed) if isinstance(seed, list | tuple) else [seed] * max(len(prepared), 1)
         batches = [[each] for each in prepared] if one_by_one and prepared else [prepared]
@@ -410,13 +410,15 @@ class InvariantModel:
         self, prepared: Sequence[PreparedPrompt], max_new_tokens: int, options: dict[str, Any]
     ) -> list[Generation]:
         prefiller = self.prefiller
-        ids, mask, padding, positions = left_pad(prepared, options["pad_token_id"], prefiller.device)
-        if positions is not None and takes_position_ids(prefiller.model):
-            options["position_ids"] = positions
+        lengths = [len(each.input_ids) for each in prepared]
+        padding = [max(lengths) - length for length in lengths]
+        ids = padded([each.input_ids for each in prepared], prefiller.device, options["pad_token_id"])
+        mask = padded([[1] * length for length in lengths], prefiller.device)
+        if takes_position_ids(prefiller.model) and not all(each.is_natural for each in prepared):
+            options["position_ids"] = padded([each.positions for each in prepared], prefiller.device)
         copies = max(options["num_beams"], options["num_return_sequences"])
         # The first forward pass of `generate` prefills one prompt after what its cache has of it, or several without a
         # cache; others are prefilled here.
-        lengths = list(map(len, map(attrgetter("input_ids"), prepared)))
         prefills = copies == 1 and (len(prepared) == 1 or (self.cache is None and prefiller.shares_prefill(lengths)))
         prefilled = prefiller.load_cached_prefixes(prepared) if prefills else prefiller.prefill(prepared)
         cache: Cache = batch_caches(list(map(attrgetter("cache"), prefilled)), padding, copies)

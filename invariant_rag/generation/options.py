@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
 from math import inf
@@ -12,13 +13,7 @@ from traceback import walk_tb
 from typing import Any
 
 import torch
-from transformers import (
-    GenerationConfig,
-    GenerationMixin,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StopStringCriteria,
-)
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
 from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.checks import SEEDS, check_number, check_real, is_iterable
@@ -232,15 +227,19 @@ def check_seed(seed: object) -> None:
             raise _unexpected("seed", f"a whole number from {least} to {most}", each)
 
 
-def as_refusal(error: Exception) -> Exception:
-    """Return what transformers' own code of generation refuses as `InvalidOption`; errors of callbacks as they are."""
-    if isinstance(error, InvariantRAGError | MemoryError | torch.OutOfMemoryError):
-        return error
-    modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)][1:]
-    within = next((at for at, name in enumerate(modules) if name.startswith("transformers.")), len(modules))
-    if within == len(modules) or not all(each.startswith(_REFUSING) for each in modules[within:]):
-        return error
-    return InvalidOption(f"expected keywords that transformers' generate takes; it says: {error}")
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raise what transformers' own code of generation refuses as `InvalidOption`; errors of callbacks as they are."""
+    try:
+        yield
+    except (InvariantRAGError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+        within = next((at for at, name in enumerate(modules) if name.startswith("transformers.")), len(modules))
+        if within == len(modules) or not all(each.startswith(_REFUSING) for each in modules[within:]):
+            raise
+        raise InvalidOption(f"expected keywords that transformers' generate takes; it says: {error}") from error
 
 
 @once_per_model

@@ -13,10 +13,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import natural_positions
@@ -209,11 +210,8 @@ class Prefiller:
 
     def logits(self, prepared: PreparedPrompt, keep: int) -> torch.Tensor:
         """Return the logits of at least the last `keep` tokens of a prompt `[tokens, vocabulary]`."""
-        if self.choices.cache is not None:
-            (prefix,) = self.load_cached_prefixes([prepared])
-            return self._continue(prepared, prefix, keep)
-        with self.arranged_attention([PromptState(prepared.arrangement)], last_text_only=True):
-            return self.forward(prepared, keep, use_cache=False)
+        (prefix,) = self.load_cached_prefixes([prepared])
+        return self._continue(prepared, prefix, keep)
 
     def forward(self, prepared: PreparedPrompt, keep: int, start: int = 0, **options: Any) -> torch.Tensor:
         """Run the model over a prompt from token `start` on; return logits of at least the last `keep` tokens."""
@@ -307,21 +305,17 @@ class Prefiller:
         The prefixes are padded on the left and what follows on the right. No token attends to what follows it.
         """
         padding = [max(starts) - start for start in starts]
-        rows = list(zip(prompts, starts, padding, strict=True))
-        count = max(len(each.input_ids) - start for each, start, _ in rows)
-        ids, positions, mask = [], [], []
-        for prompt, start, padded in rows:
-            missing = [0] * (count - len(prompt.input_ids) + start)
-            ids.append([*prompt.input_ids[start:], *missing])
-            positions.append([*prompt.positions[start:], *missing])
-            mask.append([0] * padded + [1] * (start + count))
+        rows = list(zip(prompts, starts, strict=True))
+        ids = padded([each.input_ids[start:] for each, start in rows], self.device, side="right")
+        positions = padded([each.positions[start:] for each, start in rows], self.device, side="right")
+        mask = [[0] * by + [1] * (start + ids.shape[1]) for by, start in zip(padding, starts, strict=True)]
         states = [replace(each.state, padding=by, scratch={}) for each, by in zip(prefixes, padding, strict=True)]
         cache = batch_caches([each.cache for each in prefixes], padding)
         with self.attention(states, is_whole=not any(starts)):
             self._run(ids, positions, torch.tensor(mask, device=self.device), cache=cache)
         results, layers = [], layers_of(cache)  # the batch, taken apart
-        for row, (prompt, _, padded) in enumerate(rows):
-            tokens = slice(padded, padded + len(prompt.input_ids))
+        for row, (prompt, by) in enumerate(zip(prompts, padding, strict=True)):
+            tokens = slice(by, by + len(prompt.input_ids))
             own = DynamicCache((keys[row, None, :, tokens], values[row, None, :, tokens]) for keys, values in layers)
             results.append(replace(prefixes[row], cache=own))
         return results
@@ -338,25 +332,12 @@ class Prefiller:
             return self._run(rows, positions, keep=None, cache=cache)
 
 
-def left_pad(
-    prompts: Sequence[PreparedPrompt], pad_token_id: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, list[int], torch.Tensor | None]:
-    """Left-pad prompts to the length of the longest.
-
-    Return input ids, mask, the number of padding tokens of each row, and rotary positions, each `[B, L]`; positions
-    are None if every row has 0, 1, 2... after the padding.
-    """
-    longest = max(map(len, map(attrgetter("input_ids"), prompts)))
-    ids, mask, positions, padding, is_natural = [], [], [], [], True
-    for prompt in prompts:
-        count = longest - len(prompt.input_ids)
-        padding.append(count)
-        ids.append([pad_token_id] * count + list(prompt.input_ids))
-        mask.append([0] * count + [1] * len(prompt.input_ids))
-        positions.append([0] * count + list(prompt.arrangement.positions))
-        is_natural = is_natural and prompt.is_natural
-    found = None if is_natural else torch.tensor(positions, device=device)
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device), padding, found
+def padded(
+    rows: Sequence[Sequence[int]], device: torch.device, value: int = 0, *, side: Literal["left", "right"] = "left"
+) -> torch.Tensor:
+    """Return rows of whole numbers as one tensor `[B, longest]`, padded with a value."""
+    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=value, padding_side=side).to(device)
 
 
 def batch_caches(caches: Sequence[DynamicCache], padding: Sequence[int], copies: int = 1) -> DynamicCache:
