@@ -202,7 +202,7 @@ class MicroBatcher:
                     continue
                 try:
                     if not each.result.done():
-                        _run_batch(self._pop_batch(each, batch_size), self, batch_size)
+                        _run_batch(self.pop_batch(each, batch_size), self, batch_size)
                 finally:
                     self._generate_lock.release()
             generations.append(each.result.result())
@@ -210,17 +210,7 @@ class MicroBatcher:
             raise CancelledError
         return generations
 
-    def run_between(self, running: _Request, batch_size: int) -> bool:
-        """Generate between two passes of a batch, in its thread, for those that need not wait; say if any did."""
-        with self._waiting_lock:
-            waiting = [each for each in self.waiting if not each.abandoned and each.goes_before(running)]
-        if not waiting:
-            return False
-        with torch.random.fork_rng():  # the batch may draw from the global state, too
-            _run_batch(self._pop_batch(waiting[0], batch_size))
-        return True
-
-    def _pop_batch(self, request: _Request, batch_size: int) -> list[_Request]:
+    def pop_batch(self, request: _Request, batch_size: int) -> list[_Request]:
         """Remove a request and others that can be batched with it from the queue, and all that were abandoned."""
         batch, kept = [] if request.abandoned else [request], []
         with self._waiting_lock:
@@ -287,5 +277,8 @@ class _Turn(StopOnEvent):
         start, batcher = monotonic(), self._batcher
         if batcher is None or not batcher.waiting or start < self._ours_until:
             return
-        if batcher.run_between(self._batch[0], self._batch_size):
+        urgent = [each for each in batcher.waiting if not each.abandoned and each.goes_before(self._batch[0])]
+        if urgent:
+            with torch.random.fork_rng():  # the batch may draw from the global state, too
+                _run_batch(batcher.pop_batch(urgent[0], self._batch_size))
             self._ours_until = 2 * monotonic() - start  # nobody else for as long as that took, so neither side starves

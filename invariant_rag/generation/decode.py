@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
+from operator import itemgetter
 from threading import get_ident
 from typing import Any
 
@@ -49,7 +50,7 @@ def decode(
     first tokens, of which `cached_tokens` came from a `KeyValueCache`. The options are from `generation_options`.
     """
     top = options.pop("top_logprobs", 0)
-    streamers = {row: each for row, each in enumerate(options.pop("streamers", ())) if each is not None}
+    streamers = dict(filter(itemgetter(1), enumerate(options.pop("streamers", ()))))  # of the rows that have one
     recorder = _Recorder(options, top, {} if options["num_beams"] > 1 else streamers)
     generate: Any = model.generate
     with refusals(), override_only_over(model, cache), model.register_forward_hook(recorder.after_forward):
@@ -135,7 +136,7 @@ class _Recorder(StoppingCriteria):
         for row, (token, stops) in enumerate(zip(tokens, stopped.tolist(), strict=True)):
             if stops or token in self._ends:
                 self.lengths.setdefault(row, input_ids.shape[1])
-        for row in [each for each in self._streamers if each in self.lengths]:  # what follows is padding
+        for row in self._streamers.keys() & self.lengths.keys():  # what follows is padding
             self._streamers.pop(row).end()
         if self._logits is not None:
             logprobs = torch.log_softmax(self._logits.float(), dim=-1)

@@ -409,13 +409,14 @@ class InvariantModel:
     def _decode(
         self, prepared: Sequence[PreparedPrompt], max_new_tokens: int, options: dict[str, Any]
     ) -> list[Generation]:
-        prefiller = self.prefiller
-        lengths = [len(each.input_ids) for each in prepared]
+        prefiller, device = self.prefiller, self.device
+        rows = list(map(attrgetter("input_ids"), prepared))
+        lengths = list(map(len, rows))
         padding = [max(lengths) - length for length in lengths]
-        ids = padded([each.input_ids for each in prepared], prefiller.device, options["pad_token_id"])
-        mask = padded([[1] * length for length in lengths], prefiller.device)
-        if takes_position_ids(prefiller.model) and not all(each.is_natural for each in prepared):
-            options["position_ids"] = padded([each.positions for each in prepared], prefiller.device)
+        ids = padded(rows, device, options["pad_token_id"])
+        mask = (torch.arange(ids.shape[1]) >= torch.tensor(padding)[:, None]).long().to(device)
+        if not all(map(attrgetter("is_natural"), prepared)) and takes_position_ids(prefiller.model):
+            options["position_ids"] = padded(list(map(attrgetter("positions"), prepared)), device)
         copies = max(options["num_beams"], options["num_return_sequences"])
         # The first forward pass of `generate` prefills one prompt after what its cache has of it, or several without a
         # cache; others are prefilled here.

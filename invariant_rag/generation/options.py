@@ -99,12 +99,13 @@ def generation_options(
     greedy unless the first two say otherwise. `stock_decoding`: generated tokens use the model's own attention. Errors
     are those of `InvariantModel.generate`, and TokenizerRequired for stop strings without a tokenizer.
     """
-    given = _chosen(kwargs)
-    config = given.get("generation_config")
-    called = given if config is None else {**_chosen(config), **given}
+    options = _chosen(kwargs)
+    config = options.get("generation_config")
+    called = options if config is None else {**_chosen(config), **options}
     known = {**_chosen(model.generation_config), **called}
-    _refuse(given, called, known, stock_decoding)
-    options = {name: value for name, value in given.items() if name not in _OWN_PREFILL}
+    _refuse(options, called, known, stock_decoding)
+    for name in _OWN_PREFILL & options.keys():  # which are off
+        del options[name]
     check_options(options, model)
     options |= {
         "use_cache": True,

@@ -336,7 +336,7 @@ def padded(
     rows: Sequence[Sequence[int]], device: torch.device, value: int = 0, *, side: Literal["left", "right"] = "left"
 ) -> torch.Tensor:
     """Return rows of whole numbers as one tensor `[B, longest]`, padded with a value."""
-    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+    tensors = list(map(torch.tensor, rows))
     return pad_sequence(tensors, batch_first=True, padding_value=value, padding_side=side).to(device)
 
 
