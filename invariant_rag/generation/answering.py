@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, islice, repeat, zip_longest
@@ -113,9 +112,7 @@ class Answering:
     def _pieces(
         self, streams: Sequence[TextStream], abandoned: Event | None
     ) -> Generator[AnswerDelta | Reply, None, None]:
-        with ExitStack() as stack:
-            for each in streams:
-                stack.enter_context(closing(each))
+        try:
             for deltas in zip_longest(*map(self._deltas, streams)):
                 for index, delta in enumerate(deltas):
                     for copy in [index] if len(streams) > 1 else range(self.request.n):
@@ -126,6 +123,9 @@ class Answering:
             generations = [each.generation for each in streams if each.generation]
             if len(generations) == len(streams):
                 yield self.parse(generations)
+        finally:
+            for each in streams:
+                each.close()
 
     def calls(self) -> list[tuple[Prompt, dict[str, Any]]]:
         """Return the prompt, with keywords of `InvariantModel.generate`, for each answer that may be another one."""
@@ -139,10 +139,8 @@ class Answering:
         """Return the keywords of `InvariantModel.generate` for the answer of an index."""
         request = self.request
         options = {"max_new_tokens": request.max_new_tokens, **request.options}
-        sampling: dict[str, Any] = {}
-        for name in ("top_p", "top_k", "min_p", "seed"):
-            if (value := getattr(request, name)) is not None:
-                sampling[name] = value
+        given = {name: getattr(request, name) for name in ("top_p", "top_k", "min_p", "seed")}
+        sampling = {name: value for name, value in given.items() if value is not None}
         if check_real("temperature", request.temperature, error=InvalidOption):
             options = {"do_sample": True, **options, "temperature": request.temperature, **sampling}
             if request.seed is not None:

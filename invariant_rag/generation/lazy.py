@@ -43,9 +43,8 @@ class LazyModel:
     ) -> None:
         if not isinstance(source, str | Path | InvariantModel | None):
             raise InvalidChoice(f"source: expected the name of a model, a folder or a model, got {shown(source)}")
-        check_kind("options", {} if options is None else options, Mapping)  # type: ignore[type-abstract]
         self._source = source
-        self._options = dict(options or {})
+        self._options = dict(check_kind("options", {} if options is None else options, Mapping))  # type: ignore[type-abstract]
         self._cache = cache
         self._base = source if isinstance(source, InvariantModel) else None
         self._config: PreTrainedConfig | None = None

@@ -36,14 +36,8 @@ from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method
 from invariant_rag.models.loading import check_model, load_config, load_model
 from invariant_rag.orderings import Ordering
-from invariant_rag.prompts import (
-    Message,
-    Tool,
-    question_messages,
-    render_chat,
-    tokenize_text,
-    warn_of_unprotected_tokens,
-)
+from invariant_rag.prompts import Message, Tool, question_messages, render_chat, tokenize_text
+from invariant_rag.prompts.template_probes import warn_of_unprotected_tokens
 from invariant_rag.segments import Prompt, Segment, SegmentSet, TokenIds
 from invariant_rag.shown import shown
 

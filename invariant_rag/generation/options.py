@@ -216,8 +216,8 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
             raise _unexpected(name, "token ids of at least 0", value)
         if name in _KINDS and not _KINDS[name][0](value):
             raise _unexpected(name, _KINDS[name][1], value)
-        if name == "pad_token_id" and not 0 <= check_number(name, value, error=InvalidOption) < vocabulary:
-            raise _unexpected(name, f"0 to {vocabulary - 1}, a token of the model", value)
+        if name == "pad_token_id":
+            check_number(name, value, 0, vocabulary - 1, error=InvalidOption)
 
 
 def check_seed(seed: object) -> None:
