@@ -139,8 +139,10 @@ class Answering:
         """Return the keywords of `InvariantModel.generate` for the answer of an index."""
         request = self.request
         options = {"max_new_tokens": request.max_new_tokens, **request.options}
-        given = {name: getattr(request, name) for name in ("top_p", "top_k", "min_p", "seed")}
-        sampling = {name: value for name, value in given.items() if value is not None}
+        sampling: dict[str, Any] = {}
+        for name in ("top_p", "top_k", "min_p", "seed"):
+            if (value := getattr(request, name)) is not None:
+                sampling[name] = value
         if check_real("temperature", request.temperature, error=InvalidOption):
             options = {"do_sample": True, **options, "temperature": request.temperature, **sampling}
             if request.seed is not None:

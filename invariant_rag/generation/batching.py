@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import filterfalse
 from operator import attrgetter
 from threading import Event, Lock
@@ -14,7 +15,7 @@ from weakref import finalize
 
 import torch
 
-from invariant_rag.checks import MOST_CALLS, check_kind, check_number
+from invariant_rag.checks import MOST_CALLS, check_items, check_kind, check_number
 from invariant_rag.errors import InvalidChoice, InvalidOption
 from invariant_rag.generation.decode import samples_rows
 from invariant_rag.generation.digest import choices_digest
@@ -26,6 +27,7 @@ from invariant_rag.generation.streaming import StopOnEvent, TextQueueStreamer, T
 from invariant_rag.segments import Prompt
 
 _SHORT = 4  # a request is short beside one of so many times its tokens
+_USED_HERE = {"generation_config", "stopping_criteria"}
 _POLL_SECONDS = 0.02  # how often a waiting thread checks whether another one has generated for it
 
 
@@ -40,19 +42,23 @@ class _Request:
     streamer: TextQueueStreamer | None = None
     result: Future[Generation] = field(default_factory=Future)
     new_tokens: int = field(init=False)  # the most tokens of its answer
-    samples_rows: bool = field(init=False)  # whether it is sampled so that rows of a batch draw by themselves
 
     def __post_init__(self) -> None:
         model = check_kind("lm", self.lm, InvariantModel).model
-        check_options(check_kind("options", self.options, Mapping, error=InvalidOption), model)
+        if not _USED_HERE.isdisjoint(self.options):  # what else is wrong, `generate` says
+            check_options(self.options, model)
         self.new_tokens = resolve_max_new_tokens(self.options.get("max_new_tokens"), self.options)
-        self.samples_rows = samples_rows(self.options, model)
         sequences = resolve_option(self.options, "num_return_sequences", model.generation_config)
         if isinstance(sequences, int) and sequences > 1:
             raise InvalidChoice(
                 f"num_return_sequences: expected 1, got {sequences}",
                 hint="Call generate several times, or call generate of the model instead of the batcher.",
             )
+
+    @cached_property
+    def samples_rows(self) -> bool:
+        """Whether it is sampled in a way in which rows of a batch can have generators of their own."""
+        return samples_rows(self.options, self.lm.model)
 
     @property
     def abandoned(self) -> bool:
@@ -136,8 +142,9 @@ class MicroBatcher:
             CancelledError: It was abandoned.
             InvalidChoice: `batch_size` is below 1, or `num_return_sequences` is above 1.
         """
-        call = prompt, {} if options is None else options
-        return self.generate_all(lm, [call], batch_size=batch_size, abandoned=abandoned)[0]
+        given = check_kind("options", {} if options is None else options, dict, error=InvalidOption)
+        check_items("options", given, str, error=InvalidOption)
+        return self.generate_all(lm, [(prompt, given)], batch_size=batch_size, abandoned=abandoned)[0]
 
     def generate_all(
         self,
@@ -168,6 +175,7 @@ class MicroBatcher:
         """
         rest, closed = dict(options or {}), Event()
         streamer = TextQueueStreamer(lm.tokenizer, rest.pop("keep_tokens", None))
+        check_options(rest, lm.model)
         events = (closed,) if abandoned is None else (closed, abandoned)
         requests = self._add([_Request(lm, prompt, rest, events, streamer)], batch_size)
         check = lm.prefiller.shared.lock.check_new_thread

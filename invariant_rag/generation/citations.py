@@ -48,14 +48,20 @@ def cite(
     segments = check_items("segments", segments, Segment)
     indices: Sequence[int] = range(len(segments))
     if included is not None:
-        given, most = check_items("included", included, Integral), len(segments) - 1
-        indices = sorted(check_number("included", each, 0, most) for each in given)
+        most = len(segments) - 1
+        indices = [check_number("included", each, 0, most) for each in check_items("included", included, Integral)]
+    return _cite(answer, question, segments, sorted(indices))
+
+
+def _cite(answer: str, question: str, segments: Sequence[Segment], indices: Iterable[int]) -> list[Citation]:
     answer_words = split_words(answer)
     if not answer_words:
         return []
     phrase = f" {' '.join(answer_words)} "
-    chunks = {index: split_words(plain_rendering(segments[index])) for index in indices}
-    exact = {index: phrase in f" {' '.join(chunk)} " for index, chunk in chunks.items()}
+    chunks, exact = {}, {}
+    for index in indices:
+        chunks[index] = split_words(plain_rendering(segments[index]))
+        exact[index] = phrase in f" {' '.join(chunks[index])} "
     recall: Mapping[int, float] = exact
     if not any(exact.values()):
         document_frequency = Counter(word for chunk in chunks.values() for word in set(chunk))
@@ -102,7 +108,7 @@ def cite_spans(
     indices = range(len(segments)) if included is None else sorted(included)
     found: dict[tuple[Any, ...], CitedSpan] = {}
     for sentence in _SENTENCE.finditer(answer):
-        for each in cite(without_labels(sentence[0]), question, segments, indices):
+        for each in _cite(without_labels(sentence[0]), question, segments, indices):
             if each.exact:
                 span = CitedSpan(*sentence.span(), each.index, each.segment)
                 found.setdefault((span.start, span.end, each.segment.canonical_key), span)
