@@ -16,9 +16,7 @@ from invariant_rag.generation.outputs import Generation, Usage
 from invariant_rag.prompts.tools import Tool, ToolCall, as_tools
 from invariant_rag.segments import Prompt, Segment, SegmentSet
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
-_OPTIONS = ("min_p", "repetition_penalty")
-"""Keywords of transformers' `generate` that a server takes."""
+_OPTIONS = ("min_p", "repetition_penalty")  # keywords of transformers' `generate` that a server takes
 _LEDGER = ("sets", "order", "dropped", "trimmed", "method", "invariant")
 
 
@@ -184,7 +182,8 @@ def request_fields(request: AnswerRequest, choices: Mapping[str, Any]) -> dict[s
             f"expected keywords that a server takes, got {', '.join(refused)}",
             hint="Leave them away, or run the model here, without base_url.",
         )
-    sampling = {name: getattr(request, name) for name in _SAMPLING if request.temperature}
+    names = ("temperature", "top_p", "top_k", "min_p", "seed") if request.temperature else ()
+    sampling = {name: getattr(request, name) for name in names}
     fields = {
         **request.options,
         **{name: value for name, value in sampling.items() if value is not None},

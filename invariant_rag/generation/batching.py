@@ -67,8 +67,7 @@ class _Request:
 
     def goes_before(self, running: _Request) -> bool:
         """Return whether it need not wait for another: it is short beside that, or of another tenant and no longer."""
-        is_tenants = self.lm.cache is not running.lm.cache
-        return self.new_tokens * (1 if is_tenants else _SHORT) <= running.new_tokens
+        return self.new_tokens * (_SHORT if self.lm.cache is running.lm.cache else 1) <= running.new_tokens
 
     def can_batch_with(self, other: _Request) -> bool:
         """Return whether both requests can be rows of one batch: same weights, choices, options, and tenant's cache."""
@@ -85,17 +84,10 @@ class _Request:
         return is_alike and (lm is its or choices_digest(lm) == choices_digest(its))
 
     def run_alone(self) -> Generation:
-        """Generate without a queue; CancelledError if it was abandoned."""
-        options = dict(self.options)
-        if self.events:
-            stops = map(StopOnEvent, self.events)
-            options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), *stops]
-        if self.streamer is not None:
-            options["streamer"] = self.streamer
-        generation = self.lm.generate(self.prompt, **options)
-        if self.abandoned:
-            raise CancelledError
-        return generation
+        """Generate without a queue."""
+        stops = [*(self.options.get("stopping_criteria") or ()), *map(StopOnEvent, self.events)]
+        own = {"streamer": self.streamer} if self.streamer else {}
+        return self.lm.generate(self.prompt, **{**self.options, "stopping_criteria": stops, **own})
 
 
 class MicroBatcher:
@@ -131,12 +123,8 @@ class MicroBatcher:
     ) -> Generation:
         """Generate for a prompt, possibly in a batch with waiting prompts of other threads.
 
-        Args:
-            lm: The model.
-            prompt: The prompt.
-            options: Keyword arguments of `InvariantModel.generate`.
-            batch_size: Maximum number of prompts in a batch.
-            abandoned: Once set, nobody waits for the answer any more: its row ends, and a waiting prompt is not begun.
+        Options are keywords of `InvariantModel.generate`. A batch has at most `batch_size` prompts. Once `abandoned` is
+        set, nobody waits for the answer any more: its row ends, and a waiting prompt is not begun.
 
         Raises:
             CancelledError: It was abandoned.
@@ -192,11 +180,11 @@ class MicroBatcher:
 
     def _results(self, requests: Sequence[_Request], batch_size: int) -> list[Generation]:
         """Return the answers to requests that wait; CancelledError if one was abandoned."""
+        generations = list[Generation]()
         if requests and requests[0].lm.batches_calls:
             with ThreadPoolExecutor(len(requests)) as pool:
-                return list((pool.map if len(requests) > 1 else map)(_Request.run_alone, requests))
-        generations = list[Generation]()
-        for each in requests:
+                generations += (pool.map if len(requests) > 1 else map)(_Request.run_alone, requests)
+        for each in requests[len(generations) :]:
             while not each.result.done():
                 if not self._generate_lock.acquire(timeout=_POLL_SECONDS):  # it may have run between others
                     continue

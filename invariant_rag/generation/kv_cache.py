@@ -43,11 +43,8 @@ if TYPE_CHECKING:
     from invariant_rag.generation.prefill import Prefiller
     from invariant_rag.generation.prepare import PreparedPrompt
 
-Entry = list[tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values of each layer, `[H_kv, T, D]` each."""
-
-EntryLayout = Sequence[Sequence[tuple[tuple[int, ...], torch.dtype]]]
-"""Shape and dtype of the keys and of the values of each layer of an entry."""
+Entry = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each layer, `[H_kv, T, D]` each
+EntryLayout = Sequence[Sequence[tuple[tuple[int, ...], torch.dtype]]]  # shape and dtype of both, of each layer
 
 _LOCK = "key-value-cache.lock"
 _LOCK_SECONDS = 30.0

@@ -24,7 +24,7 @@ from invariant_rag.arrangement import natural_positions
 from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, own_attention
 from invariant_rag.attention.per_model import dynamic_rope_modules, forward_parameters, input_device, once_per_model
-from invariant_rag.attention.positions import Alibi
+from invariant_rag.attention.positions import Alibi, PositionEncoding
 from invariant_rag.attention.probe import probe
 from invariant_rag.cancellation import check_cancelled
 from invariant_rag.errors import CacheWarning, UnsupportedCombination
@@ -35,13 +35,10 @@ from invariant_rag.interventions import PromptBatch
 from invariant_rag.locks import ForkSafeLock
 
 if TYPE_CHECKING:
-    from invariant_rag.attention.positions import PositionEncoding
     from invariant_rag.generation.choices import ResolvedChoices
     from invariant_rag.segments import TokenIds
 
-RUNS_ELSEWHERE = "invariant_rag_runs_elsewhere"
-"""An attribute of models without weights, of which only configuration and tokenizer are needed."""
-
+RUNS_ELSEWHERE = "invariant_rag_runs_elsewhere"  # of models without weights: configuration and tokenizer are enough
 after_prefill: ContextVar[Callable[[], object] | None] = ContextVar("after_prefill", default=None)
 """What a batch calls after each forward pass of its prefill, outside of arranged attention: others may run there."""
 
@@ -124,13 +121,8 @@ class PrefillResult:
     """A prompt, or the beginning of it, in a cache."""
 
     state: PromptState  # with what its layers keep for decoding
-    cache: DynamicCache
+    cache: DynamicCache = field(default_factory=DynamicCache)
     cached_tokens: int = 0  # those whose keys and values came from a `KeyValueCache`
-
-    @classmethod
-    def empty(cls, prompt: PreparedPrompt) -> PrefillResult:
-        """Return that of a prompt of which nothing was prefilled."""
-        return cls(PromptState(prompt.arrangement), DynamicCache())
 
 
 @dataclass(frozen=True)
@@ -213,30 +205,24 @@ class Prefiller:
         (prefix,) = self.load_cached_prefixes([prepared])
         return self._continue(prepared, prefix, keep)
 
-    def forward(self, prepared: PreparedPrompt, keep: int, start: int = 0, **options: Any) -> torch.Tensor:
-        """Run the model over a prompt from token `start` on; return logits of at least the last `keep` tokens."""
+    def forward(self, prepared: PreparedPrompt, cache: DynamicCache, keep: int = 1) -> torch.Tensor:
+        """Run the model over a prompt after what a cache has of it; return logits of at least its last tokens."""
+        start = cache.get_seq_length()
         # With a mask, transformers does not take repeated positions for several packed sequences.
         is_masked = not start and not prepared.is_natural
         ids, positions = prepared.input_ids[start:], prepared.positions[start:]
         mask = torch.ones((1, len(ids)), dtype=torch.long, device=self.device) if is_masked else None
-        return self._run([ids], [positions] if start or is_masked else None, mask, keep, **options)[0]
+        return self._run([ids], [positions] if start or is_masked else None, cache, mask, keep)[0]
 
     def _run(
-        self,
-        ids: Any,
-        positions: Any,
-        mask: torch.Tensor | None = None,
-        keep: int | None = 1,
-        cache: DynamicCache | None = None,
-        **options: Any,
+        self, ids: Any, positions: Any, cache: DynamicCache, mask: torch.Tensor | None = None, keep: int | None = 1
     ) -> torch.Tensor:
         """Run the model over ids `[B, Q]` at positions `[B, Q]` (None: from 0 on); return logits `[B, .., V]`.
 
         Logits are of at least the last `keep` tokens (None: all). The mask `[B, S]` is over the cached tokens, too.
         """
         names = forward_parameters(self.model)
-        if cache is not None:
-            options |= {"cache" if "cache" in names else "past_key_values": cache, "use_cache": True}
+        options: dict[str, Any] = {"cache" if "cache" in names else "past_key_values": cache, "use_cache": True}
         if keep is not None and "logits_to_keep" in names:
             options["logits_to_keep"] = max(keep, 1)
         if positions is not None and "position_ids" in names:
@@ -248,10 +234,13 @@ class Prefiller:
 
     def load_cached_prefixes(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
         """Prefill everything before the last text of prompts, from the cache where it can; nothing without a cache."""
-        results = list(map(PrefillResult.empty, prompts))
+        results = [PrefillResult(PromptState(each.arrangement)) for each in prompts]
         if (store := self.choices.cache) is None:
             return results
-        cached = [number for number, each in enumerate(prompts) if each.has_prefix]
+        cached = []  # prompts with a set, and anything at all, before the suffix
+        for number, each in enumerate(prompts):
+            if each.arrangement.layout.sets and len(each.input_ids) > each.suffix_length > 0:
+                cached.append(number)
         if cached and (foreign := list(foreign_code(self.model))):
             told = f"the key-value cache is not used: the model has {', '.join(foreign[:3])}"
             warnings.warn(CacheWarning(told), stacklevel=2)
@@ -264,7 +253,7 @@ class Prefiller:
     def prefill_plain(self, tokens: Sequence[int], start: int = 0, cache: DynamicCache | None = None) -> DynamicCache:
         """Run the model with its own attention over tokens at the positions from `start` on; return their cache."""
         cache = DynamicCache() if cache is None else cache
-        self._run([tokens], [range(start, start + len(tokens))], cache=cache)
+        self._run([tokens], [range(start, start + len(tokens))], cache)
         return cache
 
     def prefill(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
@@ -278,7 +267,7 @@ class Prefiller:
         self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult] = ()
     ) -> list[PrefillResult]:
         """Prefill what follows the prefixes of prompts, or all of them, in one forward pass where that pays."""
-        prefixes = list(prefixes or map(PrefillResult.empty, prompts))
+        prefixes = prefixes or [PrefillResult(PromptState(each.arrangement)) for each in prompts]
         starts = [each.cache.get_seq_length() for each in prefixes]
         uncached = [len(each.input_ids) - start for each, start in zip(prompts, starts, strict=True)]
         run_others = after_prefill.get() or (lambda: None)
@@ -293,9 +282,8 @@ class Prefiller:
 
     def _continue(self, prepared: PreparedPrompt, prefix: PrefillResult, keep: int = 1) -> torch.Tensor:
         """Prefill the rest of a prompt; return logits of at least the last `keep` tokens `[tokens, vocabulary]`."""
-        start = prefix.cache.get_seq_length()
-        with self.attention([prefix.state], is_whole=not start):
-            return self.forward(prepared, keep, start, cache=prefix.cache)
+        with self.attention([prefix.state], is_whole=not prefix.cache.get_seq_length()):
+            return self.forward(prepared, prefix.cache, keep)
 
     def _prefill_together(
         self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult], starts: Sequence[int]
@@ -312,7 +300,7 @@ class Prefiller:
         states = [replace(each.state, padding=by, scratch={}) for each, by in zip(prefixes, padding, strict=True)]
         cache = batch_caches([each.cache for each in prefixes], padding)
         with self.attention(states, is_whole=not any(starts)):
-            self._run(ids, positions, torch.tensor(mask, device=self.device), cache=cache)
+            self._run(ids, positions, cache, torch.tensor(mask, device=self.device))
         results, layers = [], layers_of(cache)  # the batch, taken apart
         for row, (prompt, by) in enumerate(zip(prompts, padding, strict=True)):
             tokens = slice(by, by + len(prompt.input_ids))
@@ -329,7 +317,7 @@ class Prefiller:
         cache = batch_caches([prefilled.cache], [0], len(rows))
         with self.attention([prefilled.state]):
             positions = [range(first, first + longest)] * len(rows)
-            return self._run(rows, positions, keep=None, cache=cache)
+            return self._run(rows, positions, cache, keep=None)
 
 
 def padded(

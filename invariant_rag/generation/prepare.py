@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 Overflow: TypeAlias = Literal["error", "drop_last", "trim_segments"]
 
-_OF_PROMPT = ("sets", "order", "dropped", "trimmed", "method", "labels", "invariant")
-"""Attributes of a generation that are those of its prompt."""
+_OF_PROMPT = ("sets", "order", "dropped", "trimmed", "method", "labels", "invariant")  # what a generation has of it
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,7 @@ class PreparedPrompt:
     method: str
     labels: Labels
     invariant: bool | None
-
-    @property
-    def sets(self) -> tuple[int, ...]:
-        """Number of segments of each set, without those that were dropped."""
-        return tuple(map(len, filter(None, self.arrangement.layout.sets)))
+    sets: tuple[int, ...]  # without those that were dropped
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -67,11 +62,6 @@ class PreparedPrompt:
     def suffix_length(self) -> int:
         """Number of tokens of the suffix, the last text."""
         return self.arrangement.layout.texts[-1]
-
-    @property
-    def has_prefix(self) -> bool:
-        """Whether there is a set, and anything at all, before the suffix."""
-        return bool(self.arrangement.layout.sets) and len(self.input_ids) > self.suffix_length > 0
 
     def prefix(self, method: Method) -> PreparedPrompt:
         """Return the prompt without its suffix, as a method arranges it."""
@@ -161,6 +151,7 @@ def prepare(
         method=choices.method.name,
         labels=labels,
         invariant=verdict(map(len, ranks), sorts=choices.ordering.invariant),
+        sets=tuple(map(len, filter(None, sets))),
     )
 
 
@@ -176,15 +167,10 @@ def fit_segments(
 ) -> list[list[int]]:
     """Return the number of tokens to keep of each segment, in the shape of `ranked`; 0 drops a segment.
 
-    Args:
-        ranked: For each set, the lengths of its segments in rank order (rank 0 first).
-        overflow: As for `Choices`.
-        window: Maximum number of positions of prompt and answer together. None: no limit.
-        max_segment_tokens: Maximum number of tokens of one segment. None: no limit.
-        text_tokens: Number of tokens of the texts.
-        new_tokens: Tokens to reserve for the answer.
-        shares_positions: Whether a set takes as many positions as its longest segment, not as all of them. Then only
-            the longest of a set count: of them, `drop_last` drops that of the lowest rank.
+    `ranked` are the lengths of the segments of each set, in rank order (rank 0 first). The `window` is the most
+    positions of prompt and answer together, of which `new_tokens` are reserved; None: no limit. If a set
+    `shares_positions`, it takes as many as its longest segment, not as all of them. Then only the longest of a set
+    count: of them, `drop_last` drops that of the lowest rank.
 
     Raises:
         ContextOverflow: The prompt is too long, and the strategy is `error` or the texts alone do not fit.

@@ -18,8 +18,7 @@ from invariant_rag.generation.answers import TokenLogprob
 from invariant_rag.generation.options import as_ids
 from invariant_rag.generation.outputs import Generation
 
-_CONTEXT_TOKENS = 16
-"""Preceding tokens to decode together with a new one: its text may depend on the tokens before it."""
+_CONTEXT_TOKENS = 16  # that are decoded together with a new one, whose text may depend on those before it
 
 
 class TextQueueStreamer(BaseStreamer):

@@ -5,7 +5,6 @@ Calls are written in the format of the chat template, or, where it has none, in 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 from invariant_rag.checks import check_flag, check_kind, check_text, require_extra
 from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidTool, TokenizerRequired, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import AnswerParser
+from invariant_rag.generation.digest import digest_of
 from invariant_rag.generation.json_schema import check_expressible, compile_tag, json_format, json_schema, parse_object
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import as_ids, check_options, is_set, resolve_option
@@ -41,12 +41,9 @@ def constrain(lm: InvariantModel, schema: Any, **kwargs: Any) -> dict[str, Any]:
     """Return keywords of one call of `generate` or `stream` with which a model writes JSON that follows a schema.
 
     What a schema says beyond a grammar is left to `parse_object`; so is a text that runs out of tokens ("length").
-
-    Args:
-        lm: The model.
-        schema: A pydantic class, another type that pydantic knows, or a JSON schema as dict or string. A keyword that
-            xgrammar does not follow is an `InvalidSchema`.
-        **kwargs: Keywords of `generate`. Neither beams nor stop strings.
+    Keywords are those of `generate`, without beams and stop strings. The schema is a pydantic class, another type that
+    pydantic knows, or a JSON schema as dict or string; a keyword in it that xgrammar does not follow is an
+    `InvalidSchema`.
     """
     described = json_schema(schema)
     check_expressible(described)
@@ -166,8 +163,8 @@ class ToolCalling:
     def parser(self, prompt: Prompt) -> AnswerParser:
         """Return a parser of answers to a prompt, which takes text in which the `kept_tokens` are kept."""
         sets = [sorted(segment.content_hash for segment in each) for each in prompt.sets]  # the same in any order
-        digest = hashlib.sha256(repr((prompt.texts, sets)).encode()).hexdigest()
         names, is_open = [tool.name for tool in self.offered], self._reasoning_open(prompt)
+        digest = digest_of(prompt.texts, sets)
         return AnswerParser(self.form.call_format, names, self.form.reasoning, reasoning_open=is_open, prompt=digest)
 
 
