@@ -15,9 +15,9 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation import GenerationMixin, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
+from transformers import Cache, GenerationMixin, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.configuration_utils import BaseWatermarkingConfig
+from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag.attention.hook import override_only_over
@@ -113,9 +113,9 @@ class _Recorder(StoppingCriteria):
         self.lengths: dict[int, int] = {}
         self.chances: list[list[dict[int, float]]] = []
         self.tops: list[list[tuple[tuple[int, float], ...]]] = []
-        self._criteria, self._ends = options["stopping_criteria"], options["eos_token_id"] or ()
-        self._num_beams, self._top, self._thread = options["num_beams"], top, get_ident()
-        self._streamers = streamers
+        self._criteria: Any = StoppingCriteriaList(options["stopping_criteria"])
+        self._ends, self._num_beams, self._top = options["eos_token_id"] or (), options["num_beams"], top
+        self._streamers, self._thread = streamers, get_ident()
         self._logits: torch.Tensor | None = None
 
     def after_forward(self, _model: object, _args: object, output: Any) -> None:
@@ -130,9 +130,7 @@ class _Recorder(StoppingCriteria):
             if not self.chances:
                 streamer.put(input_ids[row : row + 1, :-1])
             streamer.put(torch.tensor([tokens[row]]))
-        stopped = torch.zeros(len(tokens), dtype=torch.bool, device=input_ids.device)
-        for each in self._criteria:
-            stopped |= torch.as_tensor(each(input_ids, scores, **kwargs), device=input_ids.device)
+        stopped: torch.Tensor = self._criteria(input_ids, scores, **kwargs)
         for row, (token, stops) in enumerate(zip(tokens, stopped.tolist(), strict=True)):
             if stops or token in self._ends:
                 self.lengths.setdefault(row, input_ids.shape[1])
@@ -165,7 +163,7 @@ class RowSampler(BaseWatermarkingConfig):
     It is given as the `watermarking_config`, whose processor transformers puts behind all others.
     """
 
-    seeds: Sequence[int | None]
+    seeds: Sequence[Any]
 
     def __post_init__(self) -> None:
         self.seeds = [int(torch.randint(1 << 62, ())) if seed is None else seed for seed in self.seeds]
@@ -173,7 +171,7 @@ class RowSampler(BaseWatermarkingConfig):
     def validate(self) -> None:
         """Seeds are checked by `generate`."""
 
-    def construct_processor(self, vocab_size: int, device: torch.device) -> LogitsProcessor:
+    def construct_processor(self, vocab_size: int, device: Any = None) -> Any:
         """Return a function of scores `[B, vocabulary]`: 0 for the token that was drawn, minus infinity for others."""
         generators = [torch.Generator(device).manual_seed(seed) for seed in self.seeds]
 

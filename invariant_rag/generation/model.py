@@ -247,12 +247,7 @@ class InvariantModel:
     ) -> list[Generation]: ...
 
     def generate(
-        self,
-        prompt: Prompt | Sequence[Prompt],
-        *,
-        max_new_tokens: int | None = None,
-        seed: Seeds = None,
-        **kwargs: Any,
+        self, prompt: Prompt | Sequence[Prompt], *, max_new_tokens: int | None = None, seed: Seeds = None, **kwargs: Any
     ) -> Generation | list[Generation]:
         """Generate with the model's own `generate`, from an arranged prefill.
 
@@ -320,13 +315,12 @@ class InvariantModel:
             UnsupportedCombination: Raised by the first piece within `arranged` or a callback of the same model, for
                 which its thread would wait.
         """
-        check_seed(seed)
-        wanted, closed = resolve_max_new_tokens(max_new_tokens, kwargs), Event()
-        streamer = TextQueueStreamer(self.tokenizer, kwargs.pop("keep_tokens", None))
-        check_options(kwargs, self.model)
-        criteria = [*(kwargs.pop("stopping_criteria", None) or ()), StopOnEvent(closed)]
-        options = {**kwargs, "seed": seed, "streamer": streamer, "stopping_criteria": criteria}
-        generate = partial(self.generate, prompt, max_new_tokens=wanted, **options)
+        wanted, closed, options = resolve_max_new_tokens(max_new_tokens, kwargs), Event(), {**kwargs, "seed": seed}
+        streamer = TextQueueStreamer(self.tokenizer, options.pop("keep_tokens", None))
+        check_options(options, self.model)
+        criteria = [*(options.get("stopping_criteria") or ()), StopOnEvent(closed)]
+        more = {"max_new_tokens": wanted, "streamer": streamer, "stopping_criteria": criteria}
+        generate = partial(self.generate, prompt, **{**options, **more})
         return TextStream(generate, streamer, closed, self.prefiller.shared.lock.check_new_thread)
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> list[float]:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -42,7 +42,7 @@ RUNS_ELSEWHERE = "invariant_rag_runs_elsewhere"  # of models without weights: co
 after_prefill: ContextVar[Callable[[], object] | None] = ContextVar("after_prefill", default=None)
 """What a batch calls after each forward pass of its prefill, outside of arranged attention: others may run there."""
 
-_holds: ContextVar[Mapping[ModelLock, object]] = ContextVar("held_model_locks", default={})  # noqa: B039 - never changed
+_holds: ContextVar[frozenset[object]] = ContextVar("holds_of_model_locks", default=frozenset())
 
 
 class ModelLock(ForkSafeLock):  # type: ignore[misc] # of C
@@ -56,25 +56,21 @@ class ModelLock(ForkSafeLock):  # type: ignore[misc] # of C
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the lock; CancelledError if nobody waits for the result of this thread any more; see `cancellable`."""
-        is_mine = self._is_owned()  # type: ignore[attr-defined]
-        if _holds.get() and not is_mine:
+        if _holds.get() and not self._is_owned():  # type: ignore[attr-defined]
             self.check_new_thread()
         with self:
             check_cancelled()
-            if is_mine:
-                yield
-                return
-            self._hold = object()
-            token = _holds.set({**_holds.get(), self: self._hold})
+            outer, self._hold = self._hold, self._hold or object()
+            token = _holds.set(_holds.get() | {self._hold})
             try:
                 yield
             finally:
-                self._hold = None
+                self._hold = outer
                 _holds.reset(token)
 
     def check_new_thread(self) -> None:
         """Check that a new thread could get the lock while this one waits for it; else UnsupportedCombination."""
-        if self._hold is not None and _holds.get().get(self) is self._hold:
+        if self._hold in _holds.get():
             raise UnsupportedCombination(
                 "expected a call from outside of `lm.arranged`, logits processors, stopping criteria and streamers of "
                 "the same model, got one from a thread that they wait for, so that both would wait for ever",
@@ -267,7 +263,7 @@ class Prefiller:
         self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult] = ()
     ) -> list[PrefillResult]:
         """Prefill what follows the prefixes of prompts, or all of them, in one forward pass where that pays."""
-        prefixes = prefixes or [PrefillResult(PromptState(each.arrangement)) for each in prompts]
+        prefixes = list(prefixes) or [PrefillResult(PromptState(each.arrangement)) for each in prompts]
         starts = [each.cache.get_seq_length() for each in prefixes]
         uncached = [len(each.input_ids) - start for each, start in zip(prompts, starts, strict=True)]
         run_others = after_prefill.get() or (lambda: None)
