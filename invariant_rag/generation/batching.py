@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import filterfalse
 from operator import attrgetter
 from threading import Event, Lock
@@ -55,11 +54,6 @@ class _Request:
                 hint="Call generate several times, or call generate of the model instead of the batcher.",
             )
 
-    @cached_property
-    def samples_rows(self) -> bool:
-        """Whether it is sampled in a way in which rows of a batch can have generators of their own."""
-        return samples_rows(self.options, self.lm.model)
-
     @property
     def abandoned(self) -> bool:
         """Whether nobody waits for the result any more: one of the events is set."""
@@ -74,9 +68,10 @@ class _Request:
         lm, its = self.lm, other.lm
         if lm.model is not its.model or lm.tokenizer is not its.tokenizer or lm.cache is not its.cache:
             return False
-        if lm.prefiller.one_by_one or (resolve_option(self.options, "do_sample") and not self.samples_rows):
+        in_rows = samples_rows(self.options, lm.model)
+        if lm.prefiller.one_by_one or (resolve_option(self.options, "do_sample") and not in_rows):
             return False
-        own = {"seed": None} if self.samples_rows else {}  # of each row
+        own = {"seed": None} if in_rows else {}  # of each row
         try:
             is_alike = {**self.options, **own} == {**other.options, **own}
         except (RuntimeError, ValueError):  # of tensors and arrays
@@ -227,7 +222,7 @@ def _run_batch(batch: Sequence[_Request], batcher: MicroBatcher | None = None, b
     options = {**first.options, "stopping_criteria": [*(first.options.get("stopping_criteria") or ()), turn]}
     if any(streamers):
         options["streamers"] = streamers
-    if len(batch) > 1 and first.samples_rows:
+    if len(batch) > 1 and samples_rows(first.options, first.lm.model):
         options["seed"] = [each.options.get("seed") for each in batch]
     token = after_prefill.set(turn.run_others)
     try:

@@ -1,8 +1,4 @@
-"""Decoding: the model's own `generate`, starting from the cache of an arranged prefill, and what it records and draws.
-
-`output_logits=True` of transformers' `generate` would need memory for vocabulary size times length. Here a forward hook
-stores the logits of the current step only, until the next token is chosen.
-"""
+"""Decoding: the model's own `generate`, from the cache of an arranged prefill, and what it records and draws."""
 
 from __future__ import annotations
 
@@ -119,7 +115,10 @@ class _Recorder(StoppingCriteria):
         self._logits: torch.Tensor | None = None
 
     def after_forward(self, _model: object, _args: object, output: Any) -> None:
-        """Keep the logits of the first call of a step: a logits processor may call the model too (guidance)."""
+        """Keep the logits of the first call of a step: a logits processor may call the model too (guidance).
+
+        Those of all steps, which transformers keeps with `output_logits`, have vocabulary size times length numbers.
+        """
         if self._logits is None and get_ident() == self._thread:
             self._logits = output.logits[:, -1]
 

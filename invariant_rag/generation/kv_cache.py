@@ -34,7 +34,7 @@ from transformers import DynamicCache
 
 from invariant_rag.checks import check_number, check_path, check_text
 from invariant_rag.errors import DamagedEntry, InvalidChoice, UnusableFile
-from invariant_rag.files import read_bytes
+from invariant_rag.files import make_folder, read_bytes
 from invariant_rag.generation.digest import digest_of, environment
 from invariant_rag.locks import ForkSafeLock
 from invariant_rag.shown import shown
@@ -145,10 +145,8 @@ class KeyValueCache:
             self._counts.update([*counts, "misses" if entry is None else "hits"])
             if entry is None:
                 self._remove(stem)
-            elif counts:
+            else:
                 self._remember(stem, entry)
-            elif stem in self._entries:
-                self._entries.move_to_end(stem)
         return entry
 
     def put(self, key: str, entry: Entry) -> None:
@@ -260,10 +258,7 @@ class _Folder:
     namespace: str
 
     def __post_init__(self) -> None:
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:
-            raise UnusableFile(f"cannot make the folder {str(self.path)!r}: {error}", hint="Choose another.") from error
+        make_folder(self.path, 0o700)
 
     def file(self, stem: str) -> Path:
         """Return the path of an entry, or with `*` a pattern for all of the namespace."""
@@ -321,11 +316,7 @@ class _Folder:
 
 
 class PrefixCache:
-    """Loads prefixes of prompts from a cache; missing entries are computed, by a prefiller, and stored.
-
-    With a method whose segments do not attend to each other, each segment is a separate entry; otherwise the whole
-    prefix is one entry, and the missing ones of a batch share a forward pass.
-    """
+    """Loads prefixes of prompts from a cache; missing entries are computed, by a prefiller, and stored."""
 
     def __init__(self, prefiller: Prefiller, cache: KeyValueCache) -> None:
         self._prefiller, self._cache = prefiller, cache
@@ -346,7 +337,7 @@ class PrefixCache:
         return [loaded.get(id(each)) or self._load_segments(each) for each in prefixes]
 
     def _load_whole(self, prefixes: Sequence[PreparedPrompt]) -> list[tuple[DynamicCache, int]]:
-        """Load prefixes, each of which is one entry. Of several that are missing and equal, one is computed."""
+        """Load prefixes, each of which is one entry. Missing ones share a pass; of equal ones, one is computed."""
         keys = [digest_of(self._identity, each.input_ids, each.arrangement) for each in prefixes]
         distinct = dict(zip(keys, prefixes, strict=True))
         entries = {key: self._find(key, len(each.input_ids)) for key, each in distinct.items()}

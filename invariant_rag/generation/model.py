@@ -1,7 +1,6 @@
 """InvariantModel: a Hugging Face causal LM whose output does not depend on the order of the segments.
 
-Invariance is bitwise because segments are sorted into physical order before the input ids are built. One generation:
-`prepare`, load the cached prefix, run the model's own `generate` with arranged attention, collect the outputs.
+Invariance is bitwise because segments are sorted into physical order before the input ids are built.
 """
 
 from __future__ import annotations

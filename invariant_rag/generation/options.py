@@ -29,7 +29,13 @@ def _is_switch(value: Any) -> bool:
     return isinstance(value, int) and value in (0, 1)
 
 
-def _is_stop(value: Any) -> bool:
+def _are_functions(value: Any) -> bool:
+    return is_iterable(value) and not isinstance(value, str | bytes) and all(map(callable, value))
+
+
+def _are_stops(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(isinstance(each, str) and _are_stops(each) for each in value)
     return isinstance(value, str) and 0 < len(value) <= _LONGEST_STOP and replace_surrogates(value) == value
 
 
@@ -38,9 +44,8 @@ _NUMBERS: dict[str, tuple[type, float, float]] = {  # kind, least and most
     **dict.fromkeys(("min_length", "min_new_tokens", "top_k", "top_logprobs"), (int, 0, _MOST)),
     **dict.fromkeys(("encoder_no_repeat_ngram_size", "no_repeat_ngram_size"), (int, 0, _MOST)),
     **dict.fromkeys(("diversity_penalty", "guidance_scale", "length_penalty"), (float, -inf, inf)),
-    **dict.fromkeys(("max_time", "repetition_penalty", "temperature"), (float, 0, inf)),
+    **dict.fromkeys(("encoder_repetition_penalty", "max_time", "repetition_penalty", "temperature"), (float, 0, inf)),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "min_p", "top_h", "top_p", "typical_p"), (float, 0, 1)),
-    "encoder_repetition_penalty": (float, 0, inf),
 }
 _SWITCHES = {
     *("disable_compile", "do_sample", "low_memory", "remove_invalid_values", "renormalize_logits"),
@@ -51,18 +56,9 @@ _TOKENS = {
     *("forced_eos_token_id", "suppress_tokens"),
 }
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # what others may be, in code and in words
-    **dict.fromkeys(
-        ("logits_processor", "stopping_criteria"),
-        (
-            lambda value: is_iterable(value) and not isinstance(value, str | bytes) and all(map(callable, value)),
-            "a list of functions",
-        ),
-    ),
+    **dict.fromkeys(("logits_processor", "stopping_criteria"), (_are_functions, "a list of functions")),
     **dict.fromkeys(_SWITCHES, (_is_switch, "True or False")),
-    "stop_strings": (
-        lambda value: _is_stop(value) or (isinstance(value, list | tuple) and all(map(_is_stop, value))),
-        f"texts of at most {_LONGEST_STOP} characters, none of them empty or no Unicode",
-    ),
+    "stop_strings": (_are_stops, f"texts of at most {_LONGEST_STOP} characters, none of them empty or no Unicode"),
     "streamer": (lambda value: hasattr(value, "put") and hasattr(value, "end"), "an object with put and end"),
     "early_stopping": (
         lambda value: value == "never" if isinstance(value, str) else _is_switch(value),

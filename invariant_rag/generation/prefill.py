@@ -1,8 +1,4 @@
-"""Prefilling: the model's own forward pass over prompts, with arranged attention, after the prefix that a cache holds.
-
-`SharedState` is what all wrappers of one model share; a `Prefiller` belongs to one wrapper, and runs inside
-`Prefiller.exclusive`.
-"""
+"""Prefilling: the model's own forward pass over prompts, with arranged attention, after what a cache holds of them."""
 
 from __future__ import annotations
 
@@ -123,7 +119,7 @@ class PrefillResult:
 
 @dataclass(frozen=True)
 class Prefiller:
-    """Runs a model over prompts with the attention that the choices arrange."""
+    """Runs a model over prompts with the attention that the choices of a wrapper arrange, inside of `exclusive`."""
 
     model: PreTrainedModel
     choices: ResolvedChoices

@@ -175,12 +175,15 @@ def fit_segments(
     Raises:
         ContextOverflow: The prompt is too long, and the strategy is `error` or the texts alone do not fit.
     """
-    sets, limit = list(map(list, ranked)), max_segment_tokens
+    sets, limit, trims = list(map(list, ranked)), max_segment_tokens, overflow == "trim_segments"
+
+    def within(most: int) -> list[list[int]]:
+        return [[min(each, most) if trims or each <= most else 0 for each in lengths] for lengths in sets]
+
     if limit is not None and (longest := max(map(_longest, sets), default=0)) > limit:
         if overflow == "error":
             raise ContextOverflow(f"expected at most max_segment_tokens={limit} tokens in a segment, got {longest}")
-        shortened = limit if overflow == "trim_segments" else 0
-        sets = [[length if length <= limit else shortened for length in lengths] for lengths in sets]
+        sets = within(limit)
     positions = _longest if shares_positions else sum
     total = sum(map(positions, sets))
     if window is None or total <= (available := window - text_tokens - new_tokens):
@@ -191,15 +194,11 @@ def fit_segments(
             f"expected at most {window} tokens, the model's context window; got {text_tokens + total} in "
             f"the prompt ({text_tokens} of text, {total} in {counted}) and {new_tokens} to generate"
         )
-    if overflow == "trim_segments":  # to the largest common length at which they fit
-
-        def cut(length: int) -> list[list[int]]:
-            return [[min(each, length) for each in lengths] for lengths in sets]
-
+    if trims:  # to the largest common length at which they fit
         lengths = range(max(map(_longest, sets)) + 1)  # too long from some length on
-        return cut(bisect_right(lengths, available, key=lambda length: sum(map(positions, cut(length)))) - 1)
+        return within(bisect_right(lengths, available, key=lambda length: sum(map(positions, within(length)))) - 1)
     # What does not fit alone is dropped, then the lowest-ranked that counts, of the set that takes the most positions.
-    sets = [[each if each <= available else 0 for each in lengths] for lengths in sets]
+    sets = within(available)
     while sum(map(positions, sets)) > available:
         largest = max(sets, key=positions)
         at_least = 1 if positions is sum else positions(largest)

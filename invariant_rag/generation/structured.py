@@ -104,11 +104,8 @@ class ToolCalling:
         reasoning = self.form.reasoning
         markers = [*vars(self.form.call_format).values()] if self.offered else []
         markers += [reasoning.open, reasoning.close] if reasoning else []
-        return frozenset(
-            index
-            for index, token in self._tokenizer.added_tokens_decoder.items()
-            if token.special and any(token.content in (each or "") for each in markers)
-        )
+        written, added = "\0".join(filter(None, markers)), self._tokenizer.added_tokens_decoder.items()
+        return frozenset(index for index, token in added if token.special and token.content in written)
 
     def prompt(self, messages: Sequence[Message], query: str | None = None, /, **template_kwargs: Any) -> Prompt:
         """Render a conversation that offers the tools; see `InvariantModel.chat_prompt` and `render_chat`."""
