@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -247,11 +248,8 @@ def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
 def _reference(value: Any) -> str:
     """Return the import path of a class or a function; for what cannot be imported, a token of its own."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if isinstance(module, str) and isinstance(name, str) and module != "__main__":
-        found: Any = sys.modules.get(module)
-        for each in name.split("."):
-            found = getattr(found, each, None)
-        if found is value:
+    with suppress(AttributeError, KeyError, TypeError):  # which is what it raises for names of nothing
+        if module != "__main__" and attrgetter(name)(sys.modules[module]) is value:
             return f"{module}.{name}"
     return f"{type(value).__qualname__}@{_token(value)}"
 

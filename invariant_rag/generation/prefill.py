@@ -24,8 +24,8 @@ from invariant_rag.attention.positions import Alibi, PositionEncoding
 from invariant_rag.attention.probe import probe
 from invariant_rag.cancellation import check_cancelled
 from invariant_rag.errors import CacheWarning, UnsupportedCombination
-from invariant_rag.generation.digest import foreign_code, weights_digest
-from invariant_rag.generation.kv_cache import EntryLayout, PrefixCache, layers_of
+from invariant_rag.generation.digest import digest_of, environment, foreign_code, weights_digest
+from invariant_rag.generation.kv_cache import Entry, EntryLayout, KeyValueCache, layout_of
 from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.interventions import PromptBatch
 from invariant_rag.locks import ForkSafeLock
@@ -310,6 +310,80 @@ class Prefiller:
         with self.attention([prefilled.state]):
             positions = [range(first, first + longest)] * len(rows)
             return self._run(rows, positions, cache, keep=None)
+
+
+class PrefixCache:
+    """Loads prefixes of prompts from a cache; missing entries are computed, by a prefiller, and stored."""
+
+    def __init__(self, prefiller: Prefiller, cache: KeyValueCache) -> None:
+        self._prefiller, self._cache = prefiller, cache
+        choices, shared, model = prefiller.choices, prefiller.shared, prefiller.model
+        computed_by = shared.weights_digest(model), environment(model, prefiller.device)
+        if shared.entry_layout is None or shared.entry_layout[0] != computed_by:
+            shared.entry_layout = computed_by, layout_of(_entry_of(prefiller.prefill_plain([0])))
+        self._token_layout = shared.entry_layout[1]
+        method = (type(choices.method).__qualname__, sorted(vars(choices.method).items()))
+        # Part of every key. Without `deterministic`, the prefixes of a batch may share a pass, and differ by rounding.
+        self._identity = (*computed_by, choices.backend.name, method, choices.deterministic)
+
+    def load(self, prefixes: Sequence[PreparedPrompt]) -> list[tuple[DynamicCache, int]]:
+        """Return the keys and values of prefixes, and how many tokens of each were cached."""
+        by_segment = self._prefiller.choices.method.context_free_segments
+        whole = [each for each in prefixes if not by_segment or len(each.arrangement.layout.sets) > 1]
+        loaded = dict(zip(map(id, whole), self._load_whole(whole), strict=True))
+        return [loaded.get(id(each)) or self._load_segments(each) for each in prefixes]
+
+    def _load_whole(self, prefixes: Sequence[PreparedPrompt]) -> list[tuple[DynamicCache, int]]:
+        """Load prefixes, each of which is one entry. Missing ones share a pass; of equal ones, one is computed."""
+        keys = [digest_of(self._identity, each.input_ids, each.arrangement) for each in prefixes]
+        distinct = dict(zip(keys, prefixes, strict=True))
+        entries = {key: self._find(key, len(each.input_ids)) for key, each in distinct.items()}
+        missing = {key: distinct[key] for key, entry in entries.items() if entry is None}
+        for key, computed in zip(missing, self._prefiller.prefill_uncached([*missing.values()]), strict=True):
+            entries[key] = entry = _entry_of(computed.cache)
+            self._cache.put(key, entry)
+        return [
+            (self._as_cache([entries[key]]), 0 if missing.pop(key, None) else len(each.input_ids))
+            for key, each in zip(keys, prefixes, strict=True)
+        ]
+
+    def _load_segments(self, prefix: PreparedPrompt) -> tuple[DynamicCache, int]:
+        """Load the text before the set, and each segment as the plain model computes it directly after that text."""
+        layout, ids = prefix.arrangement.layout, prefix.input_ids
+        text, entries, cached_tokens = ids[: layout.texts[0]], list[Entry](), 0
+        parts = [((), text)] if text else []
+        for before, tokens in [*parts, *((text, ids[each.start : each.stop]) for each in layout.set_spans[0] if each)]:
+            key = digest_of(self._identity, before, tokens)
+            entry = self._find(key, len(tokens))
+            cached_tokens += 0 if entry is None else len(tokens)
+            if entry is None:
+                cache = self._as_cache(entries[:1] if before else [])
+                entry = _entry_of(self._prefiller.prefill_plain(tokens, len(before), cache), len(before))
+                self._cache.put(key, entry)
+            entries.append(entry)
+        return self._as_cache(entries), cached_tokens
+
+    def _as_cache(self, entries: Sequence[Any]) -> DynamicCache:
+        """Return consecutive entries as one cache."""
+        layers, device = [], self._prefiller.device
+        for layer in zip(*entries, strict=True):
+            sides = [[each.to(device) for each in side] for side in zip(*layer, strict=True)]
+            layers.append(tuple([torch.cat(side, dim=1)[None] for side in sides]))
+        return DynamicCache(layers)
+
+    def _find(self, key: str, tokens: int) -> Entry | None:
+        layout = [[((heads, tokens, size), dtype) for (heads, _, size), dtype in pair] for pair in self._token_layout]
+        return self._cache.get(key, layout)
+
+
+def _entry_of(cache: DynamicCache, start: int = 0) -> Entry:
+    """Return the keys and values of a cache with one row, from token `start` on."""
+    return [(keys[0, :, start:].contiguous(), values[0, :, start:].contiguous()) for keys, values in layers_of(cache)]
+
+
+def layers_of(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the keys and values of each layer, `[B, H_kv, T, D]` each."""
+    return [(layer.keys, layer.values) for layer in cache.layers]
 
 
 def padded(

@@ -89,9 +89,7 @@ class TextStream(Iterator[str]):
     begins if this one must not wait for another.
     """
 
-    generation: Generation | None = (
-        None  # the complete one once the stream is exhausted; None before, and after `close`
-    )
+    generation: Generation | None = None  # once the stream is exhausted; None before, and after `close`
 
     def __init__(
         self,
