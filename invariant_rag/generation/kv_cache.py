@@ -266,12 +266,21 @@ class _Folder:
         return entry
 
     def write(self, stem: str, entry: Entry) -> None:
-        """Write an entry, unless it is larger than the room."""
+        """Write an entry, unless it is larger than the room; the least recently used ones of all namespaces make it."""
         content = write_entry(entry, self.file(stem).name)
         if len(content) > self.max_bytes:
             return
         with self._only_writer():
-            self._make_room(len(content))
+            files = []
+            for path in self._files("invariant-rag-*.safetensors"):
+                with suppress(FileNotFoundError):
+                    files.append((path.stat().st_mtime, path.stat().st_size, path))
+            total = len(content) + sum(size for _, size, _ in files)
+            for _, size, path in sorted(files):
+                if total <= self.max_bytes:
+                    break
+                path.unlink(missing_ok=True)
+                total -= size
             handle, unfinished = mkstemp(".unfinished", "invariant-rag-", self.path)  # has the mode 0600
             try:
                 with os.fdopen(handle, "wb") as file:
@@ -292,19 +301,6 @@ class _Folder:
             for path in self._files("invariant-rag-*.unfinished"):
                 path.unlink(missing_ok=True)
             yield
-
-    def _make_room(self, size: int) -> None:
-        """Remove the least recently used entries of all namespaces until there is room."""
-        files = []
-        for path in self._files("invariant-rag-*.safetensors"):
-            with suppress(FileNotFoundError):
-                files.append((path.stat().st_mtime, path.stat().st_size, path))
-        total = size + sum(each for _, each, _ in files)
-        for _, each, path in sorted(files):
-            if total <= self.max_bytes:
-                break
-            path.unlink(missing_ok=True)
-            total -= each
 
     def _files(self, pattern: str) -> list[Path]:
         return [path for path in self.path.glob(pattern) if path.is_file()]

@@ -66,11 +66,9 @@ def generate_structured(lm: InvariantModel, prompt: Prompt, schema: Any, **kwarg
 class ToolCalling:
     """Tools that a model may call in its answer. One object serves any number of prompts and threads.
 
-    Args:
-        lm: The model.
-        tools: The tools: `Tool`s, or dicts in OpenAI's shape. Without any, answers are parsed for reasoning only.
-        tool_choice: Whether answers hold calls: `auto`, `none`, `required` (or `any`), or those of a tool by its name.
-        parallel: Whether an answer may hold several calls.
+    Tools are `Tool`s, or dicts in OpenAI's shape; without any, answers are parsed for reasoning only. `tool_choice`
+    says whether answers hold calls: `auto`, `none`, `required` (or `any`), or those of a tool by its name; `parallel`,
+    whether an answer may hold several.
     """
 
     def __init__(
