@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from threading import get_ident
 from typing import Any
 
@@ -17,10 +17,11 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag.attention.hook import override_only_over
-from invariant_rag.attention.per_model import cache_keyword
+from invariant_rag.attention.per_model import cache_keyword, input_device, takes_position_ids
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.options import is_set, refusals, resolve_option
 from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.prefill import padded
 from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.generation.streaming import replay
 
@@ -33,8 +34,6 @@ def decode(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
     prompts: Sequence[PreparedPrompt],
-    ids: torch.Tensor,
-    mask: torch.Tensor,
     cache: Cache,
     max_new_tokens: int,
     options: dict[str, Any],
@@ -42,9 +41,15 @@ def decode(
 ) -> list[Generation]:
     """Run the model's own `generate`, which prefills the uncached tokens of the prompts and decodes.
 
-    Each row has a prompt: all of it is in `ids` `[B, L]`, with the mask `[B, L]`; the cache has keys and values of its
-    first tokens, of which `cached_tokens` came from a `KeyValueCache`. The options are from `generation_options`.
+    Each row of the cache has keys and values of the first tokens of a prompt, of which `cached_tokens` came from a
+    `KeyValueCache`. The options are from `generation_options`.
     """
+    rows = list(map(attrgetter("input_ids"), prompts))
+    device, lengths = input_device(model), torch.tensor(list(map(len, rows)))
+    ids = padded(rows, device, options["pad_token_id"])
+    mask = (torch.arange(ids.shape[1], 0, -1) <= lengths[:, None]).long().to(device)
+    if not all(map(attrgetter("is_natural"), prompts)) and takes_position_ids(model):
+        options["position_ids"] = padded(list(map(attrgetter("positions"), prompts)), device)
     top = options.pop("top_logprobs", 0)
     streamers = dict(filter(itemgetter(1), enumerate(options.pop("streamers", ()))))  # of the rows that have one
     recorder = _Recorder(options, top, {} if options["num_beams"] > 1 else streamers)
@@ -69,17 +74,17 @@ def decode(
     generations = []
     for row, sequence in enumerate(output.sequences.tolist()):
         if beams is None:
-            rows, end = repeat(row), recorder.lengths.get(row)
+            at, end = repeat(row), recorder.lengths.get(row)
             tokens, stopped = sequence[start:end], end is not None
         else:  # beams move between rows during the search, so recorded lengths do not apply
-            rows = beams[row]
-            tokens = sequence[start : start + sum(each >= 0 for each in rows)]
+            at = beams[row]
+            tokens = sequence[start : start + sum(each >= 0 for each in at)]
             stopped = len(tokens) < max_new_tokens or tokens[-1] in (options["eos_token_id"] or ())
         generations.append(
             prompts[row // copies].generation(
                 tokenizer,
                 tokens,
-                [chances[own][token] for token, own, chances in zip(tokens, rows, recorder.chances, strict=False)],
+                [chances[own][token] for token, own, chances in zip(tokens, at, recorder.chances, strict=False)],
                 finish_reason="stop" if stopped else "length",
                 cached_tokens=cached_tokens[row // copies] if cached_tokens else 0,
                 top_logprobs=[each[row] for each in recorder.tops[: len(tokens)]],

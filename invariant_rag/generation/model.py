@@ -19,7 +19,6 @@ import torch
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from invariant_rag.attention.hook import PromptState
-from invariant_rag.attention.per_model import takes_position_ids
 from invariant_rag.attention.probe import check_config
 from invariant_rag.checks import check_items, check_number, check_text, is_iterable
 from invariant_rag.errors import ImmutableModel, InvalidChoice, InvalidOption, InvalidPrompt, ModelNotFound
@@ -28,7 +27,7 @@ from invariant_rag.generation.decode import RowSampler, decode, samples_rows
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.options import check_options, check_seed, generation_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.prefill import Prefiller, batch_caches, padded
+from invariant_rag.generation.prefill import Prefiller, batch_caches
 from invariant_rag.generation.prepare import Overflow, PreparedPrompt, prepare
 from invariant_rag.generation.streaming import StopOnEvent, TextQueueStreamer, TextStream
 from invariant_rag.interventions import Intervention
@@ -396,14 +395,8 @@ class InvariantModel:
     def _decode(
         self, prepared: Sequence[PreparedPrompt], max_new_tokens: int, options: dict[str, Any]
     ) -> list[Generation]:
-        prefiller, device = self.prefiller, self.device
-        rows = list(map(attrgetter("input_ids"), prepared))
-        lengths = list(map(len, rows))
+        prefiller, lengths = self.prefiller, list(map(len, map(attrgetter("input_ids"), prepared)))
         padding = [max(lengths) - length for length in lengths]
-        ids = padded(rows, device, options["pad_token_id"])
-        mask = (torch.arange(ids.shape[1]) >= torch.tensor(padding)[:, None]).long().to(device)
-        if not all(map(attrgetter("is_natural"), prepared)) and takes_position_ids(prefiller.model):
-            options["position_ids"] = padded(list(map(attrgetter("positions"), prepared)), device)
         copies = max(options["num_beams"], options["num_return_sequences"])
         # The first forward pass of `generate` prefills one prompt after what its cache has of it, or several without a
         # cache; others are prefilled here.
@@ -414,4 +407,4 @@ class InvariantModel:
         states = [replace(each.state, padding=by) for each, by in zip(prefilled, padding, strict=True)]
         cached = list(map(attrgetter("cached_tokens"), prefilled))
         with prefiller.attention(states, is_whole=is_whole):
-            return decode(prefiller.model, self.tokenizer, prepared, ids, mask, cache, max_new_tokens, options, cached)
+            return decode(prefiller.model, self.tokenizer, prepared, cache, max_new_tokens, options, cached)
