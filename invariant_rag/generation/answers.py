@@ -178,10 +178,8 @@ class Reply:
 def request_fields(request: AnswerRequest, choices: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a request besides messages and prompt, with `choices` to ask for; None: to be left away."""
     if refused := sorted(request.options.keys() - set(_OPTIONS)):
-        raise UnsupportedCombination(
-            f"expected keywords that a server takes, got {', '.join(refused)}",
-            hint="Leave them away, or run the model here, without base_url.",
-        )
+        hint = "Leave them away, or run the model here, without base_url."
+        raise UnsupportedCombination(f"expected keywords that a server takes, got {', '.join(refused)}", hint=hint)
     names = ("temperature", "top_p", "top_k", "min_p", "seed") if request.temperature else ()
     sampling = {name: getattr(request, name) for name in names}
     fields = {

@@ -49,10 +49,8 @@ class _Request:
         self.new_tokens = resolve_max_new_tokens(self.options.get("max_new_tokens"), self.options)
         sequences = resolve_option(self.options, "num_return_sequences", model.generation_config)
         if isinstance(sequences, int) and sequences > 1:
-            raise InvalidChoice(
-                f"num_return_sequences: expected 1, got {sequences}",
-                hint="Call generate several times, or call generate of the model instead of the batcher.",
-            )
+            hint = "Call generate several times, or call generate of the model instead of the batcher."
+            raise InvalidChoice(f"num_return_sequences: expected 1, got {sequences}", hint=hint)
 
     @property
     def abandoned(self) -> bool:

@@ -169,7 +169,5 @@ def _check_cacheable(model: PreTrainedModel, intervention: Intervention | None) 
         wanted = "a model on one device, with its weights in memory,"
         found = f"one that is offloaded or spread over {', '.join(devices) or 'devices'}"
     if wanted:
-        raise UnsupportedCombination(
-            f"expected {wanted} for a key-value cache, got {found}",
-            hint="Use with_cache(None), or another model: without an intervention, on one device (`device_map`).",
-        )
+        hint = "Use with_cache(None), or another model: without an intervention, on one device (`device_map`)."
+        raise UnsupportedCombination(f"expected {wanted} for a key-value cache, got {found}", hint=hint)
