@@ -247,8 +247,9 @@ def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
 
 def _reference(value: Any) -> str:
     """Return the import path of a class or a function; for what cannot be imported, a token of its own."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    with suppress(AttributeError, KeyError, TypeError):  # which is what it raises for names of nothing
+    module: Any = getattr(value, "__module__", None)
+    name: Any = getattr(value, "__qualname__", None)
+    with suppress(AttributeError, KeyError, TypeError):  # of what cannot be imported
         if module != "__main__" and attrgetter(name)(sys.modules[module]) is value:
             return f"{module}.{name}"
     return f"{type(value).__qualname__}@{_token(value)}"
