@@ -238,22 +238,15 @@ def test_the_api_is_left_when_the_client_leaves_and_may_have_another_name_for_th
     assert "max_tokens" not in api.bodies[-1]
 
 
-def test_ready_tells_whether_the_api_answers():
-    with scripted_api() as running, client_of(Upstream(running.url, "far", key="key-1")) as http:
-        assert http.get("/ready").json()["status"] == "ready"
-        assert running.keys == ["Bearer key-1"]
+def test_an_engine_is_built_for_an_api_and_ready_when_that_answers(api, monkeypatch):
+    monkeypatch.setenv("INVARIANT_RAG_UPSTREAM_KEY", "key-2")
+    with client_of(build_engine(EngineConfig("far", upstream=api.url, name="mine"), Settings())) as http:
+        assert (http.get("/ready").json()["status"], api.keys[-1]) == ("ready", "Bearer key-2")
+        assert http.get("/v1/models").json()["data"][0]["id"] == "mine"
     with client_of(Upstream("http://127.0.0.1:9/v1", "far")) as http:
         response = http.get("/ready")
         assert (response.status_code, response.json()["status"]) == (503, "unreachable")
         assert [http.get("/health").status_code, http.post(CHAT, json=body()).status_code] == [200, 502]
-
-
-def test_an_engine_is_built_for_an_api(api, monkeypatch):
-    monkeypatch.setenv("INVARIANT_RAG_UPSTREAM_KEY", "key-2")
-    engine = build_engine(EngineConfig("far", upstream=api.url, method="vote", name="mine"), Settings())
-    engine.check_ready()
-    engine.close()
-    assert (engine.name, api.keys[-1]) == ("mine", "Bearer key-2")
     monkeypatch.setitem(sys.modules, "vllm_invariant_rag", None)  # as if it were not installed
     with pytest.raises(ExtraRequired, match=r'pip install "invariant-rag\[vllm\]"'):
         build_engine(EngineConfig(vllm=api.url), Settings())
