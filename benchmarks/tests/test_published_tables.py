@@ -25,7 +25,7 @@ from invariant_rag_benchmarks.published_tables import (
 )
 from invariant_rag_benchmarks.tasks.judging import SECTIONS
 
-from .conftest import imported
+from .conftest import imported, records
 
 RECORD_METRICS = {"routed", "perplexity", "collisions"}
 
@@ -135,15 +135,6 @@ def test_the_flips_of_a_model_average_to_its_last_column():
 
 
 # --- cells read from records ----------------------------------------------------------------------------------------
-
-
-def records(scores, **more):
-    """One list of scores per variant, one score per question."""
-    return [
-        {"question": str(place), "variant": variant, "group": "", "scores": {"accuracy": score}, **more}
-        for variant, each in scores.items()
-        for place, score in enumerate(each)
-    ]
 
 
 def column(metric, **more):

@@ -18,9 +18,9 @@ from .conftest import imported
 
 
 def test_the_floor_is_what_the_arithmetic_says():
-    eight = SpeedConfig(shape="8b-layer", tokens=3000)
-    assert speed.bidirectional_floor(eight) == pytest.approx(1.05, abs=0.01)
-    assert speed.bidirectional_floor(SpeedConfig(shape="8b-layer", tokens=10_000)) == pytest.approx(1.16, abs=0.01)
+    for tokens, floor in ((3000, 1.05), (10_000, 1.16)):
+        found = speed.bidirectional_floor(SpeedConfig(shape="8b-layer", tokens=tokens))
+        assert found == pytest.approx(floor, abs=0.01)
 
 
 @pytest.mark.parametrize(("tokens", "segments"), [(300, 2), (2500, 20), (2500, 200)])
@@ -107,12 +107,12 @@ def test_every_method_is_measured_unless_some_are_named_and_a_device_that_is_not
 # --- on a server ---
 
 
-def test_every_system_is_asked_in_every_round_and_tenants_are_new(chat_llama, tokenizer):
+def test_every_system_is_asked_in_every_round_and_tenants_are_new(lm):
     tenants = []
 
     def connect(tenant):
         tenants.append(tenant)
-        return InvariantModel(chat_llama, tokenizer, method="rotor")
+        return lm
 
     config = ServingConfig(clients=(1, 2), questions=(1, 2), requests=2, segments=2, new_tokens=2, rounds=2)
     measured = speed.measure_serving(connect, config)
