@@ -1,7 +1,6 @@
 """Files of every benchmark in miniature, in the formats of the real ones, and a tiny model that reads them."""
 
 import gzip
-import importlib.util
 import json
 import os
 import zipfile
@@ -14,6 +13,8 @@ from pyarrow import Table, parquet
 
 from invariant_rag_benchmarks import BENCHMARKS, Selection
 from invariant_rag_benchmarks.data import DataSource
+
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 ORACLE = [
     {
@@ -118,19 +119,6 @@ def records(scores, metric="accuracy", answers=(), **more):
     for record, answer in zip(made, answers, strict=bool(answers)):
         record["answer"] = answer
     return [{"group": "", "dropped": 0, "trimmed": 0, **record, **more} for record in made]
-
-
-def imported(path):
-    """A script as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 @pytest.fixture(scope="session")

@@ -50,47 +50,30 @@ def case(*gold, variant="0", candidates=()):
             ("timeline", ("II", "I", "III"), output, {"accuracy": 0})
             for output in ("III, I, II", "I think so", "9" * 5000)
         ),
-        (  # the official file has Arabic numerals, and events have dates
-            "timeline",
-            ("2", "1", "3"),
-            "2. Guadalupe: 11 December 1965.\n1. Arcos: 7 November 1966.\n3. Carmona: 1976, 3 floors.",
-            {"accuracy": 1},
-        ),
+        # The official file has Arabic numerals, and events have dates.
+        ("timeline", ("2", "1", "3"), "2. On 11 May 1965.\n1. On 7 May 1966.\n3. In 1976, 3 floors.", {"accuracy": 1}),
         ("timeline", ("3", "5", "1", "4", "2"), "The order is 3, 5, 1, 4, 2.", {"accuracy": 1}),
         ("timeline", ("2", "1"), "Event 2 came before event 1.", {"accuracy": 1}),
         ("timeline", ("(2)", "(1)"), "2, 1", {"accuracy": 1}),
         ("timeline", ("2", "1", "3"), "The correct order is II, I and III.", {"accuracy": 1}),
         ("timeline", ("2", "1", "3"), "1 -> 2 -> 3", {"accuracy": 0}),
-        (
-            "reward-bench",
-            ("B",),
-            'I shall say "[[A]]" or "[[B]]".\nA is short, [[A]]?\nFinal verdict: [[B]]',
-            {"accuracy": 1},
-        ),
+        ("reward-bench", ("B",), 'I say "[[A]]" or "[[B]]".\nA is short, [[A]]?\nVerdict: [[B]]', {"accuracy": 1}),
         ("reward-bench", ("A",), "Both are fine. [[A]]", {"accuracy": 1}),
         ("reward-bench", ("B",), "[[A]]", {"accuracy": 0}),
         ("llmbar", ("A",), "[[A]] or [[B]]", {"accuracy": 0.5}),
         ("llmbar", ("A",), "Neither.", {"accuracy": 0.5}),
+        ("longbench: qasper", ("no", "a big town"), "Big city", {"score": 0.5}),
+        ("longbench: triviaqa", ("Rome",), "\nRome\nQuestion: more", {"score": 1}),
+        ("longbench: passage_retrieval_en", ("Paragraph 7",), "Paragraph 7, not 3", {"score": 0.5}),
+        ("longbench: passage_count", ("12",), "none", {"score": 0}),
+        ("longbench: trec", ("Food", "Food", "Fast Food", "Sport"), "Food or Sport\nSport", {"score": 0.5}),
+        ("longbench: trec", ("Fast Food", "Food", "Fast Food", "Sport"), "Fast Food", {"score": 1}),
+        ("longbench: lcc", ("return x",), "# here\n```python\nreturn x\nreturn y", {"score": 1}),
     ],
 )
 def test_an_output_gets_the_score_that_was_worked_out_by_hand(name, gold, output, scores):
-    assert BENCHMARKS[name].score(case(*gold), output).scores == pytest.approx(scores)
-
-
-@pytest.mark.parametrize(
-    ("task", "gold", "output", "expected"),
-    [
-        ("qasper", ("no", "a big town"), "Big city", 0.5),
-        ("triviaqa", ("Rome",), "\nRome\nQuestion: more", 1),
-        ("passage_retrieval_en", ("Paragraph 7",), "Paragraph 7, not 3", 0.5),
-        ("passage_count", ("12",), "none", 0),
-        ("trec", ("Food", "Food", "Fast Food", "Sport"), "Food or Sport\nSport", 0.5),
-        ("trec", ("Fast Food", "Food", "Fast Food", "Sport"), "Fast Food", 1),
-        ("lcc", ("return x",), "# here\n```python\nreturn x\nreturn y", 1),
-    ],
-)
-def test_a_longbench_task_is_scored_with_its_metric(task, gold, output, expected):
-    assert BENCHMARKS["longbench"].score(replace(case(*gold), group=task), output).scores == {"score": expected}
+    name, _, task = name.partition(": ")
+    assert BENCHMARKS[name].score(replace(case(*gold), group=task), output).scores == pytest.approx(scores)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The speed benchmark: what it measures is there, and ratios are of the same run. Nothing here judges a time."""
 
 import json
+import runpy
 from itertools import product
 from pathlib import Path
 
@@ -13,8 +14,6 @@ from typer.testing import CliRunner
 
 from invariant_rag_benchmarks import speed
 from invariant_rag_benchmarks.config import ServingConfig, SpeedConfig
-
-from .conftest import imported
 
 
 def test_the_floor_is_what_the_arithmetic_says():
@@ -57,7 +56,7 @@ def test_the_command_writes_a_table_and_json(tmp_path):
     assert "120 tokens in 3 segments, 120 tokens in 5 segments, shape tiny" in result.stderr.splitlines()[0]
     assert "rotor, warm set" in result.output
     measured = json.loads((tmp_path / "speed.json").read_text())
-    script = imported(Path(__file__).parents[2] / "cookbook" / "costs" / "gpu.py")
+    script = runpy.run_path(str(Path(__file__).parents[2] / "cookbook" / "costs" / "gpu.py"))
     assert [each["setting"]["segments"] for each in measured] == [3, 5]
     for each in measured:
         plain, *others = each["rows"]
@@ -68,9 +67,9 @@ def test_the_command_writes_a_table_and_json(tmp_path):
         assert flops["plain"] == 1.0
         assert all(len(row["prefill"]["seconds"]) == 2 and row["ratios"]["prefill"] > 0 for row in others)
         assert each["environment"]["backend"] == "sdpa"
-        rows = script.rows_of(each)
+        rows = script["rows_of"](each)
         assert [row[3] for row in rows] == [row["name"] for row in others]
-        assert {len(row) for row in rows} == {len(script.HEAD)}
+        assert {len(row) for row in rows} == {len(script["HEAD"])}
 
 
 def test_flops_are_those_of_the_arithmetic():

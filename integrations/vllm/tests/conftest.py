@@ -30,18 +30,13 @@ from tests.pairs import Pair
 from tests.servers import Server, engine
 from vllm_invariant_rag import VLLMBackend
 
-_SERVER, _FAMILIES = pytest.StashKey(), pytest.StashKey()
+torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items):
     """Run last what needs other processes, and the restart of the server after everything: starting takes long."""
     late = ("restarts", "server", "families")
     items.sort(key=lambda item: [each in (*getattr(item, "fixturenames", ()), *item.name.split("_")) for each in late])
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -69,27 +64,27 @@ def pair(lm, llm):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _launched(request, tmp_path_factory):
+def launched(request, tmp_path_factory):
     """Launch what takes long to start, while the tests before those that need it run."""
     wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-    stash = request.config.stash
+    found = {}
     with ExitStack() as stack:
         if "families" in wanted:
             told = tmp_path_factory.mktemp("families") / "told"
             command = [sys.executable, "-m", "tests.family", str(told.parent)]
             with told.open("wb") as output:
                 options = {"cwd": Path(__file__).parents[1], "stdout": output, "stderr": output}
-                stash[_FAMILIES] = subprocess.Popen(command, **options), told
-            stack.callback(stash[_FAMILIES][0].kill)
+                found["families"] = subprocess.Popen(command, **options), told
+            stack.callback(found["families"][0].kill)
         if "server" in wanted:
-            stash[_SERVER] = stack.enter_context(Server(tmp_path_factory.mktemp("server") / "log"))
-        yield
+            found["server"] = stack.enter_context(Server(tmp_path_factory.mktemp("server") / "log"))
+        yield found
 
 
 @pytest.fixture(scope="session")
-def families(request):
+def families(launched):
     """What `tests.family` tells, by case."""
-    process, told = request.config.stash[_FAMILIES]
+    process, told = launched["families"]
     process.wait(600)
     found, text = defaultdict(list), told.read_text(errors="replace")
     assert "Traceback" not in text, text[-4000:]
@@ -101,11 +96,10 @@ def families(request):
 
 
 @pytest.fixture(scope="session")
-def server(request):
+def server(launched):
     """A vLLM server, with blocks of vLLM's own choice."""
-    running = request.config.stash[_SERVER]
-    running.wait()
-    return running
+    launched["server"].wait()
+    return launched["server"]
 
 
 @pytest.fixture(scope="session")
