@@ -116,6 +116,7 @@ def test_what_else_is_in_a_case(load):
     assert {case.gold for case in load(LOST, source="printed.jsonl", documents=3)} == {("ann", "ANN")}, "of the oracle"
     plain = BENCHMARKS[LOST].parse_settings({"template": "plain"})
     assert next(plain.cases("q", "Who?", ["a"], {"0": [("", "Here.")]})).segments == ("Document: Here.\n",)
+    assert {case.query for case in load("key-value")} == {"key1", "key4"}
     for case in load("mmlu"):
         scores = [BENCHMARKS["mmlu"].score(case, letter).scores["accuracy"] for letter in case.candidates]
         assert scores == [float(text == f"{text[0]}. {'wxyzwx'[int(case.question)]}\n") for text in case.segments]
