@@ -24,14 +24,15 @@ HOURS ?= 0
 LOWEST_VENV ?= .venv-lowest
 LOWEST_TESTS ?= tests/test_package.py tests/laws/test_published.py \
   tests/laws/test_invariance.py::test_every_permutation_of_four_segments_gives_the_same_bits \
-  tests/generation/test_model.py tests/rag/test_retrieval.py tests/rag/test_documents.py tests/models/test_embedders.py \
-  tests/orderings/test_relevance.py tests/cli/test_ask.py tests/audit/test_auditing.py
+  tests/generation/test_model.py tests/rag/test_retrieval.py tests/rag/test_documents.py \
+  tests/models/test_models.py::test_an_embedder_comes_from_the_cache_the_wheel_or_the_hub \
+  tests/models/test_models.py::test_a_folder_is_loaded_as_it_is_or_refused_by_its_name \
+  tests/orderings/test_orderings.py tests/cli/test_ask.py tests/audit/test_auditing.py
 
 # `make test-rounding`: tests whose bounds are computed by invariant_rag.testing.rounding, of every kind of sum, and of the
 # families that differ in sums: experts, soft caps, sinks, ALiBi, windows, interleaved rotation, scaled frequencies.
 ROUNDING_TESTS ?= tests/testing/test_rounding.py tests/attention/test_backends.py tests/interventions/test_interventions.py \
   tests/laws/test_families.py::test_sdpa_agrees_with_the_reference tests/laws/test_published.py \
-  tests/attention/test_positions.py \
   -k "not test_families or mixtral or gemma2 or gpt_oss or bloom or mistral or helium or yarn"
 
 # KEEP_TORCH=1 takes the torch of constraints.txt all the same. The lowest one has a CPU build only where TORCH_INDEX has
@@ -109,7 +110,7 @@ test-clients: $(VENV)/.test $(CLIENTS_VENV)/.clients ## Ask the server with open
 test-gpu: $(VENV)/.test ## Run the tests that need a CUDA device; without one, say so
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/gpu
 
-bench-gpu: $(VENV)/.test ## Measure RoToR and PINE on a CUDA device into cookbook/costs/gpu.md; without one, say so
+bench-gpu: $(VENV)/.test ## Measure RoToR and PINE on a CUDA device into cookbook/costs/gpu.md, short prompts first; without one, say so
 	HF_HUB_OFFLINE=1 $(BIN)/python cookbook/costs/gpu.py
 
 # Old and new releases warn of each other; only here is a warning no error.
@@ -153,7 +154,7 @@ figures: $(VENV)/.test ## Draw the figures of the documentation anew
 
 docs: $(VENV)/.dev $(VENV)/.integrations ## Write the generated tables of docs and READMEs anew
 	HF_HUB_OFFLINE=1 $(BIN)/python .ci/tables.py
-	cd integrations/langchain && HF_HUB_OFFLINE=1 $(abspath $(BIN))/python -m tests.test_entries
+	cd integrations/langchain && HF_HUB_OFFLINE=1 PYTHONPATH=../../tests/frameworks $(abspath $(BIN))/python -m tests.test_entries
 
 embedded: $(VENV)/.embedded ## Train the embedded models anew and measure them (two cores: about three hours)
 	cd cookbook/embedded && export HF_HUB_OFFLINE=1 && python=$(abspath $(BIN))/python && out=../../invariant_rag/models/embedded \

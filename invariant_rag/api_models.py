@@ -24,7 +24,7 @@ from invariant_rag.labels import Labels, labels_of
 from invariant_rag.orderings import Candidate, Ordering, resolve_ordering
 from invariant_rag.prompts import Turn, recognize
 from invariant_rag.prompts.turns import merge_texts
-from invariant_rag.segments import Segment, SegmentSet, document_rendering, plain_rendering, verdict
+from invariant_rag.segments import Segment, SegmentSet, document_rendering, is_invariant, plain_rendering
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class PlainRequest:
             "trimmed": [],
             "cached_tokens": 0,
             "method": method,
-            "invariant": verdict(map(len, self.sets), recognized=recognized),
+            "invariant": is_invariant(map(len, self.sets), recognized=recognized),
         }
 
 

@@ -223,7 +223,7 @@ class SegmentSet(Sequence[Segment]):
         return f"SegmentSet({list(self._segments)!r})"
 
 
-def verdict(sizes: Iterable[int], *, sorts: bool = True, recognized: bool = True) -> bool | None:
+def is_invariant(sizes: Iterable[int], *, sorts: bool = True, recognized: bool = True) -> bool | None:
     """Return whether the order in which documents were listed cannot change what a model gets; None: no documents.
 
     Several sets of one segment each may be one set that was not understood: they keep the order given. `sizes` are

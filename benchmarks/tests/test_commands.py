@@ -197,8 +197,22 @@ def test_a_wrong_argument_of_a_config_is_a_typed_error(name):
             BenchmarkConfig("mmlu", **{name: wrong})
 
 
-def test_the_tab_key_completes_the_names_of_tables():
-    command = typer.main.get_command(reproduce.app)
-    (table,) = (each for each in command.params if each.name == "table")
-    offered = [each.value for each in table.shell_complete(typer.Context(command), "pine")]
-    assert offered == [name for name in published_tables() if name.startswith("pine")] != []
+COMPLETING = """
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = None
+import typer
+from invariant_rag_benchmarks.commands import bench, reproduce
+commands = {**typer.main.get_command(bench.app).commands, "reproduce": typer.main.get_command(reproduce.app)}
+for name, command in commands.items():
+    for each in command.params:
+        typed = "pine" if each.name == "table" else "ro" if "--method" in each.opts else ""
+        if typed:
+            print(name, *[offered.value for offered in each.shell_complete(typer.Context(command), typed)])
+"""
+
+
+def test_the_tab_key_completes_the_methods_of_every_command_and_the_names_of_tables_without_torch():
+    done = subprocess.run([sys.executable, "-c", COMPLETING], capture_output=True, text=True, check=True)
+    tables = " ".join(name for name in published_tables() if name.startswith("pine"))
+    expected = {**dict.fromkeys((*BENCHMARKS, "speed", "vllm"), "rotor"), "reproduce": tables}
+    assert dict(line.partition(" ")[::2] for line in done.stdout.splitlines()) == expected

@@ -250,3 +250,6 @@ def test_the_page_of_the_effect_and_the_line_of_the_demo_are_written_from_the_fi
     assert f"measured on {measured['date']}, not just now" in said
     flips = measured["readers"]["plain model"]["flips"]
     assert f"plain model {100 * flips['value']:.1f} ({100 * flips['low']:.1f} to" in said
+    plain, rotor = (measured["readers"][name] for name in ("plain model", "RoToR"))
+    assert f"**{100 * flips['value']:.1f}%** plain, **{100 * rotor['flips']['value']:.0f}** RoToR" in README
+    assert f"accuracy {100 * plain['mean']['value']:.1f} and {100 * rotor['mean']['value']:.1f}%" in README

@@ -1,54 +1,36 @@
 """Measure RoToR and PINE against the plain model on a GPU, and write gpu.md: `make bench-gpu`.
 
-Every setting is one run of `invariant-rag bench speed`; its ratios are of alternating runs. Random weights.
+Every setting is what one `invariant-rag bench speed` measures: ratios of alternating runs, with random weights.
+The page is written after every setting, short prompts first: stop when you have seen enough.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
+import gc
 import sys
-import tempfile
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from invariant_rag.attention.varlen import Varlen
+from invariant_rag_benchmarks.config import SpeedConfig
+from invariant_rag_benchmarks.speed import environment, measure
 
 PAGE = Path(__file__).parent / "gpu.md"
-SHAPES = ("1b", "8b")
-HEAD_SIZES = (64, 128)  # of these shapes
 TOKENS = (2500, 8192, 32_768, 131_072)
+SHAPES = ("1b", "8b")
 SEGMENTS = (5, 20, 100)
-HEAD = ["shape", "tokens", "segments", "method", "first token", "floor", "further tokens", "peak memory"]
-
-
-def measure(shape: str, tokens: int, segments: int, folder: Path) -> list[list[str]]:
-    """Return the rows of one setting."""
-    settings = {"shape": shape, "tokens": tokens, "segments": segments, "device": "cuda", "dtype": "bfloat16"}
-    words = [f"--{name}={value}" for name, value in settings.items()]
-    program = Path(sys.executable).with_name("invariant-rag")
-    command = [str(program), "bench", "speed", *words, "--method=rotor", "--method=pine"]
-    done = subprocess.run(  # noqa: S603 - our own program
-        [*command, f"--out={folder}"], check=False, capture_output=True, text=True
-    )
-    if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1:] or ["?"]
-        return [[shape, f"{tokens:,}", str(segments), "not measured: " + reason[0], *[""] * (len(HEAD) - 4)]]
-    (found,) = json.loads((folder / "speed.json").read_text(encoding="utf-8"))
-    return rows_of(found)
+METHODS = ("rotor", "pine")
+HEAD = ["tokens", "shape", "segments", "method", "first token", "floor", "further tokens", "peak memory"]
 
 
 def rows_of(found: dict[str, Any]) -> list[list[str]]:
-    """Return the rows of what `bench speed` found for one setting."""
-    setting, rows = found["setting"], []
+    """Return the rows of what was measured in one setting."""
+    setting, floor, rows = found["setting"], f"{found['floor']:.2f}", []
     for row in found["rows"][1:]:
-        ratios = row["ratios"]
-        peak = "?" if ratios["peak"] is None else f"{ratios['peak']:.2f}"
-        cells = [f"{ratios['prefill']:.2f}", f"{found['floor']:.2f}", f"{ratios['decode']:.2f}", peak]
-        rows.append([setting["shape"], f"{setting['tokens']:,}", str(setting["segments"]), row["name"], *cells])
+        ratios = {name: "?" if ratio is None else f"{ratio:.2f}" for name, ratio in row["ratios"].items()}
+        cells = [f"{setting['tokens']:,}", setting["shape"], str(setting["segments"]), row["name"]]
+        rows.append([*cells, ratios["prefill"], floor, ratios["decode"], ratios["peak"]])
     return rows
 
 
@@ -56,19 +38,25 @@ def main() -> None:
     """Measure everything, or say that there is no GPU."""
     if not torch.cuda.is_available():
         sys.exit("no CUDA device: nothing was measured, and gpu.md was not written")
-    rows = []
-    for shape, tokens, segments in product(SHAPES, TOKENS, SEGMENTS):
-        with tempfile.TemporaryDirectory() as folder:
-            rows += measure(shape, tokens, segments, Path(folder))
-    kernels = {
-        Varlen().kernel_for(torch.device("cuda", torch.cuda.current_device()), torch.bfloat16, size).name
-        for size in HEAD_SIZES
-    }
-    device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, random weights"
-    device += f", kernel {', '.join(sorted(kernels))}"
-    table = [HEAD, ["---"] * len(HEAD), *rows]
-    lines = [f"# On a GPU\n\n{device}. Ratios to the plain model.\n", *(f"| {' | '.join(row)} |" for row in table)]
-    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    about, backends, rows = environment("cuda"), set[str](), list[list[str]]()
+    for tokens, shape, segments in product(TOKENS, SHAPES, SEGMENTS):
+        config = SpeedConfig(shape=shape, tokens=tokens, segments=segments, device="cuda", dtype="bfloat16")
+        try:
+            found = measure(config, METHODS)
+        except torch.OutOfMemoryError as error:
+            reason = f"not measured: {str(error).partition('.')[0]}"
+            more = [[f"{tokens:,}", shape, str(segments), reason, *[""] * (len(HEAD) - 4)]]
+        else:
+            backends.add(found["environment"]["backend"])
+            more = rows_of(found)
+        gc.collect()
+        torch.cuda.empty_cache()
+        rows += more
+        versions = f"torch {about['torch']}, transformers {about['transformers']}"
+        text = f"{about['device']}, {versions}, bfloat16, random weights, backend {', '.join(sorted(backends)) or '?'}."
+        table = [f"| {' | '.join(row)} |" for row in (HEAD, ["---"] * len(HEAD), *rows)]
+        PAGE.write_text("\n".join([f"# On a GPU\n\n{text} Ratios to the plain model.\n", *table, ""]), encoding="utf-8")
+        print(*table[-len(more) :], sep="\n", flush=True)
 
 
 if __name__ == "__main__":

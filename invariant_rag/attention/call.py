@@ -73,7 +73,8 @@ class AttentionCall:
     @cached_property
     def max_split(self) -> float:
         """Most keys to which attention may be computed in parts: all of them for plain softmax attention on a CPU."""
-        is_plain = self.softcap is None and self.sinks is None and self.dropout == 0.0 and not self.has_gradients()
+        is_plain = self.softcap is None and self.sinks is None and self.dropout == 0.0
+        is_plain = is_plain and not (torch.is_grad_enabled() and self.has_gradients())
         is_fused = self.queries.device.type == "cpu" and self.queries.shape[-1] >= self.values.shape[-1]
         return (self.sliding_window or inf) if is_plain and is_fused else 0
 
@@ -89,8 +90,8 @@ class AttentionCall:
         return self.scratch[name]
 
     def has_gradients(self) -> bool:
-        """Return whether gradients flow through this layer."""
-        return torch.is_grad_enabled() and any(each.requires_grad for each in (self.queries, self.keys, self.values))
+        """Return whether gradients flow through this layer, where they are enabled."""
+        return any(each.requires_grad for each in (self.queries, self.keys, self.values))
 
 
 class Backend(Protocol):

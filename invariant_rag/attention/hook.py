@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedConfig, PreTrainedModel
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from invariant_rag.arrangement import Arrangement
@@ -42,23 +42,21 @@ def active_attention() -> AttentionFunction | None:
 
 
 @contextmanager
-def override_attention(
-    model: PreTrainedModel, attention: AttentionFunction, *, until_layer: int | None = None
-) -> Iterator[None]:
+def override_attention(model: PreTrainedModel, attention: AttentionFunction, *, once: bool = False) -> Iterator[None]:
     """Run the model's layers with another attention function; restore the model afterwards.
 
-    With `until_layer`, restore it as soon as that layer has attended. Not to be entered twice for one model at a time:
+    With `once`, restore it as soon as one forward pass has used it. Not to be entered twice for one model at a time:
     callers hold the model's lock.
     """
     with ExitStack() as restore:
 
-        def once(inputs: LayerInputs) -> torch.Tensor:
-            out = attention(inputs)
-            if inputs.layer == until_layer:
+        def ended(*_: object) -> None:
+            if _active.get() is attention:  # else it is a pass of another thread, or of a callback
                 restore.close()
-            return out
 
-        restore.callback(_active.reset, _active.set(attention if until_layer is None else once))
+        if once:
+            restore.callback(model.register_forward_hook(ended).remove)
+        restore.callback(_active.reset, _active.set(attention))
         inline = inline_attention(model)
         for module, way in inline:
             restore.enter_context(replaced(module, way, active_attention))
@@ -86,17 +84,20 @@ def override_only_over(model: PreTrainedModel, cache: Cache) -> Iterator[None]:
     So a logits processor or a stopping criterion may call the model while it decodes.
     """
     attention, thread = _active.get(), get_ident()
-    suspended: list[AbstractContextManager[None]] = []
+    suspended: list[tuple[AbstractContextManager[None], bool]] = []
 
     def before(_model: object, _args: object, kwargs: dict[str, Any]) -> None:
         if get_ident() == thread:
-            other = cache_of(kwargs) is not cache and _active.get() is attention
-            suspended.append(own_attention() if other else nullcontext())
-            suspended[-1].__enter__()
+            is_used = _active.get() is attention
+            suspended.append((own_attention() if is_used and cache_of(kwargs) is not cache else nullcontext(), is_used))
+            suspended[-1][0].__enter__()
 
     def after(*_: object) -> None:
         if get_ident() == thread:
-            suspended.pop().__exit__(None, None, None)
+            block, was_used = suspended.pop()
+            block.__exit__(None, None, None)
+            if was_used and _active.get() is not attention:  # it was for this pass alone
+                hooks.close()
 
     with ExitStack() as hooks:
         if attention is not None:
@@ -162,7 +163,8 @@ def _mask_over(original: str) -> Callable[..., torch.Tensor | None]:
     def mask(**options: Any) -> torch.Tensor | None:
         if _active.get() is None:
             return cast("torch.Tensor | None", ALL_MASK_ATTENTION_FUNCTIONS[original](**options))
-        window = _sliding_window(options["mask_function"])
+        visible = options["mask_function"]
+        window = None if visible is causal_mask_function else _sliding_window(visible)
         # Arrangements decide what is visible. The mask only has to carry the window: the shape of an empty tensor does.
         return None if window is None else torch.empty((1, 1, window, 0), device=options.get("device", "cpu"))
 

@@ -37,7 +37,7 @@ class SDPA:
         for rows in _batches(call, arrangement.rows_from(call.query_start, call.keys.shape[1])):
             start, stop = rows[0].queries.start - call.query_start, rows[-1].queries.stop - call.query_start
             if len(rows) > 1:
-                out[:, start:stop] = _attend_neighbours(call, rows)
+                out[:, start:stop] = _attend_neighbours(call, call.queries[:, start:stop], rows)
             else:
                 out[:, start:stop] = attend_ranked(call, *rows) if rows[0].ranked else attend_row(call, *rows)
         return out
@@ -62,9 +62,8 @@ def _batches(call: AttentionCall, rows: Sequence[Row]) -> list[tuple[Row, ...]]:
     return [*batches, tuple(batch)] if batch else batches
 
 
-def _attend_neighbours(call: AttentionCall, rows: tuple[Row, ...]) -> torch.Tensor:
-    """Return the attention outputs `[H, Q, D_v]` of several neighbouring rows."""
-    queries = call.queries_of(Span(rows[0].queries.start, rows[-1].queries.stop))
+def _attend_neighbours(call: AttentionCall, queries: torch.Tensor, rows: tuple[Row, ...]) -> torch.Tensor:
+    """Return the attention outputs `[H, Q, D_v]` of several neighbouring rows, whose queries these are."""
     shape = _neighbours(rows, queries.device)
     keys, values = rotated_keys(call, shape.runs)
     states = [partial_attention(queries, keys, values, scaling=call.scaling, mask=shape.mask)]

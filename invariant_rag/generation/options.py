@@ -178,8 +178,9 @@ def resolve_option(kwargs: Mapping[str, Any], name: str, *fallbacks: object) -> 
 
 def resolve_max_new_tokens(max_new_tokens: int | None, kwargs: Mapping[str, Any]) -> int:
     """Resolve the number of new tokens, at least 1: the argument, then `generation_config`, else 64."""
-    resolved = resolve_option({**kwargs, "max_new_tokens": max_new_tokens}, "max_new_tokens")
-    return 64 if resolved is None else check_number("max_new_tokens", resolved, 1, error=InvalidOption)
+    if max_new_tokens is None:
+        max_new_tokens = getattr(kwargs.get("generation_config"), "max_new_tokens", None)
+    return 64 if max_new_tokens is None else check_number("max_new_tokens", max_new_tokens, 1, error=InvalidOption)
 
 
 def is_set(value: Any) -> bool:
@@ -207,8 +208,9 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
     config = kwargs.get("generation_config")
     if not isinstance(config, GenerationConfig | None):
         raise _unexpected("generation_config", "a GenerationConfig of transformers", config)
-    own = _chosen(config).items()
-    given = {name: value for name, value in own if name in _NUMBERS or name in _SWITCHES} | _chosen(kwargs)
+    checked = _NUMBERS.keys() | _SWITCHES
+    own = {} if config is None else {name: each for name, each in _chosen(config).items() if name in checked}
+    given = own | _chosen(kwargs)
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     for name, value in given.items():
         kind, least, most = _NUMBERS.get(name, (None, 0, 0))

@@ -43,7 +43,7 @@ class Generation:
         labels: Label of a document in the prompt, such as the 2 of `[2]` -> index of its segment in `prompt.segments`.
             The text stays as the model wrote it.
         invariant: Whether the order in which the segments were listed could not change the answer; None without
-            segments. It is the same for all orders of the same segments; see `invariant_rag.segments.verdict`.
+            segments. It is the same for all orders of the same segments; see `invariant_rag.segments.is_invariant`.
         bitwise: Whether no bit of it depends on what else was decoded: False for a prompt that was decoded in a batch
             with those of others, without `deterministic=True`.
         top_logprobs: For each generated token, the `top_logprobs` most likely ones with their log-probabilities.

@@ -198,7 +198,7 @@ class Prefiller:
         if all(map(attrgetter("arrangement.is_plain"), prompts)):
             return nullcontext()
         attention = ArrangedAttention(prompts, self.choices.backend, rotations, last_text_only)
-        return override_attention(self.model, attention, until_layer=len(rotations) - 1 if once else None)
+        return override_attention(self.model, attention, once=once)
 
     def attention(self, prompts: Sequence[PromptState], *, is_whole: bool = False) -> AbstractContextManager[None]:
         """Use arranged attention while decoding after prompts, if it is not stock, and while prefilling whole ones."""

@@ -16,7 +16,7 @@ from invariant_rag.generation.outputs import Generation, Usage
 from invariant_rag.labels import Labels, labels_of
 from invariant_rag.prompts import tokenize_in_slots, tokenize_prompt
 from invariant_rag.prompts.tokenization import CUT
-from invariant_rag.segments import Prompt, verdict
+from invariant_rag.segments import Prompt, is_invariant
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -160,7 +160,7 @@ def prepare(
         trimmed=tuple(sorted(trimmed)),
         method=choices.method.name,
         labels=labels,
-        invariant=verdict(map(len, ranks), sorts=choices.ordering.invariant),
+        invariant=is_invariant(map(len, ranks), sorts=choices.ordering.invariant),
     )
 
 

@@ -1,19 +1,16 @@
 """Commands, asked through typer's runner."""
 
-from __future__ import annotations
-
-from click.testing import Result
 from typer.testing import CliRunner
 
 from invariant_rag.cli import app
 
 
-def run(*arguments: object) -> Result:
+def run(*arguments):
     """Run a command."""
     return CliRunner().invoke(app, [str(each) for each in arguments])
 
 
-def refused(*arguments: object) -> str:
+def refused(*arguments):
     """Return the error of a command that is refused, in one line: nothing is on stdout, and there is no traceback."""
     result = run(*arguments)
     assert isinstance(result.exception, SystemExit), result.exception

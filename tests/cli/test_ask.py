@@ -1,15 +1,9 @@
 """Claims about `ask`, through typer's runner with real retrievers and a tiny model, and about what it prints."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import ClassVar
 
 import pytest
-from click.testing import Result
 
 from invariant_rag.audit.order_check import OrderCheck
 from invariant_rag.cli.ask import EXAMPLE_DOCUMENTS, EXAMPLE_QUESTION, _print_check, _print_citations
@@ -21,21 +15,20 @@ from tests.cli.conftest import refused, run
 
 QUESTION = "Who built the mill of Brenn?"
 KEYS = "question model answer citations segments order dropped trimmed finish_reason usage timings order_check".split()
-Run = Callable[..., Result]
 
 
 class Pretended(Given):
     """Says that it is invariant, and keeps the order given."""
 
-    name: ClassVar[str] = "pretended"
-    invariant: ClassVar[bool] = True
+    name = "pretended"
+    invariant = True
 
 
 @pytest.fixture
-def ask(docs: Path, tiny_folder: Path) -> Run:
+def ask(docs, tiny_folder):
     """Ask the tiny model over the documents, with BM25 and short answers."""
 
-    def asked(*options: object) -> Result:
+    def asked(*options):
         fixed = ("--docs", docs, "--model", tiny_folder, "--retriever", "bm25", "--k", 4, "--max-new-tokens", 8)
         result = run("ask", QUESTION, *fixed, *options)
         assert result.exit_code in (0, 1), result.output
@@ -44,16 +37,15 @@ def ask(docs: Path, tiny_folder: Path) -> Run:
     return asked
 
 
-def test_ask_prints_an_answer_and_what_it_was_made_of(ask: Run) -> None:
+def test_ask_prints_an_answer_and_what_it_was_made_of(ask):
     result = ask()
-    assert "chunks as read, farthest first" in result.stdout
-    assert "method rotor, ordering lexical, backend sdpa" in result.stdout
+    for told in ("chunks as read, farthest first", "method rotor, ordering lexical, backend sdpa"):
+        assert told in result.stdout
     for step in ("Indexing documents", "Loading model", "Generating"):
-        assert step in result.stderr
-        assert step not in result.stdout
+        assert (step in result.stderr, step in result.stdout) == (True, False)
 
 
-def test_json_on_stdout_is_one_clean_object(ask: Run) -> None:
+def test_json_on_stdout_is_one_clean_object(ask):
     document = json.loads(ask("--json", "--method", "pine", "--ordering", "score").stdout)
     assert list(document) == KEYS
     assert document["question"] == QUESTION
@@ -66,7 +58,7 @@ def test_json_on_stdout_is_one_clean_object(ask: Run) -> None:
     assert all(key in described for key in document)
 
 
-def test_the_example_is_answered_and_the_same_in_every_order() -> None:
+def test_the_example_is_answered_and_the_same_in_every_order():
     result = run("ask", "--check-order", "3", "--json")
     assert (result.exit_code, "toy" in result.stderr) == (0, False), result.output
     document = json.loads(result.stdout)
@@ -75,7 +67,7 @@ def test_the_example_is_answered_and_the_same_in_every_order() -> None:
     assert document["order_check"]["identical"] is True
 
 
-def test_check_order_compares_with_the_plain_model(ask: Run) -> None:
+def test_check_order_compares_with_the_plain_model(ask):
     check = json.loads(ask("--check-order", 5, "--json").stdout)["order_check"]
     assert (check["identical"], check["orders"]) == (True, 5)
     assert [each["count"] for each in check["answers"]] == [6]
@@ -92,38 +84,28 @@ def test_check_order_compares_with_the_plain_model(ask: Run) -> None:
     assert (one.stdout.splitlines()[-1], "Asking" in one.stderr) == (told, False)
 
 
-def test_a_broken_promise_ends_with_code_1_and_what_promises_nothing_does_not(
-    ask: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_promise_ends_with_code_1_and_what_promises_nothing_does_not(ask, monkeypatch):
     monkeypatch.setitem(ORDERINGS, "pretended", Pretended)
-    broken, plain = (
-        ask("--check-order", 5, *each) for each in (["--ordering", "pretended"], ["--method", "sequential"])
-    )
+    broken = ask("--check-order", 5, "--ordering", "pretended")
+    plain = ask("--check-order", 5, "--method", "sequential")
     assert (broken.exit_code, plain.exit_code) == (1, 0)
     assert "error: rotor with ordering pretended promises one output for every order" in broken.stderr
     for each in (broken, plain):
         assert re.search(r"  \w+: \d answers in 6 orders", each.stdout)
 
 
-def test_documents_may_follow_as_a_shell_pattern_gives_them_and_there_are_no_more_chunks_than_there_are(
-    docs: Path, tiny_folder: Path
-) -> None:
+def test_documents_may_be_listed_as_a_shell_pattern_does_and_there_are_no_more_chunks_than_there_are(docs, tiny_folder):
     files = sorted(docs.iterdir())
-    for options in ((), ("--retriever", "faiss"), ("--k", 2**70), ("--retriever", "faiss", "--k", 2**70)):
+    for options in ((), ("--k", 2**70), ("--retriever", "faiss", "--k", 2**70)):
         fixed = ("--model", tiny_folder, "--max-new-tokens", 1, "--json")
         segments = json.loads(run("ask", QUESTION, "--docs", *files, *fixed, *options).stdout)["segments"]
         assert (len(segments), segments[0]["title"]) == (len(files), "Mill")
 
 
-def test_shorter_chunks_are_more_chunks_and_one_that_does_not_fit_is_left_out_if_asked(
-    ask: Run, tmp_path: Path, tiny_folder: Path
-) -> None:
-    long, short = (
-        [segment["text"] for segment in json.loads(ask("--json", "--k", 50, *options).stdout)["segments"]]
-        for options in ((), ("--max-chars", 30))
-    )
+def test_shorter_chunks_are_more_chunks_and_one_that_does_not_fit_is_left_out_if_asked(ask, tmp_path, tiny_folder):
+    long, short = (json.loads(ask("--json", "--k", 50, *each).stdout)["segments"] for each in ((), ("--max-chars", 30)))
     assert len(short) > len(long)
-    assert max(map(len, short)) <= 30
+    assert max(len(segment["text"]) for segment in short) <= 30
     (tmp_path / "long.txt").write_text("The mill of Brenn was built. " * 1000, encoding="utf-8")
     (tmp_path / "short.txt").write_text("The mill of Brenn.", encoding="utf-8")
     asked = ("ask", QUESTION, "--docs", tmp_path, "--model", tiny_folder, "--max-chars", 100_000, "--max-new-tokens", 2)
@@ -133,7 +115,7 @@ def test_shorter_chunks_are_more_chunks_and_one_that_does_not_fit_is_left_out_if
     assert document["order"] == [1 - dropped]
 
 
-def test_a_skipped_document_is_named_and_strict_stops_at_it(tmp_path: Path, tiny_folder: Path) -> None:
+def test_a_skipped_document_is_named_and_strict_stops_at_it(tmp_path, tiny_folder):
     for name, content in (("good.txt", b"The mill of Brenn."), ("bad.pdf", b"%PDF-1.4 nothing"), ("page.html", b"a")):
         (tmp_path / name).write_bytes(content)
     fixed = ["ask", "Who?", "--docs", tmp_path, "--model", tiny_folder, "--retriever", "bm25", "--max-new-tokens", 1]
@@ -144,7 +126,7 @@ def test_a_skipped_document_is_named_and_strict_stops_at_it(tmp_path: Path, tiny
     assert "bad.pdf: cannot be read as PDF" in refused(*fixed, "--strict")
 
 
-def test_the_toy_says_once_that_its_answers_to_documents_of_the_user_mean_nothing(docs: Path) -> None:
+def test_the_toy_says_once_that_its_answers_to_documents_of_the_user_mean_nothing(docs):
     asked = ("ask", "Who?", "--docs", docs, "--retriever", "bm25", "--max-new-tokens", 1)
     result, by_name = run(*asked), run(*asked, "--model", EMBEDDED["generator"])
     assert (result.exit_code, by_name.exit_code) == (0, 0), result.output
@@ -154,9 +136,7 @@ def test_the_toy_says_once_that_its_answers_to_documents_of_the_user_mean_nothin
     assert "toy" not in by_name.stderr
 
 
-def test_a_chunk_without_spaces_is_shown_by_its_beginning_and_one_output_is_one(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_chunk_without_spaces_is_shown_by_its_beginning_and_one_output_is_one(capsys):
     _print_citations([Citation(0, Segment("塔" * 500), exact=True)])
     assert f"    {'塔' * 194} [...]\n" in capsys.readouterr().out
     _print_check(OrderCheck(1, 0, True, 1, (("塔" * 500, 2),), 1, (("x", 2),)), "rotor")

@@ -1,16 +1,10 @@
 """`invariant-rag models --check-tokens`, and the warning of a loaded model: tokenizers that cannot keep text out."""
 
-from __future__ import annotations
-
 import json
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from click.testing import Result
 from tokenizers import AddedToken
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel
 from invariant_rag.errors import TokenWarning
@@ -20,26 +14,24 @@ from invariant_rag.testing.token_check import find_break_outs
 from invariant_rag.testing.tokenizer_layouts import LAYOUTS
 from tests.cli.conftest import run
 
-Check = Callable[..., Result]
 
-
-def with_tokens(*tokens: str | AddedToken) -> PreTrainedTokenizerFast:
+def with_tokens(*tokens):
     tokenizer = toy_tokenizer()
-    tokenizer.add_tokens([*tokens])
+    tokenizer.add_tokens([AddedToken(each) for each in tokens])
     return tokenizer
 
 
-def unprotected() -> PreTrainedTokenizerFast:
+def unprotected():
     """Return a tokenizer with tokens of roles that its template does not write."""
-    return with_tokens(AddedToken("<start_of_turn>"), AddedToken("### User:"))
+    return with_tokens("<start_of_turn>", "### User:")
 
 
 @pytest.fixture
-def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
+def check(tmp_path, monkeypatch):
     """Check a tokenizer that is saved with a configuration, with a few texts."""
     monkeypatch.setattr("invariant_rag.cli.models._HOSTILE_TEXTS", 60)
 
-    def checked(tokenizer: PreTrainedTokenizerFast, *options: str) -> Result:
+    def checked(tokenizer, *options):
         tokenizer.save_pretrained(tmp_path)
         (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
         return run("models", "--check-tokens", tmp_path, *options)
@@ -47,21 +39,21 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
     return checked
 
 
-@pytest.mark.parametrize("name", ["joined bars", "llama2"])
-def test_a_protected_tokenizer_passes_the_check(name: str, check: Check) -> None:
-    result = check(LAYOUTS[name].build())
-    assert (result.exit_code, "60 hostile texts: 0 broke out" in result.stdout) == (0, True), result.output
+def test_a_protected_tokenizer_passes_the_check(check):
+    for name in ("joined bars", "llama2"):
+        result = check(LAYOUTS[name].build())
+        assert (result.exit_code, "60 hostile texts: 0 broke out" in result.stdout) == (0, True), result.output
 
 
-def test_names_that_only_a_long_conversation_writes_are_control_tokens(check: Check) -> None:
-    tokenizer = with_tokens(AddedToken("T38:"), AddedToken("T90:"))
+def test_names_that_only_a_long_conversation_writes_are_control_tokens(check):
+    tokenizer = with_tokens("T38:", "T90:")
     tokenizer.chat_template = "{% for each in messages %}\nT{{ loop.index0 }}: {{ each.content }}{% endfor %}"
     names = json.loads(check(tokenizer, "--json").stdout)["control_tokens"]
     assert ("T38:" in names, "T90:" in names) == (True, False)
     assert "up to 40 turns" in check(tokenizer).stdout
 
 
-def test_a_tokenizer_with_unprotected_roles_fails_the_check(check: Check) -> None:
+def test_a_tokenizer_with_unprotected_roles_fails_the_check(check):
     result = check(unprotected())
     assert result.exit_code == 1, result.output
     assert "no template writes them: ### User:, <start_of_turn>" in result.stdout
@@ -71,9 +63,7 @@ def test_a_tokenizer_with_unprotected_roles_fails_the_check(check: Check) -> Non
     assert any("<start_of_turn>" in each["tokens"].split(" ") for each in report["break_outs"])
 
 
-def test_loading_warns_once_of_tokens_that_look_like_roles(
-    chat_llama: PreTrainedModel, tiny_folder: Path, tmp_path: Path
-) -> None:
+def test_loading_warns_once_of_tokens_that_look_like_roles(chat_llama, tiny_folder, tmp_path):
     unprotected().save_pretrained(tmp_path)
     chat_llama.save_pretrained(tmp_path)
     with pytest.warns(TokenWarning, match=r"### User:, <start_of_turn>.*--check-tokens") as caught:
@@ -85,7 +75,7 @@ def test_loading_warns_once_of_tokens_that_look_like_roles(
         InvariantModel.from_pretrained(tiny_folder)
 
 
-def test_a_token_that_only_looks_like_a_word_is_no_role_and_the_check_sees_what_breaks_out() -> None:
+def test_a_token_that_only_looks_like_a_word_is_no_role_and_the_check_sees_what_breaks_out():
     assert not unprotected_tokens(with_tokens("<table>", "user", "Ostra", "<reuser>"))
     tokenizer = with_tokens("<table>")
     index = tokenizer.convert_tokens_to_ids("<table>")

@@ -1,7 +1,5 @@
 """Claims about all commands: their lists, options that they share, the progress bar, and commands of other packages."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -9,9 +7,7 @@ import sys
 from collections import defaultdict
 from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints
-from typing import Any
 
-import pytest
 import typer
 
 from invariant_rag import __version__
@@ -24,11 +20,11 @@ from invariant_rag.orderings import ORDERINGS
 from invariant_rag.testing import families
 from tests.cli.conftest import run
 
-ROOT: Any = typer.main.get_command(app)
+ROOT = typer.main.get_command(app)
 ROTOR = {"invariant": True, "fair": False, "cost": "attention both ways", "stock_decoding": True}
 
 
-def test_without_arguments_two_commands_are_offered_that_exist_and_need_no_documents() -> None:
+def test_without_arguments_two_commands_are_offered_that_exist_and_need_no_documents():
     result = run()
     assert (result.exit_code, __version__ in result.stdout) == (0, True)
     offline, _, own = result.stdout.partition("Then with your own documents")
@@ -42,30 +38,25 @@ def test_without_arguments_two_commands_are_offered_that_exist_and_need_no_docum
     assert "--install-completion" in run("--help").stdout
 
 
-def test_models_prints_the_table_that_the_probe_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_prints_the_table_that_the_probe_gives(monkeypatch):
     monkeypatch.setattr(families, "FAMILIES", {name: families.FAMILIES[name] for name in ("llama", "mamba")})
     found = [(each["family"], each["supported"]) for each in json.loads(run("models", "--json").stdout)]
     assert found == [("llama", True), ("mamba", False)]
     assert [line.split()[:2] for line in run("models").stdout.splitlines()[1:3]] == [["llama", "yes"], ["mamba", "no"]]
 
 
-@pytest.mark.parametrize(
-    ("command", "registry"), [("methods", METHODS), ("interventions", INTERVENTIONS), ("orderings", ORDERINGS)]
-)
-def test_the_registries_are_listed(command: str, registry: dict[str, type]) -> None:
-    listed = {each.pop(command.removesuffix("s")): each for each in json.loads(run(command, "--json").stdout)}
-    assert [*listed] == [*registry]
-    assert all(each.get("about", "It is.").endswith(".") for each in listed.values())
-    printed = run(command).stdout
-    assert all(name in printed for name in registry)
-    if command == "methods":
-        assert listed["rotor"] == {**ROTOR, "ordering": "lexical", "paper": "arXiv 2502.08662"}
-        assert all(each["cost"] and each["paper"] for each in listed.values())
+def test_the_registries_are_listed():
+    for command, registry in (("orderings", ORDERINGS), ("interventions", INTERVENTIONS), ("methods", METHODS)):
+        listed = {each.pop(command.removesuffix("s")): each for each in json.loads(run(command, "--json").stdout)}
+        assert [*listed] == [*registry]
+        assert all(each.get("about", "It is.").endswith(".") for each in listed.values())
+        printed = run(command).stdout
+        assert all(name in printed for name in registry)
+    assert listed["rotor"] == {**ROTOR, "ordering": "lexical", "paper": "arXiv 2502.08662"}
+    assert all(each["cost"] and each["paper"] for each in listed.values())
 
 
-def test_a_table_is_not_cut_off_in_a_narrow_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_is_not_cut_off_in_a_narrow_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     row = {"name": "x" * 30, "stock_decoding": True, "about": "seven words " * 3 + "incomprehensibilities"}
     print_table([row], as_json=False)
@@ -76,8 +67,8 @@ def test_a_table_is_not_cut_off_in_a_narrow_terminal(
     assert "incomprehensibilities" in "".join("".join(about).split())
 
 
-def test_a_shared_option_says_the_same_in_every_command() -> None:
-    texts: dict[str, list[str]] = defaultdict(list)
+def test_a_shared_option_says_the_same_in_every_command():
+    texts = defaultdict(list)
     for command in ROOT.commands.values():
         for option in command.params:
             for flag in option.opts:
@@ -94,7 +85,7 @@ app(prog_name="invariant-rag")
 """
 
 
-def test_the_tab_key_completes_names_without_torch() -> None:
+def test_the_tab_key_completes_names_without_torch():
     """In a process of its own, as a shell asks: the last word is completed."""
     for words, offered in (
         ("ask --method ro", {"rotor"}),
@@ -108,33 +99,31 @@ def test_the_tab_key_completes_names_without_torch() -> None:
         assert set(done.stdout.split()) == offered, (words, done.stderr)
 
 
-@pytest.mark.parametrize("total", [3, None])
-def test_the_bar_is_on_stderr_and_counts_what_was_done_before(
-    total: int | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with progress_bar("Counting sheep", total, completed=1) as advance:
-        advance()
-        advance()
-    printed = capsys.readouterr()
-    assert (printed.out, "Counting sheep" in printed.err, "3/3" in printed.err) == ("", True, total is not None)
+def test_the_bar_is_on_stderr_and_counts_what_was_done_before(capsys):
+    for total in (3, None):
+        with progress_bar("Counting sheep", total, completed=1) as advance:
+            advance()
+            advance()
+        printed = capsys.readouterr()
+        assert (printed.out, "Counting sheep" in printed.err, "3/3" in printed.err) == ("", True, total is not None)
 
 
 greeter = typer.Typer(add_completion=False)
 
 
 @greeter.command()
-def greet(name: str) -> None:
+def greet(name):
     """Say hello."""
     typer.echo(f"hello {name}")
 
 
-def installed(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+def installed(monkeypatch, **values):
     """Pretend that packages with these commands are installed, and no others."""
     found = EntryPoints(EntryPoint(name, value, "invariant_rag.commands") for name, value in values.items())
     monkeypatch.setattr(import_module("invariant_rag.cli.app"), "entry_points", found.select)
 
 
-def test_a_command_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_is_not_installed_says_how_to_install_it(monkeypatch):
     installed(monkeypatch)
     assert "Not installed: pip install ./benchmarks" in run("--help").stdout
     for words in ("bench", "bench xquad --help", "reproduce t --model m"):
@@ -147,9 +136,7 @@ def test_a_command_that_is_not_installed_says_how_to_install_it(monkeypatch: pyt
         assert (result.exit_code, result.stderr.splitlines()) == (2, told)
 
 
-def test_a_command_of_a_package_is_listed_and_run_and_a_broken_one_is_one_line_and_breaks_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_command_of_a_package_is_listed_and_run_and_a_broken_one_is_one_line_and_breaks_no_other(monkeypatch):
     for value in ("no_such_package:app", "json:nothing", "json:dumps"):
         installed(monkeypatch, broken=value)
         result = run("broken")

@@ -1,18 +1,24 @@
-"""Clients that other people wrote, against a real server: every order of the documents gives the same answer."""
+"""Clients that other people wrote, against a real server: every order of the documents gives the same answer.
 
-from __future__ import annotations
+`make test-clients` runs these tests where neither torch nor invariant-rag is, and the server in a process of its own.
+"""
 
 import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
+import time
+from contextlib import suppress
 from itertools import permutations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import cohere
+import httpx
 import openai
 import pytest
 from langchain_openai import ChatOpenAI
@@ -23,7 +29,7 @@ from pydantic import BaseModel
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorials" / "server.md"
 QUESTION = "What colour is the flag of Ostra?"
 FLAGS = ["The flag of Ostra is white.", "The flag of Brenn is green.", "The mill of Ostra grinds barley."]
-MESSAGES: Any = [{"role": "user", "content": QUESTION}]
+MESSAGES = [{"role": "user", "content": QUESTION}]
 ORDERS = [list(order) for order in permutations(FLAGS)]
 TOWN = {"type": "object", "properties": {"town": {"enum": ["Ostra", "Brenn"]}}, "required": ["town"]}
 SEARCH = {"type": "function", "function": {"name": "search", "description": "Search the atlas.", "parameters": TOWN}}
@@ -41,39 +47,60 @@ class Colours(BaseModel):
     colours: str
 
 
-def test_this_environment_has_no_torch() -> None:
+@pytest.fixture(scope="module")
+def server():
+    """Serve the embedded model to whoever has a key, and give the address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = [os.environ.get("INVARIANT_RAG", "invariant-rag"), "serve", "--port", port, "--served-name", "small"]
+    environment = {**os.environ, "INVARIANT_RAG_API_KEY": "key-1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    deadline, answers = time.monotonic() + 120, False
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        try:
+            while not answers:
+                assert process.poll() is None, "the server has ended"
+                assert time.monotonic() < deadline, "the server did not start"
+                time.sleep(0.2)
+                with suppress(httpx.TransportError):
+                    answers = httpx.get(f"http://127.0.0.1:{port}/ready").is_success
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+def test_this_environment_has_no_torch():
     assert importlib.util.find_spec("torch") is None
 
 
-def ask(client: openai.OpenAI, documents: list[str], **options: Any) -> Any:
-    body: Any = {"model": "small", "messages": MESSAGES, "extra_body": {"documents": documents}}
+def ask(client, documents, **options):
+    body = {"model": "small", "messages": MESSAGES, "extra_body": {"documents": documents}}
     return client.chat.completions.create(**body, **options)
 
 
-def test_openai_gets_one_answer_for_every_order_parses_objects_and_raises_its_own_errors(server: str) -> None:
+def test_openai_gets_one_answer_for_every_order_parses_objects_and_raises_its_own_errors(server):
     client = openai.OpenAI(base_url=f"{server}/v1", api_key="key-1", max_retries=0)
     assert {ask(client, order).choices[0].message.content for order in ORDERS} == {"white"}
     chunks = ask(client, FLAGS, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "white"
     assert [model.id for model in client.models.list()] == ["small"]
-    reply = client.chat.completions.parse(  # type: ignore[call-overload]
+    reply = client.chat.completions.parse(
         model="small", messages=MESSAGES, response_format=Colour, max_tokens=40, extra_body={"documents": FLAGS}
     )
     assert isinstance(reply.choices[0].message.parsed, Colour)
     with pytest.raises(openai.LengthFinishReasonError):
-        client.chat.completions.parse(model="small", messages=MESSAGES, response_format=Colours, max_tokens=2)  # type: ignore[arg-type]
+        client.chat.completions.parse(model="small", messages=MESSAGES, response_format=Colours, max_tokens=2)
     with pytest.raises(openai.BadRequestError, match="colour: unknown field"):
-        client.chat.completions.create(model="small", messages=MESSAGES, extra_body={"colour": 1})  # type: ignore[arg-type]
+        client.chat.completions.create(model="small", messages=MESSAGES, extra_body={"colour": 1})
     with pytest.raises(openai.AuthenticationError):
         ask(client.with_options(api_key="key-2"), FLAGS)
 
 
 @pytest.fixture
-def chat(server: str) -> ChatOpenAI:
-    return ChatOpenAI(base_url=f"{server}/v1", api_key="key-1", model="small", max_retries=0)  # type: ignore[arg-type]
+def chat(server):
+    return ChatOpenAI(base_url=f"{server}/v1", api_key="key-1", model="small", max_retries=0)
 
 
-def test_langchain_gets_one_answer_for_every_order(chat: ChatOpenAI) -> None:
+def test_langchain_gets_one_answer_for_every_order(chat):
     answers = {chat.invoke(QUESTION, extra_body={"documents": order}).content for order in ORDERS}
     assert answers == {"white"}
     streamed = [str(piece.content) for piece in chat.stream(QUESTION, extra_body={"documents": FLAGS})]
@@ -81,7 +108,7 @@ def test_langchain_gets_one_answer_for_every_order(chat: ChatOpenAI) -> None:
     assert chat.bind(extra_body={"documents": FLAGS}).batch([QUESTION])[0].usage_metadata["input_tokens"] > 0
 
 
-def test_langchain_calls_tools_and_parses_objects(chat: ChatOpenAI) -> None:
+def test_langchain_calls_tools_and_parses_objects(chat):
     calling = chat.bind_tools([SEARCH], tool_choice="search")
     calls = [calling.invoke(QUESTION, extra_body={"documents": order}).tool_calls for order in ORDERS[:2]]
     assert calls[0] == calls[1]
@@ -92,9 +119,9 @@ def test_langchain_calls_tools_and_parses_objects(chat: ChatOpenAI) -> None:
         chat.bind(max_tokens=2).with_structured_output(Colours).invoke(QUESTION)
 
 
-def test_llama_index_gets_one_answer_for_every_order(server: str) -> None:
+def test_llama_index_gets_one_answer_for_every_order(server):
     asked = [ChatMessage(role="user", content=QUESTION)]
-    fixed: Any = {"model": "small", "api_base": f"{server}/v1", "api_key": "key-1", "is_chat_model": True}
+    fixed = {"model": "small", "api_base": f"{server}/v1", "api_key": "key-1", "is_chat_model": True}
     texts = set()
     for order in ORDERS:
         llm = OpenAILike(**fixed, context_window=4096, additional_kwargs={"extra_body": {"documents": order}})
@@ -104,7 +131,7 @@ def test_llama_index_gets_one_answer_for_every_order(server: str) -> None:
     assert llm.complete(QUESTION).text == "white"
 
 
-def test_cohere_ranks_alike_in_every_order(server: str) -> None:
+def test_cohere_ranks_alike_in_every_order(server):
     client = cohere.ClientV2(api_key="key-1", base_url=server)
     rankings = set()
     for order in ORDERS:
@@ -114,13 +141,13 @@ def test_cohere_ranks_alike_in_every_order(server: str) -> None:
     assert ranking[0][0] == FLAGS[0]
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language):
     found = re.findall(rf"```{language}\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL)
     assert found
     return found
 
 
-def test_curl_gets_one_answer(server: str) -> None:
+def test_curl_gets_one_answer(server):
     if shutil.which("curl") is None:
         pytest.skip("needs curl")
     (command,) = [block for block in blocks("bash") if block.startswith("curl ")]
@@ -134,12 +161,13 @@ def test_curl_gets_one_answer(server: str) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(blocks("python"))))
-def test_the_code_of_the_tutorial_runs(number: int, server: str) -> None:
+def test_the_code_of_the_tutorial_runs(number, server):
     code = blocks("python")[number].replace("http://localhost:8000", server)
     code = code.replace("Qwen/Qwen2.5-7B-Instruct", "small").replace('"none"', '"key-1"')
-    namespace: dict[str, Any] = {}
+    namespace = {}
     exec(code, namespace)
     if "answer" in namespace:
         assert "red and white" in namespace["answer"]
+        assert "reply" not in namespace or len(namespace["reply"].invariant["order"]) == 2
     else:
         assert namespace["ranking"][0] == "The flag of Ostra is red and white."

@@ -1,20 +1,17 @@
 """Prompts of several threads: decoded together, answered as each alone."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import random
-import time
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial, wraps
 from threading import Event
+from time import sleep
 
 import pytest
 import torch
 from transformers import GenerationConfig, StoppingCriteria
-from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag import Generation, InvariantModel, KeyValueCache, MicroBatcher, Prompt
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
@@ -43,66 +40,97 @@ def batch_sizes(model):
         hook.remove()
 
 
+class Noting(StoppingCriteria):
+    """Calls a function at each token, in the thread that holds the model."""
+
+    def __init__(self, note):
+        self._note = note
+
+    def __call__(self, input_ids, scores, **_):
+        self._note()
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def until_waiting(batcher, count=1):
+    while len(batcher.waiting) < count:
+        sleep(0.001)
+
+
 @contextmanager
 def halted(batcher):
-    """Hold the turn, and let the block wait until so many requests are in the queue."""
-
-    def until(count):
-        while len(batcher.waiting) < count:
-            time.sleep(0.001)
-
-    with batcher._generate_lock:
-        yield until
-
-
-def waiting(batcher, pool, lms, prompts):
-    """Start a call for each prompt while it is somebody else's turn, and return once all of them wait."""
-    with halted(batcher) as until:
-        calls = []
-        for lm, prompt in zip(lms, prompts, strict=True):
-            calls.append(pool.submit(batcher.generate, lm, prompt, OPTIONS, batch_size=4))
-            until(len(calls))
-    return calls
+    """Let the block add requests to the queue while a first one, which nobody goes before, does not end."""
+    begun, go = Event(), Event()
+    holding = Noting(lambda: (begun.set(), go.wait(60)))
+    lm, options = InvariantModel(tiny_model("llama")), {"max_new_tokens": 1, "stopping_criteria": [holding]}
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(batcher.generate, lm, PROMPTS[0], options)
+        begun.wait(60)
+        try:
+            yield
+        finally:
+            go.set()
 
 
-@pytest.mark.parametrize("method", ["rotor", "pine"])
-def test_prompts_that_wait_are_decoded_together_and_answered_as_each_alone(method, llama):
-    lm, batcher = InvariantModel(llama, method=method), MicroBatcher()
-    alone = [lm.generate(prompt, **OPTIONS) for prompt in PROMPTS]
-    with ThreadPoolExecutor(5) as pool, batch_sizes(llama) as sizes:
-        found = [call.result() for call in waiting(batcher, pool, [lm] * 5, PROMPTS)]
-    assert [(each.token_ids, each.order, each.usage) for each in found] == [
-        (each.token_ids, each.order, each.usage) for each in alone
+def ask_together(calls):
+    """Let each call wait in a thread of its own while it is somebody else's turn; return their futures, all done."""
+    batcher, futures = MicroBatcher(), []
+    with ThreadPoolExecutor(len(calls)) as pool, halted(batcher):
+        for lm, prompt, options in calls:
+            futures.append(pool.submit(batcher.generate, lm, prompt, options, batch_size=4))
+            until_waiting(batcher, len(futures))
+    return futures
+
+
+SEEDED = [{"do_sample": True, "seed": seed, "max_new_tokens": 12} for seed in range(4)]
+LIKE_TEN = {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01}
+TOGETHER = {  # choices of the model and options of each request, and the rows of passes that decode
+    "five": ([({}, {})] * 5, {1, 4}),
+    "five with pine": ([({"method": "pine"}, {})] * 5, {1, 4}),
+    **{
+        f"sampled {more}": ([({}, {**each, **more}) for each in SEEDED], {4})
+        for more in ({}, LIKE_TEN, {"top_k": 0, "repetition_penalty": 2.0})
+    },
+    "two methods": ([({}, {}), ({"method": "pine"}, {})] * 2, {2}),
+    "two limits": ([({}, {}), ({"max_segment_tokens": 1, "overflow": "trim_segments"}, {})] * 2, {2}),
+    "two lengths": ([({}, {"max_new_tokens": length}) for length in (3, 6)], {1}),
+    "two temperatures": ([({}, {**SEEDED[1], "temperature": each}) for each in (0.1, 5.0)], {1}),
+    "one sampled": ([({}, SEEDED[1]), ({}, {})], {1}),
+    "one with a penalty": ([({}, {}), ({}, {"repetition_penalty": 9.0})], {1}),
+    "two ends, which have no truth": ([({}, {"eos_token_id": torch.tensor([1, each])}) for each in (2, 3)], {1}),
+    "sampled in a way that no row has for itself": ([({}, {**each, "typical_p": 0.5}) for each in SEEDED[:2]], {1}),
+}
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_prompts_that_wait_are_one_batch_if_they_are_alike_and_answered_as_each_alone(case, llama):
+    asked, rows = TOGETHER[case]
+    calls = [
+        (InvariantModel(llama, **choices), prompt, {**OPTIONS, **options})
+        for (choices, options), prompt in zip(asked, PROMPTS, strict=False)
     ]
-    bound = rounding(lm.generate, PROMPTS, **OPTIONS)
-    for one, other in zip(found, alone, strict=True):
-        assert one.logprobs == pytest.approx(other.logprobs, abs=bound)
-    assert sorted(set(sizes)) == [1, 4]
+    alone = [lm.generate(prompt, **options) for lm, prompt, options in calls]
+    with batch_sizes(llama) as sizes:
+        together = [each.result() for each in ask_together(calls)]
+    for (lm, prompt, options), one, other in zip(calls, together, alone, strict=True):
+        assert (one.token_ids, one.order, one.usage) == (other.token_ids, other.order, other.usage)
+        if options == OPTIONS:
+            assert one.logprobs == pytest.approx(other.logprobs, abs=rounding(lm.generate, [prompt] * 4, **OPTIONS))
+    assert set(sizes) == rows
 
 
-def test_models_that_differ_are_not_mixed(llama):
-    rotor = InvariantModel(llama)
-    for choices in ({"method": "pine"}, {"max_segment_tokens": 1, "overflow": "trim_segments"}):
-        lms = [rotor, rotor.with_method(**choices)] * 2
-        expected = [lm.generate(prompt, **OPTIONS).token_ids for lm, prompt in zip(lms, PROMPTS[1:], strict=True)]
-        with ThreadPoolExecutor(4) as pool, batch_sizes(llama) as sizes:
-            found = [call.result().token_ids for call in waiting(MicroBatcher(), pool, lms, PROMPTS[1:])]
-        assert found == expected
-        assert set(sizes) == {2}
-    ours, theirs = (rotor.with_cache(KeyValueCache(namespace=name)) for name in ("ours", "theirs"))
-    with ThreadPoolExecutor(2) as pool:
-        for call in waiting(MicroBatcher(), pool, [ours, theirs], [PROMPTS[0]] * 2):
-            assert call.result().usage.cached_tokens == 0
+def test_caches_of_two_tenants_are_not_mixed(llama):
+    lms = [InvariantModel(llama, cache=KeyValueCache(namespace=name)) for name in ("ours", "theirs")]
+    for call in ask_together([(lm, PROMPTS[0], OPTIONS) for lm in lms]):
+        assert call.result().usage.cached_tokens == 0
 
 
 def test_a_prompt_that_fails_fails_alone(llama):
     lm = InvariantModel(llama)
-    with ThreadPoolExecutor(3) as pool:
-        first, bad, last = waiting(MicroBatcher(), pool, [lm] * 3, [PROMPTS[0], Prompt([], [], []), PROMPTS[1]])
-        with pytest.raises(InvalidPrompt):
-            bad.result()
-        assert first.result().token_ids == lm.generate(PROMPTS[0], **OPTIONS).token_ids
-        assert last.result().token_ids == lm.generate(PROMPTS[1], **OPTIONS).token_ids
+    first, bad, last = ask_together([(lm, each, OPTIONS) for each in (PROMPTS[0], Prompt([], [], []), PROMPTS[1])])
+    with pytest.raises(InvalidPrompt):
+        bad.result()
+    expected = [lm.generate(each, **OPTIONS).token_ids for each in PROMPTS[:2]]
+    assert [first.result().token_ids, last.result().token_ids] == expected
 
 
 def test_an_interrupt_reaches_everybody_and_is_not_tried_again(llama):
@@ -113,30 +141,11 @@ def test_an_interrupt_reaches_everybody_and_is_not_tried_again(llama):
             calls.append(len(prompt))
             raise KeyboardInterrupt
 
-    with ThreadPoolExecutor(2) as pool:
-        for answer in waiting(MicroBatcher(), pool, [Interrupted(llama)] * 2, PROMPTS[:2]):
-            with pytest.raises(KeyboardInterrupt):
-                answer.result()
+    lm = Interrupted(llama)
+    for answer in ask_together([(lm, each, OPTIONS) for each in PROMPTS[:2]]):
+        with pytest.raises(KeyboardInterrupt):
+            answer.result()
     assert calls == [2]
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
-        {"repetition_penalty": 2.0, "top_k": 0},
-    ],
-    ids=str,
-)
-def test_sampled_answers_of_a_batch_are_those_of_each_prompt_alone(more, llama):
-    lm, options = InvariantModel(llama), {"max_new_tokens": 12, "do_sample": True, **more}
-    seeded = [(prompt, {**options, "seed": seed}) for seed, prompt in enumerate([*PROMPTS, PROMPTS[0]])]
-    alone = [lm.generate(prompt, **each).token_ids for prompt, each in seeded]
-    with batch_sizes(llama) as sizes:
-        together = MicroBatcher().generate_all(lm, seeded)
-    assert [each.token_ids for each in together] == alone
-    assert set(sizes) == {6}
 
 
 def test_without_seeds_sampled_answers_follow_the_global_state(llama):
@@ -184,26 +193,6 @@ def test_a_stream_of_what_is_known_at_the_end_is_the_answer(model):
         assert stream.generation is not None
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({"max_new_tokens": 3}, {"max_new_tokens": 6}),
-        ({"do_sample": True, "seed": 1, "temperature": 0.1}, {"do_sample": True, "seed": 1, "temperature": 5.0}),
-        ({"do_sample": True, "seed": 1}, {}),
-        ({}, {"repetition_penalty": 9.0}),
-        ({"eos_token_id": torch.tensor([1, 2])}, {"eos_token_id": torch.tensor([1, 3])}),  # which have no truth
-        ({"do_sample": True, "seed": 1, "typical_p": 0.5}, {"do_sample": True, "seed": 2, "typical_p": 0.5}),
-    ],
-    ids=str,
-)
-def test_requests_with_other_options_are_not_mixed(one, other, llama):
-    lm, calls = InvariantModel(llama), [(PROMPTS[0], {**OPTIONS, **each}) for each in (one, other)]
-    with batch_sizes(llama) as sizes:
-        found = MicroBatcher().generate_all(lm, calls)
-    assert [each.token_ids for each in found] == [lm.generate(prompt, **each).token_ids for prompt, each in calls]
-    assert set(sizes) == {1}
-
-
 def test_requests_with_other_schemas_are_not_mixed(model):
     other = {**options_of_an_object(model, 1), **constrain(model, {"enum": ["a"]}, max_new_tokens=80)}
     with batch_sizes(model.model) as sizes:
@@ -211,40 +200,42 @@ def test_requests_with_other_schemas_are_not_mixed(model):
     assert set(sizes) == {1}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"num_return_sequences": 2}, {"generation_config": GenerationConfig(do_sample=True, num_return_sequences=2)}, {}],
-)
-def test_several_answers_to_one_prompt_are_refused(options):
-    model = tiny_model("llama", num_hidden_layers=1)
-    if not options:
-        model.generation_config.num_return_sequences = 2
-    with pytest.raises(InvalidChoice, match="num_return_sequences"):
-        MicroBatcher().generate(InvariantModel(model), PROMPTS[0], options)
+def test_several_answers_to_one_prompt_are_refused():
+    model, two = tiny_model("llama", num_hidden_layers=1), {"num_return_sequences": 2}
+    for options in (two, {"generation_config": GenerationConfig(do_sample=True, **two)}, {}):
+        if not options:
+            model.generation_config.num_return_sequences = 2
+        with pytest.raises(InvalidChoice, match="num_return_sequences"):
+            MicroBatcher().generate(InvariantModel(model), PROMPTS[0], options)
 
 
 def test_a_copy_begins_with_an_empty_queue(llama):
     batcher = MicroBatcher()
     with halted(batcher):
         copied = pickle.loads(pickle.dumps(batcher))
-        answer = copied.generate(InvariantModel(llama), PROMPTS[0], OPTIONS)  # nobody holds the copy's turn
+        answer = copied.generate(InvariantModel(llama), PROMPTS[0], OPTIONS)  # nobody holds its turn
     assert len(answer.token_ids) == OPTIONS["max_new_tokens"]
 
 
-def test_an_abandoned_row_ends_and_the_others_go_on(model):
-    batcher, gone, options = MicroBatcher(), Event(), {"max_new_tokens": 24}
-    with ThreadPoolExecutor(2) as pool:
-        with halted(batcher) as until:
+def test_an_abandoned_row_ends_what_is_abandoned_in_the_queue_is_not_begun_and_others_go_on(model):
+    batcher, gone, never, options = MicroBatcher(), Event(), Event(), {"max_new_tokens": 24}
+    with ThreadPoolExecutor(3) as pool, batch_sizes(model.model) as sizes:
+        with halted(batcher):
             stream = batcher.stream(model, TEXTS[0], options, abandoned=gone)
             begun = pool.submit(next, stream)
             kept = pool.submit(batcher.generate, model, TEXTS[1], options)
-            until(2)
+            waits = pool.submit(batcher.generate, model, TEXTS[2], options, abandoned=never)
+            until_waiting(batcher, 3)
+            never.set()
         begun.result()
         gone.set()
-        with pytest.raises(CancelledError):
-            list(stream)
-        assert kept.result().token_ids == model.generate(TEXTS[1], **options).token_ids
+        for abandoned in (waits.result, partial(list, stream)):
+            with pytest.raises(CancelledError):
+                abandoned()
+        kept = kept.result().token_ids
+    assert kept == model.generate(TEXTS[1], **options).token_ids
     assert stream.generation is None
+    assert set(sizes) == {2}
 
 
 def test_closing_a_stream_ends_its_row_and_abandons_nothing_else(model):
@@ -262,31 +253,6 @@ def test_closing_a_stream_ends_its_row_and_abandons_nothing_else(model):
         next(alone)
         alone.close()
     assert len(sizes) < 900, "the model rests"
-
-
-def test_a_prompt_that_is_abandoned_while_it_waits_is_not_begun(llama):
-    batcher, gone, lm = MicroBatcher(), Event(), InvariantModel(llama)
-    with ThreadPoolExecutor(1) as pool, batch_sizes(llama) as sizes:
-        with halted(batcher) as until:
-            waits = pool.submit(batcher.generate, lm, PROMPTS[0], OPTIONS, abandoned=gone)
-            until(1)
-            gone.set()
-        with pytest.raises(CancelledError):
-            waits.result()
-    assert not sizes
-
-
-class Watch(BaseStreamer):
-    """Sets an event once the first token is there."""
-
-    def __init__(self):
-        self.began = Event()
-
-    def put(self, value):
-        self.began.set()
-
-    def end(self):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -311,34 +277,22 @@ def test_who_need_not_wait_runs_between_two_steps_and_changes_nothing(other, met
         tokens.append(number)
         if tokens == [0]:
             second.append(pool.submit(run, 1))
-            while not batcher.waiting:
-                time.sleep(0.001)
+            until_waiting(batcher)
 
     with ThreadPoolExecutor(1) as pool:
         assert [run(0).token_ids, second[0].result().token_ids] == alone
     assert (tokens.count(1), tokens[-1]) == (lengths[1], 0)
 
 
-class Noting(StoppingCriteria):
-    """Calls a function at each token, in the thread that holds the model."""
-
-    def __init__(self, note):
-        self._note = note
-
-    def __call__(self, input_ids, scores, **_):
-        self._note()
-        return torch.zeros(len(input_ids), dtype=torch.bool)
-
-
 def test_who_need_not_wait_runs_before_a_batch_that_begins_whoever_gets_the_turn(llama):
     lm, batcher = InvariantModel(llama), MicroBatcher()
     for _ in range(6):
         tokens: list[str] = []
-        with ThreadPoolExecutor(2) as pool, halted(batcher) as until:
+        with ThreadPoolExecutor(2) as pool, halted(batcher):
             for count, (name, length) in enumerate({"long": 8, "short": 2}.items(), 1):
                 options = {"max_new_tokens": length, "stopping_criteria": [Noting(partial(tokens.append, name))]}
                 pool.submit(batcher.generate, lm, PROMPTS[0], options)
-                until(count)
+                until_waiting(batcher, count)
         assert tokens == ["short"] * 2 + ["long"] * 8
 
 
@@ -357,8 +311,7 @@ def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(backend, tenant,
         if len(passes) == 2:
             mine = {**OPTIONS, "stopping_criteria": [Noting(lambda: at_token.append(len(passes)))]}
             others.append(pool.submit(batcher.generate, lms[1], PROMPTS[0], mine))
-            while not batcher.waiting:
-                time.sleep(0.001)
+            until_waiting(batcher)
         return forward(*given, **options)
 
     monkeypatch.setattr(type(llama), "forward", counted)  # with a hook, nothing would be cached
@@ -370,12 +323,32 @@ def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(backend, tenant,
 
 
 def test_what_draws_between_two_steps_takes_nothing_from_the_draws_of_the_batch(llama):
-    lm, watch, batcher = InvariantModel(llama), Watch(), MicroBatcher()
+    lm, began, batcher = InvariantModel(llama), Event(), MicroBatcher()
     options = {"max_new_tokens": 60, "eos_token_id": [], "do_sample": True, "typical_p": 0.9}  # from the global state
-    alone = lm.generate(PROMPTS[0], seed=3, **options).token_ids
+    alone, watch = lm.generate(PROMPTS[0], seed=3, **options).token_ids, Noting(began.set)
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(batcher.generate, lm, PROMPTS[0], {**options, "seed": 3, "streamer": watch})
-        watch.began.wait(10)
+        first = pool.submit(batcher.generate, lm, PROMPTS[0], {**options, "seed": 3, "stopping_criteria": [watch]})
+        began.wait(10)
         batcher.generate(lm, PROMPTS[1], {**options, "max_new_tokens": 12})
         assert not first.done()
         assert first.result().token_ids == alone
+
+
+def test_while_others_never_stop_asking_a_batch_has_the_model_for_half_of_the_time(llama, monkeypatch):
+    lm, batcher, tokens = InvariantModel(llama), MicroBatcher(), []
+    monkeypatch.setattr("invariant_rag.generation.batching.monotonic", lambda: float(len(tokens)))  # a token takes 1 s
+
+    def options(name, length):
+        return {"max_new_tokens": length, "eos_token_id": [], "stopping_criteria": [Noting(partial(note, name))]}
+
+    def note(name):
+        tokens.append(name)
+        if name == "long" and not batcher.waiting:
+            pool.submit(batcher.generate, lm, PROMPTS[1], options("short", 8))
+            until_waiting(batcher)
+
+    with ThreadPoolExecutor(16) as pool:
+        batcher.generate(lm, PROMPTS[0], options("long", 64))
+        theirs = tokens.count("short")  # the last one may be waiting still
+    assert tokens[:10] == ["long", *["short"] * 8, "long"]
+    assert 48 <= theirs <= 72

@@ -1,13 +1,11 @@
 """Files of the cache: bound to their keys, private, within room, and nobody else's are touched."""
 
-from __future__ import annotations
-
-import itertools
 import multiprocessing
 import os
 import random
 import stat
 import time
+from itertools import chain, cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,6 +20,7 @@ from invariant_rag.generation.kv_cache import checksum, read_entry, write_entry
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
 
+SIDES = ("keys", "values")
 UNFINISHED = "invariant-rag-x.unfinished"
 
 
@@ -46,16 +45,12 @@ def has(folder, *keys, namespace=""):
     return [KeyValueCache(folder=folder, namespace=namespace).get(str(key)) is not None for key in keys]
 
 
-@pytest.fixture
-def strict_umask():
-    before = os.umask(0)
-    yield
-    os.umask(before)
-
-
-def test_only_their_owner_can_read_the_files(tmp_path, strict_umask):
-    folder = tmp_path / "a" / "b"
-    path = file_of(folder, "x")
+def test_only_their_owner_can_read_the_files(tmp_path):
+    folder, before = tmp_path / "a" / "b", os.umask(0)
+    try:
+        path = file_of(folder, "x")
+    finally:
+        os.umask(before)
     modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in (folder, *folder.iterdir())}
     assert modes == {"b": 0o700, path.name: 0o600, "key-value-cache.lock": 0o600}
 
@@ -63,16 +58,15 @@ def test_only_their_owner_can_read_the_files(tmp_path, strict_umask):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_another_program_reads_an_entry_as_the_docstring_says(dtype, tmp_path):
     stored = [(torch.randn(2, 5, 3).to(dtype), torch.randn(2, 5, 4).to(dtype)) for _ in range(11)]
+    named = {f"{n}.{side}": each for n, pair in enumerate(stored) for side, each in zip(SIDES, pair, strict=True)}
     KeyValueCache(folder=tmp_path, namespace="a tenant").put("x", stored)
     (path,) = tmp_path.glob("invariant-rag-*.safetensors")
     tensors = load_file(path)
+    assert tensors.keys() == named.keys()
     with safe_open(path, "pt") as file:
         assert file.metadata() == {"sha256": checksum(path.name, tensors)}
-    for layer, (keys, values) in enumerate(stored):
-        assert torch.equal(tensors[f"{layer}.keys"], keys)
-        assert torch.equal(tensors[f"{layer}.values"], values)
-    flat = [each for pair in read_entry(path) for each in pair]
-    assert all(map(torch.equal, flat, [each for pair in stored for each in pair]))
+    assert all(torch.equal(each, named[name]) for name, each in tensors.items())
+    assert all(map(torch.equal, chain(*read_entry(path)), named.values()))
 
 
 def file_with(*names):
@@ -120,7 +114,6 @@ FORGED = {
 
 @pytest.mark.parametrize("wrong", ["renamed", *FORGED])
 def test_an_entry_that_is_not_what_was_asked_for_changes_no_answer(wrong, tmp_path):
-    """The entries of one model, under the names of those of another."""
     prompt = random_prompt(random.Random(0), (3, 5, 1, 4), prefix=4, suffix=3)
     one, other = (InvariantModel(tiny_model("llama", num_hidden_layers=2, seed=seed)) for seed in (0, 1))
     for lm, folder in ((one, "one"), (other, "other")):
@@ -146,37 +139,29 @@ def test_entries_of_one_namespace_are_not_served_to_another(tmp_path):
     assert [has(tmp_path, "x", namespace=each)[0] for each in names] == [each != "a" for each in names]
 
 
-def somebody_elses(folder):
-    """Files that are not ours, under names that look like it, each larger than the room of the tests."""
+def test_clearing_and_making_room_touch_nobody_elses_files(tmp_path):
+    """Each is larger than the room, and its name looks like ours. The least recently used entries make room."""
     names = ("model.safetensors", f"{'a' * 64}.safetensors", "x.unfinished", "unfinished-notes", "invariant-rag-x.pdf")
     for name in names:
-        (folder / name).write_bytes(b"x" * 5000)
-        os.utime(folder / name, (0, 0))
-    for name in (UNFINISHED, "invariant-rag-x.safetensors"):
-        (folder / name).mkdir()
-    return {folder / name: (folder / name).read_bytes() for name in names}
-
-
-def test_clearing_and_making_room_touch_nobody_elses_files(tmp_path):
-    """It is the least recently used entries that make room."""
-    others, size = somebody_elses(tmp_path), file_of(tmp_path, "x").stat().st_size
+        (tmp_path / name).write_bytes(name.encode() * 999)
+        os.utime(tmp_path / name, (0, 0))
+    folders = [tmp_path / UNFINISHED, tmp_path / "invariant-rag-x.safetensors"]
+    for each in folders:
+        each.mkdir()
+    foreign, size = size_of(tmp_path), file_of(tmp_path, "x").stat().st_size
     cache = KeyValueCache(max_bytes=0, folder=tmp_path, max_disk_bytes=3 * size)
-
-    def put(number):
+    for number in range(5):
         time.sleep(0.01)
+        if number == 4:
+            assert cache.get("1") is not None  # used now
+            time.sleep(0.01)
         cache.put(str(number), entry(20))
-        assert size_of(tmp_path) <= 3 * size + sum(map(len, others.values()))
-
-    for number in range(4):
-        put(number)
-    time.sleep(0.01)
-    assert cache.get("1") is not None  # used now
-    put(4)
+        assert size_of(tmp_path) <= 3 * size + foreign
     assert has(tmp_path, *range(5)) == [False, True, False, True, True]
     cache.clear()
     assert not any(has(tmp_path, *range(5)))
-    assert all(path.read_bytes() == content for path, content in others.items())
-    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 2
+    assert all((tmp_path / name).read_bytes() == name.encode() * 999 for name in names)
+    assert all(each.is_dir() for each in folders)
 
 
 @pytest.mark.parametrize("room", [0, 1, -1])
@@ -197,21 +182,17 @@ def test_what_a_dead_writer_left_is_removed_and_what_is_being_written_is_not(tmp
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a folder"])
-def test_what_is_no_file_is_an_error_of_the_disk(kind, tmp_path):
-    path = file_of(tmp_path, "x")
+def test_what_is_no_file_is_an_error_of_the_disk_and_a_folder_that_cannot_be_cleared_is_named(kind, tmp_path):
+    path = file_of(tmp_path / "a", "x")
     path.unlink()
     os.mkfifo(path) if kind == "a pipe" else path.mkdir()
-    cache = KeyValueCache(max_bytes=0, folder=tmp_path)
+    cache = KeyValueCache(max_bytes=0, folder=path.parent)
     assert cache.get("x") is None
     assert cache.stats().disk_errors == 1
     cache.clear()
     assert path.exists()
-
-
-def test_a_folder_that_cannot_be_cleared_is_named(tmp_path):
-    cache = KeyValueCache(folder=tmp_path / "a")
-    (tmp_path / "a").rmdir()
-    (tmp_path / "a").write_text("")
+    path.parent.rename(tmp_path / "b")
+    path.parent.write_text("")
     with pytest.raises(UnusableFile, match="cannot clear"):
         cache.clear()
 
@@ -230,16 +211,14 @@ def test_a_store_that_may_only_be_read_serves(tmp_path, monkeypatch):
 
 def _write_for_ever(folder, start, room):
     cache = KeyValueCache(max_bytes=0, folder=folder, max_disk_bytes=room)
-    for number in itertools.cycle([*range(start, 40), *range(start)]):
+    for number in cycle([*range(start, 40), *range(start)]):
         cache.put(str(number), [(torch.full((2, 4000, 8), float(number)), torch.zeros(2, 4000, 8))])
 
 
 def test_a_store_whose_writers_are_killed_serves_intact_entries_and_keeps_to_its_room(tmp_path):
     """Twenty kills, of two processes that write at the same time."""
-    large = [(torch.ones(2, 4000, 8), torch.zeros(2, 4000, 8))]
-    room = 5 * len(write_entry(large, "x")) + 1000
-    draw, processes = random.Random(0), multiprocessing.get_context("fork")
-    served = 0
+    room = 5 * len(write_entry([(torch.ones(2, 4000, 8), torch.zeros(2, 4000, 8))], "x")) + 1000
+    draw, processes, served = random.Random(0), multiprocessing.get_context("fork"), 0
     for _ in range(10):
         writers = [processes.Process(target=_write_for_ever, args=(tmp_path, start, room)) for start in (0, 7)]
         for writer in writers:
@@ -250,9 +229,9 @@ def test_a_store_whose_writers_are_killed_serves_intact_entries_and_keeps_to_its
             writer.join()
         assert size_of(tmp_path) <= room
         cache = KeyValueCache(folder=tmp_path)
-        found = {number: cache.get(str(number)) for number in range(40)}
-        for number, each in found.items():
-            assert each is None or torch.equal(each[0][0], torch.full((2, 4000, 8), float(number)))
+        for number in range(40):
+            found = cache.get(str(number))
+            assert found is None or torch.equal(found[0][0], torch.full((2, 4000, 8), float(number)))
         assert cache.stats().damaged == 0
         served += cache.stats().disk_hits
     assert served

@@ -1,33 +1,25 @@
-"""InvariantModel as a user meets it: loading, wrapping, choosing, and what it refuses."""
-
-from __future__ import annotations
+"""InvariantModel as a user meets it: loading, also at the first use; wrapping, choosing, and what it refuses."""
 
 import copy
 import logging
+import os
+import pickle
+import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 import invariant_rag
-from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
-from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
+from invariant_rag import InvariantModel, KeyValueCache, Prompt, SegmentSet, errors
 from invariant_rag.attention.sdpa import SDPA
-from invariant_rag.errors import (
-    ContextOverflow,
-    ImmutableModel,
-    InvalidChoice,
-    InvalidOption,
-    InvalidPrompt,
-    InvariantRAGError,
-    ModelNotFound,
-    TokenizerRequired,
-    UnknownName,
-    UnsupportedCombination,
-)
+from invariant_rag.errors import ContextOverflow, InvalidPrompt, UnsupportedCombination
+from invariant_rag.generation.lazy import LazyModel
 from invariant_rag.methods import PINE
+from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import Frequency
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
@@ -36,23 +28,16 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
 
 
-@pytest.fixture
-def folder(tmp_path, chat_llama, tokenizer):
-    """A saved model with its tokenizer."""
-    chat_llama.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    return tmp_path
-
-
-def test_a_folder_is_loaded_with_its_tokenizer(folder, chat_llama, tmp_path):
-    lm = InvariantModel.from_pretrained(folder, method="pine", ordering="frequency", backend="sdpa", dtype="float32")
-    assert repr(lm) == f"InvariantModel({str(folder)!r}, method='pine', ordering='frequency', backend='sdpa')"
+def test_a_folder_is_loaded_with_its_tokenizer_and_keywords_of_transformers(tiny_folder, chat_llama, tmp_path):
+    options = {"dtype": "float32", "cache_dir": tmp_path, "local_files_only": True, "use_cache": False}
+    lm = InvariantModel.from_pretrained(tiny_folder, method="pine", ordering="frequency", backend="sdpa", **options)
+    described = f"InvariantModel({str(tiny_folder)!r}, method='pine', ordering='frequency', backend='sdpa')"
+    assert (repr(lm), lm.context_window, lm.model.config.use_cache) == (described, 4096, False)
     prompt = lm.chat_prompt("Why?", ["one", "two"])
     wrapped = InvariantModel(chat_llama, lm.tokenizer, method=PINE(), ordering=Frequency())
     assert torch.equal(lm.logits(prompt), wrapped.logits(prompt))
-    assert lm.context_window == 4096
-    for place in (tmp_path / "empty", tmp_path / "nowhere"):
-        with pytest.raises(ModelNotFound, match="expected a causal LM"):
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(errors.ModelNotFound, match="expected a causal LM"):
             InvariantModel.from_pretrained(place)
 
 
@@ -62,7 +47,7 @@ def test_a_folder_without_a_tokenizer_takes_token_ids_and_says_so(caplog):
     assert "no tokenizer" in caplog.text
     assert lm.tokenizer is None
     assert lm.logits(PROMPT).shape == (2, 512)
-    with pytest.raises(TokenizerRequired, match="token ids"):
+    with pytest.raises(errors.TokenizerRequired, match="token ids"):
         lm.logits(Prompt("text", ["more"], "text"))
 
 
@@ -79,7 +64,7 @@ def test_another_method_shares_the_weights_and_brings_its_own_ordering(llama):
     assert len(other.with_method(overflow="trim_segments").prepare(Prompt([1], [[2] * 6], [3])).input_ids) == 7
 
 
-def test_too_long_is_an_error_that_names_the_numbers(llama):
+def test_the_answer_needs_room_in_the_window_too(llama):
     lm, prompt = InvariantModel(llama), Prompt([3], [[5] * 250, [6] * 250], [7])
     with pytest.raises(ContextOverflow, match=r"512 tokens.*502 in the prompt.*20 to generate") as caught:
         lm.generate(prompt, max_new_tokens=20)
@@ -87,21 +72,9 @@ def test_too_long_is_an_error_that_names_the_numbers(llama):
     assert lm.generate(prompt, max_new_tokens=10).usage.total_tokens == 512
 
 
-def test_empty_parts_of_a_prompt_are_nothing(llama):
-    lm = InvariantModel(llama)
-    plain = lm.logits(Prompt([], [], [3, 4]))
-    assert torch.equal(lm.logits(Prompt([], [[], []], [3, 4])), plain)
-    assert torch.equal(lm.logits(Prompt.of([3, 4])), plain)
-
-
-def test_a_conversation_may_carry_segments_in_any_turn(model):
-    messages = [
-        {"role": "user", "content": [SegmentSet(["one", "two"]), "What?"]},
-        {"role": "assistant", "content": "That."},
-        {"role": "user", "content": ["And of these? ", Segment("three"), Segment("four"), "Which?"]},
-    ]
-    prompt = model.chat_prompt(messages=messages)
-    assert [len(each) for each in prompt.sets] == [2, 2]
+def test_a_prompt_is_rendered_from_a_question_or_from_messages_alone(model):
+    messages = [{"role": "user", "content": [SegmentSet(["one", "two"]), "What?"]}]
+    assert [len(each) for each in model.chat_prompt(messages=messages).sets] == [2]
     for wrong, message in (
         ({}, "either"),
         ({"question": "Why?", "messages": messages}, "either"),
@@ -121,6 +94,7 @@ def test_a_conversation_may_carry_segments_in_any_turn(model):
             for name in ("method", "ordering", "backend", "overflow", "intervention")
         ),
         ({"dtype": "floot"}, "dtype.*'floot'"),
+        *(({each[:2] + each[3:]: "x"}, f"unknown keyword.*did you mean '{each}'") for each in ("method", "cache")),
         ({"overflow": "drop_lst"}, "unknown overflow 'drop_lst'.*did you mean 'drop_last'"),
         ({"intervention": "ms-po"}, "unknown intervention 'ms-po'.*did you mean 'ms-poe'"),
         *(({"max_segment_tokens": each}, "max_segment_tokens: expected at least 1") for each in (0, "5", 2.5, True)),
@@ -135,19 +109,8 @@ def test_wrong_choices_are_refused_before_anything_is_loaded(wrong, message, lla
     if "dtype" not in wrong:
         calls += [InvariantModel(llama).with_method, lambda **given: InvariantModel(llama, **given)]
     for call in calls:
-        with pytest.raises((InvariantRAGError, InvalidChoice), match=message):
+        with pytest.raises((errors.InvariantRAGError, errors.InvalidChoice), match=message):
             call(**wrong)
-
-
-@pytest.mark.parametrize(("misspelt", "meant"), [("metod", "method"), ("orderings", "ordering"), ("caches", "cache")])
-def test_a_misspelt_keyword_is_refused_with_what_is_meant(misspelt, meant):
-    with pytest.raises(UnknownName, match=f"unknown keyword '{misspelt}'.*did you mean '{meant}'"):
-        InvariantModel.from_pretrained(**{misspelt: "rotor"})
-
-
-def test_keywords_that_transformers_takes_pass_through(folder, tmp_path):
-    lm = InvariantModel.from_pretrained(folder, cache_dir=tmp_path, local_files_only=True, use_cache=False)
-    assert lm.model.config.use_cache is False
 
 
 def test_keywords_that_are_none_and_a_configuration_for_another_cache_change_nothing(llama):
@@ -171,30 +134,14 @@ def test_the_models_own_forward_can_be_trained_as_prompts_are_arranged(llama, me
     for row, prompt in zip(logits, prompts, strict=True):
         expected = lm.logits(prompt)
         torch.testing.assert_close(row[-len(expected) :], expected, atol=rounding(lm.logits, prompt), rtol=0)
-    states = [PromptState(each.arrangement) for each in prepared]
     with torch.no_grad():
-        with override_attention(llama, ArrangedAttention(states, lm.backend, lm.prefiller.shared.rotations)):
-            every = llama(ids, use_cache=False).logits
-        with lm.arranged(prepared):
-            assert torch.equal(llama(ids, use_cache=False).logits, every), "also before the last text"
+        first = llama(ids[:, :1], use_cache=False).logits  # which stands in a text: also those are computed
+    torch.testing.assert_close(logits[:, :1].detach(), first, atol=rounding(lm.logits, prompts[0]), rtol=0)
     (gradient,) = torch.autograd.grad(logits[0, -1].logsumexp(0), embedded)
     assert (gradient[0].abs().sum(-1) > 0).all()  # every token of the first prompt has a part in it
     assert not gradient[1].any()
     with pytest.raises(InvalidPrompt, match="same length in a batch"):
         lm.arranged([prepared[0], lm.prepare(Prompt([1], [[2], [3]], [4] * 5))]).__enter__()
-
-
-@pytest.mark.parametrize(("method", "backend"), [("rotor", "varlen"), ("pine", "sdpa"), ("pine", "varlen")])
-def test_a_second_text_in_a_block_gets_nothing_of_the_first(llama, method, backend):
-    lm = InvariantModel(llama, method=method, ordering="lexical", backend=backend)
-    prepared = lm.prepare(PROMPT)
-    texts = [torch.tensor([prepared.input_ids]), torch.tensor([prepared.input_ids]) + 20]
-
-    def last_logits(*given):
-        with lm.arranged([prepared]):
-            return [llama(each, use_cache=False).logits for each in given][-1]
-
-    torch.testing.assert_close(last_logits(*texts), last_logits(texts[1]), atol=rounding(last_logits, texts[1]), rtol=0)
 
 
 def test_a_generation_config_says_how_and_leaves_the_rest_to_the_model(llama):
@@ -234,35 +181,27 @@ def test_guidance_goes_with_stock_decoding_alone(method, llama):
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine", "sequential"])
-def test_a_prompt_is_read_once_and_then_the_model_decodes(method, llama):
-    lm = InvariantModel(llama, method=method)
-    lengths, attentions = [], []
+def test_a_prompt_is_read_once_by_the_last_layer_from_the_last_text_alone_and_then_the_model_decodes(method, llama):
+    lengths, attentions, queries = [], [], []
+
+    class Listening(SDPA):
+        def attend(self, arrangement, call):
+            queries.append(call.queries.shape[1])
+            return super().attend(arrangement, call)
 
     def look(module, args, kwargs):
         lengths.append(kwargs["input_ids"].shape[1])
         attentions.append(llama.config._attn_implementation)
 
+    lm = InvariantModel(llama, method=method, backend=Listening())
+    prepared = lm.prepare(PROMPT)
     with llama.register_forward_pre_hook(look, with_kwargs=True):
         lm.generate(PROMPT, max_new_tokens=4)
-    assert lengths == [len(lm.prepare(PROMPT).input_ids), 1, 1, 1]
+    assert lengths == [len(prepared.input_ids), 1, 1, 1]
     assert set(attentions[1:]) == ({"sdpa"} if lm.method.stock_decoding else {attentions[0]})
     assert llama.config._attn_implementation == "sdpa"
-
-
-def test_the_last_layer_attends_from_the_last_text_alone(llama):
-    asked = []
-
-    class Listening(SDPA):
-        def attend(self, arrangement, call):
-            asked.append(call.queries.shape[1])
-            return super().attend(arrangement, call)
-
-    lm = InvariantModel(llama, backend=Listening())
-    lm.generate(PROMPT, max_new_tokens=3)
-    prepared = lm.prepare(PROMPT)
-    *before, last = asked
-    assert before == [len(prepared.input_ids)] * (llama.config.num_hidden_layers - 1)
-    assert last == prepared.suffix_length
+    assert method == "sequential" or queries[:2] == [len(prepared.input_ids), prepared.suffix_length]
+    assert len(queries) == {"rotor": 2, "pine": 8, "sequential": 0}[method]
 
 
 def test_assigning_an_attribute_names_the_call_that_makes_another_wrapper(llama):
@@ -272,7 +211,7 @@ def test_assigning_an_attribute_names_the_call_that_makes_another_wrapper(llama)
     calls = dict.fromkeys(("model", "tokenizer"), "InvariantModel") | {"cache": "with_cache"}
     for name in (*calls, "method", "ordering", "backend", "overflow", "intervention", "choices", "anything", "alpha"):
         for wrapper in (lm, routed):
-            with pytest.raises(ImmutableModel, match=name) as caught:
+            with pytest.raises(errors.ImmutableModel, match=name) as caught:
                 setattr(wrapper, name, None)
             assert calls.get(name, "with_method") in caught.value.hint
             with pytest.raises(AttributeError, match=name):
@@ -308,39 +247,36 @@ def test_one_generation_takes_few_calls(llama, cached):
     assert len(files) <= 20, files
 
 
-def test_tokens_that_equal_the_padding_are_kept_by_beams():
+def test_beams_keep_tokens_that_equal_the_padding_and_have_stopped_where_a_criterion_ends_them():
     lm = InvariantModel(tiny_model("llama", num_hidden_layers=2, eos_token_id=None, pad_token_id=None))
-    only_zero = {"suppress_tokens": list(range(1, 128))}
-    for beams in (1, 2):
-        answer = lm.generate(PROMPT, max_new_tokens=4, num_beams=beams, **only_zero)
-        assert (answer.token_ids, answer.finish_reason) == ((0, 0, 0, 0), "length")
-
-
-def test_beams_that_a_criterion_ends_have_stopped(llama):
-    lm = InvariantModel(llama)
-    length = len(lm.prepare(PROMPT).input_ids)
+    length, only_zero = len(lm.prepare(PROMPT).input_ids), {"suppress_tokens": list(range(1, 128))}
 
     def four(input_ids, scores, **_):
         return torch.full((input_ids.shape[0],), input_ids.shape[1] >= length + 4)
 
     for beams in (1, 3):
-        answer = lm.generate(PROMPT, max_new_tokens=9, num_beams=beams, stopping_criteria=[four])
-        assert (len(answer.token_ids), answer.finish_reason) == (4, "stop")
+        zeros = lm.generate(PROMPT, max_new_tokens=4, num_beams=beams, **only_zero)
+        assert (zeros.token_ids, zeros.finish_reason) == ((0, 0, 0, 0), "length")
+        ended = lm.generate(PROMPT, max_new_tokens=9, num_beams=beams, stopping_criteria=[four])
+        assert (len(ended.token_ids), ended.finish_reason) == (4, "stop")
 
 
 @pytest.mark.parametrize("method", ["rotor", "sequential"])
-def test_a_prompt_of_one_token_is_decoded_in_every_way(llama, method):
+def test_empty_parts_are_nothing_and_a_prompt_of_one_token_is_decoded_in_every_way(llama, method):
     lm = InvariantModel(llama, method=method)
+    plain, *empty = (
+        lm.logits(each) for each in (Prompt([], [], [3, 4]), Prompt([], [[], []], [3, 4]), Prompt.of([3, 4]))
+    )
+    assert all(torch.equal(each, plain) for each in empty)
     for prompt in (Prompt([7], [], []), Prompt([], [[]], [7])):
         greedy = lm.generate(prompt, max_new_tokens=3).token_ids
         assert lm.generate([prompt, prompt], max_new_tokens=3)[1].token_ids == greedy
         assert len(lm.generate(prompt, max_new_tokens=3, num_beams=4).token_ids) == 3
         assert len(lm.generate(prompt, max_new_tokens=3, num_return_sequences=2, do_sample=True, seed=1)) == 2
-        logprobs = torch.log_softmax(lm.logits(Prompt([7], [], [5]))[-2:], dim=-1) if prompt.prefix else None
         one, two = lm.score(prompt, [[5], [5, 6]])
-        assert two < one < 0
-        if logprobs is not None:
-            assert two - one == pytest.approx(float(logprobs[-1, 6]), abs=rounding(lm.score, prompt, [[5], [5, 6]]))
+        bound = rounding(lm.score, prompt, [[5], [5, 6]])
+        behind_5 = torch.log_softmax(lm.logits(Prompt([], [], [7, 5]))[-1], dim=-1)
+        assert two - one == pytest.approx(float(behind_5[6]), abs=bound)
 
 
 @pytest.mark.parametrize("options", [{}, {"typical_p": 0.9}], ids=["a batch", "one by one"])
@@ -354,21 +290,103 @@ def test_every_prompt_of_a_list_has_a_seed_and_the_tokens_that_it_has_alone(opti
     for model in (lm, lm.with_method(deterministic=True)):
         assert [each.token_ids for each in model.generate(prompts, seed=[0, 1, 2], **options)] == alone
     assert lm.generate([], seed=[]) == []
-    with pytest.raises(InvalidOption, match="one for each of 3 prompts, got 2"):
+    with pytest.raises(errors.InvalidOption, match="one for each of 3 prompts, got 2"):
         lm.generate(prompts, seed=[0, 1], **options)
     for name, wrong in (("temperature", 0.0), ("temperature", "hot"), ("top_p", 2.0), ("min_p", "x"), ("top_k", 1.5)):
-        with pytest.raises(InvalidOption):
+        with pytest.raises(errors.InvalidOption):
             lm.generate(prompts, seed=[0, 1, 2], **{**options, name: wrong})
 
 
-@pytest.mark.parametrize("method", ["parallel-windows", "set-based", "structured", "ape"])
-def test_segments_that_share_positions_reach_past_the_window(method):
-    long, short = (tiny_model("llama", max_position_embeddings=size, eos_token_id=None) for size in (4096, 64))
-    prompt = Prompt([3], [[5 + number] * 40 for number in range(6)], [7])
-    found, expected = (
-        InvariantModel(model, method=method).generate(prompt, max_new_tokens=8) for model in (short, long)
-    )
-    assert found == expected
-    assert found.usage.prompt_tokens > 3 * 64
-    with pytest.raises(ContextOverflow, match="in the prompt"):
-        InvariantModel(short, method=method).generate(prompt, max_new_tokens=23)
+# --- loaded when they are first used, once in a process, and not for what a configuration states ---
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Folders that transformers loaded weights from."""
+    folders, load = [], AutoModelForCausalLM.from_pretrained
+
+    def noting(place, **options):
+        folders.append(str(place))
+        return load(place, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", noting)
+    return folders
+
+
+@pytest.fixture
+def folder(tmp_path, tiny_folder):
+    """A folder that no other test loads from."""
+    return shutil.copytree(tiny_folder, tmp_path / "own")
+
+
+def test_nothing_is_loaded_before_the_first_use_and_then_once(folder, loads):
+    lazy = LazyModel(folder)
+    copies = [lazy, copy.copy(lazy), copy.deepcopy(lazy), LazyModel(str(folder)), pickle.loads(pickle.dumps(lazy))]
+    assert not loads
+    with ThreadPoolExecutor(5) as pool:
+        assert len(set(pool.map(lambda each: id(each.lm().model), copies))) == 1
+    assert loads == [str(folder)]
+
+
+def test_a_model_is_shared_as_long_as_somebody_has_it(folder, tiny_folder, loads):
+    held = LazyModel(folder).lm(method="pine")
+    LazyModel(tiny_folder).lm()
+    assert LazyModel(folder).lm().model is held.model
+    del held
+    LazyModel(folder).lm()  # the one that was used last
+    assert loads == [str(folder), str(tiny_folder)]
+    LazyModel(tiny_folder).lm()
+    LazyModel(folder).lm()
+    assert loads == [str(folder), str(tiny_folder), str(tiny_folder), str(folder)]
+
+
+def test_other_options_and_a_folder_that_was_written_again_load_other_weights_and_choices_share_them(folder):
+    plain, half = LazyModel(folder).lm(), LazyModel(folder, {"dtype": "bfloat16"}).lm()
+    assert plain.model is not half.model
+    assert str(half.model.dtype) == "torch.bfloat16"
+    os.utime(folder / "config.json", (0, 2**33))
+    assert LazyModel(folder).lm().model is not plain.model
+    lazy = LazyModel(folder)
+    ordered = lazy.lm(ordering="monot5", overflow="drop_last")
+    assert (ordered.ordering.name, ordered.overflow) == ("monot5", "drop_last")
+    assert lazy.lm(ordering="monot5", overflow="drop_last") is ordered
+    assert lazy.lm(method="pine").method.name == "pine"
+
+
+def test_the_context_window_needs_the_configuration_only(folder, tmp_path, loads):
+    (folder / "model.safetensors").unlink()
+    assert LazyModel(folder).context_window() == LazyModel(folder).context_window(local_files_only=True) == 4096
+    embedded = InvariantModel.from_pretrained().context_window
+    loads.clear()
+    assert LazyModel().context_window() == LazyModel("native").context_window() == embedded
+    assert not loads
+    with pytest.raises(errors.ModelNotFound, match="nowhere"):
+        LazyModel(tmp_path / "nowhere").context_window()
+
+
+def test_a_pickle_of_a_name_has_neither_weights_nor_a_cache(folder):
+    lazy = LazyModel(folder, {"dtype": "float32"}, cache=KeyValueCache())
+    assert lazy.lm().cache is copy.deepcopy(lazy).lm(method="pine").cache is not None
+    pickled = pickle.dumps(lazy)
+    assert len(pickled) < 1000
+    assert pickle.loads(pickled).lm().cache is None
+
+
+def test_a_model_in_memory_is_used_as_it_is(chat_llama):
+    lm = InvariantModel(chat_llama, method="pine", cache=KeyValueCache())
+    lazy = LazyModel(lm)
+    assert lazy.in_memory
+    assert lazy.lm() is lm
+    assert lazy.context_window() == lm.context_window
+    assert lazy.lm(ordering="frequency").cache is lm.cache
+    assert LazyModel(lm, cache=KeyValueCache()).lm().cache is not lm.cache
+    assert repr(pickle.loads(pickle.dumps(lazy)).lm()) == repr(lm)
+
+
+def test_without_a_name_it_says_once_that_a_toy_answers():
+    lazy = LazyModel()
+    with pytest.warns(errors.ToyModelWarning, match="Name a model"):
+        assert lazy.lm().name == str(EMBEDDED["generator"])
+    lazy.lm()
+    LazyModel(EMBEDDED["generator"]).lm()  # who names it knows it
+    assert LazyModel("native").lm().name == str(EMBEDDED["native"])

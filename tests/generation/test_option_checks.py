@@ -1,6 +1,7 @@
 """Keywords of generate: what transformers would ignore, crash on or prefill by itself is a typed error beforehand."""
 
-from __future__ import annotations
+from functools import partial
+from itertools import product
 
 import pytest
 from transformers import GenerationConfig
@@ -94,15 +95,11 @@ def test_keywords_that_we_set_loops_from_elsewhere_and_other_prefills_are_refuse
         InvariantModel(llama).generate(PROMPT, max_new_tokens=4, **option)
 
 
-def test_a_config_with_padding_outside_of_the_vocabulary_pads_with_another_token(llama):
+def test_a_config_with_padding_outside_of_the_vocabulary_pads_with_another_token(llama, monkeypatch):
     lm, shorter = InvariantModel(llama), Prompt([3], [[5]], [11])
     alone = lm.generate(shorter, max_new_tokens=3)
-    before = llama.generation_config.pad_token_id
-    llama.generation_config.pad_token_id = -1
-    try:
-        assert lm.generate([PROMPT, shorter], max_new_tokens=3)[1].token_ids == alone.token_ids
-    finally:
-        llama.generation_config.pad_token_id = before
+    monkeypatch.setattr(llama.generation_config, "pad_token_id", -1)
+    assert lm.generate([PROMPT, shorter], max_new_tokens=3)[1].token_ids == alone.token_ids
 
 
 def test_the_error_of_a_callers_own_function_stays_what_it_is(llama):
@@ -114,30 +111,26 @@ def test_the_error_of_a_callers_own_function_stays_what_it_is(llama):
     assert not isinstance(caught.value, InvariantRAGError)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        *((each, "expected a Prompt") for each in ("text", None, 5, b"x", [PROMPT, "text"], [None])),
-        *((each, "empty prompt") for each in (Prompt(), Prompt([], [[], []], []))),
-        (Prompt([3], [[128]], [4]), r"below 128.*got 128"),
-    ],
-)
-def test_what_is_no_prompt_is_refused(llama, wrong, message):
+NO_PROMPTS = {
+    "expected a Prompt": ("text", None, 5, b"x", [PROMPT, "text"], [None]),
+    "empty prompt": (Prompt(), Prompt([], [[], []], [])),
+    r"below 128.*got 128": (Prompt([3], [[128]], [4]),),
+}
+NO_CANDIDATES = {
+    "expected": (5, None, [5], [None], [["x"]], [[-1]], [[True]], [[1.5]]),
+    "several candidates": ("text", "abc"),
+    "at least one token": ([[]], [[4], []]),
+    "below 128": ([[128]], [[10**9]]),
+}
+
+
+def test_what_are_no_prompts_or_candidates_is_refused(llama):
     lm = InvariantModel(llama)
-    for call in (lambda: lm.generate(wrong), lambda: lm.score(wrong, [[4]]), lambda: lm.logits(wrong)):
-        with pytest.raises(InvalidPrompt, match=message):
-            call()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        *((each, "expected") for each in (5, None, [5], [None], [["x"]], [[-1]], [[True]], [[1.5]])),
-        *((each, "several candidates") for each in ("text", "abc")),
-        *((each, "at least one token") for each in ([[]], [[4], []])),
-        *((each, "below 128") for each in ([[128]], [[10**9]])),
-    ],
-)
-def test_what_are_no_candidates_is_refused(llama, wrong, message):
-    with pytest.raises(InvariantRAGError, match=message):
-        InvariantModel(llama).score(PROMPT, wrong)
+    for message, wrong in NO_PROMPTS.items():
+        for call, each in product((lm.generate, partial(lm.score, candidates=[[4]]), lm.logits), wrong):
+            with pytest.raises(InvalidPrompt, match=message):
+                call(each)
+    for message, wrong in NO_CANDIDATES.items():
+        for each in wrong:
+            with pytest.raises(InvariantRAGError, match=message):
+                lm.score(PROMPT, each)

@@ -1,14 +1,12 @@
 """Which chunks an answer is found in; and the ledger, which says what was read in words that no order changes."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invariant_rag import InvariantModel, Prompt, Segment, SegmentSet
+from invariant_rag import Prompt, Segment, SegmentSet
 from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.generation.citations import cite, cite_spans
 from invariant_rag.generation.outputs import ledger
@@ -53,15 +51,6 @@ def test_chunks_are_cited_that_were_read_and_hold_the_answer_or_half_of_its_dist
     assert [(each.index, each.exact) for each in found] == expected
 
 
-@given(st.sampled_from(["Ada Kolm", "It was Ada, by the river", "noon", ""]), st.randoms(use_true_random=False))
-def test_citations_ignore_the_order_of_the_chunks(answer, order):
-    # Two of them with equal scores.
-    chunks = [*CHUNKS, Segment("Noon: Ada Kolm slept.", score=0.7), Segment("By noon Ada Kolm was gone.", score=0.7)]
-    shuffled = order.sample(chunks, len(chunks))
-    expected = [(each.segment, each.exact) for each in cite(answer, QUESTION, chunks)]
-    assert [(each.segment, each.exact) for each in cite(answer, QUESTION, shuffled)] == expected
-
-
 def spans(answer, chunks=CHUNKS, **options):
     found = cite_spans(answer, QUESTION, chunks, **options)
     assert all(chunks[each.index] == each.segment for each in found)
@@ -91,20 +80,19 @@ def test_sentences_and_numbers_are_cited_by_the_chunks_that_were_read(answer, op
     assert spans(answer, **options) == expected
 
 
-@given(st.randoms())
-def test_spans_ignore_the_order_of_chunks(shuffle):
-    answer = "Ada Kolm. The ferry [2] leaves at noon; [1, 2]. The river is long."
-    numbered = list(zip(CHUNKS, "1234", strict=True))
+@given(st.sampled_from(["Ada Kolm", "It was Ada, by the river", "noon", ""]), st.randoms(use_true_random=False))
+def test_citations_and_spans_ignore_the_order_of_the_chunks(answer, order):
+    # Two of them with equal scores.
+    chunks = [*CHUNKS, Segment("Noon: Ada Kolm slept.", score=0.7), Segment("By noon Ada Kolm was gone.", score=0.7)]
+    text = "Ada Kolm. The ferry [2] leaves at noon; [1, 2]. The river is long."
 
-    def segments(pairs):
-        numbers = {number: index for index, (_, number) in enumerate(pairs)}
-        found = cite_spans(answer, QUESTION, [chunk for chunk, _ in pairs], numbers=numbers)
-        return [(each.start, each.end, each.segment) for each in found]
+    def cited(listed):
+        numbers = {str(chunks.index(each) + 1): place for place, each in enumerate(listed)}
+        found = [(each.start, each.end, each.segment) for each in cite_spans(text, QUESTION, listed, numbers=numbers)]
+        return found, [(each.segment, each.exact) for each in cite(answer, QUESTION, listed)]
 
-    expected = segments(numbered)
-    assert len(expected) == 6
-    shuffle.shuffle(numbered)
-    assert segments(numbered) == expected
+    assert len(cited(chunks)[0]) >= 6
+    assert cited(order.sample(chunks, len(chunks))) == cited(chunks)
 
 
 THREE = [Segment("one"), Segment("two, longer"), Segment("three, the longest")]
@@ -112,11 +100,6 @@ THREE = [Segment("one"), Segment("two, longer"), Segment("three, the longest")]
 
 def ledger_of(lm, prompt, **options):
     return ledger(lm.generate(prompt, max_new_tokens=2), prompt, **options)
-
-
-@pytest.fixture
-def rotor(chat_llama, tokenizer):
-    return InvariantModel(chat_llama, tokenizer, method="rotor")
 
 
 NAMES = [each.content_hash for each in sorted(THREE, key=lambda each: each.text, reverse=True)]  # two, three, one
@@ -133,34 +116,27 @@ LEDGER = {"sets": [3], "order": NAMES, "dropped": [], "trimmed": [], "cached_tok
         ("trim_segments", 3, {"trimmed": sorted(NAMES[:2])}),
     ],
 )
-def test_the_ledger_is_the_same_in_every_order_and_names_what_did_not_fit(rotor, overflow, limit, expected):
-    lm = rotor.with_method(max_segment_tokens=limit, overflow=overflow)
+def test_the_ledger_is_the_same_in_every_order_and_names_what_did_not_fit(model, overflow, limit, expected):
+    lm = model.with_method(max_segment_tokens=limit, overflow=overflow)
     for order in permutations(THREE):
         assert ledger_of(lm, Prompt("Read:", order, "Why?")) == {**LEDGER, "invariant": True, **expected}
 
 
-def test_invariant_is_what_was_read_and_not_what_the_model_promises(rotor):
+def test_the_ledger_says_what_was_read_and_not_what_the_model_promises(model):
     prompt = Prompt("Read:", THREE, "Why?")
-    assert ledger_of(rotor, Prompt("Why?"))["invariant"] is None, "no documents"
-    assert ledger_of(rotor, Prompt("Why?"))["sets"] == []
-    assert ledger_of(rotor, prompt, recognized=False)["invariant"] is False
-    plain = rotor.with_method("sequential", ordering="given")
-    assert ledger_of(plain, prompt)["invariant"] is False
-    assert ledger_of(plain, prompt)["method"] == "sequential"
-    assert ledger_of(rotor.with_method("sequential", ordering="lexical"), prompt)["invariant"] is True
+    assert ledger_of(model, Prompt("Why?")).items() >= {"invariant": None, "sets": []}.items(), "no documents"
+    assert ledger_of(model, prompt, recognized=False)["invariant"] is False
+    plain = ledger_of(model.with_method("sequential", ordering="given"), prompt)
+    assert (plain["invariant"], plain["method"]) == (False, "sequential")
+    assert ledger_of(model.with_method("sequential", ordering="lexical"), prompt)["invariant"] is True
+    several = Prompt.of("Rubrics:", SegmentSet(["a", "b"]), "Answers:", SegmentSet(["d", "c", "e"]), "Which?")
+    found = ledger_of(model, several)
+    assert (found["sets"], found["order"]) == ([2, 3], [Segment(text).content_hash for text in "baedc"])
 
 
-def test_several_sets_and_slots_are_listed_in_physical_order(rotor):
-    prompt = Prompt.of("Rubrics:", SegmentSet(["a", "b"]), "Answers:", SegmentSet(["d", "c", "e"]), "Which?")
-    found = ledger_of(rotor, prompt)
-    assert found["sets"] == [2, 3]
-    assert found["order"] == [Segment(text).content_hash for text in "baedc"]
-
-
-def test_a_batch_of_several_prompts_is_in_the_verdict_unless_it_changes_no_bit(rotor):
+def test_a_batch_of_several_prompts_is_in_the_verdict_unless_it_changes_no_bit(model):
     prompts = [Prompt("Read:", THREE, question) for question in ("Why?", "When?")]
-    deterministic = InvariantModel(rotor.model, rotor.tokenizer, method="rotor", deterministic=True)
-    for lm, expected in ((rotor, False), (deterministic, None)):
+    for lm, expected in ((model, False), (model.with_method(deterministic=True), None)):
         calls = [(prompt, {"max_new_tokens": 2}) for prompt in prompts]
         for prompt, generation in zip(prompts, MicroBatcher().generate_all(lm, calls), strict=True):
             assert ledger(generation, prompt).get("bitwise") is expected

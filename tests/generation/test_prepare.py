@@ -1,8 +1,7 @@
 """What the model reads: physical order, what was dropped and trimmed, and indices that point at what was given."""
 
-from __future__ import annotations
-
 import random
+from functools import partial
 from itertools import permutations
 
 import pytest
@@ -22,19 +21,8 @@ TOY = toy_tokenizer()
 ids = st.lists(st.integers(0, 3), max_size=6)
 sets = st.lists(st.lists(ids, max_size=6), min_size=1, max_size=3)
 policies = st.sampled_from(["drop_last", "trim_segments"])
-
-
 lengths = st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=3)
 strategies = st.sampled_from(["error", "drop_last", "trim_segments"])
-shared = st.booleans()  # whether segments share positions
-
-
-def longest(lengths):
-    return sum(max(each, default=0) for each in lengths)
-
-
-def total(kept):
-    return sum(map(sum, kept))
 
 
 def prompt_of(chosen, text=(9,)):
@@ -55,10 +43,10 @@ def test_the_input_is_the_same_in_every_order_and_every_segment_is_accounted_for
     options = {"context_window": window, "max_segment_tokens": limit, "overflow": overflow}
     result, other = prepared(prompt, **options), prepared(shuffled, **options)
     assert (result.input_ids, result.arrangement) == (other.input_ids, other.arrangement)
-    for name in ("order", "dropped", "trimmed"):
+    for name, as_listed in (("order", list), ("dropped", sorted), ("trimmed", sorted)):
         pairs = ((prompt, result), (shuffled, other))
         one, two = ([source.segments[i].token_ids for i in getattr(each, name)] for source, each in pairs)
-        assert one == two if name == "order" else sorted(one) == sorted(two)
+        assert as_listed(one) == as_listed(two)
     layout, order = result.arrangement.layout, list(result.order)
     assert sorted([*order, *result.dropped]) == list(range(len(prompt.segments)))
     assert set(result.trimmed) <= set(order)
@@ -108,24 +96,13 @@ def test_the_fullest_of_several_sets_gives_first_and_indices_count_through_all_s
     assert TOY.decode(list(result.input_ids)) == "pbbaamccccs"
 
 
-@pytest.mark.parametrize(
-    "prompt", [Prompt(), Prompt("", [], ""), Prompt([], [[]], []), Prompt("", ["", ""], ""), Prompt.of()]
-)
-def test_a_prompt_without_any_token_is_refused(prompt):
-    with pytest.raises(InvalidPrompt, match="at least one token"):
-        prepared(prompt)
+def test_a_prompt_without_any_token_is_refused():
+    for empty in (Prompt(), Prompt("", [], ""), Prompt([], [[]], []), Prompt("", ["", ""], ""), Prompt.of()):
+        with pytest.raises(InvalidPrompt, match="at least one token"):
+            prepared(empty)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "query"),
-    [
-        (Prompt("p", ["a"], "suffix", query="query"), "query"),
-        (Prompt("p", ["a"], "suffix", query=""), ""),
-        (Prompt("p", ["a"], "suffix"), "suffix"),
-        (Prompt("p", ["a"], TOY("ids")["input_ids"]), "ids"),
-    ],
-)
-def test_orderings_are_asked_with_the_query_or_else_the_last_text(prompt, query):
+def test_orderings_are_asked_with_the_query_or_else_the_last_text():
     asked = []
 
     class Asked(Lexical):
@@ -133,66 +110,63 @@ def test_orderings_are_asked_with_the_query_or_else_the_last_text(prompt, query)
             asked.append(query)
             return super().sort_keys(candidates, query)
 
-    prepared(prompt, Asked())
-    assert asked == [query]
+    for suffix, query in (("suffix", "query"), ("suffix", ""), ("suffix", None), (TOY("ids")["input_ids"], None)):
+        prepared(Prompt("p", ["a"], suffix, query=query), Asked())
+    assert asked == ["query", "", "suffix", "ids"]
 
 
-@given(
-    lengths, st.integers(0, 9), st.integers(0, 9), st.integers(0, 60), st.none() | st.integers(1, 9), strategies, shared
-)
-def test_what_is_kept_fits_and_is_never_longer_than_it_was(
+@given(lengths, st.integers(0, 9), st.integers(0, 9), st.integers(0, 60), st.integers(1, 9), strategies, st.booleans())
+def test_what_is_kept_is_what_fits_by_the_rule_of_the_strategy(
     ranked, texts, new, window, limit, overflow, shares_positions
 ):
+    """The largest common length; or without what is too long alone, and then without the last of the fullest set."""
+    room, size = window - texts - new, partial(max, default=0) if shares_positions else sum
     limits = {"window": window, "max_segment_tokens": limit, "text_tokens": texts, "new_tokens": new}
-    positions = longest if shares_positions else total
-    too_long = limit is not None and max(map(max, filter(None, ranked)), default=0) > limit
-    fits = not too_long and texts + new + positions(ranked) <= window
-    try:
-        kept = fit_segments(ranked, overflow, shares_positions=shares_positions, **limits)
-    except ContextOverflow:
-        assert texts + new > window or (overflow == "error" and not fits)
-        return
-    assert texts + positions(kept) + new <= window
-    assert [len(each) for each in kept] == [len(each) for each in ranked]
-    for before, after in zip(ranked, kept, strict=True):
-        assert all(0 <= b <= a for a, b in zip(before, after, strict=True))
-        assert limit is None or max(after, default=0) <= limit
-    assert kept == ranked or not (fits or overflow == "error")
+    fit = partial(fit_segments, ranked, overflow, shares_positions=shares_positions, **limits)
+
+    def fits(sets):
+        return sum(map(size, sets)) <= room
+
+    def cut(most):
+        return [[min(each, most) for each in one] for one in ranked]
+
+    is_whole = fits(ranked) and cut(limit) == ranked
+    if room < 0 or (overflow == "error" and not is_whole):
+        with pytest.raises(ContextOverflow):
+            fit()
+    elif is_whole or overflow == "error":
+        assert fit() == ranked
+    elif overflow == "trim_segments":
+        assert fit() == next(filter(fits, map(cut, range(limit, -1, -1))))
+    else:
+        kept = [[each if each <= limit else 0 for each in one] for one in ranked]
+        if not fits(kept):
+            kept = [[each if each <= room else 0 for each in one] for one in kept]
+        while not fits(kept):
+            fullest = max(kept, key=size)
+            least = max(fullest) if shares_positions else 1  # of those that count
+            fullest[max(index for index, length in enumerate(fullest) if length >= least)] = 0
+        assert fit() == kept
 
 
-@given(st.lists(st.integers(0, 9), max_size=8), st.integers(0, 40), shared)
-def test_dropping_from_one_set_keeps_the_longest_beginning_that_fits_or_all_that_fit_side_by_side(
-    ranked, window, shares_positions
-):
-    possible = [length if length <= window else 0 for length in ranked]
-    positions = longest if shares_positions else total
-    count = next(n for n in range(len(ranked), -1, -1) if positions([possible[:n]]) <= window)
-    kept = fit_segments([ranked], "drop_last", window=window, shares_positions=shares_positions)[0]
-    assert kept == possible[:count] + [0] * (len(ranked) - count)
-
-
-@given(lengths, st.integers(0, 60), shared)
-def test_trimming_cuts_to_the_largest_common_length(ranked, window, shares_positions):
-    def cut(length):
-        return [[min(each, length) for each in one] for one in ranked]
-
-    positions = longest if shares_positions else total
-    largest = next(length for length in range(10, -1, -1) if positions(cut(length)) <= window)
-    assert fit_segments(ranked, "trim_segments", window=window, shares_positions=shares_positions) == cut(largest)
+NARROW = {"window": 10, "text_tokens": 1, "new_tokens": 1}
+SHARED = [[7, 2, 7, 3], [5, 1]]
 
 
 @pytest.mark.parametrize(
-    ("overflow", "limit", "expected"),
+    ("ranked", "overflow", "limits", "expected"),
     [
-        ("drop_last", None, [[0, 3, 2]]),
-        ("drop_last", 2, [[0, 0, 2]]),
-        ("trim_segments", None, [[3, 3, 2]]),
-        ("trim_segments", 2, [[2, 2, 2]]),
+        ([[100, 3, 2]], "drop_last", NARROW, [[0, 3, 2]]),
+        ([[100, 3, 2]], "drop_last", {**NARROW, "max_segment_tokens": 2}, [[0, 0, 2]]),
+        ([[100, 3, 2]], "trim_segments", NARROW, [[3, 3, 2]]),
+        ([[100, 3, 2]], "trim_segments", {**NARROW, "max_segment_tokens": 2}, [[2, 2, 2]]),
+        (SHARED, "drop_last", {"window": 9, "shares_positions": True}, [[0, 2, 0, 3], [5, 1]]),
+        (SHARED, "error", {"new_tokens": 10**9}, SHARED),
     ],
 )
-def test_a_segment_longer_than_the_window_does_not_push_out_those_that_fit(overflow, limit, expected):
-    limits = {"window": 10, "max_segment_tokens": limit, "text_tokens": 1, "new_tokens": 1}
-    assert fit_segments([[100, 3, 2]], overflow, **limits) == expected
+def test_a_segment_that_is_too_long_does_not_push_out_those_that_fit(ranked, overflow, limits, expected):
+    """Where positions are shared, the longest make room; without a window, everything fits."""
+    assert fit_segments(ranked, overflow, **limits) == expected
 
 
 @pytest.mark.parametrize(
@@ -203,7 +177,7 @@ def test_a_segment_longer_than_the_window_does_not_push_out_those_that_fit(overf
         ([[3]], "drop_last", {"window": 5, "text_tokens": 6}, r"at most 5 tokens.*9 in the prompt"),
         ([[3]], "trim_segments", {"window": 5, "text_tokens": 6}, r"at most 5 tokens.*9 in the prompt"),
         ([[1, 9]], "error", {"max_segment_tokens": 4}, r"max_segment_tokens=4 .* got 9"),
-        ([[7, 2, 7, 3], [5, 1]], "error", {"window": 10, "text_tokens": 1, "shares_positions": True},
+        (SHARED, "error", {"window": 10, "text_tokens": 1, "shares_positions": True},
          r"at most 10 tokens.*13 in the prompt \(1 of text, 12 in the longest of 6"),
     ],
 )  # fmt: skip
@@ -211,12 +185,6 @@ def test_the_message_of_an_overflow_names_every_number(ranked, overflow, limits,
     with pytest.raises(ContextOverflow, match=message) as caught:
         fit_segments(ranked, overflow, **limits)
     assert "drop_last" in caught.value.hint
-
-
-def test_where_positions_are_shared_the_longest_segments_make_room():
-    ranked = [[7, 2, 7, 3], [5, 1]]
-    assert fit_segments(ranked, "drop_last", window=9, shares_positions=True) == [[0, 2, 0, 3], [5, 1]]
-    assert fit_segments(ranked, "error", new_tokens=10**9) == ranked, "without a window everything fits"
 
 
 def test_a_thousand_segments_are_laid_out():

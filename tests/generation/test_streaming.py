@@ -1,8 +1,13 @@
-"""Streams: pieces that join to the text of `generate`, errors that reach the reader, and readers who leave early."""
+"""Streams, and calls within calls, threads and forks: each gets its own text and attention, or an error."""
 
-from __future__ import annotations
-
-import threading
+import multiprocessing
+import os
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from threading import Event, Thread
+from threading import enumerate as running_threads
 
 import pytest
 import torch
@@ -11,14 +16,27 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from invariant_rag import InvariantModel
-from invariant_rag.errors import InvalidOption, TokenizerRequired, UnsupportedCombination
+from invariant_rag import InvariantModel, Prompt
+from invariant_rag.errors import InvalidOption, InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import trim_at_stop_string, until_stop_string
 from invariant_rag.generation.answers import AnswerDelta
 from invariant_rag.generation.streaming import TextQueueStreamer, TextStream
+from invariant_rag.interventions import HiddenScaling
+from invariant_rag.locks import ForkSafeLock
 from invariant_rag.testing import toy_tokenizer
+from tests.comparing import in_a_thread
 
 BYTES = toy_tokenizer()
+PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
+OTHER = Prompt([5], [[9, 8], [7, 7]], [13])
+IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
+WRAPPERS = {
+    "rotor": {"method": "rotor"},
+    "pine": {"method": "pine"},
+    "ape": {"method": "ape"},
+    "structured": {"method": "structured"},
+    "intervention": {"method": "sequential", "intervention": HiddenScaling([3], 0.5, [0, 1])},
+}
 
 
 def metaspace():
@@ -40,7 +58,7 @@ def streamed(tokens, tokenizer):
             streamer.put(torch.tensor(piece))
         streamer.end()
 
-    return list(TextStream(generate, streamer, threading.Event()))
+    return list(TextStream(generate, streamer, Event()))
 
 
 def lists(most):
@@ -64,12 +82,16 @@ def test_pieces_come_one_by_one_and_special_tokens_do_not():
     assert streamed(BYTES("<bos>ab<eos>c", add_special_tokens=False)["input_ids"], BYTES) == ["a", "b", "c"]
 
 
-def running():
-    return [each for each in threading.enumerate() if each.name == "invariant-rag-stream"]
+@pytest.fixture
+def prompt(model):
+    return model.chat_prompt("Why?", ["one", "two"])
 
 
-def test_a_stream_ends_with_its_generation_or_when_its_reader_leaves(model):
-    prompt = model.chat_prompt("Why?", ["one", "two"])
+def is_streaming():
+    return any(each.name == "invariant-rag-stream" for each in running_threads())
+
+
+def test_a_stream_ends_with_its_generation_or_when_its_reader_leaves(model, prompt):
     stream = model.stream(prompt, max_new_tokens=8)
     first = next(stream)
     assert stream.generation is None
@@ -80,23 +102,20 @@ def test_a_stream_ends_with_its_generation_or_when_its_reader_leaves(model):
     with model.model.register_forward_pre_hook(lambda *_: passes.append(1)):
         for _ in model.stream(prompt, max_new_tokens=1000):  # a stream that is dropped
             break
-        assert not running(), "dropping it waits until the generation is over"
+        assert not is_streaming(), "dropping it waits until the generation is over"
         closed = model.stream(prompt, max_new_tokens=1000)
         next(closed)
         closed.close()
-    assert not running()
+    assert not is_streaming()
     assert len(passes) < 1000, "the model rests"
     assert closed.generation is None
 
 
-def test_errors_reach_the_reader(model, chat_llama):
-    prompt = model.chat_prompt("Why?", ["one"])
+def test_errors_reach_the_reader(model, prompt):
     with pytest.raises(InvalidOption, match="beam"):
         list(model.stream(prompt, num_beams=2))
     with pytest.raises(UnsupportedCombination, match="one sequence to stream, got 2"):
         list(model.stream(prompt, do_sample=True, num_return_sequences=2))
-    with pytest.raises(TokenizerRequired):
-        InvariantModel(chat_llama).stream(None)
 
 
 def before_stop(pieces, stops):
@@ -127,3 +146,158 @@ def test_only_what_may_be_a_stop_string_is_held_back_and_all_pieces_are_consumed
     pieces = iter(["a", "b", "c"])
     assert list(before_stop(pieces, ["b"])) == ["a"]
     assert list(pieces) == []
+
+
+# --- calls within calls, threads and forks ---
+
+
+def processing(function):
+    """A logits processor that calls a function at every step, and changes no score."""
+    return {"logits_processor": [lambda ids, scores: (function(), scores)[1]]}
+
+
+def deciding(function):
+    """A stopping criterion that calls a function at every step, and stops nothing."""
+    return {"stopping_criteria": [lambda ids, _, **more: (function(), torch.zeros(len(ids), dtype=torch.bool))[1]]}
+
+
+def in_time(function):
+    """Run a function in a thread, and return or raise what it does; fail, instead of hanging, if it does not end."""
+    done = Future()
+
+    def run():
+        try:
+            done.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return done.result(60)
+
+
+@pytest.mark.parametrize(("name", "beams"), list(zip(WRAPPERS, (1, 2, 2, 1, 1), strict=True)))
+def test_calls_by_a_processor_or_a_criterion_or_within_an_arranged_block_change_nothing(llama, name, beams):
+    lm, options = InvariantModel(llama, **WRAPPERS[name]), {"max_new_tokens": 4, "num_beams": beams}
+    lms = (lm, lm.with_method("rotor"), lm.with_method("sequential"))
+
+    def others():
+        return [*(each.generate(OTHER, max_new_tokens=3) for each in lms), lm.score(OTHER, [[4], [5, 6]])]
+
+    def call():
+        with torch.no_grad():
+            assert torch.equal(llama(input_ids=IDS).logits, plain)
+        if not calls:
+            assert others() == inner
+        calls.append(1)
+
+    expected, inner, plain = lm.generate(PROMPT, **options), others(), llama(input_ids=IDS).logits.detach()
+    for within in (processing(call), deciding(call)):
+        calls = []
+        found = in_time(partial(lm.generate, PROMPT, **options, **within))
+        assert (found.token_ids, found.logprobs) == (expected.token_ids, expected.logprobs)
+        assert len(calls) >= 4
+    with lm.arranged([lm.prepare(PROMPT)]):
+        assert others() == inner
+
+
+@pytest.mark.parametrize("method", ["rotor", "pine"])
+def test_other_texts_within_an_arranged_block_are_refused(llama, method):
+    lm = InvariantModel(llama, method=method)
+    prepared = lm.prepare(PROMPT)
+    with lm.arranged([prepared]), pytest.raises(InvalidPrompt, match="at least the 10 tokens"):
+        llama(input_ids=IDS)
+    with lm.arranged([prepared, prepared]), pytest.raises(InvalidPrompt, match="2 arranged prompts, got 1 rows"):
+        llama(input_ids=torch.tensor([prepared.input_ids]))
+
+
+def test_a_stream_that_could_never_begin_is_refused(model, prompt):
+    def stream():
+        return "".join(model.with_method("pine").stream(prompt, max_new_tokens=2))
+
+    def arranged():
+        with model.arranged([model.prepare(prompt)]):
+            stream()
+
+    for call in (
+        arranged,
+        partial(model.generate, prompt, max_new_tokens=2, **processing(stream)),
+        partial(model.generate, prompt, max_new_tokens=2, **deciding(stream)),
+        lambda: list(model.stream(prompt, max_new_tokens=2, **processing(stream))),
+    ):
+        with pytest.raises(UnsupportedCombination, match="wait for ever"):
+            in_time(call)
+    in_time(stream)  # the lock is free again
+
+
+def test_a_thread_that_the_holder_waits_for_is_refused_and_others_wait(llama):
+    lm = InvariantModel(llama)
+    prepared, ask = lm.prepare(PROMPT), partial(lm.generate, OTHER, max_new_tokens=1)
+    with ThreadPoolExecutor(2) as pool:
+        with lm.arranged([prepared]):
+            context = copy_context()
+            child = pool.submit(context.run, ask)  # as asyncio.to_thread does
+            with pytest.raises(UnsupportedCombination):
+                child.result(60)
+            stranger = pool.submit(ask)
+            with pytest.raises(TimeoutError):
+                stranger.result(0.3)
+        assert stranger.result(60), "it has waited"
+        with lm.arranged([prepared]):
+            again = copy_context()
+        for ended in (again, context):
+            assert pool.submit(ended.copy().run, ask).result(60)
+
+
+def test_a_stream_is_closed_by_any_thread(model, prompt):
+    for elsewhere in (in_a_thread, lambda close: close()):
+        stream = model.stream(prompt, max_new_tokens=500, **processing(lambda: elsewhere(stream.close)))  # noqa: B023
+        in_time(partial(list, stream))
+        assert stream.generation is None
+
+
+def runs_in_child(work, seconds=20.0):
+    """Whether a forked process does some work, in time and without an error."""
+    child = multiprocessing.get_context("fork").Process(target=work)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 says what these tests are about
+        child.start()
+    child.join(seconds)
+    child.kill()
+    child.join()
+    return child.exitcode == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="this system has no fork")
+def test_a_model_generates_in_a_child_that_was_forked_while_another_thread_generates(model, prompt):
+    expected = model.generate(prompt, max_new_tokens=3).token_ids
+    begun, go = Event(), Event()
+
+    def generate():
+        torch.set_num_threads(1)  # the threads of OpenMP are not in the child
+        assert model.generate(prompt, max_new_tokens=3).token_ids == expected
+
+    waiting = processing(lambda: (begun.set(), go.wait(30)))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(model.generate, prompt, max_new_tokens=1, **waiting)
+        try:
+            assert begun.wait(30)
+            assert runs_in_child(generate)
+        finally:
+            go.set()
+    assert model.generate(prompt, max_new_tokens=3).token_ids == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="this system has no fork")
+def test_a_lock_that_the_forking_thread_holds_is_still_its_own_in_the_child():
+    lock = ForkSafeLock()
+
+    def work():
+        free = Event()
+        other = Thread(target=lambda: (lock.__enter__(), free.set()), daemon=True)
+        other.start()
+        assert not free.wait(0.1)
+        lock.__exit__()
+        assert free.wait(5)
+
+    with lock:
+        assert runs_in_child(work)

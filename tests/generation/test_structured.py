@@ -1,7 +1,5 @@
 """Constrained decoding: random models write valid objects or say `length`, and what cannot be done is refused."""
 
-from __future__ import annotations
-
 import json
 import socket
 from contextlib import suppress
@@ -19,16 +17,8 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import GenerationConfig, LogitsProcessor, MaxTimeCriteria, PreTrainedTokenizerFast
 
-from invariant_rag import InvariantModel, Prompt
-from invariant_rag.errors import (
-    IncompleteObject,
-    InvalidChoice,
-    InvalidObject,
-    InvalidOption,
-    InvalidSchema,
-    TokenizerRequired,
-    UnsupportedCombination,
-)
+from invariant_rag import InvariantModel, Prompt, errors
+from invariant_rag.errors import IncompleteObject, InvalidObject, InvalidSchema, UnsupportedCombination
 from invariant_rag.generation.json_schema import validate_value
 from invariant_rag.generation.structured import constrain, generate_structured, parse_object
 from invariant_rag.prompts import control_tokens
@@ -101,10 +91,7 @@ def test_a_text_that_runs_out_of_tokens_is_the_beginning_of_the_one_with_room(mo
     for budget in (1, length - 2, length - 1):
         cut = model.generate(PROMPT, **constrain(model, Short, max_new_tokens=budget))
         assert (cut.finish_reason, cut.token_ids) == ("length", whole.token_ids[:budget])
-    for options in (
-        {"max_new_tokens": length - 2},
-        {"max_new_tokens": 40, "stopping_criteria": [MaxTimeCriteria(0.0)]},
-    ):
+    for options in ({"max_new_tokens": length - 2}, {"stopping_criteria": [MaxTimeCriteria(0.0)]}):
         with pytest.raises(IncompleteObject, match="expected a complete JSON text"):
             generate_structured(model, PROMPT, Short, **options)
 
@@ -169,24 +156,22 @@ def test_control_tokens_and_ends_are_not_part_of_an_object(model):
     assert isinstance(parse_object(generation.text, Short), Short)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "named"),
-    [
+def test_what_would_break_an_object_is_refused(model, chat_llama, monkeypatch):
+    config, wrong_end = GenerationConfig(stop_strings=["text"]), "eos_token_id: expected token ids of at least 0"
+    for options, error, named in (
         ({"stop_strings": ["text"]}, UnsupportedCombination, "stop_strings"),
-        ({"generation_config": GenerationConfig(stop_strings=["text"])}, UnsupportedCombination, "stop_strings"),
+        ({"generation_config": config}, UnsupportedCombination, "stop_strings"),
         ({"num_beams": 2}, UnsupportedCombination, "num_beams"),
-        ({"eos_token_id": -3}, InvalidOption, "eos_token_id: expected token ids of at least 0"),
-    ],
-    ids=str,
-)
-def test_what_would_break_an_object_is_refused(model, options, error, named):
-    with pytest.raises(error, match=named):
-        constrain(model, Short, max_new_tokens=40, **options)
-
-
-def test_end_tokens_that_the_model_does_not_have_end_nothing(model, monkeypatch):
+        ({"eos_token_id": -3}, errors.InvalidOption, wrong_end),
+    ):
+        with pytest.raises(error, match=named):
+            constrain(model, Short, max_new_tokens=40, **options)
+    with pytest.raises(errors.TokenizerRequired):
+        constrain(InvariantModel(chat_llama), Short, max_new_tokens=120)
+    with pytest.raises(errors.InvalidChoice, match="one prompt"):
+        generate_structured(model, [PROMPT, PROMPT], Short)
     monkeypatch.setattr(model.model.generation_config, "eos_token_id", [-1, 7, 5000])
-    assert constrain(model, Short)["eos_token_id"] == [7]
+    assert constrain(model, Short)["eos_token_id"] == [7], "tokens that the model does not have end nothing"
     monkeypatch.setattr(model.model.generation_config, "eos_token_id", -1)
     with pytest.raises(UnsupportedCombination, match="an end token"):
         constrain(model, Short)
@@ -206,8 +191,6 @@ def test_texts_of_a_batch_follow_the_schema_each_by_itself_and_anew_with_another
     generations += model.generate(PROMPT, num_return_sequences=3, **constraint)
     assert len({each.text for each in generations}) == 5
     assert all(isinstance(parse_object(each.text, Short), Short) for each in generations)
-    with pytest.raises(InvalidChoice, match="one prompt"):
-        generate_structured(model, [PROMPT, PROMPT], Short)
 
 
 def test_a_routed_model_writes_two_objects_and_a_stream_is_the_object(model):
@@ -262,7 +245,7 @@ def test_what_looks_like_a_keyword_and_is_none_is_followed(model):
 class Endless(BaseModel):
     """No finite text is one."""
 
-    next: Endless
+    next: "Endless"
 
 
 class Picky(BaseModel):
@@ -274,13 +257,11 @@ class Picky(BaseModel):
         raise ValueError("neither will do")
 
 
-def test_what_no_text_or_no_value_can_be(model, chat_llama):
+def test_what_no_text_or_no_value_can_be(model):
     generation = model.generate(PROMPT, **constrain(model, Endless, max_new_tokens=30))
     assert (generation.finish_reason, len(generation.token_ids)) == ("length", 30)
     with pytest.raises(InvalidObject, match="neither will do"):
         generate_structured(model, PROMPT, Picky, max_new_tokens=120)
-    with pytest.raises(TokenizerRequired):
-        constrain(InvariantModel(chat_llama), Short, max_new_tokens=120)
 
 
 # --- validation ---
@@ -288,29 +269,24 @@ def test_what_no_text_or_no_value_can_be(model, chat_llama):
 NAMES = {"patternProperties": {"^x-": {"type": "string"}}, "additionalProperties": {"type": "integer"}}
 
 
-@pytest.mark.parametrize(
-    ("value", "schema", "said"),
-    [
+def test_values_that_break_a_schema_are_errors():
+    references = {"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "null"}}}
+    for value, schema, said in (
         (True, {"not": {"type": "object"}, "const": 1}, "1 was expected"),
         ({"x-a": 1}, NAMES, "1 is not of type 'string'"),
         ({"a": "1"}, NAMES, "'1' is not of type 'integer'"),
         ({"b": 1}, {"properties": {"a": {}}, "additionalProperties": False}, "additionalProperties"),
         ("ab", {"pattern": "^a$"}, r"'ab' does not match '\^a\$'"),
         ([1, 1], {"uniqueItems": True}, "non-unique elements .uniqueItems"),
-        ({"a": 1}, {"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "null"}}}, "type 'null'"),
-    ],
-)
-def test_values_that_break_a_schema_are_errors(value, schema, said):
-    with pytest.raises(InvalidObject, match=said):
-        validate_value(value, schema)
+        ({"a": 1}, references, "type 'null'"),
+    ):
+        with pytest.raises(InvalidObject, match=said):
+            validate_value(value, schema)
     validate_value({"x-a": "1", "b": 2}, NAMES)
     validate_value({"$schema": 1}, {"$schema": "http://json-schema.org/draft-07/schema#", "required": ["$schema"]})
-
-
-def test_half_of_a_surrogate_pair_is_no_character():
-    with pytest.raises(IncompleteObject, match="surrogates"):
-        parse_object('{"a": "\\ud83d"}', {})
     assert parse_object('"\\ud83d\\ude00"', {}) == "\U0001f600"
+    with pytest.raises(IncompleteObject, match="surrogates"):  # half of a pair is no character
+        parse_object('{"a": "\\ud83d"}', {})
 
 
 def test_nothing_is_fetched_and_what_is_no_schema_validates_nothing():

@@ -1,7 +1,5 @@
 """Tool calling: random models write well-formed calls in every format, in time, and in any order of the segments."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -29,14 +27,9 @@ from tests.generation.test_structured import random_schema
 from tests.prompts.tool_templates import ALL, templated
 
 QUERY = {"query": {"type": "string", "maxLength": 12}, "limit": {"type": "integer", "minimum": 1}}
-SEARCH = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "Search the harbour's records.",
-        "parameters": {"type": "object", "properties": QUERY, "required": ["query"]},
-    },
-}
+ASKED = {"type": "object", "properties": QUERY, "required": ["query"]}
+FUNCTION = {"name": "search", "description": "Search the harbour's records.", "parameters": ASKED}
+SEARCH = {"type": "function", "function": FUNCTION}
 NOW = {"type": "function", "function": {"name": "now", "description": "The time.", "parameters": None}}
 NOWHERE = {"type": "function", "function": {"name": "nowhere", "description": "A longer name."}}
 TOOLS = [SEARCH, NOW, NOWHERE]
@@ -109,7 +102,7 @@ def test_a_forced_answer_is_nothing_but_calls_as_many_as_there_may_be(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_that_runs_out_of_tokens_says_length_and_has_no_half_call(kind):
-    request = AnswerRequest(messages=QUESTION, tools=[SEARCH], tool_choice="search", parallel=False, stop=("q", "<"))
+    request = AnswerRequest(messages=QUESTION, tools=[SEARCH], tool_choice="search", parallel=False, stop=tuple('q<{"'))
     lm = lm_of(kind)
     whole = Answering(lm, replace(request, max_new_tokens=200)).reply().first
     assert (whole.finish_reason, len(whole.tool_calls), whole.cut_call) == ("tool_calls", 1, None)
@@ -163,7 +156,7 @@ def test_a_call_that_the_model_begins_is_well_formed_and_none_where_there_shall_
     assert answer == Answer(generation.text)
 
 
-def test_text_without_a_call_is_what_the_model_writes_without_tools():
+def test_text_without_a_call_is_what_the_model_writes_without_tools_also_behind_a_marker_of_the_prompt():
     lm = lm_of("hermes")
     calling = ToolCalling(lm, TOOLS)
     prompt = calling.prompt(QUESTION)
@@ -171,6 +164,9 @@ def test_text_without_a_call_is_what_the_model_writes_without_tools():
     unused = [*range(len(lm.tokenizer), 288)]  # which no grammar knows
     assert generation.token_ids == lm.generate(prompt, max_new_tokens=40, suppress_tokens=unused).token_ids
     assert answer == Answer(generation.text)
+    writing = Writing(lm, "\tNo.")  # a tab would be no JSON
+    prompt = Prompt("Calls begin with ", [], "<tool_call>")
+    assert generate(calling, prompt, max_new_tokens=4, logits_processor=[writing])[0].text == "\tNo."
 
 
 def test_reasoning_holds_no_call_and_a_forced_call_leaves_it():
@@ -202,29 +198,20 @@ def test_a_token_that_goes_beyond_the_marker_begins_a_call_or_is_not_chosen(behi
     tokenizer.add_tokens([AddedToken(beyond, normalized=False)])
     lm = InvariantModel(lm_of("hermes").model, tokenizer)
     calling = ToolCalling(lm, TOOLS, parallel=False)
-    options = {"max_new_tokens": 200, "logits_processor": [Writing(lm, beyond)]}
-    generation, answer = generate(calling, calling.prompt(QUESTION), **options)
+    writing = Writing(lm, beyond)
+    generation, answer = generate(calling, calling.prompt(QUESTION), max_new_tokens=200, logits_processor=[writing])
     assert (generation.token_ids[0] == tokenizer.convert_tokens_to_ids(beyond)) == fits
     assert len(answer.tool_calls) == fits
-
-
-def test_a_marker_at_the_end_of_the_prompt_begins_no_call():
-    lm = lm_of("hermes")
-    writing = Writing(lm, "\tNo.")  # a tab would be no JSON
-    prompt = Prompt("Calls begin with ", [], "<tool_call>")
-    generation, _ = generate(ToolCalling(lm, TOOLS), prompt, max_new_tokens=4, logits_processor=[writing])
-    assert generation.text == "\tNo."
 
 
 # --- order, ids, refusals ---
 
 
-def test_calls_ignore_the_order_of_segments_and_of_a_retriever_tools_result():
-    calling = ToolCalling(lm_of("hermes"), TOOLS, tool_choice="required", parallel=False)
-    call = {"id": "call_1", "name": "search", "args": {"query": "ferry"}}
-    answers = set()
+def test_calls_and_their_ids_ignore_the_order_of_segments_and_the_next_turn_has_other_ids():
+    calling, answers = ToolCalling(lm_of("hermes"), TOOLS, tool_choice="search", parallel=False), set()
     for order in permutations(["It leaves at noon.", "In winter it does not sail.", "The mill is old."]):
         segments = [Segment(text) for text in order]
+        call = {"id": "call_1", "name": "search", "args": {"query": "ferry"}}
         messages = [
             {"role": "user", "content": [*segments, "When?"]},
             {"role": "assistant", "tool_calls": [call]},
@@ -233,36 +220,25 @@ def test_calls_ignore_the_order_of_segments_and_of_a_retriever_tools_result():
         prompt = calling.prompt(messages)
         assert [len(each) for each in prompt.sets] == [3, 3]
         generation, answer = generate(calling, prompt, max_new_tokens=120)
-        assert answer.tool_calls
         answers.add((generation.token_ids, generation.logprobs, repr(answer)))
     assert len(answers) == 1
+    (call,) = answer.tool_calls
+    turns = [*messages, {"role": "assistant", "tool_calls": [call]}]
+    turns += [{"role": "tool", "tool_call_id": call.id, "content": "noon"}]
+    (following,) = generate(calling, calling.prompt(turns), max_new_tokens=120)[1].tool_calls
+    assert (following.name, following.id != call.id) == (call.name, True)
 
 
-def test_ids_are_the_same_again_and_others_in_the_next_turn():
-    calling = ToolCalling(lm_of("hermes"), [NOW], tool_choice="required", parallel=False)
-    first, again = (generate(calling, calling.prompt(QUESTION), max_new_tokens=80)[1].tool_calls[0] for _ in range(2))
-    assert first == again
-    result = {"role": "tool", "tool_call_id": first.id, "content": "noon"}
-    turns = [*QUESTION, {"role": "assistant", "tool_calls": [first]}, result]
-    second = generate(calling, calling.prompt(turns), max_new_tokens=80)[1].tool_calls[0]
-    assert (second.name, second.id != first.id) == (first.name, True)
-
-
-@pytest.mark.parametrize(
-    ("tools", "choice", "said"),
-    [
+def test_tools_and_choices_that_are_none_are_refused():
+    for tools, choice, said in (
         (TOOLS, "find", "choose from 'auto', 'none', 'required', 'any', 'search'"),
         ([], "required", "got none"),
-        ([NOW, NOW], "auto", "distinct names"),
         ([{"function": {"name": "a b"}}], "auto", "of up to 128 letters"),
-        ([{}], "auto", "expected a Tool"),
-        ([3], "auto", "expected a Tool"),
+        *(([each], "auto", "expected a Tool") for each in ({}, 3)),
         ([{"name": "a", "parameters": {"type": "array"}}], "auto", "schema of an object"),
-    ],
-)
-def test_tools_and_choices_that_are_none_are_refused(tools, choice, said):
-    with pytest.raises(InvalidTool, match=said):
-        ToolCalling(lm_of("hermes"), tools, tool_choice=choice)
+    ):
+        with pytest.raises(InvalidTool, match=said):
+            ToolCalling(lm_of("hermes"), tools, tool_choice=choice)
 
 
 # --- parsing ---

@@ -4,7 +4,7 @@ import itertools
 import json
 import random
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -48,9 +48,8 @@ def plain_of(lm):
 
 # --- the published code ---
 
-RUNS = {
-    name: json.loads((GOLDEN / f"{name}.json").read_text()) for name in ("hidden_scaling", "hidden_scaling_settings")
-}
+FILES = ("hidden_scaling", "hidden_scaling_settings")
+RUNS = {name: json.loads((GOLDEN / f"{name}.json").read_text()) for name in FILES}
 ENTRIES = [(name, entry) for name, runs in RUNS.items() for entry in runs["entries"]]
 
 
@@ -258,8 +257,7 @@ def test_settings_survive_a_file(tmp_path):
 
 def test_the_published_table_is_found_by_id_and_by_the_last_part_of_it_also_as_the_name_of_a_model(llama):
     mistral = HiddenScaling((213,), 0.0, range(10, 26))
-    for name in PUBLISHED:
-        assert HiddenScaling.published(name).layers[0] == 10
+    assert {HiddenScaling.published(name).layers[0] for name in PUBLISHED} == {10}
     for name in ("mistralai/Mistral-7B-Instruct-v0.2", "/models/mistral-7b-instruct-v0.2/"):
         assert HiddenScaling.published(name) == mistral
     assert HiddenScaling.published("Llama-2-13b-chat") == HiddenScaling(4283, -1, range(10, 35))
@@ -274,21 +272,19 @@ def test_the_published_table_is_found_by_id_and_by_the_last_part_of_it_also_as_t
     assert InvariantModel(model, method="sequential", intervention="hidden-scaling").intervention == mistral
 
 
-@pytest.mark.parametrize(
-    ("build_it", "said"),
-    [
-        *((lambda p=p: HiddenScaling(*p), "one or more indices") for p in (((), 0, [1]), (5, 0, []), (-1, 0, [1]))),
-        (lambda: HiddenScaling(5, 0, [-1, 2]), "one or more indices"),
-        (lambda: HiddenScaling(5, 0, [1], last_tokens=0), "last_tokens: expected at least 1"),
-        (lambda: HiddenScaling(5, 0, [1], skip_first=-1), "skip_first: expected at least 0"),
-        *((lambda o=o: MsPoE(**o), "0 < smallest <= largest") for o in ({"smallest": 0.0}, {"smallest": 2.0})),
-        (lambda: MsPoE(largest=-1.0), "0 < smallest <= largest"),
-        (lambda: MsPoE(first_layer=-1), "first_layer"),
-    ],
-)
-def test_parameters_without_a_meaning_are_refused(build_it, said):
-    with pytest.raises(InvalidChoice, match=said):
-        build_it()
+def test_parameters_without_a_meaning_are_refused():
+    scaling, ratios = partial(HiddenScaling, 5, 0, [1]), "0 < smallest <= largest"
+    for given in (((), 0, [1]), (5, 0, []), (-1, 0, [1]), (5, 0, [-1, 2])):
+        with pytest.raises(InvalidChoice, match="one or more indices"):
+            HiddenScaling(*given)
+    for build_it, given, said in (
+        (scaling, {"last_tokens": 0}, "last_tokens: expected at least 1"),
+        (scaling, {"skip_first": -1}, "skip_first: expected at least 0"),
+        *((MsPoE, each, ratios) for each in ({"smallest": 0.0}, {"smallest": 2.0}, {"largest": -1.0})),
+        (MsPoE, {"first_layer": -1}, "first_layer"),
+    ):
+        with pytest.raises(InvalidChoice, match=said):
+            build_it(**given)
 
 
 def test_parameters_beyond_the_model_and_other_methods_are_refused(llama):

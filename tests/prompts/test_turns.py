@@ -1,7 +1,5 @@
 """What people and models write arrives as it was written; slots and declared segments are sets, and the rest warns."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -10,7 +8,7 @@ from invariant_rag.api_models import set_text
 from invariant_rag.errors import InvariantRAGError, OrderWarning
 from invariant_rag.prompts import Finding, Retrieval, Turn, mark, mark_set, recognize, report
 from invariant_rag.prompts.order_warnings import looks_listed, states_order
-from invariant_rag.segments import Segment, SegmentSet, verdict
+from invariant_rag.segments import Segment, SegmentSet, is_invariant
 
 STEPS = ("Open the valve.", "Start the pump.", "Close the hatch.")
 SLOT = "\n\n".join(STEPS)
@@ -78,10 +76,11 @@ def test_a_slot_is_a_set_where_it_stands_once_and_the_text_around_it_stays():
 
 
 def test_several_sets_of_one_promise_nothing():
-    assert verdict([1, 1, 2]) is verdict([1, 1]) is False
-    assert verdict([1, 2]) is verdict([2, 2]) is verdict([1]) is True
-    assert verdict([]) is verdict([0]) is None
-    assert verdict([], recognized=False) is verdict([3], recognized=False) is verdict([3], sorts=False) is False
+    assert is_invariant([1, 1, 2]) is is_invariant([1, 1]) is False
+    assert is_invariant([1, 2]) is is_invariant([2, 2]) is is_invariant([1]) is True
+    assert is_invariant([]) is is_invariant([0]) is None
+    assert is_invariant([], recognized=False) is is_invariant([3], recognized=False) is False
+    assert is_invariant([3], sorts=False) is False
 
 
 # --- declared segments ---

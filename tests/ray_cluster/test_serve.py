@@ -1,21 +1,15 @@
 """Replicas on Ray Serve: the answers of one process, from whichever replica has read the documents."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import random
 import socket
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -32,7 +26,7 @@ from invariant_rag.server import Settings
 from invariant_rag.server.engines.building import build_engine, build_reranker
 from invariant_rag.server.ray_app import RayEngine, deployment_of
 from invariant_rag.server.settings import EngineConfig, Scale
-from tests.server.conftest import CHAT, FLAGS, QUESTION, bearer, client_of, leaving, metric, wait_until
+from tests.server.conftest import CHAT, FLAGS, QUESTION, bearer, client_of, leaving, metric, served, wait_until
 from tests.server.conftest import body as chat
 
 REPLICAS = 3
@@ -41,104 +35,67 @@ SCALE = Scale(REPLICAS, replica_cpus=0.5)
 RERANKER = str(EMBEDDED["monot5"])
 SETS, ASKED = 12, 3
 LEAVING_SECONDS = 5
+TALK = {"messages": [{"role": "user", "content": QUESTION}]}
+CHOICE, RANKED = {"question": QUESTION, "options": ["white", "green"]}, {"query": QUESTION, "documents": FLAGS}
 ADA, IVO = bearer("key-of-ada"), bearer("key-of-ivo")
 
 
 @pytest.fixture(scope="module")
-def config(tiny_folder: Path) -> EngineConfig:
+def config(tiny_folder):
     """A model whose answers never end by themselves."""
     return EngineConfig(str(tiny_folder), "small", cache_gb=0.1, together=4)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[int]:
-    """A Ray cluster on this machine, and the port of Ray Serve in it."""
-    port = free_port()
+def cluster():
+    """A Ray cluster on this machine, and the address of Ray Serve in it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
-    yield port
+    yield f"http://127.0.0.1:{port}"
     serve.shutdown()
-    ray.shutdown()  # type: ignore[no-untyped-call]
+    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("keys") / "keys"
-    path.write_text("".join(f"{tenant} {key}\n" for key, tenant in SETTINGS.keys.items()), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def http(
-    cluster: int, config: EngineConfig, keys: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[httpx.Client]:
+def http(cluster, config, tmp_path_factory):
     """`serve run` with three replicas in the cluster, as a client of it."""
-    given: dict[str, Any] = {"model": config.model, "name": "small", "cache_gb": config.cache_gb, "keys": keys}
+    folder = tmp_path_factory.mktemp("run")
+    keys = folder / "keys"
+    keys.write_text("".join(f"{tenant} {key}\n" for key, tenant in SETTINGS.keys.items()), encoding="utf-8")
+    given = {"model": config.model, "name": "small", "cache_gb": config.cache_gb, "keys": keys}
     given |= {"together": config.together, "replicas": REPLICAS, "replica_cpus": 0.5, "replica_gpus": 0}
     given |= {"reranker": RERANKER, "timeout": SETTINGS.timeout, "max_prompt_tokens": SETTINGS.max_prompt_tokens}
-    arguments = [f"{name}={value}" for name, value in given.items()]
-    command = [sys.executable, "-m", "ray.serve.scripts", "run", "invariant_rag.server:app", *arguments]
-    log, url = tmp_path_factory.mktemp("log") / "stderr", f"http://127.0.0.1:{cluster}"
+    command = [sys.executable, "-m", "ray.serve.scripts", "run", "invariant_rag.server:app", "--name", "run"]
+    command += [f"{name}={value}" for name, value in given.items()]
+    found = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}  # the cluster
     with (
-        running([*command, "--name", "run"], log) as process,
-        httpx.Client(base_url=url, timeout=90, headers=ADA) as client,
+        served(command, folder / "log", cluster, env=found),
+        httpx.Client(base_url=cluster, timeout=90, headers=ADA) as client,
     ):
-        wait_until(lambda: is_up(client, process), 120)
         yield client
 
 
-@contextmanager
-def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in the cluster; it is stopped however the block ends, and killed if that takes half a minute."""
-    with log.open("w") as stderr, subprocess.Popen(command, env=environment(), stderr=stderr) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
 @pytest.fixture(scope="module")
-def alone(config: EngineConfig) -> Iterator[httpx.Client]:
+def alone(config):
     """The same server with the engine in its process."""
     with client_of(build_engine(config, SETTINGS), SETTINGS, build_reranker(RERANKER)) as client:
         client.headers.update(ADA)
         yield client
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
-
-
-def environment() -> dict[str, str]:
-    """Return the variables of a process that finds the cluster."""
-    return {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-
-
-def is_up(client: httpx.Client, process: subprocess.Popen[Any]) -> bool:
-    assert process.poll() is None, "it ended"
-    try:
-        return client.get("/ready").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def body(documents: Any = FLAGS, **more: Any) -> dict[str, Any]:
+def body(documents=FLAGS, **more):
     return chat(model="small", documents=documents, **{"max_tokens": 8, **more})
 
 
-def shuffled(number: int, seed: int) -> list[str]:
+def shuffled(number, seed):
     """Return one of many sets, in an order that a seed chooses."""
     documents = [*FLAGS, f"The gate of Ostra has {number} towers."]
     return random.Random(seed).sample(documents, len(documents))
 
 
-def without_ids(reply: Any) -> Any:
+def without_ids(reply):
     """Return a reply without what differs from request to request."""
     if isinstance(reply, dict):
         changing = {"id", "created", "prompt_tokens_details"}
@@ -146,7 +103,7 @@ def without_ids(reply: Any) -> Any:
     return [without_ids(each) for each in reply] if isinstance(reply, list) else reply
 
 
-def hit_rate(http: httpx.Client) -> float:
+def hit_rate(http):
     """Return the share of requests whose set was read before, each set asked several times in random orders."""
     seeds, hits = count(), 0
     for _ in range(ASKED):
@@ -156,48 +113,40 @@ def hit_rate(http: httpx.Client) -> float:
     return hits / (SETS * ASKED)
 
 
-def logged() -> str:
+def logged():
     """Return what the processes of the cluster have logged so far."""
-    node: Any = ray.nodes()[0]  # type: ignore[no-untyped-call]
+    node = ray.nodes()[0]
     files = (Path(node["ObjectStoreSocketName"]).parents[1] / "logs").rglob("*")
     return "".join(each.read_text(encoding="utf-8", errors="replace") for each in files if each.is_file())
 
 
-def busy() -> list[Any]:
+def busy():
     """Return the replicas that are answering."""
     names = [each["name"] for each in list_named_actors(all_namespaces=True) if "#replicas#" in each["name"]]
     actors = [ray.get_actor(name, namespace="serve") for name in names]
     return [actor for actor in actors if ray.get(actor.get_num_ongoing_requests.remote())]
 
 
-def chunks(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+def chunks(lines):
     return (json.loads(line[6:]) for line in lines if line.startswith("data: ") and line != "data: [DONE]")
 
 
-@pytest.mark.parametrize(
-    ("path", "request_body"),
-    [
+def test_a_reply_whole_or_streamed_is_that_of_one_process(http, alone):
+    for path, sent in (
         (CHAT, body(logprobs=True)),
         (CHAT, body(n=2, temperature=0.8, seed=3)),
         (CHAT, body(response_format={"type": "json_object"})),
         ("/v1/completions", {"prompt": QUESTION, "documents": FLAGS, "max_tokens": 8}),
-        ("/tokenize", {"messages": [{"role": "user", "content": QUESTION}], "documents": FLAGS}),
-        ("/v1/judge", {"question": QUESTION, "options": ["white", "green"]}),
-        ("/v1/rerank", {"query": QUESTION, "documents": FLAGS}),
+        ("/tokenize", {**TALK, "documents": FLAGS}),
+        ("/v1/judge", CHOICE),
+        ("/v1/rerank", RANKED),
         (CHAT, body(["word " * 600])),
         (CHAT, body(invariant={"method": "no-such"})),
         (CHAT, body(stop=["x"], response_format={"type": "json_object"})),
-    ],
-)
-def test_a_reply_is_that_of_one_process(
-    http: httpx.Client, alone: httpx.Client, path: str, request_body: dict[str, Any]
-) -> None:
-    replies = [each.post(path, json=request_body) for each in (http, alone)]
-    assert replies[0].status_code == replies[1].status_code
-    assert without_ids(replies[0].json()) == without_ids(replies[1].json())
-
-
-def test_a_stream_is_that_of_one_process(http: httpx.Client, alone: httpx.Client) -> None:
+    ):
+        replies = [each.post(path, json=sent) for each in (http, alone)]
+        assert replies[0].status_code == replies[1].status_code, sent
+        assert without_ids(replies[0].json()) == without_ids(replies[1].json()), sent
     asked = body(stream=True, stream_options={"include_usage": True})
     streams = [each.post(CHAT, json=asked).text.splitlines() for each in (http, alone)]
     found = [[without_ids(chunk) for chunk in chunks(iter(lines))] for lines in streams]
@@ -205,17 +154,17 @@ def test_a_stream_is_that_of_one_process(http: httpx.Client, alone: httpx.Client
     assert found[0] == found[1]
 
 
-def test_equal_sets_in_any_order_meet_the_replica_that_has_read_them(http: httpx.Client, alone: httpx.Client) -> None:
+def test_equal_sets_in_any_order_meet_the_replica_that_has_read_them(http, alone):
     assert hit_rate(http) == (ASKED - 1) / ASKED
     for number in range(SETS):
         answers = [without_ids(each.post(CHAT, json=body(shuffled(number, 0))).json()) for each in (http, alone)]
         assert answers[0] == answers[1]
 
 
-def test_a_tenant_learns_nothing_of_what_another_has_asked(http: httpx.Client) -> None:
+def test_a_tenant_learns_nothing_of_what_another_has_asked(http):
     documents = [f"{text} Twice." for text in FLAGS]
 
-    def cached(headers: dict[str, str]) -> int:
+    def cached(headers):
         reply = http.post(CHAT, json=body(documents), headers=headers).json()
         return int(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
 
@@ -226,7 +175,7 @@ def test_a_tenant_learns_nothing_of_what_another_has_asked(http: httpx.Client) -
     assert set(named.headers.get_list("x-request-id", split_commas=True)) == {"mine"}
 
 
-def test_a_client_that_leaves_frees_the_replica(http: httpx.Client) -> None:
+def test_a_client_that_leaves_frees_the_replica(http):
     with http.stream("POST", CHAT, json=body(max_tokens=3000, stream=True)) as response:
         next(chunks(response.iter_lines()))
     wait_until(lambda: not busy(), 5)  # long before the answer would have ended
@@ -235,38 +184,30 @@ def test_a_client_that_leaves_frees_the_replica(http: httpx.Client) -> None:
     wait_until(lambda: not busy(), 5)
 
 
-def test_nothing_waits_for_a_replica_when_its_client_has_left(cluster: int) -> None:
+def test_nothing_waits_for_a_replica_when_its_client_has_left(cluster):
     class Slow:
         """A replica whose answers take longer than anybody waits for them."""
 
-        async def describe(self) -> dict[str, Any]:
+        async def describe(self):
             own = {"methods": frozenset({"rotor"}), "orderings": {"rotor": frozenset({"lexical"})}}
             return {"name": "slow", "toy": True, "context_window": 4096, "method": "rotor", **own}
 
-        async def call(self, _method: str, *_arguments: Any) -> AsyncIterator[Any]:
+        async def call(self, _method, *_arguments):
             await asyncio.sleep(4 * LEAVING_SECONDS)
             yield None
 
-    deployment: Any = serve.deployment(Slow).options(name="replicas")
+    deployment = serve.deployment(Slow).options(name="replicas")
     engine, reranker = RayEngine(serve.run(deployment.bind(), name="slow", route_prefix=None), 4), build_reranker(None)
     vars(reranker).update(sort_keys=engine.sort_keys)  # as in `Ingress`
-    talk = {"messages": [{"role": "user", "content": QUESTION}]}
     with client_of(engine, Settings(timeout=60), reranker) as http:
-        for path, sent in (
-            ("/tokenize", talk),
-            (CHAT, talk),
-            ("/v1/judge", {"question": QUESTION, "options": ["white", "green"]}),
-            ("/v1/rerank", {"query": QUESTION, "documents": FLAGS}),
-        ):
+        for path, sent in (("/tokenize", TALK), (CHAT, TALK), ("/v1/judge", CHOICE), ("/v1/rerank", RANKED)):
             with leaving(http, path, sent):
                 wait_until(busy, 60)
             wait_until(lambda: metric(http, "active_requests") == 0 and not busy(), LEAVING_SECONDS)
     serve.delete("slow")
 
 
-def test_a_replica_that_dies_loses_no_request_and_ends_a_stream_with_an_error(
-    http: httpx.Client, alone: httpx.Client
-) -> None:
+def test_a_replica_that_dies_loses_no_request_and_ends_a_stream_with_an_error(http, alone):
     expected = without_ids(alone.post(CHAT, json=body(max_tokens=400)).json())
     with ThreadPoolExecutor(3) as pool:
         with http.stream("POST", CHAT, json=body(max_tokens=3000, stream=True)) as response:
@@ -283,8 +224,8 @@ def test_a_replica_that_dies_loses_no_request_and_ends_a_stream_with_an_error(
     assert not any(secret in logged() for secret in (FLAGS[0], "key-of-ada"))
 
 
-def test_a_new_configuration_is_rolled_out_without_losing_a_request(cluster: int, config: EngineConfig) -> None:
-    def deploy(config: EngineConfig) -> Any:
+def test_a_new_configuration_is_rolled_out_without_losing_a_request(cluster, config):
+    def deploy(config):
         return serve.run(deployment_of(config, SETTINGS, SCALE), name="other", route_prefix=None)
 
     with client_of(RayEngine(deploy(config), 4), SETTINGS) as http, ThreadPoolExecutor(5) as pool:

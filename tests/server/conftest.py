@@ -1,30 +1,21 @@
-"""Real servers on loopback, clients of them, and a browser that shows their page."""
-
-from __future__ import annotations
+"""Real servers on loopback, and clients of them."""
 
 import json
 import socket
+import subprocess
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import httpx
 import openai
 import pytest
-from playwright.sync_api import Browser, expect, sync_playwright
 from prometheus_client.parser import text_string_to_metric_families
 
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.models.embedded import EMBEDDED
-from invariant_rag.orderings import MonoT5, Relevance
+from invariant_rag.orderings import MonoT5
 from invariant_rag.server import InProcess, Settings, create_app
-from invariant_rag.server.engines.base import Engine
 from invariant_rag.server.serving import in_thread, server_of
-from tests.browsers import CHROMIUM
-from tests.server.lab import NAMES, Lab
-
-Opener = Callable[..., Lab]
 
 CHAT = "/v1/chat/completions"
 QUESTION = "What colour is the flag of Ostra?"
@@ -37,7 +28,7 @@ FLAGS = [
 
 
 @contextmanager
-def serving(engine: Engine, settings: Settings | None = None, reranker: Relevance | None = None) -> Iterator[str]:
+def serving(engine, settings=None, reranker=None):
     """Serve an engine with uvicorn in a thread, and give its address."""
     settings = settings or Settings()
     with in_thread(server_of(create_app(engine, settings, reranker), settings, "127.0.0.1", 0)) as url:
@@ -45,78 +36,76 @@ def serving(engine: Engine, settings: Settings | None = None, reranker: Relevanc
 
 
 @contextmanager
-def client_of(
-    engine: Engine, settings: Settings | None = None, reranker: Relevance | None = None
-) -> Iterator[httpx.Client]:
+def client_of(engine, settings=None, reranker=None):
     """Serve an engine, and give a client of it."""
     with serving(engine, settings, reranker) as url, httpx.Client(base_url=url, timeout=90) as http:
         yield http
 
 
 @pytest.fixture(scope="session")
-def embedded() -> InvariantModel:
+def embedded():
     return InvariantModel.from_pretrained()
 
 
 @pytest.fixture(scope="session")
-def monot5() -> MonoT5:
+def monot5():
     return MonoT5(EMBEDDED["monot5"], batch_size=4)
 
 
 @pytest.fixture(scope="session")
-def base_url(embedded: InvariantModel, monot5: MonoT5) -> Iterator[str]:
+def base_url(embedded, monot5):
     """A server of the embedded model with a cache and the default settings."""
     with serving(InProcess(embedded, "small", caches={"": KeyValueCache()}), None, monot5) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
-def client(base_url: str) -> openai.OpenAI:
+def client(base_url):
     return openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="session")
-def http(base_url: str) -> Iterator[httpx.Client]:
+def http(base_url):
     with httpx.Client(base_url=base_url, timeout=60) as each:
         yield each
 
 
-def body(**more: Any) -> dict[str, Any]:
+def body(**more):
     """Return a chat over documents."""
     return {"messages": [{"role": "user", "content": QUESTION}], "documents": FLAGS, **more}
 
 
-def form(schema: Any, **more: Any) -> dict[str, Any]:
+def form(schema, **more):
     """Return a `response_format`."""
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, **more}}
 
 
-def ask(client: openai.OpenAI, documents: list[Any], question: str = QUESTION, **options: Any) -> Any:
+def ask(client, documents, question=QUESTION, **options):
     """Ask a question over documents."""
     more = {"documents": documents, **options.pop("extra_body", {})}
     messages = options.pop("messages", [{"role": "user", "content": question}])
     return client.chat.completions.create(model="small", messages=messages, extra_body=more, **options)
 
 
-def content_of(reply: Any) -> dict[str, Any]:
+def content_of(reply):
     """Return a reply without what differs from request to request."""
     found = reply.model_dump()
     del found["id"], found["created"], found["usage"]["prompt_tokens_details"]
     return found
 
 
-def bearer(key: str) -> dict[str, str]:
+def bearer(key):
     return {"Authorization": f"Bearer {key}"}
 
 
-def metric(http: httpx.Client, name: str, **labels: str) -> float:
+def metric(http, name, **labels):
     """Return what the operator sees of a metric, by its name without the prefix."""
     families = text_string_to_metric_families(http.get("/metrics", headers=bearer("key-of-operator")).text)
     samples = [each for family in families for each in family.samples if each.name == f"invariant_rag_{name}"]
     return sum(each.value for each in samples if labels.items() <= each.labels.items())
 
 
-def wait_until(is_so: Callable[[], object], seconds: float = 10) -> None:
+def wait_until(is_so, seconds=10):
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline
@@ -124,9 +113,7 @@ def wait_until(is_so: Callable[[], object], seconds: float = 10) -> None:
 
 
 @contextmanager
-def leaving(
-    http: httpx.Client, path: str, content: dict[str, Any], key: str = "", *, beside: int = 0
-) -> Iterator[None]:
+def leaving(http, path, content, key="", *, beside=0):
     """Send a request over a connection that is closed when the block ends, which begins when it runs beside others."""
     text = json.dumps(content).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nAuthorization: Bearer {key}\r\n"
@@ -137,7 +124,7 @@ def leaving(
         yield
 
 
-def exchanged(http: httpx.Client, sent: bytes, *, close: bool = True) -> bytes:
+def exchanged(http, sent, *, close=True):
     """Send bytes, and return what comes until the server closes the connection, or its first piece."""
     with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as raw:
         raw.settimeout(10)
@@ -145,42 +132,31 @@ def exchanged(http: httpx.Client, sent: bytes, *, close: bool = True) -> bytes:
         return b"".join(iter(lambda: raw.recv(65536), b"")) if close else raw.recv(1000)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=20_000)  # others compute here, too
-    with sync_playwright() as playwright:
-        options = ["--no-sandbox", "--host-resolver-rules=MAP lab.test 127.0.0.1"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
-        yield browser
-        browser.close()
+@contextmanager
+def served(command, log, url=None, **options):
+    """Run a command that serves, at a free port unless told, and give its address and process.
 
+    It is stopped however the block ends, and killed if that takes half a minute.
+    """
+    if url is None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        command, url = [*command, "--port", port], f"http://127.0.0.1:{port}"
 
-@pytest.fixture
-def open_lab(browser: Browser) -> Iterator[Opener]:
-    """Open the page of a server. When the test ends, it has asked no other host, and complained of nothing."""
-    opened: list[Lab] = []
+    def is_up():
+        assert process.poll() is None, "it ended"
+        try:
+            return httpx.get(f"{url}/ready").is_success
+        except httpx.TransportError:
+            return False
 
-    def at(url: str, **options: Any) -> Lab:
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
-        context.set_default_timeout(20_000)
-        lab = Lab(context.new_page(), url)
-        opened.append(lab)
-        lab.page.goto(url)
-        expect(lab.page.locator("#documents > li")).to_have_count(len(NAMES))
-        return lab
-
-    yield at
-    assert opened
-    for lab in opened:
-        lab.page.context.close()
-        assert not [each for each in lab.requests if not each.startswith(lab.url)]
-        # Chromium itself writes a line for every status from 400 on.
-        assert not [each for each in lab.complaints if not each.startswith("Failed to load resource")]
-
-
-@pytest.fixture
-def lab(open_lab: Opener, base_url: str) -> Lab:
-    """The page of the server that most tests share."""
-    found = open_lab(base_url)
-    expect(found.page.locator("#model")).to_have_text("Model: small")
-    return found
+    with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr, **options) as process:
+        try:
+            wait_until(is_up, 120)
+            yield url, process
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()

@@ -1,18 +1,14 @@
 """A real HTTP server that answers chats as a test says: another API, on its good days and its bad ones."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from invariant_rag.server.serving import in_thread
@@ -30,18 +26,18 @@ class Answer:
     seconds: float = 0.0
 
 
-def completion(content: str | None = "white", **more: Any) -> dict[str, Any]:
+def completion(content="white", **more):
     """Return a whole reply."""
     message = {"role": "assistant", "content": content, **more}
     return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": USAGE}
 
 
-def refusal(message: str, **more: Any) -> dict[str, Any]:
+def refusal(message, **more):
     """Return an error in OpenAI's shape."""
     return {"error": {"message": message, "type": "error", "param": None, "code": None, **more}}
 
 
-def events(*chunks: Any) -> bytes:
+def events(*chunks):
     """Return server-sent events."""
     lines = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in chunks]
     return b"".join(b"data: " + line + b"\n\n" for line in lines)
@@ -59,10 +55,10 @@ class ScriptedAPI:
     left: int = 0  # clients that closed the connection while they waited
     card: dict[str, Any] = field(default_factory=lambda: {"id": "far"})  # of the one model in the list
 
-    def plan(self, *answers: Answer) -> None:
+    def plan(self, *answers):
         self.answers[:], self.bodies[:], self.left = answers, [], 0
 
-    async def answer(self, request: Request) -> Response:
+    async def answer(self, request):
         self.bodies.append(await request.json())
         self.headers.append(dict(request.headers))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -75,11 +71,11 @@ class ScriptedAPI:
             return JSONResponse(answer.body, answer.status, answer.headers)
         return StreamingResponse(self._pieces(answer.body), answer.status, answer.headers)
 
-    async def models(self, request: Request) -> Response:
+    async def models(self, request):
         self.keys.append(request.headers.get("authorization", ""))
         return JSONResponse({"object": "list", "data": [self.card]})
 
-    async def _pieces(self, body: bytes) -> AsyncIterator[bytes]:
+    async def _pieces(self, body):
         for line in body.splitlines(keepends=True):
             if line.startswith(b"data: break"):
                 raise ConnectionError  # uvicorn closes the connection
@@ -87,7 +83,7 @@ class ScriptedAPI:
 
 
 @contextmanager
-def scripted_api() -> Iterator[ScriptedAPI]:
+def scripted_api():
     """Run one on loopback."""
     api = ScriptedAPI()
     paths = ("/v1/chat/completions", "/v1/completions")

@@ -1,11 +1,8 @@
 """The files of docs/examples: what they start is what the command line and Ray Serve accept."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,24 +16,23 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 FILES = ["compose.yaml", "kubernetes.yaml", "rayservice.yaml"]
 
 
-def objects(name: str) -> list[Any]:
+def objects(name):
     return list(yaml.safe_load_all((EXAMPLES / name).read_text(encoding="utf-8")))
 
 
-def of_kind(name: str, kind: str) -> dict[str, Any]:
+def of_kind(name, kind):
     (found,) = (each for each in objects(name) if each["kind"] == kind)
     return dict(found)
 
 
-def options_of(script: str) -> dict[str, Any]:
+def options_of(script):
     """Return the options that a script gives to `invariant-rag serve`, by the parser of the command line."""
     (arguments,) = re.findall(r"exec invariant-rag serve (.*)$", script)
-    command: Any = get_command(command_line)
-    parsed: dict[str, Any] = command.commands["serve"].make_context("serve", shlex.split(arguments)).params
-    return parsed
+    command = get_command(command_line)
+    return command.commands["serve"].make_context("serve", shlex.split(arguments)).params
 
 
-def test_every_file_is_checked_and_every_image_has_a_version() -> None:
+def test_every_file_is_checked_and_every_image_has_a_version():
     assert sorted(each.name for each in EXAMPLES.iterdir()) == FILES
     for name in FILES:
         images = re.findall(r"image: (\S+)", (EXAMPLES / name).read_text(encoding="utf-8"))
@@ -44,7 +40,7 @@ def test_every_file_is_checked_and_every_image_has_a_version() -> None:
         assert all(re.fullmatch(r"[a-z/-]+:\d[\w.-]+", image) for image in images), images
 
 
-def test_compose_starts_a_server_at_the_port_that_it_publishes() -> None:
+def test_compose_starts_a_server_at_the_port_that_it_publishes():
     compose = objects("compose.yaml")[0]["services"]["invariant-rag"]
     options = options_of(compose["command"][0].replace("$$", "$"))
     assert options["host"] == "0.0.0.0"
@@ -54,7 +50,7 @@ def test_compose_starts_a_server_at_the_port_that_it_publishes() -> None:
     assert {"MODEL", "INVARIANT_RAG_API_KEY"} == compose["environment"].keys()
 
 
-def test_the_pod_starts_a_server_that_its_probes_reach_and_its_service_selects() -> None:
+def test_the_pod_starts_a_server_that_its_probes_reach_and_its_service_selects():
     deployment, service = (of_kind("kubernetes.yaml", kind)["spec"] for kind in ("Deployment", "Service"))
     pod = deployment["template"]["spec"]
     (container,) = pod["containers"]
@@ -75,8 +71,8 @@ def test_the_pod_starts_a_server_that_its_probes_reach_and_its_service_selects()
 
 
 def test_ray_serve_accepts_the_configuration_and_the_cluster_has_room_and_the_same_keys_everywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     from ray.serve import schema
 
     from invariant_rag import server

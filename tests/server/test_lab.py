@@ -1,69 +1,210 @@
-"""The order lab in a real browser, before a real server: moves, answers, flips, methods, the history, any text."""
-
-from __future__ import annotations
+"""The order lab in a real browser, before a real server: moves, answers, flips, any text; keys, limits, faults."""
 
 import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from threading import Event, Thread
 
+import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import expect, sync_playwright
 
+import invariant_rag.server
+from invariant_rag import KeyValueCache
+from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.engines.upstream import Upstream
-from tests.browsers import needs_chromium
-from tests.server.conftest import Opener, serving
-from tests.server.lab import CONTRASTS, EXAMPLE, EXAMPLES, HOSTILE, NAMES, READINGS, Lab, content_of, post
+from tests.server.conftest import CHAT, serving, wait_until
 from tests.server.scripted import Answer, completion, scripted_api
 
-pytestmark = needs_chromium
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FILES = {each.name: each.read_text("utf-8") for each in (Path(invariant_rag.server.__file__).parent / "page").iterdir()}
+EXAMPLES = json.loads(FILES["examples.json"])
+EXAMPLE = EXAMPLES[0]
+NAMES = "ABCDEF"[: len(EXAMPLE["documents"])]
+LISTED = " ".join(NAMES)
+READINGS = ("plain", "sorted", "invariant")
+ORDERINGS = {"plain": "given", "sorted": "lexical"}
+CONTRASTS = Path(__file__).with_name("contrasts.js").read_text("utf-8")
+"""How many texts are seen, and those with less contrast than WCAG AA asks for."""
+CLIPBOARD = {"permissions": ["clipboard-read", "clipboard-write"]}
+HOSTILE = [
+    '<img src="https://evil.test/1.png" onerror="alert(1)">',
+    "</script><script>alert(2)</script>",
+    "# <b onclick=alert(3)>Title</b>\n<iframe src=javascript:alert(4)></iframe>",
+    "{{constructor.constructor('alert(5)')()}} ${alert(6)} 'it''s' \"$(touch /tmp/no)\" `id` !! \\",
+    "nul \x00 escape \x1b[31m back \u202egnp.exe\u202c tag \U000e0041 end",
+    "W" * 400,
+]
 
 
-def test_an_answer_has_its_confidence_and_cost_and_the_ring_is_what_the_server_reports(lab: Lab) -> None:
+class Lab:
+    """One open page, and what went wrong in it: addresses elsewhere, errors, dialogs and lines of the console."""
+
+    def __init__(self, page, url):
+        self.page, self.url, self.at, self.role = page, url, page.locator, page.get_by_role
+        self.question, self.status, self.notice = (
+            self.role("textbox", name="Question"),
+            self.at("#status"),
+            self.at("#notice"),
+        )
+        self.method, self.rows = self.role("combobox", name="Method"), self.at("#history tbody tr")
+        self.wrong = []
+        page.on("request", lambda request: request.url.startswith(url) or self.wrong.append(request.url))
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        page.on("dialog", lambda dialog: (self.wrong.append(dialog.message), dialog.dismiss()))
+        # Chromium itself writes a line for every status from 400 on.
+        page.on("console", lambda each: each.text.startswith("Failed to load resource") or self.wrong.append(each.text))
+
+    @property
+    def order(self):
+        """The documents as they are listed: `A B C`."""
+        return " ".join(each.get_attribute("data-name") for each in self.at("#documents > li").all())
+
+    def cells(self):
+        """Order, and the plain, sorted and invariant answer of each row of the history."""
+        return [row.locator("th, td").all_inner_texts() for row in self.rows.all()]
+
+    def answer(self, reading):
+        return self.at(f"#{reading} .answer")
+
+    def document(self, name):
+        """The row of a document, where Tab stops."""
+        return self.at(f"#documents > li[data-name={name}] summary")
+
+    def press(self, name):
+        self.role("button", name=name, exact=True).click()
+
+    def ask(self):
+        """Ask, and wait for the answers."""
+        self.press("Ask")
+        expect(self.answer("invariant")).to_be_visible()
+
+    def try_orders(self):
+        """Try the order that is listed and five others, and wait for the answers."""
+        self.press("Try 5 random orders")
+        expect(self.rows).to_have_count(6)
+        expect(self.at("#stop")).to_be_hidden()
+
+    def paste(self, *documents, line="---"):
+        """Put documents in the place of those that are there; in the form, `line` stands between two."""
+        self.press("Remove all")
+        if not self.page.get_by_label("Paste documents").is_visible():
+            self.page.get_by_text("Add documents", exact=True).click()
+        self.page.get_by_label("Paste documents").fill(f"\n{line}\n".join(documents))
+        self.press("Add these")
+        expect(self.at("#documents > li")).to_have_count(len(documents))
+
+    def drag(self, start, end):
+        """Drag with the mouse, between places in pixels."""
+        self.page.mouse.move(*start)
+        self.page.mouse.down()
+        self.page.mouse.move(*end, steps=6)
+        self.page.mouse.up()
+
+    def copied(self, reading):
+        """Copy a request as a command, and return it."""
+        self.at(f"#{reading}").get_by_role("button", name="Copy as curl").click()
+        expect(self.status).to_have_text("The command is copied.")
+        return self.page.evaluate("navigator.clipboard.readText()")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome here: install one (`apt install chromium`)")
+    expect.set_options(timeout=20_000)  # others compute here, too
+    with sync_playwright() as playwright:
+        options = ["--no-sandbox", "--host-resolver-rules=MAP lab.test 127.0.0.1"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_lab(browser):
+    """Open the page of a server. When the test ends, it has asked no other host, and complained of nothing."""
+    opened = []
+
+    def at(url, **options):
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        context.set_default_timeout(20_000)
+        opened.append(Lab(context.new_page(), url))
+        opened[-1].page.goto(url)
+        expect(opened[-1].at("#documents > li")).to_have_count(len(NAMES))
+        return opened[-1]
+
+    yield at
+    for lab in opened:
+        lab.page.context.close()
+    assert [lab.wrong for lab in opened] == [[]] * max(1, len(opened))
+
+
+@pytest.fixture
+def lab(open_lab, base_url):
+    """The page of the server that most tests share."""
+    found = open_lab(base_url)
+    expect(found.at("#model")).to_have_text("Model: small")
+    return found
+
+
+def post(url, order, reading, example=EXAMPLE):
+    """Send what the page sends in one order of the example: `A B C`."""
+    documents = [{"id": name, **example["documents"][NAMES.index(name)]} for name in order.split()]
+    invariant = {"method": "sequential", "ordering": ORDERINGS[reading]} if reading in ORDERINGS else {}
+    sent = {"messages": [{"role": "user", "content": example["question"]}], "documents": documents}
+    response = httpx.post(f"{url}{CHAT}", json={**sent, "invariant": invariant, "logprobs": True}, timeout=60)
+    return response.raise_for_status().json()
+
+
+def content_of(reply):
+    return reply["choices"][0]["message"]["content"]
+
+
+def test_an_answer_has_its_confidence_and_cost_and_the_ring_is_what_the_server_reports(lab):
     lab.ask()
     for reading in READINGS:
-        reply = post(lab.url, " ".join(NAMES), reading)
+        reply = post(lab.url, LISTED, reading)
         expect(lab.answer(reading)).to_have_text(content_of(reply))
-        figures = lab.page.locator(f"#{reading} dd").all_inner_texts()
+        figures = lab.at(f"#{reading} dd").all_inner_texts()
         tokens = reply["choices"][0]["logprobs"]["content"]
         confidence = sum(2.718281828 ** each["logprob"] for each in tokens) / len(tokens)
         assert figures[:2] == [f"{confidence:.2f}", str(reply["usage"]["prompt_tokens"])]
         assert 0 <= int(figures[2]) <= int(figures[1])
         assert re.fullmatch(r"\d+ ms", figures[3])
     read = reply["invariant"]["order"]
-    label = f"Ring: {', '.join(read)}, and back to {read[0]}"
-    expect(lab.page.get_by_role("img", name=label, exact=True)).to_be_visible()
-    sights = [row.inner_text().split() for row in lab.page.locator(".sights tr").all()]
+    ring = lab.role("img", name=f"Ring: {', '.join(read)}, and back to {read[0]}", exact=True)
+    expect(ring).to_be_visible()
+    sights = [row.inner_text().split() for row in lab.at(".sights tr").all()]
     rows = [[read[place], *read[place + 1 :], *read[: place + 1]] for place in range(6)]
     assert sights == [*rows, ["Question", *read]]
     lab.page.get_by_label("Confidence, from logprobs").uncheck()
     lab.ask()
-    expect(lab.page.locator("#plain dd").first).to_have_text("not asked")
+    expect(lab.at("#plain dd").first).to_have_text("not asked")
 
 
-def test_dragging_a_document_asks_again_and_shows_what_flipped(lab: Lab) -> None:
+def test_dragging_a_document_asks_again_and_shows_what_flipped(lab):
     lab.ask()
     before = lab.answer("plain").inner_text()
-    x, y = lab.grip(1)
-    lab.drag(lab.grip(0), (x, y + 16))
+    grips = [each.bounding_box() for each in lab.at("#documents .grip").all()[:2]]
+    first, second = ((box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) for box in grips)
+    lab.drag(first, (second[0], second[1] + 16))
     assert lab.order == "B A C D E F"
-    expect(lab.page.locator("#moves")).to_have_text(f"A, {EXAMPLE['documents'][0]['title']}: moved to place 2 of 6.")
+    expect(lab.at("#moves")).to_have_text(f"A, {EXAMPLE['documents'][0]['title']}: moved to place 2 of 6.")
     expect(lab.rows).to_have_count(2)
-    expect(lab.page.locator("#plain")).to_contain_text(f"Flipped. The first order got: {before}")
+    expect(lab.at("#plain")).to_contain_text(f"Flipped. The first order got: {before}")
     flipped = ["blue glass\nflipped", "blue glass", "striped wool"]
     assert [cells[1:] for cells in lab.cells()] == [["striped wool", "blue glass", "striped wool"], flipped]
-    second, third = (lab.document(name).bounding_box() for name in "AC")  # a mouse drags any of a row, and opens none
-    assert second is not None
-    assert third is not None
-    lab.drag((second["x"] + 40, second["y"] + 8), (third["x"] + 40, third["y"] + third["height"]))
+    start, end = (lab.document(name).bounding_box() for name in "AC")  # a mouse drags any of a row, and opens none
+    lab.drag((start["x"] + 40, start["y"] + 8), (end["x"] + 40, end["y"] + end["height"]))
     assert lab.order == "B C A D E F"
-    expect(lab.page.locator("#documents details[open]")).to_have_count(0)
+    expect(lab.at("#documents details[open]")).to_have_count(0)
     lab.document("A").click()
-    expect(lab.page.locator("#documents details[open]")).to_have_count(1)
+    expect(lab.at("#documents details[open]")).to_have_count(1)
 
 
-def test_the_keyboard_goes_through_documents_and_reaches_the_question_in_five_tabs(lab: Lab) -> None:
+def test_the_keyboard_goes_through_documents_and_reaches_the_question_in_five_tabs(lab):
     lab.document("C").focus()
     tabs = 0
     while tabs < 5 and not lab.question.evaluate("each => each === document.activeElement"):
@@ -86,162 +227,154 @@ def test_the_keyboard_goes_through_documents_and_reaches_the_question_in_five_ta
         assert lab.order == order
         expect(lab.document(focused)).to_be_focused()
     lab.page.keyboard.press("Alt+ArrowDown")
-    expect(lab.page.locator("#moves")).to_contain_text("moved to place 2 of 5.")
+    expect(lab.at("#moves")).to_contain_text("moved to place 2 of 5.")
 
 
-def test_an_example_says_why_it_was_chosen_and_which_answers_are_right(lab: Lab) -> None:
+def test_an_example_says_why_it_was_chosen_and_which_answers_are_right(lab):
     for example in EXAMPLES:
-        lab.page.get_by_role("combobox", name="Example").select_option(example["name"])
-        expect(lab.page.locator("#why")).to_have_text(example["why"])
-        marked = lab.page.locator("#documents > li.gold").all()
+        lab.role("combobox", name="Example").select_option(example["name"])
+        expect(lab.at("#why")).to_have_text(example["why"])
+        marked = lab.at("#documents > li.gold").all()
         assert [each.get_attribute("data-name") for each in marked] == [NAMES[each] for each in example["gold"]]
         lab.ask()
         for reading in READINGS:
-            right = content_of(post(lab.url, " ".join(NAMES), reading, example)).lower() == example["answer"].lower()
+            right = content_of(post(lab.url, LISTED, reading, example)).lower() == example["answer"].lower()
             said = "✓ right" if right else f"✗ wrong: it is {example['answer']}"
-            expect(lab.page.locator(f"#{reading} :is(.right, .wrong)")).to_have_text(said)
+            expect(lab.at(f"#{reading} :is(.right, .wrong)")).to_have_text(said)
     lab.question.fill("Who founded it?")
-    expect(lab.page.locator("#why")).to_be_empty()
-    expect(lab.page.locator("#documents > li.gold")).to_have_count(0)
+    expect(lab.at("#why")).to_be_empty()
+    expect(lab.at("#documents > li.gold")).to_have_count(0)
 
 
-def test_a_link_holds_the_state(open_lab: Opener, base_url: str) -> None:
-    lab = open_lab(base_url, permissions=["clipboard-read", "clipboard-write"])
+def test_a_link_holds_the_state(open_lab, base_url):
+    lab = open_lab(base_url, **CLIPBOARD)
     lab.paste("# Mill\nThe mill grinds \u201cbarley\u201d.", "The ferry leaves at noon.", "Two bakeries.")
     lab.document("A").press("Delete")
     lab.document("B").press("Alt+ArrowDown")
     lab.question.fill("When does the ferry leave?")
-    lab.page.get_by_role("combobox", name="Method").select_option("isolated")
+    lab.method.select_option("isolated")
     lab.press("Copy link")
     expect(lab.status).to_have_text("The link is copied.")
-    lab.page.goto(lab.clipboard())
+    lab.page.goto(lab.page.evaluate("navigator.clipboard.readText()"))
     lab.page.reload()
     expect(lab.question).to_have_value("When does the ferry leave?")
-    texts = ["Two bakeries.", "The ferry leaves at noon."]
-    assert lab.page.locator("#documents details p").all_text_contents() == texts
-    expect(lab.page.get_by_role("combobox", name="Method")).to_have_value("isolated")
+    texts = lab.at("#documents details p").all_text_contents()
+    assert texts == ["Two bakeries.", "The ferry leaves at noon."]
+    expect(lab.method).to_have_value("isolated")
     lab.page.goto(f"{base_url}/#lab=bm8")
     lab.page.reload()
     expect(lab.question).to_have_value(EXAMPLE["question"])
 
 
-def test_five_orders_show_flips_that_the_server_confirms_and_can_be_listed_again(lab: Lab) -> None:
+def test_five_orders_show_flips_that_the_server_confirms_and_can_be_listed_again(lab):
     lab.try_orders()
     cells = lab.cells()
     orders = [order for order, *_ in cells]
-    assert orders[0] == lab.order
-    assert len({*orders}) == 6
+    assert (orders[0], len({*orders})) == (lab.order, 6)
     for column, reading in enumerate(READINGS, 1):
         answers = [content_of(post(lab.url, order, reading)) for order in orders]
         flips = [answer != answers[0] for answer in answers]
         shown = [f"{each}\nflipped" if flipped else each for each, flipped in zip(answers, flips, strict=True)]
         assert [row[column] for row in cells] == shown
-        rate = lab.page.locator(f"[data-reading={reading}]")
-        expect(rate).to_contain_text(f"flipped {20 * sum(flips)} % in {sum(flips)} of 5 other orders")
+        told = f"flipped {20 * sum(flips)} % in {sum(flips)} of 5 other orders"
+        expect(lab.at(f"[data-reading={reading}]")).to_contain_text(told)
         assert any(flips) == (reading == "plain")
     expect(lab.page.get_by_text("Every order that you asked was read like this.")).to_be_visible()
     order, plain, *_ = cells[3]
-    row = lab.page.get_by_role("button", name=f"List the documents in order 4: {order}")
+    row = lab.role("button", name=f"List the documents in order 4: {order}")
     row.press("Enter")
     assert lab.order == order
     expect(lab.answer("plain")).to_have_text(plain.split("\n")[0])
     expect(row).to_be_focused()
 
 
-def test_the_method_that_is_chosen_is_the_one_that_is_named(lab: Lab) -> None:
-    expect(lab.page.locator("#toy")).to_contain_text("A toy answers here")
-    expect(lab.lead).to_contain_text("; rotor reads the documents as a set.")
-    lab.page.get_by_role("combobox", name="Method").select_option("isolated")
-    expect(lab.lead).to_contain_text("; isolated reads the documents as a set.")
+def test_the_method_that_is_chosen_is_the_one_that_is_named(lab):
+    expect(lab.at("#toy")).to_contain_text("A toy answers here")
+    expect(lab.at(".lead")).to_contain_text("; rotor reads the documents as a set.")
+    lab.method.select_option("isolated")
+    expect(lab.at(".lead")).to_contain_text("; isolated reads the documents as a set.")
     lab.try_orders()
-    expect(lab.page.get_by_role("article", name="isolated", exact=True)).to_be_visible()
-    expect(lab.page.locator("[data-reading=invariant]")).to_contain_text("isolated: flipped 0 %")
-    expect(lab.page.get_by_role("columnheader", name="isolated", exact=True)).to_be_visible()
-    expect(lab.page.locator("#ring")).to_contain_text("Method isolated, ordering ")
-    expect(lab.page.get_by_role("img")).to_have_count(0)
+    expect(lab.role("article", name="isolated", exact=True)).to_be_visible()
+    expect(lab.at("[data-reading=invariant]")).to_contain_text("isolated: flipped 0 %")
+    expect(lab.role("columnheader", name="isolated", exact=True)).to_be_visible()
+    expect(lab.at("#ring")).to_contain_text("Method isolated, ordering ")
+    expect(lab.role("img")).to_have_count(0)
 
 
-@pytest.mark.parametrize(
-    ("method", "words"),
-    [
-        ("canonical", "also reads one document after another, in one order that is made from their contents."),
-        ("vote", "asks about several orders that are made from their contents, and keeps the most frequent answer."),
-        ("sequential", "also reads one document after another."),
-    ],
-)
-def test_a_gateway_is_said_to_do_what_its_method_does(method: str, words: str, open_lab: Opener) -> None:
-    with scripted_api() as api, serving(Upstream(api.url, "far", method=method)) as url:
-        api.plan(Answer(body=completion("All the\nwool. " * 64)))
-        lab = open_lab(url)
-        expect(lab.page.locator("#toy")).to_be_hidden()
-        expect(lab.lead).to_contain_text(f"; {method} {words}")
-        expect(lab.page.get_by_role("article", name=method, exact=True)).to_be_visible()
-        if method != "canonical":
-            return
-        lab.page.get_by_label("Confidence, from logprobs").uncheck()
-        lab.ask()
-        start = ("All the wool. " * 64)[:59] + "…"  # the status is one short line however long the answers are
-        expect(lab.status).to_have_text(f"Plain: “{start}”; canonical: “{start}”")
-        lab.try_orders()
-        flips = "flipped in 0 of 5 other orders"
-        expect(lab.status).to_have_text(f"Plain: {flips}; canonical: {flips}")
+SAID = {
+    "vote": "asks about several orders that are made from their contents, and keeps the most frequent answer.",
+    "sequential": "also reads one document after another.",
+    "canonical": "also reads one document after another, in one order that is made from their contents.",
+}
 
 
-def test_of_many_documents_the_first_are_shown_and_it_is_said_what_is_not_drawn(lab: Lab) -> None:
+def test_a_gateway_is_said_to_do_what_its_method_does(open_lab):
+    for method, words in SAID.items():
+        with scripted_api() as api, serving(Upstream(api.url, "far", method=method)) as url:
+            lab = open_lab(url)
+            expect(lab.at("#toy")).to_be_hidden()
+            expect(lab.at(".lead")).to_contain_text(f"; {method} {words}")
+            expect(lab.role("article", name=method, exact=True)).to_be_visible()
+            if method == "canonical":
+                api.plan(Answer(body=completion("All the\nwool. " * 64)))
+                lab.page.get_by_label("Confidence, from logprobs").uncheck()
+                lab.ask()
+                start = ("All the wool. " * 64)[:59] + "…"  # the status is one short line however long the answers are
+                expect(lab.status).to_have_text(f"Plain: “{start}”; canonical: “{start}”")
+                lab.try_orders()
+                flips = "flipped in 0 of 5 other orders"
+                expect(lab.status).to_have_text(f"Plain: {flips}; canonical: {flips}")
+
+
+def test_of_many_documents_the_first_are_shown_and_it_is_said_what_is_not_drawn(lab):
     lab.paste(*(f"Mill {number} grinds barley." for number in range(30)), line="--- \t")
     lab.ask()
-    row = lab.page.locator("#invariant .chips").first
-    read = (row.get_attribute("title") or "").split()
+    row, ring = lab.at("#invariant .chips").first, lab.at("#ring")
+    read = row.get_attribute("title").split()
     assert sorted(read) == sorted(lab.order.split())
     expect(row).to_have_text(" ".join(read[:12]) + " … and 18 more")
-    expect(lab.page.locator("#history .chips")).to_contain_text("… and 18 more")
-    ring = lab.page.locator("#ring")
+    expect(lab.at("#history .chips")).to_contain_text("… and 18 more")
     expect(ring).to_contain_text("and the ring is drawn for up to 24; here are 30.")
     ring.get_by_text("All 30, from far to near").click()
     expect(ring.locator("details .chips")).to_have_text(" ".join(read))
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
-def test_hostile_documents_and_questions_are_text_also_in_the_copied_command(open_lab: Opener, base_url: str) -> None:
-    lab = open_lab(base_url, permissions=["clipboard-read", "clipboard-write"])
+def test_hostile_documents_and_questions_are_text_also_in_the_copied_command(open_lab, base_url):
+    lab = open_lab(base_url, **CLIPBOARD)
     lab.paste(*HOSTILE)
     lab.question.fill('<img src=x onerror="alert(7)">')
     lab.ask()
-    texts = lab.page.locator("#documents details p").all_text_contents()
+    texts = lab.at("#documents details p").all_text_contents()
     assert [*texts[:2], texts[5]] == [*HOSTILE[:2], HOSTILE[5]]
-    assert lab.page.locator("#documents strong").text_content() == "<b onclick=alert(3)>Title</b>"
+    assert lab.at("#documents strong").text_content() == "<b onclick=alert(3)>Title</b>"
     assert texts[2] == "<iframe src=javascript:alert(4)></iframe>"
     assert texts[4].startswith("nul \u2400 escape \u241b[31m back \ufffdgnp.exe\ufffd tag ")
-    assert lab.page.locator("img, iframe, main b").count() == 0
-    assert lab.page.locator("script").count() == 1
-    lab.page.locator("#plain").get_by_role("button", name="Copy as curl").click()
-    expect(lab.status).to_have_text("The command is copied.")
-    command = lab.clipboard()
+    assert [lab.at(css).count() for css in ("img, iframe, main b", "script")] == [0, 1]
+    command = lab.copied("plain")
     assert command.replace("\n", "").isprintable()
     run = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=True)
     assert content_of(json.loads(run.stdout)) == lab.answer("plain").text_content()
 
 
-def test_without_a_clipboard_the_command_is_shown_and_what_is_no_text_is_refused_by_name(
-    open_lab: Opener, base_url: str, tmp_path: Path
-) -> None:
+def test_without_a_clipboard_the_command_is_shown_and_what_is_no_text_is_refused_by_name(open_lab, base_url, tmp_path):
     lab = open_lab(base_url.replace("127.0.0.1", "lab.test"))  # no secure context, so no access to the clipboard
     lab.ask()
-    lab.page.locator("#invariant").get_by_role("button", name="Copy as curl").click()
-    dialog = lab.page.get_by_role("dialog", name="Copy this command")
-    assert dialog.get_by_role("textbox").input_value().startswith(f"curl '{lab.url}/v1/chat/completions'")
+    lab.at("#invariant").get_by_role("button", name="Copy as curl").click()
+    shown = lab.role("dialog", name="Copy this command").get_by_role("textbox").input_value()
+    assert shown.startswith(f"curl '{lab.url}{CHAT}'")
     lab.page.keyboard.press("Escape")
     (tmp_path / "ferry.txt").write_text("The ferry leaves at noon.\n\nNot in winter.", "utf-8")
     (tmp_path / "scan.txt").write_bytes(b"%PDF \xff\xfe")
     lab.press("Remove all")
-    lab.page.locator("#files").set_input_files([tmp_path / "ferry.txt", tmp_path / "scan.txt"])
-    expect(lab.page.locator("#documents strong")).to_have_text("ferry")
-    expect(lab.page.locator("#documents > li")).to_have_count(1)
-    expect(lab.page.locator("#notice")).to_have_text("scan.txt: expected text in UTF-8. Save it as text, or paste it.")
+    lab.at("#files").set_input_files([tmp_path / "ferry.txt", tmp_path / "scan.txt"])
+    expect(lab.at("#documents strong")).to_have_text("ferry")
+    expect(lab.at("#documents > li")).to_have_count(1)
+    expect(lab.notice).to_have_text("scan.txt: expected text in UTF-8. Save it as text, or paste it.")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
-def test_everything_fits_and_has_contrast(width: int, scheme: str, open_lab: Opener, base_url: str) -> None:
+def test_everything_fits_and_has_contrast(width, scheme, open_lab, base_url):
     lab = open_lab(base_url, viewport={"width": width, "height": 800}, color_scheme=scheme)
     ground = lab.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", ground))) < 120) == (scheme == "dark")
@@ -254,18 +387,18 @@ def test_everything_fits_and_has_contrast(width: int, scheme: str, open_lab: Ope
     assert lab.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_a_screen_reader_finds_names_and_roles_and_the_focus_is_seen_on_every_control(lab: Lab) -> None:
+def test_a_screen_reader_finds_names_and_roles_and_the_focus_is_seen_on_every_control(lab):
     lab.ask()
     for region in ("Documents", "Question", "Orders asked", "What was read where"):
-        expect(lab.page.get_by_role("region", name=region)).to_be_visible()
+        expect(lab.role("region", name=region)).to_be_visible()
     for name in ("Plain", "Plain, sorted", "rotor"):
-        expect(lab.page.get_by_role("article", name=name, exact=True)).to_contain_text("Confidence")
-    expect(lab.page.get_by_role("heading", level=1, name="Order lab")).to_be_visible()
-    controls = lab.page.get_by_role("main").locator("button:visible, input:visible, select:visible")
-    assert controls.count() > 25
-    described = [each.aria_snapshot() for each in controls.all()]
+        expect(lab.role("article", name=name, exact=True)).to_contain_text("Confidence")
+    expect(lab.role("heading", level=1, name="Order lab")).to_be_visible()
+    controls = lab.role("main").locator("button:visible, input:visible, select:visible").all()
+    assert len(controls) > 25
+    described = [each.aria_snapshot() for each in controls]
     assert not [each for each in described if not re.match(r"""- '?\w+ ".""", each)]
-    lab.page.locator("h1").click()
+    lab.at("h1").click()
     seen = set()
     for _ in range(12):
         lab.page.keyboard.press("Tab")
@@ -274,3 +407,123 @@ def test_a_screen_reader_finds_names_and_roles_and_the_focus_is_seen_on_every_co
         assert "solid 3px" in outline, name
         seen.add(name)
     assert len(seen) == 12
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_has_strict_headers_and_is_not_sent_twice(name, http):
+    path = "/" if name == "index.html" else f"/lab/{name}"
+    page, head = http.get(path), http.head(path)
+    assert (page.status_code, head.status_code, head.content, page.text) == (200, 200, b"", FILES[name])
+    assert head.headers["content-length"] == str(len(page.content))
+    policy = page.headers["content-security-policy"]
+    assert ("default-src 'none'" in policy, "unsafe" in policy) == (True, False)
+    assert {"x-content-type-options": "nosniff", "cache-control": "no-cache"}.items() <= dict(page.headers).items()
+    again = http.get(path, headers={"If-None-Match": page.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert FILES[name].count("\n") <= 300
+
+
+def test_nothing_else_is_served_and_the_files_name_no_other_host(http):
+    for path in ("none.js", "%2e%2e/app.py", "..%2fapp.py", "", "%00"):
+        response = http.get(f"/lab/{path}")
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+    text = "".join(FILES.values())
+    assert set(re.findall(r"(?:https?:)?//[\w.]+\.\w+", text)) == {"http://www.w3.org"}
+    assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|eval\(| style=| on\w+=", text)
+
+
+def test_a_key_is_asked_for_kept_for_the_tab_and_forgotten(embedded, open_lab):
+    with serving(InProcess(embedded, "small"), Settings(keys={"right-key": "ada"})) as url:
+        paths = ("/", "/lab/lab.js", "/v1/models", "/metrics", "/lab", "/none", "/lab/%2e%2e/v1/models")
+        found = [httpx.get(f"{url}{path}").status_code for path in paths]
+        assert found == [200, 200, 401, 401, 401, 401, 404]
+        lab = open_lab(url, **CLIPBOARD)
+        expect(lab.notice).to_have_text("This server needs a key.")
+        for key, where, told in (
+            ("wrong-key", lab.notice, "This server needs a valid key: expected a valid key."),
+            ("right-key", lab.at("#model"), "Model: small"),
+        ):
+            lab.page.get_by_label("Key of this server").fill(key)
+            lab.press("Use this key")
+            expect(where).to_contain_text(told)
+        lab.page.reload()
+        expect(lab.at("#model")).to_have_text("Model: small")
+        lab.ask()
+        command = lab.copied("plain")
+        assert '"Authorization: Bearer $INVARIANT_RAG_API_KEY"' in command
+        assert "right-key" not in command + lab.page.content()
+        lab.press("Forget the key")
+        expect(lab.notice).to_have_text("This server needs a key.")
+        assert lab.page.evaluate("sessionStorage.length + localStorage.length") == 0
+
+
+def test_what_is_too_long_or_not_allowed_is_told_in_words_with_what_to_do(embedded, open_lab):
+    engine = InProcess(embedded, "small", max_prompt_tokens=900)
+    with serving(engine, Settings(max_body_bytes=60_000, methods=frozenset({"rotor"}))) as url:
+        lab = open_lab(url)
+        lab.try_orders()
+        expect(lab.at("#plain")).to_contain_text("This server does not allow the plain model.")
+        assert {plain for _, plain, *_ in lab.cells()} == {"–"}
+        refusal = lab.at("#invariant").get_by_role("alert")
+        for words, expected in ((1500, "a prompt of at most 900 tokens"), (15_000, "a body of at most 60000 bytes")):
+            lab.paste("word " * words)
+            lab.press("Ask")
+            expect(refusal).to_contain_text(f"That is too long for this server: expected {expected}")
+            expect(refusal).to_contain_text("Send fewer or shorter documents.")
+        expect(lab.at("#history")).to_be_hidden()
+
+
+class Halting(InProcess):
+    """The engine, which waits or fails when it is told to."""
+
+    def __init__(self, lm):
+        super().__init__(lm, "small", caches={"": KeyValueCache()})
+        self.halt, self.halted, self.fails = Event(), Event(), False
+        self.halt.set()
+
+    def answer_all(self, *arguments):
+        self.halted.set()
+        self.halt.wait(30)
+        if self.fails:
+            raise RuntimeError("secret")
+        return super().answer_all(*arguments)
+
+
+def test_a_busy_a_failing_and_a_dead_server_are_told_apart(embedded, open_lab):
+    engine = Halting(embedded)
+    with serving(engine, Settings(max_requests=1)) as url:
+        lab = open_lab(url)
+        refusal = lab.at("#invariant").get_by_role("alert")
+        engine.halt.clear()
+        other = Thread(target=post, args=(url, "A B", "plain"))
+        other.start()
+        assert engine.halted.wait(10)
+        lab.press("Ask")
+        expect(refusal).to_have_text(re.compile(r"^This server is busy: .* Try again in \d+ s\.$"))
+        engine.halt.set()
+        other.join()
+        engine.fails = True
+        wait_until(lambda: not httpx.get(f"{url}/ready").json()["active"])
+        lab.press("Ask")
+        expect(refusal).to_contain_text("The server failed. The request id tells its operator")
+        assert "secret" not in lab.page.content()
+    lab.press("Ask")
+    expect(refusal).to_have_text("The server cannot be reached. Is it still running? Then try again.")
+
+
+def test_what_runs_is_stopped_by_hand_and_when_the_question_changes(embedded, open_lab):
+    engine = Halting(embedded)
+    with serving(engine) as url:
+        lab = open_lab(url)
+        engine.halt.clear()
+        lab.press("Ask")
+        lab.press("Stop")
+        expect(lab.status).to_have_text("Stopped.")
+        expect(lab.at("#stop")).to_be_hidden()
+        lab.press("Try 5 random orders")
+        lab.question.fill("What does Kellstead export?")
+        engine.halt.set()
+        expect(lab.status).to_have_text("Stopped: what is asked has changed.")
+        expect(lab.at("#history")).to_be_hidden()
+        lab.ask()
+        expect(lab.rows).to_have_count(1)

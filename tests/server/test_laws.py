@@ -1,14 +1,10 @@
 """Laws of every route: the event loop is free while bodies are parsed, and nothing outlives its client. Workers."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from threading import Event, Timer
-from typing import Any
 
 import httpx
 import pytest
@@ -20,7 +16,6 @@ from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.errors import InvalidObject, InvalidSchema
 from invariant_rag.generation.json_schema import json_format
 from invariant_rag.generation.structured import vocabulary
-from invariant_rag.orderings import MonoT5
 from invariant_rag.prompts.tokenization import literals_of
 from invariant_rag.server import InProcess, Settings, job
 from invariant_rag.server import worker as workers
@@ -37,8 +32,8 @@ HEALTH_SECONDS = 0.2
 END_SECONDS = 1.0  # that the process may compute for a request that nobody waits for: others compute here, too
 STAY_SECONDS, DEADLINE_SECONDS = 0.3, 0.5
 TEXT, TOKENS, RANK, RANK_2, JUDGE = "/v1/completions", "/tokenize", "/v1/rerank", "/v2/rerank", "/v1/judge"
-TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "When does the ferry leave?"}]}
-ROUTES: dict[str, dict[str, Any]] = {
+TALK = {"messages": [{"role": "user", "content": "When does the ferry leave?"}]}
+ROUTES = {
     CHAT: {**TALK, "max_tokens": 2},
     TEXT: {"prompt": "The ferry", "max_tokens": 2},
     TOKENS: TALK,
@@ -50,22 +45,19 @@ PATTERN = {"type": "string", "pattern": "^([a-z]?){400}(a|b|[c-z]{1,90}){80}$"}
 FERRY = "The ferry leaves at noon. "
 
 
-def tools(count: int, properties: int) -> list[dict[str, Any]]:
+def tools(count, properties):
     schema = {"type": "object", "properties": {f"property{each}": {"type": "string"} for each in range(properties)}}
     return [{"type": "function", "function": {"name": f"tool{each}", "parameters": schema}} for each in range(count)]
 
 
-def schema(part: Any) -> dict[str, Any]:
-    whole = {"type": "object", "properties": {"a": part}}
-    return {"type": "json_schema", "json_schema": {"name": "s", "schema": whole}}
+def schema(part):
+    return form({"type": "object", "properties": {"a": part}})
 
 
-def call(arguments: Any) -> dict[str, Any]:
-    return {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": arguments}}]}
-
-
+ARGUMENTS = json.dumps({str(n): n for n in range(200_000)})
+CALL = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": ARGUMENTS}}]}
 TALKS, WITH_DOCUMENTS = (CHAT, TOKENS), (CHAT, TEXT, TOKENS, RANK)
-HOSTILE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+HOSTILE = {
     "unknown fields": (tuple(ROUTES), {f"field{each}": each for each in range(180_000)}),
     "lists": (tuple(ROUTES), {"metadata": {"a": [[]] * 900_000}}),
     "nested": (TALKS, {"chat_template_kwargs": {"a": 0}}),  # see body_of
@@ -80,7 +72,7 @@ HOSTILE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "wrong messages": (TALKS, {"messages": [[]] * 900_000}),
     "a long question": (TALKS, {"messages": [{"role": "user", "content": "ferry " * 600_000}]}),
     "a text of lines": (TALKS, {"messages": [{"role": "user", "content": "a\n\nb " * 500_000}]}),
-    "arguments": (TALKS, {"messages": [*TALK["messages"], call(json.dumps({str(n): n for n in range(200_000)}))]}),
+    "arguments": (TALKS, {"messages": [*TALK["messages"], CALL]}),
     "stops": ((CHAT, TEXT), {"stop": ["a"] * 700_000}),
     "bias": ((CHAT, TEXT), {"logit_bias": {str(each): 1.5 for each in range(250_000)}}),
     "prompts": ((TEXT, TOKENS), {"prompt": ["a"] * 700_000}),
@@ -94,7 +86,7 @@ HOSTILE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 
 
-def body_of(path: str, name: str) -> bytes:
+def body_of(path, name):
     content = json.dumps({**ROUTES[path], **HOSTILE[name][1]}).encode()
     if name == "nested":
         content = content.replace(b'{"a": 0}', b'{"a":' * 600_000 + b"0" + b"}" * 600_000)
@@ -103,34 +95,34 @@ def body_of(path: str, name: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def target(model: InvariantModel, monot5: MonoT5) -> Iterator[httpx.Client]:
+def target(model, monot5):
     """A server of a model whose answers never end by themselves."""
     with client_of(InProcess(model, caches={"": KeyValueCache()}), Settings(timeout=60), monot5) as http:
         yield http
 
 
 @pytest.fixture(scope="module")
-def hasty(model: InvariantModel, monot5: MonoT5) -> Iterator[httpx.Client]:
+def hasty(model, monot5):
     """A server whose requests have little time."""
     with client_of(InProcess(model), Settings(timeout=DEADLINE_SECONDS), monot5) as http:
         http.post(TOKENS, json=TALK)  # a worker starts
         yield http
 
 
-def test_every_route_that_takes_a_body_is_among_these() -> None:
+def test_every_route_that_takes_a_body_is_among_these():
     paths = {route.path for route in router.routes if isinstance(route, APIRoute) and "POST" in route.methods}
     assert paths == set(ROUTES)
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_health_is_answered_at_once_while_a_route_reads_hostile_bodies(path: str, target: httpx.Client) -> None:
+def test_health_is_answered_at_once_while_a_route_reads_hostile_bodies(path, target):
     late = [name for name, (paths, _) in HOSTILE.items() if path in paths]
     for _ in range(4):  # others compute on this machine, too
         late = [name for name in late if slowest_health(target, path, body_of(path, name)) > HEALTH_SECONDS]
     assert not late
 
 
-def slowest_health(http: httpx.Client, path: str, body: bytes) -> float:
+def slowest_health(http, path, body):
     """Return the longest time that /health took, asked every 10 ms while the server has a body."""
     slowest = 0.0
     with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=http.base_url, timeout=90) as probe:
@@ -145,7 +137,7 @@ def slowest_health(http: httpx.Client, path: str, body: bytes) -> float:
     return slowest
 
 
-def test_a_body_is_parsed_where_the_work_can_be_stopped(target: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_is_parsed_where_the_work_can_be_stopped(target, monkeypatch):
     threads, body = threading.active_count(), body_of(CHAT, "lists")
     with monkeypatch.context() as patch:
         patch.setattr(job, "_PARSING_SECONDS", 0.001)
@@ -156,30 +148,26 @@ def test_a_body_is_parsed_where_the_work_can_be_stopped(target: httpx.Client, mo
     assert target.post(CHAT, json=ROUTES[CHAT]).status_code == 200
 
 
-@pytest.mark.parametrize("work", ["tokenized", "split for citations"])
-def test_other_threads_run_while_a_long_text_is(work: str, embedded: InvariantModel) -> None:
-    text = FERRY * (30_000 if work == "tokenized" else 200_000)
-    working: Callable[[], Any] = lambda: split_words(text)  # noqa: E731
-    if work == "tokenized":
-        literals = literals_of(embedded.tokenizer)
-        working = lambda: literals.encode_literal([text])  # noqa: E731
-    longest = 0.0
-    with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(working)
-        begun = last = time.perf_counter()
-        while not done.done():
-            time.sleep(0.005)
-            now = time.perf_counter()
-            longest, last = max(longest, now - last), now
-    assert done.result()
-    assert longest < (last - begun) / 3
+def test_other_threads_run_while_a_long_text_is_tokenized_or_split_for_citations(embedded):
+    encode = literals_of(embedded.tokenizer).encode_literal
+    for work, given in ((encode, [FERRY * 30_000]), (split_words, FERRY * 200_000)):
+        longest = 0.0
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(work, given)
+            begun = last = time.perf_counter()
+            while not done.done():
+                time.sleep(0.005)
+                now = time.perf_counter()
+                longest, last = max(longest, now - last), now
+        assert done.result()
+        assert longest < (last - begun) / 3, work
 
 
 LONG = "The ferry to Ostra leaves at noon, and the mill of Brenn grinds barley. "
 TALKING = {**TALK, "max_tokens": 3000, "temperature": 2.0, "seed": 1}
 TEXTS = {"prompt": ["The ferry", "The mill"], "max_tokens": 3000, "temperature": 2.0, "n": 2}
 RANKED = {"query": "ferry", "documents": [f"{each} {LONG * 55}" for each in range(900)]}
-ABANDONED: dict[str, tuple[str, dict[str, Any]]] = {
+ABANDONED = {
     CHAT: (CHAT, TALKING),
     f"{CHAT}, streamed": (CHAT, {**TALKING, "stream": True}),
     TEXT: (TEXT, TEXTS),
@@ -192,7 +180,7 @@ ABANDONED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", ABANDONED)
-def test_nothing_runs_on_when_its_client_has_left(name: str, target: httpx.Client) -> None:
+def test_nothing_runs_on_when_its_client_has_left(name, target):
     path, content = ABANDONED[name]
     target.post(path, json=ROUTES[path])  # what is loaded at first is loaded
     with leaving(target, path, content):
@@ -201,7 +189,7 @@ def test_nothing_runs_on_when_its_client_has_left(name: str, target: httpx.Clien
 
 
 @pytest.mark.parametrize("name", ABANDONED)
-def test_nothing_runs_on_when_its_deadline_has_passed(name: str, hasty: httpx.Client) -> None:
+def test_nothing_runs_on_when_its_deadline_has_passed(name, hasty):
     path, content = ABANDONED[name]
     start, response = time.monotonic(), hasty.post(path, json=content)
     if content.get("stream") and response.status_code == 200:
@@ -212,7 +200,7 @@ def test_nothing_runs_on_when_its_deadline_has_passed(name: str, hasty: httpx.Cl
     check_nothing_runs(hasty)
 
 
-def check_nothing_runs(http: httpx.Client) -> None:
+def check_nothing_runs(http):
     """Check that places are free and nobody computes before the process has computed for long."""
     begun = time.process_time()
     wait_until(lambda: metric(http, "active_requests") == 0)
@@ -220,13 +208,13 @@ def check_nothing_runs(http: httpx.Client) -> None:
     assert time.process_time() - begun < END_SECONDS
 
 
-def computed_in(seconds: float) -> float:
+def computed_in(seconds):
     before = time.process_time()
     time.sleep(seconds)
     return time.process_time() - before
 
 
-def text(**keywords: Any) -> dict[str, Any]:
+def text(**keywords):
     return {"type": "object", "properties": {"a": {"type": "string", **keywords}}, "required": ["a"]}
 
 
@@ -234,11 +222,11 @@ SLOW, LENGTHY, QUICK = text(pattern="^a{50000}$"), text(maxLength=8_000), text()
 FAN = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
 
 
-def tag_of(schema: dict[str, Any]) -> str:
+def tag_of(schema):
     return json.dumps({"type": "structural_tag", "format": json_format(schema)})
 
 
-def test_a_schema_that_compiles_too_long_is_refused_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schema_that_compiles_too_long_is_refused_and_remembered(monkeypatch):
     many = tiny_model("llama", vocab_size=32_000, max_position_embeddings=8192)  # tokens, of which few have a text
     function = {"type": "function", "function": {"name": "f", "parameters": SLOW}}
     given = {"response_format": form(SLOW), "tools": [function]}
@@ -248,13 +236,13 @@ def test_a_schema_that_compiles_too_long_is_refused_and_remembered(monkeypatch: 
         for field, value in given.items():
             for seconds in (0.3, 0.001):  # were it compiled again, the error would be about the second
                 monkeypatch.setattr(workers, "COMPILING_SECONDS", seconds)
-                response: httpx.Response = http.post(CHAT, json={**asked, field: value})
+                response = http.post(CHAT, json={**asked, field: value})
                 error = response.json()["error"]
                 assert (response.status_code, error["code"], error["param"]) == (400, "invalid_schema", field)
                 assert "0.3 seconds" in error["message"]
 
 
-def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leaves(model: InvariantModel) -> None:
+def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leaves(model):
     words, compiler = vocabulary(model.tokenizer, 288), SchemaCompiler(1, FairQueue(1, 1))
     tag, left = tag_of(LENGTHY), Event()
     with ThreadPoolExecutor(4) as pool:
@@ -274,27 +262,25 @@ def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leave
     assert torch.equal(mine, theirs)
 
 
-def compiled(model: InvariantModel) -> tuple[FairQueue, Callable[[str, int], Any]]:
-    words, turns = vocabulary(model.tokenizer, 288), FairQueue(1, 1)
-    compiler = SchemaCompiler(1 << 30, turns)
-    return turns, lambda tenant, n: compiler.compile(tenant, Event(), words, tag_of(text(maxLength=8_000 + n)))
+NEVER = {"type": "string", "pattern": "^(a|a)*$"}
+LONG_TEXT = "a" * 60 + "!"  # on which it takes for ever
 
 
-def validated(_model: InvariantModel) -> tuple[FairQueue, Callable[[str, int], Any]]:
-    def validate(tenant: str, _number: int) -> None:
-        value = "a" * 60 + "!" if tenant == "greedy" else 1
-        with pytest.raises(InvalidSchema if tenant == "greedy" else InvalidObject):
-            workers.validate(value, {"type": "string", "pattern": "^(a|a)*$"}, tenant, Event())
-
-    return workers.VALIDATION_TURNS, validate
-
-
-@pytest.mark.parametrize(("work", "together"), [(compiled, 1), (validated, 2)])
-def test_slow_schemas_of_one_tenant_do_not_keep_those_of_another_waiting(
-    work: Any, together: int, model: InvariantModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("work", "together"), [("compiled", 1), ("validated", 2)])
+def test_slow_schemas_of_one_tenant_do_not_keep_those_of_another_waiting(work, together, model, monkeypatch):
     monkeypatch.setattr(workers, "VALIDATION_SECONDS", 1.0)
-    turns, run = work(model)
+    words, compiling = vocabulary(model.tokenizer, 288), FairQueue(1, 1)
+    compiler = SchemaCompiler(1 << 30, compiling)
+    turns = compiling if work == "compiled" else workers.VALIDATION_TURNS
+
+    def run(tenant, number):
+        if work == "compiled":
+            compiler.compile(tenant, Event(), words, tag_of(text(maxLength=8_000 + number)))
+            return
+        value, error = (LONG_TEXT, InvalidSchema) if tenant == "greedy" else (1, InvalidObject)
+        with pytest.raises(error):
+            workers.validate(value, NEVER, tenant, Event())
+
     with ThreadPoolExecutor(6) as pool:
         asked = [pool.submit(run, "greedy", number) for number in range(6)]
         wait_until(lambda: turns.waiting == 6 - together)
@@ -302,33 +288,27 @@ def test_slow_schemas_of_one_tenant_do_not_keep_those_of_another_waiting(
         assert sum(each.done() for each in asked) <= 2 * together
 
 
-@pytest.mark.parametrize(
-    ("value", "schema"),
-    [
-        ("a" * 60 + "!", {"pattern": "^(a|a)*$"}),
-        ({"a" * 60 + "!": 1}, {"patternProperties": {"^(a|a)*$": {}}}),
-        (1, {"$ref": "#/$defs/d0", "$defs": {**FAN, "d60": {}}}),
-    ],
-    ids=["pattern", "names", "references"],
-)
-def test_a_validation_that_never_ends_is_stopped(
-    value: Any, schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_validation_that_never_ends_is_stopped(monkeypatch):
     monkeypatch.setattr(workers, "VALIDATION_SECONDS", 0.3)
-    with pytest.raises(InvalidSchema, match=r"0\.3 seconds"):
-        workers.validate(value, schema, "", Event())
-    with pytest.raises(InvalidObject):
-        workers.validate(value, {"type": "null"}, "", Event())
+    for value, schema in (
+        (LONG_TEXT, NEVER),
+        ({LONG_TEXT: 1}, {"patternProperties": {"^(a|a)*$": {}}}),
+        (1, {"$ref": "#/$defs/d0", "$defs": {**FAN, "d60": {}}}),
+    ):
+        with pytest.raises(InvalidSchema, match=r"0\.3 seconds"):
+            workers.validate(value, schema, "", Event())
+        with pytest.raises(InvalidObject):
+            workers.validate(value, {"type": "null"}, "", Event())
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
+def worker():
     found = Worker()
     yield found
     found.stop()
 
 
-def test_a_call_that_takes_too_long_or_is_abandoned_is_stopped_and_the_next_one_answered(worker: Worker) -> None:
+def test_a_call_that_takes_too_long_or_is_abandoned_is_stopped_and_the_next_one_answered(worker):
     left, start = Event(), time.monotonic()
     assert worker.call(5, left, divmod, 7, 2) == (3, 1)
     with pytest.raises(TimeoutError):
@@ -342,7 +322,7 @@ def test_a_call_that_takes_too_long_or_is_abandoned_is_stopped_and_the_next_one_
         Workers(0).call(5, left, divmod, 7, 2)  # waits for a worker that is idle
 
 
-def test_what_a_function_raises_comes_back_without_texts_unless_it_is_ours(worker: Worker) -> None:
+def test_what_a_function_raises_comes_back_without_texts_unless_it_is_ours(worker):
     with pytest.raises(InvalidRequest, match="body of JSON") as found:
         worker.call(5, Event(), parse, "chat", b"{", Settings(), "")
     assert "openapi.json" in found.value.hint
@@ -351,7 +331,7 @@ def test_what_a_function_raises_comes_back_without_texts_unless_it_is_ours(worke
     assert "secret" not in str(failed.value)
 
 
-def test_a_worker_prints_nothing_of_what_clients_send(model: InvariantModel, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_prints_nothing_of_what_clients_send(model, capfd):
     serialized, worker = vocabulary(model.tokenizer, 288).serialized, Worker()
     tag = tag_of(text(pattern="^(?=secret)s$"))  # of which xgrammar's own code warns, with the pattern
     worker.call(60.0, Event(), workers.compile_serialized, serialized, tag)

@@ -159,13 +159,13 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
         """Return how many tokens these messages are: chat template, segments and tools included."""
         from invariant_rag.generation.answering import Answering
 
-        request = self._asked(messages, None, {**kwargs, "tools": tools})
+        request = self._request_of(messages, None, {**kwargs, "tools": tools})
         try:
             return len(self.lm.prepare(Answering(self.lm, request).prompt).input_ids)
         except ContextOverflow as error:
             raise InvariantContextOverflowError(str(error), hint=error.hint) from error
 
-    def _asked(self, messages: Any, stop: Any, keywords: dict[str, Any]) -> AnswerRequest:
+    def _request_of(self, messages: Any, stop: Any, keywords: dict[str, Any]) -> AnswerRequest:
         """Return the request of messages, which are recognised if they were not yet."""
         documents, noted = keywords.pop("documents", None), Recognized.of(messages)
         if noted is None:
@@ -182,7 +182,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
 
     def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         abandoned, other = kwargs.pop("abandoned", None), self._other(kwargs)
-        (reply,) = other._replies([other._asked(messages, stop, kwargs)], abandoned)
+        (reply,) = other._replies([other._request_of(messages, stop, kwargs)], abandoned)
         name = other.model_name
         return ChatResult(generations=[ChatGeneration(message=to_message(each, reply, name)) for each in reply.answers])
 
@@ -191,7 +191,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
     ) -> Iterator[ChatGenerationChunk]:
         abandoned, other = kwargs.pop("abandoned", None), self._other(kwargs)
         with_usage = kwargs.pop("stream_usage", self.stream_usage)
-        request = other._asked(messages, stop, {**kwargs, "n": 1})
+        request = other._request_of(messages, stop, {**kwargs, "n": 1})
         cites, pieces = request.citations and request.schema is None, other._pieces(request, abandoned)
         for message in to_chunks(pieces, other.model_name, cites=cites, with_usage=with_usage):
             chunk = ChatGenerationChunk(message=message)

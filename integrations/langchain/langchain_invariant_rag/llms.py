@@ -84,13 +84,13 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         recognized = self._recognized(self._convert_input(value).to_string(), run, documents)
         return StringPromptValue.model_construct(text=recognized)  # validation would make it a plain text
 
-    def _asked(self, prompt: str, stop: list[str] | None, keywords: Mapping[str, Any]) -> AnswerRequest:
+    def _request_of(self, prompt: str, stop: list[str] | None, keywords: Mapping[str, Any]) -> AnswerRequest:
         text = self._recognized(prompt, None, None)
         return request_of(self.__dict__, stop, keywords, prompt=text.prompt, recognized=text.recognized)
 
     def _generate(self, prompts: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> LLMResult:
         abandoned = kwargs.pop("abandoned", None)
-        replies = self._replies([self._asked(each, stop, kwargs) for each in prompts], abandoned)
+        replies = self._replies([self._request_of(each, stop, kwargs) for each in prompts], abandoned)
         names = ("prompt_tokens", "completion_tokens", "total_tokens")
         usage = {name: sum(getattr(each.usage, name) for each in replies) for name in names}
         return LLMResult(
@@ -102,7 +102,7 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         self, prompt: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[GenerationChunk]:
         abandoned = kwargs.pop("abandoned", None)
-        for piece in self._pieces(self._asked(prompt, stop, kwargs), abandoned):
+        for piece in self._pieces(self._request_of(prompt, stop, kwargs), abandoned):
             if isinstance(piece, Reply):
                 chunk = GenerationChunk(text="", generation_info=self._info(piece))
             else:

@@ -1,13 +1,8 @@
-"""Models of the tests: a tiny one that writes what a test wants, others behind an API; and tools for them."""
+"""Models of the tests: those of this package, others behind an API, and tools for them."""
 
-import json
 import re
-from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from invariant_rag import InvariantModel
-from invariant_rag.testing import tiny_model, toy_tokenizer
 from langchain_core.language_models import LLM, BaseChatModel
 from langchain_core.language_models.chat_models import generate_from_stream
 from langchain_core.messages import AIMessage, AIMessageChunk
@@ -16,58 +11,8 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.tools import tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, Field
-from transformers import LogitsProcessor
 
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
-
-TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8").rstrip("\n")
-"""As many models have it: tools, calls, results in a role of their own, reasoning, and a variable."""
-
-
-@cache
-def tiny_weights():
-    """Return a tiny random Llama with room for a vocabulary of bytes and long prompts; it never ends by itself."""
-    return tiny_model("llama", num_hidden_layers=2, vocab_size=261, max_position_embeddings=4096, eos_token_id=None)
-
-
-@cache
-def spoken_model():
-    """Return it with that template."""
-    tokenizer = toy_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    return InvariantModel(tiny_weights(), tokenizer)
-
-
-class Writing(LogitsProcessor):
-    """Makes a model write a text, or what a function says of the prompt, as far as it may; then it goes on alone."""
-
-    def __init__(self, lm, text):
-        self.tokenizer, self.text = lm.tokenizer, text
-        self.tokens = []
-        self.seen = None
-
-    def __call__(self, input_ids, scores):
-        ids = input_ids[0].tolist()
-        if ids[:-1] != self.seen:  # another generation
-            text = self.text if isinstance(self.text, str) else self.text(self.tokenizer.decode(ids))
-            self.tokens = self.tokenizer.encode(text, add_special_tokens=False)
-        self.seen = ids
-        if self.tokens:
-            scores = scores.clone()
-            scores[0, self.tokens.pop(0)] = scores.max() + 100
-        return scores
-
-
-def ended(lm, text):
-    """Return the options of a call in which the model writes a text and ends."""
-    end = lm.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    whole = f"{text}<|im_end|>" if isinstance(text, str) else text
-    return {"eos_token_id": end, "logits_processor": [Writing(lm, whole)]}
-
-
-def call_text(name, arguments):
-    """Return a call as the template writes it."""
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
 
 @tool

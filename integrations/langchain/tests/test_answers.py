@@ -6,6 +6,7 @@ from contextvars import Context
 from typing import Annotated, Literal
 
 import pytest
+from framework_cases import ended
 from invariant_rag.errors import ContextOverflow, IncompleteObject, InvalidObject, UnsupportedCombination
 from invariant_rag.generation.kv_cache import KeyValueCache
 from langchain_core.documents import Document
@@ -20,7 +21,7 @@ from typing_extensions import TypedDict
 from langchain_invariant_rag import ChatInvariant, InvariantLLM
 from langchain_invariant_rag.documents import to_segment
 
-from .models import Departure, ended, search
+from .models import Departure, search
 from .shared import DOCUMENTS, ORDERS, QUESTION, WAYS
 
 MOST_CALLS, MOST_FRAMES = 350, 3900

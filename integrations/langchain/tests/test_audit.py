@@ -3,10 +3,9 @@
 from typing import Any
 
 import pytest
-from invariant_rag.audit import Question, audit
+from framework_cases import WHO, flips
 from invariant_rag.audit.systems import as_system
 from invariant_rag.errors import AuditFailed, UnsupportedCombination
-from invariant_rag.segments import Segment
 from langchain_core.messages import AIMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
@@ -16,20 +15,9 @@ from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
 
 from .models import Reader, TextReader
 
-QUESTIONS = [
-    {"question": f"Which is number {number}?", "segments": [f"{name} {number}" for name in ("one", "two", "three")]}
-    for number in range(3)
-]
-ASKED = Question("Who?", (Segment("It was Ann.", "Page"), Segment("Nobody.")), ("Ann",))
-
-
-def flips(system):
-    found = audit(system, QUESTIONS, remedies=[])
-    return len(found.flips) / len(found.asked)
-
 
 def said(system, **options):
-    return as_system(system, **options).ask(ASKED, ASKED.segments).text
+    return as_system(system, **options).ask(WHO, WHO.segments).text
 
 
 @pytest.mark.parametrize("reader", [Reader(), TextReader()])
@@ -76,7 +64,7 @@ def test_chains_get_what_their_input_schema_says_and_agents_a_message(chain):
 
 def test_a_chain_that_never_sees_the_documents_or_asks_for_more_is_refused():
     with pytest.raises(AuditFailed, match="does not read the documents it is given") as refused:
-        audit(RunnableLambda(lambda given: {"answer": given["question"]}), QUESTIONS)
+        flips(RunnableLambda(lambda given: {"answer": given["question"]}))
     assert "behind the retriever" in refused.value.hint
     assert flips(RunnableLambda(lambda given: f"{given['input']} {given['context'][0].page_content}")) == 1.0
     with pytest.raises(UnsupportedCombination, match="nothing is known of tone"):

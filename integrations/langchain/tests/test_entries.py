@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from framework_cases import EveryBit, caught
 from invariant_rag.errors import OrderWarning
 from invariant_rag.testing.ordinary_prompts import ORDINARY
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, convert_to_messages
 from langchain_core.outputs import ChatGeneration, ChatResult
-from transformers import LogitsProcessor
 
 from . import chain_entries, run_entries  # noqa: F401 - they add entries
 from .entries import ENTRIES, fill, text_of
@@ -51,20 +51,6 @@ class Hashing(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=AIMessage(answer))])
 
 
-class EveryBit(LogitsProcessor):
-    """Chooses each letter by a hash of the scores, so that an answer shows every bit in which two prompts differ."""
-
-    def __init__(self, lm):
-        self._letters = lm.tokenizer.encode("abcdefghijklmnopqrstuvwxyz", add_special_tokens=False)
-
-    def __call__(self, input_ids, scores):
-        chosen = scores.clone()  # nothing is banned: a schema may leave no letter
-        for row, given in zip(chosen, scores, strict=True):
-            digest = hashlib.sha256(given.float().numpy().tobytes()).digest()
-            row[self._letters[digest[0] % len(self._letters)]] = given.max() + 100
-        return chosen
-
-
 def model_of(kind, lm, *, plain=False):
     """Return a model of ours, or the plain one in its place."""
     if kind in ("chat", "completion"):
@@ -75,10 +61,9 @@ def model_of(kind, lm, *, plain=False):
 
 def ask(entry, model, documents):
     """Return the answer, and the warnings that somebody who shows all warnings gets to see."""
-    with warnings.catch_warnings(record=True, action="always") as caught:
-        answer = text_of(entry.answer(model, Listed(documents=list(documents))))
-    assert answer
-    return answer, [str(each.message) for each in caught if isinstance(each.message, OrderWarning)]
+    answer, warned = caught(entry.answer, model, Listed(documents=list(documents)))
+    assert text_of(answer)
+    return text_of(answer), warned
 
 
 def orders(entry, kind):

@@ -7,6 +7,7 @@ from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from framework_cases import examples
 
 import langchain_invariant_rag
 
@@ -78,12 +79,9 @@ def test_it_requires_langchain_core_and_nothing_of_other_frameworks_and_has_ever
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs_and_prints_what_it_says(page, capsys):
-    names, blocks = {}, re.findall(r"```python\n(.*?)```", PAGES[page].read_text(encoding="utf-8"), re.DOTALL)
-    ours = [each for each in blocks if page != "project" or "langchain_invariant_rag" in each]
-    for block in ours:  # the embedded model takes the place of a large one
-        code = re.sub('model="Qwen/Qwen2.5-7B-Instruct"(, )?', "", block)
+    names, ours = {}, examples(PAGES[page], "langchain_invariant_rag" if page == "project" else "")
+    for code, said in ours:
         exec(code.replace("\nchat.with", "\nparsed = chat.with"), names)
-        said = re.findall(r"^print\(.*\)  # (.*)", block, re.MULTILINE)
         printed = capsys.readouterr().out.splitlines()
         assert (printed if page == "package" else printed[: len(said)]) == said
     if page == "package":

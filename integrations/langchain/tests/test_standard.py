@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from framework_cases import Writing, call_text, ended, spoken_model
 from invariant_rag import Segment
 from invariant_rag.rag.retrieval import BM25Retriever
 from langchain_tests.integration_tests import (
@@ -13,8 +14,6 @@ from langchain_tests.unit_tests import ChatModelUnitTests, EmbeddingsUnitTests
 from transformers import LogitsProcessor
 
 from langchain_invariant_rag import ChatInvariant, InvariantEmbeddings, InvariantRetriever
-
-from .models import Writing, call_text, ended, spoken_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:This API is in beta")  # `as_tool`, which the suite calls
 CALLS = {

@@ -5,6 +5,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from framework_cases import Writing, call_text, ended
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.generation.json_schema import validate_value
 from invariant_rag.generation.structured import ToolCall, ToolCalling
@@ -20,8 +21,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments, canonical
 from langchain_invariant_rag.documents import chat_messages, to_turn
 
-from .models import Departure, Writing, call_text, ended, now, search
-from .shared import DOCUMENTS, QUESTION, SOME_ORDERS, Listed, distinct, said, searching, total
+from .models import Departure, now, search
+from .shared import DOCUMENTS, QUESTION, SOME_ORDERS, Listed, distinct, said, searching
 
 
 @pytest.fixture(scope="module")
@@ -64,20 +65,6 @@ def test_calls_are_parallel_unless_that_is_not_wanted(chat, parallel, expected):
     calls = bound.invoke(QUESTION, **ended(chat.lm, twice)).tool_calls
     assert [call["args"] for call in calls] == [CALL["args"]] * expected
     assert len({call["id"] for call in calls}) == expected
-
-
-@pytest.mark.parametrize("room", [60, 110, 150])
-def test_parallel_calls_that_run_out_of_room_say_so_and_none_looks_complete(chat, room):
-    calls = [ToolCall("", "search", {"query": f"ferry {n}", "limit": 3}) for n in range(4)]
-    writing = Writing(chat.lm, ToolCalling(chat.lm).form.call_format.write(calls))
-    bound = chat.bind_tools([search], tool_choice="any", logits_processor=[writing], max_tokens=room)
-    whole, pieces = bound.invoke(QUESTION), list(bound.stream(QUESTION))
-    assert (whole.response_metadata["finish_reason"], bool(whole.invalid_tool_calls)) == ("length", True)
-    complete = len(whole.tool_calls)
-    assert complete < 4
-    assert [each["args"] for each in whole.tool_calls] == [dict(each.arguments) for each in calls[:complete]]
-    assert said(total(pieces)) == said(whole)
-    assert len([each for piece in pieces for each in piece.tool_call_chunks]) > 3
 
 
 def test_tools_are_counted_and_a_completion_model_has_none(chat, lm):

@@ -7,13 +7,14 @@ from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from framework_cases import call_text, ended
 from invariant_rag.prompts import mark_set, parse_marked
 from langchain_core.runnables import RunnableLambda
 
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
 from langchain_invariant_rag.documents import to_segment
 
-from .models import Departure, Reader, StreamingReader, TextReader, call_text, ended, now, search
+from .models import Departure, Reader, StreamingReader, TextReader, now, search
 from .shared import DOCUMENTS, ORDERS, QUESTION, TEXTS, WAYS, Heard, collected, forwards, said
 
 Given = namedtuple("Given", "lm spoken url")
@@ -103,6 +104,8 @@ def test_an_answer_is_the_same_in_every_way_of_asking_and_every_order(name, most
             count = 2 if "batch" in way else 1
             streams = "stream" in way or name in STREAMS
             assert (heard.begun, heard.ended, heard.text) == (count, count, count * text if streams else ""), way
+        if "cut off" in name:  # how many are complete is the core's
+            assert (answer.response_metadata["finish_reason"], bool(answer.invalid_tool_calls)) == ("length", True)
     assert found == dict.fromkeys(WAYS, found["invoke"])
 
 

@@ -1,13 +1,9 @@
-"""A question over three nodes, retrievers and an index that list them as told, LLMs behind an API; without torch."""
-
-from __future__ import annotations
+"""A question over three nodes, what lists them as told, and LLMs behind an API; without torch."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
 from itertools import permutations
 from typing import Any
 
-from invariant_rag import Segment
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ToolCallBlock
@@ -17,7 +13,7 @@ from llama_index.core.llms import ChatMessage, ChatResponse, CompletionResponse,
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index.llms.invariant_rag import SegmentBlock
 
@@ -32,7 +28,11 @@ USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
 EIGHT = [f"{prefix}{name}" for name in ("complete", "chat") for prefix in ("", "stream_", "a", "astream_")]
 
 
-def nodes_of(order: Any = (0, 1, 2), **metadata: Any) -> list[NodeWithScore]:
+def node(text, **metadata):
+    return NodeWithScore(node=TextNode(text=text, metadata=metadata), score=0.5)
+
+
+def nodes_of(order=(0, 1, 2), **metadata):
     """The nodes in an order, each with the score that is its own."""
     return [
         NodeWithScore(node=TextNode(text=TEXTS[i], id_=f"node {i}", metadata=metadata), score=1.0 / (i + 2))
@@ -40,40 +40,40 @@ def nodes_of(order: Any = (0, 1, 2), **metadata: Any) -> list[NodeWithScore]:
     ]
 
 
-def message_of(segments: Iterable[Segment | str], question: str = QUERY) -> ChatMessage:
+def message_of(segments, question=QUERY):
     """A user's message with these segments and a question."""
     return ChatMessage(blocks=[*map(SegmentBlock.of, segments), TextBlock(text=question)])
 
 
-def told_by_tool(text: str, call: str = "1") -> ChatMessage:
+def told_by_tool(text, call="1"):
     return ChatMessage(text, role="tool", additional_kwargs={"tool_call_id": call})
 
 
 class ListRetriever(BaseRetriever):
     """Retrieves these nodes, in this order."""
 
-    def __init__(self, nodes: list[NodeWithScore]) -> None:
+    def __init__(self, nodes):
         super().__init__()
         self._nodes = nodes
 
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+    def _retrieve(self, query_bundle):
         return self._nodes
 
 
 class ListedIndex(VectorStoreIndex):
     """An index whose retriever lists these nodes in this order, however many are asked for."""
 
-    def as_retriever(self, **kwargs: Any) -> BaseRetriever:
+    def as_retriever(self, **kwargs):
         return ListRetriever(self.listed)
 
 
-def index_of(nodes: list[NodeWithScore]) -> VectorStoreIndex:
+def index_of(nodes):
     index = ListedIndex([], embed_model=MockEmbedding(1))
     index.listed = nodes
     return index
 
 
-def engine_of(nodes: list[NodeWithScore], **options: Any) -> RetrieverQueryEngine:
+def engine_of(nodes, **options):
     if "response_synthesizer" in options:  # else LlamaIndex looks for an LLM of its settings
         options.pop("llm", None)
         return RetrieverQueryEngine(ListRetriever(nodes), **options)
@@ -87,26 +87,28 @@ class HashingLLM(CustomLLM):
     """An LLM behind an API, as far as order is concerned: another prompt gets another answer. Or it says one thing."""
 
     says: str = ""
+    requests: list[str] = Field(default_factory=list)
 
     @property
-    def metadata(self) -> LLMMetadata:
+    def metadata(self):
         return LLMMetadata(context_window=4096, num_output=64, is_chat_model=True)
 
-    def read(self, text: str) -> str:
+    def read(self, text):
+        self.requests.append(text)
         return self.says or hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @llm_completion_callback()
-    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+    def complete(self, prompt, formatted=False, **kwargs):
         return CompletionResponse(text=self.read(prompt), raw={"usage": USAGE})
 
     @llm_chat_callback()
-    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+    def chat(self, messages, **kwargs):
         """Answer as `complete` does, to all blocks: an API reads citable blocks and documents, too."""
         read = [getattr(block, "text", None) or repr(block) for message in messages for block in message.blocks]
         return ChatResponse(message=ChatMessage(self.read("".join(read)), role="assistant"), raw={"usage": USAGE})
 
     @llm_completion_callback()
-    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
+    def stream_complete(self, prompt, formatted=False, **kwargs):
         text = self.read(prompt)
         return (CompletionResponse(text=text[: i + 4], delta=text[i : i + 4]) for i in range(0, len(text), 4))
 
@@ -119,10 +121,10 @@ class Recorder(MockFunctionCallingLLM):
     calls: dict[str, Any] = Field(default_factory=lambda: {"input": "ferry"})
     is_chat_model: bool | None = True
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs):
         super().__init__(is_chat_model=True, response_generator=self._answer, **kwargs)
 
-    def _answer(self, messages: Sequence[ChatMessage], tools: Any = (), **kwargs: Any) -> ChatMessage:
+    def _answer(self, messages, tools=(), **kwargs):
         self.asked.append("\0".join("".join(getattr(each, "text", "") for each in one.blocks) for one in messages))
         if tools and messages[-1].role != "tool":
             call = ToolCallBlock(tool_call_id="1", tool_name=tools[0].metadata.name, tool_kwargs=self.calls)
@@ -134,5 +136,5 @@ class Recorder(MockFunctionCallingLLM):
         return ChatMessage(f"Thought: I know.\nAnswer: {self.says}" if acted else action, role="assistant")
 
     @llm_completion_callback()
-    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+    def complete(self, prompt, formatted=False, **kwargs):
         return CompletionResponse(text=self._answer([ChatMessage(prompt)]).content or "")

@@ -1,31 +1,22 @@
 """A tiny random model. Nothing here needs a network."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import llama_index.core
 import pytest
-import torch
-from invariant_rag import InvariantModel, KeyValueCache, server
+from framework_cases import base_url, lm, spoken  # noqa: F401 - fixtures
 from invariant_rag.prompts import begin_outside
-from invariant_rag.server.serving import in_thread, server_of
-from invariant_rag.testing import tiny_model, toy_tokenizer
 from llama_index.core import Settings
-from tiny import TEMPLATE
-from transformers import PreTrainedModel
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 
 from llama_index.llms.invariant_rag import InvariantLLM
 
-torch.set_num_threads(1)
-
 
 @pytest.fixture(autouse=True)
-def _no_settings() -> Iterator[None]:
+def _no_settings():
     """Leave no global LLM, embedding, tokenizer or callbacks behind, and nothing that was retrieved for no LLM."""
     yield
     begin_outside().retrievals = []
@@ -35,53 +26,32 @@ def _no_settings() -> Iterator[None]:
     Settings._embed_model = None
 
 
-@pytest.fixture(scope="session")
-def weights() -> PreTrainedModel:
-    return tiny_model("llama", num_hidden_layers=2, vocab_size=261, max_position_embeddings=4096, eos_token_id=None)
-
-
-@pytest.fixture(scope="session")
-def model(weights: PreTrainedModel) -> InvariantModel:
-    return InvariantModel(weights, toy_tokenizer())
-
-
-@pytest.fixture(scope="session")
-def spoken(weights: PreTrainedModel) -> InvariantModel:
-    """The tiny model with a chat template that knows tools."""
-    tokenizer = toy_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    return InvariantModel(weights, tokenizer)
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory, model: InvariantModel) -> Path:
-    """The tiny model, saved."""
-    place = tmp_path_factory.mktemp("tiny")
-    model.model.save_pretrained(place)
-    model.tokenizer.save_pretrained(place)
-    return place
+@pytest.fixture
+def llm(lm):  # noqa: F811 - the fixture above
+    return InvariantLLM(lm, max_tokens=8)
 
 
 @pytest.fixture
-def llm(model: InvariantModel) -> InvariantLLM:
-    return InvariantLLM(model, max_tokens=8)
-
-
-@pytest.fixture
-def plain_llm(model: InvariantModel) -> InvariantLLM:
+def plain_llm(lm):  # noqa: F811
     """The same weights, read in the order given: what every test of invariance must tell apart."""
-    return InvariantLLM(model.with_method("sequential", ordering="given"), max_tokens=8)
+    return InvariantLLM(lm.with_method("sequential", ordering="given"), max_tokens=8)
 
 
-@pytest.fixture(scope="session")
-def embedded() -> InvariantModel:
-    """The model that the server runs."""
-    return InvariantModel.from_pretrained()
+class Events(BaseEventHandler):
+    """Remembers every event, and the names of them, those of progress once."""
+
+    events: list = []  # noqa: RUF012 - a pydantic field: every handler has its own
+
+    def handle(self, event, **kwargs):
+        self.events.append(event)
+
+    @property
+    def names(self):
+        return list(dict.fromkeys(event.class_name().removesuffix("Event") for event in self.events))
 
 
-@pytest.fixture(scope="session")
-def base_url(embedded: InvariantModel) -> Iterator[str]:
-    """The address of a running server."""
-    engine = server.InProcess(embedded, "small", caches={"": KeyValueCache()})
-    with in_thread(server_of(server.create_app(engine), server.Settings(), "127.0.0.1", 0)) as url:
-        yield f"{url}/v1"
+@pytest.fixture
+def told(monkeypatch):
+    handler, root = Events(), get_dispatcher("root")
+    monkeypatch.setattr(root, "event_handlers", [*root.event_handlers, handler])
+    return handler

@@ -1,15 +1,13 @@
 """Every way in which retrieved nodes reach a model, by topic; README.md says for each whether it is invariant."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
-from answers import read
 from cases import QUERY, HashingLLM, ListRetriever, Recorder, engine_of, index_of, told_by_tool
+from framework_cases import EveryBit
 from llama_index.core import ChatPromptTemplate, PromptTemplate, Settings, get_response_synthesizer, query_engine
 from llama_index.core import evaluation as evaluators
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ReActAgent
@@ -23,14 +21,14 @@ from llama_index.core.llms import ChatMessage, ChatResponse
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.postprocessor import LLMRerank, LongContextReorder, MetadataReplacementPostProcessor
 from llama_index.core.prompts import RichPromptTemplate
-from llama_index.core.query_engine import CitationQueryEngine, RouterQueryEngine, SubQuestionQueryEngine
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.response_synthesizers import CompactAndRefine, Refine
 from llama_index.core.retrievers import QueryFusionRetriever
-from llama_index.core.schema import MetadataMode, NodeRelationship, NodeWithScore, RelatedNodeInfo
+from llama_index.core.schema import MetadataMode, NodeRelationship, RelatedNodeInfo
 from llama_index.core.selectors import LLMMultiSelector
 from llama_index.core.tools import QueryEngineTool, RetrieverTool, ToolMetadata
-from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
+from llama_index.core.workflow import Event, StartEvent, StopEvent, Workflow, step
+from responses import read
 
 from llama_index.chat_engine.invariant_rag import InvariantChatEngine
 from llama_index.evaluation.invariant_rag import InvariantPairwiseEvaluator
@@ -38,10 +36,13 @@ from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, canonical
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor, SourceJoiner
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
-Nodes: TypeAlias = list[NodeWithScore]
-dispatcher = get_dispatcher(__name__)
 MARKER = SegmentMarkerPostprocessor()
 MARKED = {"node_postprocessors": [MARKER]}
+LINE = TextBlock(text="\n---\n")
+WHOLE = ["compact", "tree_summarize", "compact_accumulate", "simple_summarize"]
+"""Response modes whose one call holds all nodes."""
+ONE_BY_ONE = ["refine", "accumulate"]
+IDS = [f"node of {name}" for name in ("ferry", "mill", "bridge", "bell")]  # no running number, as LlamaIndex's are none
 
 
 @dataclass(frozen=True)
@@ -49,28 +50,25 @@ class Case:
     """What is asked, of whom, with nodes in the order given."""
 
     llm: Any
-    nodes: Nodes
+    nodes: Any
     question: str = QUERY
 
 
-Ask: TypeAlias = Callable[[Case], Any]
-"""Builds everything anew, and returns what `read` takes, or a generator of that: one for each thing that was said."""
+def answer(ask, llm, nodes, question=QUERY):
+    """Return the text of an answer, and the response. The LLM is LlamaIndex's global one meanwhile.
 
-
-def answer(ask: Ask, llm: Any, nodes: Nodes, question: str = QUERY) -> tuple[str, Any]:
-    """Return the text of an answer, and the response. The LLM is LlamaIndex's global one meanwhile."""
+    `ask` is an entry: it builds everything anew for a `Case`, and returns what `read` takes, or a generator of that.
+    """
     Settings.llm = llm
     asked = ask(Case(llm, nodes, question))
-    if not isinstance(asked, Iterator):
-        return read(asked)
-    replies = list(map(read, asked))
+    replies = list(map(read, asked if isinstance(asked, Iterator) else [asked]))
     return " | ".join(text for text, _ in replies), replies[0][1]
 
 
-WHOLE = ["compact", "tree_summarize", "compact_accumulate", "simple_summarize"]
-"""Response modes whose one call holds all nodes."""
-ONE_BY_ONE = ["refine", "accumulate"]
-IDS = [f"node of {name}" for name in ("ferry", "mill", "bridge", "bell")]  # no running number, as LlamaIndex's are none
+def local_llm(lm):
+    """Return an LLM in memory whose two letters depend on everything that it reads."""
+    return InvariantLLM(lm, max_tokens=2, generation_kwargs={"logits_processor": [EveryBit(lm)]})
+
 
 # --- engines ---
 
@@ -81,126 +79,127 @@ class Found(BaseModel):
     input: str = Field(pattern="^[a-z]{6}$")
 
 
-def longer(llm: Any) -> Any:
+def longer(llm):
     """Return the LLM with tokens enough for a small object or a call, which its grammar alone constrains."""
     return llm.model_copy(update={"max_tokens": 80, "generation_kwargs": {}})
 
 
-def query(c: Case, way: str = "query", **options: Any) -> Any:
+def query(c, way="query", **options):
     return getattr(index_of(c.nodes).as_query_engine(**options), way)(c.question)
 
 
-def ours(c: Case, way: str = "query", llm: Any = None, streaming: bool = False, **options: Any) -> Any:
+def ours(c, way="query", llm=None, streaming=False, **options):
     """Ask by an `InvariantSynthesizer`."""
     own = InvariantSynthesizer(llm or c.llm, streaming=streaming, **options)
     return query(c, way, streaming=streaming, response_synthesizer=own)
 
 
-def citation(c: Case, **options: Any) -> Any:
-    return CitationQueryEngine.from_args(index_of(c.nodes), llm=c.llm, **options).query(c.question)
+def citation(c, **options):
+    return query_engine.CitationQueryEngine.from_args(index_of(c.nodes), llm=c.llm, **options).query(c.question)
 
 
-def numbered(**variables: Any) -> str:
+def numbered(**variables):
     """Number the paragraphs of a context: a function of a template."""
     return "\n\n".join(f"[{i}] {text}" for i, text in enumerate(variables["context_str"].split("\n\n"), start=1))
 
 
-def bare(c: Case) -> Case:
+def bare(c):
     """Leave the metadata of nodes out of what an LLM reads, so that each is one paragraph."""
     for each in c.nodes:
         each.node.excluded_llm_metadata_keys = list(each.node.metadata)
     return c
 
 
-def in_small_batches(c: Case, mode: Any) -> Any:
+def in_small_batches(c, mode):
     """Ask where two nodes at most fit into one call."""
     synthesizer = get_response_synthesizer(response_mode=mode)
     synthesizer._prompt_helper.chunk_size_limit = 36
     return engine_of(bare(c).nodes, response_synthesizer=synthesizer).query(c.question)
 
 
-def reranked(c: Case) -> str:
+def reranked(c):
     """Return the node that the LLM chooses by its number."""
     choose = lambda text, count: ([1 + sum(map(ord, text)) % count], [9.0])  # noqa: E731
     chooser = LLMRerank(llm=c.llm, top_n=1, parse_choice_select_answer_fn=choose)
     return engine_of(c.nodes, llm=c.llm, node_postprocessors=[chooser]).query(c.question).source_nodes[0].text
 
 
-def tool(c: Case, name: str = "harbour", **options: Any) -> QueryEngineTool:
+def tool(c, name="harbour", **options):
     return QueryEngineTool.from_defaults(engine_of(c.nodes, **options), name=name, description=f"Knows the {name}.")
 
 
-def routed(c: Case) -> Any:
+def routed(c):
     choice = [{"choice": number, "reason": "It fits."} for number in (1, 2)]
     selector = LLMMultiSelector.from_defaults(HashingLLM(says=json.dumps(choice)))
-    tools = [tool(c, "harbour"), tool(c, "town")]
-    return RouterQueryEngine.from_defaults(tools, selector=selector, select_multi=True).query(c.question)
+    return query_engine.RouterQueryEngine.from_defaults(
+        [tool(c, "harbour"), tool(c, "town")], selector=selector, select_multi=True
+    ).query(c.question)
 
 
-def sub_questions(c: Case, **options: Any) -> Any:
+def sub_questions(c, **options):
     asked = [{"sub_question": word, "tool_name": "harbour"} for word in ("When?", "Where?")]
     generator = LLMQuestionGenerator.from_defaults(HashingLLM(says=json.dumps(asked)))
-    engine = SubQuestionQueryEngine.from_defaults([tool(c)], question_gen=generator, verbose=False, **options)
-    return engine.query(c.question)
+    return query_engine.SubQuestionQueryEngine.from_defaults(
+        [tool(c)], question_gen=generator, verbose=False, **options
+    ).query(c.question)
 
 
-def windows(c: Case, *then: Any) -> Any:
+def windows(c, *then):
     """Ask over sentences, each with its window of sentences, as a `SentenceWindowNodeParser` writes them."""
     for each in c.nodes:
         each.node.metadata["window"] = f"Before it. {each.text} After it."
         each.node.excluded_llm_metadata_keys = ["window", "file_name"]
-    widen = MetadataReplacementPostProcessor(target_metadata_key="window")
-    return query(c, node_postprocessors=[widen, *then])
+    return query(c, node_postprocessors=[MetadataReplacementPostProcessor(target_metadata_key="window"), *then])
 
 
-def chunks(c: Case, *then: Any) -> Any:
+def chunks(c, *then):
     """Ask over nodes of which two are chunks of one document that overlap."""
     for each in c.nodes:
-        place = {IDS[0]: 0, IDS[1]: len(each.text) - 10}.get(each.node.node_id)
-        if place is not None:
+        if each.node.node_id in IDS[:2]:
             each.node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id="atlas")
-            each.node.start_char_idx = place
+            each.node.start_char_idx = 0 if each.node.node_id == IDS[0] else len(each.text) - 10
     return query(c, node_postprocessors=[SourceJoiner(), *then])
 
 
 ANSWERS = {IDS[0]: "At noon, says the harbour master.", IDS[1]: "It does not leave in winter."}
 
 
-def verdict(text: str) -> tuple[bool, float, str]:
-    """Parse a verdict of a random model: its first letter."""
-    return text < "m", float(text < "m"), text
-
-
-def better(c: Case, evaluator: Any) -> tuple[str, str]:
+def better(c, evaluator):
     """Compare two answers that nobody retrieved, in the order of two nodes; return the better, and what was said."""
     one, other = (ANSWERS[each.node.node_id] for each in c.nodes if each.node.node_id in ANSWERS)
     result = evaluator.evaluate(query=c.question, response=one, second_response=other)
     return {1.0: one, 0.0: other}.get(result.score, "a tie"), str(result.feedback)
 
 
+def pairwise(c, **options):
+    """Compare them by LlamaIndex's evaluator; the verdict of a random model is its first letter."""
+    verdict = lambda text: (text < "m", float(text < "m"), text)  # noqa: E731
+    return better(c, evaluators.PairwiseComparisonEvaluator(c.llm, parser_function=verdict, **options))
+
+
 # --- prompts that a user writes around nodes ---
 
 
-def content(node: NodeWithScore) -> str:
+def content(node):
     """Return the text of a node; the text between marks if it has marks."""
     return node.get_content(MetadataMode.LLM)
 
 
-def listing(write: Callable[[int, NodeWithScore], str], between: str = "\n\n") -> Callable[[Nodes], str]:
+def contents(nodes):
+    return list(map(content, nodes))
+
+
+def listing(write, between="\n\n"):
     """Return a function that writes one node after the other."""
     return lambda nodes: between.join(write(i, node) for i, node in enumerate(nodes, start=1))
 
 
-def tagged(_: int, node: NodeWithScore) -> str:
+def tagged(_, node):
     return f"<document>\n<source>{node.node.metadata['file_name']}</source>\n{content(node)}\n</document>"
 
 
-def contents(nodes: Nodes) -> list[str]:
-    return list(map(content, nodes))
-
-
 JOINED = listing(lambda _, node: content(node))
-FORMATS: dict[str, Callable[[Nodes], str]] = {
+FORMATS = {
     'joined with `"\\n\\n"`': JOINED,
     "as bullets": listing(lambda _, node: f"- {content(node)}", "\n"),
     "numbered `[1] ...`": listing(lambda i, node: f"[{i}] {content(node)}"),
@@ -217,68 +216,66 @@ NUMBERED = PromptTemplate("{context_str}\n{query_str}", function_mappings={"cont
 PLAIN = PromptTemplate("Context: {context_str}\nQuestion: {query_str}")
 
 
-def retrieve(c: Case) -> Case:
+def retrieve(c):
     """Retrieve nodes whose metadata stays out of the text."""
     return replace(c, nodes=ListRetriever(bare(c).nodes).retrieve(c.question))
 
 
-@dispatcher.span
-def in_one_span(c: Case, ask: Ask) -> Any:
+@get_dispatcher(__name__).span
+def in_one_span(c, ask):
     """Retrieve and ask, as one function of an application that is traced."""
     return ask(retrieve(c))
 
 
-def marked(c: Case, ask: Ask) -> Any:
+def marked(c, ask):
     found = retrieve(c)
     return ask(replace(found, nodes=MARKER.postprocess_nodes(found.nodes)))
 
 
-def prompt_of(context: str) -> str:
+def prompt_of(context):
     return f"Answer from these sources.\n\n{context}\n\nQuestion: {QUERY}\nAnswer:"
 
 
-def completing(c: Case, write: Callable[[Nodes], str] = JOINED) -> Any:
+def completing(c, write=JOINED):
     return c.llm.complete(prompt_of(write(c.nodes)))
 
 
-def predicting(c: Case, template: Any = PLAIN, write: Callable[[Nodes], Any] = JOINED) -> str:
+def predicting(c, template=PLAIN, write=JOINED):
     return str(c.llm.predict(template, context_str=write(c.nodes), query_str=c.question))
 
 
-def told(c: Case, write: Callable[[Nodes], str]) -> Any:
+def told(c, write):
     """Ask about the content of a tool's message."""
     call = ChatMessage(role="assistant", blocks=[ToolCallBlock(tool_call_id="1", tool_name="search", tool_kwargs={})])
     return c.llm.chat([ChatMessage(c.question), call, told_by_tool(write(c.nodes))])
 
 
-def blocks(c: Case, make: Callable[[str], Any], between: str = "") -> Any:
+def blocks(c, make, between=()):
     """Ask with one message: a block for each node, and the question."""
-    found: list[Any] = []
-    for node in retrieve(c).nodes:
-        found += [make(content(node)), *([TextBlock(text=between)] if between else [])]
+    found = [block for node in retrieve(c).nodes for block in (make(content(node)), *between)]
     return c.llm.chat([ChatMessage(blocks=[*found, TextBlock(text=c.question)])])
 
 
 # --- chats, workflows and agents ---
 
 
-def talk(engine: Any, question: str, way: str = "chat") -> Iterator[Any]:
+def talk(engine, question, way="chat"):
     """Say two things."""
     return (getattr(engine, way)(said) for said in (question, "And then?"))
 
 
-def chat(c: Case, mode: str, way: str = "chat") -> Iterator[Any]:
+def chat(c, mode, way="chat"):
     return talk(index_of(c.nodes).as_chat_engine(chat_mode=mode), c.question, way)
 
 
-def built(c: Case, kind: Any, way: str = "chat", **options: Any) -> Iterator[Any]:
+def built(c, kind, way="chat", **options):
     return talk(kind.from_defaults(ListRetriever(c.nodes), llm=c.llm, **options), c.question, way)
 
 
 class Retrieved(Event):
     """What the first step of a workflow found, and what to do then."""
 
-    nodes: list[NodeWithScore]
+    nodes: list[Any]
     then: Any
 
 
@@ -286,15 +283,15 @@ class Answering(Workflow):
     """Retrieves in one step, and in the next does as it is told."""
 
     @step
-    async def retrieve(self, ctx: Context, ev: StartEvent) -> Retrieved:
+    async def retrieve(self, ev: StartEvent) -> Retrieved:
         return Retrieved(nodes=await ListRetriever(ev.get("listed")).aretrieve(QUERY), then=ev.get("then"))
 
     @step
-    async def answer(self, ctx: Context, ev: Retrieved) -> StopEvent:
+    async def answer(self, ev: Retrieved) -> StopEvent:
         return StopEvent(result=str(await ev.then(ev.nodes)))
 
 
-async def run(runs: Any, *args: Any, **kwargs: Any) -> str:
+async def run(runs, *args, **kwargs):
     """Run a workflow or an agent, in an event loop."""
     return str(await runs.run(*args, **kwargs))
 
@@ -302,14 +299,14 @@ async def run(runs: Any, *args: Any, **kwargs: Any) -> str:
 class SearchingLLM(InvariantLLM):
     """A model that has learnt one thing: to search before it answers, as a ReAct agent does."""
 
-    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+    async def achat(self, messages, **kwargs):
         if "Observation:" in (messages[-1].content or ""):
             return await super().achat(messages, **kwargs)
         said = f"Thought: I search.\nAction: harbour\nAction Input: {json.dumps({'input': QUERY})}"
         return ChatResponse(message=ChatMessage(said, role="assistant"))
 
 
-def agent(c: Case, kind: Any, llm: Any = None, memory: Any = None, **options: Any) -> Any:
+def agent(c, kind, llm=None, memory=None, **options):
     """Let an agent search; its own model reads what was found."""
     search = RetrieverTool.from_defaults(ListRetriever(c.nodes), name="harbour", description="Knows boats.", **options)
     made = kind(tools=[search], llm=llm or c.llm, streaming=False)
@@ -318,26 +315,27 @@ def agent(c: Case, kind: Any, llm: Any = None, memory: Any = None, **options: An
     return run(made, c.question, memory=memory)
 
 
-def searching(c: Case, *, is_workflow: bool = False) -> Any:
-    """Let an agent search, whose own model writes the call; what it says then is up to the model."""
-    about = ToolMetadata("Finds records of the harbour.", name="harbour", fn_schema=Found)
-    options = {"name": "one", "description": "It searches.", "initial_tool_choice": "harbour"}
-    tools = [RetrieverTool(ListRetriever(c.nodes), about)]
-    made: Any = FunctionAgent(tools=tools, llm=longer(c.llm), streaming=not is_workflow, **options)
-    return run(AgentWorkflow(agents=[made], root_agent="one") if is_workflow else made, c.question)
-
-
-def react(c: Case, **options: Any) -> Any:
+def react(c, **options):
     llm = SearchingLLM(c.llm.lm, max_tokens=8, generation_kwargs=c.llm.generation_kwargs)
     return agent(c, ReActAgent, llm, **options)
 
 
-def agent_tool(c: Case, **options: Any) -> Any:
+def searching(c, *, is_workflow=False):
+    """Let an agent search, whose own model writes the call; what it says then is up to the model."""
+    about = ToolMetadata("Finds records of the harbour.", name="harbour", fn_schema=Found)
+    made = FunctionAgent(
+        name="one", description="It searches.", initial_tool_choice="harbour", llm=longer(c.llm),
+        tools=[RetrieverTool(ListRetriever(c.nodes), about)], streaming=not is_workflow,
+    )  # fmt: skip
+    return run(AgentWorkflow(agents=[made], root_agent="one") if is_workflow else made, c.question)
+
+
+def agent_tool(c, **options):
     """Let an agent ask a query engine; the answer is what its tool said."""
     return run(FunctionAgent(tools=[tool(c, **options)], llm=Recorder(says="")), c.question)
 
 
-def remembered(c: Case, **options: Any) -> Any:
+def remembered(c, **options):
     """Let an agent search, and ask about its memory in a call of its own."""
     memory = ChatMemoryBuffer.from_defaults()
     read(agent(c, FunctionAgent, canonical(Recorder(says="")), memory, **options))
@@ -347,18 +345,18 @@ def remembered(c: Case, **options: Any) -> Any:
 # --- the table: topics, and in each of them entries as a user would write them ---
 
 
-def by_mode(modes: Sequence[str], **options: Any) -> dict[str, Ask]:
+def by_mode(modes=(*WHOLE, *ONE_BY_ONE), **options):
     return {f'`"{mode}"`': partial(query, response_mode=mode, **options) for mode in modes}
 
 
-def around(how: Callable[..., Any], ways: dict[str, Ask]) -> dict[str, Ask]:
+def around(how, ways):
     return {name: partial(how, ask=ask) for name, ask in ways.items()}
 
 
 NUMBERS = "a `text_qa_template` that numbers the nodes"
 CONDENSE = "condense_plus_context"
 COMPLETED = {name: partial(completing, write=write) for name, write in FORMATS.items()}
-PROMPTS: dict[str, Ask] = {
+PROMPTS = {
     '`llm.chat`, joined with `"\\n\\n"`': lambda c: c.llm.chat([ChatMessage(prompt_of(JOINED(c.nodes)))]),
     "`RichPromptTemplate` with a Jinja loop": partial(predicting, template=JINJA, write=contents),
     "`PromptTemplate`": predicting,
@@ -371,7 +369,7 @@ PROMPTS: dict[str, Ask] = {
         prompt_of(FORMATS["as bullets"](c.nodes))
     ),
 }  # fmt: skip
-ENTRIES: dict[str, dict[str, Ask]] = {
+ENTRIES = {
     "`index.as_query_engine(...)`": {
         "as it is": query,
         "`aquery`": partial(query, way="aquery"),
@@ -385,12 +383,12 @@ ENTRIES: dict[str, dict[str, Ask]] = {
         NUMBERS: lambda c: query(bare(c), text_qa_template=NUMBERED),
     },
     "`index.as_query_engine(response_mode=...)`": {
-        **by_mode([*WHOLE, *ONE_BY_ONE]),
+        **by_mode(),
         '`"tree_summarize"`, several batches': partial(in_small_batches, mode="tree_summarize"),
         '`"compact"`, several batches': partial(in_small_batches, mode="compact"),
     },
     "`SegmentMarkerPostprocessor`, `response_mode=...`": {
-        **by_mode([*WHOLE, *ONE_BY_ONE], **MARKED),
+        **by_mode(**MARKED),
         NUMBERS: lambda c: query(bare(c), text_qa_template=NUMBERED, **MARKED),
     },
     "`response_synthesizer=InvariantSynthesizer(llm, ...)`": {
@@ -449,12 +447,8 @@ ENTRIES: dict[str, dict[str, Ask]] = {
     },
     "two answers": {
         "`InvariantPairwiseEvaluator`": lambda c: better(c, InvariantPairwiseEvaluator(c.llm))[0],
-        "`PairwiseComparisonEvaluator`, which asks in both orders": lambda c: better(
-            c, evaluators.PairwiseComparisonEvaluator(c.llm, parser_function=verdict)
-        )[0],
-        "`PairwiseComparisonEvaluator(enforce_consensus=False)`": lambda c: str(better(
-            c, evaluators.PairwiseComparisonEvaluator(c.llm, parser_function=verdict, enforce_consensus=False)
-        )),
+        "`PairwiseComparisonEvaluator`, which asks in both orders": lambda c: pairwise(c)[0],
+        "`PairwiseComparisonEvaluator(enforce_consensus=False)`": lambda c: str(pairwise(c, enforce_consensus=False)),
     },
     "nodes in `llm.complete(...)`": around(in_one_span, COMPLETED),
     "nodes in other calls": around(in_one_span, PROMPTS),
@@ -471,7 +465,7 @@ ENTRIES: dict[str, dict[str, Ask]] = {
         "`DocumentBlock`s of plain text": partial(blocks, make=lambda text: DocumentBlock(
             data=text.encode(), document_mimetype="text/plain", title=""
         )),
-        "`SegmentBlock`s with `---` between them": partial(blocks, make=SegmentBlock.of, between="\n---\n"),
+        "`SegmentBlock`s with `---` between them": partial(blocks, make=SegmentBlock.of, between=[LINE]),
     },
     "nodes of `retriever.retrieve(...)`, in a call of its own": around(lambda c, ask: ask(retrieve(c)), {
         "`llm.complete`, joined": completing,

@@ -1,25 +1,22 @@
 """`canonical` and `vote` around LLMs of others: what these are sent, and what comes back; and audits."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 import re
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from answers import caught, read, report_of, same
 from cases import EIGHT, ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, Recorder, engine_of, message_of, nodes_of
-from invariant_rag import InvariantModel, Segment
-from invariant_rag.audit import Question, audit
+from framework_cases import WHO, caught, flips
+from invariant_rag import Segment
+from invariant_rag.audit import audit
 from invariant_rag.audit.systems import as_system
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.prompts import mark
 from llama_index.core import Settings, get_response_synthesizer
 from llama_index.core.base.llms.types import ImageBlock, TextBlock
-from llama_index.core.bridge.pydantic import BaseModel, Field
+from llama_index.core.bridge.pydantic import Field, create_model
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.chat_engine import ContextChatEngine, SimpleChatEngine
 from llama_index.core.llms import ChatMessage
@@ -27,37 +24,39 @@ from llama_index.core.llms.mock import MockLLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.core.tools import FunctionTool
+from responses import read, report_of, same
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, canonical, vote
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
+
+both = pytest.mark.parametrize(("wrap", "calls"), [(canonical, 1), (vote, 5)])
 
 
 class Reader(HashingLLM):
     """It takes texts, and answers with the first document, or with its favourite unless that stands last."""
 
-    requests: list[str] = Field(default_factory=list)
     favourite: str = ""
 
-    def first(self, text: str) -> str:
+    def first(self, text):
         documents = re.findall(r"Document: (.*)", text)
         return self.favourite if self.favourite in documents[:-1] else [*documents, "nothing"][0]
 
-    def read(self, text: str) -> str:
+    def read(self, text):
         self.requests.append(text)
         return self.first(text)
 
 
-def messages_of(order: Any) -> list[ChatMessage]:
+def messages_of(order):
     return [message_of(TEXTS[i] for i in order)]
 
 
-def marked(order: Any) -> str:
+def marked(order):
     return "".join(mark(TEXTS[i]) for i in order) + QUERY
 
 
 @pytest.mark.parametrize("name", EIGHT)
-@pytest.mark.parametrize(("wrap", "calls"), [(canonical, 1), (vote, 5)])
-def test_answers_ignore_the_order_of_segments(wrap: Any, calls: int, name: str) -> None:
+@both
+def test_answers_ignore_the_order_of_segments(wrap, calls, name):
     reader, given = Reader(), marked if name.endswith("complete") else messages_of
     assert same(lambda order: read(getattr(wrap(reader), name)(given(order)))[0]) in TEXTS
     assert not any(re.search("[\ueca0-\ueca3]|Block", text) for text in reader.requests), "all that they get is text"
@@ -65,8 +64,8 @@ def test_answers_ignore_the_order_of_segments(wrap: Any, calls: int, name: str) 
     assert len(set(reader.requests)) == calls
 
 
-def test_messages_without_segments_are_sent_as_they_are_and_sets_stay_in_their_messages() -> None:
-    def requests(messages: list[ChatMessage]) -> list[list[ChatMessage]]:
+def test_messages_without_segments_are_sent_as_they_are_and_sets_stay_in_their_messages():
+    def requests(messages):
         return list(canonical(MockLLM())._messages(messages, {}).inputs)
 
     image = ImageBlock(url="https://example.org/map.png")
@@ -83,28 +82,25 @@ def test_messages_without_segments_are_sent_as_they_are_and_sets_stay_in_their_m
 
 @pytest.mark.parametrize("wrap", [canonical, vote])
 @pytest.mark.parametrize("place", ["model", "base_url"])
-def test_a_model_of_ours_gets_text_of_a_wrapper_which_alone_reports(request: Any, wrap: Any, place: str) -> None:
-    llm = wrap(InvariantLLM(**{place: request.getfixturevalue(place)}, max_tokens=4))
+def test_a_model_of_ours_gets_text_of_a_wrapper_which_alone_reports(lm, base_url, wrap, place):
+    llm = wrap(InvariantLLM(**{place: {"model": lm, "base_url": base_url}[place]}, max_tokens=4))
 
-    def ask(asker: Any, way: str, asked: Any) -> tuple[str, Any, list[str]]:
+    def ask(asker, way, asked):
         (text, response), messages = caught(lambda: read(getattr(asker, way)(asked)))
         return text, {**report_of(response), "usage": None}, messages
 
-    def ask_engine(way: str) -> Any:
+    def ask_engine(way):
         return ask(ContextChatEngine.from_defaults(ListRetriever(nodes_of()), llm=llm), way, QUERY)
 
-    whole_or_streamed = [
-        same(ask_engine, EIGHT[4:]),
-        same(lambda way: ask(llm, way, messages_of(ORDERS[1])), EIGHT[4:]),
-    ]
-    for _, report, messages in whole_or_streamed:
+    for asked in (ask_engine, lambda way: ask(llm, way, messages_of(ORDERS[1]))):
+        _, report, messages = same(asked, EIGHT[4:])  # whole or streamed
         assert (report["method"], report["invariant"], messages) == (wrap.__name__, True, [])
 
 
 # --- votes: how they are counted is the core's ---
 
 
-def test_a_vote_takes_what_most_orders_say_and_reports_the_order_that_won() -> None:
+def test_a_vote_takes_what_most_orders_say_and_reports_the_order_that_won():
     loved = min(TEXTS)  # canonical order lists it last
     reader = Reader(favourite=loved)
     assert canonical(reader).complete(marked(ORDERS[0])).text != loved
@@ -121,8 +117,8 @@ def test_a_vote_takes_what_most_orders_say_and_reports_the_order_that_won() -> N
 
 
 @pytest.mark.parametrize("when", ["llm", "after", "settings", "settings first", "synthesizer"])
-@pytest.mark.parametrize(("wrap", "calls"), [(canonical, 1), (vote, 5)])
-def test_tokens_of_all_calls_are_counted_once_wherever_the_handler_is_set(wrap: Any, calls: int, when: str) -> None:
+@both
+def test_tokens_of_all_calls_are_counted_once_wherever_the_handler_is_set(wrap, calls, when):
     counter = TokenCountingHandler(tokenizer=str.split)
     manager = CallbackManager([counter])
     if when == "settings first":
@@ -139,11 +135,7 @@ def test_tokens_of_all_calls_are_counted_once_wherever_the_handler_is_set(wrap: 
 
 # --- tools and objects pass through ---
 
-
-class Place(BaseModel):
-    """A place."""
-
-    name: str
+Place = create_model("Place", __doc__="A place.", name=(str, ...))
 
 
 class Caller(Recorder):
@@ -151,22 +143,22 @@ class Caller(Recorder):
 
     required: list[bool] = Field(default_factory=list)
 
-    def _answer(self, messages: Sequence[ChatMessage], tools: Any = (), **kwargs: Any) -> ChatMessage:
+    def _answer(self, messages, tools=(), **kwargs):
         self.says = re.findall(r"Document: (.*)", "\n".join(message.content or "" for message in messages))[0]
         self.calls = {"name": self.says}
         return super()._answer(messages, tools)
 
-    def _prepare_chat_with_tools(self, tools: Any, *args: Any, tool_required: bool = False, **kwargs: Any) -> Any:
+    def _prepare_chat_with_tools(self, tools, *args, tool_required=False, **kwargs):
         self.required.append(tool_required)
         return super()._prepare_chat_with_tools(tools, *args, tool_required=tool_required, **kwargs)
 
 
 @pytest.mark.parametrize("wrap", [canonical, vote])
-def test_tools_and_objects_pass_through(wrap: Any) -> None:
+def test_tools_and_objects_pass_through(wrap):
     tool = FunctionTool.from_defaults(lambda name: name, name="visit", description="Go there.")
     template = PromptTemplate("{context}\nWhere?")
 
-    async def names(order: Any) -> set[str]:
+    async def names(order):
         caller, asked = Caller(), messages_of(order)
         llm = wrap(caller)
         called = [llm.chat_with_tools([tool], chat_history=asked)]
@@ -184,7 +176,7 @@ def test_tools_and_objects_pass_through(wrap: Any) -> None:
 
 
 @pytest.mark.parametrize(("wrap", "votes"), [(canonical, None), (vote, 5)])
-def test_a_wrapper_is_described_and_pickled_with_the_llm_in_it(wrap: Any, votes: int | None) -> None:
+def test_a_wrapper_is_described_and_pickled_with_the_llm_in_it(wrap, votes):
     llm = wrap(MockLLM(max_tokens=3))
     said = llm.to_dict()
     assert (said["class_name"], said["votes"], said["llm"]["max_tokens"]) == ("CanonicalLLM", votes, 3)
@@ -198,20 +190,19 @@ def test_a_wrapper_is_described_and_pickled_with_the_llm_in_it(wrap: Any, votes:
 
 
 class Echo(CustomQueryEngine):
-    def custom_query(self, query_str: str) -> str:
+    def custom_query(self, query_str: str) -> Any:
         return query_str
 
 
-def test_llms_and_engines_are_audited_and_ours_with_their_own_parameters(model: InvariantModel) -> None:
+def test_llms_and_engines_are_audited_and_ours_with_their_own_parameters(lm):
     options = {"temperature": 0.9, "seed": 1, "stop": ["x"], "system_prompt": "Be brief."}
-    system, plain = (as_system(InvariantLLM(model, max_tokens=3, **each)) for each in (options, {}))
+    system, plain = (as_system(InvariantLLM(lm, max_tokens=3, **each)) for each in (options, {}))
     generation = {"max_new_tokens": 3, "do_sample": True, "temperature": 0.9, "seed": 1, "stop_strings": ["x"]}
     assert (system.generation, system.message, system.name == plain.name) == (generation, "Be brief.", False)
-    asked = Question("Who?", (Segment("It was Ann.", "Page"), Segment("Nobody.")), ("Ann",))
     synthesizer, chat = get_response_synthesizer(MockLLM()), SimpleChatEngine.from_defaults(llm=MockLLM())
     engine = engine_of(nodes_of(), response_synthesizer=synthesizer)
     for each in (MockLLM(), Echo(), synthesizer, engine, chat):
-        said = [as_system(each).ask(asked, asked.segments).text for _ in range(2)]
+        said = [as_system(each).ask(WHO, WHO.segments).text for _ in range(2)]
         assert ("It was Ann." in said[0], said[0] == said[1]) == (True, True), "it forgets earlier questions"
     found = audit(engine, [{"question": "q", "answer": "barley"}], remedies=())
     assert found.asked[0].question.segments[1].text == nodes_of()[1].text
@@ -219,10 +210,8 @@ def test_llms_and_engines_are_audited_and_ours_with_their_own_parameters(model: 
         as_system(engine, to_input=lambda question, segments: question)
 
 
-def test_our_llms_do_not_flip_and_others_do(model: InvariantModel) -> None:
-    segments = [[f"{name} {number}" for name in ("one", "two", "three")] for number in range(3)]
-    questions = [{"question": f"Which is number {number}?", "segments": each} for number, each in enumerate(segments)]
-    ours = [canonical(HashingLLM()), vote(HashingLLM()), InvariantLLM(model, max_tokens=6)]
-    others = [HashingLLM(), InvariantLLM(model.with_method("sequential", ordering="given"), max_tokens=6)]
-    assert not any(audit(llm, questions, remedies=[]).flips for llm in ours)
-    assert all(audit(llm, questions, remedies=[]).flips for llm in others)
+def test_our_llms_do_not_flip_and_others_do(lm):
+    ours = [canonical(HashingLLM()), vote(HashingLLM()), InvariantLLM(lm, max_tokens=6)]
+    others = [HashingLLM(), InvariantLLM(lm.with_method("sequential", ordering="given"), max_tokens=6)]
+    assert [flips(llm) for llm in ours] == [0.0] * 3
+    assert all(map(flips, others))

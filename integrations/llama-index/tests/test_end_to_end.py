@@ -1,19 +1,16 @@
 """From documents to answers with LlamaIndex's own parts, documentation, the package, and a model of a server."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
 from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
-from typing import Any
 
 import faiss
 import pytest
-from answers import caught, read
 from cases import QUERY, TEXTS, ListRetriever, message_of, nodes_of
+from framework_cases import caught, examples
 from invariant_rag import InvariantModel, Segment
 from invariant_rag.prompts import mark
 from invariant_rag.testing.ordinary_prompts import ORDINARY
@@ -25,6 +22,7 @@ from llama_index.core.postprocessor import LongContextReorder
 from llama_index.vector_stores.faiss import FaissVectorStore
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient
+from responses import read
 
 import llama_index
 from llama_index.llms.invariant_rag import InvariantLLM, canonical
@@ -34,8 +32,6 @@ from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 NAMESPACES = ("llms", "response_synthesizers", "postprocessor", "evaluation", "chat_engine")
 HERE = Path(__file__).parent.parent
 REPOSITORY = HERE.parents[1]
-
-
 STORES = {
     "faiss": lambda: FaissVectorStore(faiss_index=faiss.IndexFlatIP(64)),
     "qdrant": lambda: QdrantVectorStore(client=QdrantClient(":memory:"), collection_name="atlas"),
@@ -44,13 +40,13 @@ STORES = {
 
 @pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")
 @pytest.mark.parametrize("store", STORES)
-def test_answers_over_a_vector_store_ignore_the_order(llm: InvariantLLM, plain_llm: InvariantLLM, store: str) -> None:
+def test_answers_over_a_vector_store_ignore_the_order(llm, plain_llm, store):
     documents = [Document(text=text, metadata={"file": f"{text[4:9]}.txt"}) for text in (*TEXTS, "Salt is sold here.")]
     context = StorageContext.from_defaults(vector_store=STORES[store]())
     index = VectorStoreIndex.from_documents(documents, storage_context=context, embed_model=MockEmbedding(64))
 
-    def ask(judge: InvariantLLM, *steps: Any) -> Any:
-        last: dict[str, Any] = {"response_synthesizer": InvariantSynthesizer(judge)} if store == "qdrant" else {}
+    def ask(judge, *steps):
+        last = {"response_synthesizer": InvariantSynthesizer(judge)} if store == "qdrant" else {}
         steps = steps if last else (*steps, SegmentMarkerPostprocessor())
         return index.as_query_engine(llm=judge, similarity_top_k=4, node_postprocessors=steps, **last).query(QUERY)
 
@@ -63,42 +59,33 @@ def test_answers_over_a_vector_store_ignore_the_order(llm: InvariantLLM, plain_l
 
 # --- documentation ---
 
-
-def examples(file: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", file.read_text(encoding="utf-8"), flags=re.DOTALL)
-
-
-def run(code: str, namespace: dict[str, object]) -> list[str]:
-    """Run an example; return what it says that it prints."""
-    exec(compile(code, "example.md", "exec", dont_inherit=True), namespace)
-    return re.findall(r"^ *print\(.*\)  # (.*)", code, flags=re.MULTILINE)
+PAGES = {
+    "package": examples(HERE / "README.md"),
+    "tutorial": examples(REPOSITORY / "docs" / "tutorials" / "llamaindex.md"),
+    "project": examples(REPOSITORY / "README.md", "llama_index"),
+}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of workflows
-@pytest.mark.parametrize("example", examples(HERE / "README.md"))
-def test_the_examples_of_the_readme_print_what_they_say(example: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (said,) = run(example, {"__name__": "readme"})
-    assert capsys.readouterr().out.strip() == said
-
-
-def test_the_tutorial_and_the_readme_of_the_project_run(capsys: pytest.CaptureFixture[str]) -> None:
-    namespace: dict[str, object] = {"__name__": "tutorial"}
-    for code in examples(REPOSITORY / "docs" / "tutorials" / "llamaindex.md"):
-        said = run(code, namespace)
-        assert capsys.readouterr().out.splitlines() == said
-    (code,) = (each for each in examples(REPOSITORY / "README.md") if "llama_index" in each)
-    run(code.replace('model="Qwen/Qwen2.5-7B-Instruct", ', ""), {"__name__": "readme"})
-    assert capsys.readouterr().out.endswith(" True\n")
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs_and_prints_what_it_says(page, capsys):
+    names = {"__name__": page}
+    for code, said in PAGES[page]:
+        exec(compile(code, "example.md", "exec", dont_inherit=True), names if page == "tutorial" else {**names})
+        printed = capsys.readouterr().out.splitlines()
+        assert printed[-1].endswith(" True") if page == "project" else printed == said
+        assert page != "package" or len(said) == 1
+    assert PAGES[page]
 
 
 # --- ordinary prompts, and the package ---
 
 
-def test_prompts_without_retrieved_nodes_raise_no_warning(model: InvariantModel) -> None:
+def test_prompts_without_retrieved_nodes_raise_no_warning(lm):
     ListRetriever(nodes_of()).retrieve(QUERY)  # somebody has just retrieved something else
-    local = InvariantLLM(model.with_method(overflow="trim_segments"), max_tokens=1)
+    local = InvariantLLM(lm.with_method(overflow="trim_segments"), max_tokens=1)
 
-    def ask() -> None:
+    def ask():
         for place, turns in enumerate(ORDINARY):
             for llm in (canonical(MockLLM()), *([local] if place % 7 == 0 else [])):
                 llm.chat([ChatMessage(each["content"], role=each["role"]) for each in turns])
@@ -108,7 +95,7 @@ def test_prompts_without_retrieved_nodes_raise_no_warning(model: InvariantModel)
     assert caught(ask)[1] == []
 
 
-def test_each_package_is_where_llama_index_users_look_and_no_namespace_is_taken() -> None:
+def test_each_package_is_where_llama_index_users_look_and_no_namespace_is_taken():
     for namespace in NAMESPACES:
         place = HERE / "llama_index" / namespace / "invariant_rag"
         assert find_spec(f"llama_index.{namespace}.invariant_rag").origin == str(place / "__init__.py")
@@ -120,14 +107,14 @@ def test_each_package_is_where_llama_index_users_look_and_no_namespace_is_taken(
     assert not re.search(r"_getframe|f_locals|gi_frame|cr_frame", source), "no frame of anybody's code is looked into"
 
 
-def printed(*code: str) -> list[str]:
+def printed(*code):
     """Return the lines that a process of its own prints."""
     command = [sys.executable, "-W", "ignore", "-c", "\n".join(code)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=Path(__file__).parent)
     return done.stdout.splitlines() or [done.stderr]
 
 
-def test_importing_brings_no_other_framework_and_no_optional_package() -> None:
+def test_importing_brings_no_other_framework_and_no_optional_package():
     assert printed(
         "import sys",
         "sys.modules.update(dict.fromkeys(['langchain', 'langchain_core', 'xgrammar', 'faiss', 'qdrant_client']))",
@@ -148,34 +135,30 @@ FLAGS = ["The flag of Ostra is white.", "The flag of Brenn is green.", "The mill
 MARKED = "".join(mark(Segment(text)) for text in FLAGS) + f"\n{COLOUR}"
 
 
-def asked(texts: Any = FLAGS) -> list[ChatMessage]:
-    return [message_of(texts, f"\n{COLOUR}")]
-
-
-def content(response: Any) -> Any:
-    """Return what a chat says, without what a cache and the batch change."""
-    raw = {name: value for name, value in response.raw.items() if name not in ("usage", "cached_tokens")}
+def content(response):
     tokens = [each[0].token for each in response.logprobs]
-    return response.message.model_dump(), raw, response.raw["usage"]["total_tokens"], tokens
+    return response.message.model_dump(), response.raw, tokens
 
 
-def test_a_remote_model_answers_as_one_in_memory(base_url: str, embedded: InvariantModel) -> None:
-    options: dict[str, Any] = {"max_tokens": 16, "citations": True, "logprobs": True}
-    local, remote = InvariantLLM(embedded, **options), InvariantLLM(base_url=base_url, **options)
-    here = local.chat(asked())
+def test_a_remote_model_answers_as_one_in_memory(base_url):
+    asked = [[message_of(order, f"\n{COLOUR}")] for order in permutations(FLAGS)]
+    options = {"max_tokens": 16, "citations": True, "logprobs": True}
+    local = InvariantLLM(InvariantModel.from_pretrained(), **options)
+    remote = InvariantLLM(base_url=base_url, **options)
+    here = local.chat(asked[0])
     assert here.message.content == "white"
     assert any(isinstance(block, CitationBlock) for block in here.message.blocks)
-    there = [remote.chat(asked(order)) for order in permutations(FLAGS)]
-    there += [read(ask(asked()))[1] for ask in (remote.stream_chat, remote.achat, remote.astream_chat)]
+    there = [*map(remote.chat, asked)]
+    there += [read(ask(asked[0]))[1] for ask in (remote.stream_chat, remote.achat, remote.astream_chat)]
     assert all(content(each) == content(here) for each in there)
     texts = [read(ask(MARKED)) for ask in (local.complete, remote.complete, remote.stream_complete)]
     assert len({(text, *response.raw["order"]) for text, response in texts}) == 1
     assert remote.metadata.context_window == 4096
     chosen = InvariantLLM(base_url=base_url, method="pine", max_tokens=1)
-    assert [each.chat(asked(), max_tokens=1).raw["method"] for each in (remote, chosen)] == ["rotor", "pine"]
+    assert [each.chat(asked[0], max_tokens=1).raw["method"] for each in (remote, chosen)] == ["rotor", "pine"]
 
 
-def test_a_run_that_began_before_the_import_is_warned_of_and_the_next_one_is_known() -> None:
+def test_a_run_that_began_before_the_import_is_warned_of_and_the_next_one_is_known():
     assert printed(
         "import warnings",
         "from llama_index.core import Document, PromptTemplate, SummaryIndex",
@@ -197,7 +180,7 @@ def test_a_run_that_began_before_the_import_is_warned_of_and_the_next_one_is_kno
     ) == ["1 OrderWarning", "0 Noon."]
 
 
-def test_the_application_needs_no_torch_and_its_first_call_is_as_good_as_the_second(base_url: str) -> None:
+def test_the_application_needs_no_torch_and_its_first_call_is_as_good_as_the_second(base_url):
     assert printed(
         "import sys",
         "from cases import QUERY, Recorder, engine_of, message_of, nodes_of",

@@ -1,17 +1,12 @@
 """Synthesizer, chat engine, postprocessors and evaluator, and what responses, events and callbacks tell."""
 
-from __future__ import annotations
-
 import asyncio
 import warnings
-from collections.abc import Iterator
 from itertools import permutations
-from typing import Any
 
 import pytest
-from answers import consumed, read, same
-from cases import EIGHT, ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, engine_of, nodes_of
-from invariant_rag import InvariantModel, Segment, SegmentSet
+from cases import ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, engine_of, nodes_of
+from invariant_rag import Segment, SegmentSet
 from invariant_rag.errors import ContextOverflow, InvalidSegment
 from invariant_rag.judge import Judge
 from invariant_rag.orderings import Score
@@ -21,19 +16,17 @@ from llama_index.core.base.response.schema import AsyncStreamingResponse, Respon
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler, TokenCountingHandler
 from llama_index.core.evaluation import PairwiseComparisonEvaluator
 from llama_index.core.evaluation.pairwise import EvaluationSource
-from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.llms import ChatMessage, MockLLM, TextBlock
 from llama_index.core.postprocessor.rankGPT_rerank import RankGPTRerank
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import ImageNode, IndexNode, MediaResource, MetadataMode, Node, NodeWithScore, TextNode
+from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from pydantic import BaseModel, Field
+from responses import consumed, read, same
 
 from llama_index.chat_engine.invariant_rag import InvariantChatEngine
 from llama_index.evaluation.invariant_rag import InvariantPairwiseEvaluator
-from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, SegmentBlock, canonical, vote
+from llama_index.llms.invariant_rag import InvariantLLM, OrderWarning, canonical, vote
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor, SourceJoiner
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
@@ -48,21 +41,21 @@ class Word(BaseModel):
     word: str = Field(max_length=8)
 
 
-async def response_of(llm: Any, way: str, nodes: Any = None, **options: Any) -> Any:
+async def response_of(llm, way, nodes=None, **options):
     """Return the response of an engine, of a stream once it is read."""
     options = {"streaming": "stream" in way, **options} if "response_synthesizer" not in options else options
     engine = engine_of(nodes_of() if nodes is None else nodes, llm=llm, **options)
     return (await consumed(engine.aquery(QUERY) if way.startswith("a") else engine.query(QUERY)))[1]
 
 
-def said_by(model: InvariantModel, *content: Any, **before: str) -> str:
+def said_by(lm, *content, **before):
     """What the engine itself says to a user's message, behind messages of other roles."""
     messages = [{"role": role, "content": text} for role, text in before.items()]
-    prompt = render_chat([*messages, {"role": "user", "content": list(content)}], model.tokenizer, QUERY)
-    return model.generate(prompt, max_new_tokens=8).text
+    prompt = render_chat([*messages, {"role": "user", "content": list(content)}], lm.tokenizer, QUERY)
+    return lm.generate(prompt, max_new_tokens=8).text
 
 
-def answer(llm: Any, template: Any = TEMPLATE, /, query: str = QUERY, **variables: Any) -> str:
+def answer(llm, template=TEMPLATE, /, query=QUERY, **variables):
     return str(InvariantSynthesizer(llm, text_qa_template=template).synthesize(query, nodes_of(), **variables))
 
 
@@ -70,8 +63,8 @@ def answer(llm: Any, template: Any = TEMPLATE, /, query: str = QUERY, **variable
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_llama_index_shows_of_a_node_is_one_segment(llm: InvariantLLM, model: InvariantModel, way: str) -> None:
-    def ask(llm: Any, nodes: Any) -> tuple[str, Any]:
+def test_what_llama_index_shows_of_a_node_is_one_segment(llm, lm, way):
+    def ask(llm, nodes):
         own = InvariantSynthesizer(llm, None, TEMPLATE, streaming="stream" in way, empty_response="Nothing found.")
         text, response = read((own.asynthesize if way.startswith("a") else own.synthesize)(QUERY, nodes))
         assert (isinstance(own, BaseSynthesizer), type(response)) == (True, WAYS[way])
@@ -84,7 +77,7 @@ def test_what_llama_index_shows_of_a_node_is_one_segment(llm: InvariantLLM, mode
     shown = [each.node.get_content(MetadataMode.LLM) for each in nodes]
     assert ("source: atlas" in shown[0], "secret" in shown[0]) == (True, False)
     text, said = ask(llm, nodes)
-    assert text == said_by(model, "Context:\n", SegmentSet(shown), f"\nAnswer: {QUERY}")
+    assert text == said_by(lm, "Context:\n", SegmentSet(shown), f"\nAnswer: {QUERY}")
     assert (said["node 1"]["source"], said["invariant_rag"]["sets"]) == ("atlas", [3])
     text, said = ask(llm, [])
     assert (text, said["invariant_rag"]["invariant"]) == ("Nothing found.", None)
@@ -96,20 +89,20 @@ def test_what_llama_index_shows_of_a_node_is_one_segment(llm: InvariantLLM, mode
         assert InvariantSynthesizer()._llm is llm
 
 
-OWN: dict[str, Any] = {"query": {}, "aquery": {}, "stream": {"streaming": True}, "object": {"output_cls": Word}}
+OWN = {"query": {}, "aquery": {}, "stream": {"streaming": True}, "object": {"output_cls": Word}}
 
 
 @pytest.mark.parametrize("way", [*OWN, "structured", "marked"])
-def test_scores_and_the_query_reach_the_ordering(model: InvariantModel, way: str, monkeypatch: Any) -> None:
+def test_scores_and_the_query_reach_the_ordering(lm, way, monkeypatch):
     seen, sort_keys = [], Score.sort_keys
 
-    def spy(self: Score, candidates: Any, query: str) -> Any:
+    def spy(self, candidates, query):
         seen.append((query, sorted((each.segment.text, each.segment.score) for each in candidates)))
         return sort_keys(self, candidates, query)
 
     monkeypatch.setattr(Score, "sort_keys", spy)
     api = HashingLLM(says='{"word": "noon"}')
-    local = InvariantLLM(model.with_method(ordering="score"), max_tokens=60)
+    local = InvariantLLM(lm.with_method(ordering="score"), max_tokens=60)
     scores = sorted((each.node.get_content(), each.score) for each in nodes_of())
     for llm in (local, canonical(api, ordering="score"), vote(api, ordering="score")):
         asked = llm.as_structured_llm(Word) if way == "structured" else llm
@@ -118,27 +111,24 @@ def test_scores_and_the_query_reach_the_ordering(model: InvariantModel, way: str
             asyncio.run(response_of(asked, way, nodes_of(order), **last))
         assert len(seen) >= 3
         assert all(each == (QUERY, scores) for each in seen)
-        seen.clear()
         with pytest.raises(InvalidSegment, match="score"):
             engine_of([NodeWithScore(node=each.node) for each in nodes_of()], llm=llm).query(QUERY)
         seen.clear()
 
 
-def test_templates_may_change_and_have_any_variables(llm: InvariantLLM, model: InvariantModel) -> None:
+def test_templates_may_change_and_have_any_variables(llm, lm):
     synthesizer, nodes = InvariantSynthesizer(llm), SegmentSet(TEXTS)
     assert set(synthesizer.get_prompts()) == {"text_qa_template"}
-    synthesizer.update_prompts(
-        {"text_qa_template": PromptTemplate("{context_str}\nAgain:\n{context_str}\n{query_str}")}
-    )
-    assert str(synthesizer.synthesize(QUERY, nodes_of())) == said_by(model, nodes, "\nAgain:\n", nodes, f"\n{QUERY}")
+    twice = PromptTemplate("{context_str}\nAgain:\n{context_str}\n{query_str}")
+    synthesizer.update_prompts({"text_qa_template": twice})
+    assert str(synthesizer.synthesize(QUERY, nodes_of())) == said_by(lm, nodes, "\nAgain:\n", nodes, f"\n{QUERY}")
     forged = answer(llm, PromptTemplate("{query_str}\n{context_str}\n"), query=mark("?"))
-    assert forged == said_by(model, "?\n", nodes, "\n")
+    assert forged == said_by(lm, "?\n", nodes, "\n")
     chat = ChatPromptTemplate([ChatMessage("In {language}.", role="system"), ChatMessage("{context_str}\n{query_str}")])
-    assert answer(llm, chat, language="Dutch") == said_by(model, nodes, f"\n{QUERY}", system="In Dutch.")
+    assert answer(llm, chat, language="Dutch") == said_by(lm, nodes, f"\n{QUERY}", system="In Dutch.")
+    plain = PromptTemplate("Brief. {context_str} {query_str}")
     for name in ("template", "prompt", "llm", "output_cls", "llm_kwargs", "variables", "messages"):
-        template, plain = (
-            PromptTemplate(f"{each} {{context_str}} {{query_str}}") for each in (f"{{{name}}}", "Brief.")
-        )
+        template = PromptTemplate(f"{{{name}}} {{context_str}} {{query_str}}")
         for asked in (llm, canonical(MockLLM())):
             assert answer(asked, template, **{name: "Brief."}) == answer(asked, plain)
 
@@ -146,10 +136,10 @@ def test_templates_may_change_and_have_any_variables(llm: InvariantLLM, model: I
 # --- the chat engine ---
 
 
-def test_a_conversation_is_remembered_and_a_history_is_no_template(llm: InvariantLLM) -> None:
+def test_a_conversation_is_remembered_and_a_history_is_no_template(llm):
     history = [ChatMessage("Say {context_str} and {query_str}.", role="user"), ChatMessage("{}", role="assistant")]
 
-    def talk(order: Any, llm: Any = llm) -> Any:
+    def talk(order, llm=llm):
         options = {"llm": llm, "system_prompt": "Be {brief}.", "chat_history": history, **(MARKED if order[0] else {})}
         engine = InvariantChatEngine.from_defaults(ListRetriever(nodes_of(order)), **options)
         replies = [engine.chat(message) for message in (QUERY, "And then?")]
@@ -168,15 +158,15 @@ KINDS = {
     "text": TextNode(text="a"),
     "metadata": TextNode(text="a", metadata={"page": 3, "secret": 1}, excluded_llm_metadata_keys=["secret"]),
     "template": TextNode(text="a", metadata={"page": 3}, text_template="<{metadata_str}|{content}>"),
-    "index": IndexNode(text="a", index_id="x"),
-    "image": ImageNode(text="a", image_url="http://localhost/a.png"),
-    "media": Node(text_resource=MediaResource(text="a"), metadata={"page": 3}),
+    "index": schema.IndexNode(text="a", index_id="x"),
+    "image": schema.ImageNode(text="a", image_url="http://localhost/a.png"),
+    "media": schema.Node(text_resource=schema.MediaResource(text="a"), metadata={"page": 3}),
     "empty": TextNode(text=""),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_a_model_gets_of_a_node_is_one_segment_and_all_else_stays(kind: str) -> None:
+async def test_what_a_model_gets_of_a_node_is_one_segment_and_all_else_stays(kind):
     node, marker = KINDS[kind], SegmentMarkerPostprocessor.from_dict(SegmentMarkerPostprocessor().to_dict())
     before = node.model_dump_json()
     [marked] = marker.postprocess_nodes([NodeWithScore(node=node, score=0.5)])
@@ -194,8 +184,8 @@ async def test_what_a_model_gets_of_a_node_is_one_segment_and_all_else_stays(kin
 
 
 @pytest.mark.parametrize("key", [None, "file"])
-def test_chunks_of_a_source_are_joined_in_every_order_and_overlaps_are_not_repeated(key: str | None) -> None:
-    def chunk(start: int, text: str, score: float) -> NodeWithScore:
+def test_chunks_of_a_source_are_joined_in_every_order_and_overlaps_are_not_repeated(key):
+    def chunk(start, text, score):
         source = {schema.NodeRelationship.SOURCE: schema.RelatedNodeInfo(node_id="town")} if key is None else {}
         made = TextNode(text=text, start_char_idx=start, relationships=source, metadata={key: "a.txt"} if key else {})
         return NodeWithScore(node=made, score=score)
@@ -213,8 +203,8 @@ def test_chunks_of_a_source_are_joined_in_every_order_and_overlaps_are_not_repea
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_calls_are_one_report_that_is_invariant_only_if_all_are(llm: InvariantLLM, model: Any, way: str) -> None:
-    async def told(llm: Any, **options: Any) -> tuple[Any, ...]:
+async def test_calls_are_one_report_that_is_invariant_only_if_all_are(llm, lm, way):
+    async def told(llm, **options):
         report = (await response_of(llm, way, **options)).metadata["invariant_rag"]
         return report["sets"], report["invariant"], report.get("usage", {}).get("completion_tokens")
 
@@ -227,10 +217,10 @@ async def test_calls_are_one_report_that_is_invariant_only_if_all_are(llm: Invar
     for options in ({"nodes": []}, {"response_mode": "no_text"}):
         assert await told(llm, **options) == ([], None, None)
     assert set((await response_of(HashingLLM(), way)).metadata) == {"node 0", "node 1", "node 2"}
-    assert (await told(InvariantLLM(model, max_tokens=100).as_structured_llm(Word)))[:2] == ([3], True)
+    assert (await told(InvariantLLM(lm, max_tokens=100).as_structured_llm(Word)))[:2] == ([3], True)
 
 
-async def test_concurrent_queries_do_not_report_for_one_another(llm: InvariantLLM) -> None:
+async def test_concurrent_queries_do_not_report_for_one_another(llm):
     orders = [(0,), (0, 1), (0, 1, 2)]
     found = await asyncio.gather(*(response_of(llm, "aquery", nodes_of(order)) for order in orders))
     found.append(get_response_synthesizer(llm=llm).synthesize(QUERY, nodes_of((0,))))
@@ -241,44 +231,8 @@ async def test_concurrent_queries_do_not_report_for_one_another(llm: InvariantLL
 # --- events ---
 
 
-class Events(BaseEventHandler):
-    """Remembers every event."""
-
-    events: list[BaseEvent] = []  # noqa: RUF012 - a pydantic field: every handler has its own
-
-    def handle(self, event: BaseEvent, **kwargs: Any) -> None:
-        self.events.append(event)
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the events, those of progress once."""
-        return list(dict.fromkeys(event.class_name().removesuffix("Event") for event in self.events))
-
-
-@pytest.fixture
-def told() -> Iterator[Events]:
-    handler, root = Events(), get_dispatcher("root")
-    before = list(root.event_handlers)
-    root.event_handlers = [*before, handler]
-    yield handler
-    root.event_handlers = before
-
-
-@pytest.mark.parametrize("name", EIGHT)
-def test_a_call_starts_progresses_and_ends(llm: InvariantLLM, told: Events, name: str) -> None:
-    kind = "Chat" if name.endswith("chat") else "Completion"
-    blocks = [SegmentBlock.of("one"), *ChatMessage(QUERY).blocks]
-    _, response = read(getattr(llm, name)([ChatMessage(blocks=blocks)] if kind == "Chat" else QUERY))
-    progress = [f"LLM{kind}InProgress"] if "stream" in name else []
-    assert told.names == [f"LLM{kind}Start", *progress, f"LLM{kind}End"]
-    start, *_, end = told.events
-    assert (end.response, end.span_id, start.span_id is None) == (response, start.span_id, False)
-    assert (start.model_dict["method"], start.model_dict["ordering"]) == ("rotor", "lexical")
-    assert start.model_dump(mode="json")
-
-
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_query_tells_its_steps_in_order(llm: InvariantLLM, told: Events, way: str) -> None:
+async def test_a_query_tells_its_steps_in_order(llm, told, way):
     await response_of(llm, way, response_synthesizer=InvariantSynthesizer(llm, streaming="stream" in way))
     begun = ["QueryStart", "RetrievalStart", "RetrievalEnd", "SynthesizeStart", "GetResponseStart", "LLMPredictStart"]
     ended = ["GetResponseEnd", "SynthesizeEnd", "QueryEnd"]
@@ -289,7 +243,7 @@ async def test_a_query_tells_its_steps_in_order(llm: InvariantLLM, told: Events,
     assert "\n\n".join(TEXTS) in start.messages[-1].content, "events show segments as text"
 
 
-def test_callbacks_see_one_call_per_query_its_tokens_and_its_failure(llm: InvariantLLM) -> None:
+def test_callbacks_see_one_call_per_query_its_tokens_and_its_failure(llm):
     debug, counter = LlamaDebugHandler(print_trace_on_end=False), TokenCountingHandler()
     manager = CallbackManager([debug, counter])
     synthesizer = InvariantSynthesizer(llm.model_copy(), callback_manager=manager)
@@ -297,8 +251,8 @@ def test_callbacks_see_one_call_per_query_its_tokens_and_its_failure(llm: Invari
     usage = engine.query(QUERY).metadata["invariant_rag"]["usage"]
     counted = {"prompt": counter.prompt_llm_token_count, "completion": counter.completion_llm_token_count}
     assert counted == {name: usage[f"{name}_tokens"] for name in counted}
-    assert len(debug.get_event_pairs(CBEventType.LLM)) == 1
-    assert [len(debug.get_event_pairs(kind)) for kind in (CBEventType.QUERY, CBEventType.SYNTHESIZE)] == [1, 1]
+    kinds = (CBEventType.LLM, CBEventType.QUERY, CBEventType.SYNTHESIZE)
+    assert [len(debug.get_event_pairs(kind)) for kind in kinds] == [1, 1, 1]
     with pytest.raises(ContextOverflow):
         llm.model_copy(update={"callback_manager": manager}).complete("x" * 5000)
     assert isinstance(debug.get_event_pairs(CBEventType.LLM)[-1][1].payload["exception"], ContextOverflow)
@@ -310,7 +264,7 @@ ONE, OTHER = "It leaves at noon.", "It leaves at six."
 
 
 @pytest.mark.parametrize("options", [{}, {"by": "texts"}, {"criteria": {"brevity": "few words"}}], ids=str)
-async def test_the_result_is_the_verdict_of_the_judge(llm: InvariantLLM, options: dict[str, Any]) -> None:
+async def test_the_result_is_the_verdict_of_the_judge(llm, options):
     Settings.llm = llm
     evaluator = InvariantPairwiseEvaluator(**options)
     assert (isinstance(evaluator, PairwiseComparisonEvaluator), evaluator.get_prompts()) == (True, {})

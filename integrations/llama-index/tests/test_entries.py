@@ -4,28 +4,23 @@ It gives one answer for all orders of the nodes, or warns at each order. The sam
 several answers: otherwise this could not tell. Three nodes are asked about in all six orders, four in eight of 24.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
-from answers import caught, report_of
 from cases import ORDERS, TEXTS, HashingLLM
-from entries import ENTRIES, IDS, ONE_BY_ONE, WHOLE, Nodes, answer
-from invariant_rag import InvariantModel
-from llama_index.core.llms import LLM
+from entries import ENTRIES, IDS, ONE_BY_ONE, WHOLE, answer, local_llm
+from framework_cases import caught
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import NodeWithScore, TextNode
-from tiny import local_llm
+from responses import report_of
 
 from llama_index.llms.invariant_rag import canonical, vote
 
 README = Path(__file__).parent.parent / "README.md"
-WRAPPERS: dict[str, Callable[[Any], LLM]] = {
+WRAPPERS = {
     "`canonical(llm)`": lambda _: canonical(HashingLLM()),
     "`vote(llm)`": lambda _: vote(HashingLLM(), votes=3),
 }
@@ -41,45 +36,43 @@ class Row(NamedTuple):
     warns: bool  # whether each order of the nodes has an answer of its own, and a warning; else all have one answer
 
     @property
-    def title(self) -> str:
+    def title(self):
         return ": ".join(filter(None, self[:3]))
 
-    def ask(self, llm: LLM, order: Sequence[int]) -> tuple[str, str, bool | None, bool]:
+    def ask(self, llm, order):
         """Return the answer for an order of the nodes, what was read, the verdict, and whether a user is warned."""
         (text, response), messages = caught(answer, ENTRIES[self.topic][self.name], llm, self.nodes(order))
-        report = report_of(response) or (
-            {} if hasattr(response, "metadata") else None
-        )  # every engine says what was read
-        return text, repr(report), (report or {}).get("invariant"), bool(messages)
+        says = report_of(response) or ({} if hasattr(response, "metadata") else None)  # every engine says what was read
+        return text, repr(says), (says or {}).get("invariant"), bool(messages)
 
-    def nodes(self, order: Sequence[int]) -> Nodes:
+    def nodes(self, order):
         """Return nodes in an order, tied, as a reader of files makes them; no other entry has the same texts."""
         texts, page = (*TEXTS, "The bell of Varn rings twice a day."), zlib.crc32(self.title.encode()) % 10_000
+        made = [
+            TextNode(text=f"{texts[i]} See page {page}.", id_=IDS[i], metadata={"file_name": f"{IDS[i][8:]}.txt"})
+            for i in order
+        ]
+        return [NodeWithScore(node=each, score=0.5) for each in made]
 
-        def node(i: int) -> TextNode:
-            metadata = {"file_name": f"{IDS[i].removeprefix('node of ')}.txt"}
-            return TextNode(text=f"{texts[i]} See page {page}.", id_=IDS[i], metadata=metadata)
 
-        return [NodeWithScore(node=node(i), score=0.5) for i in order]
-
-
-def rows() -> list[Row]:
+def rows():
     """Return the rows of the table, an entry each."""
     (table,) = re.findall(r"<!-- entries: .*? -->\n\n.*?\n.*?\n(.*?)\n\n<!--", README.read_text("utf-8"), re.DOTALL)
-    found = []
     for line in table.split("\n"):
         titles, expected, _ = line.strip("| ").split(" | ")
         topic, names = titles.split(": ", 1)
         for name in names.split("; "):
             place = (topic, *name.split(": ", 1)) if topic in WRAPPERS else ("", topic, name)
-            found.append(Row(*place, warns={"yes": False, "no: warns": True}[expected]))
-    return found
+            yield Row(*place, warns={"yes": False, "no: warns": True}[expected])
 
 
-TABLE = rows()
+TABLE = list(rows())
 OF_FOUR_NODES = [tuple((start + step * i) % 4 for i in range(4)) for start in range(4) for step in (1, -1)]
-ASKED_OF_FOUR = [
-    each for each in TABLE if not each.wrapper and each.name in ("as it is", "`InvariantChatEngine`, `chat`")
+CASES = [(row, ORDERS) for row in TABLE]
+CASES += [
+    (row, OF_FOUR_NODES)
+    for row in TABLE
+    if not row.wrapper and row.name in ("as it is", "`InvariantChatEngine`, `chat`")
 ]
 NAMES = (
     "which reads no node",
@@ -92,7 +85,7 @@ OF_SEVERAL = {"two answers", "`LLMRerank`"}
 """Topics whose entries compare nodes: there is nothing to ask about one."""
 
 
-def test_every_entry_has_a_row_and_every_response_mode_is_an_entry() -> None:
+def test_every_entry_has_a_row_and_every_response_mode_is_an_entry():
     assert sorted(each[1:3] for each in TABLE if not each.wrapper) == sorted(
         (topic, name) for topic, names in ENTRIES.items() for name in names
     )
@@ -101,11 +94,8 @@ def test_every_entry_has_a_row_and_every_response_mode_is_an_entry() -> None:
     assert {*WHOLE, *ONE_BY_ONE, *without_nodes} == {mode.value for mode in ResponseMode}
 
 
-CASES = [*((row, ORDERS) for row in TABLE), *((row, OF_FOUR_NODES) for row in ASKED_OF_FOUR)]
-
-
 @pytest.mark.parametrize(("row", "orders"), CASES, ids=lambda given: getattr(given, "title", len(given)))
-def test_an_entry_is_invariant_or_warns_as_its_row_says(spoken: InvariantModel, row: Row, orders: Any) -> None:
+def test_an_entry_is_invariant_or_warns_as_its_row_says(spoken, row, orders):
     llm = WRAPPERS.get(row.wrapper, local_llm)(spoken)
     asked = [row.ask(llm, order) for order in orders]
     answers, reports, verdicts, warned = map(set, zip(*asked, strict=True))
@@ -118,9 +108,9 @@ def test_an_entry_is_invariant_or_warns_as_its_row_says(spoken: InvariantModel, 
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.title)
-def test_a_plain_model_answers_by_the_order_and_nobody_is_warned(spoken: InvariantModel, row: Row) -> None:
+def test_a_plain_model_answers_by_the_order_and_nobody_is_warned(spoken, row):
     llm = HashingLLM() if row.wrapper else local_llm(spoken.with_method("sequential", ordering="given"))
-    answers, orders = set[str](), iter(ORDERS)
+    answers, orders = set(), iter(ORDERS)
     while len(answers) < 2 and (order := next(orders, None)):
         answer, *_, warned = row.ask(llm, order)
         answers.add(answer)

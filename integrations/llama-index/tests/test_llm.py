@@ -1,17 +1,13 @@
 """InvariantLLM: its eight methods, what arrives and what they report, and how it is built and copied."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import pickle
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
-from answers import caught, consumed, pieces_of, read, same, text_of
 from cases import EIGHT, ORDERS, QUERY, TEXTS, message_of
+from framework_cases import caught, tiny_weights
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet, errors
 from invariant_rag.methods import resolve_method
 from invariant_rag.prompts import mark
@@ -20,47 +16,61 @@ from llama_index.core.base.llms import types
 from llama_index.core.extractors import SummaryExtractor
 from llama_index.core.ingestion.pipeline import get_transformation_hash
 from llama_index.core.llms import ChatMessage, TextBlock
+from responses import consumed, pieces_of, read, same, text_of
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock
 
 
-def asked(name: str, order: Any = (0, 1, 2), texts: Any = TEXTS) -> Any:
+def asked(name, order=(0, 1, 2), texts=TEXTS):
     """What one of the eight methods is asked: a text with marks, or messages with blocks."""
     if name.endswith("complete"):
         return f"Read:\n{''.join(mark(texts[i]) for i in order)}\n{QUERY}\n"
     return [ChatMessage("Be brief.", role="system"), message_of(texts[i] for i in order)]
 
 
-def answer(llm: InvariantLLM, name: str, order: Any = (0, 1, 2), **kwargs: Any) -> tuple[str, Any, Any]:
+def answer(llm, name, order=(0, 1, 2), **kwargs):
     """Return the text of the answer, what was read, and the counts that callbacks are told."""
     text, response = read(getattr(llm, name)(asked(name, order), **kwargs))
     return text, response.raw, response.additional_kwargs
 
 
-def expected(model: InvariantModel, name: str, **kwargs: Any) -> str:
+def expected(lm, name, **kwargs):
     """What the engine itself answers."""
-    segments = SegmentSet(TEXTS)
+    prompt = Prompt("Read:\n", SegmentSet(TEXTS), f"\n{QUERY}\n", rendering=document_rendering)
     if name.endswith("chat"):
-        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [segments, QUERY]}]
-        prompt = model.chat_prompt(messages=messages)
-    else:
-        prompt = Prompt("Read:\n", segments, f"\n{QUERY}\n", rendering=document_rendering)
-    return model.generate(prompt, **{"max_new_tokens": 8, **kwargs}).text
+        user = {"role": "user", "content": [SegmentSet(TEXTS), QUERY]}
+        prompt = lm.chat_prompt(messages=[{"role": "system", "content": "Be brief."}, user])
+    return lm.generate(prompt, **{"max_new_tokens": 8, **kwargs}).text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, lm):
+    """The tiny model, saved."""
+    place = tmp_path_factory.mktemp("tiny")
+    lm.model.save_pretrained(place)
+    lm.tokenizer.save_pretrained(place)
+    return place
 
 
 # --- the eight methods ---
 
 
 @pytest.mark.parametrize("name", EIGHT)
-def test_each_method_says_what_the_engine_says(llm: Any, plain_llm: Any, model: Any, name: str) -> None:
-    text, raw, counts = same(lambda order: answer(llm, name, order))
-    assert text == expected(model, name)
+def test_each_method_says_what_the_engine_says_and_tells_that_it_starts_and_ends(llm, plain_llm, lm, told, name):
+    text, raw, counts = answer(llm, name)
+    kind, (start, *_, end) = "Chat" if name.endswith("chat") else "Completion", told.events
+    progress = [f"LLM{kind}InProgress"] if "stream" in name else []
+    assert told.names == [f"LLM{kind}Start", *progress, f"LLM{kind}End"]
+    assert (end.response.raw, end.span_id, start.span_id is None) == (raw, start.span_id, False)
+    assert (start.model_dict["method"], start.model_dict["ordering"]) == ("rotor", "lexical")
+    assert start.model_dump(mode="json")
+    assert same(lambda order: answer(llm, name, order)) == (text, raw, counts)
+    assert text == expected(lm, name)
     assert counts == raw["usage"]
     assert counts["total_tokens"] == counts["prompt_tokens"] + counts["completion_tokens"]
     assert (counts["completion_tokens"], raw["finish_reason"]) == (8, "length")
-    assert (raw["sets"], raw["invariant"]) == ([3], True)
+    assert (raw["sets"], raw["invariant"], raw["dropped"], raw["trimmed"]) == ([3], True, [], [])
     assert {*raw["order"]} == {Segment(text).content_hash for text in TEXTS}
-    assert raw["dropped"] == raw["trimmed"] == []
     assert len({answer(plain_llm, name, order)[0] for order in ORDERS[::5]}) > 1
     if "stream" in name:
         pieces = asyncio.run(pieces_of(getattr(llm, name)(asked(name))))
@@ -70,25 +80,25 @@ def test_each_method_says_what_the_engine_says(llm: Any, plain_llm: Any, model: 
 
 
 @pytest.mark.parametrize("name", EIGHT)
-def test_each_method_takes_keywords_for_one_call(llm: InvariantLLM, model: InvariantModel, name: str) -> None:
+def test_each_method_takes_keywords_for_one_call(llm, lm, name):
     options = {"temperature": 0.7, "top_p": 0.9, "top_k": 50, "seed": 3}
-    renamed = InvariantLLM(model, generation_kwargs={"max_new_tokens": 3})
+    renamed = InvariantLLM(lm, generation_kwargs={"max_new_tokens": 3})
     assert renamed.metadata.num_output == 3
-    whole, sampled = expected(model, name), expected(model, name, do_sample=True, **options)
-    assert answer(llm, name, **options)[0] == answer(InvariantLLM(model, max_tokens=8, **options), name)[0] == sampled
+    whole, sampled = expected(lm, name), expected(lm, name, do_sample=True, **options)
+    assert answer(llm, name, **options)[0] == answer(InvariantLLM(lm, max_tokens=8, **options), name)[0] == sampled
     assert sampled != whole
-    assert answer(llm, name, repetition_penalty=3.0)[0] == expected(model, name, repetition_penalty=3.0)
-    stopping = InvariantLLM(model, max_tokens=8, generation_kwargs={"stop": [whole[3:5]]})
+    assert answer(llm, name, repetition_penalty=3.0)[0] == expected(lm, name, repetition_penalty=3.0)
+    stopping = InvariantLLM(lm, max_tokens=8, generation_kwargs={"stop": [whole[3:5]]})
     assert answer(stopping, name, stop=[])[0] == whole
     assert answer(llm, name, stop=["never", whole[3:5]])[0] == whole[: whole.index(whole[3:5])]
-    short = expected(model, name, max_new_tokens=3)
+    short = expected(lm, name, max_new_tokens=3)
     assert answer(llm, name, max_new_tokens=3)[0] == answer(renamed, name)[0] == short
 
 
-async def test_the_event_loop_goes_on_and_concurrent_calls_do_not_mix(llm: InvariantLLM, model: InvariantModel) -> None:
-    names, ticks = [name for name in EIGHT if name.startswith("a")] * 2, list[None]()
+async def test_the_event_loop_goes_on_and_concurrent_calls_do_not_mix(llm, lm):
+    names, ticks = [name for name in EIGHT if name.startswith("a")] * 2, []
 
-    async def tick() -> None:
+    async def tick():
         while True:
             await asyncio.sleep(0.001)
             ticks.append(None)
@@ -96,11 +106,11 @@ async def test_the_event_loop_goes_on_and_concurrent_calls_do_not_mix(llm: Invar
     ticking = asyncio.create_task(tick())
     found = await asyncio.gather(*(consumed(getattr(llm, name)(asked(name))) for name in names))
     ticking.cancel()
-    assert [text for text, _ in found] == [expected(model, name) for name in names]
+    assert [text for text, _ in found] == [expected(lm, name) for name in names]
     assert len(ticks) > len(names)
 
 
-async def test_leaving_a_stream_and_cancelling_a_call_end_the_generation(llm: InvariantLLM, model: Any) -> None:
+async def test_leaving_a_stream_and_cancelling_a_call_end_the_generation(llm, lm):
     pieces = await llm.astream_complete(QUERY, max_tokens=3000)
     await anext(pieces)
     await pieces.aclose()
@@ -110,47 +120,46 @@ async def test_leaving_a_stream_and_cancelling_a_call_end_the_generation(llm: In
     with pytest.raises(asyncio.CancelledError):
         await task
     start = time.perf_counter()
-    await asyncio.to_thread(model.generate, Prompt(suffix="x"), max_new_tokens=1)  # waits for the model
+    await asyncio.to_thread(lm.generate, Prompt(suffix="x"), max_new_tokens=1)  # waits for the model
     assert time.perf_counter() - start < 4
 
 
 # --- what arrives ---
 
 FERRY = Segment("It leaves at noon.", title="Ferry")
-CARRIERS: list[tuple[Any, float | None]] = [
-    (SegmentBlock.of(FERRY), None),
-    (SegmentBlock.of(Segment(FERRY.text, title="Ferry", score=0.5)), 0.5),
-    (types.CitableBlock(title="Ferry", source="x", content=[TextBlock(text=FERRY.text)]), None),
-    (types.DocumentBlock(data=FERRY.text.encode(), title="Ferry", document_mimetype="text/plain"), None),
-    (mark(FERRY), None),
-    (mark(FERRY, 1), None),
-]
-"""What carries a segment, and the score that it carries."""
+CARRIERS = {
+    "a block": SegmentBlock.of(FERRY),
+    "a block with a score": SegmentBlock.of(Segment(FERRY.text, title="Ferry", score=0.5)),
+    "a citable block": types.CitableBlock(title="Ferry", source="x", content=[TextBlock(text=FERRY.text)]),
+    "a document": types.DocumentBlock(data=FERRY.text.encode(), title="Ferry", document_mimetype="text/plain"),
+    "a mark": mark(FERRY),
+    "a mark in a set": mark(FERRY, 1),
+}
 
 
-def content(llm: InvariantLLM, *messages: ChatMessage) -> list[tuple[str, list[Any]]]:
+def content(llm, *messages):
     """Return what the model is asked: roles, with texts, and segments one by one."""
-    asked = []
-    for message in llm._chat_call(messages, {}).request.messages:
-        parts = [[part] if isinstance(part, str) else list(part) for part in message["content"]]
-        asked.append((message["role"], [each for part in parts for each in part if each]))
-    return asked
+    parts = [(one["role"], one["content"]) for one in llm._chat_call(messages, {}).request.messages]
+    return [
+        (role, [each for part in listed for each in ([part] if isinstance(part, str) else part) if each])
+        for role, listed in parts
+    ]
 
 
-@pytest.mark.parametrize(("carrier", "score"), CARRIERS, ids=range(len(CARRIERS)))  # marks have a key of the process
-def test_a_segment_arrives_by_every_carrier(llm: InvariantLLM, carrier: Any, score: float | None) -> None:
+@pytest.mark.parametrize("name", CARRIERS)
+def test_a_segment_arrives_by_every_carrier(llm, name):
+    carrier, score = CARRIERS[name], 0.5 if "score" in name else None
     if isinstance(carrier, str):
         message = ChatMessage(f"Read: {carrier}{QUERY}")
     else:
         message = ChatMessage(blocks=[TextBlock(text="Read: "), carrier, TextBlock(text=QUERY)])
-    segment = Segment(FERRY.text, title="Ferry", score=score)
-    assert content(llm, message) == [("user", ["Read: ", segment, QUERY])]
+    assert content(llm, message) == [("user", ["Read: ", Segment(FERRY.text, title="Ferry", score=score), QUERY])]
     restored = ChatMessage.model_validate_json(message.model_dump_json())
     assert SegmentBlock not in map(type, restored.blocks), "it is a citable block to everyone else"
     assert content(llm, restored) == [("user", ["Read: ", FERRY, QUERY])]
 
 
-def test_texts_and_roles_are_joined_as_llama_index_joins_them(llm: InvariantLLM) -> None:
+def test_texts_and_roles_are_joined_as_llama_index_joins_them(llm):
     silent = [types.CachePoint(cache_control=types.CacheControl(type="x")), types.ThinkingBlock(content="hm")]
     message = ChatMessage(blocks=[*silent, TextBlock(text="a"), TextBlock(text="b")])
     assert content(llm, message) == [("user", [message.content])]
@@ -160,47 +169,46 @@ def test_texts_and_roles_are_joined_as_llama_index_joins_them(llm: InvariantLLM)
 
 
 MARKED = [mark(text, 3) for text in TEXTS]
-FOUND: list[tuple[str, list[int], bool]] = [
-    ("Read: " + "\n\n".join(MARKED), [3], False),
-    *((str([MARKED[i] for i in order]), [], True) for order in ORDERS),  # escaped, they are no marks
-    ("".join(MARKED)[5:], [2], True),
-    (MARKED[0], [1], True),
-    ("Icons: \ue200cite\ue202turn0 \ue201 \ueca0.", [], False),  # characters of others
-]
-"""Texts with marks, the sets in them, and whether somebody is warned."""
 
 
-@pytest.mark.parametrize(("text", "sets", "warns"), FOUND, ids=range(len(FOUND)))
-def test_marks_that_arrive_whole_are_a_set_and_others_warn(llm: Any, text: str, sets: list[int], warns: bool) -> None:
-    response, messages = caught(llm.complete, text + QUERY)
-    assert (response.raw["sets"], bool(messages)) == (sets, warns)
+def test_marks_that_arrive_whole_are_a_set_and_others_warn(llm):
+    for text, sets, warns in (
+        ("Read: " + "\n\n".join(MARKED), [3], False),
+        (str(MARKED), [], True),  # escaped, they are no marks
+        (str(MARKED[::-1]), [], True),
+        ("".join(MARKED)[5:], [2], True),
+        (MARKED[0], [1], True),
+        ("Icons: \ue200cite\ue202turn0 \ue201 \ueca0.", [], False),  # characters of others
+    ):
+        response, messages = caught(llm.complete, text + QUERY)
+        assert (response.raw["sets"], bool(messages)) == (sets, warns)
 
 
 # --- what is reported ---
 
 
-def test_a_response_names_what_did_not_fit_in_every_order(model: InvariantModel) -> None:
+def test_a_response_names_what_did_not_fit_in_every_order(lm):
     texts = [text * (40 + 10 * i) for i, text in enumerate(TEXTS)]  # together more than the context window
     for overflow, changed in (("drop_last", "dropped"), ("trim_segments", "trimmed")):
-        llm = InvariantLLM(model.with_method(overflow=overflow), max_tokens=1)
+        llm = InvariantLLM(lm.with_method(overflow=overflow), max_tokens=1)
         raw = same(lambda order, llm=llm: llm.chat(asked("chat", order, texts)).raw, ORDERS[::2])
         assert {Segment(text).content_hash for text in texts} == {*raw["order"], *raw["dropped"]}
         assert raw[changed]
 
 
 @pytest.mark.parametrize(("alpha", "branch"), [(2.0, "plain"), (-2.0, "invariant")])
-def test_a_routed_model_is_a_model(model: InvariantModel, alpha: float, branch: str) -> None:
-    routed = InvariantLLM(model.with_routing(alpha, plain_order="canonical"), max_tokens=8)
+def test_a_routed_model_is_a_model(lm, alpha, branch):
+    routed = InvariantLLM(lm.with_routing(alpha, plain_order="canonical"), max_tokens=8)
     kept = InvariantLLM(getattr(routed.lm, f"{branch}_branch"), max_tokens=8)
     for name in ("chat", "stream_chat"):
         text, raw, _ = answer(routed, name)
         assert (text, raw["routing"]["branch"]) == (answer(kept, "chat")[0], branch)
-    response, (message,) = caught(InvariantLLM(model.with_routing(alpha), max_tokens=2).chat, asked("chat"))
+    response, (message,) = caught(InvariantLLM(lm.with_routing(alpha), max_tokens=2).chat, asked("chat"))
     assert ("router" in message, response.raw["invariant"]) == (True, False)
 
 
-def test_segments_that_are_cached_change_nothing_but_the_counts(model: InvariantModel, llm: InvariantLLM) -> None:
-    cached = InvariantLLM(model, key_value_cache=KeyValueCache(), max_tokens=8)
+def test_segments_that_are_cached_change_nothing_but_the_counts(lm, llm):
+    cached = InvariantLLM(lm, key_value_cache=KeyValueCache(), max_tokens=8)
     said = [answer(each, "chat", order) for each, order in zip((llm, *[cached] * 3), ORDERS, strict=False)]
     cold, *_, again, last = [counts["cached_tokens"] for *_, counts in said]
     assert (cold, again == last > sum(map(len, TEXTS))) == (0, True)
@@ -210,9 +218,9 @@ def test_segments_that_are_cached_change_nothing_but_the_counts(model: Invariant
 # --- how it is built ---
 
 
-def test_a_folder_is_loaded_as_it_says(folder: Path) -> None:
-    model = InvariantLLM(folder, method="pine", ordering="frequency", overflow="drop_last", max_segment_tokens=9).lm
-    chosen = (model.method.name, model.ordering.name, model.overflow, model.max_segment_tokens)
+def test_a_folder_is_loaded_as_it_says(folder):
+    lm = InvariantLLM(folder, method="pine", ordering="frequency", overflow="drop_last", max_segment_tokens=9).lm
+    chosen = (lm.method.name, lm.ordering.name, lm.overflow, lm.max_segment_tokens)
     assert chosen == ("pine", "frequency", "drop_last", 9)
     for method in ("rotor", "sequential"):
         llm = InvariantLLM(folder, method=method)
@@ -222,7 +230,7 @@ def test_a_folder_is_loaded_as_it_says(folder: Path) -> None:
     assert InvariantLLM(max_tokens=4).complete("Hello").text == default
 
 
-def test_metadata_needs_no_weights_and_can_be_set(folder: Path, tmp_path: Path, model: InvariantModel) -> None:
+def test_metadata_needs_no_weights_and_can_be_set(folder, tmp_path, lm):
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     llm = InvariantLLM(tmp_path, max_tokens=7)
     said = llm.metadata
@@ -230,13 +238,13 @@ def test_metadata_needs_no_weights_and_can_be_set(folder: Path, tmp_path: Path, 
     assert said.is_function_calling_model
     with pytest.raises(errors.ModelNotFound, match=str(tmp_path)):
         llm.complete("Hello")
-    said = InvariantLLM(model, context_window=512, is_function_calling_model=False).metadata
+    said = InvariantLLM(lm, context_window=512, is_function_calling_model=False).metadata
     assert (said.context_window, said.is_function_calling_model) == (512, False)
-    chosen = InvariantLLM(model.with_method("pine", ordering="frequency"))
+    chosen = InvariantLLM(lm.with_method("pine", ordering="frequency"))
     assert (chosen.method, chosen.ordering, chosen.metadata.context_window) == ("pine", "frequency", 4096)
 
 
-def test_dictionaries_pickles_and_copies_answer_alike(folder: Path) -> None:
+def test_dictionaries_pickles_and_copies_answer_alike(folder):
     cache = KeyValueCache()
     options = {"method": "pine", "ordering": "frequency", "max_tokens": 5, "stop": ["zz"], "temperature": 0.5}
     llm = InvariantLLM(folder, cache, seed=1, **options)
@@ -251,12 +259,12 @@ def test_dictionaries_pickles_and_copies_answer_alike(folder: Path) -> None:
     assert llm.model_copy(update={"max_tokens": 3}).complete("Hello").raw["usage"]["completion_tokens"] == 3
 
 
-def test_keys_of_caches_tell_models_in_memory_apart(model: InvariantModel, weights: Any) -> None:
-    def key(lm: InvariantModel) -> str:
+def test_keys_of_caches_tell_models_in_memory_apart(lm):
+    def key(lm):
         return get_transformation_hash([], SummaryExtractor(llm=InvariantLLM(lm, max_tokens=8)))
 
-    other = copy.deepcopy(weights)
+    other = copy.deepcopy(tiny_weights())
     other.lm_head.weight.data += 1
-    others = [InvariantModel(other, model.tokenizer), model.with_method(max_segment_tokens=5)]
-    assert key(model) == key(InvariantModel(weights, model.tokenizer)) not in {*map(key, others)}
+    others = [InvariantModel(other, lm.tokenizer), lm.with_method(max_segment_tokens=5)]
+    assert key(lm) == key(InvariantModel(tiny_weights(), lm.tokenizer)) not in {*map(key, others)}
     assert len({*map(key, others)}) == 2

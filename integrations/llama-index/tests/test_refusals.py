@@ -1,25 +1,21 @@
 """What cannot be is refused with a typed error, which says what was expected, what came, and what to do."""
 
-from __future__ import annotations
-
 import pickle
-from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from answers import consumed, read
-from cases import EIGHT, QUERY, TEXTS, HashingLLM, ListRetriever, engine_of, nodes_of
-from invariant_rag import InvariantModel, KeyValueCache, errors
+from cases import EIGHT, QUERY, TEXTS, HashingLLM, ListRetriever, engine_of, node, nodes_of
+from invariant_rag import KeyValueCache, errors
 from llama_index.core import PromptTemplate, get_response_synthesizer
 from llama_index.core.base.llms import types
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.evaluation.pairwise import DEFAULT_EVAL_TEMPLATE
 from llama_index.core.llms import ChatMessage, MockLLM, TextBlock
-from llama_index.core.schema import ImageNode, MediaResource, Node, NodeWithScore, TextNode
+from llama_index.core.schema import ImageNode, MediaResource, Node, NodeWithScore
 from llama_index.core.tools import FunctionTool
 from pydantic import ValidationError, create_model
+from responses import consumed, read
 
 from llama_index.evaluation.invariant_rag import InvariantPairwiseEvaluator
 from llama_index.llms.invariant_rag import AnswerFailed, InvariantLLM, canonical, vote
@@ -31,17 +27,29 @@ ASKED = [ChatMessage(QUERY)]
 TOOLS = [FunctionTool.from_defaults(lambda: "noon", name="now", description="Tell the time.")]
 CALL = types.ToolCallBlock(tool_call_id="a", tool_name="now", tool_kwargs={})
 NO_CONTEXT = PromptTemplate("{query_str}")
+PIXEL = b"GIF89a\x01\x00\x01\x00\x00\x00\x00;"
+IMAGE = types.ImageBlock(image=PIXEL, image_mimetype="image/gif")
+MEDIA = [
+    IMAGE,
+    types.AudioBlock(audio=b"RIFF"),
+    types.DocumentBlock(data=b"x", document_mimetype="application/pdf"),
+    types.CitableBlock(title="", source="", content=[IMAGE]),
+    ImageNode(text="A map.", image_url="https://example.org/map.png", id_="the map"),
+    Node(text_resource=MediaResource(text="A map."), image_resource=MediaResource(data=PIXEL), id_="the map"),
+    Node(audio_resource=MediaResource(data=b"RIFF"), id_="the map"),
+]
+SYNTHESIZERS = [InvariantSynthesizer, lambda llm: InvariantSynthesizer(canonical(MockLLM())), get_response_synthesizer]
 evaluator = partial(InvariantPairwiseEvaluator, InvariantLLM("no/such-model"))  # its weights are not looked for
 
 
 @pytest.fixture
-def given(spoken: InvariantModel, base_url: str) -> SimpleNamespace:
+def given(spoken, base_url):
     """A model that knows tools, as an LLM in memory; and an LLM of a server."""
     llm, remote = InvariantLLM(spoken, max_tokens=8), InvariantLLM(base_url=base_url)
     return SimpleNamespace(model=spoken, llm=llm, synthesizer=InvariantSynthesizer(llm), remote=remote, url=base_url)
 
 
-ROWS: list[tuple[type[Exception], str, Callable[[Any], Any]]] = [
+ROWS = [
     # a model, its copies and pickles
     (errors.UnknownName, "unknown ordering 'foo'; choose from", lambda g: InvariantLLM(ordering="foo")),
     (errors.UnknownName, "unknown backend 'foo'; choose from", lambda g: InvariantLLM(backend="foo")),
@@ -59,9 +67,8 @@ ROWS: list[tuple[type[Exception], str, Callable[[Any], Any]]] = [
     (errors.UnsupportedCombination, "in memory", lambda g: pickle.dumps(g.llm)),
     (errors.UnsupportedCombination, "got llm", lambda g: pickle.dumps(canonical(g.llm))),
     (errors.UnsupportedCombination, "got answer_of", lambda g: pickle.dumps(vote(MockLLM(), answer_of=lambda said: 1))),
-    # a wrapper
+    # a wrapper: its options are the core's
     (errors.UnsupportedCombination, "given", lambda g: canonical(HashingLLM(), ordering="given")),
-    (errors.UnsupportedCombination, "given", lambda g: vote(HashingLLM(), ordering="given")),
     (errors.InvalidChoice, "votes", lambda g: vote(HashingLLM(), votes=0)),
     (errors.UnsupportedModel, "LLM of LlamaIndex, got str", lambda g: canonical("gpt-4")),
     (errors.UnsupportedCombination, "calls tools, got HashingLLM", lambda g: (
@@ -100,12 +107,12 @@ ROWS: list[tuple[type[Exception], str, Callable[[Any], Any]]] = [
     (errors.InvalidPrompt, "keyword string_to_format, text_chunks", lambda g: g.synthesizer.asynthesize(
         QUERY, nodes_of(), text_chunks="x", string_to_format="x")),
     (errors.RetrievalError, "start_char_idx", lambda g: SourceJoiner(join_by="file").postprocess_nodes(
-        [NodeWithScore(node=TextNode(text=text, metadata={"file": "a.txt"})) for text in TEXTS])),
+        [node(text, file="a.txt") for text in TEXTS])),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("error", "said", "ask"), ROWS)
-def test_what_cannot_be_is_refused(given: SimpleNamespace, error: type[Exception], said: str, ask: Any) -> None:
+def test_what_cannot_be_is_refused(given, error, said, ask):
     with pytest.raises(error, match=said):
         read(ask(given))
 
@@ -113,14 +120,18 @@ def test_what_cannot_be_is_refused(given: SimpleNamespace, error: type[Exception
 # --- errors of a call: LlamaIndex answers "Empty Response" where it catches a ValueError ---
 
 
-def queried(mode: str, way: str) -> Callable[[Any], Any]:
+def queried(mode, way):
     """Return a function that asks an engine."""
     options = {"streaming": way == "streaming", "output_cls": Place if way == "object" else None, "response_mode": mode}
     ask = "aquery" if way == "aquery" else "query"
     return lambda llm: getattr(engine_of(nodes_of(), llm=llm, **options), ask)(QUERY)
 
 
-WAYS: dict[str, Callable[[Any], Any]] = {
+def talked(kind, way):
+    return lambda llm: getattr(kind.from_defaults(ListRetriever(nodes_of()), llm=llm), way)(QUERY)
+
+
+WAYS = {
     **{name: lambda llm, name=name: getattr(llm, name)(QUERY if "complete" in name else ASKED) for name in EIGHT},
     **{
         f"{mode}, {way}": queried(mode, way)
@@ -128,9 +139,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
         for way in ("query", "aquery", "streaming", "object")
     },
     **{
-        f"{kind.__name__}.{way}": lambda llm, kind=kind, way=way: getattr(
-            kind.from_defaults(ListRetriever(nodes_of()), llm=llm), way
-        )(QUERY)
+        f"{kind.__name__}.{way}": talked(kind, way)
         for kind in (ContextChatEngine, CondensePlusContextChatEngine)
         for way in ("chat", "achat")
     },
@@ -139,16 +148,13 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")
-async def test_an_error_of_a_call_reaches_whoever_asked(model: InvariantModel, way: str) -> None:
-    def fail(ids: Any, scores: Any) -> Any:
-        return "concatenate str" + 1  # type: ignore[operator]
+async def test_an_error_of_a_call_reaches_whoever_asked(lm, way):
+    def fail(ids, scores):
+        return "concatenate str" + 1
 
     for options, error, said in (
-        (
-            {"max_tokens": 4095, "context_window": 100_000},
-            errors.ContextOverflow,
-            "4096",
-        ),  # LlamaIndex thinks that it fits
+        # LlamaIndex thinks that it fits
+        ({"max_tokens": 4095, "context_window": 100_000}, errors.ContextOverflow, "4096"),
         ({"generation_kwargs": {"max_token": 3}}, errors.InvalidOption, "got 'max_token', which is none"),
         ({"generation_kwargs": {"stop": 2.5}}, errors.InvalidOption, "stop: expected a list"),
         ({"generation_kwargs": {"logits_processor": [fail]}}, AnswerFailed, "TypeError: .*concatenate str"),
@@ -156,43 +162,26 @@ async def test_an_error_of_a_call_reaches_whoever_asked(model: InvariantModel, w
         if error is AnswerFailed and "object" in way:  # its grammar comes first
             continue
         with pytest.raises(error, match=said) as caught:
-            await consumed(WAYS[way](InvariantLLM(model, **{"max_tokens": 8, **options})))
+            await consumed(WAYS[way](InvariantLLM(lm, **{"max_tokens": 8, **options})))
         assert isinstance(caught.value.__cause__, TypeError if error is AnswerFailed else object)
 
 
-def test_no_error_of_a_call_is_one_that_llama_index_catches() -> None:
+def test_no_error_of_a_call_is_one_that_llama_index_catches():
     named = "InvalidSegment InvalidPrompt ContextOverflow InvalidSchema IncompleteObject InvalidObject UnknownParameter"
     for kind in (AnswerFailed, *(getattr(errors, name) for name in named.split())):
         assert issubclass(kind, errors.InvariantRAGError)
         assert not issubclass(kind, ValueError | TypeError)
 
 
-PIXEL = b"GIF89a\x01\x00\x01\x00\x00\x00\x00;"
-IMAGE = types.ImageBlock(image=PIXEL, image_mimetype="image/gif")
-BLOCKS = [
-    IMAGE,
-    types.AudioBlock(audio=b"RIFF"),
-    types.DocumentBlock(data=b"x", document_mimetype="application/pdf"),
-    types.CitableBlock(title="", source="", content=[IMAGE]),
-]
-MEDIA = [
-    ImageNode(text="A map.", image_url="https://example.org/map.png", id_="the map"),
-    Node(text_resource=MediaResource(text="A map."), image_resource=MediaResource(data=PIXEL), id_="the map"),
-    Node(audio_resource=MediaResource(data=b"RIFF"), id_="the map"),
-]
-
-
-@pytest.mark.parametrize("name", EIGHT[4:])
-async def test_blocks_that_are_no_text_are_refused_by_name(llm: InvariantLLM, name: str) -> None:
-    for block in BLOCKS:
-        with pytest.raises(errors.InvalidPrompt, match=r"expected text.*(image|audio|document)"):
-            await consumed(getattr(llm, name)([ChatMessage(blocks=[TextBlock(text="What is this?"), block])]))
-
-
-@pytest.mark.parametrize("node", MEDIA)
-async def test_nodes_that_are_no_text_are_refused_by_name(llm: InvariantLLM, node: Any) -> None:
-    nodes = [*nodes_of(), NodeWithScore(node=node, score=0.1)]
-    for synthesizer in (*map(InvariantSynthesizer, (llm, canonical(MockLLM()))), get_response_synthesizer(llm)):
-        for ask in (synthesizer.synthesize, synthesizer.asynthesize):
-            with pytest.raises(errors.InvalidPrompt, match="image, audio or video in the map"):
-                await consumed(ask(QUERY, nodes))
+@pytest.mark.parametrize("media", MEDIA)
+async def test_what_is_no_text_is_refused_by_name(llm, media):
+    if hasattr(media, "node_id"):
+        said, asked = "image, audio or video in the map", (QUERY, [*nodes_of(), NodeWithScore(node=media, score=0.1)])
+        made = [make(llm) for make in SYNTHESIZERS]
+        ways = [ask for each in made for ask in (each.synthesize, each.asynthesize)]
+    else:
+        said, asked = "expected text.*(image|audio|document)", ([ChatMessage(blocks=[TextBlock(text="What?"), media])],)
+        ways = [getattr(llm, name) for name in EIGHT[4:]]
+    for ask in ways:
+        with pytest.raises(errors.InvalidPrompt, match=said):
+            await consumed(ask(*asked))

@@ -15,9 +15,9 @@ from invariant_rag.errors import UnsupportedCombination
 
 from tests.family import METHODS
 from vllm_invariant_rag import InvariantRAGConnector, UnsupportedServer
-from vllm_invariant_rag.attention import STEP, ArrangedAttention
+from vllm_invariant_rag.arranged_prompt import ArrangedPrompt
+from vllm_invariant_rag.attention import STEP, ArrangedAttentionImpl
 from vllm_invariant_rag.engines import ServerFacts
-from vllm_invariant_rag.reading import Reading
 
 
 def with_change(config, path, value):
@@ -60,7 +60,7 @@ def failing(connector, method="rotor", **more):
     from vllm import SamplingParams
     from vllm.v1.request import Request
 
-    params = SamplingParams(max_tokens=4, extra_args={"kv_transfer_params": Reading(method, LAYOUT).as_params()})
+    params = SamplingParams(max_tokens=4, extra_args={"kv_transfer_params": ArrangedPrompt(method, LAYOUT).as_params()})
     request = Request("name", list(range(53)), params, None, **more)
     connector.on_new_request(request)
     tokens, later = connector.get_num_new_matched_tokens(request, 0)
@@ -102,9 +102,9 @@ def test_a_batch_that_lacks_an_arranged_request_is_an_error(monkeypatch):
     tokens, batch = torch.zeros(53, 1, 8), {"query_start_loc": [0, 53], "seq_lens": [53], "block_table": [[4, 5]]}
     metadata = SimpleNamespace(**{name: torch.tensor(each) for name, each in batch.items()})
     monkeypatch.setattr(STEP, "block_size", 32)
-    monkeypatch.setattr(STEP, "readings", {3: Reading("rotor", LAYOUT)})
+    monkeypatch.setattr(STEP, "prompts", {3: ArrangedPrompt("rotor", LAYOUT)})
     with pytest.raises(UnsupportedServer, match="expected 1 more requests"):
-        ArrangedAttention().forward(None, tokens, tokens, tokens, torch.zeros(2, 1, 32, 16), metadata, tokens)
+        ArrangedAttentionImpl().forward(None, tokens, tokens, tokens, torch.zeros(2, 1, 32, 16), metadata, tokens)
 
 
 # --- engines of `tests.family`, which start in processes of their own ---

@@ -63,7 +63,7 @@ def _can_window(call: AttentionCall) -> bool:
         and call.softcap is None
         and call.dropout == 0.0
         and (call.sliding_window is None or call.sliding_window >= call.keys.shape[2])
-        and not call.has_gradients()
+        and not (torch.is_grad_enabled() and call.has_gradients())
     )
 
 

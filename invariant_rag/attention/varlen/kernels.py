@@ -141,7 +141,7 @@ class Grouped:
 
 
 class TorchVarlen:
-    """`torch.nn.attention.varlen`, FlashAttention within PyTorch 2.10 and newer: one call for all windows, on CUDA."""
+    """`torch.nn.attention.varlen`, FlashAttention within PyTorch 2.12 and newer: one call for all windows, on CUDA."""
 
     name: ClassVar[str] = "torch-varlen"
 
@@ -202,7 +202,9 @@ def difference(kernel: VarlenKernel, device: torch.device, dtype: torch.dtype, h
             try:
                 found = kernel(q.to(device), k.to(device), v.to(device), windows, head_size**-0.5)
             except (AttributeError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-                return f"{type(error).__name__}: {error}"
+                old = isinstance(error, ImportError | TypeError)  # of 2.11: no keyword 'enable_gqa'
+                hint = f" (torch {torch.__version__}: install 2.12 or newer)" if old else ""
+                return f"{type(error).__name__}: {error}{hint}"
             on_cpu = PackedWindows.of(lengths, spans, is_causal, torch.device("cpu"))
             expected = Grouped()(q.double(), k.double(), v.double(), on_cpu, head_size**-0.5)
             for got, right in zip(found, expected, strict=True):

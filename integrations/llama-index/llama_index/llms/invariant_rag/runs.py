@@ -190,10 +190,10 @@ class Reports:
         if self._is_own:
             metadata[METADATA_KEY] = _joined(self._noted)
         report = metadata[METADATA_KEY]
-        report["invariant"] = _verdict([report["invariant"], *(each["invariant"] for each in self._noted)])
+        report["invariant"] = _is_invariant([report["invariant"], *(each["invariant"] for each in self._noted)])
 
 
-def _verdict(of_calls: Iterable[bool | None]) -> bool | None:
+def _is_invariant(of_calls: Iterable[bool | None]) -> bool | None:
     """Return whether an answer is invariant: if all calls that read documents are; None if none read any."""
     known = [each for each in of_calls if each is not None]
     return all(known) if known else None
@@ -207,5 +207,5 @@ def _joined(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found["cached_tokens"] = sum(each["cached_tokens"] for each in reports)
     if usages := [each["usage"] for each in reports if "usage" in each]:
         found["usage"] = {count: sum(each[count] for each in usages) for count in usages[-1]}
-    found["invariant"] = _verdict(each["invariant"] for each in reports)
+    found["invariant"] = _is_invariant(each["invariant"] for each in reports)
     return found

@@ -1,38 +1,24 @@
-"""Asking in every order, and what a response says: its text, what was read, and whether somebody was warned."""
-
-from __future__ import annotations
+"""Asking in every order, and what a response says: its text, and what was read."""
 
 import asyncio
 import inspect
-import warnings
-from collections.abc import Callable, Iterable
-from typing import Any
 
 from cases import ORDERS
-from invariant_rag.errors import OrderWarning
 from llama_index.core.llms import ChatResponse
 
 
-def same(ask: Callable[[Any], Any], ways: Iterable[Any] = ORDERS) -> Any:
+def same(ask, ways=ORDERS):
     """Ask in each order of the nodes, or in other ways, and return the answer, which is one for all of them."""
     first, *others = map(ask, ways)
     assert all(other == first for other in others), [first, *others]
     return first
 
 
-def text_of(response: Any) -> str:
+def text_of(response):
     return str(response.message.content if isinstance(response, ChatResponse) else response)
 
 
-def caught(ask: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, list[str]]:
-    """Return what a call returns, and its warnings about order."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        result = ask(*args, **options)
-    return result, [str(each.message) for each in found if issubclass(each.category, OrderWarning)]
-
-
-async def pieces_of(asked: Any) -> list[Any]:
+async def pieces_of(asked):
     """Return the pieces of a stream; else the response alone."""
     found = await asked if inspect.isawaitable(asked) else asked
     if inspect.isasyncgen(found):
@@ -40,7 +26,7 @@ async def pieces_of(asked: Any) -> list[Any]:
     return list(found) if inspect.isgenerator(found) else [found]
 
 
-async def consumed(asked: Any) -> tuple[str, Any]:
+async def consumed(asked):
     """Return the text of a response, and the response, or the last piece of a stream of an LLM, once all is read."""
     is_async = inspect.isawaitable(asked)
     response = await asked if is_async else asked
@@ -52,12 +38,12 @@ async def consumed(asked: Any) -> tuple[str, Any]:
     return text_of(response), response
 
 
-def read(asked: Any) -> tuple[str, Any]:
+def read(asked):
     """Return what `consumed` does, where no event loop runs."""
     return asyncio.run(consumed(asked))
 
 
-def report_of(response: Any) -> dict[str, Any]:
+def report_of(response):
     """What a response says was read; nothing if it says nothing, such as a text."""
     for said in ((getattr(response, "metadata", None) or {}).get("invariant_rag"), getattr(response, "raw", None)):
         if isinstance(said, dict) and "invariant" in said:
