@@ -1,19 +1,61 @@
-"""Retrievals by run, kept until their root run ends."""
+"""What was retrieved: one retrieval, and the retrievals of a run, kept until its root run ends."""
 
 from __future__ import annotations
 
 from asyncio import current_task
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
+from string import ascii_lowercase, ascii_uppercase
 from threading import Lock, get_ident
 
-from invariant_rag.prompts.recognition import Retrieval
+from invariant_rag.segments import Segment
 
 _MOST_RUNS = 10_000
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """What one call of a retriever returned."""
+
+    segments: tuple[Segment, ...]  # in the order in which they were listed
+    query: str = ""  # what was asked, if that is known: a slot with this text is the user's question, and no set
+    fields: tuple[Mapping[str, str], ...] = ()  # texts of templates beside title and metadata, for each document
+    one_by_one: bool = False  # whether a model may be asked about one document: it runs inside of the retriever
+    is_set: bool = True  # whether their order means nothing; a list that no retriever returned is a reason to warn
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """The fields of each document."""
+        rows = []
+        for place, each in enumerate(self.segments):
+            row = {"title": each.title} if each.title else {}
+            if each.metadata:
+                row["metadata"] = str(dict(each.metadata))
+                row.update((f"metadata.{key}", str(value)) for key, value in each.metadata.items())
+            rows.append({**row, **(self.fields[place] if place < len(self.fields) else {})})
+        return rows
+
+    @property
+    def columns(self) -> list[tuple[str, ...]]:
+        """The fields that tell documents apart, each with its text for every document; "" where one has none.
+
+        Fields with running numbers or letters are left out: a template may count.
+        """
+        rows = self.rows
+        names = sorted({name for row in rows for name in row})
+        columns = dict.fromkeys(tuple(row.get(name, "") for row in rows) for name in names)
+        return [each for each in columns if len(set(each)) > 1 and not _counts(each)]
+
+
+def _counts(values: Sequence[str]) -> bool:
+    """Return whether values are those of a count of documents from 0, 1 or A on, in any order."""
+    listed = sorted(each.lstrip("0") or "0" if each.isdecimal() else each for each in values)
+    numbers = [sorted(map(str, range(first, first + len(values)))) for first in (0, 1)]
+    return listed in (*numbers, *(list(alphabet[: len(values)]) for alphabet in (ascii_lowercase, ascii_uppercase)))
 
 
 @dataclass
