@@ -332,3 +332,23 @@ def test_what_draws_between_two_steps_takes_nothing_from_the_draws_of_the_batch(
         batcher.generate(lm, PROMPTS[1], {**options, "max_new_tokens": 12})
         assert not first.done()
         assert first.result().token_ids == alone
+
+
+def test_while_others_never_stop_asking_a_batch_has_the_model_for_half_of_the_time(llama, monkeypatch):
+    lm, batcher, tokens = InvariantModel(llama), MicroBatcher(), []
+    monkeypatch.setattr("invariant_rag.generation.batching.monotonic", lambda: float(len(tokens)))  # a token takes 1 s
+
+    def options(name, length):
+        return {"max_new_tokens": length, "eos_token_id": [], "stopping_criteria": [Noting(partial(note, name))]}
+
+    def note(name):
+        tokens.append(name)
+        if name == "long" and not batcher.waiting:
+            pool.submit(batcher.generate, lm, PROMPTS[1], options("short", 8))
+            until_waiting(batcher)
+
+    with ThreadPoolExecutor(16) as pool:
+        batcher.generate(lm, PROMPTS[0], options("long", 64))
+        theirs = tokens.count("short")  # the last one may be waiting still
+    assert tokens[:10] == ["long", *["short"] * 8, "long"]
+    assert 48 <= theirs <= 72
