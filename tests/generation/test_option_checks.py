@@ -77,8 +77,13 @@ OURS = (
     *("trust_remote_code", "max_length", "is_assistant", "penalty_alpha"),
 )
 ARRANGED = {
-    "prompt_lookup_num_tokens": 3, "prefill_chunk_size": 4, "token_healing": True, "use_mtp": True,
-    "generation_config": GenerationConfig(use_cache=False), "use_cache": False, "cache_implementation": "static",
+    "prompt_lookup_num_tokens": 3,
+    "prefill_chunk_size": 4,
+    "token_healing": True,
+    "use_mtp": True,
+    "generation_config": GenerationConfig(use_cache=False),
+    "use_cache": False,
+    "cache_implementation": "static",
 }
 
 
