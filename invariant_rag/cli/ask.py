@@ -14,8 +14,8 @@ from invariant_rag.cli.console import print_error, print_json, print_skipped, pr
 from invariant_rag.cli.progress import load_with_progress, progress_bar
 from invariant_rag.errors import InvalidChoice, ToyModelWarning
 from invariant_rag.models.embedded import is_toy
-from invariant_rag.rag.readers import check_documents
-from invariant_rag.rag.text import truncate
+from invariant_rag.rag.chunks import truncate
+from invariant_rag.rag.documents import check_documents, load_chunks
 from invariant_rag.segments import Segment, SegmentSet
 from invariant_rag.shown import counted
 
@@ -129,7 +129,6 @@ def _read_chunks(
     paths: list[Path], retriever: str, model: str | None, loading: Mapping[str, Any], *, max_chars: int, strict: bool
 ) -> tuple[list[Segment], RetrieverFactory]:
     """Return the chunks, and what indexes them; find out what can be wrong before transformers is imported."""
-    from invariant_rag.rag.documents import load_chunks
     from invariant_rag.rag.retrieval import resolve_retriever
 
     build_index = resolve_retriever(retriever)

@@ -19,7 +19,7 @@ from invariant_rag.cli.progress import load_with_progress, progress_bar
 from invariant_rag.errors import FieldWarning, InvalidChoice, ToyModelWarning, UnsupportedCombination
 from invariant_rag.files import make_folder
 from invariant_rag.models.hub import check_model
-from invariant_rag.rag.readers import check_documents
+from invariant_rag.rag.documents import check_documents
 from invariant_rag.shown import counted
 
 if TYPE_CHECKING:

@@ -80,9 +80,8 @@ def _with_sets(turn: Turn, known: Sequence[Retrieval], findings: list[Finding]) 
             marked += [each for each in pieces if isinstance(each, Marked)]
     arrived = Counter(map(attrgetter("group"), marked))
     partial = ((arrived[each.group], each.size) for each in marked if each.size and arrived[each.group] % each.size)
-    findings += [
-        Finding("incomplete", f"a call got {count} of the {size} segments of a set.") for count, size in partial
-    ]
+    messages = (f"a call got {count} of the {size} segments of a set." for count, size in partial)
+    findings += map(Finding, repeat("incomplete"), messages)
     found: list[Any] = []
     segments: list[Segment] = []  # of the set that is being put together
     gaps: list[str] = []  # the text after each of them

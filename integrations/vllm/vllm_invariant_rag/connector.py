@@ -124,7 +124,7 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Check the model's layers, and find its position encoding."""
         check_worker(self._config, kv_caches)
-        (STEP.rotation, STEP.turns), STEP.block_size = rotation_of_model(), self._block_size
+        (STEP.rotation, STEP.factors), STEP.block_size = rotation_of_model(), self._block_size
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Tell the layers who is arranged, before the forward pass."""

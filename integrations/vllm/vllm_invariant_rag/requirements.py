@@ -67,7 +67,7 @@ def check_worker(vllm_config: VllmConfig, kv_caches: dict[str, torch.Tensor]) ->
 
 
 def rotation_of_model() -> tuple[Rotation, torch.Tensor]:
-    """Return the position encoding of all layers, and its `turns` (see `Step`); UnsupportedServer if there are more."""
+    """Return the position encoding of all layers and its factors (see `Step`); UnsupportedServer if there are more."""
     if len(_ROPE_DICT) != 1:
         raise UnsupportedServer(f"expected one rotary embedding for all layers, got {len(_ROPE_DICT)}")
     (rope,) = _ROPE_DICT.values()
