@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""Families whose layers all turn queries and keys alike, and whose answers are compared in the tests."""
+"""Families whose layers all rotate queries and keys alike, and whose answers are compared in the tests."""
 
 
 def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
