@@ -82,8 +82,11 @@ def rows_that_see(draw, layout):
 
 @given(layouts, st.data())
 def test_rows_are_their_definition_and_merged_only_into_rows_that_are_truly_plain(layout, data):
-    for method, rule in ((RoToR(), "ring"), (Sequential(), "line")):
-        assert method.arrange(layout).rows == arrange_rows(layout, rows_of(layout, rule)).rows
+    rotor, sequential = RoToR().arrange(layout), Sequential().arrange(layout)
+    for method, rule in ((rotor, "ring"), (sequential, "line")):
+        assert method.rows == arrange_rows(layout, rows_of(layout, rule)).rows
+    assert rotor.is_plain == (max(layout.counts, default=0) < 2), "one segment with tokens per set, or none"
+    assert sequential.is_plain
     rows = data.draw(rows_that_see(layout))
     arrangement, expected = arrange_rows(layout, rows), brute_force(layout, rows)
     assert read_off(arrangement) == expected

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LogitsProcessor, StoppingCriteria
 
 from invariant_rag import RAG, InvariantModel, Prompt, RoutedModel, Segment, routing
 from invariant_rag.audit.order_check import check_order
@@ -142,7 +141,7 @@ def test_a_stream_is_the_text_of_the_kept_answer(model, alpha):
         list(routed.stream(prompt, max_new_tokens=2, do_sample=True, num_return_sequences=2))
 
 
-class Remembering(LogitsProcessor):
+class Remembering:
     """Allows each token once in its life, as a grammar does that reads along."""
 
     def __init__(self):
@@ -154,15 +153,9 @@ class Remembering(LogitsProcessor):
         self.used.append(int(scores[0].argmax()))
         return scores
 
-
-class Full(StoppingCriteria):
-    """Ends a text once its processor has chosen three tokens."""
-
-    def __init__(self, memory):
-        self.memory = memory
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return torch.full((len(input_ids),), len(self.memory.used) >= 3)
+    def is_full(self, input_ids, scores, **kwargs):
+        """End a text once three tokens are chosen."""
+        return torch.full((len(input_ids),), len(self.used) >= 3)
 
 
 class Unique(Remembering):
@@ -176,7 +169,7 @@ def test_a_processor_that_remembers_a_text_meets_each_branch_anew(lm):
         result = lm.with_routing(alpha).generate(PROMPT, max_new_tokens=5, logits_processor=[Remembering()])
         assert result.token_ids == tokens
         memory = Remembering()
-        both = {"logits_processor": [memory], "stopping_criteria": [Full(memory)]}
+        both = {"logits_processor": [memory], "stopping_criteria": [memory.is_full]}
         assert lm.with_routing(alpha).generate(PROMPT, max_new_tokens=5, **both).token_ids == tokens[:3]
     with pytest.raises(UnsupportedCombination, match="only one of it") as caught:
         lm.with_routing().generate(PROMPT, logits_processor=[Unique()])

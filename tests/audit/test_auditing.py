@@ -18,9 +18,6 @@ from invariant_rag.audit.result import Comparison, worst_slot
 from invariant_rag.segments import Segment
 from tests.audit.known import first, last, listening, noisy, records, symmetric, where_first
 
-# The outcome, and what to do
-
-
 MATTERS, DOES_NOT, UNKNOWN = "order matters", "order does not matter", "cannot tell yet"
 ALIKE = "Look at the call first, below: every answer was the same, 'Ann'"
 
@@ -205,16 +202,22 @@ def test_an_odd_gold_answer_ends_no_audit_and_an_empty_one_is_none(gold):
     assert not is_gold or [each.measures[accuracy].value for each in (found, *graded)] == [1.0] * 3
 
 
-async def exits_later(question, segments):
-    return where_first(lambda: sys.exit(3), symmetric)(question, segments)
+def later(system):
+    async def answer(question, segments):
+        return system(question, segments)
+
+    return answer
+
+
+EXITS = where_first(lambda: sys.exit(3), symmetric)
 
 
 @pytest.mark.parametrize(
     ("system", "error"),
     [
         (where_first(lambda: {}["no such page"], symmetric), "KeyError: 'no such page'"),
-        (where_first(lambda: sys.exit(3), symmetric), "the system called sys.exit(3); expected an answer or an error"),
-        (exits_later, "the system called sys.exit(3); expected an answer or an error"),
+        (EXITS, "the system called sys.exit(3); expected an answer or an error"),
+        (later(EXITS), "the system called sys.exit(3); expected an answer or an error"),
     ],
 )
 def test_errors_and_exits_are_an_outcome(system, error, tmp_path):
@@ -246,10 +249,6 @@ def test_calls_are_tried_again_and_given_up_where_nothing_is_ever_answered():
         audit(lambda question, segments: {"docs": 1}, records(2))
 
 
-async def interrupted_later(question, segments):
-    raise KeyboardInterrupt
-
-
 def interrupted(question, segments):
     raise KeyboardInterrupt
 
@@ -262,7 +261,7 @@ def test_async_systems_are_awaited_in_one_loop_and_an_interrupt_stops_an_audit()
         await asyncio.sleep(0)
         return SystemReply(first(question, segments), tokens=3)
 
-    for system in (interrupted, interrupted_later):
+    for system in (interrupted, later(interrupted)):
         with pytest.raises(KeyboardInterrupt):
             audit(system, records(3))
     assert audit(awaited, records(3), workers=4).as_dict()["tokens"] == 45

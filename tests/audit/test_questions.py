@@ -181,6 +181,8 @@ def test_a_missing_file_is_said_to_be_missing_and_what_is_long_gives_a_short_mes
         assert len(str(refused.value)) < most
 
 
+# --- right answers ---
+
 SCORED = [line.split("\t") for line in (Path(__file__).parent / "scores.tsv").read_text("utf-8").splitlines()[1:]]
 """Verdict, gold answer and answer: numbers, dates, units, yes and no, refusals, denials, spellings."""
 

@@ -67,6 +67,8 @@ def test_permutations_change_no_bit(family):
         lm = InvariantModel(model_of(family, torch.bfloat16 if halved else torch.float32), method=method)
         one, *others = orders_of(prompt_for(family), 2)
         assert all(torch.equal(lm.logits(other), lm.logits(one)) for other in others)
+        written, again = (lm.generate(each, max_new_tokens=2).logprobs for each in (one, others[-1]))
+        assert written == again
 
 
 @of_families

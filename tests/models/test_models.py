@@ -2,8 +2,8 @@
 
 import logging
 import random
-import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib import import_module
 from pathlib import Path
 from threading import Thread
 
@@ -24,7 +24,6 @@ from invariant_rag.orderings import MonoT5
 from invariant_rag.segments import document_rendering
 
 COOKBOOK = Path(__file__).parents[2] / "cookbook"
-ATLAS = COOKBOOK / "data" / "atlas"
 # Questions whose answers were right when the model was trained; `cookbook/embedded/evaluate.py` lists all of them.
 DEMO = {
     "What colour is the flag of Gesthaven?": "orange and black",
@@ -36,19 +35,11 @@ DEMO = {
 
 
 @pytest.fixture(scope="module")
-def rag():
-    return RAG.from_documents(ATLAS, InvariantModel.from_pretrained(), "faiss", k=10)
-
-
-@pytest.fixture(scope="module")
 def evaluation():
     """The module that measured the models."""
-    sys.path.insert(0, str(COOKBOOK / "embedded"))
-    try:
-        import evaluate
-    finally:
-        sys.path.pop(0)
-    return evaluate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(COOKBOOK / "embedded")
+        return import_module("evaluate")
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
@@ -80,9 +71,8 @@ def test_monot5_ranks_the_document_that_answers_first(evaluation):
 
 def test_monot5_without_a_checkpoint_uses_the_embedded_one_offline_and_says_so():
     lm = InvariantModel.from_pretrained(ordering="monot5")
-    prompt = lm.chat_prompt(
-        "Who founded Kellstead?", ["It rains.", Segment("Teso Carno founded Kellstead.", title="K")]
-    )
+    chunks = ["It rains.", Segment("Teso Carno founded Kellstead.", title="K")]
+    prompt = lm.chat_prompt("Who founded Kellstead?", chunks)
     with pytest.warns(UserWarning, match="embedded MonoT5"):
         prepared = lm.prepare(prompt)
     assert prepared.order[-1] == 1  # the best stands nearest to the question
@@ -90,15 +80,10 @@ def test_monot5_without_a_checkpoint_uses_the_embedded_one_offline_and_says_so()
 
 
 def test_the_hub_is_reachable_if_it_answers_at_all(monkeypatch):
-    class Refusing(BaseHTTPRequestHandler):
-        def do_HEAD(self):
-            self.send_error(403)
-
-        def log_message(self, *_):
-            pass
-
+    answers = {"do_HEAD": lambda handler: handler.send_error(403), "log_message": lambda *_: None}
+    refusing = type("Refusing", (BaseHTTPRequestHandler,), answers)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+    with HTTPServer(("127.0.0.1", 0), refusing) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         assert hub_reachable()
@@ -109,7 +94,8 @@ def test_the_hub_is_reachable_if_it_answers_at_all(monkeypatch):
     assert not hub_reachable(timeout=1.0)
 
 
-def test_it_answers_the_questions_of_the_demo_from_ten_chunks_alone_in_a_batch_and_in_any_order(rag):
+def test_it_answers_the_questions_of_the_demo_from_ten_chunks_alone_in_a_batch_and_in_any_order():
+    rag = RAG.from_documents(COOKBOOK / "data" / "atlas", InvariantModel.from_pretrained(), "faiss", k=10)
     for question, expected in DEMO.items():
         answer = rag.ask(question, max_new_tokens=20)
         assert (answer.text, len(answer.segments), answer.generation.finish_reason) == (expected, 10, "stop")

@@ -3,11 +3,8 @@
 Everything is computed in float64, so the bound is above rounding and far below any mistake.
 """
 
-from __future__ import annotations
-
 import ast
 import random
-from collections.abc import Sequence
 from functools import cache
 from itertools import chain, product
 from pathlib import Path
@@ -43,7 +40,7 @@ _LONGROPE = {
     "short_factor": [1.0, 1.3],
     "long_factor": [2.0, 8.0],
 }
-FAMILIES: dict[str, dict[str, object]] = {
+FAMILIES = {
     "llama": {},
     "llama (llama3 scaling)": {},
     "llama (linear scaling)": {},
@@ -73,7 +70,7 @@ FAMILIES: dict[str, dict[str, object]] = {
 
 PAST_THE_WINDOW = ("llama", "phi3", "gptj", "mpt", "falcon (ALiBi)")
 
-PROMPTS: dict[str, tuple[Sequence[int], Sequence[Sequence[int]]]] = {
+PROMPTS = {
     "one set": ((3, 4), ((4, 1, 6, 0, 3),)),
     "two sets": ((2, 1, 3), ((3, 2), (1, 4, 2))),
     "no prefix": ((0, 2), ((5, 3, 4),)),

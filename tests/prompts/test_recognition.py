@@ -198,6 +198,8 @@ def test_documents_that_are_only_named_are_noticed_and_other_texts_are_not():
         assert not holds_documents(text, Retrieval(DOCUMENTS))
 
 
+# --- what was retrieved for no model ---
+
 FERRY_TEXTS = ["The ferry leaves at noon.", "It carries salt."]
 MILL_TEXTS = ["The mill grinds barley."]
 FERRIES = Retrieval(tuple(map(Segment, FERRY_TEXTS)), "When?")

@@ -7,6 +7,8 @@ import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,21 +47,18 @@ def build(request):
     """Build a retriever of either kind over a corpus."""
     if request.param == "bm25":
         return BM25Retriever
-    embedder = Remembering(request.getfixturevalue("minilm"))
+    embedder = remembering(request.getfixturevalue("minilm"))
     return lambda segments: FaissRetriever(segments, embedder)
 
 
-class Remembering:
+def remembering(embedder):
     """The real embedder, which embeds every question once: many tests ask the same ones."""
 
-    def __init__(self, embedder):
-        self.encode_document, self._encode_query, self._known = embedder.encode_document, embedder.encode_query, {}
+    @cache
+    def encode(text):
+        return embedder.encode_query([text], show_progress_bar=False)
 
-    def encode_query(self, texts, /, *, show_progress_bar):
-        (text,) = texts
-        if text not in self._known:
-            self._known[text] = self._encode_query(texts, show_progress_bar=show_progress_bar)
-        return self._known[text]
+    return SimpleNamespace(encode_document=embedder.encode_document, encode_query=lambda texts, **_: encode(*texts))
 
 
 class Flat:
@@ -200,6 +199,8 @@ def test_chunks_without_a_word_of_the_query_score_zero_and_come_last():
     assert [each.score for each in BM25Retriever([Segment(""), Segment("...")]).retrieve("castle", 2)] == [0.0, 0.0]
 
 
+# --- from documents to cited answers ---
+
 QUESTION = "Who built the mill of Brenn?"
 
 
@@ -305,10 +306,11 @@ def test_bm25_and_a_toy_answer_unless_told_and_what_cannot_be_indexed_is_refused
         RAG.from_documents(docs)
     assert [each.filename for each in caught] == [__file__]
     (tmp_path / "empty.txt").write_text(" \n")
+    no_embedder = "got no-such/embedder: it is not in the local cache, and the hub"
     for call, error, said in (
         (lambda: RAG.from_documents(docs, model, method="pine"), UnsupportedCombination, "method"),
         (lambda: RAG(model, Listing(None), k=0), RetrievalError, "at least 1, got 0"),
-        (lambda: index_documents(docs, "faiss:no-such/embedder"), RetrievalError, "got no-such/embedder: it is not in"),
+        (lambda: index_documents(docs, "faiss:no-such/embedder"), RetrievalError, no_embedder),
         (lambda: index_documents(tmp_path / "empty.txt"), RetrievalError, r"documents with text, got none in .*empty"),
     ):
         with pytest.raises(error, match=said):
