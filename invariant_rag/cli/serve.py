@@ -43,7 +43,7 @@ def serve(
     ] = None,
     **fields: Any,
 ) -> None:
-    """Serve MODEL with OpenAI's API: `documents` beside `messages` are read as a set.
+    """Serve MODEL with OpenAI's API: `documents` beside `messages` are a set.
 
     curl localhost:8000/v1/chat/completions -H 'content-type: application/json' -d
     '{"messages": [{"role": "user", "content": "When does the ferry leave?"}],

@@ -62,8 +62,8 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
 
     Args:
         model: A hub id, a folder, or an `InvariantModel`. None: the embedded model, which needs no network.
-        key_value_cache: Caches keys and values of segments for later calls; LLMs may share it. None: that of the model in
-            memory. It is no part of `to_dict` and pickles.
+        key_value_cache: Caches keys and values of segments for later calls; LLMs may share it. None: that of the
+            model in memory. It is no part of `to_dict` and pickles.
         api_key: Key for the server at `base_url`. It is in pickles, and not in `to_dict`.
         **kwargs: The fields of this class, but for a model in memory not those of loading, and no `messages_to_prompt`.
     """
