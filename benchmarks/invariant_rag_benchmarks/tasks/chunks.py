@@ -270,14 +270,14 @@ class Timeline(Benchmark[_ChunkSettings]):
             questions += [(example.input, each) for each in example.qa_pairs if each.type in _TIMELINES]
         if not questions:
             raise InvalidDataset("expected questions of the type timeline_reorder, got none")
-        for index, (text, example) in selection.sample(questions):
+        for index, (text, event) in selection.sample(questions):
             chunks = split_into_chunks(text, token_starts(text, selection), settings.chunk, settings.limit)
             yield from Case(
                 question=str(index),
                 prefix="Please answer the question based on the long texts below. \n",
-                suffix=f"\nQuestion: {example.Q}\nAnswer: ",
-                gold=tuple(each.strip() for each in example.A.split(",")),
-                query=example.Q,
+                suffix=f"\nQuestion: {event.Q}\nAnswer: ",
+                gold=tuple(each.strip() for each in event.A.split(",")),
+                query=event.Q,
             ).in_orders({"initial": chunks, "reversed": chunks[::-1]})
 
     def score(self, case: Case, output: str) -> Scored:
