@@ -53,8 +53,8 @@ def serve(
         for package in ("fastapi", "uvicorn", "sse_starlette", "prometheus_client"):
             require_extra(package, "serve")
         from invariant_rag.server.engines.building import build_engine, build_reranker, check_reranker
-        from invariant_rag.server.logs import configure_logging, export_traces
         from invariant_rag.server.serving import reserve
+        from invariant_rag.server.telemetry import configure_logging, export_traces
 
         settings = from_options(
             Settings,
