@@ -105,7 +105,7 @@ class VLLMBackend(InvariantModel):
         if type(model) not in (InvariantModel, type(self)):
             raise InvalidChoice(
                 f"expected an InvariantModel, a hub id or a folder, got {type(model).__name__}",
-                hint="It writes prompts; vLLM runs them, so a router or another backend has nothing to do.",
+                hint="It prepares prompts; vLLM runs them, so a router or another backend has nothing to do.",
             )
         lm = model.with_cache(None).with_method(**choices)
         window = min(filter(None, (lm.context_window, facts.max_tokens)))
@@ -197,9 +197,7 @@ class VLLMBackend(InvariantModel):
         steps = sorted({(each[:index], each[index]) for each in options for index in range(len(each))})
         # vLLM takes log-probabilities before other tokens are masked.
         fields = {"max_tokens": 1, "n": 1, "temperature": 0.0, "ignore_eos": True, "logprobs": 0}
-        requests = [
-            self._request(prepared, {**fields, "allowed_token_ids": [token]}, before) for before, token in steps
-        ]
+        requests = [self._request(prepared, {**fields, "allowed_token_ids": [last]}, before) for before, last in steps]
         logprobs: dict[tuple[TokenIds, int], float] = {}
         for step, (completion,) in zip(steps, self._engine.complete(requests), strict=True):
             if completion.token_ids != [step[1]]:
