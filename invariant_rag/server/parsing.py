@@ -165,7 +165,7 @@ def _conversation(
     last_user = max((index for index, each in enumerate(conversation) if each.role == "user"), default=None)
     question = "" if last_user is None else conversation[last_user].text.strip()
     turns, warnings = _in_sets(conversation)
-    messages = [
+    prepared = [
         {**each.model_dump(include=_FIELDS, exclude_none=True), "role": turn.role, "content": list(turn.parts)}
         for each, turn in zip(messages, turns, strict=True)
     ]
@@ -174,10 +174,10 @@ def _conversation(
             raise InvalidRequest("expected a user message, before whose text the documents stand", param="documents")
         segments = SegmentSet(map(segment_of, documents))
         check_ids(segments)
-        messages[last_user]["content"][:0] = [segments, "\nQuestion: "]
+        prepared[last_user]["content"][:0] = [segments, "\nQuestion: "]
         if not any(turn.role == "system" for turn in turns):
-            messages.insert(0, {"role": "system", "content": [DEFAULT_SYSTEM]})
-    return messages, {"question": question, "warnings": warnings}
+            prepared.insert(0, {"role": "system", "content": [DEFAULT_SYSTEM]})
+    return prepared, {"question": question, "warnings": warnings}
 
 
 def _in_sets(conversation: Sequence[Turn]) -> tuple[tuple[Turn, ...], tuple[str, ...]]:

@@ -231,7 +231,7 @@ class InvariantParameters(RecognizesDocuments):
         runs = self._resolve()
         by_content, reason = runs.ordering.invariant, ""
         if getattr(runs.in_memory, "plain_order", None) == "given":
-            reason = "the plain model of the router gets them in the input order."
+            reason = "the plain model of the router gets them in the order given."
         return OrderRules(by_content, self.sort_segments and by_content and not reason, reason)
 
     @property

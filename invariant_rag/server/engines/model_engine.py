@@ -81,7 +81,7 @@ class ModelEngine(Engine):
     def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
         """Answer the prompts of a request as one batch; see `Engine.answer_all`."""
         lm = self.model_for(calls[0].choices, calls[0].headers)
-        replies = []
+        answered = []
         try:
             answerings = list(map(partial(self._prepared, lm, abandoned), calls))
             hook = compile_elsewhere.set(partial(self._schemas.compile, calls[0].choices.tenant, abandoned))
@@ -93,13 +93,13 @@ class ModelEngine(Engine):
                 for each in reply.answers:
                     if each.tool_calls or call.request.schema is not None:
                         _validate(each, call, abandoned)
-                replies.append(_engine_reply(call, answering.prompt, reply, lm.ordering.name))
+                answered.append(_engine_reply(call, answering.prompt, reply, lm.ordering.name))
         except errors.InvariantRAGError as error:
             with about(_part_of(calls[0], error)):
                 raise
         if abandoned.is_set():
             raise CancelledError
-        return replies
+        return answered
 
     def _prepared(self, lm: InvariantModel, abandoned: Event, call: Call) -> Answering:
         answering = self._answering(lm, call)

@@ -289,7 +289,7 @@ class SegmentReader(SlotReader):
             if comparing is not None and not comparing._enforce_consensus:
                 findings.append(Finding("no_segments", "two answers are compared in one order."))
             if routed and max(sizes, default=0) > 1:
-                findings.append(Finding("routing", "the plain model of the router gets them in the input order."))
+                findings.append(Finding("routing", "the plain model of the router gets them in the order given."))
             kinds = ("no_segments", "separate", "incomplete", "marks") if caller_fix else ("no_segments",)
             report(findings, fixes=dict.fromkeys(kinds, fix), strict=self.strict)
         sinks = [each.reports for each in scope.path() if each.reports is not None and not is_wrapped]
