@@ -14,9 +14,9 @@ from invariant_rag.cli import app
 from invariant_rag.errors import InvalidChoice, UnusableFile
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.server import InProcess, Settings
-from invariant_rag.server.logs import JsonLines
 from invariant_rag.server.serving import reserve
 from invariant_rag.server.settings import read_keys
+from invariant_rag.server.telemetry import JsonLines
 from tests.server.conftest import CHAT, QUESTION, bearer, body, client_of, exchanged, form, wait_until
 
 TEXT, JUDGE, RANK = "/v1/completions", "/v1/judge", "/v2/rerank"
