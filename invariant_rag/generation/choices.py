@@ -79,7 +79,7 @@ class Choices:
     def resolve(self, model: PreTrainedModel) -> ResolvedChoices:
         """Resolve names for a model; UnsupportedCombination if the choices do not go together, or not with it."""
         method = resolve_method(self.method)
-        if method.reads_later_positions and shared_state(model).has_alibi:
+        if method.attends_to_later_positions and shared_state(model).has_alibi:
             raise UnsupportedCombination(
                 f"expected a method whose tokens attend to keys before their own position only, got {method.name!r}: "
                 f"{model.config.model_type} has ALiBi, which has no bias for later keys",

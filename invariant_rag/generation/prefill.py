@@ -157,7 +157,7 @@ class Prefiller:
         They do not where most of the batch would be padding. And interventions and ALiBi know no padding.
         """
         apart = self.one_by_one or self.choices.intervention or self.shared.has_alibi
-        return self.choices.backend.reads_together and not apart and len(lengths) * max(lengths) <= 2 * sum(lengths)
+        return self.choices.backend.batched_prefill and not apart and len(lengths) * max(lengths) <= 2 * sum(lengths)
 
     @contextmanager
     def exclusive(self, *, gradients: bool = False) -> Iterator[None]:

@@ -200,14 +200,14 @@ def difference(kernel: VarlenKernel, device: torch.device, dtype: torch.dtype, h
         for is_causal in (True, False):
             windows = PackedWindows.of(lengths, spans, is_causal, device)
             try:
-                found = kernel(q.to(device), k.to(device), v.to(device), windows, head_size**-0.5)
+                output = kernel(q.to(device), k.to(device), v.to(device), windows, head_size**-0.5)
             except (AttributeError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
                 old = isinstance(error, ImportError | TypeError)  # of 2.11: no keyword 'enable_gqa'
                 hint = f" (torch {torch.__version__}: install 2.12 or newer)" if old else ""
                 return f"{type(error).__name__}: {error}{hint}"
             on_cpu = PackedWindows.of(lengths, spans, is_causal, torch.device("cpu"))
             expected = Grouped()(q.double(), k.double(), v.double(), on_cpu, head_size**-0.5)
-            for got, right in zip(found, expected, strict=True):
+            for got, right in zip(output, expected, strict=True):
                 if got.shape != right.shape or not torch.allclose(got.double().cpu(), right.double(), atol=tolerance):
                     return "its results are not those of PyTorch's attention in float64"
     return ""

@@ -177,16 +177,16 @@ def _make_pass(slots: Sequence[Sequence[Window]], start: int, num_queries: int, 
     queries = [[index for window in slot for index in indices(window.queries)] for slot in slots]
     counts = torch.tensor(list(map(len, queries)))
     packed = torch.tensor(list(chain.from_iterable(queries)))
-    places = torch.full((len(slots), num_queries), len(packed))
+    slot_rows = torch.full((len(slots), num_queries), len(packed))
     slot_of = torch.arange(len(slots)).repeat_interleave(counts)
-    places[slot_of, packed] = torch.arange(len(packed))
+    slot_rows[slot_of, packed] = torch.arange(len(packed))
     return Pass(
         PackedWindows.of([len(window.queries) for window in windows], [w.keys for w in windows], False, device),
         packed.to(device),
         (slot_of + start).to(device),
         shifts_of([-window.shift for window in windows for _ in indices(window.queries)], device),
         Weights.of(windows, device),
-        places.to(device),
+        slot_rows.to(device),
     )
 
 
