@@ -195,7 +195,7 @@ def _plain_tensors(value: Any) -> list[Any]:
 def _checksums(values: list[Any]) -> list[object]:
     """Return a checksum of each tensor, and the other values as they are. Tied weights are summed once."""
     found: list[Any] = []
-    sums: dict[Any, Future[int] | int] = {}
+    sums: dict[Any, Future[int] | torch.Tensor] = {}
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # zlib runs without the interpreter's lock
         for value in values:
             if not isinstance(value, torch.Tensor):
@@ -204,28 +204,33 @@ def _checksums(values: list[Any]) -> list[object]:
             place = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
             if place not in sums:
                 content = value.detach().contiguous().flatten().view(torch.uint8)
-                on_host = content.device.type == "cpu"
-                sums[place] = threads.submit(zlib.crc32, content.numpy().data) if on_host else _sum_on_device(content)
+                is_host = content.device.type == "cpu"
+                sums[place] = threads.submit(zlib.crc32, content.numpy().data) if is_host else _sum_on_device(content)
             found.append(sums[place])
+    on_device = [each for each in sums.values() if isinstance(each, torch.Tensor)]
+    if on_device:  # all of them in one transfer, since each waits for its device
+        totals = torch.stack([each.to(on_device[0].device) for each in on_device]).tolist()
+        on_host = dict(zip(map(id, on_device), totals, strict=True))
+        found = [on_host[id(each)] if isinstance(each, torch.Tensor) else each for each in found]
     return [each.result() if isinstance(each, Future) else each for each in found]
 
 
-def _sum_on_device(tensor: torch.Tensor) -> int:
-    """Return the sum of a tensor's 32-bit words `[bytes]`, each times an odd factor of its own, modulo 2**64.
+def _sum_on_device(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a tensor's 64-bit words `[bytes]`, each times an odd factor of its own, modulo 2**64.
 
-    No single word can change without the sum; two that do cancel each other with a chance of about 2**-32.
+    No single word can change without the sum; two that do cancel each other with a chance of about 2**-63.
     """
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for number, piece in enumerate(tensor.split(_PIECE)):
-        aligned = len(piece) % 4 == piece.storage_offset() % 4 == 0
-        words = (piece if aligned else torch.cat([piece, piece.new_zeros(-len(piece) % 4)])).view(torch.int32)
+        aligned = len(piece) % 8 == piece.storage_offset() % 8 == 0
+        words = (piece if aligned else torch.cat([piece, piece.new_zeros(-len(piece) % 8)])).view(torch.int64)
         total += (words * _factors(words.device)[: len(words)]).sum() * (2 * number + 1)
-    return int(total)
+    return total
 
 
 @cache
 def _factors(device: torch.device) -> torch.Tensor:
-    drawn = torch.randint(-(1 << 62), 1 << 62, (_PIECE // 4,), generator=torch.Generator().manual_seed(0))
+    drawn = torch.randint(-(1 << 62), 1 << 62, (_PIECE // 8,), generator=torch.Generator().manual_seed(0))
     return (drawn * 2 + 1).to(device)
 
 
