@@ -141,7 +141,10 @@ class Grouped:
 
 
 class TorchVarlen:
-    """`torch.nn.attention.varlen`, FlashAttention within PyTorch 2.12 and newer: one call for all windows, on CUDA."""
+    """FlashAttention within PyTorch, the operator behind `torch.nn.attention.varlen`: one call for all windows, on CUDA.
+
+    `varlen_attn` itself takes shared key heads and lengths of keys from PyTorch 2.12 on only, its operator all along.
+    """
 
     name: ClassVar[str] = "torch-varlen"
 
@@ -149,9 +152,7 @@ class TorchVarlen:
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, windows: PackedWindows, scaling: float
     ) -> AttentionState:
         """Attend; see `VarlenKernel`."""
-        from torch.nn.attention.varlen import AuxRequest, varlen_attn
-
-        out, lse = varlen_attn(
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
             queries,
             keys,
             values,
@@ -159,10 +160,12 @@ class TorchVarlen:
             windows.key_starts,
             windows.max_queries,
             windows.max_keys,
-            return_aux=AuxRequest(lse=True),
+            0.0,  # no dropout
+            windows.is_causal,
+            False,  # no mask for debugging
             scale=scaling,
-            window_size=(-1, 0) if windows.is_causal else (-1, -1),
-            enable_gqa=queries.shape[1] != keys.shape[1],
+            window_size_left=-1,
+            window_size_right=0 if windows.is_causal else -1,
             seqused_k=windows.key_lengths,
         )
         return AttentionState(out, lse.transpose(0, 1))
@@ -202,9 +205,7 @@ def difference(kernel: VarlenKernel, device: torch.device, dtype: torch.dtype, h
             try:
                 found = kernel(q.to(device), k.to(device), v.to(device), windows, head_size**-0.5)
             except (AttributeError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-                old = isinstance(error, ImportError | TypeError)  # of 2.11: no keyword 'enable_gqa'
-                hint = f" (torch {torch.__version__}: install 2.12 or newer)" if old else ""
-                return f"{type(error).__name__}: {error}{hint}"
+                return f"{type(error).__name__}: {error}"
             on_cpu = PackedWindows.of(lengths, spans, is_causal, torch.device("cpu"))
             expected = Grouped()(q.double(), k.double(), v.double(), on_cpu, head_size**-0.5)
             for got, right in zip(found, expected, strict=True):
