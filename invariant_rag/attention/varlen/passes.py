@@ -7,7 +7,7 @@ keys, for which the queries are rotated instead of the keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
@@ -20,6 +20,7 @@ from invariant_rag.attention.varlen.kernels import PackedLayer, PackedWindows
 
 _MOST_COPIES, _MOST_QUERIES = 4, 1 << 16
 """A call packs as many copies of all queries, or as many queries if that is more, so that memory stays linear."""
+_BLOCK = 1 << 13  # packed queries that are rotated or merged at once
 
 _Item = TypeVar("_Item")
 
@@ -142,13 +143,26 @@ class Pass:
         """Return the attention of each query to all of its windows."""
         packed = layer.queries[self.queries]
         if self.shifts is not None:
-            packed = layer.call.rotation.rotate_by(packed, self.shifts)
+            packed = in_blocks(layer.call.rotation.rotate_by, packed, self.shifts)
         out, lse = attend_packed(layer, self.windows, packed, self.weights)
-        return merge_stacked(gather_slots(out, self.slots), gather_slots(lse, self.slots, -torch.inf))
+        return merge_slots(out, gather_slots(lse, self.slots, -torch.inf), self.slots)
 
 
-def gather_slots(packed: torch.Tensor, slots: torch.Tensor, missing: float = 0.0) -> torch.Tensor:
-    """Unpack results `[T, H, ...]` to `[M, Q, H, ...]`, one per slot and query; `missing` where a query has none."""
+def in_blocks(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+    """Apply a function to blocks of packed queries, since it computes in a wider dtype than its results have."""
+    return torch.cat([function(*block) for block in zip(*(each.split(_BLOCK) for each in tensors), strict=True)])
+
+
+def merge_slots(packed: torch.Tensor, lses: torch.Tensor, slots: torch.Tensor) -> AttentionState:
+    """Merge the packed outputs of each query, with the log-sum-exps of its slots `[M, Q, H]`, in blocks of queries."""
+    padded, size = torch.cat((packed, torch.zeros_like(packed[:1]))), max(1, _BLOCK // len(slots))
+    blocks = zip(slots.split(size, dim=1), lses.split(size, dim=1), strict=True)
+    merged = [merge_stacked(padded[block], lse) for block, lse in blocks]
+    return AttentionState(*(torch.cat(each) for each in zip(*merged, strict=True)))
+
+
+def gather_slots(packed: torch.Tensor, slots: torch.Tensor, missing: float) -> torch.Tensor:
+    """Unpack results `[T, H]` to `[M, Q, H]`, one per slot and query; `missing` where a query has none."""
     return torch.cat((packed, torch.full_like(packed[:1], missing)))[slots]
 
 

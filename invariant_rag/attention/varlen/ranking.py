@@ -19,9 +19,19 @@ import torch
 
 from invariant_rag.arrangement import UNWEIGHTED, Arrangement, Span
 from invariant_rag.attention.pine import stack_by_importance
-from invariant_rag.attention.softmax import AttentionState, merge_attn_states, merge_stacked
+from invariant_rag.attention.softmax import AttentionState, merge_attn_states
 from invariant_rag.attention.varlen.kernels import PackedLayer, PackedWindows, VarlenKernel
-from invariant_rag.attention.varlen.passes import Pass, Ranked, Window, gather_slots, indices, make_passes, merge_sinks
+from invariant_rag.attention.varlen.passes import (
+    Pass,
+    Ranked,
+    Window,
+    gather_slots,
+    in_blocks,
+    indices,
+    make_passes,
+    merge_sinks,
+    merge_slots,
+)
 
 if TYPE_CHECKING:
     from invariant_rag.attention.call import AttentionCall
@@ -102,15 +112,18 @@ class Ranking:
             for each in self.passes
         ]
         shifts = self.ranks.shifts(torch.cat(lses))
+
+        def rotate(packed: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+            return rotation.rotate_each(packed, by, layer.call.reach).to(packed.dtype)
+
         merged = AttentionState(state.out[self.queries], state.lse[self.queries])
         first = 0
         for each in self.passes:
             rotated_by = -shifts[each.slot_of, each.queries]
-            packed = rotation.rotate_each(queries[each.queries], rotated_by, layer.call.reach).to(queries.dtype)
-            out, lse = layer.attend(each.windows, packed)
+            out, lse = layer.attend(each.windows, in_blocks(rotate, queries[each.queries], rotated_by))
             stop = first + each.slots.shape[0]
             lse = gather_slots(lse, each.slots, -torch.inf).masked_fill(self.ranks.is_own[first:stop], -torch.inf)
-            merged = merge_attn_states((merged, merge_stacked(gather_slots(out, each.slots), lse)))
+            merged = merge_attn_states((merged, merge_slots(out, lse, each.slots)))
             first = stop
         return AttentionState(
             state.out.index_copy(0, self.queries, merged.out), state.lse.index_copy(0, self.queries, merged.lse)
@@ -166,7 +179,7 @@ class RankedDecoding:
         rotated_by = torch.nn.functional.pad(-shifts, (0, 0, 0, len(self.rows) - ranked))
         rotated = call.rotation.rotate_by(queries[self.rows], rotated_by)
         out, lse = self._call(kernel, call, rotated, call.keys, call.values)
-        state = merge_stacked(gather_slots(out, self.windows), gather_slots(lse, self.windows, -torch.inf))
+        state = merge_slots(out, gather_slots(lse, self.windows, -torch.inf), self.windows)
         return merge_sinks(state, call.sinks).out[:, None]
 
     def _unrotated_keys(self, call: AttentionCall) -> torch.Tensor:
