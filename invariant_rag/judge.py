@@ -124,7 +124,7 @@ class Judge:
             names = ", ".join(name for name, _ in described)
             descriptions = "\n".join(f"- {name}: {text}" if text else f"- {name}" for name, text in described)
         context = {"Question: ": question, "Right answer: ": reference, "Criteria:\n": descriptions}
-        task = _Task(
+        task = _JudgeTask(
             context="".join(f"{heading}{text}\n\n" for heading, text in context.items() if text is not None),
             instruction=f"Which response is the best in {names}?",
             rendering=response_rendering,
@@ -138,10 +138,10 @@ class Judge:
         Options have no order: one that refers to a position, such as "none of the above", refers to nothing.
         """
         check_text("question", question, error=InvalidPrompt)
-        task = _Task(f"Question: {question}\n\n", "Which option answers the question?", option_rendering, question)
+        task = _JudgeTask(f"Question: {question}\n\n", "Which option answers the question?", option_rendering, question)
         return self._judge(task, options, explain, kwargs)
 
-    def _judge(self, task: _Task, options: Sequence[str], explain: bool, generation: dict[str, Any]) -> Verdict:
+    def _judge(self, task: _JudgeTask, options: Sequence[str], explain: bool, generation: dict[str, Any]) -> Verdict:
         check_flag("explain", explain, error=InvalidPrompt)
         if generation and not explain:
             raise UnsupportedCombination(
@@ -182,7 +182,7 @@ class Judge:
             )
         return distinct
 
-    def _likelihoods(self, task: _Task, segments: Sequence[Segment]) -> list[float]:
+    def _likelihoods(self, task: _JudgeTask, segments: Sequence[Segment]) -> list[float]:
         """Return how likely each option is the best, relative to the most likely one, which has 1."""
         if len(segments) == 1:
             return [1.0]
@@ -197,14 +197,14 @@ class Judge:
         return [math.exp(logprob - max(logprobs)) for logprob in logprobs]
 
     def _explanation(
-        self, task: _Task, segments: Sequence[Segment], best: Sequence[Segment], generation: dict[str, Any]
+        self, task: _JudgeTask, segments: Sequence[Segment], best: Sequence[Segment], generation: dict[str, Any]
     ) -> str:
         """Generate why these are the best: a second set of segments, so their text stays literal."""
         result = "\nThe best:\n" if len(best) == 1 else "\nThese are equally good:\n"
         prompt = self._prompt(task, segments, result, SegmentSet(best), "\nExplain why in one or two sentences.")
         return self.lm.generate(prompt, **generation).text
 
-    def _prompt(self, task: _Task, segments: Sequence[Segment], *after: str | SegmentSet) -> Prompt:
+    def _prompt(self, task: _JudgeTask, segments: Sequence[Segment], *after: str | SegmentSet) -> Prompt:
         messages: list[Message] = [
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": [task.context, SegmentSet(segments), *after]},
@@ -215,7 +215,7 @@ class Judge:
 
 
 @dataclass(frozen=True)
-class _Task:
+class _JudgeTask:
     context: str  # before the options: question, reference answer, criteria
     instruction: str  # the question to the judge, after the options
     rendering: Callable[[Segment], str]

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 ELSEWHERE = {f"docs/tutorials/{name}.md" for name in ("langchain", "llamaindex", "vllm", "server")}
 """Pages that tests of these packages run."""
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+NO_PROSE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
 
 def name_of(path):
@@ -32,21 +32,23 @@ def read(path):
     return (ROOT / path).read_text(encoding="utf-8")
 
 
-README, INSTALL = read("README.md"), read("docs/how-to/install.md")
-RUN = [page for page in PAGES if CODE.search(page.read_text(encoding="utf-8")) and name_of(page) not in ELSEWHERE]
+PAGES = {path: read(path) for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))}
+README = PAGES[ROOT / "README.md"]
+RUN = [page for page, text in PAGES.items() if CODE.search(text) and name_of(page) not in ELSEWHERE]
 LINKED = [
     *PAGES,
     *(ROOT / name for name in ("AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
-    *sorted((ROOT / "cookbook").rglob("*.md")),
-    *sorted((ROOT / "integrations").glob("*/README.md")),
-    *sorted((ROOT / "cookbook").glob("*.ipynb")),
+    *(
+        path
+        for pattern in ("cookbook/**/*.md", "integrations/*/README.md", "cookbook/*.ipynb")
+        for path in ROOT.glob(pattern)
+    ),
 ]
 
 
 def blocks(page):
     """The blocks of Python of a page, with the embedded model in the place of every other."""
-    text = page.read_text(encoding="utf-8")
-    code = [re.sub(r'from_pretrained\("[^"]*"(, )?', "from_pretrained(", block) for block in CODE.findall(text)]
+    code = [re.sub(r'from_pretrained\("[^"]*"(, )?', "from_pretrained(", block) for block in CODE.findall(PAGES[page])]
     return [re.sub(r'model="[^"]*", ', f"model={str(EMBEDDED['generator'])!r}, ", block) for block in code]
 
 
@@ -66,23 +68,20 @@ def test_the_code_of_a_page_runs_and_prints_what_it_says(page, tmp_path, monkeyp
 
 def anchors(path):
     """The anchors of a page, as GitHub and the site make them of its headings."""
-    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", read(path), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", LINKED, ids=name_of)
 def test_all_code_of_a_page_compiles_and_every_link_within_the_repository_leads_somewhere(page):
-    text = page.read_text(encoding="utf-8")
+    text = read(page)
     if page.suffix == ".ipynb":
         cells = json.loads(text)["cells"]
         text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
     for block in blocks(page) if page in PAGES else ():
         compile(block, page.name, "exec")
-    text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
     wrong = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if re.match(r"[a-z]+:", target):
-            continue
+    for target in re.findall(r"\]\((?![a-z]+:)([^)\s]+)\)", NO_PROSE.sub("", text)):
         path, _, anchor = target.partition("#")
         found = (page.parent / path).resolve() if path else page
         if not found.exists() or (anchor and found.suffix == ".md" and anchor not in anchors(found)):
@@ -108,18 +107,19 @@ def test_every_page_is_in_the_navigation_and_the_site_loads_nothing_from_elsewhe
     assert yaml.safe_load(front) == {"search": {"exclude": True}}
 
 
-@pytest.mark.parametrize(
-    ("word", "page"),
-    [
-        *((word, "how-to/install.md") for word in ("Windows", "macOS", "Apple Silicon", "MPS", "AMD", "ROCm")),
-        *((word, "reference/models.md") for word in ("DeepSeek", "Multimodal", "Images", "GGUF")),
-        ("Ollama", "tutorials/server.md"),
-        ("Haystack", "how-to/solve-problems.md"),
-    ],
-)
-def test_what_users_search_for_is_said_where_it_belongs(word, page):
-    about = [each for each in re.split(r"\n(?=[-#*] |\n)", read(f"docs/{page}")) if word in each]
-    assert any("ot tried" in each or "refused" in each for each in about), about
+WHERE = {
+    "how-to/install.md": ("Windows", "macOS", "Apple Silicon", "MPS", "AMD", "ROCm"),
+    "reference/models.md": ("DeepSeek", "Multimodal", "Images", "GGUF"),
+    "tutorials/server.md": ("Ollama",),
+    "how-to/solve-problems.md": ("Haystack",),
+}
+
+
+def test_what_users_search_for_is_said_where_it_belongs():
+    for page, words in WHERE.items():
+        for word in words:
+            about = [each for each in re.split(r"\n(?=[-#*] |\n)", PAGES[DOCS / page]) if word in each]
+            assert any("ot tried" in each or "refused" in each for each in about), (word, about)
     headings = {"gated-model", "out-of-memory", "prompt-too-long", "package-not-installed"}
     assert headings <= anchors(DOCS / "how-to" / "solve-problems.md")
 
@@ -137,12 +137,10 @@ def test_the_report_that_the_tutorial_shows_is_the_report(tmp_path):
 
 
 def test_every_figure_is_drawn_by_a_script_and_fits_a_phone_or_scrolls():
-    scripts = {path.stem for path in (DOCS / "figures").glob("*.py")} - {"style"}
-    drawn = {path.stem for path in (DOCS / "figures").glob("*.svg")}
+    scripts, drawn = ({path.stem for path in (DOCS / "figures").glob(suffix)} for suffix in ("*.py", "*.svg"))
     assert drawn
-    assert {name for name in drawn if not any(name.startswith(script) for script in scripts)} == set()
-    used = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    assert {name for name in drawn if f"figures/{name}.svg" not in used} == set()
+    assert {name for name in drawn if not name.startswith((*(scripts - {"style"}),))} == set()
+    assert {name for name in drawn if f"figures/{name}.svg" not in "".join(PAGES.values())} == set()
     assert "two_orders.svg){ .fits " in read("docs/index.md")
     assert re.findall(r"img:only-child([^) {]*\)?)", read("docs/style.css")) == [":not(.fits)", ":not(.fits)"]
 
@@ -159,7 +157,7 @@ def test_the_description_on_the_package_index_has_no_link_within_the_repository(
         text += part[: part.index(each["end-before"])] if "end-before" in each else part
     for each in hook["substitutions"]:
         text = re.sub(each["pattern"], each["replacement"], text)
-    prose = re.sub(r"```.*?```|`[^`\n]*`", "code", text, flags=re.DOTALL)
+    prose = NO_PROSE.sub("code", text)
     links = re.findall(r"\]\(([^)\s]+)\)", prose)
     assert len(links) >= 4
     assert all(each.startswith("https://arxiv.org/") for each in links)
@@ -191,12 +189,12 @@ def test_every_method_intervention_and_ordering_has_its_row_and_every_recommende
     assert {"rotor", "pine", "sequential"} <= named <= set(METHODS)
 
 
-@pytest.mark.parametrize("row", re.findall(r"^\| (\S+?-Instruct \| [\d.]+ \| .*) \|$", INSTALL, re.MULTILINE))
-def test_the_gpu_memory_that_is_named_is_the_arithmetic_that_is_named(row):
-    _, billions, shape, width, weights, token, prompt, work = row.replace(",", "").split(" | ")
-    layers, heads, size = map(int, shape.split(" × "))
-    a_token = 2 * layers * heads * size * 2
-    assert weights == f"{float(billions) * 2:.1f} GB"
-    assert token == f"{a_token} bytes"
-    assert prompt == f"{round(5000 * a_token / 1e9, 2):.2f} GB"
-    assert work == f"{round(5000 * 3 * int(width) * 2 / 1e9, 2):.2f} GB"
+def test_the_gpu_memory_that_is_named_is_the_arithmetic_that_is_named():
+    rows = re.findall(r"^\| (\S+?-Instruct \| [\d.]+ \| .*) \|$", read("docs/how-to/install.md"), re.MULTILINE)
+    assert rows
+    for row in rows:
+        _, billions, shape, width, *named = row.replace(",", "").split(" | ")
+        layers, heads, size = map(int, shape.split(" × "))
+        token = 2 * layers * heads * size * 2
+        prompt, work = (round(5000 * each / 1e9, 2) for each in (token, 3 * int(width) * 2))
+        assert named == [f"{float(billions) * 2:.1f} GB", f"{token} bytes", f"{prompt:.2f} GB", f"{work:.2f} GB"]

@@ -77,15 +77,14 @@ def test_what_is_no_file_is_refused_and_not_waited_for(kind, path):
 @pytest.mark.parametrize("name", ANSWER)
 def test_an_answer_with_a_value_of_another_type_is_refused(name, path):
     allowed = {"tokens": [None, 5], "seconds": [5, 0.5], "errors": [[]]}.get(name, ["x", "\ud800"])
-    absent = {key: each for key, each in ANSWER.items() if key != name}
     odd = [None, 5, 0.5, True, "x", [], {}, [1], {"a": "b"}, "\ud800"]
-    for line, fits in [
-        (absent, False),
-        *(({**ANSWER, name: each}, type(each) is not bool and each in allowed) for each in odd),
-    ]:
-        path.write_text(json.dumps(line) + "\n")
-        if fits:
+    for each in odd:
+        path.write_text(json.dumps({**ANSWER, name: each}) + "\n")
+        if type(each) is not bool and each in allowed:
             open_answers(path.parent).close()
         else:
             with pytest.raises(AuditFailed, match="line 1"):
                 open_answers(path.parent)
+    path.write_text(json.dumps({key: each for key, each in ANSWER.items() if key != name}) + "\n")
+    with pytest.raises(AuditFailed, match="line 1"):
+        open_answers(path.parent)

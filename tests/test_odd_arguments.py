@@ -3,31 +3,14 @@
 import random
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from invariant_rag import (
-    RAG,
-    AttentionSorting,
-    ContextExperts,
-    ContextualCalibration,
-    InvariantModel,
-    Judge,
-    KeyValueCache,
-    MicroBatcher,
-    PermutationAverage,
-    Prompt,
-    RingAverage,
-    RoutedModel,
-    Segment,
-    SegmentSet,
-    SelfConsistency,
-    Trusted,
-    audit,
-)
+import invariant_rag as ir
 from invariant_rag.audit import Question, check_order
 from invariant_rag.ensembles import blank_segments
 from invariant_rag.errors import InvalidTool, InvariantRAGError
@@ -35,7 +18,7 @@ from invariant_rag.generation.lazy import LazyModel
 from invariant_rag.generation.structured import ToolCalling, constrain, generate_structured
 from invariant_rag.interventions import HiddenScaling, MsPoE, resolve_intervention
 from invariant_rag.interventions.search import search_dimension
-from invariant_rag.methods import APE, METHODS, Sequential, resolve_method
+from invariant_rag.methods import APE, Sequential, resolve_method
 from invariant_rag.orderings import CrossEncoder, Embedding, MonoT5, resolve_ordering
 from invariant_rag.prompts import Tool, ToolCall
 from invariant_rag.rag import BM25Retriever, Document, FaissRetriever, chunk_documents, cite, load_documents
@@ -55,7 +38,7 @@ def answer(question, segments):
 
 
 def parts_of(segment):
-    return hash(segment), repr(segment), segment.content_hash, segment == Segment("a")
+    return hash(segment), repr(segment), segment.content_hash, segment == ir.Segment("a")
 
 
 def args(**given):
@@ -84,9 +67,9 @@ def table(model, tmp_path_factory):
     """Callables, and arguments that they take."""
     folder = tmp_path_factory.mktemp("odd")
     (folder / "a.md").write_text("# A\n\nOne.\n")
-    segments = [Segment("a"), Segment("b")]
+    segments = [ir.Segment("a"), ir.Segment("b")]
     prompt = model.chat_prompt("q", segments)
-    routed, judge, calling = model.with_routing(), Judge(model), ToolCalling(model, [TOOL])
+    routed, judge, calling = model.with_routing(), ir.Judge(model), ToolCalling(model, [TOOL])
     bm25 = BM25Retriever(segments)
     question = {"question": "q", "segments": ["a", "b"], "answers": ["a"]}
     small = {"remedies": []}
@@ -96,37 +79,28 @@ def table(model, tmp_path_factory):
         called = {"role": "assistant", "content": "", "tool_calls": tool_calls}
         return model.chat_prompt(messages=[called, {"role": role, "content": content, **fields}])
 
-    def generate(**options):
-        return model.generate(prompt, max_new_tokens=1, **options)
-
-    def sampled(**options):
-        return model.generate(prompt, max_new_tokens=1, do_sample=True, **options)
-
     def with_method(method, **choices):
         return model.with_method(method, **choices).generate(prompt, max_new_tokens=1)
 
     def ensemble(kind):
         return lambda **given: kind(**{"lm": model, **given}).score(prompt, ["a"])
 
-    def scaling(**given):
-        return with_method("sequential", intervention=HiddenScaling(**given))
+    def intervention(kind, **fixed):
+        return lambda **given: with_method("sequential", intervention=kind(**fixed, **given))
 
-    def ms_poe(**given):
-        return with_method("sequential", intervention=MsPoE(first_layer=1, **given))
-
-    # fmt: off
-    found = {
-        "InvariantModel": (InvariantModel, args(model=model.model, tokenizer=model.tokenizer, cache=None)),
+    once = partial(model.generate, prompt, max_new_tokens=1)
+    return {
+        "InvariantModel": (ir.InvariantModel, args(model=model.model, tokenizer=model.tokenizer, cache=None)),
         "choices": (model.with_method, args(method="rotor", ordering="lexical", backend="auto", overflow="error")),
         "more choices": (model.with_method, args(max_segment_tokens=9, intervention=None)),
         "with_cache": (model.with_cache, args(cache=None)),
         "with_routing": (model.with_routing, args(alpha=0.2, plain_order="given")),
-        "RoutedModel.over": (RoutedModel.over, args(lm=model)),
-        "from_pretrained": (InvariantModel.from_pretrained, args(name=folder / "none", method="x", ordering="x")),
+        "RoutedModel.over": (ir.RoutedModel.over, args(lm=model)),
+        "from_pretrained": (ir.InvariantModel.from_pretrained, args(name=folder / "none", method="x", ordering="x")),
         "chat_prompt": (model.chat_prompt, args(question="q", segments=["a"], system="s", tools=[])),
         "messages": (lambda value: model.chat_prompt(messages=value), args(value=[{"role": "user", "content": ""}])),
         "message": (message, args(role="user", content="b", name="n", tool_call_id="i", tool_calls=[], custom=1)),
-        "Trusted": (Trusted, args(text="a")),
+        "Trusted": (ir.Trusted, args(text="a")),
         "Tool": (Tool, args(name="f", description="d", parameters={"type": "object"})),
         "Tool.of": (Tool.of, args(tool=TOOL)),
         "ToolCall": (ToolCall, args(id="1", name="f", arguments={})),
@@ -139,28 +113,28 @@ def table(model, tmp_path_factory):
         "arranged": (lambda prompts: model.arranged(prompts).__enter__(), args(prompts=["x"])),
         "generate": (model.generate, args(prompt=prompt, max_new_tokens=1, seed=1)),
         "stream": (lambda **given: list(model.stream(**given)), args(prompt=prompt, max_new_tokens=1, seed=1)),
-        "options": (generate, dict.fromkeys((
+        "options": (once, dict.fromkeys((
             "assistant_early_exit", "bad_words_ids", "bos_token_id", "constraints", "custom_generate",
             "disable_compile", "dola_layers", "early_stopping", "eos_token_id", "exponential_decay_length_penalty",
             "force_words_ids", "forced_eos_token_id", "generation_config", "guidance_scale", "is_assistant",
             "logits_processor", "num_beam_groups", "output_hidden_states", "pad_token_id", "penalty_alpha",
-            "prefill_chunk_size", "sequence_bias", "stop_strings", "suppress_tokens", "synced_gpus", "token_healing",
-            "trust_remote_code", "use_cache", "watermarking_config"))),
-        "sampling": (sampled, dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"))),
-        "Segment": (lambda **given: parts_of(Segment(**given)), args(
+            "prefill_chunk_size", "sequence_bias", "stop_strings", "suppress_tokens", "synced_gpus",
+            "token_healing", "trust_remote_code", "use_cache", "watermarking_config"))),
+        "sampling": (partial(once, do_sample=True), args(temperature=1.0, top_k=9, top_p=1.0, min_p=0.1, typical_p=1)),
+        "Segment": (lambda **given: parts_of(ir.Segment(**given)), args(
             text="", title=None, metadata={}, score=None, token_ids=None)),
-        "Segment.of": (Segment.of, args(value="a")),
-        "metadata": (lambda value: parts_of(Segment("a", None, {"k": value})), args(value=1)),
-        "SegmentSet": (lambda **given: hash(SegmentSet(**given)), args(segments=["a"], slots=None)),
-        "permuted": (SegmentSet(["a", "b"]).permuted, args(order=[1, 0])),
-        "Prompt": (lambda **given: model.prepare(Prompt(**given)), args(
+        "Segment.of": (ir.Segment.of, args(value="a")),
+        "metadata": (lambda value: parts_of(ir.Segment("a", None, {"k": value})), args(value=1)),
+        "SegmentSet": (lambda **given: hash(ir.SegmentSet(**given)), args(segments=["a"], slots=None)),
+        "permuted": (ir.SegmentSet(["a", "b"]).permuted, args(order=[1, 0])),
+        "Prompt": (lambda **given: model.prepare(ir.Prompt(**given)), args(
             prefix="p", segments=["a"], suffix="s", query=None, rendering=str)),
-        "with_sets": (prompt.with_sets, args(sets=[SegmentSet(["a"])])),
+        "with_sets": (prompt.with_sets, args(sets=[ir.SegmentSet(["a"])])),
         "shuffled": (prompt.shuffled, args(random_state=random.Random(0))),
-        "KeyValueCache": (KeyValueCache, args(max_bytes=1, device=None, folder=None, max_disk_bytes=1, namespace="")),
-        "MicroBatcher": (MicroBatcher().generate, args(
+        "cache": (ir.KeyValueCache, args(max_bytes=1, device=None, folder=None, max_disk_bytes=1, namespace="")),
+        "MicroBatcher": (ir.MicroBatcher().generate, args(
             lm=model, prompt=prompt, options={"max_new_tokens": 1}, batch_size=2)),
-        "Judge": (Judge, args(lm=model, criteria="x", by="letters")),
+        "Judge": (ir.Judge, args(lm=model, criteria="x", by="letters")),
         "compare": (judge.compare, args(question="q", a="a", b="a", reference=None, explain=False)),
         "choose": (judge.choose, args(question="q", options=["a"], explain=False)),
         "describe": (judge.compare("q", "a", "a").describe, args(names=["a", "b"])),
@@ -171,21 +145,21 @@ def table(model, tmp_path_factory):
         "CrossEncoder": (CrossEncoder, args(model="x", batch_size=1, device=None)),
         "Embedding": (Embedding, args(model="x", batch_size=1, device=None)),
         "APE": (lambda **given: with_method(APE(**given)), args(temperature=0.9, scale=0.9)),
-        "HiddenScaling": (scaling, args(
+        "HiddenScaling": (intervention(HiddenScaling), args(
             dimensions=1, factor=0.5, layers=[0], last_tokens=1, skip_first=0, scale_values=False)),
         "HiddenScaling.published": (HiddenScaling.published, args(model="x")),
         "HiddenScaling.load": (HiddenScaling.load, args(path=folder / "none")),
         "HiddenScaling.save": (HiddenScaling(1, 0.5, [0]).save, args(path=folder / "scaling.json")),
-        "MsPoE": (ms_poe, args(smallest=1.2, largest=1.8, threshold=3.0)),
+        "MsPoE": (intervention(MsPoE, first_layer=1), args(smallest=1.2, largest=1.8, threshold=3.0)),
         "search_dimension": (search_dimension, args(model=model.model, examples=[], texts=[], keep=1, factors=[0.5])),
-        "RingAverage": (ensemble(RingAverage), args(lm=model, cuts=1)),
-        "PermutationAverage": (ensemble(PermutationAverage), args(lm=model, count=1, permutations="rotations", seed=0)),
-        "SelfConsistency": (SelfConsistency, args(lm=model, count=1, permutations="random", answer=str)),
-        "AttentionSorting": (ensemble(AttentionSorting), args(lm=model, rounds=1)),
-        "ContextExperts": (ensemble(ContextExperts), args(lm=model, beta=1.0, gamma=0)),
-        "ContextualCalibration": (ContextualCalibration, args(scorer=model, content_free=["a"], blank=str)),
-        "ensemble.generate": (RingAverage(model).generate, args(prompt=prompt, max_new_tokens=1)),
-        "ensemble.score": (AttentionSorting(model).score, args(prompt=prompt, candidates=["a"])),
+        "RingAverage": (ensemble(ir.RingAverage), args(lm=model, cuts=1)),
+        "permutations": (ensemble(ir.PermutationAverage), args(lm=model, count=1, permutations="rotations", seed=0)),
+        "SelfConsistency": (ir.SelfConsistency, args(lm=model, count=1, permutations="random", answer=str)),
+        "AttentionSorting": (ensemble(ir.AttentionSorting), args(lm=model, rounds=1)),
+        "ContextExperts": (ensemble(ir.ContextExperts), args(lm=model, beta=1.0, gamma=0)),
+        "ContextualCalibration": (ir.ContextualCalibration, args(scorer=model, content_free=["a"], blank=str)),
+        "ensemble.generate": (ir.RingAverage(model).generate, args(prompt=prompt, max_new_tokens=1)),
+        "ensemble.score": (ir.AttentionSorting(model).score, args(prompt=prompt, candidates=["a"])),
         "blank_segments": (blank_segments, args(prompt=prompt, blank="a")),
         "LazyModel": (LazyModel, args(source=model, options=None)),
         "ToolCalling": (
@@ -204,8 +178,8 @@ def table(model, tmp_path_factory):
         "chunk_documents": (chunk_documents, args(documents=[Document("a")], max_chars=9, overlap=0)),
         "load_documents": (load_documents, args(paths=folder)),
         "cite": (cite, args(answer="a", question="q", segments=segments, included=None)),
-        "RAG": (RAG, args(model=model, retriever=bm25, k=1, system=None)),
-        "RAG.from_documents": (RAG.from_documents, args(
+        "RAG": (ir.RAG, args(model=model, retriever=bm25, k=1, system=None)),
+        "RAG.from_documents": (ir.RAG.from_documents, args(
             paths=folder, model=model, retriever="bm25", k=1, max_chars=9, overlap=0)),
         "tune_alpha": (tune_alpha, args(records=[RoutingRecord(0.5, 0.5, 1, 1)], alphas=[0.1])),
         "RoutingRecord": (
@@ -216,15 +190,11 @@ def table(model, tmp_path_factory):
         "text_confidence": (text_confidence, args(logprobs=[-1.0])),
         "check_order": (check_order, args(model=model, prompt=prompt, orders=1, seed=0, max_new_tokens=1)),
         "Question": (Question, args(text="q", segments=tuple(segments), answers=("a",), gold=(0,), id="1")),
-        "audit": (lambda **given: audit(answer, **{**small, **given}), args(
+        "audit": (lambda **given: ir.audit(answer, **{**small, **given}), args(
             questions=[question], k=1, seed=0, workers=1, margin=0.1, **small)),
-        "audit.question": (lambda **given: audit(answer, [{**question, **given}], **small), args(
+        "audit.question": (lambda **given: ir.audit(answer, [{**question, **given}], **small), args(
             question="q", segments=["a", "b"], answers=["a"], gold=[0], id="1", pairwise=False)),
-    }
-    # fmt: on
-    for name, method in METHODS.items():
-        found[f"method {name}"] = (lambda method=method, **given: method(**given), {})
-    return found
+    }  # fmt: skip
 
 
 def test_no_argument_of_a_public_callable_ends_in_a_raw_traceback(table, tmp_path, monkeypatch):
@@ -267,15 +237,15 @@ def test_what_no_json_can_say_is_no_argument_of_a_tool(model, value):
 
 def test_a_refusal_names_the_argument_and_what_was_expected(model):
     refusals = {
-        "count: expected at least 1, got": lambda: PermutationAverage(model, count="3"),
+        "count: expected at least 1, got": lambda: ir.PermutationAverage(model, count="3"),
         "alpha: expected a finite number": lambda: model.with_routing(float("nan")),
         "expected a list of tools, got 3": lambda: model.chat_prompt("q", ["a"], tools=3),
         "expected a list of Mapping": lambda: model.chat_prompt(messages="hello"),
         "expected at least one message": lambda: model.chat_prompt(messages=[]),
         "tool_calls: expected a list": lambda: model.chat_prompt(messages=[{"role": "assistant", "tool_calls": 3}]),
-        "token ids below the size of a vocabulary": lambda: Prompt("a", ["b"], [10**30]),
-        "content_free: expected at least one text": lambda: ContextualCalibration(model, content_free=3),
-        "device: expected a device": lambda: KeyValueCache(device="nowhere"),
+        "token ids below the size of a vocabulary": lambda: ir.Prompt("a", ["b"], [10**30]),
+        "content_free: expected at least one text": lambda: ir.ContextualCalibration(model, content_free=3),
+        "device: expected a device": lambda: ir.KeyValueCache(device="nowhere"),
     }
     for message, refused in refusals.items():
         with pytest.raises(InvariantRAGError, match=message):

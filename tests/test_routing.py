@@ -10,22 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LogitsProcessor, StoppingCriteria
 
-from invariant_rag import RAG, InvariantModel, Prompt, RoutedModel, Segment
+from invariant_rag import RAG, InvariantModel, Prompt, RoutedModel, Segment, routing
 from invariant_rag.audit.order_check import check_order
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination
 from invariant_rag.rag import BM25Retriever
-from invariant_rag.routing import (
-    ALPHAS,
-    RoutedGeneration,
-    RoutedScores,
-    RoutingRecord,
-    candidate_confidence,
-    route,
-    text_confidence,
-    tune_alpha,
-)
+from invariant_rag.routing import ALPHAS, RoutedGeneration, RoutedScores, RoutingRecord, route, tune_alpha
 from invariant_rag.testing.rounding import assert_rounded_alike
 from tests.comparing import orders_of
 
@@ -39,33 +29,32 @@ def lm(golden_model):
     return InvariantModel(golden_model)
 
 
-# --- the rule ---
-
-
 def test_the_published_rule_on_stored_confidences():
-    stored = [(0.31, 0.52, "invariant"), (0.31, 0.50, "plain"), (0.9, 0.99, "plain"), (0.0, 0.21, "invariant")]
-    assert [route(plain, ours) for plain, ours, _ in stored] == [branch for *_, branch in stored]
-    assert route(0.5, 0.25, alpha=-0.5) == "invariant"
-    assert route(0.25, 0.5, alpha=0.25) == route(0.5, 0.5, alpha=0) == "invariant", "so a tie is, as in the paper"
+    for plain, ours, alpha, branch in (
+        *((0.31, 0.52, 0.2, "invariant"), (0.31, 0.50, 0.2, "plain")),
+        *((0.9, 0.99, 0.2, "plain"), (0.0, 0.21, 0.2, "invariant"), (0.5, 0.25, -0.5, "invariant")),
+        *((0.25, 0.5, 0.25, "invariant"), (0.5, 0.5, 0, "invariant")),  # a tie, as in the paper
+    ):
+        assert route(plain, ours, alpha) == branch
+        assert alpha != 0.2 or route(plain, ours) == branch
+    for alpha, routed in ((-0.5, 24), (0.0, 13), (0.2, 2), (0.5, 0)):
+        # Scores of the embedded model for 24 questions of MMLU; the paper's Table 11 reports 6 to 12 per cent for 0.2.
+        stored = json.loads(Path(__file__).with_name("mmlu_scores.json").read_text())
+        branches = [RoutedScores(each["plain"], each["invariant"], alpha).branch for each in stored]
+        assert branches.count("invariant") == routed
 
 
 @given(st.lists(st.floats(-50, 0), min_size=1, max_size=5), st.floats(-900, 0))
 def test_confidence_is_the_mean_probability_of_tokens_or_a_share_among_candidates(logprobs, elsewhere):
     """As in the published code, which takes the softmax of the candidates' logits: a common factor cancels."""
-    confidence = candidate_confidence(logprobs)
-    assert_rounded_alike(candidate_confidence([each + elsewhere for each in logprobs]), confidence, magnitude=950)
+    confidence = routing.candidate_confidence(logprobs)
+    assert_rounded_alike(
+        routing.candidate_confidence([each + elsewhere for each in logprobs]), confidence, magnitude=950
+    )
     numbers = torch.tensor(logprobs, dtype=torch.float64)
     assert_rounded_alike(confidence, numbers.softmax(0).max())
-    assert_rounded_alike(text_confidence(logprobs), numbers.exp().mean())  # not the geometric mean
-    assert text_confidence([]) == 0
-
-
-@pytest.mark.parametrize(("alpha", "routed"), [(-0.5, 24), (0.0, 13), (0.2, 2), (0.5, 0)])
-def test_the_published_margins_route_some_questions_and_leave_others(alpha, routed):
-    """Scores of the embedded model for 24 questions of MMLU; the paper's Table 11 reports 6 to 12 per cent for 0.2."""
-    stored = json.loads(Path(__file__).with_name("mmlu_scores.json").read_text())
-    branches = [RoutedScores(each["plain"], each["invariant"], alpha).branch for each in stored]
-    assert branches.count("invariant") == routed
+    assert_rounded_alike(routing.text_confidence(logprobs), numbers.exp().mean())  # not the geometric mean
+    assert routing.text_confidence([]) == 0
 
 
 @settings(max_examples=30)
@@ -92,17 +81,14 @@ def test_equally_good_margins_are_decided_by_their_size():
             tune_alpha(nothing, [])
 
 
-# --- a routed model ---
-
-
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, 1.0])
 def test_a_routed_answer_is_that_of_the_branch_it_names(lm, alpha):
     routed, branches = lm.with_routing(alpha), {"plain": lm.with_method("sequential"), "invariant": lm}
     other_of = {"plain": "invariant", "invariant": "plain"}
     answers = {name: model.generate(PROMPT, max_new_tokens=4) for name, model in branches.items()}
     result = routed.generate(PROMPT, max_new_tokens=4)
-    assert result.plain_confidence == text_confidence(answers["plain"].logprobs)
-    assert result.invariant_confidence == text_confidence(answers["invariant"].logprobs)
+    assert result.plain_confidence == routing.text_confidence(answers["plain"].logprobs)
+    assert result.invariant_confidence == routing.text_confidence(answers["invariant"].logprobs)
     assert result.branch == route(result.plain_confidence, result.invariant_confidence, alpha)
     assert result.branch == {-1.0: "invariant", 1.0: "plain"}.get(alpha, result.branch)
     kept = answers[result.branch]
@@ -111,7 +97,7 @@ def test_a_routed_answer_is_that_of_the_branch_it_names(lm, alpha):
     scores = {name: model.score(PROMPT, CANDIDATES) for name, model in branches.items()}
     chosen = routed.score(PROMPT, CANDIDATES)
     assert (chosen, chosen.rejected) == (scores[chosen.branch], scores[other_of[chosen.branch]])
-    confidences = [candidate_confidence(scores[name]) for name in ("plain", "invariant")]
+    confidences = [routing.candidate_confidence(scores[name]) for name in ("plain", "invariant")]
     assert [chosen.plain_confidence, chosen.invariant_confidence] == confidences
     assert chosen.branch == route(*confidences, alpha)
     assert routed.score(PROMPT, []) == []
@@ -155,7 +141,7 @@ def test_a_stream_is_the_text_of_the_kept_answer(model, alpha):
         list(routed.stream(prompt, max_new_tokens=2, do_sample=True, num_return_sequences=2))
 
 
-class Remembering(LogitsProcessor):
+class Remembering:
     """Allows each token once in its life, as a grammar does that reads along."""
 
     def __init__(self):
@@ -167,15 +153,9 @@ class Remembering(LogitsProcessor):
         self.used.append(int(scores[0].argmax()))
         return scores
 
-
-class Full(StoppingCriteria):
-    """Ends a text once its processor has chosen three tokens."""
-
-    def __init__(self, memory):
-        self.memory = memory
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return torch.full((len(input_ids),), len(self.memory.used) >= 3)
+    def is_full(self, input_ids, scores, **kwargs):
+        """End a text once three tokens are chosen."""
+        return torch.full((len(input_ids),), len(self.used) >= 3)
 
 
 class Unique(Remembering):
@@ -189,7 +169,7 @@ def test_a_processor_that_remembers_a_text_meets_each_branch_anew(lm):
         result = lm.with_routing(alpha).generate(PROMPT, max_new_tokens=5, logits_processor=[Remembering()])
         assert result.token_ids == tokens
         memory = Remembering()
-        both = {"logits_processor": [memory], "stopping_criteria": [Full(memory)]}
+        both = {"logits_processor": [memory], "stopping_criteria": [memory.is_full]}
         assert lm.with_routing(alpha).generate(PROMPT, max_new_tokens=5, **both).token_ids == tokens[:3]
     with pytest.raises(UnsupportedCombination, match="only one of it") as caught:
         lm.with_routing().generate(PROMPT, logits_processor=[Unique()])

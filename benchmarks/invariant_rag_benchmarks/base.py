@@ -30,7 +30,7 @@ Record: TypeAlias = dict[str, Any]
 """The result of one case as plain data: a line of `records.jsonl`."""
 
 
-class Settings(BaseModel):
+class TaskSettings(BaseModel):
     """Settings of a benchmark: texts, whole numbers and flags, each with a default and a description."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,7 +51,7 @@ def _text(value: Any) -> str:
 Text: TypeAlias = Annotated[str, PlainValidator(_text)]
 """A text of a record as it is: pydantic's own texts have no half of a surrogate pair, which JSON can hold."""
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=TaskSettings)
 E = TypeVar("E", bound=Example)
 T = TypeVar("T")
 

@@ -161,7 +161,7 @@ def _table(data: Mapping[str, Any]) -> PublishedTable:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PublishedComparison:
     """A published number, and ours with its interval, in the unit; None if not published or not measured."""
 
     row: str
@@ -188,13 +188,13 @@ class Comparison:
 
 def compare(
     row: PublishedRow, column: PublishedColumn, published: float | None, records: Sequence[Record]
-) -> Comparison:
+) -> PublishedComparison:
     """Compare the records of a run with one cell of a published table."""
     found, scale = column.read(records, oracle=row.oracle), 100 if column.unit == "%" else 1
     numbers = (math.nan,) * 3 if found is None else (found.value, found.low, found.high)
     ours, low, high = (None if math.isnan(each) else scale * each for each in numbers)
     digits = 2 if column.unit == "" or column.metric.startswith("deviation: ") else 1
-    return Comparison(row.name, column.label, published, ours, low, high, column.unit, digits)
+    return PublishedComparison(row.name, column.label, published, ours, low, high, column.unit, digits)
 
 
 # --- a table measured again ---
@@ -271,7 +271,7 @@ def reproduce(
     resume: bool = False,
     model: InvariantModel | None = None,
     progress: Progress = no_progress,
-) -> list[Comparison]:
+) -> list[PublishedComparison]:
     """Run what the cells of a published table need, and return its cells with our numbers, row by row.
 
     `base` has the model, the data, the limit and everything else that the table does not specify; its intervention,

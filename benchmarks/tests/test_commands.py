@@ -214,3 +214,22 @@ def test_the_tab_key_completes_the_names_of_tables():
     (table,) = (each for each in command.params if each.name == "table")
     offered = [each.value for each in table.shell_complete(typer.Context(command), "pine")]
     assert offered == [name for name in published_tables() if name.startswith("pine")] != []
+
+
+COMPLETING = """
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = None
+import typer
+from invariant_rag_benchmarks.commands.bench import app
+for command in typer.main.get_command(app).commands.values():
+    for each in command.params:
+        if "--method" in each.opts:
+            print(command.name, *[offered.value for offered in each.shell_complete(typer.Context(command), "ro")])
+"""
+
+
+def test_the_tab_key_completes_the_methods_of_every_command_without_torch():
+    done = subprocess.run([sys.executable, "-c", COMPLETING], capture_output=True, text=True, check=True)
+    assert dict(line.partition(" ")[::2] for line in done.stdout.splitlines()) == dict.fromkeys(
+        (*BENCHMARKS, "speed", "vllm"), "rotor"
+    )

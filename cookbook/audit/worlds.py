@@ -1,7 +1,7 @@
 """Two dozen simulated systems of known behaviour (worlds.toml): how an audit of them should end.
 
 No model is asked: the outcomes of a screen and of a remedy are drawn as a system would give them, and go through the
-functions that a real audit decides with. `calibrate.py` simulates many audits, `tests/audit/test_screen.py` a few.
+functions that a real audit decides with. `calibrate.py` simulates many audits, `tests/audit/test_statistics.py` a few.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from invariant_rag._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from invariant_rag.audit.calls import Endpoint, Reply
+    from invariant_rag.audit.calls import Endpoint, SystemReply
     from invariant_rag.audit.order_check import OrderCheck, check_order
     from invariant_rag.audit.plan import AuditChoices
     from invariant_rag.audit.questions import Question
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from invariant_rag.audit.run import audit
     from invariant_rag.audit.statistics import Estimate
 
-__all__ = [
-    "ABOUT", "Audit", "AuditChoices", "Endpoint", "Estimate", "OrderCheck", "Question", "Reply", "audit", "check_order",
-]  # fmt: skip
+__all__ = ["ABOUT", "Audit", "AuditChoices", "Endpoint", "Estimate", "OrderCheck", "Question", "SystemReply", "audit",
+           "check_order"]  # fmt: skip
 
 _MODULES = "result result plan calls statistics order_check questions calls run order_check".split()
 __getattr__, __dir__ = lazy_exports(__name__, dict(zip(__all__, _MODULES, strict=True)))

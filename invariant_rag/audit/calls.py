@@ -39,7 +39,7 @@ def no_progress(*_: Any, **__: Any) -> AbstractContextManager[Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Reply:
+class SystemReply:
     """An answer with its prompt and completion tokens, if they are known. A function may return one, or a string."""
 
     text: str
@@ -94,7 +94,7 @@ class Endpoint:
             return any(each["id"] == self.served and each.get("toy") is True for each in cards)
         return False
 
-    def complete(self, text: str) -> Reply:
+    def complete(self, text: str) -> SystemReply:
         """Send one message of a user; raise `ServerError` without an answer, `AuditFailed` for a wrong key or model."""
         body = {"model": self.served, "messages": [{"role": "user", "content": text}], **self.parameters}
         said = self._send("POST", "/chat/completions", body)
@@ -102,7 +102,7 @@ class Endpoint:
             text, usage = said["choices"][0]["message"]["content"] or "", said.get("usage") or {}
         except (LookupError, TypeError, AttributeError) as error:
             raise ServerError(f"{self.url}: expected a chat completion, got {str(said)[:200]!r}") from error
-        return Reply(text, usage.get("total_tokens"))
+        return SystemReply(text, usage.get("total_tokens"))
 
     def _send(self, verb: str, path: str, body: dict[str, Any] | None = None) -> Any:
         import httpx
@@ -135,7 +135,7 @@ def is_url(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CallResult:
     """What came of one call: no text if every try failed; seconds with all tries, and the error of each that failed."""
 
     key: str
@@ -145,10 +145,10 @@ class Answer:
     errors: tuple[str, ...] = ()
 
 
-Job = tuple[str, Callable[[], Reply]]  # a call: its key, and the function that makes it
+Job = tuple[str, Callable[[], SystemReply]]  # a call: its key, and the function that makes it
 
 
-def call(key: str, function: Callable[[], Reply], retries: int = 3) -> Answer:
+def call(key: str, function: Callable[[], SystemReply], retries: int = 3) -> CallResult:
     """Call a function until it returns, at most `retries` times more. An error is an outcome, but for `AuditFailed`."""
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
@@ -159,7 +159,7 @@ def call(key: str, function: Callable[[], Reply], retries: int = 3) -> Answer:
         errors.append(f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
         pause[0] = getattr(error, "retry_after", 0.0)
 
-    def once() -> Reply:
+    def once() -> SystemReply:
         try:
             return function()
         except SystemExit as error:
@@ -175,11 +175,11 @@ def call(key: str, function: Callable[[], Reply], retries: int = 3) -> Answer:
         retry_error_callback=lambda _: None,
     )(once)
     text, tokens = (None, None) if reply is None else (reply.text, reply.tokens)
-    return Answer(key, text, tokens, perf_counter() - started, tuple(errors))
+    return CallResult(key, text, tokens, perf_counter() - started, tuple(errors))
 
 
 def make_calls(
-    calls: Sequence[Job], on_answer: Callable[[Answer], object], *, retries: int, workers: int, answered: bool = False
+    calls: Sequence[Job], on_answer: Callable[[CallResult], Any], *, retries: int, workers: int, answered: bool = False
 ) -> None:
     """Make calls by key in threads, and pass on one answer at a time. Stop where nothing is ever `answered`."""
     stopped, lock, failed = threading.Event(), threading.Lock(), 0

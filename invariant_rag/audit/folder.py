@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from invariant_rag.audit.calls import Answer
+from invariant_rag.audit.calls import CallResult
 from invariant_rag.audit.questions import Question, read_questions
 from invariant_rag.checks import check_path
 from invariant_rag.errors import AuditFailed, UnusableFile
@@ -16,19 +16,19 @@ RUN, ANSWERS, RESULT = "run.json", "answers.jsonl", "audit.json"
 SCHEMA_VERSION = 1  # of `run.json` and `audit.json`; it changes with the meaning of a field
 
 
-def open_answers(folder: Path) -> LineFile[Answer]:
+def open_answers(folder: Path) -> LineFile[CallResult]:
     """Open the file of the answers of a run, but for calls that failed."""
     return LineFile(folder / ANSWERS, _parse_answer, AuditFailed)
 
 
-def _parse_answer(line: Any, where: str) -> Answer:
+def _parse_answer(line: Any, where: str) -> CallResult:
     """Return an answer; somebody may have edited the file."""
     kinds = dict[str, set[type]](key={str}, text={str}, tokens={int, type(None)}, seconds={int, float}, errors={list})
     fits = isinstance(line, dict) and line.keys() == kinds.keys()
     fits = fits and all(type(line[name]) in kind for name, kind in kinds.items())
     if not fits or not all(isinstance(each, str) for each in line["errors"]):
         raise AuditFailed(f"{where}: expected an answer with {', '.join(kinds)}, got {shown(line)}")
-    return Answer(**{**line, "errors": tuple(line["errors"])})
+    return CallResult(**{**line, "errors": tuple(line["errors"])})
 
 
 def make_new_folder(out: Any) -> Path:

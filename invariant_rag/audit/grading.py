@@ -8,7 +8,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.calls import Answer, Endpoint, call, is_url
+from invariant_rag.audit.calls import CallResult, Endpoint, call, is_url
 from invariant_rag.audit.matching import is_right, normal_tokens
 from invariant_rag.audit.statistics import Estimate, wilson_interval
 from invariant_rag.audit.systems import loaded
@@ -196,7 +196,7 @@ def _yes_function(model: Any) -> Callable[[str], bool]:
 
 
 def _is_yes(said: Any) -> bool:
-    if isinstance(said, Answer):
+    if isinstance(said, CallResult):
         if said.text is None:
             raise AuditFailed(f"the judge does not answer: {said.errors[-1]}")
         said = said.text

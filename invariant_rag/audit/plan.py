@@ -25,7 +25,7 @@ SLOTS = 5  # parts of the prompt, from the first to the last place, of which acc
 
 
 @dataclass(frozen=True)
-class Call:
+class AuditCall:
     """One call about a question: `draw` is a column of the screen, or which draw of a remedy (`arm`, else `today`)."""
 
     question: Question
@@ -52,7 +52,7 @@ class Call:
         """What the call is in the run, such as `12 today 3`."""
         return f"{self.index} {self.arm} {self.draw}" + (f" {self.vote}" if self.vote else "")
 
-    def blanked(self) -> Call:
+    def blanked(self) -> AuditCall:
         """Return the call with other texts in its documents: does the system read them?"""
         blank = tuple(Segment(f"Page {page} is left blank.") for page in self.order)
         return replace(self, question=replace(self.question, segments=blank), arm="other texts")
@@ -63,13 +63,13 @@ def has_orders(question: Question) -> bool:
     return len({each.canonical_key for each in question.segments}) > 1
 
 
-def screen_calls(question: Question, index: int, place: int, seed: int) -> list[Call]:
+def screen_calls(question: Question, index: int, place: int, seed: int) -> list[AuditCall]:
     """Return the five calls of the screen about a question, which `place` others are asked before."""
     today = _as_given(question)
     one, other = _other_orders(question, f"{seed} {index} {question.text!r}")
     spaces = {AGAIN: 0 if place < REPEATED else 2, PLACEBO: 1}
     orders = {FIRST: today, AGAIN: today, PLACEBO: today, OTHER: one, ANOTHER: other}
-    return [Call(question, index, TODAY, each, order, spaces.get(each, 0)) for each, order in orders.items()]
+    return [AuditCall(question, index, TODAY, each, order, spaces.get(each, 0)) for each, order in orders.items()]
 
 
 def _other_orders(question: Question, seed: str) -> tuple[Order, Order]:
@@ -111,10 +111,10 @@ class Remedy(NamedTuple):
     orders: Callable[[Question], list[Order]]
     votes: int = 1
 
-    def calls(self, name: str, question: Question, index: int) -> list[Call]:
+    def calls(self, name: str, question: Question, index: int) -> list[AuditCall]:
         """Return the calls about a question: one as it is, one with the placebo, like those of today."""
         draws = product(range(DRAWS), enumerate(self.orders(question)))
-        return [Call(question, index, name, draw, order, spaces=draw, vote=vote) for draw, (vote, order) in draws]
+        return [AuditCall(question, index, name, draw, order, spaces=draw, vote=vote) for draw, (vote, order) in draws]
 
 
 LISTINGS = {  # remedies for every system

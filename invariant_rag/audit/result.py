@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from invariant_rag.audit.calls import Answer
+from invariant_rag.audit.calls import CallResult
 from invariant_rag.audit.folder import SCHEMA_VERSION
 from invariant_rag.audit.grading import FAILED, RIGHT, WRONG, AnswerJudge
 from invariant_rag.audit.plan import SLOTS, AuditChoices, Order, slot_of
@@ -42,7 +42,7 @@ class Asked:
 
     question: Question
     orders: list[Order]
-    answers: list[Answer]
+    answers: list[CallResult]
     classes: list[int]
     scored: bool
 

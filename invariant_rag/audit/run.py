@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from invariant_rag.audit import plan
-from invariant_rag.audit.calls import Answer, Progress, make_calls, no_progress
+from invariant_rag.audit.calls import CallResult, Progress, make_calls, no_progress
 from invariant_rag.audit.folder import RUN, SCHEMA_VERSION, make_new_folder, open_answers, read_run
 from invariant_rag.audit.grading import RIGHT, Grader
-from invariant_rag.audit.plan import DRAWS, TODAY, AuditChoices, Call
+from invariant_rag.audit.plan import DRAWS, TODAY, AuditCall, AuditChoices
 from invariant_rag.audit.questions import Question, Questions, as_retrieve_function, read_questions
 from invariant_rag.audit.report import write_report
 from invariant_rag.audit.result import Asked, Audit, Comparison, package_versions, places_and_outcomes, slot_accuracies
@@ -137,7 +137,7 @@ class _Running:
     questions: Sequence[tuple[int, Question]]
     choices: AuditChoices
     grader: Grader
-    file: LineFile[Answer] | None
+    file: LineFile[CallResult] | None
     progress: Progress
     on_step: OnStep
 
@@ -233,7 +233,7 @@ class _Running:
             for each, ours in zip(compared, scores.values(), strict=True)
         ]
 
-    def _accuracy(self, calls: Sequence[Call]) -> float:
+    def _accuracy(self, calls: Sequence[AuditCall]) -> float:
         """Return the share of right draws; of several votes of a draw the most frequent counts, the first of equals."""
         said = [self.answers[call.key].text for call in calls]
         draws: dict[int, list[int]] = {}
@@ -241,7 +241,7 @@ class _Running:
             draws.setdefault(call.draw, []).append(each)
         return float(np.mean([max(votes, key=votes.count) == RIGHT for votes in draws.values()]))
 
-    def _ask(self, calls: Sequence[Call], ask: Ask, retries: int | None = None) -> None:
+    def _ask(self, calls: Sequence[AuditCall], ask: Ask, retries: int | None = None) -> None:
         """Make the calls that have no answer, and keep their answers; those that failed are not written."""
         new = [call for call in calls if call.key not in self.answers]
         missing = [(call.key, lambda call=call: ask(call.question, call.segments)) for call in new]
@@ -250,7 +250,7 @@ class _Running:
         answered = any(each.text is not None for each in self.answers.values())
         with self.progress("Asking", len(missing)) as advance:
 
-            def keep(answer: Answer) -> None:
+            def keep(answer: CallResult) -> None:
                 self.answers[answer.key] = answer
                 if self.file is not None and answer.text is not None:
                     self.file.append([asdict(answer)])

@@ -14,7 +14,7 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.calls import Endpoint, Reply, is_url, settle
+from invariant_rag.audit.calls import Endpoint, SystemReply, is_url, settle
 from invariant_rag.checks import check_stops
 from invariant_rag.errors import AuditFailed, ToyModelWarning, UnsupportedCombination
 from invariant_rag.models.embedded import is_toy
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from invariant_rag.generation.model import InvariantModel
 
 ToInput = Callable[[str, Sequence[Segment]], Any]
-Ask = Callable[["Question", Sequence[Segment]], Reply]
+Ask = Callable[["Question", Sequence[Segment]], SystemReply]
 MakeInput = Callable[["Question", Sequence[Segment]], Any]
 Function = Callable[[Any], Any]
 
@@ -38,7 +38,7 @@ CONTEXT_NAMES = tuple(
 _EMPTY_NAMES = ("chat_history", "history", "agent_scratchpad", "intermediate_steps")
 _MARKED_TEXT_MODELS = (  # what `canonical` and `vote` return: they order the segments marked in their text
     ("langchain_invariant_rag.api_models", "CanonicalChatModel", "WrappedRunnable"),
-    ("llama_index.llms.invariant_rag.canonical", "CanonicalLLM"),
+    ("llama_index.llms.invariant_rag.api_models", "CanonicalLLM"),
 )
 
 
@@ -84,12 +84,12 @@ _WRAP = "Wrap it in a function (question, segments) -> answer."
 _ANSWERS = ("answer", "output", "response", "result", "text", "output_text", "content")  # names of what is returned
 
 
-def as_reply(said: Any, tokens: int | None = None) -> Reply:
+def as_reply(said: Any, tokens: int | None = None) -> SystemReply:
     """Return the answer in whatever a system returns: text, a message, a mapping or an object that holds one."""
-    if isinstance(said, Reply):
+    if isinstance(said, SystemReply):
         return said
     if isinstance(said, str):
-        return Reply(said, tokens)
+        return SystemReply(said, tokens)
     usage = getattr(said, "usage_metadata", None)
     if isinstance(usage, Mapping):
         tokens = usage.get("total_tokens", tokens)
@@ -97,18 +97,18 @@ def as_reply(said: Any, tokens: int | None = None) -> Reply:
     content = field_of("content", None)
     if isinstance(content, list) and content:  # blocks of a message
         parts = [each if isinstance(each, str) else each.get("text", "") for each in content]
-        return Reply("".join(part for part in parts if isinstance(part, str)), tokens)
+        return SystemReply("".join(part for part in parts if isinstance(part, str)), tokens)
     if isinstance(said, Mapping) and isinstance(said.get("messages"), Sequence) and said["messages"]:
         return as_reply(said["messages"][-1], tokens)
     for name in _ANSWERS:
         found = field_of(name, None)
         if isinstance(found, str):
-            return Reply(found, tokens)
+            return SystemReply(found, tokens)
         if found is not None and not callable(found) and not isinstance(found, int | float | list | tuple):
             return as_reply(found, tokens)
     what = f"a mapping with {sorted(map(str, said))}" if isinstance(said, Mapping) else type(said).__name__
     expected = f"expected an answer as text, a message, or a mapping with one of {', '.join(_ANSWERS)}"
-    raise AuditFailed(f"{expected}; got {what}", hint="Return a string, or a Reply with its tokens.")
+    raise AuditFailed(f"{expected}; got {what}", hint="Return a string, or a SystemReply with its tokens.")
 
 
 def loaded(module: str, *names: str) -> tuple[Any, ...]:
@@ -160,9 +160,9 @@ def lm_ask_function(lm: InvariantModel, message: str | None, generation: Mapping
 
     stops = check_stops(generation.get("stop_strings"))
 
-    def ask(question: Question, segments: Sequence[Segment]) -> Reply:
+    def ask(question: Question, segments: Sequence[Segment]) -> SystemReply:
         result = lm.generate(lm.chat_prompt(question.text, segments, message), **generation)
-        return Reply(trim_at_stop_string(result.text, stops), result.usage.total_tokens)
+        return SystemReply(trim_at_stop_string(result.text, stops), result.usage.total_tokens)
 
     return ask
 
@@ -231,7 +231,7 @@ def _system(name: str, call: Function, makes: Sequence[MakeInput], read: Functio
     """Return a system that is called with the first input that it takes, and whose answer is in what it returns."""
     known = list(makes)
 
-    def ask(question: Question, segments: Sequence[Segment]) -> Reply:
+    def ask(question: Question, segments: Sequence[Segment]) -> SystemReply:
         make, *others = known
         try:
             said = settle(call(make(question, segments)))

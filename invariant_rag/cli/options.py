@@ -18,9 +18,9 @@ from invariant_rag.orderings import ORDERINGS, CrossEncoder, Embedding, resolve_
 _OFFERED: Mapping[str, Any] = {"method": METHODS, "methods": METHODS, "ordering": ORDERINGS, "orderings": ORDERINGS}
 
 
-def option_of(name: str, about: str, **more: Any) -> Any:
+def option_of(name: str, about: str, *flags: str, **more: Any) -> Any:
     """Return an option whose values are names of a registry, which the Tab key completes."""
-    return typer.Option(help=about, autocompletion=lambda: [*_OFFERED[name]], **more)
+    return typer.Option(*flags, help=about, autocompletion=lambda: [*_OFFERED[name]], **more)
 
 
 Model = Annotated[str | None, typer.Option(help="Model id or folder.", show_default="the embedded model")]

@@ -21,7 +21,7 @@ from invariant_rag.ensembles.base import Cost, EnsembleGeneration, Scores
 from invariant_rag.ensembles.calibration import ContextualCalibration, blank_segments
 from invariant_rag.ensembles.experts import ContextExperts
 from invariant_rag.ensembles.permutations import PermutationAverage, SelfConsistency, VotedGeneration
-from invariant_rag.ensembles.ring import RingAverage
+from invariant_rag.ensembles.ring_average import RingAverage
 
 __all__ = [
     "AttentionSorting",

@@ -245,7 +245,7 @@ def _run_batch(batch: Sequence[_Request], batcher: MicroBatcher | None = None, b
     if not batch:
         return
     first, streamers = batch[0], list(map(attrgetter("streamer"), batch))
-    turn = _Turn(batch, batcher, batch_size)
+    turn = _BetweenPasses(batch, batcher, batch_size)
     options = {**first.options, "stopping_criteria": [*(first.options.get("stopping_criteria") or ()), turn]}
     if any(streamers):
         options["streamers"] = streamers
@@ -270,7 +270,7 @@ def _run_batch(batch: Sequence[_Request], batcher: MicroBatcher | None = None, b
         request.result.set_result(generation if exact else replace(generation, bitwise=False))
 
 
-class _Turn(StopOnEvent):
+class _BetweenPasses(StopOnEvent):
     """Ends rows that were abandoned, and lets others generate between two forward passes."""
 
     def __init__(self, batch: Sequence[_Request], batcher: MicroBatcher | None, batch_size: int) -> None:

@@ -60,7 +60,7 @@ Values: TypeAlias = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Example:
+class TokenExample:
     """Token ids of a prompt and of its expected answer."""
 
     prompt: tuple[int, ...]
@@ -127,7 +127,7 @@ class SearchResult:
 def search_dimension(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    examples: Sequence[Example] | None = None,
+    examples: Sequence[TokenExample] | None = None,
     *,
     texts: Sequence[Sequence[int]] | None = None,
     layers: Iterable[int] | None = None,
@@ -159,7 +159,7 @@ def search_dimension(
     check_number("keep", keep, 1)
     factors = [check_real("factors", each) for each in check_items("factors", factors, Real)]
     if examples is not None:
-        examples = check_items("examples", examples, Example)
+        examples = check_items("examples", examples, TokenExample)
     if texts is not None:
         texts = [as_token_ids(each, InvalidChoice) for each in check_items("texts", texts, Sequence)]
     rotations = probe(model)
@@ -234,7 +234,7 @@ def _mean_values(model: PreTrainedModel, texts: Sequence[Sequence[int]], advance
 def _loss(
     model: PreTrainedModel,
     rotations: Sequence[PositionEncoding],
-    examples: Sequence[Example],
+    examples: Sequence[TokenExample],
     scaling: HiddenScaling | None,
     advance: Callable[[], None],
 ) -> float:
@@ -301,7 +301,7 @@ def _scale_to_one(curves: Values) -> Values:
 
 def uuid_examples(
     tokenizer: PreTrainedTokenizerBase, count: int = 100, *, pairs: int = 50, window: int | None = None, seed: int = 0
-) -> list[Example]:
+) -> list[TokenExample]:
     """Return chat prompts that ask for the value of one UUID in a JSON object, as in `eval_on_valid_set.py`.
 
     The published sets have 50 pairs in a prompt, and ask for those at 25, 50 and 75 per cent.
@@ -329,7 +329,7 @@ def uuid_examples(
         pairs = max(2, min(pairs - 1, pairs * window // longest))
 
 
-def _uuid_example(tokenizer: PreTrainedTokenizerBase, source: random.Random, pairs: int, place: int) -> Example:
+def _uuid_example(tokenizer: PreTrainedTokenizerBase, source: random.Random, pairs: int, place: int) -> TokenExample:
     keys, values = ([str(uuid.UUID(int=source.getrandbits(128), version=4)) for _ in range(pairs)] for _ in range(2))
     listed = ",\n ".join(f'"{key}": "{value}"' for key, value in zip(keys, values, strict=True))
     asked = (
@@ -339,7 +339,7 @@ def _uuid_example(tokenizer: PreTrainedTokenizerBase, source: random.Random, pai
     messages = [{"role": "user", "content": asked}]
     rendered = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     prompt, answer = (tokenizer(text, add_special_tokens=False).input_ids for text in (rendered, values[place]))
-    return Example(tuple(prompt), tuple(answer))
+    return TokenExample(tuple(prompt), tuple(answer))
 
 
 def random_texts(

@@ -9,7 +9,7 @@ from invariant_rag.methods.parallel_windows import ParallelWindows
 from invariant_rag.methods.pine import PINE, PINEInPlace, PINEReverse
 from invariant_rag.methods.rotor import RoToR
 from invariant_rag.methods.rows import Isolated, Sequential, SetBased
-from invariant_rag.methods.structured import Structured
+from invariant_rag.methods.structured_prompting import Structured
 from invariant_rag.orderings import Ordering, resolve_ordering
 
 METHODS: dict[str, type[Method]] = {

@@ -5,14 +5,16 @@ from __future__ import annotations
 from invariant_rag.prompts.chat_template import DEFAULT_SYSTEM, Message, question_messages, render_chat
 from invariant_rag.prompts.markers import has_marks, mark, mark_set, without_marks
 from invariant_rag.prompts.order_warnings import FIXES, Finding, report
-from invariant_rag.prompts.recognition import Retrieval, find_set
-from invariant_rag.prompts.retrievals import (
+from invariant_rag.prompts.recognition import Recognition, parse_marked, recognize
+from invariant_rag.prompts.run_retrievals import (
     Outside,
+    Retrieval,
     RunRetrievals,
     begin_outside,
     forget_outside,
     outside_retrievals,
 )
+from invariant_rag.prompts.slots import find_set
 from invariant_rag.prompts.template_probes import (
     CallFormat,
     ReasoningFormat,
@@ -29,7 +31,7 @@ from invariant_rag.prompts.tokenization import (
     tokenize_text,
 )
 from invariant_rag.prompts.tools import Tool, ToolCall
-from invariant_rag.prompts.turns import Recognition, Turn, parse_marked, recognize
+from invariant_rag.prompts.turns import Turn
 
 __all__ = [
     "DEFAULT_SYSTEM", "FIXES", "CallFormat", "Finding", "Message", "Outside", "ReasoningFormat", "Recognition",

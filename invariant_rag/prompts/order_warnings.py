@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from invariant_rag.errors import OrderWarning
-from invariant_rag.prompts.recognition import Retrieval
+from invariant_rag.prompts.run_retrievals import Retrieval
+from invariant_rag.words import split_words
 
 FIXES: dict[str, str] = {
     "no_segments": "Pass the documents as segments, each by itself.",
@@ -40,8 +41,6 @@ def report(findings: Iterable[Finding], *, fixes: Mapping[str, str] = FIXES, str
         warnings.warn(warning, stacklevel=3)
 
 
-_IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-_WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\W{_IDEOGRAPHS}]+")
 _PHRASE, _BEGINNING = 5, 3  # words that two texts hardly share by chance, and first words of a document that was cut
 
 
@@ -54,10 +53,11 @@ def holds_documents(text: str, retrieval: Retrieval) -> bool:
     documents = list(dict.fromkeys(each.text for each in retrieval.segments))
     if len(documents) < 2:
         return False
-    if len(_WORD.findall(retrieval.query)) >= _BEGINNING:  # a shorter one is no phrase of a document, but may be in it
+    if len(split_words(retrieval.query)) >= _BEGINNING:  # a shorter one is no phrase of a document, but may be in it
         text = text.replace(retrieval.query.strip(), " ")
-    phrases = {phrase for length in range(1, _PHRASE + 1) for phrase in _phrases(text, length)}
-    own = [_phrases(each, _PHRASE) | _phrases(each, _BEGINNING, most=1) for each in documents]
+    words = split_words(text)
+    phrases = {phrase for length in range(1, _PHRASE + 1) for phrase in _phrases(words, length)}
+    own = [_phrases(each, _PHRASE) | _phrases(each, _BEGINNING, most=1) for each in map(split_words, documents)]
     shared = Counter(phrase for each in own for phrase in each)
     held = sum(
         any(shared[phrase] == 1 and phrase in phrases for phrase in each) or (not each and document.strip() in text)
@@ -68,9 +68,8 @@ def holds_documents(text: str, retrieval: Retrieval) -> bool:
     return held > 1 or named == len(retrieval.segments) or (whole and not retrieval.one_by_one)
 
 
-def _phrases(text: str, length: int, most: int | None = None) -> set[tuple[str, ...]]:
-    """Return the first phrases of so many words in a text; all words, if there are fewer."""
-    words = _WORD.findall(text.casefold())
+def _phrases(words: Sequence[str], length: int, most: int | None = None) -> set[tuple[str, ...]]:
+    """Return the first phrases of `length` words; all words, if there are fewer."""
     starts = range(max(len(words) - length, 0) + 1)[:most]
     return {tuple(words[at : at + length]) for at in starts} - {()}
 
@@ -114,10 +113,8 @@ def looks_listed(text: str, *, introduced: bool = False) -> bool:
     """
     labels = list(_LABELLED.finditer(text))
     stops = [*map(re.Match.start, labels[1:]), len(text)]
-    telling = {
-        int(each[1]) for each, stop in zip(labels, stops, strict=False) if len(text[each.end() : stop].split()) > 2
-    }
-    counted = not telling.isdisjoint(map((1).__add__, telling))
+    numbers = {int(one[1]) for one, stop in zip(labels, stops, strict=False) if len(text[one.end() : stop].split()) > 2}
+    counted = not numbers.isdisjoint(map((1).__add__, numbers))
     if counted or len(_TAGGED.findall(text)) > 1:
         return True
     text = _CODE.sub("", text)
@@ -127,8 +124,8 @@ def looks_listed(text: str, *, introduced: bool = False) -> bool:
     inside = text[(_CONTEXT.search(text, announced.end()) or announced).end() :]
     closed = _CLOSED.search(inside)
     paragraphs = re.split(r"\n[ \t]*\n", inside[: closed.start()] if closed else inside)
-    told = (each for each in paragraphs if len(each.split()) > 2 and not _INSTRUCTION.match(each))
-    return sum(not each.rstrip().endswith("?") for each in told) > 1
+    stated = (each for each in paragraphs if len(each.split()) > 2 and not _INSTRUCTION.match(each))
+    return sum(not each.rstrip().endswith("?") for each in stated) > 1
 
 
 _STATED = re.compile(

@@ -1,181 +1,147 @@
-"""Recognise a slot that is a set: the value of one variable of a prompt template, one tool message, or content block.
-
-Nothing else is looked at, and what is not recognised stays as it is written.
-"""
+"""Conversations in which every segment is in a set. Text is split around a set in it, and never changed."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from string import ascii_lowercase, ascii_uppercase
+from itertools import repeat
+from operator import attrgetter
+from typing import Any
 
-from invariant_rag.segments import Segment, SegmentSet, Slot
-
-_TELLING = re.compile(r"(?=.*\d|\S.*\w.*\S)\S(?:.*\S)?", re.DOTALL)
+from invariant_rag.prompts.markers import Marked, split_marked
+from invariant_rag.prompts.order_warnings import Finding, holds_documents, looks_listed, states_order
+from invariant_rag.prompts.run_retrievals import Retrieval
+from invariant_rag.prompts.slots import find_set
+from invariant_rag.prompts.turns import Turn, merge_texts
+from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_rendering
 
 
 @dataclass(frozen=True)
-class Retrieval:
-    """What one call of a retriever returned."""
+class Recognition:
+    """A conversation in which every segment is in a set, and why its answer may depend on their order all the same."""
 
-    segments: tuple[Segment, ...]  # in the order in which they were listed
-    query: str = ""  # what was asked, if that is known: a slot with this text is the user's question, and no set
-    fields: tuple[Mapping[str, str], ...] = ()  # texts of templates beside title and metadata, for each document
-    one_by_one: bool = False  # whether a model may be asked about one document: it runs inside of the retriever
-    is_set: bool = True  # whether their order means nothing; a list that no retriever returned is a reason to warn
-
-    @property
-    def rows(self) -> list[dict[str, str]]:
-        """The fields of each document."""
-        rows = []
-        for place, each in enumerate(self.segments):
-            row = {"title": each.title} if each.title else {}
-            if each.metadata:
-                row["metadata"] = str(dict(each.metadata))
-                row.update((f"metadata.{key}", str(value)) for key, value in each.metadata.items())
-            rows.append({**row, **(self.fields[place] if place < len(self.fields) else {})})
-        return rows
-
-    @property
-    def columns(self) -> list[tuple[str, ...]]:
-        """The fields that tell documents apart, each with its text for every document; "" where one has none.
-
-        Fields with running numbers or letters are left out: a template may count.
-        """
-        rows = self.rows
-        names = sorted({name for row in rows for name in row})
-        columns = dict.fromkeys(tuple(row.get(name, "") for row in rows) for name in names)
-        return [each for each in columns if len(set(each)) > 1 and not _counts(each)]
+    turns: tuple[Turn, ...]
+    findings: tuple[Finding, ...]
+    texts: tuple[str, ...] = ()  # what is neither in a set nor said by an assistant, and the documents of the sets
+    sets: tuple[SegmentSet, ...] = ()
 
 
-def _counts(values: Sequence[str]) -> bool:
-    """Return whether values are those of a count of documents from 0, 1 or A on, in any order."""
-    listed = sorted(each.lstrip("0") or "0" if each.isdecimal() else each for each in values)
-    numbers = [sorted(map(str, range(first, first + len(values)))) for first in (0, 1)]
-    return listed in (*numbers, *(list(alphabet[: len(values)]) for alphabet in (ascii_lowercase, ascii_uppercase)))
+def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots: Iterable[str] = ()) -> Recognition:
+    """Put the segments of a conversation into sets, and say what is not understood.
 
-
-def find_set(slot: str, retrievals: Iterable[Retrieval]) -> SegmentSet | None:
-    """Return the set that a slot is; None if it is text.
-
-    A slot is a set if it is nothing but the texts of one retrieval, each exactly once, in one constant template: equal
-    texts before, between and behind them, once a document's own fields are put back as fields. These are part of the
-    segment. Text that counts is no field. White space around documents is the template's: the same for all of them.
-
-    Law: `set_text` of the set is the slot. The same template with the documents in another order gives an equal set,
-    or None for each order.
+    Neighbouring segments of a turn are a set, if nothing but white space, or the same text, is between them. A slot
+    that `find_set` recognises in the retrievals of the run becomes a set in its place, if it occurs once. What an
+    assistant said is never a slot, and nobody is warned of it.
     """
-    listed = list(retrievals)
-    parses = [found for each in listed if (found := _parse(slot, each)) is not None]
-    most = max(map(len, parses), default=0)
-    largest = [each for each in parses if len(each) == most]
-    if not largest or any(_key(each) != _key(largest[0]) for each in largest):
-        return None
-    found = largest[0]
-    around = "".join(each.before + each.after for each in found.slots or ()) if most == 1 else ""
-    if any(each.text.strip() and each.text.strip() in around for one in listed for each in one.segments):
-        return None  # other documents stand beside the only one
-    for query in {each.query for each in listed} - {""}:
-        asked = [_key(parsed) for each in listed if (parsed := _parse(query, each)) is not None]
-        if slot.strip() == query.strip() or _key(found) in asked:
-            return None  # the user's question, if in another order
+    known = list(retrievals)
+    findings: list[Finding] = []
+    found = list(map(_with_sets, turns, repeat(known), repeat(findings)))
+    for slot in sorted(set(slots), key=len, reverse=True):
+        segments = find_set(slot, [each for each in known if each.is_set]) if slot else None
+        if segments is not None and sum(text.count(slot) for text in _free_texts(found)) == 1:
+            found = [turn if turn.role == "assistant" else _replace_slot(turn, slot, segments) for turn in found]
+    texts, sets = _free_texts(found), [each for turn in found for each in turn.sets]
+    findings += _check(found, known, "\n".join(texts), sets)
+    documents = [each.text for segments in sets for each in segments] if known else []
+    return Recognition(tuple(found), tuple(dict.fromkeys(findings)), (*texts, *documents), tuple(sets))
+
+
+def parse_marked(text: str) -> Prompt:
+    """Parse a string with segments written by `mark` into a prompt; nothing is reported."""
+    (turn,) = recognize([Turn("user", (text,))]).turns
+    return Prompt.of(*turn.parts, rendering=document_rendering)
+
+
+def _free_texts(turns: Iterable[Turn]) -> list[str]:
+    """Return the texts that no assistant wrote."""
+    return [part for turn in turns if turn.role != "assistant" for part in turn.parts if isinstance(part, str)]
+
+
+def _replace_slot(turn: Turn, slot: str, segments: SegmentSet) -> Turn:
+    parts: list[Any] = []
+    for part in turn.parts:
+        before, found, after = part.partition(slot) if isinstance(part, str) else (part, "", "")
+        parts += [before, segments, after] if found else [part]
+    return replace(turn, parts=tuple(merge_texts(parts)))
+
+
+def _with_sets(turn: Turn, known: Sequence[Retrieval], findings: list[Finding]) -> Turn:
+    parts: list[Any] = []
+    marked: list[Marked] = []
+    for part in turn.parts:
+        pieces, torn = split_marked(part) if isinstance(part, str) else ([part], False)
+        if torn:
+            findings.append(Finding("marks", "the prompt holds marks that were cut in two, or of another process."))
+        if pieces == [part]:
+            parts.append(part)  # the same object: a framework may use its own kind of str
+        else:
+            parts += pieces
+            marked += [each for each in pieces if isinstance(each, Marked)]
+    arrived = Counter(map(attrgetter("group"), marked))
+    partial = ((arrived[each.group], each.size) for each in marked if each.size and arrived[each.group] % each.size)
+    findings += [
+        Finding("incomplete", f"a call got {count} of the {size} segments of a set.") for count, size in partial
+    ]
+    found: list[Any] = []
+    segments: list[Segment] = []  # of the set that is being put together
+    gaps: list[str] = []  # the text after each of them
+    group = ""
+    for part in parts:
+        own = part.group if isinstance(part, Marked) else ""
+        is_segment = isinstance(part, Segment | Marked)
+        if gaps and isinstance(part, str) and not gaps[-1]:
+            gaps[-1] = part
+            continue
+        if gaps and not (is_segment and own == group):
+            found += _join_neighbours(segments, gaps, findings)
+            segments, gaps = [], []
+        if is_segment:
+            segments.append(_restore_metadata(part.segment, known) if isinstance(part, Marked) else part)
+            gaps.append("")
+            group = own
+        else:
+            found.append(part)
+    found += _join_neighbours(segments, gaps, findings) if segments else []
+    return replace(turn, parts=tuple(merge_texts(found)))
+
+
+def _join_neighbours(segments: list[Segment], gaps: list[str], findings: list[Finding]) -> list[Any]:
+    """Return neighbours as one set, or as one set each if the texts between them differ."""
+    *inner, last = gaps
+    if not any(map(str.strip, inner)):
+        return [SegmentSet(segments), last]
+    with_text = all(each.token_ids is None for each in segments)
+    if with_text and len(set(inner)) == 1 and (len(inner) > 1 or not any(map(str.isalnum, inner[0]))):
+        return [SegmentSet(segments, slots=[*(Slot(after=gap) for gap in inner), Slot()]), last]
+    findings.append(Finding("separate", f"{len(segments)} segments are separated by different texts."))
+    return [part for each, gap in zip(segments, gaps, strict=True) for part in (SegmentSet([each]), gap)]
+
+
+def _restore_metadata(segment: Segment, known: Sequence[Retrieval]) -> Segment:
+    """Return a marked segment with the metadata, and a missing score, of its document."""
+    alike = (each for one in known for each in one.segments if each.text == segment.text)
+    document = min(alike, key=attrgetter("canonical_key"), default=segment)
+    score = document.score if segment.score is None else segment.score
+    return replace(segment, metadata=document.metadata, score=score)
+
+
+def _check(turns: Iterable[Turn], known: Sequence[Retrieval], free: str, sets: Sequence[SegmentSet]) -> list[Finding]:
+    """Return why the answer may depend on the order: documents outside of sets, or text that states an order."""
+    found: list[Finding] = []
+    if known and any(holds_documents(free, each) for each in known):
+        found.append(Finding("no_segments", "the prompt holds retrieved documents as text, and not as a set."))
+    elif looks_listed(free, introduced=not sets):
+        found.append(Finding("no_segments", "the prompt holds a list of documents as text."))
+    sizes = list(map(len, sets))
+    if sizes.count(1) > 1:
+        found.append(Finding("incomplete", "several sets hold one document each; their order is that given."))
+    above = ""
+    for turn in turns if max(sizes, default=0) > 1 else ():
+        for part in turn.parts if turn.role != "assistant" else ():
+            if isinstance(part, str):
+                above += part + "\n"
+            elif isinstance(part, SegmentSet) and above and len(part) > 1 and states_order(above, known):
+                message = "the prompt says in which order the documents are, above a set, which has none."
+                return [*found, Finding("stated", message)]
     return found
-
-
-def _key(found: SegmentSet) -> tuple[list[str], str]:
-    """Return a key that is equal for two sets if their texts differ in the order of the documents only."""
-    slots = found.slots or (Slot(),)
-    before, after, separator = slots[-1].before, slots[-1].after, slots[0].after.removeprefix(slots[-1].after)
-    return sorted(before + each.text + after for each in found), separator
-
-
-def _parse(slot: str, retrieval: Retrieval) -> SegmentSet | None:
-    """Parse a slot as a set; None if it is text, or would be text with its documents in another order."""
-    texts = [each.text.strip() for each in retrieval.segments]
-    pairs = list(zip(retrieval.segments, texts, strict=True))
-    padding = {tuple(each.text.split(text, 1)) for each, text in pairs if text}
-    if not all(text and text in slot for text in texts) or len(padding) != 1:
-        return None
-    segments = [each if each.text == text else replace(each, text=text) for each, text in pairs]
-    if len(segments) == 1:  # no other shows the template: it stands alone, or beside a field of its own
-        before, _, after = slot.partition(texts[0])
-        beside = any(value and (value in before or value in after) for value in retrieval.rows[0].values())
-        fits = texts[0] not in after and (beside or not (before + after).strip())
-        return SegmentSet(segments, slots=[Slot(before, after)]) if fits else None
-    columns = retrieval.columns
-    rows = {(text, *(column[index] for column in columns)) for index, text in enumerate(texts)}
-    places = _places(slot, texts) if len(rows) == len(set(texts)) else []
-    if not places:  # or: which of the equal texts has which fields?
-        return None
-    starts, stops, order = zip(*places, strict=True)
-    first, *inner, last = (slot[stop:start] for stop, start in zip((0, *stops), (*starts, len(slot)), strict=True))
-    fields = [_Fields([column[index] for column in columns]) for index in order]
-    front, back = fields[0].taken_out(first), fields[-1].taken_out(last)
-    befores, afters = [each.put_in(front) for each in fields], [each.put_in(back) for each in fields]
-    separator = inner[0][len(afters[0]) : len(inner[0]) - len(befores[1])]
-    joint = back + separator + front
-    varies = any(
-        (each.taken_out(before), each.taken_out(after)) != (front, back) or any(value in joint for value in each.values)
-        for each, before, after in zip(fields, befores, afters, strict=True)
-    )
-    once = len(segments) == 2 and any(map(str.isalnum, separator))  # words that are written once are no template
-    if once or varies or inner != [a + separator + b for a, b in zip(afters, befores[1:], strict=False)]:
-        return None
-    units = [before + texts[index] + after for before, index, after in zip(befores, order, afters, strict=True)]
-    if _meet(units, separator, texts):
-        return None
-    before, after, listed = befores[0], afters[0], [segments[index] for index in order]
-    if len({*befores}) > 1 or len({*afters}) > 1:
-        before, after, listed = "", "", [replace(each, text=unit) for each, unit in zip(listed, units, strict=True)]
-    behind = [after + separator] * (len(listed) - 1) + [after]
-    return SegmentSet(listed, slots=[Slot(before, each) for each in behind])
-
-
-class _Fields:
-    """The fields of a document that its template may write: those unlikely to occur in other text by chance."""
-
-    def __init__(self, values: Iterable[str]) -> None:
-        self.values = list(filter(None, values))
-        named = [(each, chr(0xF0000 + column)) for column, each in enumerate(values) if _TELLING.fullmatch(each)]
-        self.signs = sorted(named, key=lambda each: -len(each[0]))
-
-    def taken_out(self, text: str) -> str:
-        """Return a text with a sign in the place of each value."""
-        for value, sign in self.signs:
-            text = text.replace(value, sign)
-        return text
-
-    def put_in(self, text: str) -> str:
-        """Return a text with the values in the place of their signs."""
-        for value, sign in self.signs:
-            text = text.replace(sign, value)
-        return text
-
-
-def _places(slot: str, texts: Sequence[str]) -> list[tuple[int, int, int]]:
-    """Return where each document starts and stops, and its index; nothing if one occurs more or less often."""
-    places: list[tuple[int, int, int]] = []
-    for text, count in Counter(texts).items():
-        starts = [match.start() for match in re.finditer(f"(?={re.escape(text)})", slot)]
-        if len(starts) != count:
-            return []
-        indices = (index for index, each in enumerate(texts) if each == text)
-        places += [(start, start + len(text), index) for start, index in zip(starts, indices, strict=True)]
-    places.sort()
-    return places if all(stop <= start for (_, stop, _), (start, _, _) in pairwise(places)) else []
-
-
-def _meet(units: Sequence[str], separator: str, texts: Iterable[str]) -> bool:
-    """Return whether a document may occur across the end of a unit and the start of another, in some order."""
-    for ends, starts in ((units, [separator + each for each in units]), ([each + separator for each in units], units)):
-        lasts, firsts = {each[-1] for each in ends}, {each[0] for each in starts}
-        for text in set(texts):
-            for cut in range(1, len(text)):
-                if text[cut - 1] in lasts and text[cut] in firsts:  # else no need to look at the rest
-                    head, tail = text[:cut], text[cut:]
-                    if any(each.endswith(head) for each in ends) and any(each.startswith(tail) for each in starts):
-                        return True
-    return False

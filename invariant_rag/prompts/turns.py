@@ -1,18 +1,12 @@
-"""Conversations in which every segment is in a set. Text is split where a set stands in it, and never changed."""
+"""Turns: the messages of a conversation, as texts, segments and sets."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import repeat
-from operator import attrgetter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from invariant_rag.prompts.markers import Marked, split_marked
-from invariant_rag.prompts.order_warnings import Finding, holds_documents, looks_listed, states_order
-from invariant_rag.prompts.recognition import Retrieval, find_set
-from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_rendering
+from invariant_rag.segments import Segment, SegmentSet
 
 
 @dataclass(frozen=True)
@@ -38,42 +32,6 @@ class Turn:
         return any(isinstance(part, Segment | SegmentSet) for part in self.parts)
 
 
-@dataclass(frozen=True)
-class Recognition:
-    """A conversation in which every segment is in a set, and why its answer may depend on their order all the same."""
-
-    turns: tuple[Turn, ...]
-    findings: tuple[Finding, ...]
-    texts: tuple[str, ...] = ()  # what is neither in a set nor said by an assistant, and the documents of the sets
-    sets: tuple[SegmentSet, ...] = ()
-
-
-def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots: Iterable[str] = ()) -> Recognition:
-    """Put the segments of a conversation into sets, and say what is not understood.
-
-    Neighbouring segments of a turn are a set, if nothing but white space, or the same text, is between them. A slot
-    that `find_set` recognises in the retrievals of the run becomes a set in its place, if it occurs once. What an
-    assistant said is never a slot, and nobody is warned of it.
-    """
-    known = list(retrievals)
-    findings: list[Finding] = []
-    found = list(map(_with_sets, turns, repeat(known), repeat(findings)))
-    for slot in sorted(set(slots), key=len, reverse=True):
-        segments = find_set(slot, [each for each in known if each.is_set]) if slot else None
-        if segments is not None and sum(text.count(slot) for text in _contents(found)[0]) == 1:
-            found = [turn if turn.role == "assistant" else _placed(turn, slot, segments) for turn in found]
-    texts, sets = _contents(found)
-    findings += _check(found, known, "\n".join(texts), sets)
-    documents = [each.text for segments in sets for each in segments] if known else []
-    return Recognition(tuple(found), tuple(dict.fromkeys(findings)), (*texts, *documents), tuple(sets))
-
-
-def parse_marked(text: str) -> Prompt:
-    """Parse a string with segments written by `mark` into a prompt; nothing is reported."""
-    (turn,) = recognize([Turn("user", (text,))]).turns
-    return Prompt.of(*turn.parts, rendering=document_rendering)
-
-
 def merge_texts(parts: Iterable[Any]) -> list[Any]:
     """Join neighbouring texts, and leave out empty ones. Those of a framework's own kind of str stay by themselves."""
     merged: list[Any] = []
@@ -83,104 +41,3 @@ def merge_texts(parts: Iterable[Any]) -> list[Any]:
         elif not isinstance(part, str) or part:
             merged.append(part)
     return merged
-
-
-def _contents(turns: Iterable[Turn]) -> tuple[list[str], list[SegmentSet]]:
-    """Return texts that no assistant said, and all sets."""
-    texts, sets = [], []
-    for turn in turns:
-        for part in turn.parts:
-            if isinstance(part, SegmentSet):
-                sets.append(part)
-            elif isinstance(part, str) and turn.role != "assistant":
-                texts.append(part)
-    return texts, sets
-
-
-def _placed(turn: Turn, slot: str, segments: SegmentSet) -> Turn:
-    parts: list[Any] = []
-    for part in turn.parts:
-        before, found, after = part.partition(slot) if isinstance(part, str) else (part, "", "")
-        parts += [before, segments, after] if found else [part]
-    return replace(turn, parts=tuple(merge_texts(parts)))
-
-
-def _with_sets(turn: Turn, known: Sequence[Retrieval], findings: list[Finding]) -> Turn:
-    parts: list[Any] = []
-    marked: list[Marked] = []
-    for part in turn.parts:
-        pieces, rest = split_marked(part) if isinstance(part, str) else ([part], False)
-        if rest:
-            findings.append(Finding("marks", "the prompt holds marks that were cut in two, or of another process."))
-        if pieces == [part]:
-            parts.append(part)  # the same object: a framework may use its own kind of str
-        else:
-            parts += pieces
-            marked += [each for each in pieces if isinstance(each, Marked)]
-    arrived = Counter(map(attrgetter("group"), marked))
-    for part in marked:
-        if part.size and arrived[part.group] % part.size:
-            message = f"a call got {arrived[part.group]} of the {part.size} segments of a set."
-            findings.append(Finding("incomplete", message))
-    found: list[Any] = []
-    segments: list[Segment] = []  # of the set that is being put together
-    gaps: list[str] = []  # the text behind each of them
-    group = ""
-    for part in parts:
-        own = part.group if isinstance(part, Marked) else ""
-        is_segment = isinstance(part, Segment | Marked)
-        if gaps and isinstance(part, str) and not gaps[-1]:
-            gaps[-1] = part
-            continue
-        if gaps and not (is_segment and own == group):
-            found += _joined(segments, gaps, findings)
-            segments, gaps = [], []
-        if is_segment:
-            segments.append(_restored(part.segment, known) if isinstance(part, Marked) else part)
-            gaps.append("")
-            group = own
-        else:
-            found.append(part)
-    found += _joined(segments, gaps, findings) if segments else []
-    return replace(turn, parts=tuple(merge_texts(found)))
-
-
-def _joined(segments: list[Segment], gaps: list[str], findings: list[Finding]) -> list[Any]:
-    """Return neighbours as one set, or as one set each if the texts between them differ."""
-    *inner, last = gaps
-    if not any(map(str.strip, inner)):
-        return [SegmentSet(segments), last]
-    with_text = all(each.token_ids is None for each in segments)
-    if with_text and len(set(inner)) == 1 and (len(inner) > 1 or not any(map(str.isalnum, inner[0]))):
-        return [SegmentSet(segments, slots=[*(Slot(after=gap) for gap in inner), Slot()]), last]
-    findings.append(Finding("separate", f"{len(segments)} segments stand apart, with different text between them."))
-    return [part for each, gap in zip(segments, gaps, strict=True) for part in (SegmentSet([each]), gap)]
-
-
-def _restored(segment: Segment, known: Sequence[Retrieval]) -> Segment:
-    """Return a marked segment with the metadata, and a missing score, of its document."""
-    alike = (each for one in known for each in one.segments if each.text == segment.text)
-    document = min(alike, key=attrgetter("canonical_key"), default=segment)
-    score = document.score if segment.score is None else segment.score
-    return replace(segment, metadata=document.metadata, score=score)
-
-
-def _check(turns: Iterable[Turn], known: Sequence[Retrieval], free: str, sets: Sequence[SegmentSet]) -> list[Finding]:
-    """Return why the answer may depend on the order: documents outside of sets, or text that states an order."""
-    found: list[Finding] = []
-    if known and any(holds_documents(free, each) for each in known):
-        found.append(Finding("no_segments", "the prompt holds retrieved documents as text, and not as a set."))
-    elif looks_listed(free, introduced=not sets):
-        found.append(Finding("no_segments", "the prompt holds a list of documents as text."))
-    sizes = list(map(len, sets))
-    if sizes.count(1) > 1:
-        found.append(Finding("incomplete", "several sets hold one document each; their order is that given."))
-    above = ""
-    for turn in turns if max(sizes, default=0) > 1 else ():
-        for part in turn.parts if turn.role != "assistant" else ():
-            if isinstance(part, str):
-                above += part + "\n"
-            elif isinstance(part, SegmentSet) and above and len(part) > 1 and states_order(above, known):
-                message = "the prompt says in which order the documents are, above a set, which has none."
-                return [*found, Finding("stated", message)]
-    return found

@@ -23,7 +23,7 @@ from invariant_rag.errors import InvariantRAGError
 from invariant_rag.orderings import Relevance
 from invariant_rag.server.engines.base import Engine
 from invariant_rag.server.errors import error_response, http_error, json_reply
-from invariant_rag.server.job import Handler, State, answer, endpoint, judge, rank, tokenize
+from invariant_rag.server.job import AppState, Handler, answer, endpoint, judge, rank, tokenize
 from invariant_rag.server.middleware import Guard, log_fault
 from invariant_rag.server.parsing import ROUTES
 from invariant_rag.server.replies import TextReplies
@@ -36,7 +36,7 @@ _REFERENCE = "#/components/schemas/{model}"
 def create_app(engine: Engine, settings: Settings | None = None, reranker: Relevance | None = None) -> FastAPI:
     """Return an ASGI application that serves an engine; without a reranker, with that of `build_reranker`."""
     settings = (settings or Settings()).within(engine.methods)
-    state = State(engine, settings, reranker)
+    state = AppState(engine, settings, reranker)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -109,7 +109,7 @@ async def health() -> dict[str, str]:
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     """Say whether the model can answer: 503 while it is out of reach, and not while many requests wait for it."""
-    state: State = request.app.state.serving
+    state: AppState = request.app.state.serving
     found = {"status": "ready", "active": state.admission.active, "places": state.settings.max_requests}
     try:
         await run_in_threadpool(state.engine.check_ready)
@@ -144,7 +144,7 @@ async def model(request: Request, name: str) -> dict[str, Any]:
     return await run_in_threadpool(_card, request.app.state.serving)
 
 
-def _card(state: State) -> dict[str, Any]:
+def _card(state: AppState) -> dict[str, Any]:
     """Return what is told of the model. What is behind a gateway is asked, which takes its time."""
     engine, allowed = state.engine, state.settings.orderings
     choices = {name: sorted(engine.orderings[name] & allowed) for name in sorted(state.settings.methods)}

@@ -48,7 +48,7 @@ TOY = (
 """What clients and the console are told of the embedded reranker."""
 
 
-class State:
+class AppState:
     """What the routes of one application share."""
 
     def __init__(self, engine: Engine, settings: Settings, reranker: Relevance | None) -> None:
@@ -87,7 +87,7 @@ class Job:
     parsed: Parsed
 
     def __init__(self, request: Request, route: str, handler: Handler) -> None:
-        self.state: State = request.app.state.serving
+        self.state: AppState = request.app.state.serving
         self._request, self._route, self._handler = request, route, handler
         own = request.scope["state"]
         self.noted, self.tenant, self._body = own["noted"], own["tenant"], own["body"]

@@ -118,7 +118,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-class RateLimit(logging.Filter):
+class LogLimit(logging.Filter):
     """Lets so many records of one place in the code through in a while; the next one says how many it left out."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ def configure_logging() -> None:
     """Write all logs of this process, and warnings, to stderr, as lines of JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
-    handler.addFilter(RateLimit())
+    handler.addFilter(LogLimit())
     logging.captureWarnings(capture=True)
     root = logging.getLogger()
     root.handlers = [handler]

@@ -22,7 +22,7 @@ from invariant_rag.generation.json_schema import check_json_schema
 from invariant_rag.prompts import DEFAULT_SYSTEM, FIXES, Turn, recognize
 from invariant_rag.segments import Prompt, Segment, SegmentSet, Slot, document_rendering
 from invariant_rag.server import schemas
-from invariant_rag.server.engines.base import Call, Choices, JudgeCall
+from invariant_rag.server.engines.base import Call, CallChoices, JudgeCall
 from invariant_rag.server.errors import InvalidRequest, TooLarge, about, invalid_request
 from invariant_rag.server.replies import ID, document_id
 from invariant_rag.server.settings import Settings
@@ -100,7 +100,7 @@ def _chat(request: schemas.ChatRequest, settings: Settings, tenant: str) -> list
     )
     told = None if form is None else form.model_dump(by_alias=True, exclude_none=True)
     choices = _choices(request.invariant, settings, tenant)
-    return [Call(answers, choices, stream=request.stream, response_format=told, **more)]
+    return [_call(answers, choices, stream=request.stream, response_format=told, **more)]
 
 
 def _completions(request: schemas.CompletionRequest, settings: Settings, tenant: str) -> list[Call]:
@@ -120,17 +120,17 @@ def _completions(request: schemas.CompletionRequest, settings: Settings, tenant:
         question = "" if any(isinstance(part, tuple) for part in parts) else turn.text.strip()
         prompt = Prompt.of(*turn.parts, query=question, rendering=document_rendering).to_complete()
         answers = AnswerRequest(prompt=prompt, question=question, **decoding)
-        calls.append(Call(answers, choices, stream=request.stream, warnings=warnings))
+        calls.append(_call(answers, choices, stream=request.stream, warnings=warnings))
     return calls
 
 
 def _tokenize(request: schemas.TokenizeRequest, _settings: Settings, tenant: str) -> list[Call]:
     if request.messages is None:
-        return [Call(AnswerRequest(prompt=Prompt(request.prompt or ""), max_new_tokens=1), Choices(tenant))]
+        return [_call(AnswerRequest(prompt=Prompt(request.prompt or ""), max_new_tokens=1), CallChoices(tenant))]
     messages, more = _conversation(request.messages, request.documents)
     given: dict[str, Any] = {"tools": _tools(request.tools), "template_kwargs": request.chat_template_kwargs}
     answers = AnswerRequest(messages=messages, question=more.pop("question"), max_new_tokens=1, **given)
-    return [Call(answers, Choices(tenant), **more)]
+    return [_call(answers, CallChoices(tenant), **more)]
 
 
 def _judge(request: schemas.JudgeRequest, settings: Settings, tenant: str) -> JudgeCall:
@@ -149,7 +149,7 @@ ROUTES: Mapping[str, tuple[type[schemas.RequestBody], Callable[[Any, Settings, s
 
 
 def _conversation(
-    messages: Sequence[schemas.Message], documents: Sequence[schemas.Document | str]
+    messages: Sequence[schemas.Message], documents: Sequence[schemas.DocumentBody | str]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return messages in which every segment is in a set, and the question and the warnings of a call.
 
@@ -191,13 +191,32 @@ def _in_sets(given: Sequence[Turn]) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
     )
 
 
-def _choices(wanted: schemas.InvariantOptions, settings: Settings, tenant: str) -> Choices:
+def _call(asked: AnswerRequest, choices: CallChoices, **more: Any) -> Call:
+    """Return a call, with the length of its texts; calls of tools count as JSON."""
+    parts: list[Any] = [*asked.prompt.texts, *asked.prompt.sets] if asked.prompt else list(map(json.dumps, asked.tools))
+    for message in asked.messages or ():
+        parts += message["content"]
+        if len(message) > 2:
+            parts.append(json.dumps({**message, "content": None}))
+    found = len(json.dumps(asked.template_kwargs)) if asked.template_kwargs else 0
+    for part in parts:
+        if isinstance(part, str):
+            found += len(part)
+        elif isinstance(part, SegmentSet):
+            for segment in part:
+                found += len(segment.text) + len(segment.title or "")
+            for slot in part.slots or ():
+                found += len(slot.before) + len(slot.after)
+    return Call(asked, choices, characters=found, **more)
+
+
+def _choices(wanted: schemas.InvariantOptions, settings: Settings, tenant: str) -> CallChoices:
     """Return how the documents are to be read."""
     for name, allowed in (("method", settings.methods), ("ordering", settings.orderings)):
         if (value := getattr(wanted, name)) is not None and value not in allowed:
             listed = ", ".join(sorted(allowed))
             raise InvalidRequest(f"invariant.{name}: expected one of {listed}", param=f"invariant.{name}")
-    return Choices(tenant, wanted.method, wanted.ordering, wanted.overflow)
+    return CallChoices(tenant, wanted.method, wanted.ordering, wanted.overflow)
 
 
 def _decoding(request: schemas.Decoding, settings: Settings, max_tokens: int | None) -> dict[str, Any]:
@@ -292,10 +311,10 @@ def _check_values(document: Any, most: int, what: str) -> None:
         level = inner
 
 
-def segment_of(document: schemas.Document | str) -> Segment:
+def segment_of(document: schemas.DocumentBody | str) -> Segment:
     """Return a document as a segment: of several fields, all but the title by name.
 
-    >>> segment_of(schemas.Document(id="a", data={"title": "Ferries", "snippet": "At noon."})).text
+    >>> segment_of(schemas.DocumentBody(id="a", data={"title": "Ferries", "snippet": "At noon."})).text
     'At noon.'
     """
     if isinstance(document, str):

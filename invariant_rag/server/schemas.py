@@ -29,7 +29,7 @@ class RequestBody(BaseModel):
         return field.get_default(call_default_factory=True) if value is None and not field.is_required() else value
 
 
-class Document(RequestBody):
+class DocumentBody(RequestBody):
     """A document, in the shape of vLLM and of chat templates (`title`, `text`) or of Cohere v2 (`data`)."""
 
     id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -49,7 +49,7 @@ class Document(RequestBody):
         return self
 
 
-Documents = Annotated[list[Document | str], Field(max_length=MOST_DOCUMENTS)]
+Documents = Annotated[list[DocumentBody | str], Field(max_length=MOST_DOCUMENTS)]
 
 
 class TextPart(RequestBody):
@@ -63,10 +63,10 @@ class DocumentPart(RequestBody):
     """A document in a message. Neighbouring ones form a set."""
 
     type: Literal["document"]
-    document: Document
+    document: DocumentBody
 
 
-class SlotText(RequestBody):
+class SlotBody(RequestBody):
     """Text around one place of a set, such as `[1] `: it stays where it is when the documents change places."""
 
     before: str = ""
@@ -78,8 +78,8 @@ class SetPart(RequestBody):
     """A set of documents in a message, with text around each place or without."""
 
     type: Literal["documents"]
-    documents: Annotated[list[Document], Field(max_length=MOST_DOCUMENTS)]
-    slots: Annotated[list[SlotText], Field(max_length=MOST_DOCUMENTS)] | None = None
+    documents: Annotated[list[DocumentBody], Field(max_length=MOST_DOCUMENTS)]
+    slots: Annotated[list[SlotBody], Field(max_length=MOST_DOCUMENTS)] | None = None
 
 
 Part = Annotated[TextPart | DocumentPart | SetPart, Field(discriminator="type")]
@@ -245,7 +245,7 @@ class RerankRequest(RequestBody):
 
     model: str | None = None
     query: str
-    documents: Annotated[list[Document | str], Field(min_length=1, max_length=MOST_DOCUMENTS)]
+    documents: Annotated[list[DocumentBody | str], Field(min_length=1, max_length=MOST_DOCUMENTS)]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool = False
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from math import ceil, log
 from typing import Any
 
-from invariant_rag.audit.calls import Answer, make_calls
+from invariant_rag.audit.calls import CallResult, make_calls
 from invariant_rag.audit.grading import RIGHT, Grader
-from invariant_rag.audit.plan import AuditChoices, Call, has_orders, screen_calls
+from invariant_rag.audit.plan import AuditCall, AuditChoices, has_orders, screen_calls
 from invariant_rag.audit.questions import Question, Questions, as_retrieve_function, read_questions
 from invariant_rag.audit.run import PROBED, check_extras
 from invariant_rag.audit.screen import ANOTHER, FIRST, OTHER
@@ -78,11 +78,11 @@ def assert_order_invariant(
     asked = [each for each in read_questions(questions, retrieve, chosen.fields) if has_orders(each)]
     grader = Grader(asked, chosen.metric, chosen.judge)
 
-    def outcomes(calls: Sequence[Call], answered: bool, retries: int) -> list[tuple[int, str | None]]:
+    def outcomes(calls: Sequence[AuditCall], answered: bool, retries: int) -> list[tuple[int, str | None]]:
         """Return class and text of the answer to each call; raise where none is ever `answered`."""
-        found: dict[str, Answer] = {}
+        found: dict[str, CallResult] = {}
 
-        def bound(call: Call) -> Callable[[], Any]:
+        def bound(call: AuditCall) -> Callable[[], Any]:
             return lambda: wrapped.ask(call.question, call.segments)
 
         jobs = [(str(number), bound(call)) for number, call in enumerate(calls)]
@@ -139,7 +139,7 @@ def rounds(questions: int) -> int:
 
 
 def _line(
-    question: Question, other: Call, today: tuple[int, str | None], changed: tuple[int, str | None], grader: Grader
+    question: Question, other: AuditCall, today: tuple[int, str | None], changed: tuple[int, str | None], grader: Grader
 ) -> str:
     def said(outcome: tuple[int, str | None]) -> str:
         verdict = f" ({'right' if outcome[0] == RIGHT else 'wrong'})" if grader.is_scored(question) else ""

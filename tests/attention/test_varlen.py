@@ -6,7 +6,6 @@ function says, for the arguments that it was given.
 
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
@@ -86,12 +85,10 @@ def _assert_by_reference(found, arrangements, padding, call):
     ("method", "kernel"), [*((method, Dense()) for method in METHODS), ("rotor", Grouped()), ("pine", Grouped())]
 )
 def test_a_padded_batch_gets_what_each_prompt_gets_by_the_reference(method, kernel):
-    """Also the last text alone, and with sinks."""
+    """Also the last queries alone, and with sinks. PINE ranks for all tokens of a segment."""
     chance = random.Random(method)
-    cases = [(1, {}), (3, {})]
-    if method == "rotor":
-        cases.append((3, {"num_queries": 1, "sinks": torch.randn(HEADS)}))
-    for size, options in cases:
+    last = [{"num_queries": count, "sinks": torch.randn(HEADS)} for count in (1, 3)]
+    for size, options in ((1, {}), (3, {}), *((3, each) for each in last if method not in ("pine", "pine-reverse"))):
         arrangements = [_arrangement(method, chance) for _ in range(size)]
         padding, call = _batch(arrangements, **options)
         _assert_by_reference(Varlen(kernel).batch(arrangements, padding, call, {}), arrangements, padding, call)
@@ -111,7 +108,7 @@ def test_every_decoded_token_gets_what_it_gets_by_the_reference(method, kernel):
         arrangements = [_arrangement(method, chance) for _ in range(size)]
         sinks = torch.randn(HEADS) if size == 1 else None
         padding, whole = _batch(arrangements, generated + 1, generated, sinks=sinks)
-        plans, scratch = dict[Any, Any](), dict[str, Any]()
+        plans, scratch = {}, {}
         for token in range(generated + 1):
             behind = whole.keys.shape[2] - generated + token
             parts = {name: getattr(whole, name)[:, :, :behind] for name in ("keys", "values")}
@@ -131,7 +128,7 @@ class _Operators(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.calls = Counter[str]()
+        self.calls = Counter()
         self.sizes = []
 
     def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
@@ -151,7 +148,7 @@ def test_the_operators_of_a_layer_do_not_grow_with_segments_or_prompts(method, d
         layout = Layout((3, 4), ((3,) * segments,))
         arrangements = [resolve_method(method).arrange(layout) for _ in range(prompts)]
         padding, call = _batch(arrangements, 1 if decoding else None)
-        backend, plans = Varlen(Dense()), dict[Any, Any]()
+        backend, plans = Varlen(Dense()), {}
         assert backend.batch(arrangements, padding, call, plans) is not None
         with _Operators() as operators:
             backend.batch(arrangements, padding, call, plans)
@@ -167,13 +164,10 @@ def test_the_operators_of_a_layer_do_not_grow_with_segments_or_prompts(method, d
 
 def test_the_test_above_sees_what_waits_for_the_device():
     numbers = torch.ones(3)
-    with _Operators() as operators:
-        torch.equal(numbers, numbers)
-        numbers.sum().item()
-        numbers.tolist()
-        numbers.nonzero()
-        torch.tensor([1, 2])
-    for part in ("equal", "_local_scalar_dense", "nonzero", "lift_fresh"):
+    waiting = (lambda: torch.equal(numbers, numbers), numbers.sum().item, numbers.nonzero, lambda: torch.tensor([1, 2]))
+    for part, call in zip(("equal", "_local_scalar_dense", "nonzero", "lift_fresh"), waiting, strict=True):
+        with _Operators() as operators:
+            call()
         assert any(part in name for name in operators.calls)
 
 
@@ -181,7 +175,7 @@ def test_another_token_of_the_batch_copies_no_keys():
     """Windows of a cache are packed as it lies: all that is as large as the keys is made at the first token."""
     arrangements = [resolve_method("pine").arrange(Layout((3, 4), ((50, 50, 50),))) for _ in range(4)]
     padding, call = _batch(arrangements, 1)
-    backend, plans = Varlen(Grouped()), dict[Any, Any]()
+    backend, plans = Varlen(Grouped()), {}
     backend.batch(arrangements, padding, call, plans)
     with _Operators() as operators:
         backend.batch(arrangements, padding, call, plans)

@@ -6,23 +6,17 @@ import json
 import random
 import re
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from invariant_rag import errors
-from invariant_rag.audit import ABOUT, Estimate, Question, Reply, audit
+from invariant_rag.audit import ABOUT, Estimate, Question, SystemReply, audit
 from invariant_rag.audit.grading import Grader
 from invariant_rag.audit.plan import LISTINGS, screen_calls, slot_of
 from invariant_rag.audit.report import Gate, p_value
 from invariant_rag.audit.result import Comparison, worst_slot
 from invariant_rag.segments import Segment
-from tests.audit.known import Function, first, last, listening, noisy, records, symmetric, where_first
-
-# The outcome, and what to do
-
+from tests.audit.known import first, last, listening, noisy, records, symmetric, where_first
 
 MATTERS, DOES_NOT, UNKNOWN = "order matters", "order does not matter", "cannot tell yet"
 ALIKE = "Look at the call first, below: every answer was the same, 'Ann'"
@@ -43,7 +37,7 @@ ALIKE = "Look at the call first, below: every answer was the same, 'Ann'"
         (lambda _, segments: segments[0].text[::-1], 100, UNKNOWN, "Look at answers.csv first: do gold answers say"),
     ],
 )
-def test_outcome_and_advice_are_right(system: Function, count: int, outcome: str, recommendation: str) -> None:
+def test_outcome_and_advice_are_right(system, count, outcome, recommendation):
     random.seed(0)
     found = audit(system, records(count))
     advice, more = dict(found.advice), found.screen.more
@@ -64,8 +58,8 @@ def test_outcome_and_advice_are_right(system: Function, count: int, outcome: str
     assert found.errors == []  # who fails for other documents, asked once, has made no error of an order
 
 
-def test_who_needs_no_documents_is_refused_with_what_was_sent() -> None:
-    asked: list[int] = []
+def test_who_needs_no_documents_is_refused_with_what_was_sent():
+    asked = []
     with pytest.raises(errors.AuditFailed, match="does not read the documents it is given") as refused:
         audit(lambda question, segments: asked.append(1) or question, records(200))
     assert len(asked) == 5 * 20 + 3  # of the first look
@@ -73,8 +67,8 @@ def test_who_needs_no_documents_is_refused_with_what_was_sent() -> None:
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_noise_is_no_order_even_behind_a_cache(cached: bool) -> None:
-    calls, steps = list[Any](), list[str]()
+def test_noise_is_no_order_even_behind_a_cache(cached):
+    calls, steps = [], []
     found = audit(listening(noisy(symmetric, 0.1, cached=cached), calls), records(200), seed=1, on_step=steps.append)
     assert not found.order_matters
     assert len(calls) == found.calls <= 1000
@@ -85,7 +79,7 @@ def test_noise_is_no_order_even_behind_a_cache(cached: bool) -> None:
 
 
 @pytest.mark.parametrize(("place", "prompts"), [(19, 2), (20, 3)])
-def test_later_repeats_are_placebos_and_no_placebo_changes_the_answer(place: int, prompts: int) -> None:
+def test_later_repeats_are_placebos_and_no_placebo_changes_the_answer(place, prompts):
     answer = Segment("Ann did it.")
     calls = screen_calls(Question("Who?", (Segment("Bo did not."), answer), gold=(1,)), 0, place, 0)
     assert len({call.segments for call in calls[:3]}) == prompts
@@ -93,7 +87,7 @@ def test_later_repeats_are_placebos_and_no_placebo_changes_the_answer(place: int
     assert [call.order for call in calls[3:]] == [(1, 0)] * 2  # and no other order is today's
 
 
-def test_gates_hold_beyond_doubt_only() -> None:
+def test_gates_hold_beyond_doubt_only():
     dependent, blind = (audit(each, records(100), remedies=()) for each in (first, noisy(symmetric, 0.1)))
     for text in ("order-matters", "net-sensitivity>5%", " net-sensitivity > 5.0 %"):
         assert (Gate.parse(text).holds(dependent), Gate.parse(text).holds(blind)) == (True, False)
@@ -106,25 +100,22 @@ def test_gates_hold_beyond_doubt_only() -> None:
         assert "moves with noise" in refused.value.hint
 
 
-# Remedies
-
-
-def test_a_system_that_reads_the_last_is_told_to_reverse_and_the_gain_is_right() -> None:
+def test_a_system_that_reads_the_last_is_told_to_reverse_and_the_gain_is_right():
     found = audit(last, [{**each, "segments": sorted(each["segments"], reverse=True)} for each in records(60, size=6)])
     assert found.screen.outcome == "order matters"
     assert {each.name: each.gain for each in found.comparisons}["reverse"].value > 0.4
     assert dict(found.advice)["Recommendation"].startswith("Use `reverse`")
 
 
-def test_remedies_and_today_have_as_many_distinct_draws() -> None:
-    seen = list[Any]()
+def test_remedies_and_today_have_as_many_distinct_draws():
+    seen = []
     found = audit(listening(first, seen), records(30), remedies=("sort", "reverse", "ends-first"))
     assert [each.name for each in found.comparisons] == ["sort", "reverse", "ends-first"]
     assert found.calls == len(seen) == 5 * 30 + 3 * 2 * 30
     repeats = 20  # of the first questions, one call is a plain repeat
     assert len(seen) - len(set(seen)) <= repeats + 30  # sorting may give the order of today
 
-    def by_placebo(question: str, segments: Sequence[Segment]) -> str:
+    def by_placebo(question, segments):
         return symmetric(question, segments) if any("  " in each.text for each in segments) else "no"
 
     found = audit(by_placebo, records(20), remedies=["sort"])
@@ -133,8 +124,8 @@ def test_remedies_and_today_have_as_many_distinct_draws() -> None:
     assert found.flips == []  # that is no order
 
 
-def test_a_vote_is_compared_on_request_and_its_calls_are_told() -> None:
-    steps = list[str]()
+def test_a_vote_is_compared_on_request_and_its_calls_are_told():
+    steps = []
     found = audit(noisy(symmetric, 0.2), records(100, size=5), remedies=("vote",), on_step=steps.append)
     (vote,) = found.comparisons
     assert (vote.calls, vote.fixes, found.calls) == (5, True, 5 * 100 + 1000)
@@ -145,7 +136,7 @@ def test_a_vote_is_compared_on_request_and_its_calls_are_told() -> None:
     assert vote.accuracy.value > 0.9 > found.measures["accuracy_today"].value  # of single calls, 0.8 are right
 
 
-def test_a_remedy_among_several_has_a_corrected_p_value() -> None:
+def test_a_remedy_among_several_has_a_corrected_p_value():
     one, three = (
         audit(noisy(last, 0.05), records(20, size=6), remedies=names, seed=3).comparisons[0].p
         for names in (("reverse",), ("reverse", "sort", "ends-first"))
@@ -155,8 +146,8 @@ def test_a_remedy_among_several_has_a_corrected_p_value() -> None:
     assert (better, p_value(0.0009), p_value(0.001)) == ([True, False], "p < 0.001", "p = 0.001")
 
 
-def test_the_worst_slot_is_the_worst_and_not_a_matter_of_luck() -> None:
-    def middle(question: str, segments: Sequence[Segment]) -> str:
+def test_the_worst_slot_is_the_worst_and_not_a_matter_of_luck():
+    def middle(question, segments):
         return "lost" if "right" in segments[len(segments) // 2].text else symmetric(question, segments)
 
     lost, even = (
@@ -174,14 +165,11 @@ def test_the_worst_slot_is_the_worst_and_not_a_matter_of_luck() -> None:
     assert LISTINGS["ends-first"].orders(five) == [(0, 2, 4, 3, 1)]
 
 
-# Meaning
-
-
-def test_a_system_that_only_rewords_is_judged_by_meaning() -> None:
+def test_a_system_that_only_rewords_is_judged_by_meaning():
     asked = [{name: each[name] for name in ("question", "segments")} for each in records(60)]
     source = random.Random(1)
 
-    def rewording(question: str, segments: Sequence[Segment]) -> str:
+    def rewording(question, segments):
         return source.choice(["It is Ann.", "Ann, I would say.", "The documents name Ann."])
 
     found = audit(rewording, asked, judge=lambda prompt: "yes" if prompt.count("Ann") >= 2 else "no", remedies=())
@@ -194,7 +182,7 @@ def test_a_system_that_only_rewords_is_judged_by_meaning() -> None:
     assert grader.classes(who, ["Ann", "Bo"]) == [3, 4]  # divided by their order, they differ
 
 
-def test_embeddings_tell_other_words_from_other_answers() -> None:
+def test_embeddings_tell_other_words_from_other_answers():
     grader = Grader([asked := Question("Who built it, and when?", ())])
     said = ["Ann built the bridge in 1912.", "The bridge was built by Ann in 1912.", "Ann built the bridge in 1913."]
     said += ["Ann did not build the bridge in 1912.", "Bertrand built the bridge in 1912."]
@@ -204,7 +192,7 @@ def test_embeddings_tell_other_words_from_other_answers() -> None:
 
 
 @pytest.mark.parametrize("gold", ["", [], None, [""], float("nan"), "*", "A", "the", "no"])
-def test_an_odd_gold_answer_ends_no_audit_and_an_empty_one_is_none(gold: Any) -> None:
+def test_an_odd_gold_answer_ends_no_audit_and_an_empty_one_is_none(gold):
     asked = [{"question": f"q{n}", "segments": ["a b", "c d"], "answers": gold} for n in range(3)]
     is_gold, accuracy = isinstance(gold, str) and gold != "", "accuracy_today"
     found = audit(lambda question, segments: str(gold), asked)
@@ -214,22 +202,25 @@ def test_an_odd_gold_answer_ends_no_audit_and_an_empty_one_is_none(gold: Any) ->
     assert not is_gold or [each.measures[accuracy].value for each in (found, *graded)] == [1.0] * 3
 
 
-# Errors, exits and interrupts
+def later(system):
+    async def answer(question, segments):
+        return system(question, segments)
+
+    return answer
 
 
-async def exits_later(question: str, segments: Sequence[Segment]) -> str:
-    return where_first(lambda: sys.exit(3), symmetric)(question, segments)
+EXITS = where_first(lambda: sys.exit(3), symmetric)
 
 
 @pytest.mark.parametrize(
     ("system", "error"),
     [
         (where_first(lambda: {}["no such page"], symmetric), "KeyError: 'no such page'"),
-        (where_first(lambda: sys.exit(3), symmetric), "the system called sys.exit(3); expected an answer or an error"),
-        (exits_later, "the system called sys.exit(3); expected an answer or an error"),
+        (EXITS, "the system called sys.exit(3); expected an answer or an error"),
+        (later(EXITS), "the system called sys.exit(3); expected an answer or an error"),
     ],
 )
-def test_errors_and_exits_are_an_outcome(system: Function, error: str, tmp_path: Path) -> None:
+def test_errors_and_exits_are_an_outcome(system, error, tmp_path):
     found = audit(system, records(20), retries=0, out=tmp_path / "out", remedies=())
     assert found.order_matters
     assert 0.1 < found.measures["errors"].value < 0.4
@@ -240,10 +231,10 @@ def test_errors_and_exits_are_an_outcome(system: Function, error: str, tmp_path:
     assert len(stored) == sum(answer.text is not None for each in found.asked for answer in each.answers)
 
 
-def test_calls_are_tried_again_and_given_up_where_nothing_is_ever_answered() -> None:
-    calls = list[Any]()
+def test_calls_are_tried_again_and_given_up_where_nothing_is_ever_answered():
+    calls = []
 
-    def flaky(question: str, segments: Sequence[Segment]) -> str:
+    def flaky(question, segments):
         if len(calls) == 1:
             raise ConnectionError("try later")
         return symmetric(question, segments)
@@ -258,36 +249,29 @@ def test_calls_are_tried_again_and_given_up_where_nothing_is_ever_answered() -> 
         audit(lambda question, segments: {"docs": 1}, records(2))
 
 
-async def interrupted_later(question: str, segments: Sequence[Segment]) -> str:
+def interrupted(question, segments):
     raise KeyboardInterrupt
 
 
-def interrupted(question: str, segments: Sequence[Segment]) -> str:
-    raise KeyboardInterrupt
-
-
-def test_async_systems_are_awaited_in_one_loop_and_an_interrupt_stops_an_audit() -> None:
+def test_async_systems_are_awaited_in_one_loop_and_an_interrupt_stops_an_audit():
     loops = set()
 
-    async def awaited(question: str, segments: Sequence[Segment]) -> Reply:
+    async def awaited(question, segments):
         loops.add(asyncio.get_running_loop())
         await asyncio.sleep(0)
-        return Reply(first(question, segments), tokens=3)
+        return SystemReply(first(question, segments), tokens=3)
 
-    for system in (interrupted, interrupted_later):
+    for system in (interrupted, later(interrupted)):
         with pytest.raises(KeyboardInterrupt):
             audit(system, records(3))
     assert audit(awaited, records(3), workers=4).as_dict()["tokens"] == 45
     assert len(loops) == 1
 
 
-# Runs and reports
+def test_an_audit_is_resumed_and_asks_nothing_twice(tmp_path):
+    calls, choices = [], {"seed": 5, "margin": 0.1, "remedies": ()}
 
-
-def test_an_audit_is_resumed_and_asks_nothing_twice(tmp_path: Path) -> None:
-    calls, choices = list[Any](), {"seed": 5, "margin": 0.1, "remedies": ()}
-
-    def stopping(question: str, segments: Sequence[Segment]) -> str:
+    def stopping(question, segments):
         return interrupted(question, segments) if len(calls) == 60 else listening(first, calls)(question, segments)
 
     with pytest.raises(KeyboardInterrupt):
@@ -300,7 +284,7 @@ def test_an_audit_is_resumed_and_asks_nothing_twice(tmp_path: Path) -> None:
     assert len(calls) == more.calls
 
 
-def test_an_edited_system_never_gets_answers_of_the_old_one(tmp_path: Path) -> None:
+def test_an_edited_system_never_gets_answers_of_the_old_one(tmp_path):
     audit(first, records(4), out=tmp_path / "run")
     for wrong in (lambda: audit(last, records(4), out=tmp_path / "run"), lambda: audit(last, resume=tmp_path / "run")):
         with pytest.raises((errors.UnusableFile, errors.UnsupportedCombination)) as refused:
@@ -313,7 +297,7 @@ def test_an_edited_system_never_gets_answers_of_the_old_one(tmp_path: Path) -> N
             audit(first, resume=tmp_path / "run")
 
 
-def test_the_result_is_plain_data_that_does_not_depend_on_threads(tmp_path: Path) -> None:
+def test_the_result_is_plain_data_that_does_not_depend_on_threads(tmp_path):
     found = audit(first, records(12), out=tmp_path / "out", workers=6)
     one, many = audit(first, records(12)).as_dict(), found.as_dict()
     written = json.loads((tmp_path / "out" / "audit.json").read_text())
@@ -326,7 +310,7 @@ def test_the_result_is_plain_data_that_does_not_depend_on_threads(tmp_path: Path
     assert one == many
 
 
-def test_the_page_begins_with_the_answer_is_dark_read_aloud_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_the_page_begins_with_the_answer_is_dark_read_aloud_and_needs_nothing_from_elsewhere(tmp_path):
     alone = [{"question": "Who?", "segments": ["Ann."]}, {"question": "When?", "segments": ["May.", "May."]}]
     found = audit(first, [*records(30), *alone], out=tmp_path / "out")
     page = (tmp_path / "out" / "report.html").read_text()
@@ -342,8 +326,8 @@ def test_the_page_begins_with_the_answer_is_dark_read_aloud_and_needs_nothing_fr
     assert "2 questions with fewer than two different documents" in page
 
 
-def test_markup_and_control_characters_of_answers_stay_text_and_the_table_runs_no_formula(tmp_path: Path) -> None:
-    def hostile(question: str, segments: Sequence[Segment]) -> str:
+def test_markup_and_control_characters_of_answers_stay_text_and_the_table_runs_no_formula(tmp_path):
+    def hostile(question, segments):
         sign = "=+-@"[int(question[-2])]
         return sign + "1+1 <script>alert(1)</script> {{ 7 * 7 }} \x1b[31m \ud83d | a" + segments[0].text[:3]
 
@@ -359,10 +343,7 @@ def test_markup_and_control_characters_of_answers_stay_text_and_the_table_runs_n
     assert [each["call"] for each in rows[:5]] == ["today", "today again", "placebo", "another order", "a third order"]
 
 
-# What is refused
-
-
-ODD: list[tuple[type[Exception], str, dict[str, Any], dict[str, Any]]] = [
+ODD = [
     (errors.UnknownName, "did you mean 'sort'", {"remedies": ["srot"]}, {}),
     (errors.UnsupportedCombination, "not one of ours", {"remedies": ["rotor"]}, {}),
     (errors.InvalidChoice, "metric: expected a function", {"metric": "best"}, {}),
@@ -385,9 +366,9 @@ ODD: list[tuple[type[Exception], str, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("error", "message", "options", "changes"), ODD)
 def test_what_cannot_be_is_refused_before_a_call_is_spent_or_a_folder_is_made(
-    error: type[Exception], message: str, options: dict[str, Any], changes: dict[str, Any], tmp_path: Path
-) -> None:
-    calls, where = list[Any](), {"out": tmp_path / "out"}
+    error, message, options, changes, tmp_path
+):
+    calls, where = [], {"out": tmp_path / "out"}
     with pytest.raises(error, match=message):
         audit(listening(first, calls), [{**each, **changes} for each in records(2)], **{**where, **options})
     assert (calls, list(tmp_path.iterdir())) == ([], [])

@@ -1,10 +1,7 @@
 """Claims about `invariant-rag audit`, on functions and models; and about servers, from Python and the shell."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ from invariant_rag.audit import Endpoint, audit
 from invariant_rag.errors import AuditFailed, ToyModelWarning
 from tests.audit.known import records
 from tests.cli.conftest import run
-from tests.server.scripted import Answer, ScriptedAPI, completion, refusal, scripted_api
+from tests.server.scripted import Answer, completion, refusal, scripted_api
 
 MINE = """
 def first(question, segments):
@@ -25,7 +22,7 @@ def stops(question, segments):
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """A folder to work in, with ten questions, forty questions and a module."""
     for count in (10, 40):
         (tmp_path / f"{count}.jsonl").write_text("\n".join(map(json.dumps, records(count))))
@@ -38,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 FILES = "answers.csv answers.jsonl answers.jsonl.lock audit.json report.html report.md run.json"
 
 
-def test_a_run_writes_a_folder_is_resumed_and_fails_where_the_order_matters(folder: Path) -> None:
+def test_a_run_writes_a_folder_is_resumed_and_fails_where_the_order_matters(folder):
     system = ("--system", "mine_to_audit:first")
     part = run("audit", "10.jsonl", "--out", "out", *system, "--json")
     assert part.exit_code == 0, part.output
@@ -55,7 +52,7 @@ def test_a_run_writes_a_folder_is_resumed_and_fails_where_the_order_matters(fold
     assert "continue with --resume stopped" in stopped.stderr
 
 
-def test_a_model_of_ours_is_audited_and_a_dry_run_says_what_it_costs() -> None:
+def test_a_model_of_ours_is_audited_and_a_dry_run_says_what_it_costs():
     Path("q.csv").write_text("question,segment,answer\nWho?,Ann did.,Ann\nWho?,Bo did not.,\n")
     options = ("--method", "rotor", "--remedy", "sort", "--max-new-tokens", 2, "--json")
     found = run("audit", "q.csv", "--out", "out", *options)
@@ -70,11 +67,8 @@ def test_a_model_of_ours_is_audited_and_a_dry_run_says_what_it_costs() -> None:
         assert cost in " ".join(run("audit", "q.csv", "--dry-run", *remedies).stdout.split())
 
 
-# Servers
-
-
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedAPI]:
+def api(monkeypatch):
     """A server that always says the same."""
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     with scripted_api() as api:
@@ -82,7 +76,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedAPI]:
         yield api
 
 
-def test_a_url_is_sent_the_documents_in_their_order_and_asked_again_when_it_is_busy(api: ScriptedAPI) -> None:
+def test_a_url_is_sent_the_documents_in_their_order_and_asked_again_when_it_is_busy(api):
     api.plan(Answer(429, refusal("busy"), {"Retry-After": "0.5"}), Answer(body=completion("It is right3.")))
     found = audit(api.url, records(8), remedies=())
     assert (found.system, found.measures["errors"].value) == (f"far at {api.url}", 0.0)
@@ -98,7 +92,7 @@ def test_a_url_is_sent_the_documents_in_their_order_and_asked_again_when_it_is_b
     assert dict(found.advice)["First call"] == sent[0]  # as every answer is the same
 
 
-def test_a_server_that_refuses_is_not_asked_again(api: ScriptedAPI) -> None:
+def test_a_server_that_refuses_is_not_asked_again(api):
     api.plan(Answer(401, refusal("wrong key")))
     with pytest.raises(AuditFailed, match="401") as refused:
         audit(Endpoint(api.url, "other", {"temperature": 0, "seed": 3}), records(2))
@@ -106,7 +100,7 @@ def test_a_server_that_refuses_is_not_asked_again(api: ScriptedAPI) -> None:
     assert [(each["model"], each["seed"]) for each in api.bodies] == [("other", 3)]
 
 
-def test_the_command_takes_a_url_with_the_name_of_its_model_and_says_that_a_toy_answers(api: ScriptedAPI) -> None:
+def test_the_command_takes_a_url_with_the_name_of_its_model_and_says_that_a_toy_answers(api):
     api.card = {"id": "mine", "toy": True}
     options = ("--remedy", "sort", "--system", api.url, "--model", "mine", "--workers", 4)
     found = run("audit", "10.jsonl", "--out", "out", *options)

@@ -1,18 +1,17 @@
-"""Claims about where questions come from: files of any tool, tables, mappings and retrievers; and what is refused."""
-
-from __future__ import annotations
+"""Claims about where questions come from, what is refused, and which answers are right: whole tokens, by value."""
 
 import json
 import re
 import tomllib
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
 from invariant_rag.audit import audit
+from invariant_rag.audit.matching import contains_gold, is_refusal, is_right, normal_tokens
 from invariant_rag.audit.questions import Question, as_retrieve_function, parse_questions, read_questions
 from invariant_rag.errors import FieldWarning, InvalidQuestion, UnknownName, UnsupportedCombination
 from invariant_rag.rag.retrieval import BM25Retriever
@@ -27,16 +26,13 @@ FULL = Question(
 )
 
 
-def written(folder: Path, name: str, content: str | bytes) -> Path:
+def written(folder, name, content):
     (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     return folder / name
 
 
-# Files of other tools
-
-
 @pytest.mark.parametrize("record", FILES["records"])
-def test_records_of_other_tools_are_read_and_what_a_system_said_is_no_gold_answer(record: str, tmp_path: Path) -> None:
+def test_records_of_other_tools_are_read_and_what_a_system_said_is_no_gold_answer(record, tmp_path):
     fields = json.loads(record)
     assert read_questions([fields], None) == [EXPECTED]
     assert read_questions(written(tmp_path, "q.jsonl", record), None) == [EXPECTED]
@@ -47,11 +43,11 @@ def test_records_of_other_tools_are_read_and_what_a_system_said_is_no_gold_answe
 
 
 @pytest.mark.parametrize("document", FILES["documents"])
-def test_documents_are_read_with_columns_lists_and_aliases(document: str, tmp_path: Path) -> None:
+def test_documents_are_read_with_columns_lists_and_aliases(document, tmp_path):
     assert read_questions(written(tmp_path, "q.yaml", document), None) == [EXPECTED]  # JSON is YAML, too
 
 
-def test_tests_of_promptfoo_are_read_with_their_checks_and_what_takes_a_judge_is_said(tmp_path: Path) -> None:
+def test_tests_of_promptfoo_are_read_with_their_checks_and_what_takes_a_judge_is_said(tmp_path):
     written(tmp_path, "more.csv", 'question,context,answer\nWhen?,"[""In May."", ""In June.""]",June\n')
     with pytest.warns(FieldWarning, match=r"not used: 'assert: latency', 'tone'"):
         first, second = read_questions(written(tmp_path, "promptfooconfig.yaml", FILES["promptfoo"]), None)
@@ -61,15 +57,12 @@ def test_tests_of_promptfoo_are_read_with_their_checks_and_what_takes_a_judge_is
     with pytest.warns(FieldWarning, match="1 question with checks that take a judge .* 1 of them") as caught:
         advice = dict(audit(lambda question, segments: "Ann", ungraded).advice)
     assert "without --judge" in advice["To know"]
-    assert "--judge" in caught[0].message.hint  # type: ignore[union-attr]
+    assert "--judge" in caught[0].message.hint
     judged = audit(lambda question, segments: "Ann", ungraded, judge=lambda prompt: "yes")
     assert judged.measures["accuracy_today"].value == 1.0
 
 
-# Tables, and what spreadsheets write
-
-
-def test_a_jsonl_a_csv_and_mappings_say_the_same(tmp_path: Path) -> None:
+def test_a_jsonl_a_csv_and_mappings_say_the_same(tmp_path):
     lines = written(tmp_path, "q.jsonl", json.dumps(FULL.as_dict()) + "\n\n")
     header = "id,question,segment,title,score,gold,answer"
     rows = f"{header}\n7,Who?,It was Ann.,Page,0.5,1,Ann|Anna\n7,Who?,Nobody.,,0.25,0,\n"
@@ -88,7 +81,7 @@ ROWS = "QUESTION; Segment ;score;gold;answer;Page\nWho?;It was Ann.;0,5;1;Ann;3\
 @pytest.mark.parametrize(
     ("encoding", "delimiter"), [("utf-8", ";"), ("utf-8-sig", "\t"), ("utf-16", ";"), ("utf-32", "\t")]
 )
-def test_tables_are_read_in_any_encoding_and_case_of_names(encoding: str, delimiter: str, tmp_path: Path) -> None:
+def test_tables_are_read_in_any_encoding_and_case_of_names(encoding, delimiter, tmp_path):
     table = written(tmp_path, "q.csv", ROWS.replace(";", delimiter).replace("\n", "\r\n").encode(encoding))
     with pytest.warns(FieldWarning, match="'Page'"):
         (found,) = read_questions(table, None)
@@ -98,14 +91,14 @@ def test_tables_are_read_in_any_encoding_and_case_of_names(encoding: str, delimi
 
 
 @pytest.mark.parametrize(("name", "write"), [("q.xlsx", "to_excel"), ("q.parquet", "to_parquet"), ("q.tsv", "to_csv")])
-def test_tables_of_spreadsheets_and_data_frames_are_read(name: str, write: str, tmp_path: Path) -> None:
+def test_tables_of_spreadsheets_and_data_frames_are_read(name, write, tmp_path):
     rows = {"Question": ["Who?", "Who?"], "segment": TEXTS, "answer": ["Ann", ""], "gold": [1, 0]}
     options = {"sep": "\t"} if name == "q.tsv" else {}
     getattr(pd.DataFrame(rows), write)(tmp_path / name, index=False, **options)
     assert read_questions(tmp_path / name, None) == [EXPECTED]
 
 
-def test_cells_hold_any_character_but_a_line_break_and_numbers_are_answers_too(tmp_path: Path) -> None:
+def test_cells_hold_any_character_but_a_line_break_and_numbers_are_answers_too(tmp_path):
     rows = written(tmp_path, "questions.csv", "question,segment\nWho?,page one\x0cpage\u2028two\x85\n")
     assert read_questions(rows, None)[0].segments[0].text == "page one\x0cpage\u2028two\x85"
     one = {"question": "q", "answer": 42, "segments": ["42", "x"]}
@@ -113,11 +106,8 @@ def test_cells_hold_any_character_but_a_line_break_and_numbers_are_answers_too(t
     assert (found.answers, found.gold, several.answers) == (("42",), (0,), ("4.5", "x"))
 
 
-# Segments, gold and fields
-
-
-def test_reference_contexts_of_ragas_and_segments_that_hold_an_answer_are_gold_unless_all_do() -> None:
-    def gold(answer: str, *segments: str, **more: Any) -> tuple[int, ...]:
+def test_reference_contexts_of_ragas_and_segments_that_hold_an_answer_are_gold_unless_all_do():
+    def gold(answer, *segments, **more):
         return read_questions([{"question": "q", "answer": answer, "segments": segments, **more}], None)[0].gold
 
     assert gold("x", "a", "b", reference_contexts=["b"]) == (1,)
@@ -125,7 +115,7 @@ def test_reference_contexts_of_ragas_and_segments_that_hold_an_answer_are_gold_u
     assert gold("Ann", "Ann", "Ann too") == gold("Ann", "nobody") == ()
 
 
-def test_segments_come_live_from_a_retriever() -> None:
+def test_segments_come_live_from_a_retriever():
     bm25 = BM25Retriever([Segment("a mill"), Segment("a ferry"), Segment("a bridge")])
     for retriever in (bm25, lambda text: [f"a {text}", "b"]):
         (question,) = read_questions([{"question": "ferry", "answer": "ferry"}], as_retrieve_function(retriever, 2))
@@ -134,7 +124,7 @@ def test_segments_come_live_from_a_retriever() -> None:
         as_retrieve_function(3, 2)
 
 
-def test_a_field_map_names_the_fields_of_a_file_and_what_means_nothing_is_named_once(tmp_path: Path) -> None:
+def test_a_field_map_names_the_fields_of_a_file_and_what_means_nothing_is_named_once(tmp_path):
     path = written(tmp_path, "q.csv", "Frage;Text;Loesung\nWho?;It was Ann.;Ann\nWho?;Nobody.;\n")
     assert read_questions(path, None, {"question": "Frage", "segment": "Text", "answer": "Loesung"}) == [EXPECTED]
     with pytest.raises(InvalidQuestion, match="expected 'prompt' for question"):
@@ -153,9 +143,6 @@ def test_a_field_map_names_the_fields_of_a_file_and_what_means_nothing_is_named_
     assert (len(questions), questions[0].answers) == (42, ("orange and black",))
 
 
-# What is refused
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -168,19 +155,19 @@ def test_a_field_map_names_the_fields_of_a_file_and_what_means_nothing_is_named_
         *(("q.yaml", FILES["laughs"] + f"  {use}\n", r"alias(.|\n)*line \d") for use in FILES["laughs_in"]),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(name: str, content: str | bytes, message: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_with_its_place(name, content, message, tmp_path):
     with pytest.raises(InvalidQuestion) as caught:
         read_questions(written(tmp_path, name, content), None)
     assert re.search(message, f"{caught.value} {caught.value.hint}")
     assert len(str(caught.value)) < 5000
 
 
-def test_a_missing_file_is_said_to_be_missing_and_what_is_long_gives_a_short_message(tmp_path: Path) -> None:
+def test_a_missing_file_is_said_to_be_missing_and_what_is_long_gives_a_short_message(tmp_path):
     for name in ("gone.jsonl", "gone.csv", "gone"):
         with pytest.raises(InvalidQuestion) as refused:
             read_questions(tmp_path / name, None)
         assert (str(refused.value), refused.value.hint) == (f"no such file: {tmp_path / name}", "")
-    value: Any = "l"
+    value = "l"
     for _ in range(21):
         value = [value] * 10
     records, long = [{"question": "Who?", "segments": ["a"], "gold": value}], f"{'d' * 200}/{'e' * 9000}.csv"
@@ -192,3 +179,32 @@ def test_a_missing_file_is_said_to_be_missing_and_what_is_long_gives_a_short_mes
         with pytest.raises(InvalidQuestion, match=said) as refused:
             parse_questions(source)
         assert len(str(refused.value)) < most
+
+
+# --- right answers ---
+
+SCORED = [line.split("\t") for line in (Path(__file__).parent / "scores.tsv").read_text("utf-8").splitlines()[1:]]
+"""Verdict, gold answer and answer: numbers, dates, units, yes and no, refusals, denials, spellings."""
+
+
+def test_what_only_looks_right_is_wrong_and_what_is_right_is_right_however_it_is_written():
+    assert min(Counter(verdict for verdict, _, _ in SCORED).values()) > 100
+    assert [row for row in SCORED if is_right(row[2], [row[1]]) is not (row[0] == "right")] == []
+    right = [(gold, answer) for verdict, gold, answer in SCORED if verdict == "right"]
+    assert all(is_right(answer, ["something else entirely", gold]) for gold, answer in right)
+    assert not any(is_right("I do not know.", [gold]) for gold in ("no", "yes", "No.", "TRUE"))
+
+
+def test_gold_documents_are_found_by_whole_tokens_and_never_by_yes_or_no():
+    assert contains_gold("It was built in the year 12.", ["12"])
+    assert not contains_gold("It was built in 1912.", ["12"])
+    assert not contains_gold("There is no bridge here.", ["no"])
+    said = ("No.", "He was unable to walk.", "There is not enough information in the documents.")
+    assert [is_refusal(each) for each in said] == [False, False, True]
+
+
+def test_numbers_of_any_length_and_in_any_row_are_tokens():
+    assert normal_tokens("On May 3rd, 1999 U.S. forces") == normal_tokens("on 3 may 1999 us forces")
+    assert normal_tokens("one, two; three") == ("1", "2", "3")
+    assert normal_tokens("9" * 5000) == (f"n{'9' * 5000}",)  # of more digits than Python turns into a number
+    assert is_right("9" * 5000, ["9" * 5000])

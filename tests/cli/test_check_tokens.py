@@ -2,10 +2,8 @@
 
 import json
 import warnings
-from collections.abc import Callable
 
 import pytest
-from click.testing import Result
 from tokenizers import AddedToken
 
 from invariant_rag import InvariantModel
@@ -16,18 +14,16 @@ from invariant_rag.testing.token_check import find_break_outs
 from invariant_rag.testing.tokenizer_layouts import LAYOUTS
 from tests.cli.conftest import run
 
-Check = Callable[..., Result]
-
 
 def with_tokens(*tokens):
     tokenizer = toy_tokenizer()
-    tokenizer.add_tokens([*tokens])
+    tokenizer.add_tokens([AddedToken(each) for each in tokens])
     return tokenizer
 
 
 def unprotected():
     """Return a tokenizer with tokens of roles that its template does not write."""
-    return with_tokens(AddedToken("<start_of_turn>"), AddedToken("### User:"))
+    return with_tokens("<start_of_turn>", "### User:")
 
 
 @pytest.fixture
@@ -43,14 +39,14 @@ def check(tmp_path, monkeypatch):
     return checked
 
 
-@pytest.mark.parametrize("name", ["joined bars", "llama2"])
-def test_a_protected_tokenizer_passes_the_check(name, check):
-    result = check(LAYOUTS[name].build())
-    assert (result.exit_code, "60 hostile texts: 0 broke out" in result.stdout) == (0, True), result.output
+def test_a_protected_tokenizer_passes_the_check(check):
+    for name in ("joined bars", "llama2"):
+        result = check(LAYOUTS[name].build())
+        assert (result.exit_code, "60 hostile texts: 0 broke out" in result.stdout) == (0, True), result.output
 
 
 def test_names_that_only_a_long_conversation_writes_are_control_tokens(check):
-    tokenizer = with_tokens(AddedToken("T38:"), AddedToken("T90:"))
+    tokenizer = with_tokens("T38:", "T90:")
     tokenizer.chat_template = "{% for each in messages %}\nT{{ loop.index0 }}: {{ each.content }}{% endfor %}"
     names = json.loads(check(tokenizer, "--json").stdout)["control_tokens"]
     assert ("T38:" in names, "T90:" in names) == (True, False)

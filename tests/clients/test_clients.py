@@ -1,16 +1,24 @@
-"""Clients that other people wrote, against a real server: every order of the documents gives the same answer."""
+"""Clients that other people wrote, against a real server: every order of the documents gives the same answer.
+
+`make test-clients` runs these tests where neither torch nor invariant-rag is, and the server in a process of its own.
+"""
 
 import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
+import time
+from contextlib import suppress
 from itertools import permutations
 from pathlib import Path
 from typing import Literal
 
 import cohere
+import httpx
 import openai
 import pytest
 from langchain_openai import ChatOpenAI
@@ -37,6 +45,27 @@ class Colours(BaseModel):
     """Colors in words of the model, which may take any number of tokens."""
 
     colours: str
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Serve the embedded model to whoever has a key, and give the address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = [os.environ.get("INVARIANT_RAG", "invariant-rag"), "serve", "--port", port, "--served-name", "small"]
+    environment = {**os.environ, "INVARIANT_RAG_API_KEY": "key-1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    deadline, answers = time.monotonic() + 120, False
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        try:
+            while not answers:
+                assert process.poll() is None, "the server has ended"
+                assert time.monotonic() < deadline, "the server did not start"
+                time.sleep(0.2)
+                with suppress(httpx.TransportError):
+                    answers = httpx.get(f"http://127.0.0.1:{port}/ready").is_success
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
 
 
 def test_this_environment_has_no_torch():
@@ -139,5 +168,6 @@ def test_the_code_of_the_tutorial_runs(number, server):
     exec(code, namespace)
     if "answer" in namespace:
         assert "red and white" in namespace["answer"]
+        assert "reply" not in namespace or len(namespace["reply"].invariant["order"]) == 2
     else:
         assert namespace["ranking"][0] == "The flag of Ostra is red and white."

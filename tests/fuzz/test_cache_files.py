@@ -42,21 +42,7 @@ def of_another_format(source):
     return source.choice([*formats, source.randbytes(300)])
 
 
-@pytest.mark.rounds(300)
-def test_a_mutated_entry_is_served_as_it_was_or_not_at_all(rounds, tmp_path):
-    path = tmp_path / "invariant-rag-x.safetensors"
-    for source in rounds():
-        stored = entry(source)
-        path.write_bytes(mutated(write_entry(stored, path.name), source))
-        try:
-            served = read_entry(path)
-        except DamagedEntry as error:
-            assert path.name in str(error)  # noqa: PT017
-        else:
-            assert content(served) == content(stored)
-
-
-@pytest.mark.rounds(30)
+@pytest.mark.rounds(100)
 def test_whatever_happens_to_a_folder_every_key_gives_its_own_entry_or_none(rounds, tmp_path, ignored_size_signal):
     for number, source in enumerate(rounds()):
         treat(tmp_path / str(number), source)
@@ -126,20 +112,3 @@ def test_files_that_are_exchanged_or_mutated_change_no_answer(rounds, tmp_path):
                     path.write_bytes(mutated(path.read_bytes(), source))
         found = [lm.with_cache(KeyValueCache(folder=folder)).logits(prompt) for lm, prompt in asked]
         assert all(map(torch.equal, found, expected))
-
-
-@pytest.mark.rounds(40)
-@pytest.mark.parametrize("room", [0, 3000])
-def test_an_entry_that_a_dead_writer_left_unfinished_takes_no_room(room, rounds, tmp_path):
-    for number, source in enumerate(rounds()):
-        folder = tmp_path / str(number)
-        cache = KeyValueCache(0, folder=folder, max_disk_bytes=room)
-        for _ in range(5):
-            left = folder / f"invariant-rag-{source.randbytes(16).hex()}.unfinished"
-            left.write_bytes(source.randbytes(source.randrange(5000)))
-            cache.put(source.choice("abc"), [(torch.ones(1, 20, 2), torch.ones(1, 20, 2))])
-            if room:
-                assert not left.exists()
-                assert sum(path.stat().st_size for path in folder.iterdir()) <= room
-        cache.clear()
-        assert not [path for path in folder.iterdir() if path.suffix != ".lock"]

@@ -4,6 +4,7 @@ import copy
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -12,9 +13,11 @@ from invariant_rag.methods import METHODS
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import MonoT5
 from invariant_rag.rag import BM25Retriever
+from invariant_rag.remote import _path_and_body
 from invariant_rag.server import InProcess, Settings
 from tests.fuzz.mutations import mutated
-from tests.server.conftest import CHAT, FLAGS, QUESTION, body, client_of
+from tests.server.conftest import CHAT, FLAGS, body, client_of
+from tests.server.test_remote import REQUESTS
 
 ALPHABET = "ab \n.#山é\ud800\ue200\ue201[]<|>{}0\x00"
 ORDERINGS = ("lexical", "lexical-reversed", "frequency", "score")
@@ -77,49 +80,24 @@ SCHEMAS = (
     {"type": "array", "minItems": 10**9, "items": {"type": "integer"}},
     {"type": "integer", "minimum": 5, "maximum": 1},
 )
-ASKED = {"role": "user", "content": QUESTION}
-DOCUMENTS = ["The flag of Ostra is white.", {"id": "b", "title": "T", "text": "The flag of Brenn is green."}]
-INTEGER = {"type": "object", "properties": {"x": {"type": "integer"}}}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": INTEGER}}
-CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
-TURNS = [
-    {"role": "user", "content": [{"type": "document", "document": {"text": "a"}}, {"type": "text", "text": "b"}]},
-    {"role": "assistant", "content": None, "tool_calls": [CALL]},
-    {"role": "tool", "tool_call_id": "1", "content": "result"},
-]
-EVERYTHING = {
-    "messages": [{"role": "system", "content": "Be short."}, ASKED],
-    "documents": [*DOCUMENTS, {"data": {"title": "T", "snippet": "s"}}],
-    "invariant": {"method": "rotor", "ordering": "lexical", "overflow": "error"},
-    "model": "small",
-    "stop": ["."],
-    "stream": False,
-    "stream_options": {"include_usage": True},
-    "max_tokens": 1,
-    "n": 1,
-    "seed": 1,
-    "temperature": 0.9,
-    "top_p": 0.9,
-    "logprobs": True,
-    "chat_template_kwargs": {},
-}
+DOCUMENTS = ["The flag of Ostra is white.", {"id": "b", "data": {"title": "T", "snippet": "s"}, "metadata": {"k": 1}}]
 JUDGED = {"question": "Which?", "answers": ["a", "b"], "criteria": {"brevity": "short"}, "reference": "a"}
-REQUESTS = (
-    (CHAT, EVERYTHING),
-    (CHAT, {"messages": TURNS, "tools": [TOOL], "tool_choice": "auto", "max_tokens": 16}),
-    (CHAT, {"messages": [ASKED], "response_format": SCHEMA, "max_tokens": 16}),
-    ("/v1/completions", {"prompt": ["a", "b"], "documents": DOCUMENTS, "max_tokens": 3, "logprobs": 1, "n": 1}),
-    ("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 3, "stream": True, "seed": 2, "temperature": 1.0}),
-    ("/tokenize", {"messages": [ASKED], "documents": DOCUMENTS, "tools": [TOOL]}),
+STREAMED = {"max_tokens": 3, "seed": 2, "stream": True, "stream_options": {"include_usage": True}, "model": "small"}
+TALK = body(documents=DOCUMENTS, chat_template_kwargs={})
+OURS = [_path_and_body(replace(each, max_new_tokens=8), {"overflow": "error"}) for each in REQUESTS.values()]
+BODIES = [
+    *((f"/v1{path}", {name: value for name, value in each.items() if value is not None}) for path, each in OURS),
+    (CHAT, {**TALK, **STREAMED, "invariant": {"method": "pine", "ordering": "lexical"}}),
+    ("/v1/completions", {"prompt": [1, 2, 3], **STREAMED}),
     ("/v1/rerank", {"query": "flag", "documents": DOCUMENTS, "top_n": 1, "return_documents": True}),
     ("/v1/judge", {**JUDGED, "by": "letters"}),
-)
+    ("/tokenize", TALK),
+]
 
 
 def hostile_request(source):
     """Return a path and a body with one to four things wrong."""
-    path, sent = copy.deepcopy(source.choice(REQUESTS))
+    path, sent = copy.deepcopy(source.choice(BODIES))
     for _ in range(source.choice((1, 1, 1, 2, 4))):
         change(sent, source)
     content = json.dumps(sent, ensure_ascii=source.random() < 0.5).encode("utf-8", "surrogatepass")

@@ -151,18 +151,13 @@ def test_an_abandoned_request_has_no_reply():
         answering.reply(abandoned=abandoned)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "error"),
-    [
-        ({"messages": None}, InvalidPrompt),
-        ({"prompt": PLAIN}, InvalidPrompt),
+def test_a_wrong_request_is_refused():
+    for wrong, error in (
+        *(({"messages": None}, InvalidPrompt), ({"prompt": PLAIN}, InvalidPrompt), ({"n": 0}, InvalidOption)),
         ({"messages": None, "prompt": PLAIN, "tools": TOOLS}, UnsupportedCombination),
-        ({"n": 0}, InvalidOption),
-    ],
-)
-def test_a_wrong_request_is_refused(wrong, error):
-    with pytest.raises(error):
-        Answering(lm_of("hermes"), replace(REQUESTS["a conversation"], **wrong))
+    ):
+        with pytest.raises(error):
+            Answering(lm_of("hermes"), replace(REQUESTS["a conversation"], **wrong))
 
 
 def test_what_was_prepared_to_be_measured_is_not_tokenized_again(monkeypatch):

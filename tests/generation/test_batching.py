@@ -71,52 +71,66 @@ def halted(batcher):
             go.set()
 
 
-def waiting(batcher, pool, lms, prompts):
-    """Start a call for each prompt while it is somebody else's turn, and return once all of them wait."""
-    calls = []
-    with halted(batcher):
-        for lm, prompt in zip(lms, prompts, strict=True):
-            calls.append(pool.submit(batcher.generate, lm, prompt, OPTIONS, batch_size=4))
-            until_waiting(batcher, len(calls))
-    return calls
+def ask_together(calls):
+    """Let each call wait in a thread of its own while it is somebody else's turn; return their futures, all done."""
+    batcher, futures = MicroBatcher(), []
+    with ThreadPoolExecutor(len(calls)) as pool, halted(batcher):
+        for lm, prompt, options in calls:
+            futures.append(pool.submit(batcher.generate, lm, prompt, options, batch_size=4))
+            until_waiting(batcher, len(futures))
+    return futures
 
 
-@pytest.mark.parametrize("method", ["rotor", "pine"])
-def test_prompts_that_wait_are_decoded_together_and_answered_as_each_alone(method, llama):
-    lm, batcher = InvariantModel(llama, method=method), MicroBatcher()
-    alone = [lm.generate(prompt, **OPTIONS) for prompt in PROMPTS]
-    with ThreadPoolExecutor(5) as pool, batch_sizes(llama) as sizes:
-        found = [call.result() for call in waiting(batcher, pool, [lm] * 5, PROMPTS)]
-    bound = rounding(lm.generate, PROMPTS, **OPTIONS)
-    for one, other in zip(found, alone, strict=True):
+SEEDED = [{"do_sample": True, "seed": seed, "max_new_tokens": 12} for seed in range(4)]
+LIKE_TEN = {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01}
+TOGETHER = {  # choices of the model and options of each request, and the rows of passes that decode
+    "five": ([({}, {})] * 5, {1, 4}),
+    "five with pine": ([({"method": "pine"}, {})] * 5, {1, 4}),
+    **{
+        f"sampled {more}": ([({}, {**each, **more}) for each in SEEDED], {4})
+        for more in ({}, LIKE_TEN, {"top_k": 0, "repetition_penalty": 2.0})
+    },
+    "two methods": ([({}, {}), ({"method": "pine"}, {})] * 2, {2}),
+    "two limits": ([({}, {}), ({"max_segment_tokens": 1, "overflow": "trim_segments"}, {})] * 2, {2}),
+    "two lengths": ([({}, {"max_new_tokens": length}) for length in (3, 6)], {1}),
+    "two temperatures": ([({}, {**SEEDED[1], "temperature": each}) for each in (0.1, 5.0)], {1}),
+    "one sampled": ([({}, SEEDED[1]), ({}, {})], {1}),
+    "one with a penalty": ([({}, {}), ({}, {"repetition_penalty": 9.0})], {1}),
+    "two ends, which have no truth": ([({}, {"eos_token_id": torch.tensor([1, each])}) for each in (2, 3)], {1}),
+    "sampled in a way that no row has for itself": ([({}, {**each, "typical_p": 0.5}) for each in SEEDED[:2]], {1}),
+}
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_prompts_that_wait_are_one_batch_if_they_are_alike_and_answered_as_each_alone(case, llama):
+    asked, rows = TOGETHER[case]
+    calls = [
+        (InvariantModel(llama, **choices), prompt, {**OPTIONS, **options})
+        for (choices, options), prompt in zip(asked, PROMPTS, strict=False)
+    ]
+    alone = [lm.generate(prompt, **options) for lm, prompt, options in calls]
+    with batch_sizes(llama) as sizes:
+        together = [each.result() for each in ask_together(calls)]
+    for (lm, prompt, options), one, other in zip(calls, together, alone, strict=True):
         assert (one.token_ids, one.order, one.usage) == (other.token_ids, other.order, other.usage)
-        assert one.logprobs == pytest.approx(other.logprobs, abs=bound)
-    assert sorted(set(sizes)) == [1, 4]
+        if options == OPTIONS:
+            assert one.logprobs == pytest.approx(other.logprobs, abs=rounding(lm.generate, [prompt] * 4, **OPTIONS))
+    assert set(sizes) == rows
 
 
-def test_models_that_differ_are_not_mixed(llama):
-    rotor = InvariantModel(llama)
-    for choices in ({"method": "pine"}, {"max_segment_tokens": 1, "overflow": "trim_segments"}):
-        lms = [rotor, rotor.with_method(**choices)] * 2
-        expected = [lm.generate(prompt, **OPTIONS).token_ids for lm, prompt in zip(lms, PROMPTS[1:], strict=True)]
-        with ThreadPoolExecutor(4) as pool, batch_sizes(llama) as sizes:
-            found = [call.result().token_ids for call in waiting(MicroBatcher(), pool, lms, PROMPTS[1:])]
-        assert found == expected
-        assert set(sizes) == {2}
-    ours, theirs = (rotor.with_cache(KeyValueCache(namespace=name)) for name in ("ours", "theirs"))
-    with ThreadPoolExecutor(2) as pool:
-        for call in waiting(MicroBatcher(), pool, [ours, theirs], [PROMPTS[0]] * 2):
-            assert call.result().usage.cached_tokens == 0
+def test_caches_of_two_tenants_are_not_mixed(llama):
+    lms = [InvariantModel(llama, cache=KeyValueCache(namespace=name)) for name in ("ours", "theirs")]
+    for call in ask_together([(lm, PROMPTS[0], OPTIONS) for lm in lms]):
+        assert call.result().usage.cached_tokens == 0
 
 
 def test_a_prompt_that_fails_fails_alone(llama):
     lm = InvariantModel(llama)
-    with ThreadPoolExecutor(3) as pool:
-        first, bad, last = waiting(MicroBatcher(), pool, [lm] * 3, [PROMPTS[0], Prompt([], [], []), PROMPTS[1]])
-        with pytest.raises(InvalidPrompt):
-            bad.result()
-        assert first.result().token_ids == lm.generate(PROMPTS[0], **OPTIONS).token_ids
-        assert last.result().token_ids == lm.generate(PROMPTS[1], **OPTIONS).token_ids
+    first, bad, last = ask_together([(lm, each, OPTIONS) for each in (PROMPTS[0], Prompt([], [], []), PROMPTS[1])])
+    with pytest.raises(InvalidPrompt):
+        bad.result()
+    expected = [lm.generate(each, **OPTIONS).token_ids for each in PROMPTS[:2]]
+    assert [first.result().token_ids, last.result().token_ids] == expected
 
 
 def test_an_interrupt_reaches_everybody_and_is_not_tried_again(llama):
@@ -127,26 +141,11 @@ def test_an_interrupt_reaches_everybody_and_is_not_tried_again(llama):
             calls.append(len(prompt))
             raise KeyboardInterrupt
 
-    with ThreadPoolExecutor(2) as pool:
-        for answer in waiting(MicroBatcher(), pool, [Interrupted(llama)] * 2, PROMPTS[:2]):
-            with pytest.raises(KeyboardInterrupt):
-                answer.result()
+    lm = Interrupted(llama)
+    for answer in ask_together([(lm, each, OPTIONS) for each in PROMPTS[:2]]):
+        with pytest.raises(KeyboardInterrupt):
+            answer.result()
     assert calls == [2]
-
-
-@pytest.mark.parametrize(
-    "more",
-    [{}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01}, {"repetition_penalty": 2.0, "top_k": 0}],
-    ids=str,
-)
-def test_sampled_answers_of_a_batch_are_those_of_each_prompt_alone(more, llama):
-    lm, options = InvariantModel(llama), {"max_new_tokens": 12, "do_sample": True, **more}
-    seeded = [(prompt, {**options, "seed": seed}) for seed, prompt in enumerate([*PROMPTS, PROMPTS[0]])]
-    alone = [lm.generate(prompt, **each).token_ids for prompt, each in seeded]
-    with batch_sizes(llama) as sizes:
-        together = MicroBatcher().generate_all(lm, seeded)
-    assert [each.token_ids for each in together] == alone
-    assert set(sizes) == {6}
 
 
 def test_without_seeds_sampled_answers_follow_the_global_state(llama):
@@ -194,38 +193,20 @@ def test_a_stream_of_what_is_known_at_the_end_is_the_answer(model):
         assert stream.generation is not None
 
 
-OTHER_OPTIONS = [
-    ({"max_new_tokens": 3}, {"max_new_tokens": 6}),
-    ({"do_sample": True, "seed": 1, "temperature": 0.1}, {"do_sample": True, "seed": 1, "temperature": 5.0}),
-    ({"do_sample": True, "seed": 1}, {}),
-    ({}, {"repetition_penalty": 9.0}),
-    ({"eos_token_id": torch.tensor([1, 2])}, {"eos_token_id": torch.tensor([1, 3])}),  # which have no truth
-    ({"do_sample": True, "seed": 1, "typical_p": 0.5}, {"do_sample": True, "seed": 2, "typical_p": 0.5}),
-]
+def test_requests_with_other_schemas_are_not_mixed(model):
+    other = {**options_of_an_object(model, 1), **constrain(model, {"enum": ["a"]}, max_new_tokens=80)}
+    with batch_sizes(model.model) as sizes:
+        MicroBatcher().generate_all(model, [(TEXTS[0], options_of_an_object(model, 0)), (TEXTS[0], other)])
+    assert set(sizes) == {1}
 
 
-def test_requests_with_other_options_or_schemas_are_not_mixed(model):
-    of_an_object = options_of_an_object(model, 1)
-    schemas = (of_an_object, {**of_an_object, **constrain(model, {"enum": ["a"]}, max_new_tokens=80)})
-    for pair in (*OTHER_OPTIONS, schemas):
-        calls = [(TEXTS[0], {**OPTIONS, **each}) for each in pair]
-        alone = [model.generate(prompt, **options).token_ids for prompt, options in copy.deepcopy(calls)]
-        with batch_sizes(model.model) as sizes:
-            found = MicroBatcher().generate_all(model, calls)
-        assert [each.token_ids for each in found] == alone
-        assert set(sizes) == {1}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"num_return_sequences": 2}, {"generation_config": GenerationConfig(do_sample=True, num_return_sequences=2)}, {}],
-)
-def test_several_answers_to_one_prompt_are_refused(options):
-    model = tiny_model("llama", num_hidden_layers=1)
-    if not options:
-        model.generation_config.num_return_sequences = 2
-    with pytest.raises(InvalidChoice, match="num_return_sequences"):
-        MicroBatcher().generate(InvariantModel(model), PROMPTS[0], options)
+def test_several_answers_to_one_prompt_are_refused():
+    model, two = tiny_model("llama", num_hidden_layers=1), {"num_return_sequences": 2}
+    for options in (two, {"generation_config": GenerationConfig(do_sample=True, **two)}, {}):
+        if not options:
+            model.generation_config.num_return_sequences = 2
+        with pytest.raises(InvalidChoice, match="num_return_sequences"):
+            MicroBatcher().generate(InvariantModel(model), PROMPTS[0], options)
 
 
 def test_a_copy_begins_with_an_empty_queue(llama):
@@ -351,3 +332,23 @@ def test_what_draws_between_two_steps_takes_nothing_from_the_draws_of_the_batch(
         batcher.generate(lm, PROMPTS[1], {**options, "max_new_tokens": 12})
         assert not first.done()
         assert first.result().token_ids == alone
+
+
+def test_while_others_never_stop_asking_a_batch_has_the_model_for_half_of_the_time(llama, monkeypatch):
+    lm, batcher, tokens = InvariantModel(llama), MicroBatcher(), []
+    monkeypatch.setattr("invariant_rag.generation.batching.monotonic", lambda: float(len(tokens)))  # a token takes 1 s
+
+    def options(name, length):
+        return {"max_new_tokens": length, "eos_token_id": [], "stopping_criteria": [Noting(partial(note, name))]}
+
+    def note(name):
+        tokens.append(name)
+        if name == "long" and not batcher.waiting:
+            pool.submit(batcher.generate, lm, PROMPTS[1], options("short", 8))
+            until_waiting(batcher)
+
+    with ThreadPoolExecutor(16) as pool:
+        batcher.generate(lm, PROMPTS[0], options("long", 64))
+        theirs = tokens.count("short")  # the last one may be waiting still
+    assert tokens[:10] == ["long", *["short"] * 8, "long"]
+    assert 48 <= theirs <= 72

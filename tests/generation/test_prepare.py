@@ -43,10 +43,10 @@ def test_the_input_is_the_same_in_every_order_and_every_segment_is_accounted_for
     options = {"context_window": window, "max_segment_tokens": limit, "overflow": overflow}
     result, other = prepared(prompt, **options), prepared(shuffled, **options)
     assert (result.input_ids, result.arrangement) == (other.input_ids, other.arrangement)
-    for name in ("order", "dropped", "trimmed"):
+    for name, as_listed in (("order", list), ("dropped", sorted), ("trimmed", sorted)):
         pairs = ((prompt, result), (shuffled, other))
         one, two = ([source.segments[i].token_ids for i in getattr(each, name)] for source, each in pairs)
-        assert one == two if name == "order" else sorted(one) == sorted(two)
+        assert as_listed(one) == as_listed(two)
     layout, order = result.arrangement.layout, list(result.order)
     assert sorted([*order, *result.dropped]) == list(range(len(prompt.segments)))
     assert set(result.trimmed) <= set(order)
@@ -96,24 +96,13 @@ def test_the_fullest_of_several_sets_gives_first_and_indices_count_through_all_s
     assert TOY.decode(list(result.input_ids)) == "pbbaamccccs"
 
 
-@pytest.mark.parametrize(
-    "prompt", [Prompt(), Prompt("", [], ""), Prompt([], [[]], []), Prompt("", ["", ""], ""), Prompt.of()]
-)
-def test_a_prompt_without_any_token_is_refused(prompt):
-    with pytest.raises(InvalidPrompt, match="at least one token"):
-        prepared(prompt)
+def test_a_prompt_without_any_token_is_refused():
+    for empty in (Prompt(), Prompt("", [], ""), Prompt([], [[]], []), Prompt("", ["", ""], ""), Prompt.of()):
+        with pytest.raises(InvalidPrompt, match="at least one token"):
+            prepared(empty)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "query"),
-    [
-        (Prompt("p", ["a"], "suffix", query="query"), "query"),
-        (Prompt("p", ["a"], "suffix", query=""), ""),
-        (Prompt("p", ["a"], "suffix"), "suffix"),
-        (Prompt("p", ["a"], TOY("ids")["input_ids"]), "ids"),
-    ],
-)
-def test_orderings_are_asked_with_the_query_or_else_the_last_text(prompt, query):
+def test_orderings_are_asked_with_the_query_or_else_the_last_text():
     asked = []
 
     class Asked(Lexical):
@@ -121,8 +110,9 @@ def test_orderings_are_asked_with_the_query_or_else_the_last_text(prompt, query)
             asked.append(query)
             return super().sort_keys(candidates, query)
 
-    prepared(prompt, Asked())
-    assert asked == [query]
+    for suffix, query in (("suffix", "query"), ("suffix", ""), ("suffix", None), (TOY("ids")["input_ids"], None)):
+        prepared(Prompt("p", ["a"], suffix, query=query), Asked())
+    assert asked == ["query", "", "suffix", "ids"]
 
 
 @given(lengths, st.integers(0, 9), st.integers(0, 9), st.integers(0, 60), st.integers(1, 9), strategies, st.booleans())

@@ -269,21 +269,19 @@ def test_what_no_text_or_no_value_can_be(model):
 NAMES = {"patternProperties": {"^x-": {"type": "string"}}, "additionalProperties": {"type": "integer"}}
 
 
-@pytest.mark.parametrize(
-    ("value", "schema", "said"),
-    [
+def test_values_that_break_a_schema_are_errors():
+    references = {"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "null"}}}
+    for value, schema, said in (
         (True, {"not": {"type": "object"}, "const": 1}, "1 was expected"),
         ({"x-a": 1}, NAMES, "1 is not of type 'string'"),
         ({"a": "1"}, NAMES, "'1' is not of type 'integer'"),
         ({"b": 1}, {"properties": {"a": {}}, "additionalProperties": False}, "additionalProperties"),
         ("ab", {"pattern": "^a$"}, r"'ab' does not match '\^a\$'"),
         ([1, 1], {"uniqueItems": True}, "non-unique elements .uniqueItems"),
-        ({"a": 1}, {"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "null"}}}, "type 'null'"),
-    ],
-)
-def test_values_that_break_a_schema_are_errors(value, schema, said):
-    with pytest.raises(InvalidObject, match=said):
-        validate_value(value, schema)
+        ({"a": 1}, references, "type 'null'"),
+    ):
+        with pytest.raises(InvalidObject, match=said):
+            validate_value(value, schema)
     validate_value({"x-a": "1", "b": 2}, NAMES)
     validate_value({"$schema": 1}, {"$schema": "http://json-schema.org/draft-07/schema#", "required": ["$schema"]})
     assert parse_object('"\\ud83d\\ude00"', {}) == "\U0001f600"

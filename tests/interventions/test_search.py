@@ -14,7 +14,7 @@ from invariant_rag.interventions import HiddenScaling
 from invariant_rag.interventions.search import (
     CHARACTERS,
     FACTORS,
-    Example,
+    TokenExample,
     positional_dimensions,
     random_texts,
     search_dimension,
@@ -66,7 +66,7 @@ def examples():
     state, examples = random.Random(0), []
     for _ in range(12):
         early, late = state.sample(range(2, 18), 2)
-        examples.append(Example((1, *[early] * 12, *[late] * 60, 0), (late,)))
+        examples.append(TokenExample((1, *[early] * 12, *[late] * 60, 0), (late,)))
     return examples
 
 
@@ -91,7 +91,7 @@ def test_the_planted_dimension_is_found_with_factor_zero_first(result):
 
 def test_the_loss_is_that_of_scoring_the_answers_over_their_tokens(planted):
     """Each answer of three tokens weighs as much as one token."""
-    examples = [Example((1, *[7] * 40, 0), (7, 8, 9)), Example((1, *[9] * 30, 0), (9,))]
+    examples = [TokenExample((1, *[7] * 40, 0), (7, 8, 9)), TokenExample((1, *[9] * 30, 0), (9,))]
     texts = [[1, *random.Random(0).choices(range(2, 18), k=99)]]
     found = search_dimension(planted, examples=examples, texts=texts, keep=2)
     lm = InvariantModel(planted, method="sequential")
@@ -199,16 +199,16 @@ def test_models_without_positional_dimensions_and_searches_without_texts_are_ref
             weight.zero_()
     with pytest.raises(UnsupportedModel, match="no hidden dimension is monotone"):
         search_dimension(model, examples=examples, texts=texts)
-    for given in ({}, {"examples": [Example((1, 2), (3,))]}, {"texts": [[1] * 20]}):
+    for given in ({}, {"examples": [TokenExample((1, 2), (3,))]}, {"texts": [[1] * 20]}):
         with pytest.raises(TokenizerRequired):
             search_dimension(planted, **given)
-    for nothing in ([], [Example((1, 2), (3,))]):
+    for nothing in ([], [TokenExample((1, 2), (3,))]):
         with pytest.raises(InvalidChoice, match="at least 16 tokens"):
             search_dimension(planted, examples=nothing, texts=[[1] * 20])
 
 
 def test_a_search_saves_what_the_library_loads_with_the_published_layers_of_a_model_that_has_them(tokenizer, tmp_path):
-    texts, few = [[1, *range(2, 60)]] * 2, [Example((1, *range(2, 40)), (3,))]
+    texts, few = [[1, *range(2, 60)]] * 2, [TokenExample((1, *range(2, 40)), (3,))]
     deep = search_dimension(tiny_model("llama", num_hidden_layers=27), examples=few, texts=texts, keep=1, factors=[0])
     assert deep.found.layers == tuple(range(10, 26))
     model = tiny_model("llama", num_hidden_layers=5, vocab_size=261, max_position_embeddings=512)

@@ -1,10 +1,6 @@
 """The laws of every method in the registry, through the kit that method authors use."""
 
-import random
-from itertools import combinations
-
 import pytest
-import torch
 
 from invariant_rag import InvariantModel
 from invariant_rag.attention import BACKENDS
@@ -25,14 +21,6 @@ def test_every_backend_has_its_law():
     assert laws <= {*dir(MethodContract)}
 
 
-def test_methods_differ_from_each_other_and_sequential_depends_on_the_order_given():
-    prompt, lm = KIT.prompts()[1], KIT.wrapped()
-    answers = [lm.with_method(name, ordering="lexical").logits(prompt) for name in METHODS]
-    assert min(gap(one, other) for one, other in combinations(answers, 2)) > 1e-2
-    plain = lm.with_method("sequential", ordering="given")
-    assert not torch.equal(plain.logits(prompt), plain.logits(prompt.shuffled(random.Random(1))))
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_a_fair_method_ignores_the_ordering_and_no_other_does(method):
     lm, prompt = KIT.wrapped().with_method(method), KIT.prompts()[2]
@@ -49,9 +37,6 @@ def test_wrapping_twice_probes_once(llama):
 def test_an_unknown_name_is_refused_with_the_valid_ones(kind, valid, llama):
     with pytest.raises(ValueError, match=f"choose from.*'{valid}'"):
         InvariantModel(llama, **{kind: "nonsense"})
-
-
-@pytest.mark.parametrize("parameters", [(0.0, 0.9), (0.9, -1.0)])
-def test_ape_refuses_what_is_not_positive(parameters):
-    with pytest.raises(InvalidChoice, match="above 0"):
-        APE(*parameters)
+    for parameters in ((0.0, 0.9), (0.9, -1.0)):
+        with pytest.raises(InvalidChoice, match="above 0"):
+            APE(*parameters)

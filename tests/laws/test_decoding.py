@@ -5,10 +5,10 @@ from threading import Event, Thread, get_ident
 
 import pytest
 import torch
-from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
+from transformers import GenerationConfig
 
 from invariant_rag import InvariantModel, KeyValueCache, Prompt
-from invariant_rag.errors import InvalidOption, InvalidPrompt, TokenizerRequired
+from invariant_rag.errors import InvalidPrompt, TokenizerRequired
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.contracts import plain_logits, recomputed_logits
 from invariant_rag.testing.families import tiny_model
@@ -82,42 +82,33 @@ def test_sampling_with_a_seed_repeats_itself_and_leaves_the_global_state_alone(l
 def test_logits_processors_see_the_prompt_in_physical_order(lm):
     seen = []
 
-    class Spy(LogitsProcessor):
-        def __call__(self, input_ids, scores):
-            seen.append(input_ids[0].tolist())
-            return torch.where(torch.arange(scores.shape[-1]) == 9, 0.0, float("-inf")).expand_as(scores)
+    def spy(input_ids, scores):
+        seen.append(input_ids[0].tolist())
+        return torch.where(torch.arange(scores.shape[-1]) == 9, 0.0, float("-inf")).expand_as(scores)
 
-    written = lm.generate(PROMPTS[0], max_new_tokens=3, logits_processor=[Spy()])
+    written = lm.generate(PROMPTS[0], max_new_tokens=3, logits_processor=[spy])
     assert written.token_ids == (9, 9, 9)
     physical = [token for index in written.order for token in PROMPTS[0].segments[index].token_ids]
     assert seen[0] == [*PROMPTS[0].prefix, *physical, *PROMPTS[0].suffix]
 
 
-class Letters(LogitsProcessor):
+def letters(tokenizer):
     """Random weights write few letters by themselves: leave them letters and spaces to choose from."""
+    allowed = tokenizer("abcdefgh    ", add_special_tokens=False)["input_ids"]
 
-    def __init__(self, tokenizer):
-        self.allowed = tokenizer("abcdefgh    ", add_special_tokens=False)["input_ids"]
-
-    def __call__(self, input_ids, scores):
+    def leave(input_ids, scores):
         kept = torch.full_like(scores, float("-inf"))
-        kept[:, self.allowed] = scores[:, self.allowed]
+        kept[:, allowed] = scores[:, allowed]
         return kept
 
-
-class After(StoppingCriteria):
-    def __init__(self, length):
-        self.length = length
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return torch.full((input_ids.shape[0],), input_ids.shape[1] >= self.length)
+    return {"logits_processor": [leave]}
 
 
 @pytest.mark.parametrize(("kind", "method"), [("a token", "rotor"), ("a string", "pine")])
 def test_what_ends_a_text_ends_one_of_a_batch_and_not_the_others(chat, kind, method):
     chat = chat.with_method(method)
     prompts = [chat.chat_prompt("Why?", ["one", "two"]), chat.chat_prompt("Who?", ["three", "four", "five"])]
-    options = {"max_new_tokens": 12, "logits_processor": [Letters(chat.tokenizer)]}
+    options = {"max_new_tokens": 12, **letters(chat.tokenizer)}
     whole = chat.generate(prompts, **options)
     end, letter = whole[0].token_ids[3], whole[0].text[3]
     stop = {"eos_token_id": end} if kind == "a token" else {"stop_strings": [letter]}
@@ -128,23 +119,10 @@ def test_what_ends_a_text_ends_one_of_a_batch_and_not_the_others(chat, kind, met
         assert stopped.usage.completion_tokens == cut == len(stopped.logprobs)
         assert kind == "a token" or stopped.text == before.text[:cut]
     assert chat.generate(prompts[0], **stop, **options).finish_reason == "stop"
-    length = len(chat.prepare(prompts[0]).input_ids)
-    short = chat.generate(prompts[0], stopping_criteria=[After(length + 2)], **options)
+    most = len(chat.prepare(prompts[0]).input_ids) + 2
+    criteria = [lambda ids, *_, **more: torch.full((len(ids),), ids.shape[1] >= most)]
+    short = chat.generate(prompts[0], stopping_criteria=criteria, **options)
     assert (len(short.token_ids), short.finish_reason) == (2, "stop")
-
-
-def test_a_stream_joined_is_the_generated_text(chat):
-    prompt = chat.chat_prompt("Why?", ["one", "two", "three"])
-    options = {"max_new_tokens": 40, "logits_processor": [Letters(chat.tokenizer)]}
-    pieces = list(chat.stream(prompt, **options))
-    assert "".join(pieces) == chat.generate(prompt, **options).text
-    assert len(pieces) > 1
-    left = chat.stream(prompt, max_new_tokens=2000)  # one that is closed or fails frees the model
-    next(left)
-    left.close()
-    with pytest.raises(InvalidOption, match="not_a_keyword"):
-        list(chat.stream(prompt, not_a_keyword=1))
-    assert chat.generate(prompt, max_new_tokens=1).token_ids
 
 
 def test_text_needs_a_tokenizer_and_a_continuation_needs_a_suffix(lm, chat):
@@ -189,41 +167,33 @@ def test_a_thread_that_calls_the_model_across_the_call_of_a_processor_disturbs_n
     """It begins before that call does, and ends before it."""
     lm, ids, found, main = InvariantModel(llama, method="pine"), torch.tensor([[5, 6, 7, 8]]), [], get_ident()
     expected, plain = lm.generate(PROMPTS[0], max_new_tokens=3), llama(ids).logits.detach()
-    begun, called = Event(), Event()
+    begun, called, others = Event(), Event(), []
 
     def run():
         with torch.no_grad():
             found.append(llama(ids).logits)
 
-    class Calls(LogitsProcessor):
-        other = None
-
-        def __call__(self, input_ids, scores):
-            begun.clear()
-            called.clear()
-            thread = Thread(target=run)
-            thread.start()
-            assert begun.wait(60)
-            self.other = thread
-            run()
-            self.other = None
-            return scores
-
-    calls = Calls()
+    def calls(input_ids, scores):
+        begun.clear()
+        called.clear()
+        thread = Thread(target=run)
+        thread.start()
+        assert begun.wait(60)
+        others.append(thread)
+        run()
+        others.clear()
+        return scores
 
     def meet(*_):
         if get_ident() != main:
             begun.set()
             called.wait(60)
-        elif calls.other is not None:
+        elif others:
             called.set()
-            calls.other.join(60)
+            others[0].join(60)
 
-    hook = llama.model.layers[0].register_forward_pre_hook(meet)
-    try:
+    with llama.model.layers[0].register_forward_pre_hook(meet):
         written = lm.generate(PROMPTS[0], max_new_tokens=3, logits_processor=[calls])
-    finally:
-        hook.remove()
     assert (written.token_ids, written.logprobs) == (expected.token_ids, expected.logprobs)
     assert len(found) == 6
     assert all(torch.equal(each, plain) for each in found)

@@ -80,18 +80,6 @@ class Layer:
         return [math.fsum(total[key] for key in segment) / len(segment) for segment in segments]
 
 
-def oracle_logits(
-    model: PreTrainedModel, ids: Sequence[int], world: World, method: RowOf, largest: float
-) -> torch.Tensor:
-    """Return the logits of all tokens `[T, V]`: the layers of a float64 model, with the attention of this file.
-
-    Dynamic frequencies are chosen by the largest position of the prompt.
-    """
-    return logits_with(
-        model, ids, lambda module, hidden: layer_of(module, model.config, hidden, largest).outputs(world, method)
-    )
-
-
 def logits_with(
     model: PreTrainedModel, ids: Sequence[int], attend: Callable[[Any, torch.Tensor], np.ndarray]
 ) -> torch.Tensor:

@@ -3,13 +3,10 @@
 Everything is computed in float64, so the bound is above rounding and far below any mistake.
 """
 
-from __future__ import annotations
-
 import ast
 import random
-from collections.abc import Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +25,7 @@ from invariant_rag.attention.positions import Rotation
 from invariant_rag.errors import ContextOverflow
 from invariant_rag.methods import APE, resolve_method
 from invariant_rag.testing.families import tiny_model
-from tests.oracle.attention import APE_SCALE, APE_TEMPERATURE, Layer, float64_throughout, oracle_logits
+from tests.oracle.attention import APE_SCALE, APE_TEMPERATURE, Layer, float64_throughout, layer_of, logits_with
 from tests.oracle.methods import METHODS, World
 from tests.oracle.rotary import Rotary
 
@@ -43,7 +40,7 @@ _LONGROPE = {
     "short_factor": [1.0, 1.3],
     "long_factor": [2.0, 8.0],
 }
-FAMILIES: dict[str, dict[str, object]] = {
+FAMILIES = {
     "llama": {},
     "llama (llama3 scaling)": {},
     "llama (linear scaling)": {},
@@ -73,7 +70,7 @@ FAMILIES: dict[str, dict[str, object]] = {
 
 PAST_THE_WINDOW = ("llama", "phi3", "gptj", "mpt", "falcon (ALiBi)")
 
-PROMPTS: dict[str, tuple[Sequence[int], Sequence[Sequence[int]]]] = {
+PROMPTS = {
     "one set": ((3, 4), ((4, 1, 6, 0, 3),)),
     "two sets": ((2, 1, 3), ((3, 2), (1, 4, 2))),
     "no prefix": ((0, 2), ((5, 3, 4),)),
@@ -158,7 +155,11 @@ def _compare(model, method, backend, name):
         models = [InvariantModel(model, method=chosen, ordering="given", backend=b) for b in ("reference", backend)]
         found = [(lm.logits(prompt), lm.generate(prompt, max_new_tokens=NEW_TOKENS)) for lm in models]
         written, largest = found[0][1].token_ids, max(models[0].prepare(prompt).positions)
-        expected = oracle_logits(model, [*ids, *written[:-1]], world, METHODS[method], largest)
+
+        def attend(module, hidden):  # dynamic frequencies are chosen by the largest position of the prompt
+            return layer_of(module, model.config, hidden, largest).outputs(world, METHODS[method])
+
+        expected = logits_with(model, [*ids, *written[:-1]], attend)
         logprobs = expected[len(ids) - 1 :].log_softmax(dim=-1)[range(NEW_TOKENS), written]
     rope = getattr(model.config, "rope_parameters", None) or {}
     for logits, answer in found:
@@ -175,23 +176,31 @@ ONE_LAYER = {
     "softcap": st.none() | st.just(2.0),
     "has_sinks": st.booleans(),
     "short": st.sampled_from([1, 6, 64]),
+    "cut": st.integers(0, 40),
+    "are_tied": st.just(False),
     "seed": st.integers(0, 99),
 }
-PLAIN = {"interleaved": False, "window": None, "softcap": None, "has_sinks": False, "short": 1, "seed": 0}
+PLAIN = {"interleaved": False, "window": None, "softcap": None, "has_sinks": False, "short": 1, "cut": 0, "seed": 0}
+PLAIN["are_tied"] = False
 
 
 @pytest.mark.parametrize("method", METHODS)
 @settings(max_examples=6, deadline=None)
 @example({"texts": [0, 0, 0, 0], "sets": [[1, 1], [1, 1]], **PLAIN})
 @example({"texts": [2, 1, 0, 0], "sets": [[3, 1, 4], [2]], **PLAIN})
+@example({"texts": [2, 0, 0, 0], "sets": [[3, 3, 3]], **PLAIN, "window": 6, "are_tied": True})
 @given(st.fixed_dictionaries(ONE_LAYER))
 def test_one_layer_computes_what_the_papers_say_for_any_lengths(method, case):
-    """Sets and segments may be empty. The last two tokens are decoded one by one."""
+    """Sets and segments may be empty. Then queries from anywhere on alone; two more tokens are decoded one by one.
+
+    Segments are equally important where keys are zero: they keep their order, and the window covers the nearest only.
+    """
     sets, window, softcap = (case[name] for name in ("sets", "window", "softcap"))
     before = case["texts"][: len(sets)]
     layout, world = Layout((*before, 1), tuple(map(tuple, sets))), World.of((*before, 3), sets)
     draw, total = np.random.default_rng(case["seed"]), layout.length + 2
     raw = [draw.normal(size=(heads, total, 8)) for heads in (4, 2, 2)]
+    raw[1] *= not case["are_tied"]
     rotary = Rotary(10.0 ** -np.arange(3), case["interleaved"], factor=1.3)
     sinks = draw.normal(size=4) if case["has_sinks"] else None
     layer = Layer(*raw, 0.4, rotary, sliding_window=window, softcap=softcap, sinks=sinks)
@@ -206,41 +215,24 @@ def test_one_layer_computes_what_the_papers_say_for_any_lengths(method, case):
     options = {"scaling": 0.4, "sliding_window": window, "softcap": softcap, "scratch": {}}
     options["sinks"] = None if sinks is None else torch.from_numpy(sinks)
     expected = torch.from_numpy(layer.outputs(world, METHODS[method]))
-    for backend in ("reference", "sdpa"):
-        found = []
+    prompt = layout.length
+    cut = 0 if method in ("pine", "pine-reverse") else case["cut"] % prompt  # these rank for whole segments
+    parts = {(0, prompt), (cut, prompt), (prompt, prompt + 1), (prompt + 1, prompt + 2)}
+    for backend, (start, stop) in product(("reference", "sdpa"), sorted(parts)):
+        tensors = queries[:, start:stop], keys[:, :stop], values[:, :stop]
         with float64_throughout(), pytest.MonkeyPatch.context() as patch:
             patch.setattr(pine, "_SHORT", case["short"])
-            for start, stop in ((0, total - 2), (total - 2, total - 1), (total - 1, total)):
-                tensors = queries[:, start:stop], keys[:, :stop], values[:, :stop]
-                call = AttentionCall(*tensors, Rotation(module, "inv_freq", case["interleaved"]), **options)
-                found.append(resolve_backend(backend).attend(arrangement, call))
-        assert _error(torch.cat(found, dim=1).transpose(0, 1).flatten(1), expected) < BOUND
-
-
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
-@pytest.mark.parametrize("method", ["pine", "pine-reverse"])
-def test_equally_important_segments_keep_their_order(method, backend):
-    """Keys are zero, so all segments are equally important; values are not, and the window covers the nearest only."""
-    texts, lengths, size = (2, 2), (3, 3, 3), 8
-    world, layout = World.of(texts, [lengths]), Layout(texts, (lengths,))
-    numbers = np.random.default_rng(0)
-    queries, values = numbers.normal(size=(2, layout.length, size)), numbers.normal(size=(1, layout.length, size))
-    keys = np.zeros_like(values)
-    tensors = [torch.from_numpy(each) for each in (queries, keys, values)]
-    with float64_throughout():
-        call = AttentionCall(*tensors, Rotation(None), scaling=0.5, sliding_window=6)
-        found = resolve_backend(backend).attend(resolve_method(method).arrange(layout), call)
-    layer = Layer(queries, keys, values, scaling=0.5, rotary=None, sliding_window=6)
-    assert _error(found.transpose(0, 1).flatten(1), torch.from_numpy(layer.outputs(world, METHODS[method]))) < BOUND
+            call = AttentionCall(*tensors, Rotation(module, "inv_freq", case["interleaved"]), **options)
+            found = resolve_backend(backend).attend(arrangement, call)
+        assert _error(found.transpose(0, 1).flatten(1), expected[start:stop]) < BOUND
 
 
 def test_the_oracle_shares_no_code_with_the_library():
     files = [each for each in Path(__file__).parent.glob("*.py") if not each.name.startswith("test_")]
     assert len(files) == 3
     for file in files:
-        imports = [
-            each for each in ast.walk(ast.parse(file.read_text())) if isinstance(each, ast.Import | ast.ImportFrom)
-        ]
+        tree = ast.walk(ast.parse(file.read_text()))
+        imports = [each for each in tree if isinstance(each, ast.Import | ast.ImportFrom)]
         names = [str(getattr(each, "module", "")) for each in imports]
         names += [alias.name for each in imports for alias in each.names]
         assert not any(name.startswith("invariant_rag") for name in names)

@@ -1,24 +1,12 @@
 """Chat templates around sets; tools, calls and results in the manners of several templates."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 
-from invariant_rag import Segment, SegmentSet
+from invariant_rag import Segment, SegmentSet, prompts
 from invariant_rag.errors import InvalidPrompt, InvalidTool
-from invariant_rag.prompts import (
-    DEFAULT_SYSTEM,
-    Tool,
-    ToolCall,
-    control_tokens,
-    question_messages,
-    render_chat,
-    template_format,
-    tokenize_literal,
-    tokenize_text,
-)
+from invariant_rag.prompts import Tool, ToolCall, control_tokens, question_messages, render_chat, template_format
 from invariant_rag.prompts.template_probes import OWN_FORMAT, CallFormat
 from invariant_rag.testing import toy_tokenizer
 from invariant_rag.testing.token_check import find_break_outs, hostile_texts
@@ -42,7 +30,7 @@ def asked(template, *given_segments, system="Be brief."):
 
 def test_a_question_is_rendered_once_with_the_set_in_its_place():
     prompt = render_chat(question_messages("Why?", SegmentSet(["one", Segment("two", title="T")])), TOY, "Why?")
-    assert prompt.prefix == f"<|im_start|>system\n{DEFAULT_SYSTEM}<|im_end|>\n<|im_start|>user\n"
+    assert prompt.prefix == f"<|im_start|>system\n{prompts.DEFAULT_SYSTEM}<|im_end|>\n<|im_start|>user\n"
     assert prompt.suffix == "\nQuestion: Why?<|im_end|>\n<|im_start|>assistant\n"
     assert prompt.query == "Why?"
     assert [prompt.rendering(each) for each in prompt.segments] == ["Document: one\n", "Document (Title: T): two\n"]
@@ -80,7 +68,7 @@ def test_one_of_several_templates_is_used_and_control_tokens_of_all_are_known():
     assert index not in control_tokens(tokenizer)
     tokenizer.chat_template = {"default": TOY.chat_template, "tool_use": TOY.chat_template + "[tool]"}
     assert control_tokens(tokenizer)[index] == "[tool]"
-    assert index not in tokenize_literal("a [tool] b", tokenizer)
+    assert index not in prompts.tokenize_literal("a [tool] b", tokenizer)
     assert str(render_chat(question_messages("Why?", SegmentSet()), tokenizer).prefix).startswith("<|im_start|>")
 
 
@@ -247,7 +235,9 @@ def test_a_text_in_pieces_is_the_text():
         return render_chat([*messages, {"role": "user", "content": "Sure?"}], tokenizer).texts
 
     def control(content):
-        return [each for each in tokenize_text(texts(content)[0], tokenizer) if each in control_tokens(tokenizer)]
+        return [
+            each for each in prompts.tokenize_text(texts(content)[0], tokenizer) if each in control_tokens(tokenizer)
+        ]
 
     assert all(texts([said[:at], said[at:]]) == texts(said) for at in range(len(said)))
     assert control(said) == control(said.replace("<|im_end|>", "")), "behind the reasoning, names are text"

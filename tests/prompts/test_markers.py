@@ -1,7 +1,5 @@
 """Segments between marks survive what frameworks do to text, broken marks are noticed, and labels lead to documents."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 

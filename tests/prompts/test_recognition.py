@@ -1,10 +1,11 @@
-"""A slot is a set in every order of its documents or in none, and what stays text is noticed."""
+"""A slot is a set in every order of its documents or in none; what stays text, or no model got, is noticed."""
 
-from __future__ import annotations
-
+import asyncio
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, copy_context
 from itertools import permutations
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from invariant_rag.api_models import set_text
-from invariant_rag.prompts import Retrieval, find_set
+from invariant_rag.prompts import Retrieval, RunRetrievals, begin_outside, find_set, forget_outside, outside_retrievals
 from invariant_rag.prompts.order_warnings import holds_documents
 from invariant_rag.segments import Segment
 
@@ -23,7 +24,7 @@ DOCUMENTS = (FERRY, MILL, SALT)
 JOINED = "\n".join(each.text for each in DOCUMENTS)
 
 Template = Callable[[int, Segment], str]
-SETS: dict[str, tuple[Template, str]] = {
+SETS = {
     **{repr(sep): (lambda n, each: each.text, sep) for sep in ("\n\n", "\n", " ", "\n\n---\n\n", "\nNEXT\n")},
     "bullets": (lambda n, each: f"- {each.text}\n", ""),
     "quotes": (lambda n, each: f'"{each.text}"', ", "),
@@ -37,7 +38,7 @@ SETS: dict[str, tuple[Template, str]] = {
     "years": (lambda n, each: f"{each.metadata['year']}: {each.text}", "\n"),
     "pages": (lambda n, each: f"Page {each.metadata['page']}: {each.text}", "\n"),
 }
-TEXTS: dict[str, tuple[Template, str]] = {
+TEXTS = {
     "numbered": (lambda n, each: f"[{n}] {each.text}", "\n"),
     "from zero": (lambda n, each: f"[{n - 1}] {each.text}", "\n"),
     "lettered": (lambda n, each: f"({'abc'[n - 1]}) {each.text}", "\n"),
@@ -195,3 +196,74 @@ def test_documents_that_are_only_named_are_noticed_and_other_texts_are_not():
     assert not holds_documents("Which of a-0, b-1, xc-2?", listed)
     for text in ("When does the ferry leave?", "Answer briefly.", "Where is salt sold, and is it cheap?", "ferry.txt"):
         assert not holds_documents(text, Retrieval(DOCUMENTS))
+
+
+# --- what was retrieved for no model ---
+
+FERRY_TEXTS = ["The ferry leaves at noon.", "It carries salt."]
+MILL_TEXTS = ["The mill grinds barley."]
+FERRIES = Retrieval(tuple(map(Segment, FERRY_TEXTS)), "When?")
+MILLS = Retrieval(tuple(map(Segment, MILL_TEXTS)), "What?")
+
+
+def texts():
+    return [[each.text for each in one.segments] for one in outside_retrievals()]
+
+
+def retrieve(*found, asks=False, failed=False):
+    """Run a root run that retrieves, and that may ask a model or fail."""
+    runs = RunRetrievals()
+    begin_outside()
+    runs.start("root", query="When?")
+    for each in found:
+        runs.add("root", each)
+    if asks:
+        runs.of("root")
+    runs.end("root", failed=failed)
+
+
+@pytest.mark.parametrize(
+    ("then", "expected"),
+    [
+        (lambda: None, [FERRY_TEXTS]),
+        (lambda: retrieve(MILLS), [MILL_TEXTS]),
+        (retrieve, [FERRY_TEXTS]),  # a run that retrieved nothing
+        (lambda: retrieve(MILLS, failed=True), [FERRY_TEXTS]),
+        (lambda: retrieve(MILLS, asks=True), []),
+        (lambda: forget_outside([" ".join(FERRY_TEXTS)]), []),
+        (lambda: forget_outside(FERRY_TEXTS[:1]), [FERRY_TEXTS]),
+        (lambda: copy_context().run(forget_outside, FERRY_TEXTS), []),
+    ],
+)
+def test_the_last_retrieval_for_no_model_is_known_to_warn_and_is_no_set(then, expected):
+    def known():
+        assert texts() == []
+        retrieve(FERRIES)
+        (found,) = outside_retrievals()
+        assert (found.is_set, found.one_by_one, found.query) == (False, True, "When?")
+        then()
+        return texts()
+
+    assert Context().run(known) == expected
+
+
+def test_other_threads_and_tasks_know_nothing_of_it():
+    def in_threads():
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(retrieve, MILLS).result()
+            before = texts()
+            retrieve(FERRIES)
+            return before, pool.submit(texts).result()
+
+    async def in_tasks():
+        begin_outside()
+
+        async def tenant(*found):
+            retrieve(*found)
+            await asyncio.sleep(0.01)
+            return texts()
+
+        return [*await asyncio.gather(tenant(FERRIES), tenant(MILLS), tenant()), texts()]
+
+    assert Context().run(in_threads) == ([], [MILL_TEXTS])
+    assert Context().run(asyncio.run, in_tasks()) == [[FERRY_TEXTS], [MILL_TEXTS], [], []]

@@ -1,25 +1,12 @@
 """From text to token ids: each part alone, special tokens only in texts."""
 
-from __future__ import annotations
-
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-
 import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from invariant_rag import Prompt, SegmentSet
+from invariant_rag import Prompt, SegmentSet, prompts
 from invariant_rag.errors import InvalidSegment, TokenizerRequired
-from invariant_rag.prompts import (
-    question_messages,
-    render_chat,
-    tokenize_in_slots,
-    tokenize_literal,
-    tokenize_prompt,
-    tokenize_text,
-)
+from invariant_rag.prompts import render_chat, tokenize_in_slots, tokenize_literal, tokenize_prompt, tokenize_text
 from invariant_rag.segments import Slot
 from invariant_rag.testing import toy_tokenizer
 
@@ -42,12 +29,6 @@ def starting_with(single, **names):
     return tokenizer
 
 
-def test_special_tokens_are_special_in_texts_and_text_in_segments():
-    tokens = tokenize_prompt(Prompt("<bos>a", ["<bos>a"], "<eos>"), TOY)
-    assert (decoded(tokens.sets[0][0].token_ids), len(tokens.sets[0][0].token_ids)) == ("<bos>a", 6)
-    assert [len(each) for each in tokens.texts] == [2, 1]
-
-
 SURROGATES = [("\ud800a", "\ufffda"), ("a\udc00", "a\ufffd"), ("\udc00\ud800", "\ufffd\ufffd")]
 SURROGATES += [("\ud83d\ude00", "\U0001f600"), ("a\0b\ufeff", "a\0b\ufeff")]  # a pair, and no surrogates
 
@@ -66,6 +47,7 @@ def test_token_ids_are_used_as_they_are_and_nothing_is_put_in_front():
     assert tokenize_prompt(Prompt(segments=[[8, 9]], suffix=[11]), tokenizer).texts == ((), (11,))
     assert tokenize_prompt(Prompt("", [""], ""), None).sets[0][0].token_ids == ()
     assert decoded(tokenize_text("ab", tokenizer)) == "ab", "a continuation is never started"
+    assert [len(each) for each in tokenize_prompt(Prompt("<bos>a", ["a"], "<eos>"), TOY).texts] == [2, 1]
 
 
 STARTS = {"<bos> $A": "<bos>", "<bos> <|im_start|> $A": "<bos><|im_start|>", "$A <eos>": "", "<bos> $A <eos>": "<bos>"}
@@ -78,9 +60,9 @@ def test_a_prompt_starts_as_the_tokenizer_starts_a_text_and_never_twice(single, 
         tokens = tokenize_prompt(Prompt(text, ["<bos>s"], "q"), tokenizer)
         assert decoded(tokens.texts[0]) == (text if start and text.startswith(start) else start + text)
         assert decoded(tokens.texts[1]) == "q"
-        assert len(tokens.sets[0][0].token_ids) == 6
+        assert len(tokens.sets[0][0].token_ids) == 6, "text, where it would be special in a text"
     tokenizer.chat_template = "{{ '" + start + "' }}" + str(TOY.chat_template)
-    chat = render_chat(question_messages("Why?", SegmentSet(["one"])), tokenizer)
+    chat = render_chat(prompts.question_messages("Why?", SegmentSet(["one"])), tokenizer)
     assert decoded(tokenize_prompt(chat, tokenizer).texts[0]).count("<bos>") == start.count("<bos>")
 
 
@@ -90,7 +72,7 @@ def test_a_prompt_starts_as_the_tokenizer_starts_a_text_and_never_twice(single, 
         lambda: tokenize_prompt(Prompt("text"), None),
         lambda: tokenize_prompt(Prompt([1], ["text"], [2]), None),
         lambda: tokenize_text("text", None),
-        lambda: render_chat(question_messages("q", SegmentSet()), None),
+        lambda: render_chat(prompts.question_messages("q", SegmentSet()), None),
         lambda: tokenize_in_slots(IN_SLOTS, [0, 1], None),
     ],
 )
@@ -105,15 +87,6 @@ def test_control_tokens_are_looked_up_once_for_a_prompt_of_a_thousand_segments(m
     monkeypatch.setattr(PreTrainedTokenizerFast, "added_tokens_decoder", counted)
     few, many = (tokenize_prompt(Prompt("a", ["seg"] * n, "b"), TOY) and len(looks) for n in (1, 1000))
     assert many <= 2 * few, "as many looks for a thousand as for one"
-
-
-def test_eight_threads_get_the_ids_of_one(request):
-    prompts = [Prompt(f"<bos>{n}", [f"<bos>chunk {n} {m}" for m in range(8)], "<eos>") for n in range(12)]
-    expected = [tokenize_prompt(each, TOY) for each in prompts]
-    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
-    sys.setswitchinterval(1e-6)  # threads take turns as often as they can
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda each: tokenize_prompt(each, TOY), prompts * 8)) == expected * 8
 
 
 def test_the_segment_of_rank_0_takes_the_last_slot():

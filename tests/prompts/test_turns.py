@@ -1,7 +1,5 @@
 """What people and models write arrives as it was written; slots and declared segments are sets, and the rest warns."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Chat templates of several models' manners, for tests of tool calling."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tokenizers import AddedToken

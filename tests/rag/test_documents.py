@@ -1,4 +1,4 @@
-"""Documents from files, and chunks from documents."""
+"""Documents from files, chunks from documents, and chunks joined again."""
 
 import contextlib
 import json
@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import time
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
 from invariant_rag.errors import DocumentSkipped, RetrievalError
 from invariant_rag.rag.documents import Document, chunk_documents, load_documents
+from invariant_rag.rag.text import join_chunks
 
 
 def write(path, text):
@@ -29,12 +31,11 @@ def write_pdf(path, pages, *, title=None, password=None):
     writer = PdfWriter()
     font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
     font_object = DictionaryObject({NameObject(key): NameObject(value) for key, value in font.items()})
+    fonts = DictionaryObject({NameObject("/F1"): font_object})
     for text in pages:
-        page = writer.add_blank_page(300, 200)
-        fonts = DictionaryObject({NameObject("/F1"): font_object})
-        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
-        content = DecodedStreamObject()
+        page, content = writer.add_blank_page(300, 200), DecodedStreamObject()
         content.set_data(f"BT /F1 12 Tf 10 100 Td ({text}) Tj ET".encode())
+        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
         page[NameObject("/Contents")] = content
     if title:
         writer.add_metadata({"/Title": title})
@@ -42,9 +43,6 @@ def write_pdf(path, pages, *, title=None, password=None):
         writer.encrypt(password, algorithm="RC4-128")
     writer.write(path)
     return path
-
-
-# Loading
 
 
 def test_a_file_gives_documents_with_title_source_and_place(tmp_path):
@@ -126,9 +124,6 @@ def test_a_bad_jsonl_line_is_named_with_its_file(tmp_path, line, message):
         assert [each.text for each in load_documents(file)] == ["good"]
 
 
-# What cannot be read
-
-
 def bad_files(folder):
     """Write one file of every kind that cannot be read; name -> what is said of it."""
     write(folder / "broken.pdf", "this is no PDF")
@@ -187,22 +182,21 @@ def test_a_folder_1100_deep_is_read_to_its_end(tmp_path):
         subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)  # shutil.rmtree recurses
 
 
-@pytest.mark.parametrize("paths", [None, 3, b"a.txt", "", "\0", "a" * 9000, "x/" * 3000, [None], ["a", 3], [""]])
-def test_what_is_no_path_is_refused(paths):
-    with pytest.raises(RetrievalError, match=r"expected (paths of documents|a path, got)|is no path of a file"):
-        load_documents(paths)
+NO_PATHS = (None, 3, b"a.txt", "", "\0", "a" * 9000, "x/" * 3000, [None], ["a", 3], [""])
+SUFFIXES = r"\.jsonl, \.md, \.pdf, \.txt"
 
 
-def test_paths_without_documents_and_files_that_cannot_be_opened_are_named(tmp_path, monkeypatch):
+def test_what_is_no_path_and_paths_without_documents_are_refused_by_name(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     file = write(tmp_path / "here" / "a.txt", "text")
     os.mkfifo(file.parent / "pipe.txt")
-    suffixes = r"\.jsonl, \.md, \.pdf, \.txt"
+    no_path = r"expected (paths of documents|a path, got)|is no path of a file"
     for paths, message in (
+        *((each, no_path) for each in NO_PATHS),
         (tmp_path / "gone.txt", r"no such file or folder: .*gone\.txt"),
-        (write(tmp_path / "a.docx", "text"), rf"a\.docx: .*'\.docx'; choose from {suffixes}"),
-        ([], rf"no document in .*; looked for {suffixes}"),
-        (tmp_path / "empty", rf"no document in .*; looked for {suffixes}"),
+        (write(tmp_path / "a.docx", "text"), rf"a\.docx: .*'\.docx'; choose from {SUFFIXES}"),
+        ([], rf"no document in .*; looked for {SUFFIXES}"),
+        (tmp_path / "empty", rf"no document in .*; looked for {SUFFIXES}"),
         (file.parent / "pipe.txt", r"pipe\.txt: .*expected a file, got a named pipe"),
     ):
         with pytest.raises(RetrievalError, match=message):
@@ -224,9 +218,6 @@ def test_headings_take_linear_time(tmp_path):
     start = time.process_time()
     chunk_documents(load_documents(files))
     assert time.process_time() - start < 2  # a quadratic one takes minutes
-
-
-# Chunking
 
 
 ROWS = ["river | length", "Aru | 120 km", "Veil | 80 km"]
@@ -253,14 +244,6 @@ def test_a_text_is_cut_between_paragraphs_sentences_words_and_then_letters(text,
     assert [each.text for each in chunk_documents([Document(text)], **options)] == expected
 
 
-def test_a_chunk_carries_title_source_page_index_and_offset():
-    document = Document("One two. Three four.", "Numbers", {"source": "n.pdf", "page": 3})
-    first, second = chunk_documents([document], max_chars=11)
-    assert (first.title, second.title) == ("Numbers", "Numbers")
-    assert dict(first.metadata) == {"source": "n.pdf", "page": 3, "chunk": 0, "start": 0}
-    assert dict(second.metadata) == {"source": "n.pdf", "page": 3, "chunk": 1, "start": 9}
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -282,16 +265,33 @@ texts = (
 
 
 @given(texts, st.integers(1, 60), st.data())
-def test_chunking_loses_nothing_but_white_space(text, max_chars, data):
-    overlap = data.draw(st.integers(0, max_chars - 1))
-    chunks = chunk_documents([Document(text)], max_chars=max_chars, overlap=overlap)
+def test_chunking_loses_nothing_but_white_space_and_a_chunk_carries_title_source_page_and_place(text, size, data):
+    overlap = data.draw(st.integers(0, size - 1))
+    source = {"source": "n.pdf", "page": 3}
     stop = 0
-    for index, chunk in enumerate(chunks):
+    for index, chunk in enumerate(chunk_documents([Document(text, "T", source)], max_chars=size, overlap=overlap)):
         start = chunk.metadata["start"]
-        assert chunk.metadata["chunk"] == index
-        assert 1 <= len(chunk.text) <= max_chars
+        assert (chunk.title, chunk.metadata) == ("T", {**source, "chunk": index, "start": start})
+        assert 1 <= len(chunk.text) <= size
         assert text[start : start + len(chunk.text)] == chunk.text
         assert start >= stop - overlap
         assert not text[stop:start].strip()
         stop = start + len(chunk.text)
     assert not text[stop:].strip()
+
+
+SOURCE = "The ferry leaves at noon. The mill grinds barley."
+
+
+@pytest.mark.parametrize(
+    ("chunks", "joined"),
+    [
+        ([(start, SOURCE[start : start + 20]) for start in (0, 10, 20, 29)], SOURCE),  # they overlap
+        ([(10, SOURCE[10:]), (0, SOURCE[:10])], SOURCE),
+        ([(0, SOURCE[:9]), (12, SOURCE[12:19])], f"{SOURCE[:9]}\n{SOURCE[12:19]}"),  # a gap
+        ([(0, SOURCE), (4, SOURCE[4:9]), (0, SOURCE)], SOURCE),  # one within another
+        ([(0, "one two"), (4, "2 three")], "one two\n2 three"),  # texts that do not agree with their offsets
+    ],
+)
+def test_chunks_give_back_their_source_in_any_order(chunks, joined):
+    assert {join_chunks(order) for order in permutations(chunks)} == {joined}

@@ -1,17 +1,22 @@
-"""Retrieval, with real FAISS, a real sentence embedder and real BM25."""
+"""Retrieval, with real FAISS, a real sentence embedder and real BM25; and RAG: from documents to cited answers."""
 
+import json
 import math
 import pickle
 import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from invariant_rag.errors import RetrievalError
+from invariant_rag import RAG, InvariantModel
+from invariant_rag.errors import RetrievalError, ToyModelWarning, UnknownName, UnsupportedCombination
 from invariant_rag.models.embedders import load_embedder
-from invariant_rag.rag.retrieval import BM25Retriever, FaissRetriever
+from invariant_rag.rag.retrieval import RETRIEVERS, BM25Retriever, FaissRetriever, index_documents
 from invariant_rag.segments import Segment
 from invariant_rag.testing.rounding import assert_rounded_alike
 
@@ -42,21 +47,18 @@ def build(request):
     """Build a retriever of either kind over a corpus."""
     if request.param == "bm25":
         return BM25Retriever
-    embedder = Remembering(request.getfixturevalue("minilm"))
+    embedder = remembering(request.getfixturevalue("minilm"))
     return lambda segments: FaissRetriever(segments, embedder)
 
 
-class Remembering:
+def remembering(embedder):
     """The real embedder, which embeds every question once: many tests ask the same ones."""
 
-    def __init__(self, embedder):
-        self.encode_document, self._encode_query, self._known = embedder.encode_document, embedder.encode_query, {}
+    @cache
+    def encode(text):
+        return embedder.encode_query([text], show_progress_bar=False)
 
-    def encode_query(self, texts, /, *, show_progress_bar):
-        (text,) = texts
-        if text not in self._known:
-            self._known[text] = self._encode_query(texts, show_progress_bar=show_progress_bar)
-        return self._known[text]
+    return SimpleNamespace(encode_document=embedder.encode_document, encode_query=lambda texts, **_: encode(*texts))
 
 
 class Flat:
@@ -78,7 +80,7 @@ def exact(segments):
     return [(each.canonical_key, each.score.hex()) for each in segments]
 
 
-def test_permuting_the_corpus_changes_nothing_and_fewer_are_the_beginning_of_more(build):
+def test_permuting_the_corpus_and_threads_change_nothing_and_fewer_are_the_beginning_of_more(build):
     retriever, shuffler = build(CORPUS), random.Random(0)
     expected = {query: exact(retriever.retrieve(query, 100)) for query in QUERIES}
     for number in range(3):
@@ -86,6 +88,9 @@ def test_permuting_the_corpus_changes_nothing_and_fewer_are_the_beginning_of_mor
         for query, result in expected.items():
             for k in range(1, len(CORPUS)) if number == 0 else (1, 3, 10, 100):
                 assert exact(permuted.retrieve(query, k)) == result[:k]
+    with ThreadPoolExecutor(8) as pool:
+        for results in pool.map(lambda _: [exact(retriever.retrieve(query, 5)) for query in QUERIES], range(16)):
+            assert results == [each[:5] for each in expected.values()]
 
 
 def test_every_chunk_comes_once_best_first_with_its_score(build):
@@ -97,14 +102,6 @@ def test_every_chunk_comes_once_best_first_with_its_score(build):
     scores = [each.score for each in found]
     assert scores == sorted(scores, reverse=True)
     assert Counter(each.score for each in CORPUS) == {9.0: 1, None: len(CORPUS) - 1}, "the caller's are left alone"
-
-
-def test_threads_get_what_one_caller_gets(build):
-    retriever = build(CORPUS)
-    expected = [exact(retriever.retrieve(query, 5)) for query in QUERIES]
-    with ThreadPoolExecutor(8) as pool:
-        for results in pool.map(lambda _: [exact(retriever.retrieve(query, 5)) for query in QUERIES], range(16)):
-            assert results == expected
 
 
 def test_hostile_text_is_indexed_found_and_returned_unchanged(build):
@@ -122,9 +119,6 @@ def test_what_cannot_be_indexed_or_asked_for_is_refused(build):
         build([Segment(token_ids=(1, 2))])
     with pytest.raises(RetrievalError, match="expected an embedder with encode_document and encode_query, got int"):
         FaissRetriever([Segment("a")], 3)
-
-
-# FAISS
 
 
 def test_the_score_is_the_cosine_of_title_and_text_with_the_query(minilm):
@@ -160,9 +154,6 @@ def test_an_embedder_can_be_given_by_its_folder_and_a_pickle_holds_none(minilm):
     assert exact(pickle.loads(pickled).retrieve("castle", 3)) == expected
 
 
-# BM25
-
-
 def test_bm25_is_the_published_formula():
     corpus = ["river river sea", "river hill", "hill castle market town"]
     found = {each.text: each.score for each in BM25Retriever(map(Segment, corpus)).retrieve("river sea", 3)}
@@ -178,10 +169,8 @@ def test_bm25_is_the_published_formula():
 
 
 def test_bm25_breaks_ties_by_content_hash():
-    corpus = [
-        Segment(f"chunk{number} " + "words " * (number % 3) + "other " * (2 - number % 3)) for number in range(99)
-    ]
-    found = BM25Retriever(corpus).retrieve("words", 99)
+    texts = [f"chunk{number} " + "words " * (number % 3) + "other " * (2 - number % 3) for number in range(99)]
+    found = BM25Retriever(map(Segment, texts)).retrieve("words", 99)
     assert len({each.score for each in found}) == 3
     assert found == sorted(found, key=lambda each: (-each.score, each.content_hash))
 
@@ -208,3 +197,121 @@ def test_chunks_without_a_word_of_the_query_score_zero_and_come_last():
     assert [each.score > 0 for each in found] == [True] * 2 + [False] * (len(CORPUS) - 2)
     assert {found[0].title, found[1].title} == {"Market", None}
     assert [each.score for each in BM25Retriever([Segment(""), Segment("...")]).retrieve("castle", 2)] == [0.0, 0.0]
+
+
+# --- from documents to cited answers ---
+
+QUESTION = "Who built the mill of Brenn?"
+
+
+class Listing:
+    """Finds what another retriever finds, and lists it in another order every time; None: nothing."""
+
+    def __init__(self, inner):
+        self.inner, self.random = inner, random.Random(0)
+
+    def retrieve(self, query, k):
+        found = self.inner.retrieve(query, k) if self.inner else []
+        return self.random.sample(found, len(found))
+
+
+@pytest.fixture(scope="module", params=[*RETRIEVERS])
+def rag(request, docs, model):
+    return RAG.from_documents(docs, model, request.param, k=4)
+
+
+def test_ask_answers_as_the_model_does_on_the_retrieved_chunks_and_so_does_stream(rag):
+    answer = rag.ask(QUESTION, max_new_tokens=8)
+    segments = rag.retriever.retrieve(QUESTION, 4)
+    assert (len(segments), segments[0].title) == (4, "Mill")
+    expected = rag.model.generate(rag.model.chat_prompt(QUESTION, segments), max_new_tokens=8)
+    assert (answer.generation, answer.text, list(answer.segments)) == (expected, expected.text, segments)
+    assert sorted(answer.order) == [0, 1, 2, 3]
+    assert min(answer.timings.retrieve, answer.timings.generate) > 0
+    assert "".join(rag.stream(QUESTION, max_new_tokens=8)) == answer.text
+    document = json.loads(json.dumps(answer.as_dict()))
+    assert (document["answer"], document["order"]) == (answer.text, list(answer.order))
+    assert document["usage"]["completion_tokens"] == len(answer.generation.token_ids)
+    assert [each["title"] for each in document["segments"]] == [segment.title for segment in answer.segments]
+
+
+def test_answers_ignore_the_order_in_which_the_retriever_lists_chunks(rag):
+    def all_of(answer):
+        read = [answer.segments[index] for index in answer.order]
+        cited = [each.segment for each in answer.citations]
+        return answer.segments, read, cited, answer.generation.token_ids, answer.generation.logprobs
+
+    expected = all_of(rag.ask(QUESTION, max_new_tokens=8))
+    listing = RAG(rag.model, Listing(rag.retriever), k=4)
+    for _ in range(4):
+        assert all_of(listing.ask(QUESTION, max_new_tokens=8)) == expected
+
+
+def test_a_retriever_that_finds_nothing_still_gets_an_answer(model):
+    answer = RAG(model, Listing(None)).ask("Anything?", max_new_tokens=4)
+    assert answer.generation == model.generate(model.chat_prompt("Anything?", []), max_new_tokens=4)
+    assert (answer.citations, answer.order) == ((), ())
+
+
+def test_documents_and_model_can_be_named_by_path_and_a_retriever_can_be_a_function(docs, tiny_folder):
+    chunks = []
+
+    def build(segments):
+        chunks.extend(segments)
+        return BM25Retriever(segments)
+
+    options = {"max_chars": 40, "system": "Answer in one word.", "method": "pine", "ordering": "score"}
+    rag = RAG.from_documents([docs / "mill.md"], tiny_folder, build, **options)
+    assert (rag.model.method.name, rag.model.ordering.name) == ("pine", "score")
+    assert len(chunks) == len(rag.ask(QUESTION, max_new_tokens=2).segments) > 1
+    assert max(len(chunk.text) for chunk in chunks) <= 40
+    assert "Answer in one word." in str(rag.prompt(QUESTION).prefix)
+
+
+def test_chunks_that_the_model_never_read_are_not_cited(tmp_path, model, monkeypatch):
+    (tmp_path / "long.txt").write_text("The mill of Brenn was built by Ada Kolm. " * 1000)
+    (tmp_path / "short.txt").write_text("The mill of Brenn is old.")
+    generate = InvariantModel.generate
+
+    def answered(lm, prompt, **options):
+        return replace(generate(lm, prompt, **options), text="Ada Kolm")
+
+    monkeypatch.setattr(InvariantModel, "generate", answered)
+    for overflow, key, others in (("drop_last", "dropped", "trimmed"), ("trim_segments", "trimmed", "dropped")):
+        rag = RAG.from_documents(tmp_path, model.with_method(overflow=overflow), "bm25", max_chars=100_000)
+        answer = rag.ask(QUESTION, max_new_tokens=1)
+        (long,) = (index for index, each in enumerate(answer.segments) if "Kolm" in each.text)
+        assert [each.index for each in answer.citations] == ([] if key == "dropped" else [long])
+        assert (answer.as_dict()[key], answer.as_dict()[others]) == ([long], [])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        *(({"retriever": name}, UnknownName, "'bm25', 'faiss'") for name in ("fais", "", None, "bm25:MODEL")),
+        *(({name: "eror"}, UnknownName, "choose from") for name in ("method", "ordering", "overflow")),
+        ({"metod": "pine"}, UnknownName, "did you mean"),
+        ({"model": "no-such-model"}, RetrievalError, "no-such-folder"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_refused_before_anything_is_read(wrong, error, said):
+    with pytest.raises(error, match=said):
+        RAG.from_documents("no-such-folder", **wrong)
+
+
+def test_bm25_and_a_toy_answer_unless_told_and_what_cannot_be_indexed_is_refused(docs, tmp_path, model):
+    assert isinstance(index_documents(docs), BM25Retriever)
+    with pytest.warns(ToyModelWarning, match="knows only made-up places") as caught:  # without a model, a toy answers
+        RAG.from_documents(docs)
+    assert [each.filename for each in caught] == [__file__]
+    (tmp_path / "empty.txt").write_text(" \n")
+    no_embedder = "got no-such/embedder: it is not in the local cache, and the hub"
+    for call, error, said in (
+        (lambda: RAG.from_documents(docs, model, method="pine"), UnsupportedCombination, "method"),
+        (lambda: RAG(model, Listing(None), k=0), RetrievalError, "at least 1, got 0"),
+        (lambda: index_documents(docs, "faiss:no-such/embedder"), RetrievalError, no_embedder),
+        (lambda: index_documents(tmp_path / "empty.txt"), RetrievalError, r"documents with text, got none in .*empty"),
+    ):
+        with pytest.raises(error, match=said):
+            call()

@@ -5,10 +5,8 @@ import json
 import os
 import random
 import socket
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -28,7 +26,7 @@ from invariant_rag.server import Settings
 from invariant_rag.server.engines.building import build_engine, build_reranker
 from invariant_rag.server.ray_app import RayEngine, deployment_of
 from invariant_rag.server.settings import EngineConfig, Scale
-from tests.server.conftest import CHAT, FLAGS, QUESTION, bearer, client_of, leaving, metric, wait_until
+from tests.server.conftest import CHAT, FLAGS, QUESTION, bearer, client_of, leaving, metric, served, wait_until
 from tests.server.conftest import body as chat
 
 REPLICAS = 3
@@ -37,6 +35,8 @@ SCALE = Scale(REPLICAS, replica_cpus=0.5)
 RERANKER = str(EMBEDDED["monot5"])
 SETS, ASKED = 12, 3
 LEAVING_SECONDS = 5
+TALK = {"messages": [{"role": "user", "content": QUESTION}]}
+CHOICE, RANKED = {"question": QUESTION, "options": ["white", "green"]}, {"query": QUESTION, "documents": FLAGS}
 ADA, IVO = bearer("key-of-ada"), bearer("key-of-ivo")
 
 
@@ -48,51 +48,33 @@ def config(tiny_folder):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A Ray cluster on this machine, and the port of Ray Serve in it."""
-    port = free_port()
+    """A Ray cluster on this machine, and the address of Ray Serve in it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
-    yield port
+    yield f"http://127.0.0.1:{port}"
     serve.shutdown()
     ray.shutdown()
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory):
-    path = tmp_path_factory.mktemp("keys") / "keys"
-    path.write_text("".join(f"{tenant} {key}\n" for key, tenant in SETTINGS.keys.items()), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def http(cluster, config, keys, tmp_path_factory):
+def http(cluster, config, tmp_path_factory):
     """`serve run` with three replicas in the cluster, as a client of it."""
+    folder = tmp_path_factory.mktemp("run")
+    keys = folder / "keys"
+    keys.write_text("".join(f"{tenant} {key}\n" for key, tenant in SETTINGS.keys.items()), encoding="utf-8")
     given = {"model": config.model, "name": "small", "cache_gb": config.cache_gb, "keys": keys}
     given |= {"together": config.together, "replicas": REPLICAS, "replica_cpus": 0.5, "replica_gpus": 0}
     given |= {"reranker": RERANKER, "timeout": SETTINGS.timeout, "max_prompt_tokens": SETTINGS.max_prompt_tokens}
-    arguments = [f"{name}={value}" for name, value in given.items()]
-    command = [sys.executable, "-m", "ray.serve.scripts", "run", "invariant_rag.server:app", *arguments]
-    log, url = tmp_path_factory.mktemp("log") / "stderr", f"http://127.0.0.1:{cluster}"
+    command = [sys.executable, "-m", "ray.serve.scripts", "run", "invariant_rag.server:app", "--name", "run"]
+    command += [f"{name}={value}" for name, value in given.items()]
+    found = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}  # the cluster
     with (
-        running([*command, "--name", "run"], log) as process,
-        httpx.Client(base_url=url, timeout=90, headers=ADA) as client,
+        served(command, folder / "log", cluster, env=found),
+        httpx.Client(base_url=cluster, timeout=90, headers=ADA) as client,
     ):
-        wait_until(lambda: is_up(client, process), 120)
         yield client
-
-
-@contextmanager
-def running(command, log):
-    """Run a command in the cluster; it is stopped however the block ends, and killed if that takes half a minute."""
-    with log.open("w") as stderr, subprocess.Popen(command, env=environment(), stderr=stderr) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -101,24 +83,6 @@ def alone(config):
     with client_of(build_engine(config, SETTINGS), SETTINGS, build_reranker(RERANKER)) as client:
         client.headers.update(ADA)
         yield client
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
-def environment():
-    """Return the variables of a process that finds the cluster."""
-    return {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-
-
-def is_up(client, process):
-    assert process.poll() is None, "it ended"
-    try:
-        return client.get("/ready").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def body(documents=FLAGS, **more):
@@ -167,28 +131,22 @@ def chunks(lines):
     return (json.loads(line[6:]) for line in lines if line.startswith("data: ") and line != "data: [DONE]")
 
 
-@pytest.mark.parametrize(
-    ("path", "request_body"),
-    [
+def test_a_reply_whole_or_streamed_is_that_of_one_process(http, alone):
+    for path, sent in (
         (CHAT, body(logprobs=True)),
         (CHAT, body(n=2, temperature=0.8, seed=3)),
         (CHAT, body(response_format={"type": "json_object"})),
         ("/v1/completions", {"prompt": QUESTION, "documents": FLAGS, "max_tokens": 8}),
-        ("/tokenize", {"messages": [{"role": "user", "content": QUESTION}], "documents": FLAGS}),
-        ("/v1/judge", {"question": QUESTION, "options": ["white", "green"]}),
-        ("/v1/rerank", {"query": QUESTION, "documents": FLAGS}),
+        ("/tokenize", {**TALK, "documents": FLAGS}),
+        ("/v1/judge", CHOICE),
+        ("/v1/rerank", RANKED),
         (CHAT, body(["word " * 600])),
         (CHAT, body(invariant={"method": "no-such"})),
         (CHAT, body(stop=["x"], response_format={"type": "json_object"})),
-    ],
-)
-def test_a_reply_is_that_of_one_process(http, alone, path, request_body):
-    replies = [each.post(path, json=request_body) for each in (http, alone)]
-    assert replies[0].status_code == replies[1].status_code
-    assert without_ids(replies[0].json()) == without_ids(replies[1].json())
-
-
-def test_a_stream_is_that_of_one_process(http, alone):
+    ):
+        replies = [each.post(path, json=sent) for each in (http, alone)]
+        assert replies[0].status_code == replies[1].status_code, sent
+        assert without_ids(replies[0].json()) == without_ids(replies[1].json()), sent
     asked = body(stream=True, stream_options={"include_usage": True})
     streams = [each.post(CHAT, json=asked).text.splitlines() for each in (http, alone)]
     found = [[without_ids(chunk) for chunk in chunks(iter(lines))] for lines in streams]
@@ -241,14 +199,8 @@ def test_nothing_waits_for_a_replica_when_its_client_has_left(cluster):
     deployment = serve.deployment(Slow).options(name="replicas")
     engine, reranker = RayEngine(serve.run(deployment.bind(), name="slow", route_prefix=None), 4), build_reranker(None)
     vars(reranker).update(sort_keys=engine.sort_keys)  # as in `Ingress`
-    talk = {"messages": [{"role": "user", "content": QUESTION}]}
     with client_of(engine, Settings(timeout=60), reranker) as http:
-        for path, sent in (
-            ("/tokenize", talk),
-            (CHAT, talk),
-            ("/v1/judge", {"question": QUESTION, "options": ["white", "green"]}),
-            ("/v1/rerank", {"query": QUESTION, "documents": FLAGS}),
-        ):
+        for path, sent in (("/tokenize", TALK), (CHAT, TALK), ("/v1/judge", CHOICE), ("/v1/rerank", RANKED)):
             with leaving(http, path, sent):
                 wait_until(busy, 60)
             wait_until(lambda: metric(http, "active_requests") == 0 and not busy(), LEAVING_SECONDS)

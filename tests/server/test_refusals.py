@@ -83,6 +83,7 @@ CASES = {
     "max_tokens": (CHAT, chat(max_tokens=3001), 400, "max_tokens", "at most 3000"),
     "penalty": (CHAT, chat(frequency_penalty=3.0), 400, "frequency_penalty", "less than or equal to 2"),
     "bias": (CHAT, chat(logit_bias={"1000000": 5}), 400, "logit_bias", "expected token ids from 0 to"),
+    "negative bias": (CHAT, chat(logit_bias={"-1": 5}), 400, "logit_bias", "expected token ids from 0 to"),
     "top": (CHAT, chat(top_logprobs=5), 400, "top_logprobs", "with logprobs only"),
     "stop": (CHAT, chat(stop=["x" * 1001]), 400, "stop", "stop: expected texts of at most 1000"),
     "seed": (CHAT, chat(seed=1 << 64), 400, "seed", f"{-(1 << 63)} to {LAST_SEED}"),
@@ -257,24 +258,37 @@ def test_idle_connections_lock_nobody_out(is_proxy, embedded):
             assert idle[0].recv(1) == b""  # the oldest one is closed
 
 
+BEHIND = "far --upstream http://127.0.0.1:9/v1"
+WRONG_STARTS = [
+    *((f"--timeout {each}", "timeout") for each in ("nan", "inf", "0")),
+    *((f"--max-body-mb {each}", "max-body-mb") for each in ("nan", "inf")),
+    ("--allow-method rotr", "expected allowed methods of"),
+    ("--keys no/file", "cannot read"),
+    ("--reranker .", "expected monot5, cross-encoder or a checkpoint of MonoT5"),
+    (f"--reranker {EMBEDDED['generator']}", "of the family llama"),
+    (f"--cache-folder {__file__}", "folder"),
+    ("--trusted-proxy proxy.example", "expected addresses such as 10.0.0.2"),
+    ("--votes 3", "expected no votes with a model in this process"),
+    ("far --upstream localhost:8000", "upstream: expected an address with http:// or https://"),
+    ("--upstream http://127.0.0.1:9/v1", "model: expected the name of one"),
+    (f"{BEHIND} --vllm http://127.0.0.1:9", "expected vllm or upstream, got both"),
+    (f"{BEHIND} --method rotor", "method: expected canonical, sequential, vote"),
+    (f"{BEHIND} --ordering given", "expected an ordering by content"),
+    (f"{BEHIND} --dtype float32", "expected no dtype with upstream"),
+    (f"{BEHIND} --deterministic", "expected no deterministic with upstream"),
+    (f"{BEHIND} --cache-gb 2", "expected no cache_gb with upstream"),
+    (f"{BEHIND} --max-prompt-tokens 10", "expected no max_prompt_tokens with upstream"),
+    (f"{BEHIND} --allow-method rotor", "expected allowed methods of canonical, sequential, vote"),
+]
+
+
 def test_what_is_wrong_at_the_start_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
     with create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidChoice, match=f"cannot listen at 127.0.0.1:{port}"):
             reserve("127.0.0.1", port)
-        for options, told in (
-            (["--port", str(port)], "cannot listen"),
-            *((["--timeout", each], "timeout") for each in ("nan", "inf", "0")),
-            *((["--max-body-mb", each], "max-body-mb") for each in ("nan", "inf")),
-            (["--upstream", "http://127.0.0.1:9/v1", "--deterministic"], "expected no deterministic with upstream"),
-            (["--allow-method", "rotr"], "expected allowed methods of"),
-            (["--keys", str(tmp_path / "none")], "cannot read"),
-            (["--reranker", str(tmp_path)], "expected monot5, cross-encoder or a checkpoint of MonoT5"),
-            (["--reranker", str(EMBEDDED["generator"])], "of the family llama"),
-            (["--cache-folder", __file__], "folder"),
-            (["--trusted-proxy", "proxy.example"], "expected addresses such as 10.0.0.2"),
-        ):
-            done = CliRunner().invoke(app, ["serve", "--port", "0", *options])
+        for options, told in ((f"--port {port}", "cannot listen"), *WRONG_STARTS):
+            done = CliRunner().invoke(app, ["serve", "--port", "0", *options.split()])
             assert (done.exit_code, told in " ".join(done.stderr.split())) == (2, True), (options, done.stderr)
     monkeypatch.setenv("INVARIANT_RAG_API_KEY", "key-0")
     file = tmp_path / "keys"

@@ -7,15 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from invariant_rag import Prompt, RemoteModel, Segment, SegmentSet
-from invariant_rag.errors import (
-    ContextOverflow,
-    InvalidChoice,
-    InvalidSegment,
-    InvalidTool,
-    RemoteError,
-    UnsupportedCombination,
-)
+from invariant_rag import Prompt, RemoteModel, Segment, SegmentSet, errors
 from invariant_rag.generation.answering import Answering
 from invariant_rag.generation.answers import AnswerRequest
 from invariant_rag.segments import Slot, document_rendering
@@ -96,15 +88,16 @@ def test_every_order_has_one_reply(slots, remote):
 def test_errors_of_the_server_are_those_of_the_library(remote, base_url):
     asked, url = ASKED["messages"], f"{base_url}/v1"
     beams = replace(REQUESTS["a completion"], options={"num_beams": 2})
+    away = RemoteModel("http://127.0.0.1:9/v1", max_retries=0)
     for error, told, call in (
-        (ContextOverflow, "4096", lambda: remote.chat(asked, max_tokens=4096)),
-        (InvalidTool, "names", lambda: remote.chat(asked, tools=[{"type": "function", "function": {"name": "f"}}] * 2)),
-        (RemoteError, "colour: unknown field", lambda: remote.chat(asked, colour="red")),
-        (RemoteError, "small", lambda: list(RemoteModel(url, model="large").stream_chat(asked))),
-        (RemoteError, "cannot be reached", lambda: RemoteModel("http://127.0.0.1:9/v1", max_retries=0).chat(asked)),
-        (InvalidSegment, "text", lambda: remote.complete([SegmentSet([[1, 2]])])),
-        (InvalidChoice, "base_url", lambda: RemoteModel("localhost:8000")),
-        (UnsupportedCombination, "num_beams", lambda: remote.reply(beams)),
+        (errors.ContextOverflow, "4096", lambda: remote.chat(asked, max_tokens=4096)),
+        (errors.InvalidTool, "names", lambda: remote.chat(asked, tools=[TOOL, TOOL])),
+        (errors.RemoteError, "colour: unknown field", lambda: remote.chat(asked, colour="red")),
+        (errors.RemoteError, "small", lambda: list(RemoteModel(url, model="large").stream_chat(asked))),
+        (errors.RemoteError, "cannot be reached", lambda: away.chat(asked)),
+        (errors.InvalidSegment, "text", lambda: remote.complete([SegmentSet([[1, 2]])])),
+        (errors.InvalidChoice, "base_url", lambda: RemoteModel("localhost:8000")),
+        (errors.UnsupportedCombination, "num_beams", lambda: remote.reply(beams)),
     ):
         with pytest.raises(error, match=told):
             call()

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 from itertools import permutations
 
 import httpx
@@ -10,7 +9,7 @@ import openai
 import pytest
 
 from invariant_rag.api_models import PlainRequests
-from invariant_rag.errors import ExtraRequired, InvalidChoice, UnsupportedCombination
+from invariant_rag.errors import ExtraRequired, InvalidChoice
 from invariant_rag.prompts import DEFAULT_SYSTEM, Turn
 from invariant_rag.segments import SegmentSet
 from invariant_rag.server import InProcess, Settings
@@ -249,29 +248,6 @@ def test_ready_tells_whether_the_api_answers():
         assert [http.get("/health").status_code, http.post(CHAT, json=body()).status_code] == [200, 502]
 
 
-API = "http://127.0.0.1:9/v1"
-BEHIND = EngineConfig("far", upstream=API)
-
-
-def test_wrong_choices_are_refused_at_the_start():
-    for make, error, told in (
-        (lambda: Upstream("localhost:8000", "far"), InvalidChoice, "http://"),
-        (lambda: Upstream(API, "far", method="rotor"), InvalidChoice, "canonical, sequential, vote"),
-        (lambda: Upstream(API, "far", votes=1), InvalidChoice, "at least 2"),
-        (lambda: Upstream(API, "far", ordering="given"), UnsupportedCombination, "by content"),
-        (lambda: EngineConfig(votes=3), InvalidChoice, "votes"),
-        (lambda: replace(BEHIND, dtype="float32"), InvalidChoice, "dtype"),
-        (lambda: replace(BEHIND, deterministic=True), InvalidChoice, "deterministic"),
-        (lambda: replace(BEHIND, cache_gb=2.0), InvalidChoice, "cache_gb"),
-        (lambda: replace(BEHIND, vllm=API), InvalidChoice, "got both"),
-        (lambda: build_engine(replace(BEHIND, model=None), Settings()), InvalidChoice, "the name of one"),
-        (lambda: build_engine(BEHIND, Settings(max_prompt_tokens=10)), InvalidChoice, "max_prompt_tokens"),
-        (lambda: Settings(methods=frozenset({"rotor"})).within(Upstream.methods), InvalidChoice, "methods of canon"),
-    ):
-        with pytest.raises(error, match=told):
-            make()
-
-
 def test_an_engine_is_built_for_an_api(api, monkeypatch):
     monkeypatch.setenv("INVARIANT_RAG_UPSTREAM_KEY", "key-2")
     engine = build_engine(EngineConfig("far", upstream=api.url, method="vote", name="mine"), Settings())
@@ -280,7 +256,9 @@ def test_an_engine_is_built_for_an_api(api, monkeypatch):
     assert (engine.name, api.keys[-1]) == ("mine", "Bearer key-2")
     monkeypatch.setitem(sys.modules, "vllm_invariant_rag", None)  # as if it were not installed
     with pytest.raises(ExtraRequired, match=r'pip install "invariant-rag\[vllm\]"'):
-        build_engine(EngineConfig(vllm=API), Settings())
+        build_engine(EngineConfig(vllm=api.url), Settings())
+    with pytest.raises(InvalidChoice, match="at least 2"):
+        Upstream(api.url, "far", votes=1)
 
 
 GATEWAY = """

@@ -91,7 +91,7 @@ for _benchmark in BENCHMARKS.values():
 def speed(
     *,
     methods: Annotated[
-        list[str] | None, typer.Option("--method", help="A method. Repeatable.", show_default="all")
+        list[str] | None, options.option_of("methods", "A method. Repeatable.", "--method", show_default="all")
     ] = None,
     tokens: Annotated[
         list[int] | None, typer.Option(min=100, max=1 << 18, help="Tokens of a prompt. Repeatable.")

@@ -15,7 +15,7 @@ from invariant_rag.errors import TokenizerRequired, UnknownName
 from pydantic import Field, field_validator, model_validator
 
 from invariant_rag_benchmarks import base
-from invariant_rag_benchmarks.base import Benchmark, Case, Example, Record, Scored, Selection, Settings, Text
+from invariant_rag_benchmarks.base import Benchmark, Case, Example, Record, Scored, Selection, TaskSettings, Text
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.errors import InvalidDataset
 from invariant_rag_benchmarks.scores import normalize_answer, token_f1
@@ -91,7 +91,7 @@ GROUPS = {task.group: [name for name, each in TASKS.items() if each.group == tas
 """Names of the tasks in each group."""
 
 
-class _ChunkSettings(Settings):
+class _ChunkSettings(TaskSettings):
     chunk: int = Field(512, ge=1, description="tokens in a segment")
     limit: int = Field(10_000, ge=1, description="tokens of the text that are kept")
 

@@ -14,7 +14,7 @@ from invariant_rag.prompts import DEFAULT_SYSTEM
 from pydantic import Field
 
 from invariant_rag_benchmarks import base
-from invariant_rag_benchmarks.base import Benchmark, Case, Example, S, Scored, Selection, Settings, T, Text
+from invariant_rag_benchmarks.base import Benchmark, Case, Example, S, Scored, Selection, T, TaskSettings, Text
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.errors import DatasetUnavailable, InvalidDataset
 from invariant_rag_benchmarks.scores import best_subspan_em, exact_match, normalize_answer
@@ -36,7 +36,7 @@ def insert_gold(gold: T, others: Sequence[T], slots: Iterable[int]) -> dict[str,
     return {str(slot): [*others[:slot], gold, *others[slot:]] for slot in slots}
 
 
-class _LostInTheMiddleSettings(Settings):
+class _LostInTheMiddleSettings(TaskSettings):
     documents: int = Field(20, ge=1, description="documents in a prompt; 10, 20 and 30 in the paper")
     slots: str = Field("", description="gold slots: all, or numbers with commas; empty: those of the paper")
     index: bool = Field(False, description='whether documents are numbered ("index bias" in the paper of RoToR)')
@@ -156,7 +156,7 @@ def _parse_printed(records: Sequence[Any], oracle: Path, source: DataSource) -> 
     return found
 
 
-class _XQuADSettings(Settings):
+class _XQuADSettings(TaskSettings):
     slots: str = Field("", description="slots with commas; empty: all")
 
 
@@ -208,7 +208,7 @@ class XQuAD(_OneGold[_XQuADSettings]):
             yield from shown.cases(asked.id, asked.question, [each.text for each in asked.answers], orders)
 
 
-class _KeyValueSettings(Settings):
+class _KeyValueSettings(TaskSettings):
     """In arXiv 2406.02536, of a file of 300 pairs with the asked one moved to its slot, 140 are kept: `keys`."""
 
     keys: int = Field(75, ge=1, description="pairs in a prompt; 75, 140 and 300 in the paper")

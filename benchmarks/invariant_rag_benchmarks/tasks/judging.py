@@ -12,7 +12,7 @@ from invariant_rag.errors import InvalidChoice
 from pydantic import Field
 
 from invariant_rag_benchmarks import base
-from invariant_rag_benchmarks.base import Benchmark, Case, Example, Record, S, Scored, Selection, Settings, Text
+from invariant_rag_benchmarks.base import Benchmark, Case, Example, Record, S, Scored, Selection, TaskSettings, Text
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.errors import InvalidDataset
 
@@ -26,7 +26,7 @@ SECTIONS: dict[str, dict[str, int]] = base.declared("tasks/reward_bench")
 """Subsets of each section of RewardBench, with their weights."""
 
 
-class _RewardBenchSettings(Settings):
+class _RewardBenchSettings(TaskSettings):
     explain: bool = Field(True, description="whether the judge explains itself first, or says the likelier verdict")
 
 

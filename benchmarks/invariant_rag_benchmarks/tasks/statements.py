@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, StrictFloat, StrictInt
 
 from invariant_rag_benchmarks import base
-from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, Settings, Text
+from invariant_rag_benchmarks.base import Benchmark, Case, Example, Scored, Selection, TaskSettings, Text
 from invariant_rag_benchmarks.data import DataSource, read_examples
 from invariant_rag_benchmarks.errors import InvalidDataset
 from invariant_rag_benchmarks.scores import best_subspan_em, exact_match, normalize_answer, token_f1
@@ -24,7 +24,7 @@ _MINTAKA = "https://raw.githubusercontent.com/soyoung97/RoToR/main/src/data_wrap
 _PROMPTS = base.declared("tasks/prompts")
 
 
-class _MMLUSettings(Settings):
+class _MMLUSettings(TaskSettings):
     split: Literal["validation", "test"] = Field("validation", description="validation or test")
     orders: str = Field("all", description="all (24), or numbers from 0, the original order, to 23, its reverse")
 
@@ -73,7 +73,7 @@ class MMLU(Benchmark[_MMLUSettings]):
         return Scored(answer, {"accuracy": float(answer == case.gold[0])})
 
 
-class _MintakaSettings(Settings):
+class _MintakaSettings(TaskSettings):
     triples: int = Field(30, ge=1, description="triples in a prompt; 30 and 50 in the paper")
     template: Literal["original", "swapped"] = Field("original", description="swapped: the wording of Appendix K")
     shuffles: int = Field(3, ge=0, description="shuffled orders after the initial one; their seeds are 0, 1, 2...")
@@ -143,7 +143,7 @@ def stated_answer(output: str) -> str:
 _NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
 
 
-class _RGSMSettings(Settings):
+class _RGSMSettings(TaskSettings):
     orders: int = Field(6, ge=1, description="most orders of a problem: initial, reversed, then random ones")
 
 

@@ -15,7 +15,7 @@ from invariant_rag.methods import METHODS, resolve_method
 from nbclient import NotebookClient
 
 from tests.servers import TRANSFER, Server
-from vllm_invariant_rag.reading import check_method
+from vllm_invariant_rag.arranged_prompt import check_method
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT.parents[1] / "cookbook" / "09_serve_with_vllm.ipynb"

@@ -17,9 +17,9 @@ from invariant_rag.arrangement import Layout
 from invariant_rag.errors import UnsupportedCombination
 
 from vllm_invariant_rag import InvariantRAGConnector, UnsupportedServer, VLLMBackend
-from vllm_invariant_rag.attention import STEP, ArrangedAttention
+from vllm_invariant_rag.arranged_prompt import ArrangedPrompt
+from vllm_invariant_rag.attention import STEP, ArrangedAttentionImpl
 from vllm_invariant_rag.engines import ServerFacts
-from vllm_invariant_rag.reading import Reading
 
 
 def with_change(config: Any, path: str, value: Any) -> Any:
@@ -63,8 +63,8 @@ def test_a_request_that_was_not_compared_fails_with_all_of_its_tokens(field: str
     from vllm.v1.request import Request
 
     connector = llm.llm_engine.engine_core.engine_core.scheduler.connector
-    reading = Reading("rotor", LAYOUT).as_params()
-    params = SamplingParams(max_tokens=4, extra_args={"kv_transfer_params": reading})
+    arranged = ArrangedPrompt("rotor", LAYOUT).as_params()
+    params = SamplingParams(max_tokens=4, extra_args={"kv_transfer_params": arranged})
     for more, failing in (({}, 0), ({field: SPECIAL[field]}, 52)):
         request: Any = Request("name", list(range(53)), params, None, **more)  # type: ignore[arg-type]
         connector.on_new_request(request)
@@ -86,7 +86,7 @@ def test_an_answer_that_would_be_decoded_otherwise_is_refused(
     for holder, name in ((connector, "_facts"), (on_vllm._engine, "facts")):
         monkeypatch.setattr(holder, name, replace(connector._facts, **{field: value}))
     for method, failing in (("rotor", 0), ("set-based", 52)):
-        params = SamplingParams(extra_args={"kv_transfer_params": Reading(method, LAYOUT).as_params()})
+        params = SamplingParams(extra_args={"kv_transfer_params": ArrangedPrompt(method, LAYOUT).as_params()})
         request: Any = Request("name", list(range(53)), params, None)
         connector.on_new_request(request)
         assert connector.get_num_new_matched_tokens(request, 0) == (failing, False)
@@ -107,10 +107,10 @@ def test_graphs_of_whole_batches_replay_what_vllm_would_attend_to(llm: Any) -> N
 
 
 def test_a_batch_that_lacks_an_arranged_request_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, tokens = Reading("rotor", LAYOUT), torch.zeros(53, 1, 8)
+    prompt, tokens = ArrangedPrompt("rotor", LAYOUT), torch.zeros(53, 1, 8)
     batch = {"query_start_loc": [0, 53], "seq_lens": [53], "block_table": [[4, 5]]}
     metadata = SimpleNamespace(**{name: torch.tensor(each) for name, each in batch.items()})
     monkeypatch.setattr(STEP, "block_size", 32)
-    monkeypatch.setattr(STEP, "readings", {3: reading})
+    monkeypatch.setattr(STEP, "prompts", {3: prompt})
     with pytest.raises(UnsupportedServer, match="expected 1 more requests"):
-        ArrangedAttention().forward(None, tokens, tokens, tokens, torch.zeros(2, 1, 32, 16), metadata, tokens)
+        ArrangedAttentionImpl().forward(None, tokens, tokens, tokens, torch.zeros(2, 1, 32, 16), metadata, tokens)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from invariant_rag._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from vllm_invariant_rag.backend import VLLMBackend
     from vllm_invariant_rag.connector import InvariantRAGConnector
     from vllm_invariant_rag.errors import RequestRefused, UnsupportedServer, VLLMError, VLLMTimeout, VLLMUnreachable
     from vllm_invariant_rag.middleware import Documents
+    from vllm_invariant_rag.model import VLLMBackend
 
 __version__ = version("vllm-invariant-rag")
 
@@ -29,5 +29,5 @@ __all__ = [
     "VLLMUnreachable",
 ]
 
-_HOMES = {"Documents": "middleware", "InvariantRAGConnector": "connector", "VLLMBackend": "backend"}
+_HOMES = {"Documents": "middleware", "InvariantRAGConnector": "connector", "VLLMBackend": "model"}
 __getattr__, __dir__ = lazy_exports(__name__, dict.fromkeys(__all__, "errors") | _HOMES)

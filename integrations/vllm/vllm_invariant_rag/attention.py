@@ -21,8 +21,8 @@ from invariant_rag.attention import hook, resolve_backend
 from invariant_rag.attention.call import LayerInputs
 from invariant_rag.attention.positions import Rotation
 
+from vllm_invariant_rag.arranged_prompt import ArrangedPrompt
 from vllm_invariant_rag.errors import UnsupportedServer
-from vllm_invariant_rag.reading import Reading
 from vllm_invariant_rag.sequences import Sequences
 
 _DIGIT = 7  # bits of a number that bfloat16 holds exactly
@@ -33,7 +33,7 @@ _FOUND, _ANOTHER = "_invariant_rag_found", "_invariant_rag_another"
 class Step:
     """What the connector tells the layers of a worker's process."""
 
-    readings: Mapping[int, Reading] = field(default_factory=dict)  # by first block; of what is arranged in this step
+    prompts: Mapping[int, ArrangedPrompt] = field(default_factory=dict)  # by first block: those arranged in this step
     block_size: int = 0
     rotation: Rotation | None = None  # the position encoding of all layers
     turns: torch.Tensor | None = None  # `[P, R / 2]` complex: by how much it turns what is at each position
@@ -43,7 +43,7 @@ STEP = Step()
 
 
 @dataclass(frozen=True)
-class _Prompt:
+class _ArrangedPrompt:
     """One row of a batch whose tokens are arranged in this step."""
 
     queries: slice  # its tokens, among those of the batch
@@ -59,7 +59,7 @@ class _Prompt:
 class _Batch:
     """What a batch consists of, found once for all layers of a step."""
 
-    prompts: Sequence[_Prompt] = ()  # those that are arranged; without any, the batch is the parent's as it is
+    prompts: Sequence[_ArrangedPrompt] = ()  # those that are arranged; without any, the batch is the parent's as it is
     others: Any = None  # the tokens of all others
     metadata: Any = None  # vLLM's, of these requests
 
@@ -89,27 +89,27 @@ def _find_prompts(metadata: Any, kernel_block: int, device: torch.device) -> _Ba
 
     A block of vLLM may be several of the kernel's. UnsupportedServer: a request to arrange is not in the batch.
     """
-    if not STEP.readings or metadata is None:
+    if not STEP.prompts or metadata is None:
         return _Batch()
     known: _Batch | None = getattr(metadata, _FOUND, None)
     if known is not None:
         return known
-    prompts, others, missing = [], [], set(STEP.readings)
+    prompts, others, missing = [], [], set(STEP.prompts)
     another = getattr(metadata, _ANOTHER, None) if device.type == "cpu" else None
     starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
     firsts = (metadata.block_table[:, 0] * kernel_block // STEP.block_size).tolist()
     for row, (start, stop, length, first) in enumerate(zip(starts, starts[1:], lengths, firsts, strict=False)):
-        reading, computed = STEP.readings.get(first), length - (stop - start)
+        prompt, computed = STEP.prompts.get(first), length - (stop - start)
         if stop == start:
             continue
         missing.discard(first)
-        if reading is None or not reading.is_arranged(computed):
+        if prompt is None or not prompt.is_arranged(computed):
             others.append(row)
         else:
-            arrangement = reading.arrangement
+            arrangement = prompt.arrangement
             sequences = another and Sequences.of(arrangement.rows_from(computed, length), length, another)
             turns = _turns_to(arrangement.positions, length)
-            prompts.append(_Prompt(slice(start, stop), computed, row, arrangement, turns, sequences))
+            prompts.append(_ArrangedPrompt(slice(start, stop), computed, row, arrangement, turns, sequences))
     if missing:
         raise UnsupportedServer(f"expected {len(missing)} more requests with documents in a batch of vLLM, got none")
     batch = _Batch(prompts, slice(None) if others else None, metadata)
@@ -135,7 +135,7 @@ def _turns_to(positions: Sequence[int], length: int) -> torch.Tensor | None:
     return (turns[moved] / turns[:length])[:, None].to(torch.complex64)
 
 
-class ArrangedAttention:
+class ArrangedAttentionImpl:
     """What a subclass of an implementation of vLLM's attention adds to it."""
 
     _places: tuple[torch.Tensor, ...] | None = None

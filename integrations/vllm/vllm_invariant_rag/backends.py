@@ -1,4 +1,4 @@
-"""Backends of vLLM whose implementation is `ArrangedAttention`. vLLM imports the one that it chooses."""
+"""Backends of vLLM whose implementation is `ArrangedAttentionImpl`. vLLM imports the one that it chooses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-from vllm_invariant_rag.attention import ArrangedAttention, BatchBuilder
+from vllm_invariant_rag.attention import ArrangedAttentionImpl, BatchBuilder
 
 BACKENDS = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
 
@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
     module, _, kind = AttentionBackendEnum[name].value.rpartition(".")
     parent = getattr(import_module(module), kind)
     implementation, builder = parent.get_impl_cls(), parent.get_builder_cls()
-    arranged = type(f"Arranged{implementation.__name__}", (ArrangedAttention, implementation), {})
+    arranged = type(f"Arranged{implementation.__name__}", (ArrangedAttentionImpl, implementation), {})
     most = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
     limited: dict[str, Any] = {}
     if builder._cudagraph_support.value > most.value:

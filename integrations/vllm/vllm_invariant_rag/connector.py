@@ -14,10 +14,10 @@ import torch
 from invariant_rag.generation.digest import digest_of
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 
+from vllm_invariant_rag.arranged_prompt import ArrangedPrompt
 from vllm_invariant_rag.attention import STEP
 from vllm_invariant_rag.engines import ServerFacts
 from vllm_invariant_rag.errors import RequestRefused
-from vllm_invariant_rag.reading import Reading
 from vllm_invariant_rag.requirements import check_engine, check_request, check_worker, rotation_of_model
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ _logger = logging.getLogger(__name__)
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM has an environment of its own
-    """What the workers need for a step: its readings (see `attention.Step`), and the blocks of requests that fail."""
+    """What the workers need for a step: its prompts (see `attention.Step`), and the blocks of requests that fail."""
 
-    readings: dict[int, Reading] = field(default_factory=dict)
+    prompts: dict[int, ArrangedPrompt] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
 
 
@@ -49,7 +49,7 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         check_engine(vllm_config, kv_cache_config)
         self._config, self._facts = vllm_config, ServerFacts.of(vllm_config)
-        self._readings: dict[str, Reading] = {}  # by request
+        self._prompts: dict[str, ArrangedPrompt] = {}  # by request
         self._refused: set[str] = set()  # requests
         self._first_blocks: dict[str, int] = {}
         self._refused_blocks: set[int] = set()
@@ -62,11 +62,11 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """Read what a request asks for, and salt its blocks: no client can name or guess such a salt."""
         length = request.num_tokens + request.max_tokens
         try:
-            reading = Reading.parse(request.kv_transfer_params, request.prompt_token_ids or ())
-            if reading is None or reading.arrangement.is_plain:
+            prompt = ArrangedPrompt.parse(request.kv_transfer_params, request.prompt_token_ids or ())
+            if prompt is None or prompt.arrangement.is_plain:
                 return
             check_request(request)
-            self._facts.check(reading, length, RequestRefused)
+            self._facts.check(prompt, length, RequestRefused)
         except RequestRefused as error:
             _logger.error("refused request %s: %s", request.request_id, error)
             self._refused.add(request.request_id)
@@ -74,11 +74,11 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
             # With it, vLLM would ignore what `get_num_new_matched_tokens` says.
             request.skip_reading_prefix_cache = False
             return
-        self._readings[request.request_id] = reading
+        self._prompts[request.request_id] = prompt
         # A key depends on segments behind it too, so blocks are shared by requests about the same sets only.
-        sets = tuple(request.prompt_token_ids[: reading.sets_end]), reading.layout.texts[:-1], reading.layout.sets
-        _salt(request, digest_of(self._secret, request.cache_salt or "", reading.method, *sets))
-        if reading.ranks or self._facts.exceeds_window(length):  # blocks do not hold what is needed
+        sets = tuple(request.prompt_token_ids[: prompt.sets_end]), prompt.layout.texts[:-1], prompt.layout.sets
+        _salt(request, digest_of(self._secret, request.cache_salt or "", prompt.method, *sets))
+        if prompt.ranks or self._facts.exceeds_window(length):  # blocks do not hold what is needed
             request.skip_reading_prefix_cache = True
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
@@ -92,29 +92,29 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._refused_blocks.update(blocks.get_block_ids()[0])
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """Return the readings of the requests that this step arranges."""
+        """Return the prompts of the requests that this step arranges."""
         metadata, self._refused_blocks = StepMetadata(refused=self._refused_blocks), set()
         cached = scheduler_output.scheduled_cached_reqs
         new = [(each.req_id, each.num_computed_tokens, each.block_ids) for each in scheduler_output.scheduled_new_reqs]
         old = zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True)
         for request_id, computed, blocks in (*new, *old):
-            reading, firsts = self._readings.get(request_id), self._first_blocks
-            if reading is None:
+            prompt, firsts = self._prompts.get(request_id), self._first_blocks
+            if prompt is None:
                 continue
             if blocks is not None and (
                 computed == 0 or request_id not in firsts or request_id in cached.resumed_req_ids
             ):
                 firsts[request_id] = blocks[0][0]
-            if reading.is_arranged(computed):
+            if prompt.is_arranged(computed):
                 stop = computed + scheduler_output.num_scheduled_tokens[request_id]
-                if computed < reading.sets_end and stop < reading.sets_end:
-                    raise RequestRefused(f"expected a step with all {reading.sets_end} tokens, got {stop}")
-                metadata.readings[firsts[request_id]] = reading
+                if computed < prompt.sets_end and stop < prompt.sets_end:
+                    raise RequestRefused(f"expected a step with all {prompt.sets_end} tokens, got {stop}")
+                metadata.prompts[firsts[request_id]] = prompt
         return metadata
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Forget a request."""
-        self._readings.pop(request.request_id, None)
+        self._prompts.pop(request.request_id, None)
         self._first_blocks.pop(request.request_id, None)
         self._refused.discard(request.request_id)
         return False, None
@@ -129,13 +129,13 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Tell the layers who is arranged, before the forward pass."""
         super().bind_connector_metadata(connector_metadata)
-        STEP.readings = connector_metadata.readings
+        STEP.prompts = connector_metadata.prompts
         self._refused_blocks.update(connector_metadata.refused)
 
     def clear_connector_metadata(self) -> None:
         """End the step."""
         super().clear_connector_metadata()
-        STEP.readings = {}
+        STEP.prompts = {}
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return the blocks whose requests fail, once."""

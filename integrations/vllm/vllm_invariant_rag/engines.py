@@ -14,8 +14,8 @@ from invariant_rag.checks import check_text
 from invariant_rag.errors import InvalidChoice, InvariantRAGError
 from invariant_rag.shown import shown
 
+from vllm_invariant_rag.arranged_prompt import ArrangedPrompt
 from vllm_invariant_rag.errors import RequestRefused, UnsupportedServer, VLLMError, VLLMTimeout, VLLMUnreachable
-from vllm_invariant_rag.reading import Reading
 
 FACTS_PATH = "/v1/invariant_rag"
 """Answers what the server serves, to whom it also answers /v1/models."""
@@ -59,20 +59,20 @@ class ServerFacts:
         """Return whether prompt and answer are longer than the sliding window, behind which vLLM gives blocks back."""
         return self.sliding_window is not None and length > self.sliding_window
 
-    def check(self, reading: Reading, length: int, error: type[InvariantRAGError]) -> None:
+    def check(self, prompt: ArrangedPrompt, length: int, error: type[InvariantRAGError]) -> None:
         """Raise an error if the answer of a request of `length` tokens would not be decoded as its method asks."""
-        if reading.is_plain_behind:
+        if prompt.is_causal_after_sets:
             return
         if not self.arranges_decoding:
             raise error(
-                f"expected a method that decodes as a plain model does, got {reading.method!r}: CUDA graphs replay "
+                f"expected a method that decodes as a plain model does, got {prompt.method!r}: CUDA graphs replay "
                 "vLLM's own attention",
                 hint='Start vLLM with --compilation-config \'{"cudagraph_mode": "PIECEWISE"}\'.',
             )
         if self.exceeds_window(length):
             raise error(
                 f"expected prompt and answer within the sliding window of {self.sliding_window} tokens for "
-                f"{reading.method!r}, whose answers read documents elsewhere than they lie",
+                f"{prompt.method!r}, which shifts the positions of documents for answers",
                 hint="Use rotor or isolated.",
             )
 
@@ -116,7 +116,7 @@ class Completion:
             self.finish_reason = "length" if finish_reason == "length" else "stop"
 
 
-class Engine(ABC):
+class VLLMEngine(ABC):
     """A vLLM. Safe for threads."""
 
     facts: ServerFacts  # what it serves
@@ -136,7 +136,7 @@ class Engine(ABC):
         """
 
 
-class HTTPEngine(Engine):
+class HTTPEngine(VLLMEngine):
     """A server, over its completions API; see `VLLMBackend` for the arguments."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 600.0) -> None:
@@ -157,12 +157,12 @@ class HTTPEngine(Engine):
             ) from error
 
     def check_ready(self) -> None:
-        """Ask whether it is up; see `Engine`."""
+        """Ask whether it is up; see `VLLMEngine`."""
         with self._errors():
             self._client.with_options(timeout=_CHECK_SECONDS).get(self.url + "/health", cast_to=object)
 
     def complete(self, requests: Sequence[EngineRequest], stopped: Stopped | None = None) -> list[list[Completion]]:
-        """Run requests at the same time; see `Engine`."""
+        """Run requests at the same time; see `VLLMEngine`."""
         with ThreadPoolExecutor(min(len(requests), _MOST_AT_ONCE) or 1) as pool:
             return list(pool.map(lambda each: self._complete(each, stopped), requests))
 

@@ -13,7 +13,7 @@ from vllm import SamplingParams
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-from vllm_invariant_rag.engines import Completion, Engine, EngineRequest, ServerFacts, Stopped
+from vllm_invariant_rag.engines import Completion, EngineRequest, ServerFacts, Stopped, VLLMEngine
 from vllm_invariant_rag.errors import RequestRefused
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.1
 
 
-class LLMEngine(Engine):
+class LLMEngine(VLLMEngine):
     """An `LLM` with `InvariantRAGConnector` in its `kv_transfer_config`. Calls of threads run one after the other."""
 
     def __init__(self, llm: LLM) -> None:
@@ -31,7 +31,7 @@ class LLMEngine(Engine):
         self._lock = Lock()
 
     def complete(self, requests: Sequence[EngineRequest], stopped: Stopped | None = None) -> list[list[Completion]]:
-        """Run requests at the same time; see `Engine`."""
+        """Run requests at the same time; see `VLLMEngine`."""
         results = list(map(_Result, requests))
         running = {each.name: each for each in results}
         with self._lock:
@@ -49,14 +49,14 @@ class LLMEngine(Engine):
         return [each.completions for each in results]
 
 
-class ServingEngine(Engine):
+class ServingEngine(VLLMEngine):
     """The `EngineClient` of vLLM's API server, for threads of its process. It is made in the server's event loop."""
 
     def __init__(self, client: Any) -> None:
         self._client, self._loop, self.facts = client, asyncio.get_running_loop(), ServerFacts.of(client.vllm_config)
 
     def complete(self, requests: Sequence[EngineRequest], stopped: Stopped | None = None) -> list[list[Completion]]:
-        """Run requests at the same time; see `Engine`."""
+        """Run requests at the same time; see `VLLMEngine`."""
         results = list(map(_Result, requests))
 
         async def run(result: _Result) -> None:

@@ -20,11 +20,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vllm_invariant_rag.backend import VLLMBackend
+from vllm_invariant_rag.arranged_prompt import FIELD, ArrangedPrompt
 from vllm_invariant_rag.engines import COMPLETIONS_PATH, FACTS_PATH, ServerFacts
 from vllm_invariant_rag.errors import RequestRefused, UnsupportedServer
 from vllm_invariant_rag.llm_engine import ServingEngine
-from vllm_invariant_rag.reading import FIELD, Reading
+from vllm_invariant_rag.model import VLLMBackend
 
 _PLAIN_PATH = "/v1/completions"
 _ANSWERED = ("/v1/chat/completions", _PLAIN_PATH)
@@ -78,7 +78,7 @@ class Documents:
             ids = params.get("prompt_token_ids", request.get("prompt"))
             if not isinstance(ids, list) or not all(type(each) is int for each in ids):
                 raise RequestRefused(f"expected the token ids of one prompt beside {FIELD}, got another form")
-            Reading.parse(params, ids)
+            ArrangedPrompt.parse(params, ids)
         if path == COMPLETIONS_PATH:
             scope = {**scope, "path": scope.get("root_path", "") + _PLAIN_PATH}
         await self._app(scope, replayed, send)

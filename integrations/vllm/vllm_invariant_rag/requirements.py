@@ -10,7 +10,7 @@ from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.utils.torch_utils import is_quantized_kv_cache
 
-from vllm_invariant_rag.attention import ArrangedAttention
+from vllm_invariant_rag.attention import ArrangedAttentionImpl
 from vllm_invariant_rag.backends import BACKENDS
 from vllm_invariant_rag.errors import RequestRefused, UnsupportedServer
 
@@ -54,7 +54,7 @@ def check_worker(vllm_config: VllmConfig, kv_caches: dict[str, torch.Tensor]) ->
     layers = {extract_layer_index(name): modules[name] for name in kv_caches}
     expected = vllm_config.model_config.get_num_layers(vllm_config.parallel_config)
     implementations = [layer.impl for layer in layers.values()]
-    others = {type(each).__name__ for each in implementations if not isinstance(each, ArrangedAttention)}
+    others = {type(each).__name__ for each in implementations if not isinstance(each, ArrangedAttentionImpl)}
     has_alibi = any(getattr(each, "alibi_slopes", None) is not None for each in implementations)
     reasons = {
         f"expected one cache for each of {expected} layers, got {len(kv_caches)}: models that share keys and "

@@ -26,7 +26,7 @@ Emit: TypeAlias = Callable[[int, AnswerDelta], None]
 
 
 @dataclass(frozen=True)
-class Choices:
+class CallChoices:
     """Who asks, and how the documents are to be read. None: as the server does by default."""
 
     tenant: str = ""
@@ -46,14 +46,16 @@ class Call:
         stream: Whether somebody takes the pieces.
         response_format: The field of the request that the schema is from.
         warnings: Why the order of the documents may matter all the same.
+        characters: Length of the texts of the request; of calls of tools, as JSON.
         headers: What an engine elsewhere gets of the head of the request: names of the request and of its trace.
     """
 
     request: AnswerRequest
-    choices: Choices
+    choices: CallChoices
     stream: bool = False
     response_format: Mapping[str, Any] | None = None
     warnings: tuple[str, ...] = ()
+    characters: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -82,7 +84,7 @@ class JudgeCall:
     """A request to a judge, and how its answers are read."""
 
     request: JudgeRequest
-    choices: Choices
+    choices: CallChoices
 
 
 @dataclass(frozen=True)

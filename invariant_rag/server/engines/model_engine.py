@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -27,9 +26,9 @@ from invariant_rag.judge import DEFAULT_CRITERIA, Judge, Verdict
 from invariant_rag.methods import METHODS
 from invariant_rag.models.embedded import is_toy
 from invariant_rag.orderings import ORDERINGS
-from invariant_rag.segments import Prompt, SegmentSet
+from invariant_rag.segments import Prompt
 from invariant_rag.server.admission import FairQueue
-from invariant_rag.server.engines.base import Call, Choice, Choices, Emit, Engine, EngineReply, JudgeCall, in_threads
+from invariant_rag.server.engines.base import Call, Choice, Emit, Engine, EngineReply, JudgeCall, in_threads
 from invariant_rag.server.errors import TooLarge, about
 from invariant_rag.server.replies import citations_of, report_of, token_of
 from invariant_rag.server.worker import SchemaCompiler, validate
@@ -38,6 +37,7 @@ from invariant_rag.shown import shown
 if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
     from invariant_rag.generation.prepare import PreparedPrompt
+    from invariant_rag.server.engines.base import CallChoices
 
 _CHARACTERS_PER_TOKEN = 64  # of the context window; more are refused before they are tokenized
 _LONG = 10_000
@@ -60,7 +60,7 @@ class ModelEngine(Engine):
         self.orderings = dict.fromkeys(METHODS, frozenset(ORDERINGS))
         self.batcher = MicroBatcher()
         self._max_prompt_tokens = max_prompt_tokens
-        self._chosen: dict[Choices, InvariantModel] = {}
+        self._chosen: dict[CallChoices, InvariantModel] = {}
         self._lock = Lock()
         self._schemas = SchemaCompiler(CACHE_BYTES, FairQueue(1, 1))
 
@@ -68,7 +68,7 @@ class ModelEngine(Engine):
     def for_tenant(self, lm: InvariantModel, tenant: str) -> InvariantModel:
         """Return a model that stores nothing where another tenant finds it."""
 
-    def model_for(self, choices: Choices, headers: Mapping[str, str] = MappingProxyType({})) -> InvariantModel:
+    def model_for(self, choices: CallChoices, headers: Mapping[str, str] = MappingProxyType({})) -> InvariantModel:
         """Return the model as somebody wants it, for their tenant; one elsewhere gets the headers."""
         with self._lock:
             lm = self._chosen.get(choices)
@@ -102,11 +102,8 @@ class ModelEngine(Engine):
         return found
 
     def _prepared(self, lm: InvariantModel, abandoned: Event, call: Call) -> Answering:
-        characters = _characters_of(call)
-        if characters > self._most_characters:
-            self._refuse_characters(characters, call.field)
-        answering = _answering(lm, call)
-        if characters > _LONG or self._max_prompt_tokens is not None:
+        answering = self._answering(lm, call)
+        if call.characters > _LONG or self._max_prompt_tokens is not None:
             with cancellable(abandoned):  # only here: batches are decoded for others, too
                 _check_length(answering.prepared, self._max_prompt_tokens)
         return answering
@@ -129,11 +126,9 @@ class ModelEngine(Engine):
 
     def tokens(self, call: Call) -> list[int]:
         """Return the token ids of what the model reads."""
-        lm, characters = self.model_for(call.choices), _characters_of(call)
-        if characters > self._most_characters:
-            self._refuse_characters(characters, call.field)
+        lm = self.model_for(call.choices)
         try:
-            return list(lm.prepare(_answering(lm, call).prompt).input_ids)
+            return list(lm.prepare(self._answering(lm, call).prompt).input_ids)
         except errors.InvariantRAGError as error:
             with about(_part_of(call, error)):
                 raise
@@ -143,6 +138,18 @@ class ModelEngine(Engine):
         most, window = self._most_characters, self.context_window
         told = f"expected at most {most:,} characters for a context window of {window:,} tokens, got {found:,}"
         raise TooLarge(told, param=field)
+
+    def _answering(self, lm: InvariantModel, call: Call) -> Answering:
+        """Return a call as a request to a model."""
+        request = call.request
+        if call.characters > self._most_characters:
+            self._refuse_characters(call.characters, call.field)
+        if request.schema is not None and (request.stop or (request.tools and request.tool_choice != "none")):
+            raise errors.UnsupportedCombination(
+                "expected response_format without stop and tools: the schema alone says where the answer ends",
+                hint="Leave stop and tools away, or set tool_choice to none.",
+            )
+        return Answering(lm, replace(request, options=_options(lm, request.options)) if request.options else request)
 
     def judge(self, call: JudgeCall) -> Verdict:
         """Compare answers; see `Judge`."""
@@ -198,26 +205,6 @@ class InProcess(ModelEngine):
         return lm.with_cache(self.caches.get(tenant))
 
 
-def _characters_of(call: Call) -> int:
-    """Return the length of the texts of a request; of calls of tools, as JSON."""
-    asked, prompt = call.request, call.request.prompt
-    parts: list[Any] = [*prompt.texts, *prompt.sets] if prompt else list(map(json.dumps, asked.tools))
-    for message in asked.messages or ():
-        parts += message["content"]
-        if len(message) > 2:
-            parts.append(json.dumps({**message, "content": None}))
-    found = len(json.dumps(asked.template_kwargs)) if asked.template_kwargs else 0
-    for part in parts:
-        if isinstance(part, str):
-            found += len(part)
-        elif isinstance(part, SegmentSet):
-            for segment in part:
-                found += len(segment.text) + len(segment.title or "")
-            for slot in part.slots or ():
-                found += len(slot.before) + len(slot.after)
-    return found
-
-
 class _LimitedJudge(Judge):
     """A judge whose prompts have at most so many tokens; None: as many as the context window takes."""
 
@@ -233,17 +220,6 @@ class _LimitedJudge(Judge):
 def _check_length(prepared: PreparedPrompt, most: int | None) -> None:
     if most is not None and (size := len(prepared.input_ids)) > most:
         raise TooLarge(f"expected a prompt of at most {most} tokens, got {size}")
-
-
-def _answering(lm: InvariantModel, call: Call) -> Answering:
-    """Return a call as a request to a model."""
-    request = call.request
-    if request.schema is not None and (request.stop or (request.tools and request.tool_choice != "none")):
-        raise errors.UnsupportedCombination(
-            "expected response_format without stop and tools: the schema alone says where the answer ends",
-            hint="Leave stop and tools away, or set tool_choice to none.",
-        )
-    return Answering(lm, replace(request, options=_options(lm, request.options)) if request.options else request)
 
 
 def _options(lm: InvariantModel, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from vllm_invariant_rag import RequestRefused, UnsupportedServer, VLLMBackend, VLLMError, VLLMTimeout, VLLMUnreachable
 
 from invariant_rag.errors import UnsupportedCombination, UnsupportedModel
-from invariant_rag.server.engines.base import Call, Choices, Emit, EngineReply, JudgeCall
+from invariant_rag.server.engines.base import Call, CallChoices, Emit, EngineReply, JudgeCall
 from invariant_rag.server.engines.model_engine import ModelEngine
 from invariant_rag.server.errors import DeadlineExceeded, UpstreamFailed
 
@@ -43,7 +43,7 @@ class OnVLLM(ModelEngine):
         backend: InvariantModel = cast("VLLMBackend", lm).with_tenant(tenant)
         return backend
 
-    def model_for(self, choices: Choices, headers: Mapping[str, str] = MappingProxyType({})) -> InvariantModel:
+    def model_for(self, choices: CallChoices, headers: Mapping[str, str] = MappingProxyType({})) -> InvariantModel:
         """Return a backend that passes on the names of a request and of its trace."""
         backend: InvariantModel = cast("VLLMBackend", super().model_for(choices)).with_headers(headers)
         return backend

@@ -1,8 +1,8 @@
 """invariant-rag for LlamaIndex: an LLM whose answer does not depend on the order of the segments."""
 
 from invariant_rag.errors import OrderWarning, UnknownParameter
+from llama_index.llms.invariant_rag.api_models import canonical, vote
 from llama_index.llms.invariant_rag.base import InvariantLLM
-from llama_index.llms.invariant_rag.canonical import canonical, vote
 from llama_index.llms.invariant_rag.handler import attach_handler
 from llama_index.llms.invariant_rag.responses import AnswerFailed, SegmentBlock
 

@@ -25,9 +25,9 @@ from invariant_rag.generation.prefill import RUNS_ELSEWHERE, Prefiller, SharedSt
 from invariant_rag.models.loading import load_config, load_tokenizer, model_location
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from vllm_invariant_rag.engines import Engine, EngineRequest, HTTPEngine
+from vllm_invariant_rag.arranged_prompt import ArrangedPrompt, check_method
+from vllm_invariant_rag.engines import EngineRequest, HTTPEngine, VLLMEngine
 from vllm_invariant_rag.errors import UnsupportedServer
-from vllm_invariant_rag.reading import Reading, check_method
 from vllm_invariant_rag.sampling import sampling_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class VLLMBackend(InvariantModel):
             Or an `InvariantModel`, for its tokenizer and its choices.
         url: Address of a vLLM server, such as `http://127.0.0.1:8000`.
         llm: Or a `vllm.LLM` in this process.
-        engine: Or another `Engine`.
+        engine: Or another `VLLMEngine`.
         tenant: Whose documents these are. Tenants share no keys and values.
         api_key: The server's key.
         timeout: Seconds until a request to the server fails.
@@ -72,7 +72,7 @@ class VLLMBackend(InvariantModel):
         VLLMError: The server cannot be reached.
     """
 
-    _engine: Engine
+    _engine: VLLMEngine
     _tenant: str
     _headers: Mapping[str, str]
 
@@ -85,7 +85,7 @@ class VLLMBackend(InvariantModel):
         *,
         url: str | None = None,
         llm: LLM | None = None,
-        engine: Engine | None = None,
+        engine: VLLMEngine | None = None,
         tenant: str = "",
         api_key: str | None = None,
         timeout: float = 600.0,
@@ -140,7 +140,7 @@ class VLLMBackend(InvariantModel):
                 "expected no intervention and no cache of our own on vLLM, which has its own attention and prefix cache"
             )
         check_method(self.method)
-        self._engine.facts.check(Reading(self.method.name, Layout((2, 1), ((1, 2),))), 0, UnsupportedCombination)
+        self._engine.facts.check(ArrangedPrompt(self.method.name, Layout((2, 1), ((1, 2),))), 0, UnsupportedCombination)
 
     def with_tenant(self, tenant: str) -> Self:
         """Return a backend for the documents of another tenant, on the same vLLM."""
@@ -214,9 +214,9 @@ class VLLMBackend(InvariantModel):
         if length > facts.max_tokens:  # the context window limits positions, of which some methods take fewer
             raise ContextOverflow(f"expected at most {facts.max_tokens} tokens of prompt and answer, got {length}")
         if not prepared.arrangement.is_plain:
-            reading = Reading(self.method.name, prepared.arrangement.layout)
-            facts.check(reading, length, UnsupportedCombination)
-            params = reading.as_params()
+            arranged = ArrangedPrompt(self.method.name, prepared.arrangement.layout)
+            facts.check(arranged, length, UnsupportedCombination)
+            params = arranged.as_params()
         return EngineRequest(token_ids, fields, params, self._tenant, self._headers)
 
 

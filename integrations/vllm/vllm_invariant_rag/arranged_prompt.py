@@ -1,4 +1,4 @@
-"""`Reading`: which tokens of a request are documents, and which method reads them. A request says nothing else."""
+"""`ArrangedPrompt`: which tokens of a request are documents, and the method that arranges their attention."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from invariant_rag.shown import shown
 from vllm_invariant_rag.errors import RequestRefused
 
 FIELD = "invariant_rag"
-"""The entry of a request's `kv_transfer_params` that holds its reading."""
+"""The entry of a request's `kv_transfer_params` that holds its method and layout."""
 
 
 @dataclass(frozen=True)
-class Reading:
+class ArrangedPrompt:
     """How the tokens of one request attend.
 
     Attributes:
         method: Name of the method.
-        layout: Where its texts and segments lie. Tokens behind it continue the last text.
+        layout: The token positions of its texts and segments. Tokens after it continue the last text.
     """
 
     method: str
@@ -34,17 +34,17 @@ class Reading:
     @property
     @lru_cache(maxsize=256)  # noqa: B019 - few are kept
     def arrangement(self) -> Arrangement:
-        """Which keys every token sees."""
+        """Which keys every token attends to."""
         return METHODS[self.method]().arrange(self.layout)
 
     @property
     def sets_end(self) -> int:
-        """Where the last text begins."""
+        """The position at which the last text begins."""
         return self.layout.text_spans[-1].start
 
     @cached_property
-    def is_plain_behind(self) -> bool:
-        """Whether the last text and the answer see everything before them as in a plain causal model."""
+    def is_causal_after_sets(self) -> bool:
+        """Whether the last text and the answer attend to all tokens before them, as in a plain causal model."""
         return self.arrangement.rows[-1].is_causal and self._is_natural
 
     @property
@@ -78,11 +78,11 @@ class Reading:
         texts, sets = _tuples("texts", value["texts"], 1), _tuples("sets", value["sets"], 2)
         if len(texts) != len(sets) + 1 or not sets or not texts[-1]:
             raise RequestRefused(f"{FIELD}.texts: expected one text more than sets, the last not empty, got {texts}")
-        reading = cls(value["method"], Layout(texts, sets))
-        length = max(reading.layout.length, *map(len, sets))
+        prompt = cls(value["method"], Layout(texts, sets))
+        length = max(prompt.layout.length, *map(len, sets))
         if length > len(token_ids):  # before anything is made that is as long
             raise RequestRefused(f"{FIELD}: expected at most {len(token_ids)} tokens, as in the prompt, got {length}")
-        return reading
+        return prompt
 
 
 def check_method(method: Method) -> None:

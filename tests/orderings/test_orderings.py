@@ -1,0 +1,289 @@
+"""Claims about every ordering: the rank is a function of the multiset of segments, and the published one.
+
+`tests/laws/test_published.py` compares logits and greedy tokens with those of the published code in its orders.
+"""
+
+import pickle
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from itertools import permutations
+from threading import Event
+
+import pytest
+import torch
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch.nn.modules.module import register_module_forward_hook
+from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerFast, T5ForConditionalGeneration
+
+from invariant_rag import errors
+from invariant_rag.cancellation import cancellable
+from invariant_rag.orderings import ORDERINGS, Candidate, CrossEncoder, Embedding, MonoT5, Relevance, resolve_ordering
+from invariant_rag.segments import Segment
+from tests.comparing import assert_computes
+
+PLAIN = {name: ORDERINGS[name]() for name in ("lexical", "lexical-reversed", "frequency", "score")}
+BY_MODEL = {"monot5": "monot5", "cross-encoder": "cross_encoder", "embedding": "embedding"}
+
+
+def candidate(text, score=0.0, source=""):
+    return Candidate(Segment(text, score=score, metadata={"source": source}), tuple(map(ord, text)), text)
+
+
+def candidates(*texts):
+    return list(map(candidate, texts))
+
+
+def ids_only(ids):
+    return Candidate(Segment.of(list(ids)), tuple(ids), None)
+
+
+ODD = ("harbour", "lantern", "river", "salt", "true", "unseen", "\ud800", "زيت")
+texts = st.lists(st.sampled_from(ODD), max_size=4).map(" ".join)
+any_candidates = st.lists(
+    st.builds(candidate, texts, st.sampled_from([-1.0, 0.0, 0.5]), st.sampled_from(["a", "b"])), max_size=6
+)
+
+
+def assert_rank_ignores_order(ordering, listed, order):
+    permutation = order.sample(range(len(listed)), len(listed))
+    shuffled = [listed[index] for index in permutation]
+    ranks = [(each, ordering.rank(each, "river salt")) for each in (listed, shuffled)]
+    assert sorted(ranks[0][1]) == list(range(len(listed)))
+    one, other = ([each[index].tie_breaker for index in rank] for each, rank in ranks)
+    assert one == other
+    # Not only the rank: every key, to the last bit.
+    keys = ordering.sort_keys(listed, "river salt")
+    assert list(ordering.sort_keys(shuffled, "river salt")) == [keys[index] for index in permutation]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@given(listed=any_candidates, order=st.randoms(use_true_random=False))
+def test_rank_ignores_the_order_in_which_segments_are_given(name, listed, order):
+    assert_rank_ignores_order(PLAIN[name], listed, order)
+
+
+@pytest.mark.parametrize("fixture", BY_MODEL.values())
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(listed=any_candidates, order=st.randoms(use_true_random=False))
+def test_scores_of_a_model_ignore_the_order_in_which_segments_are_given(request, fixture, listed, order):
+    assert_rank_ignores_order(request.getfixturevalue(fixture), listed, order)
+
+
+def test_every_invariant_ordering_is_tested_and_resolved_by_its_name_without_loading_a_model():
+    assert {name for name, ordering in ORDERINGS.items() if ordering.invariant} == {*PLAIN, *BY_MODEL}
+    for name in ORDERINGS:
+        ordering = resolve_ordering(name)
+        assert (type(ordering), ordering.name) == (ORDERINGS[name], name)
+        assert resolve_ordering(ordering) is ordering
+    for wrong in ("lexcal", "", None, 3, Relevance):
+        with pytest.raises(errors.UnknownName) as caught:
+            resolve_ordering(wrong)
+        assert all(repr(name) in str(caught.value) for name in ORDERINGS)
+
+
+@pytest.mark.parametrize(
+    ("ordering", "listed", "rank"),
+    [
+        ("given", candidates(*"baca"), [3, 2, 1, 0]),  # the first segment is farthest
+        # The smallest ids, and the shorter of two that begin alike.
+        ("lexical", list(map(ids_only, ([5, 1], [5], [4, 9, 9], []))), [3, 2, 1, 0]),
+        ("lexical-reversed", list(map(ids_only, ([5, 1], [5], [4, 9, 9], []))), [0, 1, 2, 3]),
+        # The best first, then text, then metadata.
+        ("score", [candidate("a", 0.1), candidate("b", 7.0), candidate("c", float("-inf"))], [1, 0, 2]),
+        ("score", [candidate("b"), candidate("a", source="y"), candidate("a", source="x")], [2, 1, 0]),
+    ],
+)
+def test_orderings_rank_as_they_say_and_score_names_segments_without_one(ordering, listed, rank):
+    assert ORDERINGS[ordering]().rank(listed, "") == rank
+    assert not ORDERINGS["given"].invariant
+    with pytest.raises(errors.InvalidSegment, match=r"2 of 3 have none: 1 \('left'\); 2 \('right'\)"):
+        PLAIN["score"].rank([candidate("a", 1.0), candidate("left", None), candidate("right", None)], "")
+
+
+def padded_frequency_rank(rows):
+    """Rank as the published code does it: pad, count the padding, and read whatever has its count as padding."""
+    longest = max(map(len, rows))
+    padded = [row + [-1] * (longest - len(row)) for row in rows]
+    tokens = [-1] + [token for row in padded for token in row]
+    values = [[1 / tokens.count(token) for token in row] for row in padded]
+    keys = [[0.0 if value == 1 / tokens.count(-1) else value for value in row] for row in values]
+    return sorted(range(len(rows)), key=lambda index: (keys[index], len(rows[index]), rows[index]))
+
+
+@given(st.lists(st.lists(st.integers(0, 6), max_size=5), min_size=1, max_size=6))
+def test_frequency_ranks_as_the_published_code_does_up_to_its_ties(rows):
+    rank = PLAIN["frequency"].rank([ids_only(row) for row in rows], "")
+    assert [rows[index] for index in rank] == [rows[index] for index in padded_frequency_rank(rows)]
+
+
+# --- orderings that ask a model: tiny ones with random weights and one token per word, built here ---
+
+WORDS = ("harbour", "lantern", "river", "salt", "bridge", "copper", "winter", "mill")
+TEXTS = candidates("river salt", "lantern", "bridge copper winter mill harbour", "salt", "mill mill")
+
+
+def saved(model, folder, specials, words, template, pair):
+    """Save a model with a tokenizer of words, and return its folder."""
+    vocabulary = {word: index for index, word in enumerate((*specials.values(), *words))}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token=specials["unk_token"]))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = [(name, vocabulary[name]) for name in specials.values()]
+    inner.post_processor = processors.TemplateProcessing(single=template, pair=pair, special_tokens=special)
+    PreTrainedTokenizerFast(tokenizer_object=inner, **specials).save_pretrained(folder)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def saved_bert(folder, outputs):
+    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_labels": outputs, "initializer_range": 1.0}
+    specials = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    templates = "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, **layers))
+    return saved(model, folder, specials, WORDS, *templates)
+
+
+@pytest.fixture(scope="module")
+def t5_folder(tmp_path_factory):
+    sizes = {"vocab_size": 32, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0, eos_token_id=1))
+    specials = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    words = ("Query:", "Document:", "Relevant:", "true", "false", *WORDS)
+    return saved(model, tmp_path_factory.mktemp("t5"), specials, words, "$A </s>", "$A $B </s>")
+
+
+@pytest.fixture(scope="module")
+def monot5(t5_folder):
+    return MonoT5(t5_folder, batch_size=2, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory):
+    return CrossEncoder(saved_bert(tmp_path_factory.mktemp("bert"), outputs=1), batch_size=2, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def embedding():
+    """The real MiniLM, from its wheel."""
+    return Embedding(batch_size=2, device="cpu")
+
+
+class Recorder(Relevance):
+    """Scores a text by its length and remembers what it was shown."""
+
+    name = "recorder"
+
+    def __init__(self, value=None):
+        super().__init__("nothing")
+        self.value, self.shown = value, []
+
+    def score_texts(self, texts, query):
+        self.shown.append(list(texts))
+        return [len(text) if self.value is None else self.value for text in texts]
+
+
+def test_the_model_is_shown_the_distinct_texts_in_sorted_order_whatever_order_they_came_in():
+    recorder = Recorder()
+    for shuffled in permutations(candidates("bb", "a", "bb", "ccc")):
+        assert [shuffled[index].text for index in recorder.rank(shuffled, "q")] == ["ccc", "bb", "bb", "a"]
+    assert recorder.shown == [["a", "bb", "ccc"]] * 24
+    assert Recorder().rank([], "q") == []
+
+
+def one_by_one(folder, *texts):
+    """Return -log P(true) against false, written out for each input."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model, ids = T5ForConditionalGeneration.from_pretrained(folder).eval(), tokenizer.convert_tokens_to_ids
+    start = torch.tensor([[model.config.decoder_start_token_id]])
+    with torch.no_grad():
+        logits = [model(**tokenizer(each, return_tensors="pt"), decoder_input_ids=start).logits[0, 0] for each in texts]
+    return [-float(each[ids(["true", "false"])].log_softmax(-1)[0]) for each in logits]
+
+
+def test_monot5_scores_are_the_log_probability_of_true_and_a_long_document_is_cut(monot5, t5_folder):
+    expected = one_by_one(t5_folder, *(f"Query: salt mill Document: {each.text} Relevant:" for each in TEXTS))
+    keys = assert_computes(expected, monot5.sort_keys, TEXTS, "salt mill")
+    assert len(set(keys)) == len(keys)
+    assert [keys[index] for index in monot5.rank(TEXTS, "salt mill")] == sorted(keys), "the most relevant first"
+    # "Query: salt Document:" takes 3 tokens, "Relevant:" and the end 2, so 5 of the document's 40 words fit.
+    short = MonoT5(t5_folder, max_length=10, device="cpu")
+    expected = one_by_one(t5_folder, "Query: salt Document: river mill river mill river Relevant:")
+    assert_computes(expected, short.sort_keys, candidates("river mill " * 20), "salt")
+
+
+def test_cross_encoder_scores_are_raw_logits_and_embeddings_rank_by_meaning(cross_encoder, embedding):
+    keys = cross_encoder.sort_keys(TEXTS, "salt mill")
+    assert max(map(abs, keys)) > 1
+    assert len(set(keys)) == len(keys)
+    texts = ["The bakery opens at seven.", "A ferry crosses the strait twice a day.", "Copper is mined in the hills."]
+    both = embedding, Embedding(embedding._loaded)
+    ranked = [each.rank(candidates(*texts), "When does the boat sail?") for each in both]
+    assert ranked[0] == ranked[1]
+    assert ranked[0][0] == 1
+
+
+def test_what_a_model_cannot_score_is_refused(t5_folder, tmp_path):
+    def monot5(**options):
+        return MonoT5(t5_folder, device="cpu", **options)
+
+    two_scores = saved_bert(tmp_path / "two", outputs=2)
+    for ordering, query, error, message in (
+        (monot5(true_word="unheard-of"), "salt", errors.UnsupportedModel, "one token for"),
+        (monot5(true_word="true false"), "salt", errors.UnsupportedModel, "one token for"),
+        (monot5(true_word="false"), "salt", errors.UnsupportedModel, "same token"),
+        (monot5(max_length=10), "salt " * 9, errors.ContextOverflow, r"13 tokens .* room for 10"),
+        (CrossEncoder(two_scores, device="cpu"), "q", errors.UnsupportedModel, "one score per text"),
+        (Recorder(float("nan")), "q", errors.UnsupportedModel, "nan"),
+    ):
+        with pytest.raises(error, match=message):
+            ordering.rank(candidates("a", "b"), query)
+    for kind in (MonoT5, CrossEncoder, Embedding):
+        with pytest.raises(errors.TokenizerRequired, match="segment 1"):  # before a model is loaded
+            kind().rank([*candidates("a"), ids_only((1, 2))], "q")
+        with pytest.raises(errors.InvariantRAGError, match=tmp_path.name) as caught:  # no model is in the folder
+            kind(tmp_path).rank(candidates("a"), "q")
+        assert caught.value.hint
+
+
+def test_threads_that_arrive_together_load_the_model_once(t5_folder, monkeypatch):
+    loads, load = [], T5ForConditionalGeneration.from_pretrained
+    counted = lambda name, **options: loads.append(name) or load(name, **options)  # noqa: E731
+    monkeypatch.setattr(T5ForConditionalGeneration, "from_pretrained", counted)
+    ordering = MonoT5(t5_folder, device="cpu")
+    with ThreadPoolExecutor(4) as pool:
+        ranks = list(pool.map(lambda _: ordering.rank(TEXTS, "salt"), range(8)))
+    assert loads == [t5_folder]
+    assert ranks == [ranks[0]] * 8
+
+
+def test_an_ordering_survives_pickling_and_loads_its_model_anew(monot5, cross_encoder, embedding, t5_folder):
+    for ordering in (monot5, cross_encoder, embedding):
+        arrived = pickle.dumps(ordering)
+        assert len(arrived) < 1000, "weights that have a name stay behind"
+        assert pickle.loads(arrived).sort_keys(TEXTS, "salt mill") == ordering.sort_keys(TEXTS, "salt mill")
+    model = T5ForConditionalGeneration.from_pretrained(t5_folder).eval()
+    given = MonoT5(model, AutoTokenizer.from_pretrained(t5_folder), batch_size=2)  # one that is loaded already
+    keys = monot5.sort_keys(TEXTS, "salt")
+    assert pickle.loads(pickle.dumps(given)).sort_keys(TEXTS, "salt") == given.sort_keys(TEXTS, "salt") == keys
+    with pytest.raises(errors.UnsupportedModel, match="tokenizer"):
+        MonoT5(model)
+
+
+@pytest.mark.parametrize(("kind", "together"), [("monot5", 1), ("cross_encoder", 4)])
+def test_no_batch_is_read_once_nobody_waits_for_the_scores(kind, together, request):
+    relevance, gone, reads = request.getfixturevalue(kind), Event(), []
+    listed = candidates(*(f"{word} {other} mill" for word in WORDS for other in WORDS))
+    relevance.sort_keys(listed[:1], "river")  # the model is loaded
+
+    def leave(network, *_):
+        if isinstance(network, T5ForConditionalGeneration | BertModel):
+            reads.append(1)
+            gone.set()
+
+    with register_module_forward_hook(leave), cancellable(gone), pytest.raises(CancelledError):
+        relevance.sort_keys(listed, "river")
+    assert len(reads) == together

@@ -1,0 +1,80 @@
+"""The test kit: its inputs; and `assert_order_invariant`, which fails for what follows the order, never for chance."""
+
+import random
+
+import pytest
+import torch
+
+from invariant_rag.errors import AuditFailed, InvalidChoice, NoiseWarning
+from invariant_rag.testing import assert_order_invariant, random_prompt, tiny_model, toy_tokenizer
+from invariant_rag.testing.order_invariance import rounds
+from invariant_rag.testing.ordinary_prompts import KINDS, ORDINARY
+from tests.audit.known import first, noisy, records, symmetric, where_first
+
+
+def test_a_seed_gives_its_own_weights_and_prompts_and_leaks_nowhere():
+    torch.manual_seed(5)
+    before, state = torch.get_rng_state(), random.getstate()
+    one, same, other = (tiny_model("llama", seed).lm_head.weight for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    prompts = [random_prompt(random.Random(seed), (2, 3)) for seed in (1, 1, 2)]
+    assert prompts[0] == prompts[1] != prompts[2]
+    assert torch.equal(torch.get_rng_state(), before), "torch's generator is as it was"
+    assert random.getstate() == state
+
+
+def test_there_are_200_different_conversations_of_many_kinds_that_a_chat_template_takes():
+    assert len(ORDINARY) == len(set(map(repr, ORDINARY))) == 200
+    assert len(KINDS) >= 10
+    assert all(KINDS.values())
+    tokenizer = toy_tokenizer()
+    for conversation in ORDINARY:
+        assert conversation[-1]["role"] == "user"
+        assert all(message["content"].strip() for message in conversation)
+        assert tokenizer.apply_chat_template(list(conversation), tokenize=False)
+    text = "\n".join(message["content"] for conversation in ORDINARY for message in conversation)
+    for alarm in ("[1] ", "\n2. ", "\n- ", "Source:", "context", "Document(", r"\ue200", "\n---\n", "<item id="):
+        assert alarm in text, alarm  # some hold what a careless check takes for documents
+
+
+def test_a_system_that_follows_the_order_fails_with_the_order_that_came_back():
+    with pytest.raises(AssertionError, match=r"changes the outcome of \d+ of 8 questions, again and again") as failed:
+        assert_order_invariant(first, records(8))
+    assert "with the documents in the order" in str(failed.value)
+    assert_order_invariant(first, records(8), allowed=1.0)
+    assert_order_invariant(symmetric, records(8))
+    with pytest.raises(InvalidChoice, match="allowed"):
+        assert_order_invariant(first, records(2), allowed=2)
+    assert rounds(1) < rounds(20) < rounds(2000)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("noise", [0.01, 0.5])
+@pytest.mark.filterwarnings("ignore::invariant_rag.errors.NoiseWarning")
+def test_chance_fails_no_run(noise, cached):
+    failed = []
+    for run in range(12):
+        try:
+            assert_order_invariant(noisy(symmetric, noise, cached=cached, seed=run), records(20), seed=run)
+        except AssertionError as error:
+            failed.append(error)
+    assert len(failed) <= 1
+
+
+def test_an_order_that_matters_is_found_in_noise_which_is_warned_of():
+    with pytest.raises(AssertionError):
+        assert_order_invariant(noisy(first, 0.1), records(40))
+    with pytest.warns(NoiseWarning, match="changes by chance"):
+        assert_order_invariant(noisy(symmetric, 0.5), records(40))
+
+
+def test_an_order_that_always_fails_is_an_outcome_and_a_system_that_always_does_is_none():
+    with pytest.raises(AssertionError, match="no answer"):
+        assert_order_invariant(where_first(lambda: 1 / 0, symmetric), records(8), retries=0)
+    with pytest.raises(AuditFailed, match="the same with other texts in the documents"):
+        assert_order_invariant(lambda question, segments: question, records(8))
+    tried = []
+    with pytest.raises(AuditFailed, match="every call failed: ZeroDivisionError"):
+        assert_order_invariant(lambda *_: tried.append(1) or 1 / 0, records(40), retries=0)
+    assert len(tried) == 10
