@@ -1,21 +1,21 @@
 """Files of every benchmark in miniature, in the formats of the real ones, and a tiny model that reads them."""
 
 import gzip
-import importlib.util
 import json
 import os
 import zipfile
-from contextlib import contextmanager
 
 import pytest
 import torch
 from invariant_rag import InvariantModel
 from invariant_rag.testing import tiny_model, toy_tokenizer
+from pyarrow import Table, parquet
 
 from invariant_rag_benchmarks import BENCHMARKS, Selection
 from invariant_rag_benchmarks.data import DataSource
 
-NOISE = [{"title": f"D{place}", "text": f"noise {place}", "isgold": False} for place in range(9)]
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
 ORACLE = [
     {
         "question": f"who is {name}",
@@ -24,124 +24,108 @@ ORACLE = [
     }
     for name in ("ann", "bob", "cid", "dan")
 ]
-TEN = [{**record, "ctxs": [*NOISE, *record["ctxs"]]} for record in ORACLE]
-PRINTED = [
-    {"input": "Extract the value. JSON data: {}", "output": "v"},
-    {
-        "input": "Write.\n\nDocument [1](Title: D0) noise (with brackets)\nDocument [2](Title: Tann) ann is here.\n"
-        "Document [3](Title: D1) more noise\n\nQuestion: who is ann\nAnswer:",
-        "output": "ann",
-    },
-]
+NOISE = [{"title": f"D{place}", "text": f"noise {place}", "isgold": False} for place in range(9)]
+PRINTED = (
+    "Write.\n\nDocument [1](Title: D0) noise (with brackets)\nDocument [2](Title: Tann) ann is here.\n"
+    "Document [3](Title: D1) more noise\n\nQuestion: who is ann\nAnswer:"
+)
 PAIRS = [[f"key{place}", f"value{place}"] for place in range(6)]
-KEY_VALUE = [{"ordered_kv_records": PAIRS, "key": f"key{place}", "value": f"value{place}"} for place in (1, 4)]
-MMLU = [
-    {"question": f"What is {place}?", "subject": "some_subject", "choices": list("wxyz"), "answer": place % 4}
-    for place in range(6)
-]
 TRIPLES = [[f"s{place}", "r", place] for place in range(40)]
-MINTAKA = [
-    {"question": "who?", "answers": ["Rome", "Oslo"], "knowledges": [TRIPLES]},
-    {"question": "none?", "answers": ["No"], "knowledges": [[]]},
-]
-REWARD = [
-    {"prompt": f"Do {subset}.", "chosen": "Done.", "rejected": "No.", "subset": subset}
-    for subset in ("alpacaeval-easy", "mt-bench-hard", "donotanswer", "math-prm", "hep-go")
-]
-LLMBAR = [
-    {"input": "Say yes.", "output_1": "yes", "output_2": "no", "label": 1},
-    {"input": "Say no.", "output_1": "yes", "output_2": "no", "label": 2},
-]
-TWO_WIKI = [{"input": "Who?", "context": "abcdefghij" * 3, "answers": ["the Answer"]}]
-LONGBENCH = {
-    name: [{"input": "Who?", "context": "abcdefghij" * 3, "answers": ["the Answer"], "all_classes": None}]
-    for name in ("qasper", "multifieldqa_en", "narrativeqa", "triviaqa", "samsum")
-}
-LONGBENCH["trec"] = [{"input": "Q: x", "context": "abc", "answers": ["Food"], "all_classes": ["Food", "Sport"]}]
+LONG = {"input": "Who?", "context": "abcdefghij" * 3, "answers": ["the Answer"], "all_classes": None}
 PARAGRAPHS = [
-    {
-        "context": f"paragraph {place}",
-        "qas": [{"id": f"q{place}", "question": f"Which {place}?", "answers": [{"text": str(place)}]}],
-    }
-    for place in range(5)
-]
-XQUAD = {"data": [{"title": "Some_Article", "paragraphs": PARAGRAPHS}]}
-R_GSM = [
-    {
-        "question": "Ann has 3 pens. She buys 4. Bo gives 2. How many are there?",
-        "interchangeable": ["She buys 4.", "Bo gives 2."],
-        "answer": 9,
-    }
+    {"context": f"paragraph {k}", "qas": [{"id": f"q{k}", "question": f"Which {k}?", "answers": [{"text": str(k)}]}]}
+    for k in range(5)
 ]
 EVENTS = [
     {"Q": "Reorder. I. a II. b III. c", "A": "II,I,III", "type": "timeline_reorder"},
     {"Q": "Other?", "A": "x", "type": "computation"},
 ]
-TIMELINE = [
-    {"input": "First one. Then two. Then three. ", "qa_pairs": str(EVENTS)},
-    {"context": "abc def", "question": "Order I. II.", "answer": "II, I", "task": "timeline_reorder"},
-]
-SMALL = {
+SAMPLES = {
+    "lost-in-the-middle": [{**record, "ctxs": [*NOISE, *record["ctxs"]]} for record in ORACLE],
+    "key-value": [{"ordered_kv_records": PAIRS, "key": f"key{place}", "value": f"value{place}"} for place in (1, 4)],
+    "mmlu": [
+        {"question": f"What is {place}?", "subject": "some_subject", "choices": list("wxyz"), "answer": place % 4}
+        for place in range(6)
+    ],
+    "mintaka": [
+        {"question": "who?", "answers": ["Rome", "Oslo"], "knowledges": [TRIPLES]},
+        {"question": "none?", "answers": ["No"], "knowledges": [[]]},
+    ],
+    "reward-bench": [
+        {"prompt": f"Do {subset}.", "chosen": "Done.", "rejected": "No.", "subset": subset}
+        for subset in ("alpacaeval-easy", "mt-bench-hard", "donotanswer", "math-prm", "hep-go")
+    ],
+    "llmbar": [
+        {"input": f"Say {word}.", "output_1": "yes", "output_2": "no", "label": label}
+        for word, label in (("yes", 1), ("no", 2))
+    ],
+    "two-wiki": [LONG],
+    "longbench": [LONG],
+    "xquad": {"data": [{"title": "Some_Article", "paragraphs": PARAGRAPHS}]},
+    "r-gsm": [
+        {
+            "question": "Ann has 3 pens. She buys 4. Bo gives 2. How many are there?",
+            "interchangeable": ["She buys 4.", "Bo gives 2."],
+            "answer": 9,
+        }
+    ],
+    "timeline": [
+        {"input": "First one. Then two. Then three. ", "qa_pairs": str(EVENTS)},
+        {"context": "abc def", "question": "Order I. II.", "answer": "II, I", "task": "timeline_reorder"},
+    ],
+}
+"""Records of each benchmark."""
+SETTINGS = {
     "lost-in-the-middle": {"documents": 10},
     "key-value": {"keys": 6},
     "two-wiki": {"chunk": 4},
     "timeline": {"chunk": 8},
-    "longbench": {"chunk": 8},
+    "longbench": {"chunk": 8, "tasks": "qasper"},
 }
-"""Settings that fit the small files."""
-
-
-def imported(path):
-    """A script as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def calling(step):
-    """A progress display that calls a function after every step."""
-
-    @contextmanager
-    def progress(label, total=None, completed=0):
-        yield step
-
-    return progress
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-
-
-@pytest.fixture(scope="session")
-def chat_llama():
-    """A tiny random Llama with room for the toy tokenizer's vocabulary and long prompts."""
-    return tiny_model("llama", num_hidden_layers=2, vocab_size=261, max_position_embeddings=4096, eos_token_id=None)
-
-
-@pytest.fixture(scope="session")
-def tokenizer():
-    """One token per byte."""
-    return toy_tokenizer()
-
-
+"""Settings that fit them."""
 FILES = {
-    "nq-open-10_total_documents_gold_at_0.jsonl.gz": TEN,
+    "nq-open-10_total_documents_gold_at_0.jsonl.gz": SAMPLES["lost-in-the-middle"],
     "nq-open-oracle.jsonl.gz": ORACLE,
-    "printed.jsonl": PRINTED,
-    "kv-retrieval-6_keys.jsonl.gz": KEY_VALUE,
-    "mmlu_validation.json": MMLU,
-    "mintaka_noshuffle_top30.json": MINTAKA,
-    "r_gsm.jsonl": R_GSM,
-    "rewards.jsonl": REWARD,
-    **{f"{name}.json": LLMBAR for name in ("Natural", "Neighbor", "GPTInst", "GPTOut", "Manual")},
-    "data.zip": {"2wikimqa_e.jsonl": TWO_WIKI},
-    "longbench.zip": {f"{name}.jsonl": records for name, records in LONGBENCH.items()},
-    "loogle.zip": {"shortdep_qa.jsonl": ["none of ours"], "longdep_qa.jsonl": TIMELINE},
-    "xquad.en.json": XQUAD,
+    "printed.jsonl": [
+        {"input": "Extract the value. JSON data: {}", "output": "v"},
+        {"input": PRINTED, "output": "ann"},
+    ],
+    "kv-retrieval-6_keys.jsonl.gz": SAMPLES["key-value"],
+    "mmlu_validation.json": SAMPLES["mmlu"],
+    "mintaka_noshuffle_top30.json": SAMPLES["mintaka"],
+    "r_gsm.jsonl": SAMPLES["r-gsm"],
+    "filtered-00000-of-00001.parquet": SAMPLES["reward-bench"],
+    **{f"{name}.json": SAMPLES["llmbar"] for name in ("Natural", "Neighbor", "GPTInst", "GPTOut", "Manual")},
+    "xquad.en.json": SAMPLES["xquad"],
 }
-"""Records by the names that the loaders ask for; of an archive, by member."""
+"""Records by the names that the loaders ask for."""
+ARCHIVE = {
+    **{f"{name}.jsonl": [LONG] for name in ("qasper", "multifieldqa_en", "narrativeqa", "triviaqa", "samsum")},
+    "trec.jsonl": [{"input": "Q: x", "context": "abc", "answers": ["Food"], "all_classes": ["Food", "Sport"]}],
+    "2wikimqa_e.jsonl": SAMPLES["two-wiki"],
+    "shortdep_qa.jsonl": ["none of ours"],
+    "longdep_qa.jsonl": SAMPLES["timeline"],
+}
+"""The same, of those that are members of an archive."""
+
+
+def records(scores, metric="accuracy", answers=(), **more):
+    """Records of a run, given the scores of its questions by variant; questions are answered alike if scored alike."""
+    made = [
+        {"question": str(number), "variant": variant, "answer": str(score), "scores": {metric: score, "other": 0.5}}
+        for variant, each in scores.items()
+        for number, score in enumerate(map(float, each))
+    ]
+    for record, answer in zip(made, answers, strict=bool(answers)):
+        record["answer"] = answer
+    return [{"group": "", "dropped": 0, "trimmed": 0, **record, **more} for record in made]
+
+
+@pytest.fixture(scope="session")
+def lm():
+    """A tiny random Llama that reads bytes, with room for long prompts."""
+    model = tiny_model("llama", num_hidden_layers=2, vocab_size=261, max_position_embeddings=4096, eos_token_id=None)
+    return InvariantModel(model, toy_tokenizer())
 
 
 @pytest.fixture(scope="session")
@@ -152,39 +136,34 @@ def files(tmp_path_factory):
     def lines(records):
         return "".join(json.dumps(record) + "\n" for record in records).encode()
 
-    for name, content in FILES.items():
-        if name.endswith(".zip"):
-            with zipfile.ZipFile(folder / name, "w") as opened:
-                for member, records in content.items():
-                    opened.writestr(f"data/{member}", lines(records))
-        elif name.endswith(".json"):
-            (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    for name, records in FILES.items():
+        path = folder / name
+        if path.suffix == ".json":
+            path.write_text(json.dumps(records, indent=1), encoding="utf-8")
+        elif path.suffix == ".parquet":
+            parquet.write_table(Table.from_pylist(records), path)
         else:
-            (folder / name).write_bytes(gzip.compress(lines(content)) if name.endswith(".gz") else lines(content))
+            path.write_bytes(gzip.compress(lines(records)) if path.suffix == ".gz" else lines(records))
+    with zipfile.ZipFile(folder / "data.zip", "w") as opened:
+        for name, records in ARCHIVE.items():
+            opened.writestr(f"data/{name}", lines(records))
     return folder
 
 
 @pytest.fixture(scope="session")
 def data_of(files):
-    """Where the data of a benchmark are: the folder, or the file where its real name is another format."""
-    single = {"reward-bench": "rewards.jsonl", "two-wiki": "data.zip", "timeline": "loogle.zip"}
-    single["longbench"] = "longbench.zip"
-    return lambda name: files / single[name] if name in single else files
+    """Where the data of a benchmark are: in the folder, or in the archive."""
+    return lambda name: files / "data.zip" if name in {"two-wiki", "timeline", "longbench"} else files
 
 
 @pytest.fixture(scope="session")
-def load(data_of, lm):
-    """Load the cases of a benchmark from its small file."""
+def load(files, data_of, lm):
+    """Load the cases of a benchmark: from its small file, or from a `source`, such as another one of the files."""
 
-    def loaded(name, *, path=None, questions=None, **settings):
+    def loaded(name, source="", questions=None, seed=0, **settings):
         benchmark = BENCHMARKS[name]
-        given = benchmark.parse_settings({**SMALL.get(name, {}), **settings})
-        return benchmark.load(DataSource(path or data_of(name)), given, Selection(questions, 0, lambda: lm.tokenizer))
+        given = benchmark.parse_settings({**SETTINGS.get(name, {}), **settings})
+        path = data_of(name) if source == "" else source and files / source
+        return benchmark.load(DataSource(path), given, Selection(questions, seed, lambda: lm.tokenizer))
 
     return loaded
-
-
-@pytest.fixture(scope="session")
-def lm(chat_llama, tokenizer):
-    """A tiny random model that reads bytes."""
-    return InvariantModel(chat_llama, tokenizer)

@@ -1,6 +1,7 @@
 """The tables of the papers: checked against each other, and measured again."""
 
 import json
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -25,18 +26,17 @@ from invariant_rag_benchmarks.published_tables import (
 )
 from invariant_rag_benchmarks.tasks.judging import SECTIONS
 
-from .conftest import imported
+from .conftest import records
 
 RECORD_METRICS = {"routed", "perplexity", "collisions"}
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
-def value(row, table, label):
-    columns = [column.label for column in resolve_table(table).columns]
-    found = row.values[columns.index(label)]
-    assert found is not None
-    return found
+def row_of(table, model, name):
+    """A row of a table, and its cells by the names of columns."""
+    (row,) = [each for each in resolve_table(table).rows_of(model) if each.name == name]
+    return row, dict(zip((each.label for each in resolve_table(table).columns), row.values, strict=True))
 
 
 # --- every table ----------------------------------------------------------------------------------------------------
@@ -89,23 +89,19 @@ def test_the_t_tests_of_rotor_follow_from_its_table_of_scores():
 
 
 def test_the_scores_of_rotor_before_and_after_shuffling_and_its_margin_are_those_of_its_main_tables():
-    routing = resolve_table("rotor-table-3")
-
-    def main(model, name):
-        return next(row for row in routing.rows_of(model) if row.name == name)
-
+    names = {"Original Model": "Original", "RoToR-lexical": "RoToR"}
     for row in resolve_table("rotor-table-7").rows:
-        names = {"Original Model": "Original", "RoToR-lexical": "RoToR"}
         if row.name in names:
-            rows = resolve_table("rotor-table-2").rows_of(row.model)
-            same = next(each for each in rows if each.name == names[row.name])
+            _, main = row_of("rotor-table-2", row.model, names[row.name])
             labels = [f"{count} triples, {order}, F1" for count in (30, 50) for order in ("initial", "shuffled")]
-            assert list(row.values[:4]) == [value(same, "rotor-table-2", label) for label in labels]
+            assert list(row.values[:4]) == [main[label] for label in labels]
         if row.values[4] is not None:
             name = "Orig." if row.name == "Original Model" else "RoToR + S.R."
-            assert list(row.values[4:]) == [main(row.model, name).values[place] for place in (0, 2)]
+            assert list(row.values[4:]) == [
+                row_of("rotor-table-3", row.model, name)[0].values[place] for place in (0, 2)
+            ]
     margin = next(row for row in resolve_table("rotor-table-6").rows if row.name == "ours-lexical, 0.2")
-    routed = main(margin.model, "RoToR + S.R.")
+    routed, _ = row_of("rotor-table-3", margin.model, "RoToR + S.R.")
     assert (margin.setup, margin.values[1]) == (routed.setup, routed.values[0])
 
 
@@ -113,12 +109,10 @@ def test_the_scores_of_rotor_before_and_after_shuffling_and_its_margin_are_those
 def test_the_subsets_of_reward_bench_average_to_the_published_sections(row):
     """With RewardBench's weights; every cell is rounded to 0.1. The paper has another run in one of its columns."""
     tolerance = 0.65 if (row.model, row.name) == ("meta-llama/Meta-Llama-3-8B-Instruct", "PINE") else 0.11
-    table = resolve_table("pine-table-5")
-    sections = next(each for each in table.rows_of(row.model) if each.name == row.name)
-    published = dict(zip((each.label for each in table.columns), sections.values, strict=True))
+    _, published = row_of("pine-table-5", row.model, row.name)
+    _, cells = row_of("pine-tables-7-15", row.model, row.name)
     for name, weights in SECTIONS.items():
-        cells = [value(row, "pine-tables-7-15", subset) for subset in weights]
-        mean = sum(cell * weight for cell, weight in zip(cells, weights.values(), strict=True)) / sum(weights.values())
+        mean = sum(cells[subset] * weight for subset, weight in weights.items()) / sum(weights.values())
         expected = published[f"{name}, shuffled"]
         assert expected is None or mean == pytest.approx(expected, abs=tolerance), name
 
@@ -135,15 +129,6 @@ def test_the_flips_of_a_model_average_to_its_last_column():
 
 
 # --- cells read from records ----------------------------------------------------------------------------------------
-
-
-def records(scores, **more):
-    """One list of scores per variant, one score per question."""
-    return [
-        {"question": str(place), "variant": variant, "group": "", "scores": {"accuracy": score}, **more}
-        for variant, each in scores.items()
-        for place, score in enumerate(each)
-    ]
 
 
 def column(metric, **more):
@@ -204,13 +189,10 @@ def test_a_table_takes_one_run_per_setup_and_setting(plan):
     assert len({(each.benchmark, each.method, each.ordering, each.alpha, str(each.settings)) for each in wanted}) >= 2
 
 
-def test_an_unknown_model_gets_every_method_and_no_published_number():
-    rows = rows_to_measure(resolve_table("pine-table-2"), None)
-    assert [row.name for row in rows] == ["NIA", "PCW", "SP", "PINE", "permutation"]
-    assert all(value is None for row in rows for value in row.values)
-
-
 def test_a_table_is_measured_cell_by_cell(data_of, lm, tmp_path):
+    unknown = rows_to_measure(resolve_table("pine-table-2"), None)  # every method, and no published number
+    assert [row.name for row in unknown] == ["NIA", "PCW", "SP", "PINE", "permutation"]
+    assert all(value is None for row in unknown for value in row.values)
     base = BenchmarkConfig("reward-bench", data=data_of("reward-bench"), max_new_tokens=3)
     found = reproduce(resolve_table("pine-table-2"), base, tmp_path, names=["PCW", "PINE", "permutation"], model=lm)
     cells = [(each.row, each.column) for each in found]
@@ -229,8 +211,7 @@ def test_the_rows_of_an_intervention_are_measured_with_parameters_of_a_file(file
     found = reproduce(replace(table, columns=table.columns[:1], rows=rows), base, tmp_path / "runs", model=lm)
     assert [each.row for each in found] == ["w/ Ours"]
     assert found[0].ours is not None
-    (folder,) = (tmp_path / "runs").iterdir()
-    config = json.loads((folder / "config.json").read_text())
+    (config,) = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/config.json")]
     assert config["intervention"].items() >= {"dimensions": [3], "factor": -1.0, "layers": [1]}.items()
 
 
@@ -259,9 +240,9 @@ FOLDER = Path(__file__).parents[2] / "cookbook" / "effect"
 
 def test_the_page_of_the_effect_and_the_line_of_the_demo_are_written_from_the_figures_stored_beside_them():
     measured = json.loads((FOLDER / "effect.json").read_text(encoding="utf-8"))
-    page = imported(FOLDER / "page.py")
-    published = page.published_slots(measured["documents"])
-    assert page.describe(measured, published) == (FOLDER / "README.md").read_text(encoding="utf-8")
+    page = runpy.run_path(str(FOLDER / "page.py"))
+    published = page["published_slots"](measured["documents"])
+    assert page["describe"](measured, published) == (FOLDER / "README.md").read_text(encoding="utf-8")
     assert published["Qwen1.5-7B-Chat"]["plain"] == [73.1, 58.6, 55.8, 53.3, 53.2, 52.5, 57.5]
     line = [sys.executable, str(FOLDER / "page.py"), "--line"]
     said = subprocess.run(line, check=True, capture_output=True, text=True, timeout=60).stdout

@@ -19,9 +19,7 @@ from invariant_rag_benchmarks.scores import best_subspan_em, variations
 from invariant_rag_benchmarks.tasks.chunks import TASKS, edit_similarity, rouge_l
 from invariant_rag_benchmarks.tasks.judging import SECTIONS
 
-
-def is_more_than_chance(found):
-    return found["value"] > found["chance"]
+from .conftest import records
 
 
 def case(*gold, variant="0", candidates=()):
@@ -52,47 +50,30 @@ def case(*gold, variant="0", candidates=()):
             ("timeline", ("II", "I", "III"), output, {"accuracy": 0})
             for output in ("III, I, II", "I think so", "9" * 5000)
         ),
-        (  # the official file has Arabic numerals, and events have dates
-            "timeline",
-            ("2", "1", "3"),
-            "2. Guadalupe: 11 December 1965.\n1. Arcos: 7 November 1966.\n3. Carmona: 1976, 3 floors.",
-            {"accuracy": 1},
-        ),
+        # The official file has Arabic numerals, and events have dates.
+        ("timeline", ("2", "1", "3"), "2. On 11 May 1965.\n1. On 7 May 1966.\n3. In 1976, 3 floors.", {"accuracy": 1}),
         ("timeline", ("3", "5", "1", "4", "2"), "The order is 3, 5, 1, 4, 2.", {"accuracy": 1}),
         ("timeline", ("2", "1"), "Event 2 came before event 1.", {"accuracy": 1}),
         ("timeline", ("(2)", "(1)"), "2, 1", {"accuracy": 1}),
         ("timeline", ("2", "1", "3"), "The correct order is II, I and III.", {"accuracy": 1}),
         ("timeline", ("2", "1", "3"), "1 -> 2 -> 3", {"accuracy": 0}),
-        (
-            "reward-bench",
-            ("B",),
-            'I shall say "[[A]]" or "[[B]]".\nA is short, [[A]]?\nFinal verdict: [[B]]',
-            {"accuracy": 1},
-        ),
+        ("reward-bench", ("B",), 'I say "[[A]]" or "[[B]]".\nA is short, [[A]]?\nVerdict: [[B]]', {"accuracy": 1}),
         ("reward-bench", ("A",), "Both are fine. [[A]]", {"accuracy": 1}),
         ("reward-bench", ("B",), "[[A]]", {"accuracy": 0}),
         ("llmbar", ("A",), "[[A]] or [[B]]", {"accuracy": 0.5}),
         ("llmbar", ("A",), "Neither.", {"accuracy": 0.5}),
+        ("longbench: qasper", ("no", "a big town"), "Big city", {"score": 0.5}),
+        ("longbench: triviaqa", ("Rome",), "\nRome\nQuestion: more", {"score": 1}),
+        ("longbench: passage_retrieval_en", ("Paragraph 7",), "Paragraph 7, not 3", {"score": 0.5}),
+        ("longbench: passage_count", ("12",), "none", {"score": 0}),
+        ("longbench: trec", ("Food", "Food", "Fast Food", "Sport"), "Food or Sport\nSport", {"score": 0.5}),
+        ("longbench: trec", ("Fast Food", "Food", "Fast Food", "Sport"), "Fast Food", {"score": 1}),
+        ("longbench: lcc", ("return x",), "# here\n```python\nreturn x\nreturn y", {"score": 1}),
     ],
 )
 def test_an_output_gets_the_score_that_was_worked_out_by_hand(name, gold, output, scores):
-    assert BENCHMARKS[name].score(case(*gold), output).scores == pytest.approx(scores)
-
-
-@pytest.mark.parametrize(
-    ("task", "gold", "output", "expected"),
-    [
-        ("qasper", ("no", "a big town"), "Big city", 0.5),
-        ("triviaqa", ("Rome",), "\nRome\nQuestion: more", 1),
-        ("passage_retrieval_en", ("Paragraph 7",), "Paragraph 7, not 3", 0.5),
-        ("passage_count", ("12",), "none", 0),
-        ("trec", ("Food", "Food", "Fast Food", "Sport"), "Food or Sport\nSport", 0.5),
-        ("trec", ("Fast Food", "Food", "Fast Food", "Sport"), "Fast Food", 1),
-        ("lcc", ("return x",), "# here\n```python\nreturn x\nreturn y", 1),
-    ],
-)
-def test_a_longbench_task_is_scored_with_its_metric(task, gold, output, expected):
-    assert BENCHMARKS["longbench"].score(replace(case(*gold), group=task), output).scores == {"score": expected}
+    name, _, task = name.partition(": ")
+    assert BENCHMARKS[name].score(replace(case(*gold), group=task), output).scores == pytest.approx(scores)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +96,8 @@ def test_rouge_and_edit_similarity_are_those_of_the_packages(prediction, gold, r
 
 def test_the_groups_of_longbench_weigh_their_tasks_alike():
     def figures(scores):
-        records = [{"group": task, "variant": "initial", "scores": {"score": value}} for task, value in scores]
-        return BENCHMARKS["longbench"].figures(records)
+        asked = [record for task, value in scores for record in records({"initial": [value]}, "score", group=task)]
+        return BENCHMARKS["longbench"].figures(asked)
 
     asked = [("qasper", 1.0), ("qasper", 1.0), ("multifieldqa_en", 0.5), ("narrativeqa", 0.0), ("trec", 1.0)]
     assert figures(asked) == {"qasper": 1, "multifieldqa_en": 0.5, "narrativeqa": 0, "trec": 1, "single-doc": 0.5}
@@ -131,25 +112,18 @@ def test_an_option_counts_whatever_its_letter():
     assert (first.scores, score(case("2", variant="2310", candidates=letters), " C").answer) == ({"accuracy": 1.0}, "1")
 
 
-def judged(group, *verdicts):
-    """The records of a pair in both positions."""
-    worth = {"better": 1.0, "worse": 0.0}
-    return [
-        {"question": group, "variant": variant, "group": group, "answer": each, "scores": {"accuracy": worth[each]}}
-        for variant, each in zip(("gold first", "gold second"), verdicts, strict=True)
-    ]
-
-
 def test_sections_weigh_their_subsets_as_the_benchmark_does():
-    found = BENCHMARKS["reward-bench"].figures(
-        [*judged("math-prm", "better", "worse"), *judged("hep-go", "worse", "worse")]
-    )
-    share = 984 / (984 + 164)
+    def figures(**verdicts):
+        """With 1 where the better response was preferred, in both positions."""
+        both = [(name, dict(zip(("gold first", "gold second"), each, strict=True))) for name, each in verdicts.items()]
+        judged = [record for group, scores in both for record in records(scores, group=group)]
+        return BENCHMARKS["reward-bench"].figures(judged)
+
+    found, share = figures(**{"math-prm": ([1], [0]), "hep-go": ([0], [0])}), 984 / (984 + 164)
     for column, expected in {"gold first": share, "gold second": 0, "shuffled": share / 2, "flips": share}.items():
         assert found[f"Reasoning: {column}"] == pytest.approx(expected)
     assert "Full: gold first" not in found
-    everywhere = [record for each in SECTIONS.values() for record in judged(next(iter(each)), "better", "better")]
-    assert BENCHMARKS["reward-bench"].figures(everywhere)["Full: gold second"] == 1
+    assert figures(**{next(iter(each)): ([1], [1]) for each in SECTIONS.values()})["Full: gold second"] == 1
 
 
 def test_best_subspan_em_agrees_with_pairs_judged_by_hand():
@@ -166,7 +140,7 @@ def test_variations_of_chance_are_called_so_and_their_intervals_hold_the_true_on
     for seed in range(rounds):
         hard = source.random((questions, 1))
         alike = variations((source.random((questions, 5)) < hard).astype(float), seed)
-        alarms += is_more_than_chance(alike["spread"])
+        alarms += alike["spread"]["value"] > alike["spread"]["chance"]
         held += all(each["low"] == 0 for each in alike.values())
         slots = 0.2 + 0.6 * hard + np.array([0.1, 0.0, 0.0, 0.0, -0.1])
         unlike = variations((source.random((questions, 5)) < slots).astype(float), seed)
@@ -186,14 +160,10 @@ def test_variations_that_are_known_beforehand():
     # Two questions that are right in one of two slots: both in the same slot in half of the shuffles.
     assert variations(np.array([[1.0, 0.0], [0.0, 1.0]]))["spread"]["chance"] == 1.0
     assert variations(np.array([[0.25, 1.0]]))["spread"]["chance"] == 0.75  # one question has one spread
-
-
-def test_a_spread_is_more_than_chance_only_where_slots_differ():
     alike = (np.random.default_rng(1).random((200, 5)) < 0.5).astype(float)
-    favouring = alike.copy()
-    favouring[:, 0] = 1.0
-    found = [is_more_than_chance(variations(each)["spread"]) for each in (alike, favouring, np.ones((9, 4)))]
-    assert found == [False, True, False]
+    favouring = np.hstack([np.ones((200, 1)), alike[:, 1:]])
+    spreads = [variations(each)["spread"] for each in (alike, favouring, np.ones((9, 4)))]
+    assert [each["value"] > each["chance"] for each in spreads] == [False, True, False]
 
 
 # --- figures of a run that are known beforehand ---
@@ -203,23 +173,9 @@ FIGURES = ("mean", "worst", "best", "spread", "deviation", "flips")
 
 
 def run_of(right, answers=()):
-    """One row per question, one column per slot; answers, where given, in this order."""
-    records = [
-        {
-            "question": str(question),
-            "variant": str(slot),
-            "group": "",
-            "answer": "right" if good else "wrong",
-            "scores": {"best_subspan_em": float(good), "exact_match": 0.0},
-            "dropped": 0,
-            "trimmed": 0,
-        }
-        for question, row in enumerate(right)
-        for slot, good in enumerate(row)
-    ]
-    return (
-        [{**record, "answer": answer} for record, answer in zip(records, answers, strict=True)] if answers else records
-    )
+    """One row per question, one column per slot."""
+    slots = {str(slot): each for slot, each in enumerate(zip(*right, strict=True))}
+    return records(slots, "best_subspan_em", answers)
 
 
 def values(summary):
@@ -258,13 +214,13 @@ def test_an_order_blind_solver_of_problems_of_many_sizes_has_no_spread(tmp_path)
             asked = f"{' '.join(conditions)} How many pens has she?"
             problem = {"question": asked, "interchangeable": conditions, "answer": str(sum(range(size)))}
             lines.write(json.dumps(problem) + "\n")
-    records = []
+    asked = []
     for case in benchmark.load(DataSource(file), benchmark.parse_settings({}), Selection()):
         scored = benchmark.score(case, f"Answer: {case.gold[0] if len(case.segments) < 4 else 'none'}")
         scores = {"answer": scored.answer, "scores": dict(scored.scores), "dropped": 0, "trimmed": 0}
-        records.append({"question": case.question, "variant": case.variant, "group": "", **scores})
-    assert {each["variant"] for each in records} == {"initial", "reversed", *(f"random {k}" for k in (1, 2, 3, 4))}
-    summary = summarize(benchmark, records)
+        asked.append({"question": case.question, "variant": case.variant, "group": "", **scores})
+    assert {each["variant"] for each in asked} == {"initial", "reversed", *(f"random {k}" for k in (1, 2, 3, 4))}
+    summary = summarize(benchmark, asked)
     assert (summary["mean"]["value"], summary["spread"]["value"], summary["flips"]["value"]) == (0.5, 0, 0)
 
 

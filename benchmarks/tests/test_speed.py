@@ -1,6 +1,7 @@
 """The speed benchmark: what it measures is there, and ratios are of the same run. Nothing here judges a time."""
 
 import json
+import runpy
 from itertools import product
 from pathlib import Path
 
@@ -14,13 +15,11 @@ from typer.testing import CliRunner
 from invariant_rag_benchmarks import speed
 from invariant_rag_benchmarks.config import ServingConfig, SpeedConfig
 
-from .conftest import imported
-
 
 def test_the_floor_is_what_the_arithmetic_says():
-    eight = SpeedConfig(shape="8b-layer", tokens=3000)
-    assert speed.bidirectional_floor(eight) == pytest.approx(1.05, abs=0.01)
-    assert speed.bidirectional_floor(SpeedConfig(shape="8b-layer", tokens=10_000)) == pytest.approx(1.16, abs=0.01)
+    for tokens, floor in ((3000, 1.05), (10_000, 1.16)):
+        found = speed.bidirectional_floor(SpeedConfig(shape="8b-layer", tokens=tokens))
+        assert found == pytest.approx(floor, abs=0.01)
 
 
 @pytest.mark.parametrize(("tokens", "segments"), [(300, 2), (2500, 20), (2500, 200)])
@@ -57,7 +56,7 @@ def test_the_command_writes_a_table_and_json(tmp_path):
     assert "120 tokens in 3 segments, 120 tokens in 5 segments, shape tiny" in result.stderr.splitlines()[0]
     assert "rotor, warm set" in result.output
     measured = json.loads((tmp_path / "speed.json").read_text())
-    script = imported(Path(__file__).parents[2] / "cookbook" / "costs" / "gpu.py")
+    script = runpy.run_path(str(Path(__file__).parents[2] / "cookbook" / "costs" / "gpu.py"))
     assert [each["setting"]["segments"] for each in measured] == [3, 5]
     for each in measured:
         plain, *others = each["rows"]
@@ -68,9 +67,9 @@ def test_the_command_writes_a_table_and_json(tmp_path):
         assert flops["plain"] == 1.0
         assert all(len(row["prefill"]["seconds"]) == 2 and row["ratios"]["prefill"] > 0 for row in others)
         assert each["environment"]["backend"] == "sdpa"
-        rows = script.rows_of(each)
+        rows = script["rows_of"](each)
         assert [row[3] for row in rows] == [row["name"] for row in others]
-        assert {len(row) for row in rows} == {len(script.HEAD)}
+        assert {len(row) for row in rows} == {len(script["HEAD"])}
 
 
 def test_flops_are_those_of_the_arithmetic():
@@ -107,12 +106,12 @@ def test_every_method_is_measured_unless_some_are_named_and_a_device_that_is_not
 # --- on a server ---
 
 
-def test_every_system_is_asked_in_every_round_and_tenants_are_new(chat_llama, tokenizer):
+def test_every_system_is_asked_in_every_round_and_tenants_are_new(lm):
     tenants = []
 
     def connect(tenant):
         tenants.append(tenant)
-        return InvariantModel(chat_llama, tokenizer, method="rotor")
+        return lm
 
     config = ServingConfig(clients=(1, 2), questions=(1, 2), requests=2, segments=2, new_tokens=2, rounds=2)
     measured = speed.measure_serving(connect, config)

@@ -128,7 +128,9 @@ def written_texts(part, *documents):
     texts = tomllib.loads((HERE / "written_text.toml").read_text(encoding="utf-8"))[part].strip("\n")
     for name, text in zip(("{F}", "{M}", "{B}", "¶"), (*documents, "\n"), strict=True):
         texts = texts.replace(name, text if name != "¶" else "\0")
-    return [each.replace("\0", "\n") for each in texts.split("\n")]
+    found = [each.replace("\0", "\n") for each in texts.split("\n")]
+    assert len(found) >= {"questions": 100, "stated_orders": 12, "answers": 48, "arguments": 28}[part]
+    return found
 
 
 LOOKALIKES = {
@@ -138,6 +140,7 @@ LOOKALIKES = {
     "one in another": [("a b", {}), ("a b\n\nc", {}), ("c", {})],
     "empty": [("", {}), ("one two", {}), ("three", {})],
     "white space": [(" ", {}), ("one two\n", {}), ("\nthree", {})],
+    "words": [("one\n", {}), (" two", {}), ("three", {})],
     "commas": [("aa", {}), ("bbb", {}), ("c,d", {})],
     "digits": [("1", {}), ("2", {}), ("3", {})],
     "counted": [(f"Part {n}.", {"chunk_index": n, "source": "a.txt"}) for n in (1, 2, 3)],

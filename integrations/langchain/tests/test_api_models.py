@@ -1,20 +1,25 @@
-"""`canonical` and `vote` around models that know of no segments: what the other model is sent, and what comes back."""
+"""`canonical` and `vote`: what the other model is sent, and what comes back; and audits of all models."""
 
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
-from invariant_rag.errors import ContextOverflow
+from framework_cases import WHO, flips
+from invariant_rag.audit.systems import as_system
+from invariant_rag.errors import AuditFailed, UnsupportedCombination
 from invariant_rag.prompts import has_marks
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompt_values import StringPromptValue
+from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.runnables import RunnableLambda
+from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 
-from langchain_invariant_rag import ChatInvariant, Segments, canonical, vote
+from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments, canonical, vote
 
-from .models import USAGE, Reader, StreamingReader
+from .models import USAGE, Reader, StreamingReader, TextReader
 from .shared import DOCUMENTS, ORDERS, PLACEHOLDER, QUESTION, TEXTS, WAYS, Heard, blocks, collected, written
 
 both = pytest.mark.parametrize("wrap", [canonical, vote])
@@ -149,15 +154,6 @@ def test_what_is_bound_reaches_the_model(wrap):
         assert all(keywords == {"stop": ["."], "user": "me"} for _, keywords in reader.requests)
 
 
-def test_it_is_a_fallback_that_gets_segments_as_text(lm):
-    failing = ChatInvariant(model=lm, max_tokens=10_000)
-    for model in (failing, failing.with_fallbacks([Reader()])):  # blocks: the fallback fails too
-        with pytest.raises(ContextOverflow):
-            model.invoke(prompt(DOCUMENTS))
-    answers = {failing.with_fallbacks([canonical(Reader())]).invoke(prompt(order)).text for order in ORDERS}
-    assert len(answers) == 1
-
-
 @both
 def test_a_runnable_that_takes_text_gets_text_and_another_one_messages(wrap):
     given = []
@@ -175,3 +171,59 @@ def test_a_runnable_that_takes_text_gets_text_and_another_one_messages(wrap):
     assert len(found) == 1
     assert not any(has_marks(text) for text in given)
     assert {text.startswith("human: ") for text in given} == {True, False}
+
+
+def said(system, **options):
+    return as_system(system, **options).ask(WHO, WHO.segments).text
+
+
+@pytest.mark.parametrize("reader", [Reader(), TextReader()])
+def test_wrapped_models_are_given_marked_documents(reader):
+    assert (flips(reader), flips(canonical(reader)), flips(vote(reader))) == (1.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])
+def test_our_models_keep_every_answer_with_their_own_parameters(kind, lm):
+    assert flips(kind(model=lm, max_tokens=4)) == 0.0
+    model = kind(model=lm, max_tokens=3, temperature=0.9, seed=1, stop=["x"], generation_kwargs={"top_k": 5})
+    system = as_system(model)
+    sampling = {"do_sample": True, "temperature": 0.9, "seed": 1, "top_k": 5}
+    assert system.generation == {"max_new_tokens": 3, **sampling, "stop_strings": ["x"]}
+    assert system.name != as_system(model.model_copy(update={"temperature": 0.8})).name
+    assert as_system(model, generation={"max_new_tokens": 2}).generation["max_new_tokens"] == 2
+
+
+def of_mapping(given: dict[str, Any]) -> AIMessage:
+    return AIMessage(f"{given['question']} {given['context'][0].page_content}")
+
+
+def of_text(text: str) -> str:
+    return text
+
+
+def reply(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [AIMessage(f"Seen: {state['messages'][-1].content}")]}
+
+
+TO_TEXT = RunnableLambda(lambda value: value.to_string())
+CHAINS = [
+    *map(RunnableLambda, (of_text, of_mapping, lambda given: {"answer": of_mapping(given)}, lambda text: text.strip())),
+    *(ChatPromptTemplate.from_template(each) | TO_TEXT for each in ("{context} Question: {question}", "{text}")),
+    StateGraph(MessagesState).add_node("reply", reply).add_edge(START, "reply").compile(),
+]
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_chains_get_what_their_input_schema_says_and_agents_a_message(chain):
+    assert "Who?" in said(chain)
+    assert "It was Ann." in said(chain)
+
+
+def test_a_chain_that_never_sees_the_documents_or_asks_for_more_is_refused():
+    with pytest.raises(AuditFailed, match="does not read the documents it is given") as refused:
+        flips(RunnableLambda(lambda given: {"answer": given["question"]}))
+    assert "behind the retriever" in refused.value.hint
+    assert flips(RunnableLambda(lambda given: f"{given['input']} {given['context'][0].page_content}")) == 1.0
+    with pytest.raises(UnsupportedCombination, match="nothing is known of tone"):
+        as_system(ChatPromptTemplate.from_template("{context} {question} {tone}") | RunnableLambda(str))
+    assert said(RunnableLambda(of_text), to_input=lambda question, segments: question) == "Who?"

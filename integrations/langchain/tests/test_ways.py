@@ -107,6 +107,8 @@ def test_an_answer_is_the_same_in_every_way_of_asking_and_every_order(name, most
         if "cut off" in name:  # how many are complete is the core's
             assert (answer.response_metadata["finish_reason"], bool(answer.invalid_tool_calls)) == ("length", True)
     assert found == dict.fromkeys(WAYS, found["invoke"])
+    if name == "calls":
+        assert sum(len(piece.tool_call_chunks) for piece in model.stream(QUESTION)) > 3, "they come as they are written"
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -4,6 +4,7 @@ import hashlib
 from itertools import permutations
 from typing import Any
 
+from invariant_rag.prompts import mark
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ToolCallBlock
@@ -43,6 +44,13 @@ def nodes_of(order=(0, 1, 2), **metadata):
 def message_of(segments, question=QUERY):
     """A user's message with these segments and a question."""
     return ChatMessage(blocks=[*map(SegmentBlock.of, segments), TextBlock(text=question)])
+
+
+def asked(name, order=(0, 1, 2), texts=TEXTS):
+    """What one of the eight methods is asked: a text with marks, or messages with blocks."""
+    if name.endswith("complete"):
+        return f"Read:\n{''.join(mark(texts[i]) for i in order)}\n{QUERY}\n"
+    return [ChatMessage("Be brief.", role="system"), message_of(texts[i] for i in order)]
 
 
 def told_by_tool(text, call="1"):

@@ -15,12 +15,14 @@ from llama_index.core.base.llms.types import CitableBlock, DocumentBlock, TextBl
 from llama_index.core.bridge.pydantic import BaseModel, Field
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.indices import SummaryIndex
-from llama_index.core.indices.query.query_transform import HyDEQueryTransform, StepDecomposeQueryTransform
+from llama_index.core.indices.query.query_transform import HyDEQueryTransform as HyDE
+from llama_index.core.indices.query.query_transform import StepDecomposeQueryTransform
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.llms import ChatMessage, ChatResponse
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.postprocessor import LLMRerank, LongContextReorder, MetadataReplacementPostProcessor
 from llama_index.core.prompts import RichPromptTemplate
+from llama_index.core.query_engine import MultiStepQueryEngine, SubQuestionQueryEngine, TransformQueryEngine
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.response_synthesizers import CompactAndRefine, Refine
 from llama_index.core.retrievers import QueryFusionRetriever
@@ -57,10 +59,12 @@ class Case:
 def answer(ask, llm, nodes, question=QUERY):
     """Return the text of an answer, and the response. The LLM is LlamaIndex's global one meanwhile.
 
-    `ask` is an entry: it builds everything anew for a `Case`, and returns what `read` takes, or a generator of that.
+    `ask` is an entry: it builds everything anew for a `Case`, and returns a query engine, or what `read` takes, or a
+    generator of that.
     """
     Settings.llm = llm
     asked = ask(Case(llm, nodes, question))
+    asked = asked.query(question) if isinstance(asked, query_engine.BaseQueryEngine) else asked
     replies = list(map(read, asked if isinstance(asked, Iterator) else [asked]))
     return " | ".join(text for text, _ in replies), replies[0][1]
 
@@ -95,7 +99,7 @@ def ours(c, way="query", llm=None, streaming=False, **options):
 
 
 def citation(c, **options):
-    return query_engine.CitationQueryEngine.from_args(index_of(c.nodes), llm=c.llm, **options).query(c.question)
+    return query_engine.CitationQueryEngine.from_args(index_of(c.nodes), llm=c.llm, **options)
 
 
 def numbered(**variables):
@@ -114,13 +118,14 @@ def in_small_batches(c, mode):
     """Ask where two nodes at most fit into one call."""
     synthesizer = get_response_synthesizer(response_mode=mode)
     synthesizer._prompt_helper.chunk_size_limit = 36
-    return engine_of(bare(c).nodes, response_synthesizer=synthesizer).query(c.question)
+    return engine_of(bare(c).nodes, response_synthesizer=synthesizer)
 
 
 def reranked(c):
     """Return the node that the LLM chooses by its number."""
-    choose = lambda text, count: ([1 + sum(map(ord, text)) % count], [9.0])  # noqa: E731
-    chooser = LLMRerank(llm=c.llm, top_n=1, parse_choice_select_answer_fn=choose)
+    chooser = LLMRerank(
+        llm=c.llm, top_n=1, parse_choice_select_answer_fn=lambda text, n: ([1 + sum(map(ord, text)) % n], [9.0])
+    )
     return engine_of(c.nodes, llm=c.llm, node_postprocessors=[chooser]).query(c.question).source_nodes[0].text
 
 
@@ -131,17 +136,14 @@ def tool(c, name="harbour", **options):
 def routed(c):
     choice = [{"choice": number, "reason": "It fits."} for number in (1, 2)]
     selector = LLMMultiSelector.from_defaults(HashingLLM(says=json.dumps(choice)))
-    return query_engine.RouterQueryEngine.from_defaults(
-        [tool(c, "harbour"), tool(c, "town")], selector=selector, select_multi=True
-    ).query(c.question)
+    tools = [tool(c, "harbour"), tool(c, "town")]
+    return query_engine.RouterQueryEngine.from_defaults(tools, selector=selector, select_multi=True)
 
 
 def sub_questions(c, **options):
     asked = [{"sub_question": word, "tool_name": "harbour"} for word in ("When?", "Where?")]
     generator = LLMQuestionGenerator.from_defaults(HashingLLM(says=json.dumps(asked)))
-    return query_engine.SubQuestionQueryEngine.from_defaults(
-        [tool(c)], question_gen=generator, verbose=False, **options
-    ).query(c.question)
+    return SubQuestionQueryEngine.from_defaults([tool(c)], question_gen=generator, verbose=False, **options)
 
 
 def windows(c, *then):
@@ -417,18 +419,16 @@ ENTRIES = {
         "`RouterQueryEngine` to two engines": routed,
         "`SubQuestionQueryEngine`": sub_questions,
         "`SubQuestionQueryEngine`, `use_async=False`": partial(sub_questions, use_async=False),
-        "`TransformQueryEngine` with HyDE": lambda c: query_engine.TransformQueryEngine(
-            engine_of(c.nodes), HyDEQueryTransform(c.llm)
-        ).query(c.question),
-        "`MultiStepQueryEngine`": lambda c: query_engine.MultiStepQueryEngine(
+        "`TransformQueryEngine` with HyDE": lambda c: TransformQueryEngine(engine_of(c.nodes), HyDE(c.llm)),
+        "`MultiStepQueryEngine`": lambda c: MultiStepQueryEngine(
             engine_of(c.nodes), StepDecomposeQueryTransform(llm=c.llm), index_summary="Boats.", num_steps=2
-        ).query(c.question),
+        ),
     },
     "retrievers and other indices": {
         "`QueryFusionRetriever` with written queries": lambda c: engine_of([]).with_retriever(QueryFusionRetriever(
             [ListRetriever(c.nodes)], HashingLLM(says="When?"), use_async=False, similarity_top_k=9
-        )).query(c.question),
-        "`SummaryIndex`": lambda c: SummaryIndex([one.node for one in c.nodes]).as_query_engine().query(c.question),
+        )),
+        "`SummaryIndex`": lambda c: SummaryIndex([one.node for one in c.nodes]).as_query_engine(),
     },
     "postprocessors": {
         "sentence windows by `MetadataReplacementPostProcessor`": windows,

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, Recorder, engine_of, message_of, nodes_of
+from cases import EIGHT, ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, Recorder, asked, engine_of, nodes_of
 from framework_cases import WHO, caught, flips
 from invariant_rag import Segment
 from invariant_rag.audit import audit
@@ -46,19 +46,11 @@ class Reader(HashingLLM):
         return self.first(text)
 
 
-def messages_of(order):
-    return [message_of(TEXTS[i] for i in order)]
-
-
-def marked(order):
-    return "".join(mark(TEXTS[i]) for i in order) + QUERY
-
-
 @pytest.mark.parametrize("name", EIGHT)
 @both
 def test_answers_ignore_the_order_of_segments(wrap, calls, name):
-    reader, given = Reader(), marked if name.endswith("complete") else messages_of
-    assert same(lambda order: read(getattr(wrap(reader), name)(given(order)))[0]) in TEXTS
+    reader = Reader()
+    assert same(lambda order: read(getattr(wrap(reader), name)(asked(name, order)))[0]) in TEXTS
     assert not any(re.search("[\ueca0-\ueca3]|Block", text) for text in reader.requests), "all that they get is text"
     assert all(f"Document: {text}\n" in request for text in TEXTS for request in reader.requests)
     assert len(set(reader.requests)) == calls
@@ -85,15 +77,15 @@ def test_messages_without_segments_are_sent_as_they_are_and_sets_stay_in_their_m
 def test_a_model_of_ours_gets_text_of_a_wrapper_which_alone_reports(lm, base_url, wrap, place):
     llm = wrap(InvariantLLM(**{place: {"model": lm, "base_url": base_url}[place]}, max_tokens=4))
 
-    def ask(asker, way, asked):
-        (text, response), messages = caught(lambda: read(getattr(asker, way)(asked)))
+    def ask(asker, way, question):
+        (text, response), messages = caught(lambda: read(getattr(asker, way)(question)))
         return text, {**report_of(response), "usage": None}, messages
 
     def ask_engine(way):
         return ask(ContextChatEngine.from_defaults(ListRetriever(nodes_of()), llm=llm), way, QUERY)
 
-    for asked in (ask_engine, lambda way: ask(llm, way, messages_of(ORDERS[1]))):
-        _, report, messages = same(asked, EIGHT[4:])  # whole or streamed
+    for asks in (ask_engine, lambda way: ask(llm, way, asked("chat", ORDERS[1]))):
+        _, report, messages = same(asks, EIGHT[4:])  # whole or streamed
         assert (report["method"], report["invariant"], messages) == (wrap.__name__, True, [])
 
 
@@ -103,17 +95,17 @@ def test_a_model_of_ours_gets_text_of_a_wrapper_which_alone_reports(lm, base_url
 def test_a_vote_takes_what_most_orders_say_and_reports_the_order_that_won():
     loved = min(TEXTS)  # canonical order lists it last
     reader = Reader(favourite=loved)
-    assert canonical(reader).complete(marked(ORDERS[0])).text != loved
+    assert canonical(reader).complete(asked("complete")).text != loved
     reader.requests.clear()
-    response = vote(reader, votes=6).complete(marked(ORDERS[0]))
+    response = vote(reader, votes=6).complete(asked("complete"))
     assert Counter(map(reader.first, reader.requests))[loved] == 4
     assert (response.text, response.additional_kwargs["vote"]) == (loved, {"calls": 6, "agreed": 4})
     assert response.additional_kwargs["total_tokens"] == 6 * 12
     assert response.raw["order"][-1] != Segment(loved).content_hash, "the ledger is that of the order that won"
     own = vote(Reader(), votes=6, answer_of=lambda response: "the" in response.text)
-    assert own.complete(marked(ORDERS[0])).additional_kwargs["vote"]["agreed"] > 2
-    assert len(list(canonical(Reader()).stream_complete(marked(ORDERS[0])))) > 1
-    assert len(list(vote(Reader()).stream_complete(marked(ORDERS[0])))) == 1
+    assert own.complete(asked("complete")).additional_kwargs["vote"]["agreed"] > 2
+    assert len(list(canonical(Reader()).stream_complete(asked("complete")))) > 1
+    assert len(list(vote(Reader()).stream_complete(asked("complete")))) == 1
 
 
 @pytest.mark.parametrize("when", ["llm", "after", "settings", "settings first", "synthesizer"])
@@ -159,17 +151,17 @@ def test_tools_and_objects_pass_through(wrap):
     template = PromptTemplate("{context}\nWhere?")
 
     async def names(order):
-        caller, asked = Caller(), messages_of(order)
+        caller, history = Caller(), asked("chat", order)
         llm = wrap(caller)
-        called = [llm.chat_with_tools([tool], chat_history=asked)]
-        called.append(await llm.achat_with_tools([tool], chat_history=asked, tool_required=True))
+        called = [llm.chat_with_tools([tool], chat_history=history)]
+        called.append(await llm.achat_with_tools([tool], chat_history=history, tool_required=True))
         assert (caller.required, llm.metadata.is_function_calling_model) == ([False, True], True)
         return {
             *(call.tool_kwargs["name"] for each in called for call in llm.get_tool_calls_from_response(each)),
-            llm.structured_predict(Place, template, context=marked(order)).name,
-            (await llm.astructured_predict(Place, template, context=marked(order))).name,
+            llm.structured_predict(Place, template, context=asked("complete", order)).name,
+            (await llm.astructured_predict(Place, template, context=asked("complete", order))).name,
             InvariantSynthesizer(llm, output_cls=Place).get_response(QUERY, [TEXTS[i] for i in order]).name,
-            llm.as_structured_llm(Place).chat(asked).raw.name,
+            llm.as_structured_llm(Place).chat(history).raw.name,
         }
 
     assert len(same(lambda order: asyncio.run(names(order)))) == 1

@@ -6,7 +6,7 @@ import pickle
 import time
 
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS, message_of
+from cases import EIGHT, ORDERS, QUERY, TEXTS, asked
 from framework_cases import caught, tiny_weights
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet, errors
 from invariant_rag.methods import resolve_method
@@ -19,13 +19,6 @@ from llama_index.core.llms import ChatMessage, TextBlock
 from responses import consumed, pieces_of, read, same, text_of
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock
-
-
-def asked(name, order=(0, 1, 2), texts=TEXTS):
-    """What one of the eight methods is asked: a text with marks, or messages with blocks."""
-    if name.endswith("complete"):
-        return f"Read:\n{''.join(mark(texts[i]) for i in order)}\n{QUERY}\n"
-    return [ChatMessage("Be brief.", role="system"), message_of(texts[i] for i in order)]
 
 
 def answer(llm, name, order=(0, 1, 2), **kwargs):

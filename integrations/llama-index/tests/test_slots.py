@@ -7,11 +7,13 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 
+import entries
 import pytest
 from cases import ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, Recorder, engine_of, node, nodes_of, told_by_tool
-from entries import JINJA, JOINED, Case, citation, contents, in_one_span, listing, local_llm, predicting, told
+from entries import JOINED, answer, in_one_span, listing, local_llm, predicting, query, told
 from framework_cases import LOOKALIKES, caught
 from invariant_rag.errors import OrderWarning
 from llama_index.core import PromptTemplate
@@ -25,7 +27,6 @@ from llama_index.llms.invariant_rag.handler import RunHandler
 from llama_index.llms.invariant_rag.runs import current_scope
 from llama_index.llms.invariant_rag.slots import _KEPT
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
-from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 dispatcher = get_dispatcher(__name__)
 TEMPLATE = PromptTemplate("Read:\n{context}\nNow: {q}")
@@ -88,7 +89,7 @@ def test_single_words_and_the_question_are_a_set_only_where_the_variable_is_decl
     ("template", "count"),
     [("{context}\nBest: {top}", 3), ("{context}\nBest: FIRST", 3), ("{context}", 1), ("{context}", 2)],
 )
-@pytest.mark.parametrize("q", ["ferry", QUERY])
+@pytest.mark.parametrize("q", ["ferry", "a", "river?", QUERY])
 def test_documents_picked_by_place_or_shown_beside_their_set_are_warned_of(template, count, q):
     for order in ORDERS:
         first = TEXTS[order[0]]
@@ -98,19 +99,20 @@ def test_documents_picked_by_place_or_shown_beside_their_set_are_warned_of(templ
 
 def test_a_loop_of_a_template_over_one_document_writes_it_whole():
     recorder = Recorder()
-    in_one_span(Case(canonical(recorder), nodes_of([0])), lambda c: predicting(c, JINJA, write=contents))
+    ask = partial(in_one_span, ask=partial(predicting, template=entries.JINJA, write=entries.contents))
+    answer(ask, canonical(recorder), nodes_of([0]))
     assert recorder.asked == [f"<source nr=1>{TEXTS[0]}</source>\nAnswer: {QUERY}"]
 
 
 # --- the verdict ---
 
 WAYS = {
-    "a tool's message": lambda c: in_one_span(c, lambda c: told(c, JOINED)),
-    "with metadata": lambda c: in_one_span(c, lambda c: told(c, WITH_YEAR)),
-    "compact": lambda c: engine_of(c.nodes, llm=c.llm).query(QUERY),
-    "tree_summarize": lambda c: engine_of(c.nodes, llm=c.llm, response_mode="tree_summarize").query(QUERY),
-    "InvariantSynthesizer": lambda c: engine_of(c.nodes, response_synthesizer=InvariantSynthesizer(c.llm)).query(QUERY),
-    "CitationQueryEngine": citation,
+    "a tool's message": partial(in_one_span, ask=partial(told, write=JOINED)),
+    "with metadata": partial(in_one_span, ask=partial(told, write=WITH_YEAR)),
+    "compact": query,
+    "tree_summarize": partial(query, response_mode="tree_summarize"),
+    "InvariantSynthesizer": entries.ours,
+    "CitationQueryEngine": entries.citation,
 }
 
 
@@ -119,16 +121,15 @@ def test_the_verdict_is_one_for_all_orders_whatever_the_nodes_are(lm, name):
     way = list(WAYS.values())[list(LOOKALIKES).index(name) % len(WAYS)]  # each way with the bits of a model for some
     for llm, ask in [*((canonical(HashingLLM()), each) for each in WAYS.values()), (local_llm(lm), way)]:
         listed = permutations([node(text, **fields) for text, fields in LOOKALIKES[name]])
-        said = [caught(ask, Case(llm, list(order))) for order in listed]
-        ((verdict, _),) = {(report_of(response)["invariant"], bool(messages)) for response, messages in said}
-        answers = {str(getattr(response, "message", response)) for response, _ in said}
-        assert len(answers) == 1 or verdict is False
+        said = [caught(answer, ask, llm, list(order)) for order in listed]
+        ((verdict, _),) = {(report_of(response)["invariant"], bool(messages)) for (_, response), messages in said}
+        assert len({text for (text, _), _ in said}) == 1 or verdict is False
 
 
 @pytest.mark.parametrize("way", ["compact", "tree_summarize", "InvariantSynthesizer"])
 def test_synthesizers_strip_texts_and_their_sets_are_known_all_the_same(way):
     nodes = [node(f"\n{text} ") for text in TEXTS]
-    assert report_of(WAYS[way](Case(canonical(HashingLLM(), strict=True), nodes)))["invariant"] is True
+    assert report_of(answer(WAYS[way], canonical(HashingLLM(), strict=True), nodes)[1])["invariant"] is True
 
 
 # --- runs ---

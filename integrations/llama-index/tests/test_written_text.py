@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, Recorder, engine_of, message_of, nodes_of
-from entries import ONE_BY_ONE, WHOLE, agent, answer, built, citation, local_llm, ours, query
+from entries import ONE_BY_ONE, WHOLE, Case, agent, answer, built, citation, local_llm, ours, query
 from framework_cases import EveryBit, call_text, caught, ended, written_texts
 from invariant_rag import SegmentSet
 from invariant_rag.prompts import render_chat
@@ -142,6 +142,7 @@ def test_an_answer_arrives_as_the_model_wrote_it(lm, number, text):
     order = ORDERS[number % 6]
     for way in (SAYING[number % 6], "FunctionAgent"):
         assert caught(answer, WAYS[way], canonical(Recorder(says=text)), nodes_of(order))[0][0] == text
+    assert predicted(Case(canonical(Recorder(calls={"input": text})), nodes_of(order)), WORD).input == text
     asked, llm = message_of(TEXTS[i] for i in order), writing(lm, text)
     assert "".join(each.delta or "" for each in llm.stream_chat([asked])) == text
     assert llm.complete("\n".join(f"[{i}] {each}" for i, each in enumerate(TEXTS))).text == text

@@ -1,7 +1,5 @@
 """A real vLLM over the embedded model, in this process and as a server, on loopback only."""
 
-from __future__ import annotations
-
 import os
 
 os.environ.update(
@@ -19,10 +17,9 @@ os.environ.update(
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,88 +30,79 @@ from tests.pairs import Pair
 from tests.servers import Server, engine
 from vllm_invariant_rag import VLLMBackend
 
-_SERVER, _FAMILIES = pytest.StashKey[Server](), pytest.StashKey[tuple["subprocess.Popen[bytes]", Path]]()
+torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Run last what needs other processes, and the restart of the server after everything: starting takes long."""
-    late = ("families", "server", "restarts")
-    items.sort(
-        key=lambda item: [each in (*getattr(item, "fixturenames", ()), *item.name.split("_")) for each in late[::-1]]
-    )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+    late = ("restarts", "server", "families")
+    items.sort(key=lambda item: [each in (*getattr(item, "fixturenames", ()), *item.name.split("_")) for each in late])
 
 
 @pytest.fixture(scope="session")
-def lm() -> InvariantModel:
+def lm():
     """The embedded model: what it answers is what vLLM has to answer."""
     return InvariantModel.from_pretrained(ordering="lexical")
 
 
 @pytest.fixture(scope="session")
-def llm() -> Any:
+def llm():
     """vLLM in this process, with few blocks: a handful of long requests preempt each other."""
     return engine(EMBEDDED["generator"], 1536, max_num_seqs=16, num_gpu_blocks_override=64, enable_prefix_caching=True)
 
 
 @pytest.fixture(scope="session")
-def on_vllm(llm: Any) -> VLLMBackend:
-    """The embedded model on vLLM in this process."""
-    return VLLMBackend(llm=llm, ordering="lexical")
+def core(llm):
+    """The core of that engine."""
+    return llm.llm_engine.engine_core.engine_core
 
 
 @pytest.fixture(scope="session")
-def pair(lm: InvariantModel, on_vllm: VLLMBackend) -> Pair:
-    """Both."""
-    return Pair(lm, on_vllm)
+def pair(lm, llm):
+    """The embedded model here, and on vLLM in this process."""
+    return Pair(lm, VLLMBackend(llm=llm, ordering="lexical"))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def launched(request, tmp_path_factory):
     """Launch what takes long to start, while the tests before those that need it run."""
     wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-    stash = request.config.stash
+    found = {}
     with ExitStack() as stack:
         if "families" in wanted:
             told = tmp_path_factory.mktemp("families") / "told"
             command = [sys.executable, "-m", "tests.family", str(told.parent)]
             with told.open("wb") as output:
                 options = {"cwd": Path(__file__).parents[1], "stdout": output, "stderr": output}
-                stash[_FAMILIES] = subprocess.Popen(command, **options), told
-            stack.callback(stash[_FAMILIES][0].kill)
+                found["families"] = subprocess.Popen(command, **options), told
+            stack.callback(found["families"][0].kill)
         if "server" in wanted:
-            stash[_SERVER] = stack.enter_context(Server(tmp_path_factory.mktemp("server") / "log"))
-        yield
+            found["server"] = stack.enter_context(Server(tmp_path_factory.mktemp("server") / "log"))
+        yield found
 
 
 @pytest.fixture(scope="session")
-def families(request: pytest.FixtureRequest) -> dict[str, list[dict[str, Any]]]:
+def families(launched):
     """What `tests.family` tells, by case."""
-    process, told = request.config.stash[_FAMILIES]
+    process, told = launched["families"]
     process.wait(600)
-    found: dict[str, list[dict[str, Any]]] = {}
-    text = told.read_text(errors="replace")
+    found, text = defaultdict(list), told.read_text(errors="replace")
     assert "Traceback" not in text, text[-4000:]
     for line in text.splitlines():
         if line.startswith("ANSWER "):
             each = json.loads(line[7:])
-            found.setdefault(each["case"], []).append(each)
+            found[each["case"]].append(each)
     return found
 
 
 @pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest) -> Server:
+def server(launched):
     """A vLLM server, with blocks of vLLM's own choice."""
-    running = request.config.stash[_SERVER]
-    running.wait()
-    return running
+    launched["server"].wait()
+    return launched["server"]
 
 
 @pytest.fixture(scope="session")
-def on_server(server: Server) -> VLLMBackend:
+def on_server(server):
     """The embedded model on the server."""
     return VLLMBackend(url=server.url, ordering="lexical", api_key=server.KEY)

@@ -3,21 +3,26 @@
 Importing vLLM takes longer than most cases, so each case is a fork of a process that has imported it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+
+import torch
+from invariant_rag import InvariantModel, Prompt
+from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.testing import tiny_model
+from safetensors.torch import save_file
 
 from tests import conftest  # noqa: F401 - the environment variables of vLLM
+from tests.pairs import Pair
 from tests.servers import engine
+from vllm_invariant_rag import UnsupportedServer, VLLMBackend
 
 METHODS = ("sequential", "rotor", "isolated", "set-based", "pine")
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # family, sizes, and options of the engine
+CASES = {  # family, sizes, and options of the engine
     "chunked prefill": ("llama", {}, {"enable_chunked_prefill": True}),
     "no plug-in": ("llama", {}, {}),
     "plain": ("llama", {}, {}),
@@ -28,21 +33,13 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # family, size
     "gptq": ("llama", {"intermediate_size": 256}, {"dtype": "float16"}),
     "two workers": ("llama", {}, {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}),
 }
+HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+LAYERS = {"num_hidden_layers": 2, "vocab_size": 261, "max_position_embeddings": 2048, "eos_token_id": None}
 
 
-def answer(folder: Path, case: str) -> None:
-    import torch
-    from invariant_rag import InvariantModel, Prompt
-    from invariant_rag.errors import UnsupportedCombination
-    from invariant_rag.testing import tiny_model
-    from vllm import SamplingParams
-
-    from vllm_invariant_rag import UnsupportedServer, VLLMBackend
-
+def answer(folder, case):
     family, settings, options = CASES[case]
-    sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
-    model = tiny_model(family, num_hidden_layers=2, vocab_size=261, max_position_embeddings=2048, eos_token_id=None,
-                       **{**sizes, **settings})  # fmt: skip
+    model = tiny_model(family, **{**HEADS, **LAYERS, **settings})
     with torch.no_grad():
         for each in model.parameters():
             each.mul_(2 if case == "gptq" else 3)  # random weights hardly attend; larger ones tell arrangements apart
@@ -52,43 +49,38 @@ def answer(folder: Path, case: str) -> None:
     except UnsupportedServer as error:
         tell(case=case, refused=str(error))
         return
-    lm, rng = InvariantModel(model), random.Random(1)
+    rng = random.Random(1)
     texts = [[rng.randrange(5, 250) for _ in range(length)] for length in (9, 40, 25, 50, 31, 7)]
     if case.startswith("plain"):
+        from vllm import SamplingParams
+
         params = SamplingParams(temperature=0, max_tokens=12, logprobs=3, ignore_eos=True, detokenize=False)
         outputs = llm.generate([{"prompt_token_ids": text} for text in texts], params, use_tqdm=False)
         tell(case=case, told=[repr(each.outputs[0].logprobs) for each in outputs])
         return
-    backend = VLLMBackend(lm, llm=llm)
+    lm = InvariantModel(model)
+    pair = Pair(lm, VLLMBackend(lm, llm=llm))
     prompts = [Prompt(prefix=texts[0], segments=texts[1:5], suffix=suffix) for suffix in (texts[5], texts[5][::-1])]
-    if case == "gptq":
-        prompt, candidates = prompts[0], [[token] for token in range(20, 60)]
-        for method in METHODS:
-            here, there = (
-                each.with_method(method, ordering="lexical").score(prompt, candidates) for each in (lm, backend)
-            )
-            tell(case=case, method=method, here=here, there=there)
-        return
     for method in METHODS:
-        here = lm.with_method(method, ordering="lexical").generate(prompts, max_new_tokens=12)
-        for state in ("cold", "warm"):
-            line: dict[str, Any] = {"case": case, "method": method, "state": state}
+        here, there = pair.using(method).here, pair.using(method).there
+        if case == "gptq":
+            scores = [each.score(prompts[0], [[token] for token in range(20, 60)]) for each in (here, there)]
+            tell(case=case, method=method, here=scores[0], there=scores[1])
+            continue
+        expected = [each.token_ids for each in here.generate(prompts, max_new_tokens=12)]
+        for _ in ("cold", "warm"):
             try:
-                there = backend.with_method(method, ordering="lexical").generate(prompts, max_new_tokens=12)
+                found = there.generate(prompts, max_new_tokens=12)
             except UnsupportedCombination as error:
-                line["refused"] = str(error)
+                tell(case=case, method=method, refused=str(error))
             else:
-                line["same"] = [each.token_ids for each in here] == [each.token_ids for each in there]
-                line["cached"] = there[0].usage.cached_tokens
-            tell(**line)
+                same = expected == [each.token_ids for each in found]
+                tell(case=case, method=method, same=same, cached=found[0].usage.cached_tokens)
     llm.llm_engine.engine_core.shutdown()  # and its workers
 
 
-def save_quantized(model: Any, folder: Path, group: int = 32) -> None:
+def save_quantized(model, folder, group=32):
     """Save a model in the format of GPTQ, with 4 bits, and round its own weights to the same."""
-    import torch
-    from safetensors.torch import save_file
-
     state = dict(model.state_dict())
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and ".layers." in name:
@@ -110,13 +102,12 @@ def save_quantized(model: Any, folder: Path, group: int = 32) -> None:
     save_file(state, folder / "model.safetensors")
 
 
-def tell(**line: Any) -> None:
+def tell(**line):
     sys.stdout.write("ANSWER " + json.dumps(line) + "\n")
     sys.stdout.flush()
 
 
-def main(folder: Path) -> None:
-    import torch
+def main(folder):
     import vllm.v1.engine.llm_engine  # noqa: F401
 
     torch.set_num_threads(1)

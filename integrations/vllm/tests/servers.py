@@ -1,22 +1,16 @@
 """Engines in this process, and servers, of a vLLM with our plug-in."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any, Self
 
 import httpx
 from invariant_rag.models.embedded import EMBEDDED
 
 _PATIENCE = 300.0  # seconds until a server has to be up; a busy machine takes minutes
-
-
 TRANSFER = {
     "kv_connector": "InvariantRAGConnector",
     "kv_connector_module_path": "vllm_invariant_rag.connector",
@@ -24,7 +18,7 @@ TRANSFER = {
 }
 
 
-def engine(model: Path | str, most: int, **options: Any) -> Any:
+def engine(model, most, **options):
     """Return an `LLM` that reads so many tokens at once, in blocks of 32 tokens."""
     from vllm import LLM
     from vllm.config import KVTransferConfig
@@ -44,17 +38,17 @@ def engine(model: Path | str, most: int, **options: Any) -> Any:
 
 
 class Server:
-    """A vLLM server over the embedded model; a context manager. `stop` and `start` restart it at the same port."""
+    """A vLLM server over the embedded model; a context manager, which can be entered again: at the same port."""
 
     KEY, OTHER_KEY = "key-of-ada", "key-of-ivo"
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log):
         self.log = log
         with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port: int = probe.getsockname()[1]
+            self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         """Begin to start, which takes longer than most tests: the launch line of the README, for a small machine."""
         options = [
             *("--model", str(EMBEDDED["generator"]), "--served-model-name", "embedded", "--dtype", "float32"),
@@ -71,7 +65,7 @@ class Server:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._process.terminate()
         try:
             self._process.wait(30)
@@ -79,7 +73,7 @@ class Server:
             self._process.kill()
             self._process.wait(30)
 
-    def wait(self) -> None:
+    def wait(self):
         """Wait until it answers."""
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline and self._process.poll() is None:
@@ -90,7 +84,6 @@ class Server:
                 time.sleep(0.5)
         raise RuntimeError("vLLM did not start:\n" + self.log.read_text(errors="replace")[-4000:])
 
-    def post(self, body: dict[str, Any], path: str = "/v1/completions", key: str = KEY) -> httpx.Response:
-        """Send a request of our own making."""
-        headers = {"Authorization": f"Bearer {key}"}
-        return httpx.post(self.url + path, json={"model": "embedded", **body}, headers=headers, timeout=300)
+    def client(self, key=KEY):
+        """Return a client with this key."""
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {key}"}, timeout=300)

@@ -1,30 +1,24 @@
 """vLLM in this process answers as `InvariantModel.generate` does, whatever else is in a batch, and when preempted."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise, permutations
-from typing import Any
 
 import pytest
-from invariant_rag import Generation, Prompt, SegmentSet
-from invariant_rag.errors import InvalidOption, UnsupportedCombination
+from invariant_rag import KeyValueCache, Prompt, SegmentSet
+from invariant_rag.errors import InvalidChoice, InvalidOption, UnsupportedCombination
 from invariant_rag.methods import APE, METHODS
 
-from tests.documents import documents
-from tests.pairs import LENGTH, MOVED, Pair, ask, moved
+from tests.pairs import LENGTH, MOVED, ask, documents, moved
 from vllm_invariant_rag import VLLMBackend
 
-SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 2.0, "top_k": 0, **LENGTH}
+SAMPLED = {"do_sample": True, "temperature": 2.0, "top_k": 0, **LENGTH}
 
 
 # --- every state of a request ---
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_every_method_gives_the_tokens_of_generate_cold_and_from_prefixes_that_end_inside_a_set(
-    method: str, pair: Pair
-) -> None:
+def test_every_method_gives_the_tokens_of_generate_cold_and_from_prefixes_that_end_inside_a_set(method, pair):
     segments = [documents(count, seed=count) for count in (5, 9)]
     prompts = [ask(pair.here, each, asked) for each in segments for asked in (None, "How long is it?")]
     for _ in range(2):
@@ -35,7 +29,7 @@ def test_every_method_gives_the_tokens_of_generate_cold_and_from_prefixes_that_e
 
 
 @pytest.mark.parametrize("method", ["rotor", "isolated", "pine-in-place"])
-def test_a_prefix_that_ends_before_the_last_segment_is_read_from_blocks(method: str, pair: Pair) -> None:
+def test_a_prefix_that_ends_before_the_last_segment_is_read_from_blocks(method, pair):
     segments = [list(range(start, stop)) for start, stop in pairwise((30, 70, 110, 150, 190, 195))]
     for suffix, cached in (([8, 9], 0), ([10, 11], 160)):  # five blocks, of 168 tokens
         prompt = Prompt(prefix=[5, 6, 7], segments=segments, suffix=suffix)
@@ -43,8 +37,8 @@ def test_a_prefix_that_ends_before_the_last_segment_is_read_from_blocks(method: 
         assert answer.usage.cached_tokens == cached
 
 
-def test_segments_of_any_number_and_length_give_the_tokens_of_generate(pair: Pair) -> None:
-    pair.alike(*[pair.prompt(count, count) for count in range(1, 31)])
+def test_segments_of_any_number_and_length_give_the_tokens_of_generate(pair):
+    pair.alike(*[pair.prompt(count, count) for count in range(31)])
     tokens = random.Random(5)
     for lengths in ((32, 32, 32), (1, 31, 33, 64), (2,) * 60, (0, 5, 100, 0)):  # blocks of 32; and a long text before
         segments = [tokens.choices(range(5, 250), k=length) for length in lengths]
@@ -52,28 +46,20 @@ def test_segments_of_any_number_and_length_give_the_tokens_of_generate(pair: Pai
         pair.using("rotor", "given").alike(prompt)
 
 
-def test_all_orders_of_four_documents_give_the_same_answer_and_are_read_once(pair: Pair) -> None:
-    read = []
-    for order in permutations(documents(4, seed=40)):
-        (answer,) = pair.alike(ask(pair.here, order))
-        read.append(not answer.usage.cached_tokens)
-    assert read == [True] + [False] * 23
+def test_all_orders_of_four_documents_give_the_same_answer_and_are_read_once(pair):
+    answers = [pair.alike(ask(pair.here, order))[0] for order in permutations(documents(4, seed=40))]
+    assert [each.usage.cached_tokens > 0 for each in answers] == [False] + [True] * 23
 
 
 @pytest.mark.parametrize("method", ["rotor", "set-based", "parallel-windows", "pine", "isolated"])
-def test_several_sets_and_text_between_them_give_the_tokens_of_generate(method: str, pair: Pair) -> None:
+def test_several_sets_and_text_between_them_give_the_tokens_of_generate(method, pair):
     one, two = documents(3, seed=80), documents(3, seed=81)
     prompt = Prompt.of("Documents: ", SegmentSet(one), "\nMore: ", SegmentSet(two), "\nWhat colour is the flag?")
     for _ in range(2):
         pair.using(method).alike(prompt)
 
 
-@pytest.mark.parametrize("method", ["rotor", "isolated", "sequential"])
-def test_a_batch_mixes_plain_and_arranged_requests(method: str, pair: Pair) -> None:
-    pair.using(method).alike(*[pair.prompt(70, count) for count in (0, 1, 3, 8)] * 2)
-
-
-def test_requests_of_all_methods_do_not_meet_in_one_step_and_in_the_cache(pair: Pair) -> None:
+def test_requests_of_all_methods_do_not_meet_in_one_step_and_in_the_cache(pair):
     prompt, cases = pair.prompt(800), []
     sampling = {"max_tokens": 16, "min_tokens": 16, "n": 1, "temperature": 0.0, "logprobs": 0, "ignore_eos": True}
     for method in METHODS:
@@ -87,33 +73,22 @@ def test_requests_of_all_methods_do_not_meet_in_one_step_and_in_the_cache(pair: 
             assert completion.logprobs == pytest.approx(expected.logprobs, abs=far)
 
 
-@pytest.fixture
-def preempted(llm: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The requests that vLLM preempts from now on."""
-    scheduler, seen = llm.llm_engine.engine_core.engine_core.scheduler, []
-    original = scheduler._preempt_request
-
-    def preempt(request: Any, *args: Any, **more: Any) -> Any:
-        seen.append(request.request_id)
-        return original(request, *args, **more)
-
-    monkeypatch.setattr(scheduler, "_preempt_request", preempt)
-    return seen
-
-
 @pytest.mark.parametrize("method", ["rotor", "set-based", "pine"])
-def test_preempted_requests_resume_with_their_sets(method: str, pair: Pair, preempted: list[str]) -> None:
+def test_preempted_requests_resume_with_their_sets(method, pair, core, monkeypatch):
     """Requests that need several times the blocks that there are."""
+    preempt, preempted = core.scheduler._preempt_request, []
+    seen = lambda *args, **more: (preempted.append(args), preempt(*args, **more))[1]  # noqa: E731
+    monkeypatch.setattr(core.scheduler, "_preempt_request", seen)
     prompts = [pair.prompt(100 + index, 10) for index in range(5)]
     pair.using(method).alike(*prompts, max_new_tokens=160, min_new_tokens=160)
     assert preempted
 
 
-def test_a_thousand_mixed_requests_get_the_answers_that_they_get_alone(pair: Pair) -> None:
+def test_a_thousand_mixed_requests_get_the_answers_that_they_get_alone(pair):
     """Twenty sets in random orders, by four methods, plain prompts among them, in 64 blocks."""
     rng, methods = random.Random(7), ("rotor", "isolated", "sequential", "pine-in-place")
     sets = [documents(rng.randrange(0, 9), 700 + number) for number in range(20)]
-    expected: dict[tuple[str, int], Generation] = {}
+    expected = {}
     for _ in range(25):
         method, numbers = rng.choice(methods), rng.choices(range(20), k=40)
         chosen = pair.using(method)
@@ -129,33 +104,33 @@ def test_a_thousand_mixed_requests_get_the_answers_that_they_get_alone(pair: Pai
 # --- what `generate` takes ---
 
 
-def test_a_stream_is_the_text_of_generate_and_a_closed_one_ends_its_request(pair: Pair) -> None:
-    (expected,), stream = pair.alike(pair.prompt(90)), pair.there.stream(pair.prompt(90), **LENGTH)
+def test_a_stream_is_the_text_of_generate_and_a_closed_one_ends_its_request(pair):
+    prompt = pair.prompt(90)
+    (expected,), stream = pair.alike(prompt), pair.there.stream(prompt, **LENGTH)
     pieces = list(stream)
     assert len(pieces) > 3
-    assert stream.generation is not None
     assert "".join(pieces) == stream.generation.text
     assert moved(stream.generation, expected) < MOVED
-    closed = pair.there.stream(pair.prompt(90), max_new_tokens=600, min_new_tokens=600)
+    closed = pair.there.stream(prompt, max_new_tokens=600, min_new_tokens=600)
     next(closed)
     closed.close()
-    pair.alike(pair.prompt(90))
-    prepared = pair.there.prepare_to_generate(pair.prompt(90), 600)
+    pair.alike(prompt)
+    prepared = pair.there.prepare_to_generate(prompt, 600)
     request = pair.there._request(prepared, {"max_tokens": 600, "n": 1, "logprobs": 0, "ignore_eos": True})
     ((cut,),) = pair.there._engine.complete([request], stopped=lambda: True)
     assert cut.token_ids == []
-    assert not pair.there._engine._engine.has_unfinished_requests()  # type: ignore[attr-defined]
+    assert not pair.there._engine._engine.has_unfinished_requests()
 
 
 ENDS = [{}, {"stop_strings": ["."]}, {"stop_strings": "and"}, {"repetition_penalty": 1.3}]
 
 
 @pytest.mark.parametrize("options", ENDS, ids=str)
-def test_answers_end_where_those_of_generate_end(options: dict[str, Any], pair: Pair) -> None:
+def test_answers_end_where_those_of_generate_end(options, pair):
     pair.alike(pair.prompt(92, 4), max_new_tokens=24, min_new_tokens=None, **options)
 
 
-def test_samples_have_seeds_of_their_own_and_repeat_in_every_order(pair: Pair) -> None:
+def test_samples_have_seeds_of_their_own_and_repeat_in_every_order(pair):
     segments, on_vllm = documents(4, seed=61), pair.there
     orders = [ask(pair.here, order) for order in (segments, segments[::-1], segments)]
     alone = [on_vllm.generate(orders[0], seed=seed, **SAMPLED).token_ids for seed in (1, 2)]
@@ -169,28 +144,41 @@ def test_samples_have_seeds_of_their_own_and_repeat_in_every_order(pair: Pair) -
     assert all(len(answer.token_ids) == len(answer.logprobs) == 16 for answer in answers)
 
 
-def test_scores_are_those_of_score(pair: Pair) -> None:
+def test_scores_are_those_of_score(pair):
     prompt, candidates = pair.prompt(94), ["red and white", "red and black", "blue", "33 miles long"]
     expected = pair.here.score(prompt, candidates)
     assert pair.there.score(prompt, candidates) == pytest.approx(expected, abs=MOVED)
     assert pair.there.score(prompt, []) == []
 
 
-REFUSED: list[dict[str, Any]] = [
-    {"num_beams": 2},
-    {"logits_processor": [print]},
-    {"no_repeat_ngram_size": 2},
-    {"num_return_sequences": 2},
-    {"guidance_scale": 2.0},
+# --- what is refused ---
+
+OPTIONS = [{"num_beams": 2}, {"no_repeat_ngram_size": 2}, {"num_return_sequences": 2}, {"guidance_scale": 2.0}]
+REFUSED = [
+    (InvalidChoice, "either url", lambda lm, on, llm: VLLMBackend(lm)),
+    (InvalidChoice, "or llm", lambda lm, on, llm: VLLMBackend(lm, url="http://127.0.0.1:1", llm=llm)),
+    (InvalidChoice, "RoutedModel", lambda lm, on, llm: VLLMBackend(lm.with_routing(), llm=llm)),
+    (InvalidChoice, "tenant", lambda lm, on, llm: on.with_tenant("\ud800")),
+    (UnsupportedCombination, "routing", lambda lm, on, llm: on.with_routing()),
+    (
+        UnsupportedCombination,
+        "no intervention",
+        lambda lm, on, llm: on.with_method("sequential", intervention="ms-poe"),
+    ),
+    (UnsupportedCombination, "a forward pass", lambda lm, on, llm: on.logits(Prompt(suffix=[5]))),
+    (UnsupportedCombination, "in this process", lambda lm, on, llm: on.arranged([]).__enter__()),
+    (UnsupportedCombination, "no cache of our", lambda lm, on, llm: VLLMBackend(lm, llm=llm, cache=KeyValueCache(1))),
+    (UnsupportedCombination, "own parameters", lambda lm, on, llm: on.with_method(APE(temperature=0.5))),
 ]
 
 
-@pytest.mark.parametrize("options", REFUSED, ids=str)
-def test_what_vllm_cannot_do_is_refused(options: dict[str, Any], pair: Pair) -> None:
+@pytest.mark.parametrize(("error", "words", "choose"), REFUSED, ids=[words for _, words, _ in REFUSED])
+def test_choices_that_make_no_sense_are_refused(error, words, choose, llm, pair):
+    with pytest.raises(error, match=words):
+        choose(pair.here, pair.there, llm)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_what_vllm_cannot_do_is_refused(options, pair):
     with pytest.raises(UnsupportedCombination):
         pair.there.generate(pair.prompt(95, 2), max_new_tokens=4, **options)
-
-
-def test_a_method_that_vllm_cannot_look_up_is_refused(on_vllm: VLLMBackend) -> None:
-    with pytest.raises(UnsupportedCombination, match="own parameters"):
-        on_vllm.with_method(APE(temperature=0.5))

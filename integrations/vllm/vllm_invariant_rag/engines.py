@@ -109,7 +109,9 @@ class Completion:
         return tuple([tuple(each[:count]) for each in ranked])
 
     def extend(self, tokens: Sequence[int], found: Iterable[Mapping[int, float]], finish_reason: str | None) -> None:
-        """Append what a step wrote."""
+        """Append what a step wrote; VLLMUnreachable where vLLM gave the request up, which leaves an answer cut off."""
+        if finish_reason == "abort":
+            raise VLLMUnreachable("expected a whole answer of vLLM, which ended the request: it stops, or was paused")
         self.token_ids += tokens
         self.found += found
         if finish_reason is not None:
