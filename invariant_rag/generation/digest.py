@@ -40,7 +40,7 @@ _CONTAINERS = (list, tuple, set, frozenset, dict)
 _NO_SETTINGS = {*vars(nn.Module()), "name_or_path", "warnings_issued"} - {"training"}
 """What every module has, and what transformers remembers of earlier calls, as it does in private attributes."""
 
-_PIECE = 1 << 24  # bytes that are summed at once
+_PIECE = 1 << 26  # bytes of weights on a device that are summed at once
 _KNOWN_HOOKS = ("accelerate", "invariant_rag", "torch", "transformers")
 """Packages whose hooks and wrappers move or record tensors, or depend on parameters alone: they change no answer."""
 

@@ -129,12 +129,12 @@ def _make_plan(
     def positions(count: int) -> list[int]:
         return [max(0, num_keys - count + index - padded) for padded in padding for index in range(count)]
 
-    lengths, seen = [len(each.queries) for each in windows.causal], [each.keys for each in windows.causal]
-    asked = positions(num_queries)
+    lengths, keys = [len(each.queries) for each in windows.causal], [each.keys for each in windows.causal]
+    ranked = [(each, positions(num_queries)) for each in windows.ranked]
     return _Plan(
-        causal=PackedWindows.of(lengths, seen, True, device),
+        causal=PackedWindows.of(lengths, keys, True, device),
         weights=Weights.of(windows.causal, device),
         others=make_passes(windows.others, len(arrangements) * num_queries, device),
-        rankings=tuple(make_ranking(each, asked, device) for each in windows.ranked),
-        to_zero=-torch.tensor(positions(num_keys), device=device)[:, None],
+        rankings=tuple(make_ranking(*each, device) for each in ranked),
+        to_zero=-torch.tensor(positions(num_keys) if ranked else [], device=device)[:, None],
     )

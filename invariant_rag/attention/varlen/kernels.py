@@ -53,18 +53,14 @@ class PackedWindows:
         count = len(self.key_lengths)
         firsts = [*range(0, count, MOST_WINDOWS), count]
         stops = self.query_starts[firsts].tolist()
-        return [
-            (
-                Span(start, stop),
-                replace(
-                    self,
-                    query_starts=self.query_starts[first : last + 1] - start,
-                    key_starts=self.key_starts[first : last + 1],
-                    key_lengths=self.key_lengths[first:last],
-                ),
+
+        def part(first: int, last: int) -> PackedWindows:
+            starts, keys = self.query_starts[first : last + 1], self.key_starts[first : last + 1]
+            return replace(
+                self, query_starts=starts - starts[0], key_starts=keys, key_lengths=self.key_lengths[first:last]
             )
-            for (start, stop), (first, last) in zip(pairwise(stops), pairwise(firsts), strict=True)
-        ]
+
+        return [(Span(*span), part(*ends)) for span, ends in zip(pairwise(stops), pairwise(firsts), strict=True)]
 
     @cached_property
     def spans(self) -> list[tuple[Span, Span]]:
@@ -141,9 +137,9 @@ class Grouped:
 
 
 class TorchVarlen:
-    """FlashAttention within PyTorch, the operator behind `torch.nn.attention.varlen`: one call for all windows, on CUDA.
+    """FlashAttention within PyTorch, on CUDA: one call for all windows.
 
-    `varlen_attn` itself takes shared key heads and lengths of keys from PyTorch 2.12 on only, its operator all along.
+    The operator of `torch.nn.attention.varlen`, which itself takes lengths of keys from PyTorch 2.12 on only.
     """
 
     name: ClassVar[str] = "torch-varlen"
@@ -152,21 +148,11 @@ class TorchVarlen:
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, windows: PackedWindows, scaling: float
     ) -> AttentionState:
         """Attend; see `VarlenKernel`."""
+        tables = (windows.query_starts, windows.key_starts, windows.max_queries, windows.max_keys)
+        edges = {"window_size_left": -1, "window_size_right": 0 if windows.is_causal else -1}
+        options, dropout, debugs = {**edges, "scale": scaling, "seqused_k": windows.key_lengths}, 0.0, False
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            queries,
-            keys,
-            values,
-            windows.query_starts,
-            windows.key_starts,
-            windows.max_queries,
-            windows.max_keys,
-            0.0,  # no dropout
-            windows.is_causal,
-            False,  # no mask for debugging
-            scale=scaling,
-            window_size_left=-1,
-            window_size_right=0 if windows.is_causal else -1,
-            seqused_k=windows.key_lengths,
+            queries, keys, values, *tables, dropout, windows.is_causal, debugs, **options
         )
         return AttentionState(out, lse.transpose(0, 1))
 

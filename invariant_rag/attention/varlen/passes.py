@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from typing import TypeVar
 
 import torch
@@ -92,11 +92,6 @@ def _add_to_slots(slots: list[list[_Item]], items: Sequence[_Item]) -> None:
 # --- calls ---
 
 
-def shifts_of(shifts: Sequence[int], device: torch.device) -> torch.Tensor | None:
-    """Return the shifts of packed tokens, in positions `[T, 1]`; None where all of them are 0."""
-    return torch.tensor(shifts, device=device)[:, None] if any(shifts) else None
-
-
 @dataclass(frozen=True)
 class Weights:
     """How the results of packed queries are weighed: temperatures `[T, 1, 1]`, factors and offsets `[T, 1]`."""
@@ -108,14 +103,17 @@ class Weights:
     @classmethod
     def of(cls, windows: Sequence[Window], device: torch.device) -> Weights | None:
         """Return the weights of the queries of some windows; None where nothing is weighed."""
-        weightings = [window.weighting for window in windows for _ in range(len(window.queries))]
-        if set(weightings) <= {UNWEIGHTED}:
+        if all(window.weighting == UNWEIGHTED for window in windows):
             return None
+        weightings = [(each.weighting.temperature, each.weighting.factor, each.weighting.offset) for each in windows]
+        temperatures, factors, offsets = (per_query(windows, each, device) for each in zip(*weightings, strict=True))
+        return cls(temperatures[..., None], factors, offsets)
 
-        def column(name: str) -> torch.Tensor:
-            return torch.tensor([getattr(each, name) for each in weightings], device=device)[:, None]
 
-        return cls(column("temperature")[..., None], column("factor"), column("offset"))
+def per_query(windows: Sequence[Window], values: Sequence[float], device: torch.device) -> torch.Tensor:
+    """Repeat a value of each window for its queries `[T, 1]`."""
+    repeated = (repeat(value, len(window.queries)) for window, value in zip(windows, values, strict=True))
+    return torch.tensor(list(chain.from_iterable(repeated)), device=device)[:, None]
 
 
 def attend_packed(
@@ -149,8 +147,9 @@ class Pass:
 
 
 def in_blocks(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
-    """Apply a function to blocks of packed queries, since it computes in a wider dtype than its results have."""
-    return torch.cat([function(*block) for block in zip(*(each.split(_BLOCK) for each in tensors), strict=True)])
+    """Apply a function to blocks of packed queries, since it computes in a wider dtype than theirs."""
+    blocks = zip(*(each.split(_BLOCK) for each in tensors), strict=True)
+    return torch.cat([function(*block).to(tensors[0].dtype) for block in blocks])
 
 
 def merge_slots(packed: torch.Tensor, lses: torch.Tensor, slots: torch.Tensor) -> AttentionState:
@@ -188,22 +187,20 @@ def make_passes(slots: Sequence[Sequence[Window]], num_queries: int, device: tor
 
 def _make_pass(slots: Sequence[Sequence[Window]], start: int, num_queries: int, device: torch.device) -> Pass:
     windows = [window for slot in slots for window in slot]
-    queries = [[index for window in slot for index in indices(window.queries)] for slot in slots]
-    counts = torch.tensor(list(map(len, queries)))
-    packed = torch.tensor(list(chain.from_iterable(queries)))
-    places = torch.full((len(slots), num_queries), len(packed))
-    slot_of = torch.arange(len(slots)).repeat_interleave(counts)
-    places[slot_of, packed] = torch.arange(len(packed))
+    lengths = [len(window.queries) for window in windows]
+    packed, slot_of, table = list[int](), list[int](), [[sum(lengths)] * num_queries for _ in slots]
+    for number, (row, slot) in enumerate(zip(table, slots, strict=True), start):
+        for window in slot:
+            first, stop = window.queries.start, window.queries.stop
+            row[first:stop] = range(len(packed), len(packed) + stop - first)
+            packed += range(first, stop)
+            slot_of += [number] * (stop - first)
+    is_shifted = any(window.shift for window in windows)
     return Pass(
-        PackedWindows.of([len(window.queries) for window in windows], [w.keys for w in windows], False, device),
-        packed.to(device),
-        (slot_of + start).to(device),
-        shifts_of([-window.shift for window in windows for _ in indices(window.queries)], device),
+        PackedWindows.of(lengths, [window.keys for window in windows], False, device),
+        torch.tensor(packed, device=device),
+        torch.tensor(slot_of, device=device),
+        per_query(windows, [-window.shift for window in windows], device) if is_shifted else None,
         Weights.of(windows, device),
-        places.to(device),
+        torch.tensor(table, device=device),
     )
-
-
-def indices(span: Span) -> range:
-    """Return the indices of the tokens of a span."""
-    return range(span.start, span.stop)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, compress
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,10 @@ from invariant_rag.attention.pine import stack_by_importance
 from invariant_rag.attention.softmax import AttentionState, merge_attn_states
 from invariant_rag.attention.varlen.kernels import PackedLayer, PackedWindows, VarlenKernel
 from invariant_rag.attention.varlen.passes import (
-    Pass,
     Ranked,
     Window,
     gather_slots,
     in_blocks,
-    indices,
     make_passes,
     merge_sinks,
     merge_slots,
@@ -35,6 +34,7 @@ from invariant_rag.attention.varlen.passes import (
 
 if TYPE_CHECKING:
     from invariant_rag.attention.call import AttentionCall
+    from invariant_rag.attention.varlen.passes import Pass
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,7 @@ class Ranking:
             for each in self.passes
         ]
         shifts = self.ranks.shifts(torch.cat(lses))
-
-        def rotate(packed: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-            return rotation.rotate_each(packed, by, layer.call.reach).to(packed.dtype)
-
+        rotate = partial(rotation.rotate_each, reach=layer.call.reach)
         merged = AttentionState(state.out[self.queries], state.lse[self.queries])
         first = 0
         for each in self.passes:
@@ -137,16 +134,13 @@ def make_ranking(ranked_sets: Sequence[Ranked], positions: Sequence[int], device
     for each, start, stop in zip(ranked_sets, firsts, firsts[1:], strict=False):
         for slot, span in zip(slots, each.set.segments, strict=False):
             slot.append(Window(Span(start, stop), _moved(span, each.offset)))
-    queries = [index for each in ranked_sets for index in indices(each.queries)]
+    queries = [index for each in ranked_sets for index in range(each.queries.start, each.queries.stop)]
     return Ranking(
         queries=torch.tensor(queries, device=device),
         passes=make_passes(slots, firsts[-1], device),
         to_zero=-torch.tensor([positions[index] for index in queries], device=device)[:, None],
         ranks=make_ranks(ranked_sets, device),
     )
-
-
-_SCRATCH = "unrotated_keys"
 
 
 @dataclass(frozen=True)
@@ -190,7 +184,7 @@ class RankedDecoding:
             unrotated = call.rotation.rotate_by(call.keys[:, :, : self.stop], -positions[:, None])
             return call.rotation.unscaled(unrotated).contiguous()
 
-        keys: torch.Tensor = call.kept(_SCRATCH, make)
+        keys: torch.Tensor = call.kept("unrotated_keys", make)
         return keys
 
     def _call(
