@@ -2,7 +2,7 @@
 
 Two strategies, on which the integrations build. *Canonical*: every set of segments is listed in the order of a content
 ordering, so the request does not depend on the order of the segments, and neither does the answer of a deterministic
-model. *Vote* (permutation self-consistency, arXiv 2310.07712): ask about several orders of the same sets, and keep the
+model. *Vote* (permutation self-consistency, arXiv 2310.07712): send several orders of the same sets, and return the
 answer that most of them give. An integration converts its messages to `Turn`s, and the turns of a request back.
 """
 
@@ -202,5 +202,5 @@ def ask_all(calls: Sequence[Callable[[], T]]) -> list[T]:
     if len(calls) == 1:
         return [calls[0]()]
     with ThreadPoolExecutor(len(calls), thread_name_prefix="invariant-rag-vote") as pool:
-        asked = [pool.submit(copy_context().run, call) for call in calls]
-        return [each.result() for each in asked]
+        futures = [pool.submit(copy_context().run, call) for call in calls]
+        return [each.result() for each in futures]

@@ -59,11 +59,11 @@ class Layout:
     @cached_property
     def set_spans(self) -> tuple[tuple[Span, ...], ...]:
         """For each set, one span for each segment, in physical order."""
-        found = []
+        segment_spans = []
         for text, segments in zip(self.text_spans, self.sets, strict=False):
             bounds = list(accumulate(segments, initial=text.stop))
-            found.append(tuple(map(Span, bounds, bounds[1:])))
-        return tuple(found)
+            segment_spans.append(tuple(map(Span, bounds, bounds[1:])))
+        return tuple(segment_spans)
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ class Run:
 
 @dataclass(frozen=True)
 class RankedSet:
-    """Segments that every head places by their importance to the queries (PINE, arXiv 2407.01100, section 3.3).
+    """Segments that every head ranks by their importance to the queries (PINE, arXiv 2407.01100, section 3.3).
 
-    They are stacked one after the other, from the place of the first of them in memory on. Importance is softmax
+    They are stacked one after the other, from the position of the first of them in memory on. Importance is softmax
     attention without positions over the tokens of all segments but `own`, summed over the queries and over the tokens
     of a segment, divided by its length. Ties keep the order in memory. If the queries are one of the segments, its own
     ones, they rank the others together, and the others are stacked as if it came last; else each query ranks all.
@@ -201,7 +201,7 @@ class Arrangement:
         return len(self.rows) == 1 and self.rows[0].is_causal and self.positions == natural_positions(self.layout)
 
     def rows_from(self, start: int, stop: int) -> tuple[Row, ...]:
-        """Return the rows of the queries `start` to `stop`; tokens behind the prompt continue its last row."""
+        """Return the rows of the queries `start` to `stop`; tokens after the prompt continue its last row."""
         *before, last = self.rows
         if start == 0 and stop == last.queries.stop:
             return self.rows if last.queries.start < stop else tuple(before)
@@ -275,21 +275,21 @@ def arrange_rows(layout: Layout, orders: Sequence[Sequence[Sequence[int]]], *, s
     rows: list[Row] = []
     for text, spans, order in zip(layout.text_spans, (*layout.set_spans, ()), (*orders, ()), strict=True):
         rows.append(Row(text, (Run(0, text.stop, 0),)))
-        for own, (segment, seen) in enumerate(zip(spans, order, strict=True)):
-            if not seen or seen[-1] != own:
-                raise InvalidChoice(f"expected the row of segment {own} to end with itself, got {list(seen)}")
-            others = [spans[j] for j in seen]
+        for own, (segment, attended) in enumerate(zip(spans, order, strict=True)):
+            if not attended or attended[-1] != own:
+                raise InvalidChoice(f"expected the row of segment {own} to end with itself, got {list(attended)}")
+            others = [spans[j] for j in attended]
             in_place = [(0, text.stop, 0), *((span.start, span.stop, 0) for span in others)]
             rows.append(Row(segment, _stacked(text.stop, others) if slots == "stacked" else _joined(in_place)))
     return Arrangement.of(layout, rows, shared_positions(layout) if slots == "shared" else None)
 
 
 def _stacked(prefix: int, row: Sequence[Span]) -> tuple[Run, ...]:
-    """Return the runs of a row whose spans are stacked one after the other, as the last of them sees it."""
+    """Return the runs of a row whose spans are stacked one after the other, as the last of them attends to it."""
     starts = list(accumulate((len(span) for span in row), initial=prefix))
     moved = starts[-2] - row[-1].start  # distance of the row's own segment from its natural position
-    seen = ((span.start, span.stop, at - span.start - moved) for at, span in zip(starts, row, strict=False))
-    return _joined([(0, prefix, -moved), *seen])
+    segments = ((span.start, span.stop, at - span.start - moved) for at, span in zip(starts, row, strict=False))
+    return _joined([(0, prefix, -moved), *segments])
 
 
 def _joined(runs: Iterable[tuple[int, int, int]]) -> tuple[Run, ...]:

@@ -30,9 +30,9 @@ def check_number(
     error: type[InvariantRAGError] = InvalidChoice,
 ) -> int:
     """Return a whole number from `least` to `most` as an int; raise `error` for anything else."""
-    wanted = "a whole number" if least is None else f"at least {least}"
+    expected = "a whole number" if least is None else f"at least {least}"
     if not isinstance(value, Integral) or isinstance(value, bool) or (least is not None and value < least):
-        raise error(f"{name}: expected {wanted}, got {shown(value)}", hint=f"Give {name} as an int.")
+        raise error(f"{name}: expected {expected}, got {shown(value)}", hint=f"Give {name} as an int.")
     number = int(value)
     if most is not None and number > most:
         raise error(f"{name}: expected at most {most}, got {shown(value)}", hint=f"Give a smaller {name}.")

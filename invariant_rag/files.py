@@ -86,10 +86,10 @@ def finite(document: Any) -> Any:
     return None if isinstance(document, float) and not math.isfinite(document) else document
 
 
-def make_folder(folder: Path) -> Path:
+def make_folder(folder: Path, mode: int = 0o777) -> Path:
     """Create a folder for output, if it does not exist, and return it; raise `UnusableFile` where that fails."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise UnusableFile(
             f"cannot make the folder {str(folder)!r}: {reason(error)}", hint="Choose another folder (--out)."

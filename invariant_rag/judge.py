@@ -57,11 +57,11 @@ class Verdict:
         if len(names) != len(self.probabilities):
             raise InvalidChoice(f"names: expected one for each of {len(self.probabilities)} options, got {len(names)}")
         numbers = ", ".join(f"{name} {each!r}" for name, each in zip(names, self.probabilities, strict=True))
-        said = f"Probability of being the best: {numbers}."
+        summary = f"Probability of being the best: {numbers}."
         if self.explanation is None:
-            return said
+            return summary
         labelled = ", ".join(f"{name} as {label}" for name, label in zip(names, self.labels, strict=True) if label)
-        return f"{said} With {labelled}: {self.explanation}" if labelled else f"{said} {self.explanation}"
+        return f"{summary} With {labelled}: {self.explanation}" if labelled else f"{summary} {self.explanation}"
 
 
 class Judge:

@@ -22,16 +22,16 @@ _PART = re.compile(r"(\d+)[-\u2013](\d+)|\w+")
 def labels_of(sets: Iterable[tuple[SegmentSet, Sequence[int]]]) -> dict[str, int]:
     """Return the index of a segment, among those of all sets, by label; without labels that two segments have.
 
-    `sets` are each set, and for each of its places the index of the segment that took it.
+    `sets` are each set, and for each of its slots the index of the segment in it.
     """
-    found: dict[str, list[int]] = {}
+    indices_of: dict[str, list[int]] = {}
     offset = 0
     for segments, order in sets:
         for slot, index in zip(segments.slots or (), order, strict=False):
             if slot.number is not None:
-                found.setdefault(slot.number, []).append(offset + index)
+                indices_of.setdefault(slot.number, []).append(offset + index)
         offset += len(segments)
-    return {label: indices[0] for label, indices in found.items() if len(indices) == 1} if found else {}
+    return {label: indices[0] for label, indices in indices_of.items() if len(indices) == 1} if indices_of else {}
 
 
 def find_labels(text: str) -> Iterator[tuple[int, int, str]]:

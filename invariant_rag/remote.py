@@ -52,7 +52,7 @@ class RemoteModel:
         base_url: Address of the API, such as `http://localhost:8000/v1`.
         model: Name of the model. None: the one that the server has.
         api_key: Key for the server. None: none.
-        timeout: Seconds for an answer, or for the next piece of a stream.
+        timeout: Seconds for an answer, or for the next chunk of a stream.
         max_retries: How often a request is sent again where the server was busy or could not be reached.
     """
 
@@ -71,8 +71,8 @@ class RemoteModel:
 
         if not re.match(r"https?://", check_text("base_url", base_url)):
             raise InvalidChoice(f"base_url: expected an address with http:// or https://, got {base_url!r}")
-        given = {"model": model, "api_key": api_key, "timeout": timeout, "max_retries": max_retries}
-        self._settings: dict[str, Any] = given
+        settings = {"model": model, "api_key": api_key, "timeout": timeout, "max_retries": max_retries}
+        self._settings: dict[str, Any] = settings
         self.model = model
         self.max_retries = check_number("max_retries", max_retries, 0)
         headers = {} if api_key is None else {"Authorization": f"Bearer {check_text('api_key', api_key)}"}
@@ -86,7 +86,7 @@ class RemoteModel:
     def reply(self, request: AnswerRequest, *, choices: Mapping[str, Any] = MappingProxyType({})) -> Reply:
         """Answer a request as `generation.answering` does for a model of this process.
 
-        `choices` are method, ordering and overflow to ask for. Options that a server does not take are an
+        `choices` are method, ordering and overflow of the request. Options that a server does not take are an
         `UnsupportedCombination`.
         """
         return parse_reply(self._post(*_path_and_body(request, choices)), request)
@@ -94,7 +94,7 @@ class RemoteModel:
     def stream_reply(
         self, request: AnswerRequest, *, choices: Mapping[str, Any] = MappingProxyType({})
     ) -> Iterator[AnswerDelta | Reply]:
-        """Answer a request, and yield the pieces of the answers as they come, and then the whole reply. See `reply`."""
+        """Answer a request, and yield the deltas of the answers as they come, and then the whole reply. See `reply`."""
         yield from parse_chunks(self._stream(*_path_and_body(request, choices)), request)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
@@ -171,8 +171,8 @@ class RemoteModel:
                 response.close()
                 if last or response.status_code not in _TRY_AGAIN:
                     raise _refusal(response)
-                wanted = response.headers.get("retry-after", "")
-                pause = float(wanted) if re.fullmatch(r"\d{1,4}", wanted) else 0.5 * 2**attempt
+                seconds = response.headers.get("retry-after", "")
+                pause = float(seconds) if re.fullmatch(r"\d{1,4}", seconds) else 0.5 * 2**attempt
             time.sleep(min(pause, _LONGEST_PAUSE))
         raise RemoteError(f"{self._client.base_url} cannot be reached")  # for mypy: the last attempt has returned
 
@@ -189,13 +189,13 @@ def _path_and_body(request: AnswerRequest, choices: Mapping[str, Any]) -> tuple[
 
 def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return messages as the server takes them: segments, which have no token ids, are parts of their contents."""
-    found = []
+    converted = []
     for message in messages:
         content = message.get("content")
         calls = [_call(each) for each in message.get("tool_calls") or ()]
         parts = content if content is None or isinstance(content, str) else content_parts(content)
-        found.append({**message, "content": parts, **({"tool_calls": calls} if calls else {})})
-    return found
+        converted.append({**message, "content": parts, **({"tool_calls": calls} if calls else {})})
+    return converted
 
 
 def content_parts(content: Any) -> list[dict[str, Any]]:
@@ -203,18 +203,18 @@ def content_parts(content: Any) -> list[dict[str, Any]]:
     items = [content] if isinstance(content, str | Segment | SegmentSet) else content
     if not isinstance(items, Iterable) or isinstance(items, bytes | Mapping):
         raise InvalidPrompt(f"expected texts and segments, got {type(content).__name__}")
-    found: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, SegmentSet):
             slots = {} if item.slots is None else {"slots": list(map(asdict, item.slots))}
-            found.append({"type": "documents", "documents": list(map(_document, item)), **slots})
+            parts.append({"type": "documents", "documents": list(map(_document, item)), **slots})
         elif isinstance(item, Segment):
-            found.append({"type": "document", "document": _document(item)})
+            parts.append({"type": "document", "document": _document(item)})
         elif isinstance(item, str):
-            found.append({"type": "text", "text": str(item)})
+            parts.append({"type": "text", "text": str(item)})
         else:
             raise InvalidPrompt(f"expected texts and segments, got {type(item).__name__}")
-    return found
+    return parts
 
 
 def error_of(described: Mapping[str, Any], status: int) -> errors.InvariantRAGError:
@@ -239,9 +239,9 @@ def _is_plain(value: Any) -> bool:
 
 def _call(call: ToolCall | Mapping[str, Any]) -> dict[str, Any]:
     """Return the call of a tool in OpenAI's shape, whose arguments are a text."""
-    found = ToolCall.of(call)
-    function = {"name": found.name, "arguments": json.dumps(dict(found.arguments))}
-    return {"id": found.id, "type": "function", "function": function}
+    parsed = ToolCall.of(call)
+    function = {"name": parsed.name, "arguments": json.dumps(dict(parsed.arguments))}
+    return {"id": parsed.id, "type": "function", "function": function}
 
 
 def _refusal(response: httpx.Response) -> errors.InvariantRAGError:

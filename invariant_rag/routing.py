@@ -125,8 +125,8 @@ class RoutedScores(list[float]):
         self.plain_confidence = candidate_confidence(plain)
         self.invariant_confidence = candidate_confidence(invariant)
         self.branch: Branch = route(self.plain_confidence, self.invariant_confidence, alpha)
-        kept, self.rejected = (plain, invariant) if self.branch == "plain" else (invariant, plain)
-        super().__init__(kept)
+        chosen, self.rejected = (plain, invariant) if self.branch == "plain" else (invariant, plain)
+        super().__init__(chosen)
 
 
 class RoutedModel(InvariantModel):
@@ -220,9 +220,9 @@ class RoutedModel(InvariantModel):
         """Return the generation of the more confident branch, by the margin `alpha`."""
         confidences = text_confidence(plain.logprobs), text_confidence(invariant.logprobs)
         branch = route(*confidences, self.alpha)
-        kept, rejected = (plain, invariant) if branch == "plain" else (invariant, plain)
+        chosen, rejected = (plain, invariant) if branch == "plain" else (invariant, plain)
         return RoutedGeneration.extend(
-            kept,
+            chosen,
             rejected=rejected,
             invariant=plain.invariant and invariant.invariant,  # the choice depends on both
             branch=branch,

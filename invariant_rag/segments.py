@@ -150,9 +150,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class Slot:
-    """Text around one place of a set, such as `[1] ` before it.
+    """Text around one segment of a set, such as `[1] ` before it.
 
-    Slots stay where they are when the segments of their set change places, so running numbers count in any order.
+    Slots stay where they are when the segments of their set are reordered, so running numbers count in any order.
     """
 
     before: str = ""
@@ -160,7 +160,7 @@ class Slot:
     number: str | None = None  # the running number or letter in these texts
 
     def render(self, segment: Segment) -> str:
-        """Return the text of a segment in this place."""
+        """Return the text of a segment in this slot."""
         return self.before + segment.text + self.after
 
 
@@ -174,7 +174,7 @@ class SegmentSet(Sequence[Segment]):
 
     Args:
         segments: The segments: strings, `Segment`s or lists of token ids.
-        slots: Text around each place, in the order of the prompt. None: `Prompt.rendering` renders the segments.
+        slots: Text around each segment, in the order of the prompt. None: `Prompt.rendering` renders the segments.
     """
 
     def __init__(
@@ -343,7 +343,7 @@ class Prompt:
         return type(self).__new__(type(self))._fill(self.texts, listed, self.query, self.rendering)
 
     def to_complete(self) -> Prompt:
-        """Return the prompt, with a line break behind segments that it ends with: a model continues text, not a set."""
+        """Return the prompt, with a line break after segments that it ends with: a model continues text, not a set."""
         if not self.segments or self.suffix:
             return self
         return type(self).__new__(type(self))._fill((*self.texts[:-1], "\n"), self.sets, self.query, self.rendering)

@@ -20,4 +20,4 @@ def split_words(text: str) -> list[str]:
     plain = unicodedata.normalize("NFKC", text).casefold()
     if len(plain) < _LONG:
         return _WORD.findall(plain)
-    return [found[0] for found in _WORD.finditer(plain)]  # so that other threads run meanwhile
+    return [match[0] for match in _WORD.finditer(plain)]  # so that other threads run meanwhile

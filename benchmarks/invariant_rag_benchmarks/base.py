@@ -1,4 +1,4 @@
-"""The parts of a benchmark: its settings, the cases that it asks a model, and the score of an output."""
+"""The parts of a benchmark: its settings, the cases that it runs on a model, and the score of an output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TaskSettings(BaseModel):
 
 
 class Example(BaseModel):
-    """A record of a benchmark's file, as far as the benchmark reads it."""
+    """A record of a benchmark's file, as far as the benchmark parses it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -175,15 +175,15 @@ class Benchmark(ABC, Generic[S]):
             raise InvalidDataset(str(error) if files in str(error) else f"{files}: {error}", hint=error.hint) from error
         return cases
 
-    def parse_settings(self, given: Mapping[str, Any]) -> S:
+    def parse_settings(self, values: Mapping[str, Any]) -> S:
         """Return the settings with these values, which may be strings; refuse unknown names and wrong values."""
         known = self.settings.model_fields
-        for name, value in given.items():
+        for name, value in values.items():
             check_name(f"setting of {self.name}", name, known)
             if isinstance(value, bool) and known[name].annotation is not bool:
                 raise InvalidChoice(f"{name}: expected no flag, got {value}")
         try:
-            return self.settings(**given)
+            return self.settings(**values)
         except ValidationError as error:
             raise InvalidChoice(_first(error)) from None
 
@@ -194,7 +194,7 @@ def declared(name: str) -> dict[str, Any]:
 
 
 def parse_example(kind: type[E], record: Any, where: str) -> E:
-    """Return a record with the fields of `kind`; an `InvalidDataset` names its place, such as `example 3`."""
+    """Return a record with the fields of `kind`; an `InvalidDataset` names its position, such as `example 3`."""
     try:
         return kind.model_validate(record)
     except ValidationError as error:
@@ -203,13 +203,13 @@ def parse_example(kind: type[E], record: Any, where: str) -> E:
 
 def _first(error: ValidationError) -> str:
     """Return the first of the errors that pydantic found, in the words of this library."""
-    found = error.errors(include_url=False)[0]
-    place = ".".join(map(str, found["loc"]))
-    if found["type"] == "missing":
-        *above, name = place.split(".")
-        return f"{'.'.join(above)}{': ' if above else ''}expected a field {name!r}, got {shown(sorted(found['input']))}"
-    said = found["msg"].partition(", unable")[0].removeprefix("Value error, ").replace("Input should be", "expected")
-    return f"{place}: {said}, got {shown(found['input'])}" if place else f"{said}, got {shown(found['input'])}"
+    first = error.errors(include_url=False)[0]
+    path = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        *above, name = path.split(".")
+        return f"{'.'.join(above)}{': ' if above else ''}expected a field {name!r}, got {shown(sorted(first['input']))}"
+    message = first["msg"].partition(", unable")[0].removeprefix("Value error, ").replace("Input should be", "expected")
+    return f"{path}: {message}, got {shown(first['input'])}" if path else f"{message}, got {shown(first['input'])}"
 
 
 def parse_numbers(setting: str, described: str, count: int, default: Sequence[int] = ()) -> list[int]:

@@ -42,8 +42,8 @@ class DataSource:
         A file at the path that is named for another value of one of these settings is refused.
         """
         try:
-            if (found := self._find(name, settings)) is not None:
-                return self.read(found, found.name)
+            if (path := self._find(name, settings)) is not None:
+                return self.read(path, path.name)
         except OSError as error:
             raise DatasetUnavailable(f"{str(self.path or name)[:200]!r} cannot be read: {error}") from error
         if self.path is None and public is not None:

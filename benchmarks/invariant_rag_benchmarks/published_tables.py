@@ -190,8 +190,8 @@ def compare(
     row: PublishedRow, column: PublishedColumn, published: float | None, records: Sequence[Record]
 ) -> PublishedComparison:
     """Compare the records of a run with one cell of a published table."""
-    found, scale = column.read(records, oracle=row.oracle), 100 if column.unit == "%" else 1
-    numbers = (math.nan,) * 3 if found is None else (found.value, found.low, found.high)
+    estimate, scale = column.read(records, oracle=row.oracle), 100 if column.unit == "%" else 1
+    numbers = (math.nan,) * 3 if estimate is None else (estimate.value, estimate.low, estimate.high)
     ours, low, high = (None if math.isnan(each) else scale * each for each in numbers)
     digits = 2 if column.unit == "" or column.metric.startswith("deviation: ") else 1
     return PublishedComparison(row.name, column.label, published, ours, low, high, column.unit, digits)
@@ -228,13 +228,13 @@ def rows_to_measure(
     known = [row.name for row in rows]
     if unknown := [name for name in names if name not in known]:
         raise InvalidChoice(f"rows: expected names among {', '.join(known)}, got {', '.join(unknown)}")
-    kept = [row for row in rows if not names or row.name in names]
-    for attribute, wanted in (("intervention", _intervention_name(intervention)), ("ensemble", ensemble)):
-        if wanted is not None:
-            kept = [row for row in kept if row.setup and getattr(row.setup, attribute) == wanted]
-            if not kept:
-                raise InvalidChoice(f"{attribute}: expected one of a row of {table.id}, got {wanted!r}")
-    return kept
+    chosen = [row for row in rows if not names or row.name in names]
+    for attribute, value in (("intervention", _intervention_name(intervention)), ("ensemble", ensemble)):
+        if value is not None:
+            chosen = [row for row in chosen if row.setup and getattr(row.setup, attribute) == value]
+            if not chosen:
+                raise InvalidChoice(f"{attribute}: expected one of a row of {table.id}, got {value!r}")
+    return chosen
 
 
 def _intervention_name(described: str | None) -> str | None:
@@ -281,8 +281,8 @@ def reproduce(
 
     rows = rows_to_measure(table, base.model, names, intervention=base.intervention, ensemble=base.ensemble)
     configs = configs_to_run(rows, table.columns, base)
-    found = run_several(list(configs.values()), out, resume=resume, model=model, progress=progress)
-    records = {key: run.records for key, run in zip(configs, found, strict=True)}
+    runs = run_several(list(configs.values()), out, resume=resume, model=model, progress=progress)
+    records = {key: run.records for key, run in zip(configs, runs, strict=True)}
     return [
         compare(row, column, value, records.get(_key(row, column), ()) if column.metric else ())
         for row in rows

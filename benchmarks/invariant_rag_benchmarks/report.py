@@ -86,17 +86,17 @@ def _estimates(records: Sequence[Record], metric: str, seed: int) -> dict[str, d
     """Return the figures of a score over questions and their variants."""
     questions, variants = _grouped(records, "question"), list(_grouped(records, "variant"))
     scores = np.full((len(questions), len(variants)), np.nan)  # NaN: the question has no such variant
-    for row, asked in enumerate(questions.values()):
-        for record in asked:
+    for row, repeats in enumerate(questions.values()):
+        for record in repeats:
             scores[row, variants.index(record["variant"])] = record["scores"][metric]
     per_question = {
         "mean": np.nanmean(scores, axis=1),
         "worst": np.nanmin(scores, axis=1),
         "best": np.nanmax(scores, axis=1),
-        "flips": np.array([float(len({each["answer"] for each in asked}) > 1) for asked in questions.values()]),
+        "flips": np.array([float(len({each["answer"] for each in repeats}) > 1) for repeats in questions.values()]),
     }
-    found = {name: mean_interval(values.tolist(), seed).as_dict() for name, values in per_question.items()}
-    return {**found, **variations(scores, seed)}
+    intervals = {name: mean_interval(values.tolist(), seed).as_dict() for name, values in per_question.items()}
+    return {**intervals, **variations(scores, seed)}
 
 
 def markdown(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:

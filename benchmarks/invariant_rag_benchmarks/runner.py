@@ -1,4 +1,4 @@
-"""Run a benchmark: ask every case once, and write the records of a batch before the next batch is asked.
+"""Run a benchmark: every case once; the records of a batch are written before the next batch runs.
 
 A run is a folder: `config.json` (what decides the records, and versions), `records.jsonl` (append-only, one line per
 case) and `summary.json`. Its name ends with a key of the config, so that another config is another run.
@@ -82,7 +82,7 @@ def run_several(
         UnusableFile: The folder cannot be written, or another process continues the run.
         InvalidDataset, DatasetUnavailable: The data are not as the benchmark's page says, or not to be had.
         ContextOverflow: A prompt is too long, and `overflow` is `error`.
-        UnsupportedCombination: A benchmark asks for texts, and the ensemble only scores candidates.
+        UnsupportedCombination: A benchmark generates texts, and the ensemble only scores candidates.
     """
     make_folder(out)
     runs = [_plan(config, out, model, resume=resume) for config in configs]
@@ -116,7 +116,7 @@ def _plan(
 
     cases = benchmark.load(source, settings, Selection(config.limit, config.seed, load_tokenizer))
     if not cases:
-        raise InvalidChoice(f"{config.benchmark}: these settings leave no case to ask")
+        raise InvalidChoice(f"{config.benchmark}: these settings leave no case to run")
     resolved = resolve_config(config, benchmark, settings, source, model)
     folder = out / run_folder_name(resolved)
     if folder.exists() and not resume:
@@ -154,10 +154,10 @@ def _run(
                 known |= {record["id"]: record for record in records}
                 for _ in records:
                     advance()
-    found = [known[case.id] for case in cases]
-    summary = summarize(resolve_benchmark(config.benchmark), found, config.seed)
+    records = [known[case.id] for case in cases]
+    summary = summarize(resolve_benchmark(config.benchmark), records, config.seed)
     _write_json(folder / "summary.json", {**summary, "limit": config.limit, "config": resolved, **computed_with})
-    return BenchmarkRun(folder, resolved, found, summary)
+    return BenchmarkRun(folder, resolved, records, summary)
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:
@@ -184,7 +184,7 @@ class _Line(Example):
 
 
 def open_records(path: Path, key: str) -> LineFile[Record]:
-    """Open `records.jsonl` of the run with this key for appending; a torn last line is removed, and asked again."""
+    """Open `records.jsonl` of the run with this key for appending; a torn last line is removed: its case runs again."""
 
     def check(record: Any, where: str) -> Any:
         try:
@@ -205,15 +205,15 @@ class Answerer:
         self._benchmark = resolve_benchmark(config.benchmark)
         self._lm, self._source = lm, config.answering(lm)
         self._longest = config.max_new_tokens or self._benchmark.max_new_tokens
-        # PINE's places differ by token, and a model of relevance is not asked again.
-        placed = lm.ordering.invariant and lm.method.stock_decoding
-        self._counts_collisions = placed and not isinstance(lm.ordering, Relevance)
+        # PINE's positions differ by token, and a model of relevance does not run twice.
+        comparable = lm.ordering.invariant and lm.method.stock_decoding
+        self._counts_collisions = comparable and not isinstance(lm.ordering, Relevance)
 
     def __call__(self, batch: Sequence[Case]) -> list[Record]:
         """Generate or choose the outputs of a batch of cases, and return their records."""
-        asked = [(case, case.prompt(self._lm)) for case in batch]
+        prompts = [(case, case.prompt(self._lm)) for case in batch]
         if all(case.candidates for case in batch):
-            return [self._choose(case, prompt) for case, prompt in asked]
+            return [self._choose(case, prompt) for case, prompt in prompts]
         if not hasattr(self._source, "generate"):
             raise UnsupportedCombination(
                 f"expected a benchmark with candidates for {type(self._source).__name__}, which generates no text; "
@@ -221,7 +221,7 @@ class Answerer:
                 hint="Some benchmarks have a setting with candidates: see `invariant-rag bench list`.",
             )
         records = []
-        for limit, group in groupby(asked, lambda each: min(each[0].max_new_tokens or self._longest, self._longest)):
+        for limit, group in groupby(prompts, lambda each: min(each[0].max_new_tokens or self._longest, self._longest)):
             same = list(group)
             generations: Any = self._source.generate([prompt for _, prompt in same], max_new_tokens=limit)
             for (case, prompt), each in zip(same, generations, strict=True):
@@ -237,10 +237,10 @@ class Answerer:
 
     def _record(self, case: Case, prompt: Prompt, output: str, result: Any, prepared: Any) -> Record:
         """Score an output. `result` is a generation or scores, `prepared` says what was dropped and trimmed."""
-        asked = {name: getattr(case, name) for name in ("system", "prefix", "segments", "suffix")}
+        fields = {name: getattr(case, name) for name in ("system", "prefix", "segments", "suffix")}
         record = {
             **{name: getattr(case, name) for name in ("id", "question", "variant", "group")},
-            "prompt": {**asked, "segments": list(case.segments)},
+            "prompt": {**fields, "segments": list(case.segments)},
             "gold": list(case.gold),
             **self._scored(case, output),
             "dropped": len(prepared.dropped),

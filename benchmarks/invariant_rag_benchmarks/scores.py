@@ -75,12 +75,12 @@ def variations(scores: np.ndarray[Any, Any], seed: int = 0) -> dict[str, dict[st
     means, resampled, source = known.mean(axis=0), resampled_means(known, seed), np.random.default_rng(seed)
     batches = [np.broadcast_to(known, (_BATCH, *known.shape))] * (PERMUTATIONS // _BATCH)
     by_chance = np.concatenate([source.permuted(each, axis=2).mean(axis=1) for each in batches])
-    found: dict[str, dict[str, float] | None] = {}
+    measured: dict[str, dict[str, float] | None] = {}
     for name, statistic in (("spread", np.ptp), ("deviation", np.std)):
         value = float(statistic(means))
         error = float(np.quantile(statistic(resampled - means, axis=1), CONFIDENCE))
         margin = max(error, exact_upper_bound(0, len(known)))
         chance = float(np.quantile(statistic(by_chance, axis=1), CONFIDENCE))
         estimate = Estimate(value, max(0.0, value - margin), min(1.0, value + margin))
-        found[name] = {**estimate.as_dict(), "chance": round(chance, 6)}
-    return found
+        measured[name] = {**estimate.as_dict(), "chance": round(chance, 6)}
+    return measured

@@ -1,8 +1,8 @@
 """What order invariance costs: every method against the plain model here, and arranged requests against plain ones.
 
 What is compared runs in turn in every round, so ratios are of the same minutes. Here, weights are random, since speed
-does not depend on the text. On a server, a round asks about sets of documents, in another order every time; a new
-tenant makes it cold, since tenants share no prefix cache, and asking the same requests again is warm.
+does not depend on the text. On a server, a round sends sets of documents, in another order every time; a new
+tenant makes it cold, since tenants share no prefix cache, and the same requests again are warm.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SpeedResult:
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: {step: [] for step in STEPS})  # of every round
     peak: int | None = None  # bytes of a prefill above those in use before; None on a CPU
-    flops: int | None = None  # up to the first token; None on a GPU, whose kernels do not tell them
+    flops: int | None = None  # up to the first token; None on a GPU, whose kernels do not count them
 
     def ratios_to(self, plain: SpeedResult) -> dict[str, float | None]:
         """Return medians over rounds of the ratios to the plain model in the same round, and of peak and operations."""
@@ -193,7 +193,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 def count_flops(call: Callable[[], object]) -> int:
     """Run a call and return its operations in matrix products and fused attention; a multiply-add counts as two.
 
-    Causal fused attention counts what it sees, about half of the square: `FlopCounterMode` by itself counts all of it,
+    Causal fused attention counts the keys attended to, about half of the square: `FlopCounterMode` itself counts all,
     and PyTorch's kernel for CPUs not at all.
     """
     fused = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
@@ -207,8 +207,8 @@ def _attention_flops(queries: Any, keys: Any, values: Any, *args: Any, **kwargs:
     batch, heads, count, width = queries
     length = keys[2]
     causal = kwargs.get("is_causal", args[1] if len(args) > 1 else False)
-    seen = sum(min(index + 1, length) for index in range(count)) if causal else count * length
-    return int(2 * batch * heads * seen * (width + values[3]))
+    attended = sum(min(index + 1, length) for index in range(count)) if causal else count * length
+    return int(2 * batch * heads * attended * (width + values[3]))
 
 
 def _keep_freed_memory(keep: bool) -> None:
@@ -253,14 +253,14 @@ def measure_serving(connect: Connect, config: ServingConfig, progress: Progress 
 
 def ratios(rows: dict[Row, list[Sequence[float]]]) -> list[dict[str, Any]]:
     """Return each arranged row against the plain one: median, lowest and highest ratio of rounds, by measure."""
-    found = []
+    ratios = []
     for (clients, questions, system, state), rounds in rows.items():
         if system == ARRANGED:
             plain = zip(*rows[clients, questions, PLAIN, state], strict=True)
             compared = map(median_ratio, zip(*rounds, strict=True), plain)
             case = {"clients": clients, "questions": questions, "state": state}
-            found.append({**case, **dict(zip(MEASURES, compared, strict=True))})
-    return found
+            ratios.append({**case, **dict(zip(MEASURES, compared, strict=True))})
+    return ratios
 
 
 def prompts(lm: InvariantModel, config: ServingConfig, questions: int, seed: int) -> list[Prompt]:
@@ -271,8 +271,8 @@ def prompts(lm: InvariantModel, config: ServingConfig, questions: int, seed: int
         names = [f"{own.choice(_WORDS)} of {own.randrange(10**6)}" for _ in range(config.segments)]
         segments = [f"The {name} lies by the {' '.join(own.choices(_WORDS, k=config.words))}." for name in names]
         for question in range(questions):
-            asked = f"What is told of the {_WORDS[(number + question) % len(_WORDS)]}?"
-            made.append(lm.chat_prompt(asked, rng.sample(segments, len(segments))))
+            query = f"What is told of the {_WORDS[(number + question) % len(_WORDS)]}?"
+            made.append(lm.chat_prompt(query, rng.sample(segments, len(segments))))
     rng.shuffle(made)
     return made
 
@@ -281,13 +281,13 @@ def _round(
     connect: Connect, config: ServingConfig, clients: int, questions: int, seed: int
 ) -> dict[tuple[str, str], Sequence[float]]:
     arranged = connect(uuid4().hex)
-    asked = prompts(arranged, config, questions, seed)
+    requests = prompts(arranged, config, questions, seed)
     systems = {PLAIN: arranged.with_method("sequential", ordering="given"), ARRANGED: arranged}
     order = sorted(systems, reverse=bool(seed % 2))
-    return {(name, state): _timed(systems[name], asked, config, clients) for name in order for state in STATES}
+    return {(name, state): _timed(systems[name], requests, config, clients) for name in order for state in STATES}
 
 
-def _timed(lm: InvariantModel, asked: Sequence[Prompt], config: ServingConfig, clients: int) -> Sequence[float]:
+def _timed(lm: InvariantModel, requests: Sequence[Prompt], config: ServingConfig, clients: int) -> Sequence[float]:
     """Return the `MEASURES`."""
 
     def ask(prompt: Prompt) -> tuple[float, float]:
@@ -301,5 +301,5 @@ def _timed(lm: InvariantModel, asked: Sequence[Prompt], config: ServingConfig, c
 
     began = perf_counter()
     with ThreadPoolExecutor(clients) as pool:
-        first, between = zip(*pool.map(ask, asked), strict=True)
-    return len(asked) / (perf_counter() - began), median(first), median(between)
+        first, between = zip(*pool.map(ask, requests), strict=True)
+    return len(requests) / (perf_counter() - began), median(first), median(between)

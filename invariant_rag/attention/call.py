@@ -53,7 +53,7 @@ class AttentionCall:
     softcap: float | None = None  # scores are squashed to `softcap * tanh(score / softcap)`
     sinks: torch.Tensor | None = None  # `[H]` extra logits that take part in the softmax and have no value
     dropout: float = 0.0  # probability, of the attention weights, while training
-    scratch: dict[str, Any] = field(default_factory=dict)  # kept for later forward passes over the same tokens
+    scratch: dict[str, Any] = field(default_factory=dict)  # reused by later forward passes over the same tokens
 
     @cached_property
     def num_key_value_groups(self) -> int:
@@ -83,8 +83,8 @@ class AttentionCall:
         first = self.query_start
         return self.queries[..., tokens.start - first : tokens.stop - first, :]
 
-    def kept(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return a value that is made once for the same tokens."""
+    def cached(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return a value that is computed once for the same tokens."""
         if name not in self.scratch:
             self.scratch[name] = make()
         return self.scratch[name]
@@ -98,7 +98,7 @@ class Backend(Protocol):
     """A way to compute arrangements. All backends compute the same function, up to rounding."""
 
     name: ClassVar[str]
-    reads_together: ClassVar[bool]
+    batched_prefill: ClassVar[bool]
     """Whether it is a `BatchBackend`: one forward pass, padded, prefills the prompts of a batch."""
 
     def attend(self, arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Rotary frequencies that depend on the length of the prompt (dynamic NTK, LongRoPE), kept apart for every call.
+"""Rotary frequencies that depend on the length of the prompt (dynamic NTK, LongRoPE), private to every call.
 
 transformers stores them in the rotary module, which all threads share: another thread that runs a longer prompt changes
 the frequencies of this one in the middle of a forward pass, and a later prompt inherits those of an earlier one.

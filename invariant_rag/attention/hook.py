@@ -177,21 +177,21 @@ def _sliding_window(visible: Callable[..., Any], longest: int = 1 << 24) -> int 
     UnsupportedModel: the mask is neither causal nor a causal sliding window (chunked, bidirectional...).
     """
 
-    def sees(query: int, key: int) -> bool:
+    def attends(query: int, key: int) -> bool:
         zero = torch.tensor(0)
         return bool(visible(zero, zero, torch.tensor(query), torch.tensor(key)))
 
     query = longest
-    if not sees(query, query) or sees(query, query + 1):
+    if not attends(query, query) or attends(query, query + 1):
         raise UnsupportedModel("a layer's mask is not causal")
-    if sees(query, 0):
+    if attends(query, 0):
         return None
-    near, far = 1, query  # the distance 0 is seen and the distance `query` is not: search between them
+    near, far = 1, query  # the distance 0 is attended to and the distance `query` is not: search between them
     while near < far:
         middle = (near + far) // 2
-        near, far = (middle + 1, far) if sees(query, query - middle) else (near, middle)
+        near, far = (middle + 1, far) if attends(query, query - middle) else (near, middle)
     for other in (near - 1, near, 3 * near + 1):
-        if not sees(other, max(0, other - near + 1)) or (other >= near and sees(other, other - near)):
+        if not attends(other, max(0, other - near + 1)) or (other >= near and attends(other, other - near)):
             raise UnsupportedModel("a layer's mask is neither causal nor a sliding window")
     return near
 
@@ -228,10 +228,10 @@ class ArrangedAttention:
     def __call__(self, inputs: LayerInputs) -> torch.Tensor:
         """Return one layer's attention output `[B, Q, H, D_v]`."""
         rows = inputs.queries.shape[0]
-        if rows == len(self.prompts) == 1 and not self.backend.reads_together:
+        if rows == len(self.prompts) == 1 and not self.backend.batched_prefill:
             return self._attend(inputs, 0, self.prompts[0])[None]
         repeats = rows_per_prompt(inputs, self.prompts)
-        if self.backend.reads_together:
+        if self.backend.batched_prefill:
             together = self._attend_together(inputs, [self.prompts[row // repeats] for row in range(rows)])
             if together is not None:
                 return together
@@ -285,9 +285,9 @@ def rows_per_prompt(inputs: LayerInputs, prompts: Sequence[PromptState]) -> int:
 
 
 def _too_short(inputs: LayerInputs, prompt: PromptState) -> InvalidPrompt:
-    found = inputs.keys.shape[2] - prompt.padding
-    told = f"expected at least the {prompt.length} tokens of the arranged prompt, got {found}"
-    return InvalidPrompt(told, hint=_ONLY_ARRANGED)
+    length = inputs.keys.shape[2] - prompt.padding
+    message = f"expected at least the {prompt.length} tokens of the arranged prompt, got {length}"
+    return InvalidPrompt(message, hint=_ONLY_ARRANGED)
 
 
 def unpad_row(

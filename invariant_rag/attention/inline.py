@@ -1,8 +1,8 @@
 """Attention modules that compute attention in their own code, outside of transformers' attention interface.
 
-For each, the table says which method stands between its projections and its output, and how that method finds queries,
-keys and values. `replaced` puts ours in its place, on one module and for the length of a `with` block. Threads without
-an active attention function get the module's own method all the while.
+The table names, for each, the method between its projections and its output, and where that takes queries, keys and
+values from. `replaced` patches it on one module, for the length of a `with` block. Threads without an active attention
+function get the module's own method all the while.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def inline_attention(model: nn.Module) -> list[tuple[nn.Module, Inline]]:
         (module, f"{kind.__module__}.{kind.__name__}") for module in model.modules() for kind in type(module).__mro__
     )
     # From transformers 5.24 on, GPT-J and CodeGen use the attention interface.
-    found = [(module, _INLINE[name]) for module, name in names if name in _INLINE]
-    return [(module, inline) for module, inline in found if hasattr(module, inline.method)]
+    listed = [(module, _INLINE[name]) for module, name in names if name in _INLINE]
+    return [(module, inline) for module, inline in listed if hasattr(module, inline.method)]
 
 
 def is_inline_module(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Facts about a model, each found out once; and what releases of transformers name differently."""
+"""Facts about a model, each computed once; and what releases of transformers name differently."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 Fact = TypeVar("Fact")
 
 
-def once_per_model(find: Callable[[Any], Fact]) -> Callable[[Any], Fact]:
+def once_per_model(compute: Callable[[Any], Fact]) -> Callable[[Any], Fact]:
     """Call a function of a model once for each model, and forget its result with the model. Safe for threads."""
     known: WeakKeyDictionary[Any, Fact] = WeakKeyDictionary()
     lock = ForkSafeLock()
 
-    @wraps(find)
-    def found(model: Any) -> Fact:
+    @wraps(compute)
+    def fact(model: Any) -> Fact:
         if model not in known:
             with lock:
                 if model not in known:
-                    known[model] = find(model)
+                    known[model] = compute(model)
         return known[model]
 
-    return found
+    return fact
 
 
 @once_per_model
@@ -39,7 +39,7 @@ def forward_parameters(model: Any) -> frozenset[str]:
 
 
 def takes_position_ids(model: Any) -> bool:
-    """Return whether the model is told the positions of tokens. With ALiBi alone, it takes their indices."""
+    """Return whether the model takes the positions of tokens. With ALiBi alone, it counts them itself."""
     return "position_ids" in forward_parameters(model)
 
 

@@ -60,8 +60,8 @@ def segment_shifts(call: AttentionCall, ranked: RankedSet, queries: Span) -> tor
     `[H, 1, N]` if the queries are one of the segments, whose own entry is undefined.
     """
     bounds = [(span.start, len(span)) for span in ranked.segments]
-    places: torch.Tensor = call.kept(f"places {bounds[0][0]}", lambda: torch.tensor(bounds, device=call.keys.device).T)
-    starts, lengths = places.contiguous().unbind()
+    table: torch.Tensor = call.cached(f"bounds {bounds[0][0]}", lambda: torch.tensor(bounds, device=call.keys.device).T)
+    starts, lengths = table.contiguous().unbind()
     weights = _token_weights(call, queries, ranked) if ranked.own is None else _weights_in_segment(call, ranked)
     rows = weights.flatten(0, 1)
     sums = torch.segment_reduce(rows, "sum", lengths=lengths.expand(len(rows), -1), axis=1, unsafe=True)
@@ -94,10 +94,10 @@ def _weights_in_segment(call: AttentionCall, ranked: RankedSet) -> torch.Tensor:
         block = math.ceil(count / math.ceil(count / most))  # as even as possible
     buffer = keys.new_empty(len(call.queries) * min(block, count) * keys.shape[1])
     for start in range(0, count, block):
-        asking = queries[:, :, start : start + block]
-        shape = (*asking.shape[:3], keys.shape[1])
+        block_queries = queries[:, :, start : start + block]
+        shape = (*block_queries.shape[:3], keys.shape[1])
         weights = buffer[: math.prod(shape)].view(key_heads, -1, keys.shape[1])
-        torch.bmm(asking.flatten(1, 2), keys.transpose(1, 2), out=weights)
+        torch.bmm(block_queries.flatten(1, 2), keys.transpose(1, 2), out=weights)
         weights[..., segment.start - first : segment.stop - first] = float("-inf")
         torch.softmax(weights, dim=-1, out=weights)
         total += weights.view(shape).sum(dim=2)
@@ -112,7 +112,7 @@ def _unrotated_keys(call: AttentionCall, ranked: RankedSet) -> torch.Tensor:
         positions = torch.arange(first, stop, device=call.keys.device)
         return call.rotation.unscaled(call.rotation.rotate_each(call.keys[:, first:stop], -positions, call.reach))
 
-    keys: torch.Tensor = call.kept(f"unrotated {ranked.segments[0].start}", make)
+    keys: torch.Tensor = call.cached(f"unrotated {ranked.segments[0].start}", make)
     return keys
 
 
@@ -130,7 +130,7 @@ def _attend_block(call: AttentionCall, row: Row, shifts: list[torch.Tensor]) -> 
     """Return the attention output of a block of a row `[H, Q, D_v]`."""
     if call.keys.shape[1] > call.max_split:
         return attend_with_mask(call, row, shifts)
-    # Scores of float32 and wider need not be rounded apart from their log-sum-exps.
+    # Scores of float32 and wider need not be rounded separately from their log-sum-exps.
     is_exact = call.queries.dtype in (torch.float32, torch.float64)
     is_last = row.queries == Span(call.keys.shape[1] - 1, call.keys.shape[1])
     if is_exact and is_last and all(each.own is None and _tile_size(each.segments) > _SHORT for each in row.ranked):
@@ -148,8 +148,8 @@ def _attend_token(call: AttentionCall, row: Row, shifts: list[torch.Tensor]) -> 
     heads, head_dim = call.keys.shape[0], query.shape[-1]
     scores = {run.start: call.keys[:, run.start : run.stop] @ query.reshape(heads, -1, head_dim).mT for run in row.runs}
     for each, shift in zip(row.ranked, shifts, strict=True):
-        turned = call.rotation.rotate_each(query, -shift.permute(2, 0, 1), call.reach).to(query.dtype)
-        columns = turned.reshape(len(each.segments), heads, -1, head_dim).mT
+        rotated = call.rotation.rotate_each(query, -shift.permute(2, 0, 1), call.reach).to(query.dtype)
+        columns = rotated.reshape(len(each.segments), heads, -1, head_dim).mT
         for span, column in zip(each.segments, columns, strict=True):
             scores[span.start] = torch.bmm(call.keys[:, span.start : span.stop], column)
     weights = torch.softmax(torch.cat([scores[start] for start in sorted(scores)], dim=1).mT, dim=-1)
@@ -160,16 +160,16 @@ def _attend_to_set(call: AttentionCall, row: Row, ranked: RankedSet, shifts: tor
     """Attend from the queries of a row to the segments of a set, at shifts `[H, Q or 1, N]`, except their own one."""
     queries, spans, first = call.queries_of(row.queries), ranked.segments, ranked.segments[0].start
     if _tile_size(spans) <= _SHORT:
-        tiles = call.kept(f"tiles {first}", lambda: _make_tiles(call, spans))
+        tiles = call.cached(f"tiles {first}", lambda: _make_tiles(call, spans))
         return _attend_to_tiles(call, queries, tiles if ranked.own is None else tiles.without(ranked.own), shifts)
-    keys = call.kept(f"paired {first}", lambda: call.rotation.pair(call.keys[:, first : spans[-1].stop]))
+    keys = call.cached(f"paired {first}", lambda: call.rotation.pair(call.keys[:, first : spans[-1].stop]))
     states, paired = [], call.rotation.pair(queries)
     for number, span in enumerate(spans):
         if number != ranked.own:
-            turned = call.rotation.turn(paired, -shifts[..., number], call.reach).to(queries.dtype)
+            rotated = call.rotation.rotate_paired(paired, -shifts[..., number], call.reach).to(queries.dtype)
             values = call.values[:, span.start : span.stop]
             own = keys[:, span.start - first : span.stop - first]
-            states.append(partial_attention(turned, own, values, scaling=call.scaling))
+            states.append(partial_attention(rotated, own, values, scaling=call.scaling))
     return merge_attn_states(states)
 
 
@@ -183,7 +183,7 @@ def _tile_size(spans: Sequence[Span]) -> int:
 class _Tiles:
     """The keys and values of one set of short segments. A long one among them takes several tiles."""
 
-    keys: torch.Tensor  # `[H_kv, M, B, D]`, laid out for `turn`, padded with zeros
+    keys: torch.Tensor  # `[H_kv, M, B, D]`, laid out for `rotate_paired`, padded with zeros
     values: torch.Tensor  # `[H_kv, M, B, D_v]`
     bias: torch.Tensor  # `[M, 1, B]`: minus infinity for padding, else 0
     owners: torch.Tensor  # segment of each tile `[M]`
@@ -197,21 +197,21 @@ class _Tiles:
 def _make_tiles(call: AttentionCall, spans: Sequence[Span]) -> _Tiles:
     """Split the keys and values of a set into tiles, in memory order."""
     size = _tile_size(spans)
-    pieces = [
+    slices = [
         (owner, slice(start, min(start + size, span.stop)))
         for owner, span in enumerate(spans)
         for start in range(span.start, span.stop, size)
     ]
-    shape = (call.keys.shape[0], len(pieces), size)
+    shape = (call.keys.shape[0], len(slices), size)
     keys = call.keys.new_zeros(*shape, call.keys.shape[-1])
     values = call.values.new_zeros(*shape, call.values.shape[-1])
-    bias = call.keys.new_full((len(pieces), 1, size), float("-inf"))
-    for tile, (_, piece) in enumerate(pieces):
-        length = piece.stop - piece.start
-        keys[:, tile, :length] = call.rotation.pair(call.keys[:, piece])
-        values[:, tile, :length] = call.values[:, piece]
+    bias = call.keys.new_full((len(slices), 1, size), float("-inf"))
+    for tile, (_, tokens) in enumerate(slices):
+        length = tokens.stop - tokens.start
+        keys[:, tile, :length] = call.rotation.pair(call.keys[:, tokens])
+        values[:, tile, :length] = call.values[:, tokens]
         bias[tile, :, :length] = 0.0
-    return _Tiles(keys, values, bias, torch.tensor([owner for owner, _ in pieces], device=keys.device))
+    return _Tiles(keys, values, bias, torch.tensor([owner for owner, _ in slices], device=keys.device))
 
 
 def _attend_to_tiles(call: AttentionCall, queries: torch.Tensor, tiles: _Tiles, shifts: torch.Tensor) -> AttentionState:
@@ -228,8 +228,8 @@ def _attend_to_tiles(call: AttentionCall, queries: torch.Tensor, tiles: _Tiles, 
     for head in range(0, key_heads, heads_per_call):
         key_head = slice(head, head + heads_per_call)
         heads = slice(head * groups, (head + heads_per_call) * groups)
-        turned = call.rotation.turn(paired[heads], -tile_shifts[:, heads], call.reach).to(dtype)
-        packed = turned.reshape(count, heads_per_call, -1, head_dim).transpose(0, 1).flatten(0, 1)
+        rotated = call.rotation.rotate_paired(paired[heads], -tile_shifts[:, heads], call.reach).to(dtype)
+        packed = rotated.reshape(count, heads_per_call, -1, head_dim).transpose(0, 1).flatten(0, 1)
         keys = tiles.keys[key_head].flatten(0, 1).transpose(1, 2)
         scores = torch.baddbmm(bias, packed, keys, alpha=call.scaling)
         scores = scores.unflatten(0, (-1, count)).transpose(1, 2).flatten(2)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PositionEncoding:
-    """The position encoding of one layer. "Rotate" stands for its map, which is a rotation for rotary embeddings."""
+    """The position encoding of one layer. "Rotate" means its map, which is a rotation for rotary embeddings."""
 
     def encoded(self, call: AttentionCall, arrangement: Arrangement) -> AttentionCall:
         """Return a layer's call with positions in its queries and keys, so that scores are their products.
@@ -49,10 +49,10 @@ class PositionEncoding:
         return x
 
     def pair(self, x: torch.Tensor) -> torch.Tensor:
-        """Lay out queries or keys `[..., D]` for `turn`; the product of two of them stays what it is."""
+        """Lay out queries or keys `[..., D]` for `rotate_paired`; the product of two of them stays the same."""
         return x
 
-    def turn(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
+    def rotate_paired(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
         """Move `x` `[..., D]`, laid out by `pair`, as `rotate_each` does; faster where one `x` moves many times."""
         return self.rotate_each(x, shifts, reach)
 
@@ -92,9 +92,9 @@ class Rotation(PositionEncoding):
         angles = shifts[..., None] * self.frequencies().to(x.device, torch.float64)
         return self._apply(x, angles.cos(), angles.sin()).to(x.dtype)
 
-    def rotate_with(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-        """Rotate `x` `[..., D]` by `turns` `[..., R / 2]`: a complex number for each pair of dimensions."""
-        return self._apply(x, turns.real, turns.imag).to(x.dtype)
+    def rotate_with(self, x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        """Rotate `x` `[..., D]` by complex `factors` `[..., R / 2]`, one for each pair of dimensions."""
+        return self._apply(x, factors.real, factors.imag).to(x.dtype)
 
     def rotate_each(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
         """Rotate `x` `[..., D]` by `shifts` `[...]`, with tables of cosines and sines, one for each `reach`."""
@@ -110,23 +110,23 @@ class Rotation(PositionEncoding):
         paired = x[..., :size].unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
         return paired if size == x.shape[-1] else torch.cat((paired, x[..., size:]), dim=-1)
 
-    def turn(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
+    def rotate_paired(self, x: torch.Tensor, shifts: torch.Tensor, reach: int) -> torch.Tensor:
         """Rotate what `pair` laid out, in one pass over memory."""
         if self.module is None:
             return self.rotate_each(x, shifts, reach)
         cos, sin = self._angles(shifts, reach, x.device)
         size = 2 * cos.shape[-1]
         pairs = torch.view_as_complex(x[..., :size].float().unflatten(-1, (-1, 2)))
-        turned = torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
+        rotated = torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
         if size == x.shape[-1]:
-            return turned
-        return torch.cat((turned, x[..., size:].float().expand(*turned.shape[:-1], -1)), dim=-1)
+            return rotated
+        return torch.cat((rotated, x[..., size:].float().expand(*rotated.shape[:-1], -1)), dim=-1)
 
     def _angles(self, shifts: torch.Tensor, reach: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines of shifts `[..., R / 2]`, from a table `[2 reach + 1, R]` of those of all shifts.
 
-        It is kept for the last reach and frequencies. Whether the frequencies are those of the table is told from the
-        tensor, since a comparison of its numbers would wait for the device.
+        It is cached for the last reach and frequencies. The tensor identifies the frequencies: comparing its numbers
+        would wait for the device.
         """
         frequencies = self.frequencies()
         changes = 0 if frequencies.is_inference() else frequencies._version  # inference tensors count none
@@ -155,29 +155,29 @@ class Rotation(PositionEncoding):
 
 def candidates(model: nn.Module) -> list[Rotation]:
     """Return all rotary embeddings that the model's modules may use, including none."""
-    found, tables = [Rotation(None)], list[Rotation]()  # GPT-J has tables of all positions, the same in every layer
+    encodings, tables = [Rotation(None)], list[Rotation]()  # GPT-J has tables of all positions, the same in every layer
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name.endswith("inv_freq") and "original" not in name and buffer.ndim == 1:
-                found += [Rotation(module, name, interleaved) for interleaved in (False, True)]
+                encodings += [Rotation(module, name, interleaved) for interleaved in (False, True)]
             if name == "embed_positions" and buffer.ndim == 2 and not tables:
                 tables = [of_table(buffer, interleaved=each) for each in (False, True)]
-    return found + tables
+    return encodings + tables
 
 
 def of_table(table: torch.Tensor, *, interleaved: bool) -> Rotation:
     """Return the rotary embedding of a table of sines and cosines `[positions, R]`, such as GPT-J has.
 
     The frequencies are the angles of position 1. The angles of positions 2, 4, 8... make them more exact, if their
-    turns are known from the position before.
+    whole revolutions are known from the position before.
     """
     sines, cosines = table.double().cpu().chunk(2, dim=-1)
     angles, position = torch.atan2(sines, cosines), 1
     frequencies = angles[1]
     while 2 * position < len(table):
         position *= 2
-        turns = ((frequencies * position - angles[position]) / (2 * torch.pi)).round()
-        frequencies = (angles[position] + 2 * torch.pi * turns) / position
+        revolutions = ((frequencies * position - angles[position]) / (2 * torch.pi)).round()
+        frequencies = (angles[position] + 2 * torch.pi * revolutions) / position
     module = nn.Module()
     module.register_buffer("inv_freq", frequencies.to(table.device))
     return Rotation(module, "inv_freq", interleaved)
@@ -236,8 +236,8 @@ class Alibi(PositionEncoding):
             positions = torch.tensor(arrangement.positions, dtype=torch.float64, device=keys.device)
             call.scratch.update(positions=positions, slopes=self.slopes.to(keys.device)[:, None] / call.scaling)
         known, length = call.scratch["positions"], keys.shape[1]
-        behind = known[-1] + torch.arange(1, 1 + max(0, length - len(known)), device=keys.device)
-        at = torch.cat((known, behind))[:length]
+        later = known[-1] + torch.arange(1, 1 + max(0, length - len(known)), device=keys.device)
+        at = torch.cat((known, later))[:length]
         slopes = call.scratch["slopes"].expand(-1, queries.shape[1])
         one, zero = torch.ones_like(at), torch.zeros_like(at)
         of_queries = torch.stack((slopes, -slopes * at[call.query_start :], torch.zeros_like(slopes), slopes), dim=-1)

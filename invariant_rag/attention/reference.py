@@ -25,10 +25,10 @@ class Reference:
     """The reference backend. It computes attention for one head and one query at a time, in float64."""
 
     name: ClassVar[str] = "reference"
-    reads_together: ClassVar[bool] = False
+    batched_prefill: ClassVar[bool] = False
 
     def attend(self, arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:
-        """Return outputs `[H, Q, D_v]`: for each query, what the arrangement says that it attends to."""
+        """Return outputs `[H, Q, D_v]`: for each query, the attention of its arrangement."""
         out = torch.zeros(*call.queries.shape[:2], call.values.shape[-1], dtype=torch.float64)
         for head in range(out.shape[0]):
             for query, keys in enumerate(keys_of_queries(arrangement, call, head), start=call.query_start):
@@ -49,7 +49,8 @@ def keys_of_queries(arrangement: Arrangement, call: AttentionCall, head: int) ->
             alone = (_far_to_near(call, head, each, range(query, query + 1)) for each in row.ranked if not together)
             for each, spans in zip(row.ranked, together or alone, strict=True):
                 indices = [index for span in spans for index in range(span.start, span.stop)]
-                keys += [Key(index, place, None) for place, index in enumerate(indices, start=each.first_position)]
+                positions = enumerate(indices, start=each.first_position)
+                keys += [Key(index, position, None) for position, index in positions]
             yield sorted(keys, key=lambda key: key.position) if row.ranked else keys
 
 
@@ -58,8 +59,8 @@ def _far_to_near(call: AttentionCall, head: int, ranked: RankedSet, queries: Spa
     spans = ranked.others
     tokens = [index for span in spans for index in range(span.start, span.stop)]
     keys = _projected(call, call.keys[head // call.num_key_value_groups, tokens], tokens)
-    asking = range(queries.start, queries.stop)
-    projected = _projected(call, call.queries[head, [query - call.query_start for query in asking]], asking)
+    query_indices = range(queries.start, queries.stop)
+    projected = _projected(call, call.queries[head, [each - call.query_start for each in query_indices]], query_indices)
     weights = (projected @ keys.T * call.scaling).softmax(dim=-1).sum(dim=0)
     importance = [float(part.mean()) for part in weights.split([*map(len, spans)])]
     sign = -1.0 if ranked.reverse else 1.0

@@ -27,12 +27,12 @@ class SDPA:
     """Compute attention with fused kernels, or with matrix products where a layer needs what these lack."""
 
     name: ClassVar[str] = "sdpa"
-    reads_together: ClassVar[bool] = False
+    batched_prefill: ClassVar[bool] = False
 
     def attend(self, arrangement: Arrangement, call: AttentionCall) -> torch.Tensor:
         """Return one layer's attention output `[H, Q, D_v]` for one prompt."""
         heads, count, _ = call.queries.shape
-        # As layers read it: `[Q, H, D_v]` in memory.
+        # The layout that layers expect: `[Q, H, D_v]` in memory.
         out = call.values.new_empty(count, heads, call.values.shape[-1]).transpose(0, 1)
         for rows in _batches(call, arrangement.rows_from(call.query_start, call.keys.shape[1])):
             start, stop = rows[0].queries.start - call.query_start, rows[-1].queries.stop - call.query_start
@@ -103,8 +103,8 @@ def _neighbours(rows: tuple[Row, ...], device: torch.device) -> _Neighbours:
         else:
             start = stop = first
         for row, run in zip(rows, column, strict=True):
-            pieces = (run.start, min(start, run.stop)), (max(stop, run.start), run.stop)
-            rest += [(row, Run(*piece, run.shift)) for piece in pieces if piece[0] < piece[1]]
+            remainders = (run.start, min(start, run.stop)), (max(stop, run.start), run.stop)
+            rest += [(row, Run(*each, run.shift)) for each in remainders if each[0] < each[1]]
     runs: list[Run] = []
     mask = torch.zeros(last - first, 0, dtype=torch.bool)
     for shift in dict.fromkeys(run.shift for _, run in rest):

@@ -179,12 +179,12 @@ def attend_with_mask(call: AttentionCall, row: Row, shifts: Sequence[torch.Tenso
 def _attend_block(call: AttentionCall, row: Row, ranked: list[tuple[Run, torch.Tensor]]) -> torch.Tensor:
     queries = call.queries_of(row.queries)
     index = torch.arange(row.queries.start, row.queries.stop, device=queries.device)
-    place = row.queries.stop - sum(map(len, row.runs))  # where the row begins, if it ends with its last query
+    position = row.queries.stop - sum(map(len, row.runs))  # where the row begins, if it ends with its last query
     scores, values = [], []
     for whole in row.runs:
-        # Sliding windows count keys along the row. With ranked sets the row is stacked: its places are its positions.
-        along = whole.shift if ranked else place - whole.start
-        place += len(whole)
+        # Sliding windows count keys along the row. With ranked sets the row is stacked: its indices are its positions.
+        along = whole.shift if ranked else position - whole.start
+        position += len(whole)
         # Keys that the first query is too far from, all queries are too far from.
         hidden = 0 if call.sliding_window is None else row.queries.start - along - call.sliding_window + 1
         run = replace(whole, start=min(max(whole.start, hidden), whole.stop))
@@ -231,7 +231,7 @@ def _softmax_values(call: AttentionCall, scores: torch.Tensor, values: torch.Ten
     return (packed @ values).reshape(*scores.shape[:2], values.shape[-1])
 
 
-# --- with log-sum-exps: the one place that touches a private operator of PyTorch ---
+# --- with log-sum-exps: the only code that calls a private operator of PyTorch ---
 
 # PyTorch's fused CPU kernel computes the log-sum-exps, but its public name, `scaled_dot_product_attention`, does not
 # return them. A release may rename or change the operator. Then matrix products compute the same, slower, with a
@@ -271,8 +271,8 @@ def _difference(kernel: Kernel) -> str:
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
             return str(error)
         expected = matmul_kernel(queries, keys, keys, is_causal=is_causal, attn_mask=None, scale=0.5)
-        for found, right in zip(results, expected, strict=True):
-            if found.shape != right.shape or not torch.allclose(found, right, atol=1e-5):
+        for result, right in zip(results, expected, strict=True):
+            if result.shape != right.shape or not torch.allclose(result, right, atol=1e-5):
                 return "its results are not those of matrix products"
     return ""
 
@@ -281,8 +281,8 @@ def ungrouped_kernel(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Result:
     """Compute attention with the fused CPU kernel of PyTorch below 2.9, which is wrong for grouped heads."""
     groups = q.shape[1] // k.shape[1]
     keys, values = (each.repeat_interleave(groups, dim=1) for each in (k, v))
-    found: Result = getattr(torch.ops.aten, OPERATOR)(q, keys, values, **options)
-    return found
+    result: Result = getattr(torch.ops.aten, OPERATOR)(q, keys, values, **options)
+    return result
 
 
 def matmul_kernel(

@@ -97,11 +97,11 @@ class Endpoint:
     def complete(self, text: str) -> SystemReply:
         """Send one message of a user; raise `ServerError` without an answer, `AuditFailed` for a wrong key or model."""
         body = {"model": self.served, "messages": [{"role": "user", "content": text}], **self.parameters}
-        said = self._send("POST", "/chat/completions", body)
+        completion = self._send("POST", "/chat/completions", body)
         try:
-            text, usage = said["choices"][0]["message"]["content"] or "", said.get("usage") or {}
+            text, usage = completion["choices"][0]["message"]["content"] or "", completion.get("usage") or {}
         except (LookupError, TypeError, AttributeError) as error:
-            raise ServerError(f"{self.url}: expected a chat completion, got {str(said)[:200]!r}") from error
+            raise ServerError(f"{self.url}: expected a chat completion, got {str(completion)[:200]!r}") from error
         return SystemReply(text, usage.get("total_tokens"))
 
     def _send(self, verb: str, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -113,20 +113,20 @@ class Endpoint:
             late = f"no answer within {SECONDS:g} seconds" if isinstance(error, httpx.TimeoutException) else ""
             why = re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
             raise ServerError(late or f"the server cannot be reached: {why}") from error
-        said = f"{self.url}: {response.status_code}: {response.text[:200]}"
+        described = f"{self.url}: {response.status_code}: {response.text[:200]}"
         if response.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND}:
             raise AuditFailed(
-                said, hint=f"Look at the address (up to /v1), the key in {KEY_VARIABLE}, and the model (--model)."
+                described, hint=f"Look at the address (up to /v1), the key in {KEY_VARIABLE}, and the model (--model)."
             )
         if response.is_error:
-            failed = ServerError(said)
+            failed = ServerError(described)
             with suppress(KeyError, ValueError):  # it may name a date, or nothing
                 failed.retry_after = float(response.headers["Retry-After"])
             raise failed
         try:
             return response.json()
         except ValueError as error:
-            raise ServerError(f"expected JSON: {said}") from error
+            raise ServerError(f"expected JSON: {described}") from error
 
 
 def is_url(value: Any) -> bool:

@@ -163,12 +163,12 @@ class AnswerJudge:
         pairs = zip(known, known[1:] + known[:1], strict=True)
         foreign = [(each, other.answers[0]) for each, other in pairs if other.answers[0] not in each.answers]
         missed += [self.is_right(each, answer) for each, answer in foreign]
-        self.errors = found = wilson_interval(sum(missed), len(missed)) if missed else None
-        if found is not None and found.value > USELESS:
+        self.errors = rate = wilson_interval(sum(missed), len(missed)) if missed else None
+        if rate is not None and rate.value > USELESS:
             hint = (
                 "Known are gold answers, and those of other questions. Name a larger model as --judge, or leave it out."
             )
-            raise AuditFailed(f"the judge is wrong on {found.value:.0%} of the verdicts that are known", hint=hint)
+            raise AuditFailed(f"the judge is wrong on {rate.value:.0%} of the verdicts that are known", hint=hint)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what it was asked, and how often it erred, as plain data."""
@@ -195,12 +195,12 @@ def _yes_function(model: Any) -> Callable[[str], bool]:
     raise InvalidChoice(f"judge: expected a model, an Endpoint, a URL or a function, got {shown(model)}")
 
 
-def _is_yes(said: Any) -> bool:
-    if isinstance(said, CallResult):
-        if said.text is None:
-            raise AuditFailed(f"the judge does not answer: {said.errors[-1]}")
-        said = said.text
-    if not isinstance(said, str):
-        raise AuditFailed(f"the judge replied with {type(said).__name__}, expected yes or no as text")
-    words = said.strip().lower().split()
+def _is_yes(reply: Any) -> bool:
+    if isinstance(reply, CallResult):
+        if reply.text is None:
+            raise AuditFailed(f"the judge does not answer: {reply.errors[-1]}")
+        reply = reply.text
+    if not isinstance(reply, str):
+        raise AuditFailed(f"the judge replied with {type(reply).__name__}, expected yes or no as text")
+    words = reply.strip().lower().split()
     return bool(words) and words[0].strip(".,!:;*\"'") in {"yes", "true", "correct", "same"}

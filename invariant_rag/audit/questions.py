@@ -103,8 +103,8 @@ def parse_questions(source: Questions, fields: Mapping[str, str] | None = None) 
     unknown = set[str]()
     parsed = [_parse_question(entry, where, unknown) for where, entry in entries]
     lacking = [name for name in ("segments", "answers", "gold") if not all(getattr(each, name) for each in parsed)]
-    if said := describe_unknown(unknown, lacking):
-        warnings.warn(FieldWarning(prefix + said), stacklevel=2)
+    if described := describe_unknown(unknown, lacking):
+        warnings.warn(FieldWarning(prefix + described), stacklevel=2)
     taken = Counter(each.id for each in parsed)
     return [
         replace(each, id=each.id + (f"#{number}" if taken[each.id] > 1 else "") if each.id else str(number))

@@ -64,10 +64,10 @@ def join_rows(entries: Entries) -> Entries:
         if gold not in _FLAGS:
             raise InvalidQuestion(f"{where}: expected gold as 1 or 0, got {shown(row['gold'])}")
         try:
-            found = {"score": float(score.replace(",", ".")) if score else None, "gold": _FLAGS[gold]}
+            scored = {"score": float(score.replace(",", ".")) if score else None, "gold": _FLAGS[gold]}
         except ValueError:
             raise InvalidQuestion(f"{where}: expected score as a number, got {shown(row['score'])}") from None
-        entry["segments"].append({"text": str(row["segment"]), "title": row.get("title"), **found})
+        entry["segments"].append({"text": str(row["segment"]), "title": row.get("title"), **scored})
     return list(joined.values())
 
 
@@ -86,15 +86,15 @@ def as_record(entry: Mapping[str, Any]) -> dict[str, Any]:
         record["input"] = "\n".join(str(each.get("content", "")) for each in messages)
     if {"contexts", "retrieved_contexts"} & {*record} and {*_ANSWERS[1:4]} & {*record}:
         record.pop("answer", None)
-    found: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
     for ours, names in _NAMES.items():
         for name in [name for name in names if record.get(name) is not None][:1]:
-            found[ours] = record.pop(name)
-    wanted, segments = record.get("reference_contexts"), parse_list(found.get("segments"))
-    found |= {} if segments is None else {"segments": segments}
-    if "gold" not in record and isinstance(wanted, Sequence) and isinstance(segments, Sequence):
-        found["gold"] = [index for index, each in enumerate(segments) if each in wanted]
-    return {**record, **found}
+            renamed[ours] = record.pop(name)
+    reference_contexts, segments = record.get("reference_contexts"), parse_list(renamed.get("segments"))
+    renamed |= {} if segments is None else {"segments": segments}
+    if "gold" not in record and isinstance(reference_contexts, Sequence) and isinstance(segments, Sequence):
+        renamed["gold"] = [index for index, each in enumerate(segments) if each in reference_contexts]
+    return {**record, **renamed}
 
 
 def _of_promptfoo(test: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,19 +120,19 @@ def parse_list(text: Any) -> Any:
         return text
     for parse in (parse_json, ast.literal_eval):
         try:
-            found = parse(text.strip())
+            parsed = parse(text.strip())
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # TypeError: a list as a key
             continue
-        if isinstance(found, list):
-            return found
+        if isinstance(parsed, list):
+            return parsed
     return text
 
 
 def describe_unknown(fields: Iterable[str], lacking: Iterable[str]) -> str:
     """Return a sentence on fields that mean nothing, with what of the `lacking` ones may be meant; "" without any."""
     known = [each for name in sorted(lacking) for each in _NAMES.get(name, (name,))]
-    said = []
+    described = []
     for name in sorted({*map(str, fields)} - {*FIELDS} - _OTHERS):
         close = get_close_matches(name.lower(), known, 1, 0.75)
-        said.append(repr(name) + (f" (did you mean {close[0]!r}?)" if close else ""))
-    return f"No field of a question, and not used: {', '.join(said)}." if said else ""
+        described.append(repr(name) + (f" (did you mean {close[0]!r}?)" if close else ""))
+    return f"No field of a question, and not used: {', '.join(described)}." if described else ""

@@ -45,11 +45,11 @@ def p_value(p: float) -> str:
 
 def advise(audit: Audit) -> list[tuple[str, str]]:
     """Return title and text of each paragraph that a report begins with."""
-    found = [("Finding", _finding(audit)), ("Today", _today(audit)), ("Recommendation", _recommendation(audit))]
-    found += [("First call", audit.sent)] if audit.screen.alike else []
+    paragraphs = [("Finding", _finding(audit)), ("Today", _today(audit)), ("Recommendation", _recommendation(audit))]
+    paragraphs += [("First call", audit.sent)] if audit.screen.alike else []
     toy = [f"This audit was {ToyModelWarning()}"] if audit.toy else []
     notes = " ".join([*toy, *_about_grading(audit), *_about_calls(audit)])
-    return [*found, ("To know", notes)] if notes else found
+    return [*paragraphs, ("To know", notes)] if notes else paragraphs
 
 
 def _finding(audit: Audit) -> str:
@@ -86,8 +86,8 @@ def _recommendation(audit: Audit) -> str:
     """Return the one thing to do: look at the call, use a remedy, leave it, or ask more questions."""
     compared = sorted(((each.gain, each) for each in audit.comparisons if each.gain), key=lambda pair: -pair[0].value)
     if audit.screen.alike:
-        said = shown(audit.asked[0].answers[0].text)
-        return f"Look at the call first, below: every answer was the same, {said}. Does it hold the documents?"
+        answer = shown(audit.asked[0].answers[0].text)
+        return f"Look at the call first, below: every answer was the same, {answer}. Does it hold the documents?"
     if compared and compared[0][1].is_better:
         return f"Use {_named(*compared[0])}."
     if audit.screen.outcome == "order does not matter":
@@ -124,42 +124,42 @@ def _named(gain: Estimate, each: Comparison) -> str:
 
 def _about_grading(audit: Audit) -> list[str]:
     """Return what a right answer is, and how far that can be trusted."""
-    found, judge, metric, scored = [], audit.judge, audit.choices.metric, audit.scored
+    sentences, judge, metric, scored = [], audit.judge, audit.choices.metric, audit.scored
     if scored and judge is None:
         name = getattr(metric, "__name__", "the metric")
         how = f"{name} gives it at least 0.5" if metric else "it gives a gold answer, as whole tokens"
-        found.append(f"An answer is right if {how}.")
+        sentences.append(f"An answer is right if {how}.")
         long = sum(all(len(gold.split()) >= LONG_GOLD for gold in each.question.answers) for each in scored)
         if 2 * long > len(scored) and metric is None:
-            found.append("Most gold answers are whole sentences, which no answer repeats: grade with --judge.")
+            sentences.append("Most gold answers are whole sentences, which no answer repeats: grade with --judge.")
     if scored and not any(RIGHT in each.classes for each in scored):
-        found.append("No answer was right: do gold answers say what answers say? See answers.csv, or use --judge.")
+        sentences.append("No answer was right: do gold answers say what answers say? See answers.csv, or use --judge.")
     if len(scored) < len(audit.asked):
         how = f"by embeddings, from a similarity of {SAME_MEANING} on" if audit.embeds else "only if their words are"
-        found.append(f"Without gold answers, two answers count as the same {'by the judge' if judge else how}.")
+        sentences.append(f"Without gold answers, two answers count as the same {'by the judge' if judge else how}.")
     if judge is None:
         unused = sum(bool(each.question.rubrics) for each in audit.asked)
         note = f"{counted(unused, 'question')} with checks that take a judge: without --judge, they were not made."
-        return [*found, note] if unused else found
-    found.append(f"The judge was asked {judge.calls:,} times.")
+        return [*sentences, note] if unused else sentences
+    sentences.append(f"The judge was asked {judge.calls:,} times.")
     if judge.pairs:
-        found.append(f"Asked in both orders, it contradicted itself on {judge.divided:,} of {judge.pairs:,} pairs.")
+        sentences.append(f"Asked in both orders, it contradicted itself on {judge.divided:,} of {judge.pairs:,} pairs.")
     if judge.errors is not None:
-        found.append(f"It misses {percent(judge.errors)} of the verdicts that are known.")
-    return found
+        sentences.append(f"It misses {percent(judge.errors)} of the verdicts that are known.")
+    return sentences
 
 
 def _about_calls(audit: Audit) -> list[str]:
-    found, screen, errors = [], audit.screen, audit.measures["errors"]
+    notes, screen, errors = [], audit.screen, audit.measures["errors"]
     if not screen.repeated and screen.within:
         changed = f"{screen.within:.1%} of the outcomes change with a space that cannot matter"
         hides = "a cache or a fixed seed hides noise, or a space is enough; it was counted as noise"
-        found.append(f"Equal calls came back equal, but {changed}: {hides}.")
+        notes.append(f"Equal calls came back equal, but {changed}: {hides}.")
     if errors.value:
-        found.append(f"Of the calls, {percent(errors)} failed after all retries: {audit.errors[-1]}")
+        notes.append(f"Of the calls, {percent(errors)} failed after all retries: {audit.errors[-1]}")
     if audit.unordered:
-        found.append(f"{counted(audit.unordered, 'question')} with fewer than two different documents were not asked.")
-    return found
+        notes.append(f"{counted(audit.unordered, 'question')} with fewer than two different documents were not asked.")
+    return notes
 
 
 _BOUND = re.compile(r"\s*net-sensitivity\s*>\s*(\d{1,3}(?:\.\d+)?)\s*%\s*")
@@ -175,12 +175,12 @@ class Gate:
     @classmethod
     def parse(cls, text: str) -> Gate:
         """Parse a condition: `order-matters`, or one such as `net-sensitivity>5%`."""
-        found = _BOUND.fullmatch(text)
-        if not found and text.strip() != "order-matters":
+        matched = _BOUND.fullmatch(text)
+        if not matched and text.strip() != "order-matters":
             expected = "order-matters, or a bound such as net-sensitivity>5%"
             hint = "A flip rate or an accuracy is no gate: it moves with noise. The measures are in audit.json."
             raise InvalidChoice(f"fail-on: expected {expected}, got {text!r}", hint=hint)
-        return cls(text, float(found[1]) / 100 if found else None)
+        return cls(text, float(matched[1]) / 100 if matched else None)
 
     def holds(self, audit: Audit) -> bool:
         """Return whether it holds beyond doubt: the whole interval is above the bound."""

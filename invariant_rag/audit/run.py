@@ -144,8 +144,8 @@ class _Running:
     def __post_init__(self) -> None:
         self.asked: list[Asked] = []
         self.answers = {each.key: each for each in (self.file.lines if self.file is not None else ())}
-        placed = enumerate(self.questions)
-        self.calls = [plan.screen_calls(one, number, place, self.choices.seed) for place, (number, one) in placed]
+        numbered = enumerate(self.questions)
+        self.calls = [plan.screen_calls(one, number, index, self.choices.seed) for index, (number, one) in numbered]
 
     def screen(self) -> Screen:
         """Ask in steps until the order matters, does not matter, or all was asked."""
@@ -155,32 +155,32 @@ class _Running:
             self.on_step(f"Step: {counted(len(step), 'question')}, at most {most}, in today's order and two others.")
             self._ask([call for calls in step for call in calls], self.system.ask)
             for calls in step:
-                question, said = calls[0].question, [self.answers[call.key] for call in calls]
-                classes = self.grader.classes(question, [each.text for each in said])
+                question, answers = calls[0].question, [self.answers[call.key] for call in calls]
+                classes = self.grader.classes(question, [each.text for each in answers])
                 orders = [call.order for call in calls]
-                self.asked.append(Asked(question, orders, said, classes, self.grader.is_scored(question)))
+                self.asked.append(Asked(question, orders, answers, classes, self.grader.is_scored(question)))
             table = np.array([each.classes for each in self.asked], dtype=np.int64)
             two = [len(each.question.segments) == 2 for each in self.asked]
-            found = screen(table, two, self.choices.margin, len(self.calls))
-            alike = not found.between and self._ignores_documents()
-            self.on_step(f"After {counted(found.asked, 'question')}: {found.outcome}.")
-            if found.outcome != "cannot tell yet":
+            screened = screen(table, two, self.choices.margin, len(self.calls))
+            alike = not screened.between and self._ignores_documents()
+            self.on_step(f"After {counted(screened.asked, 'question')}: {screened.outcome}.")
+            if screened.outcome != "cannot tell yet":
                 break
         scored = [each for each in self.asked if each.scored]
         texts = [{each.answers[column].text for column in (FIRST, OTHER, ANOTHER)} for each in scored]
         vacuous = any(len(each) > 1 for each in texts) and not any(RIGHT in each.classes for each in scored)
-        if alike or (vacuous and found.outcome != "order matters"):
-            found = replace(found, outcome="cannot tell yet", more=0, alike=alike)
-            self.on_step(f"{'Every answer is the same' if alike else 'No answer is right'}: {found.outcome}.")
-        return found
+        if alike or (vacuous and screened.outcome != "order matters"):
+            screened = replace(screened, outcome="cannot tell yet", more=0, alike=alike)
+            self.on_step(f"{'Every answer is the same' if alike else 'No answer is right'}: {screened.outcome}.")
+        return screened
 
     def _ignores_documents(self) -> bool:
         """Return whether all questions have one answer, with other documents, too; raise if several come back so."""
         texts = [each.answers[FIRST].text for each in self.asked]
-        probed = sorted(range(len(texts)), key=lambda place: texts.index(texts[place]) != place)[:PROBED]
-        calls = [self.calls[place][FIRST].blanked() for place in probed]
+        probed = sorted(range(len(texts)), key=lambda index: texts.index(texts[index]) != index)[:PROBED]
+        calls = [self.calls[index][FIRST].blanked() for index in probed]
         self._ask(calls, self.system.ask, retries=0)
-        before = [texts[place] for place in probed]
+        before = [texts[index] for index in probed]
         if None in before or [self.answers[call.key].text for call in calls] != before:
             return False
         if len(set(before)) == 1:
@@ -195,12 +195,12 @@ class _Running:
         made = self.system.sent(call.question, call.segments)
         return shortened(made if isinstance(made, str) else repr(made), LONGEST_INPUT)
 
-    def compare(self, found: Screen) -> list[Comparison]:
+    def compare(self, screened: Screen) -> list[Comparison]:
         """Ask all planned questions with remedies and as today, if the order matters or remedies were asked for."""
         names: Sequence[str] | None = self.choices.remedies
         if names is None:
             scored = [each for each in self.asked if each.scored]
-            if found.outcome != "order matters" or not scored:
+            if screened.outcome != "order matters" or not scored:
                 return []
             slots = [None if each is None else each.value for each in slot_accuracies(places_and_outcomes(scored))]
             names = plan.choose_remedies(self.system, slots, [each.question for each in scored])
@@ -235,9 +235,9 @@ class _Running:
 
     def _accuracy(self, calls: Sequence[AuditCall]) -> float:
         """Return the share of right draws; of several votes of a draw the most frequent counts, the first of equals."""
-        said = [self.answers[call.key].text for call in calls]
+        texts = [self.answers[call.key].text for call in calls]
         draws: dict[int, list[int]] = {}
-        for call, each in zip(calls, self.grader.classes(calls[0].question, said), strict=True):
+        for call, each in zip(calls, self.grader.classes(calls[0].question, texts), strict=True):
             draws.setdefault(call.draw, []).append(each)
         return float(np.mean([max(votes, key=votes.count) == RIGHT for votes in draws.values()]))
 

@@ -129,9 +129,9 @@ def disagreements(classes: Classes, two_orders: Sequence[bool]) -> tuple[Floats,
     Within leaves out the pair of two equal calls, which a cache or a seed makes equal. Between gives each pair of
     orders the same weight.
     """
-    apart = (classes[:, : PLACEBO + 1, None] != classes[:, None, OTHER:]).mean(axis=1)  # [questions, 2]
+    differ = (classes[:, : PLACEBO + 1, None] != classes[:, None, OTHER:]).mean(axis=1)  # [questions, 2]
     last = (classes[:, OTHER] != classes[:, ANOTHER]).astype(float)
-    between = np.where(two_orders, apart.mean(axis=1), (apart.sum(axis=1) + last) / 3)
+    between = np.where(two_orders, differ.mean(axis=1), (differ.sum(axis=1) + last) / 3)
     pairs = (classes[:, :PLACEBO] != classes[:, PLACEBO, None]).sum(axis=1)
     again = (classes[:, FIRST] != classes[:, AGAIN]).astype(int)
     within = np.where(np.arange(len(classes)) < REPEATED, pairs / 2, (pairs + again) / 3)
@@ -145,8 +145,8 @@ def _sequential_test(classes: Classes, done: Sequence[int], planned: int) -> tup
     within the order of today is a sum of independent numbers of known distributions. Its own distribution, over the
     paths that no earlier look stopped, is carried from look to look, exactly.
     """
-    odds, seen = _chances(classes)
-    totals = np.cumsum(seen)
+    odds, counts = _chances(classes)
+    totals = np.cumsum(counts)
     going, used, start, p = np.ones(1), 0.0, 0, 1.0
     for count in done or [len(classes)]:
         for each in odds[start:count]:

@@ -70,13 +70,13 @@ def as_system(system: Any, to_input: ToInput | None = None, generation: Mapping[
     Raises:
         UnsupportedCombination: The system is none of these, or an argument does not apply to it.
     """
-    if (found := _of_our_model(system, generation or {})) is not None:
+    if (wrapped := _of_our_model(system, generation or {})) is not None:
         _refuse(to_input, "to_input", "one of our models, which takes segments as they are")
-        return found
+        return wrapped
     _refuse(generation, "generation keywords", "a system that is not one of our models")
     for wrap in (_of_url, _of_langchain, _of_llama_index, _of_callable):  # each of one kind; None for others
-        if (found := wrap(system, to_input)) is not None:
-            return found
+        if (wrapped := wrap(system, to_input)) is not None:
+            return wrapped
     raise UnsupportedCombination(f"expected a system that answers questions, got {type(system).__name__}", hint=_WRAP)
 
 
@@ -84,37 +84,37 @@ _WRAP = "Wrap it in a function (question, segments) -> answer."
 _ANSWERS = ("answer", "output", "response", "result", "text", "output_text", "content")  # names of what is returned
 
 
-def as_reply(said: Any, tokens: int | None = None) -> SystemReply:
+def as_reply(output: Any, tokens: int | None = None) -> SystemReply:
     """Return the answer in whatever a system returns: text, a message, a mapping or an object that holds one."""
-    if isinstance(said, SystemReply):
-        return said
-    if isinstance(said, str):
-        return SystemReply(said, tokens)
-    usage = getattr(said, "usage_metadata", None)
+    if isinstance(output, SystemReply):
+        return output
+    if isinstance(output, str):
+        return SystemReply(output, tokens)
+    usage = getattr(output, "usage_metadata", None)
     if isinstance(usage, Mapping):
         tokens = usage.get("total_tokens", tokens)
-    field_of = said.get if isinstance(said, Mapping) else partial(getattr, said)
+    field_of = output.get if isinstance(output, Mapping) else partial(getattr, output)
     content = field_of("content", None)
     if isinstance(content, list) and content:  # blocks of a message
         parts = [each if isinstance(each, str) else each.get("text", "") for each in content]
         return SystemReply("".join(part for part in parts if isinstance(part, str)), tokens)
-    if isinstance(said, Mapping) and isinstance(said.get("messages"), Sequence) and said["messages"]:
-        return as_reply(said["messages"][-1], tokens)
+    if isinstance(output, Mapping) and isinstance(output.get("messages"), Sequence) and output["messages"]:
+        return as_reply(output["messages"][-1], tokens)
     for name in _ANSWERS:
-        found = field_of(name, None)
-        if isinstance(found, str):
-            return SystemReply(found, tokens)
-        if found is not None and not callable(found) and not isinstance(found, int | float | list | tuple):
-            return as_reply(found, tokens)
-    what = f"a mapping with {sorted(map(str, said))}" if isinstance(said, Mapping) else type(said).__name__
+        value = field_of(name, None)
+        if isinstance(value, str):
+            return SystemReply(value, tokens)
+        if value is not None and not callable(value) and not isinstance(value, int | float | list | tuple):
+            return as_reply(value, tokens)
+    what = f"a mapping with {sorted(map(str, output))}" if isinstance(output, Mapping) else type(output).__name__
     expected = f"expected an answer as text, a message, or a mapping with one of {', '.join(_ANSWERS)}"
     raise AuditFailed(f"{expected}; got {what}", hint="Return a string, or a SystemReply with its tokens.")
 
 
 def loaded(module: str, *names: str) -> tuple[Any, ...]:
     """Return the classes of a module if the module is imported, as a tuple for isinstance."""
-    found = (getattr(sys.modules.get(module), name, None) for name in names)
-    return tuple(each for each in found if each is not None)
+    classes = (getattr(sys.modules.get(module), name, None) for name in names)
+    return tuple(each for each in classes if each is not None)
 
 
 def _refuse(value: Any, what: str, where: str) -> None:
@@ -143,9 +143,9 @@ def _of_our_model(system: Any, generation: Mapping[str, Any]) -> System | None:
             given = {name: each for name, each in sampling.items() if each is not None}
             options = {"do_sample": True, **options, **given}
         generation = {**options, **({"stop_strings": list(system.stop)} if system.stop else {}), **generation}
-    said = "".join(f", {key}={value}" for key, value in sorted(generation.items()))
-    said += "" if message is None else f", system={message!r}"
-    name = f"{lm.name} ({lm.method.name}, {lm.ordering!r}, {lm.backend.name}{said})"
+    settings = "".join(f", {key}={value}" for key, value in sorted(generation.items()))
+    settings += "" if message is None else f", system={message!r}"
+    name = f"{lm.name} ({lm.method.name}, {lm.ordering!r}, {lm.backend.name}{settings})"
 
     def sent(question: Question, segments: Sequence[Segment]) -> str:
         return str(lm.tokenizer.decode(lm.prepare(lm.chat_prompt(question.text, segments, message)).input_ids))
@@ -234,14 +234,14 @@ def _system(name: str, call: Function, makes: Sequence[MakeInput], read: Functio
     def ask(question: Question, segments: Sequence[Segment]) -> SystemReply:
         make, *others = known
         try:
-            said = settle(call(make(question, segments)))
+            output = settle(call(make(question, segments)))
         except (TypeError, AttributeError, KeyError):
             if not others:
                 raise
             make = others[0]
-            said = settle(call(make(question, segments)))
+            output = settle(call(make(question, segments)))
         known[:] = [make]
-        return as_reply(said if read is None else read(said))
+        return as_reply(output if read is None else read(output))
 
     def sent(question: Question, segments: Sequence[Segment]) -> Any:
         return known[0](question, segments)
@@ -295,9 +295,9 @@ def _inputs(runnable: Any) -> list[MakeInput]:
         return [_as_text, mapping]
     unknown = set(schema.get("required", ())) - {*QUESTION_NAMES, *CONTEXT_NAMES, *_EMPTY_NAMES, "messages"}
     if unknown and len(fields) > 1:
-        wanted, nothing = (", ".join(sorted(each)) for each in (fields, unknown))
+        known_fields, unknown_fields = (", ".join(sorted(each)) for each in (fields, unknown))
         hint = "Say what it is called with: to_input=lambda question, segments: ... (in Python)."
-        message = f"{runnable.get_name()} wants {wanted}, and nothing is known of {nothing}"
+        message = f"{runnable.get_name()} wants {known_fields}, and nothing is known of {unknown_fields}"
         raise UnsupportedCombination(message, hint=hint)
     contexts = set(fields) & set(CONTEXT_NAMES)
     alone = len(fields) == 1 and not contexts and "messages" not in fields
@@ -340,28 +340,28 @@ def _arguments(function: Any) -> list[MakeInput]:
     named = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     if any(each.kind is each.VAR_POSITIONAL for each in named):
         return [lambda question, segments: signature.bind_partial(question.text, segments)]
-    wanted = [each for each in named if each.default is each.empty]
-    if len(wanted) == 1:  # a second parameter with a default, which is named as documents are, takes them
-        wanted += [each for each in named if each not in wanted and each.name in CONTEXT_NAMES][:1]
-    if len(wanted) not in {1, 2}:
-        names = [each.name for each in wanted]
+    required = [each for each in named if each.default is each.empty]
+    if len(required) == 1:  # a second parameter with a default, which is named as documents are, takes them
+        required += [each for each in named if each not in required and each.name in CONTEXT_NAMES][:1]
+    if len(required) not in {1, 2}:
+        names = [each.name for each in required]
         raise UnsupportedCombination(f"expected a function of question and segments, got one of {names}", hint=_WRAP)
 
     def bound(*values: Any) -> inspect.BoundArguments:
         arguments = signature.bind_partial()
-        arguments.arguments.update(zip((each.name for each in wanted), values, strict=True))
+        arguments.arguments.update(zip((each.name for each in required), values, strict=True))
         return arguments
 
     def mapping(question: Question, segments: Sequence[Segment]) -> Any:
         texts = list(map(plain_rendering, segments))
         return bound({"question": question.text, "input": question.text, "context": texts})
 
-    if len(wanted) == 2:
-        if wanted[0].name in CONTEXT_NAMES and wanted[1].name in QUESTION_NAMES:
-            wanted.reverse()
-        return [lambda question, segments: bound(question.text, _annotated(segments, str(wanted[1].annotation)))]
-    annotation = str(wanted[0].annotation).lower()
+    if len(required) == 2:
+        if required[0].name in CONTEXT_NAMES and required[1].name in QUESTION_NAMES:
+            required.reverse()
+        return [lambda question, segments: bound(question.text, _annotated(segments, str(required[1].annotation)))]
+    annotation = str(required[0].annotation).lower()
     if "dict" in annotation or "mapping" in annotation:
         return [mapping]
     texts: list[MakeInput] = [lambda question, segments: bound(_as_text(question, segments))]
-    return texts + ([mapping] if wanted[0].annotation is inspect.Parameter.empty else [])
+    return texts + ([mapping] if required[0].annotation is inspect.Parameter.empty else [])

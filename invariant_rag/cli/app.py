@@ -55,18 +55,18 @@ class _Commands(TyperGroup):
 
 def _command_of_package(name: str) -> Any:
     """Return the command of a package, or one that says how to install it; None if no package has that name."""
-    found = entry_points(group=PLUGINS, name=name)
-    if not found and name not in _OURS:
+    plugins = entry_points(group=PLUGINS, name=name)
+    if not plugins and name not in _OURS:
         return None
     loaded: Any = typer.Typer(add_completion=False, rich_markup_mode=None)
-    for entry in found:
+    for entry in plugins:
         try:
             loaded = entry.load()
         except (ImportError, AttributeError) as error:
             raise InvalidChoice(f"the command {name!r} of {entry.value!r} cannot be imported: {error}") from error
         if not isinstance(loaded, typer.Typer):
             raise InvalidChoice(f"the command {name!r}: expected a typer.Typer at {entry.value!r}, got {loaded!r}")
-    if not found:
+    if not plugins:
         taking_all = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
         @loaded.command(context_settings=taking_all, help=f"Not installed: {_OURS[name]}")  # type: ignore[untyped-decorator]

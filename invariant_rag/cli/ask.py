@@ -14,8 +14,8 @@ from invariant_rag.cli.console import print_error, print_json, print_skipped, pr
 from invariant_rag.cli.progress import load_with_progress, progress_bar
 from invariant_rag.errors import InvalidChoice, ToyModelWarning
 from invariant_rag.models.embedded import is_toy
-from invariant_rag.rag.readers import check_documents
-from invariant_rag.rag.text import truncate
+from invariant_rag.rag.chunks import truncate
+from invariant_rag.rag.documents import check_documents, load_chunks
 from invariant_rag.segments import Segment, SegmentSet
 from invariant_rag.shown import counted
 
@@ -47,9 +47,9 @@ def ask(
     as_json: options.Json = False,
     check_order: options.CheckOrder = 0,
 ) -> None:
-    """Answer QUESTION from documents, and cite where the answer was found. Without both, an example is asked.
+    """Answer QUESTION from documents, and cite the chunks that hold the answer. Without both, an example runs.
 
-    Exit code: 0; 1 if --check-order found different outputs of an order-invariant method; 2 for an error.
+    Exit code: 0; 1 if --check-order got different outputs of an order-invariant method; 2 for an error.
 
     \b
     --json prints one object:
@@ -119,8 +119,8 @@ def _question_and_paths(question: str | None, paths: list[Path]) -> tuple[str, l
         return EXAMPLE_QUESTION, [EXAMPLE_DOCUMENTS]
     if question and question.strip() and paths:
         return question, paths
-    asked = "a question, got none" if question is None else "a question, got blank text"
-    missing = "documents, got none: --docs is missing" if (question or "").strip() else asked
+    no_question = "a question, got none" if question is None else "a question, got blank text"
+    missing = "documents, got none: --docs is missing" if (question or "").strip() else no_question
     hint = 'Such as: invariant-rag ask "Who approves travel?" --docs FOLDER --model MODEL. Without both: an example.'
     raise InvalidChoice(f"expected {missing}", hint=hint)
 
@@ -129,7 +129,6 @@ def _read_chunks(
     paths: list[Path], retriever: str, model: str | None, loading: Mapping[str, Any], *, max_chars: int, strict: bool
 ) -> tuple[list[Segment], RetrieverFactory]:
     """Return the chunks, and what indexes them; find out what can be wrong before transformers is imported."""
-    from invariant_rag.rag.documents import load_chunks
     from invariant_rag.rag.retrieval import resolve_retriever
 
     build_index = resolve_retriever(retriever)
@@ -161,8 +160,8 @@ def _print_answer(answer: Answer) -> None:
     print_text(answer.text)
     _print_citations(answer.citations)
     usage, spent = answer.generation.usage, answer.timings
-    print_text(f"\nchunks as read, farthest first: {' '.join(map(str, answer.order))}", style="dim")
-    tokens = f"{usage.prompt_tokens} tokens read, {usage.completion_tokens} written"
+    print_text(f"\nchunks in the prompt, farthest first: {' '.join(map(str, answer.order))}", style="dim")
+    tokens = f"{usage.prompt_tokens} prompt tokens, {usage.completion_tokens} completion tokens"
     seconds = f"retrieval {spent.retrieve:.2f} s, generation {spent.generate:.2f} s"
     print_text(f"{tokens}, {seconds}", style="dim")
 
@@ -186,11 +185,11 @@ def _print_check(check: OrderCheck, method: str) -> None:
     sides = ((method, check.answers, check.distinct), ("plain model", check.plain_answers, check.plain_distinct))
     for (name, answers, outputs), style in zip(sides, styles, strict=True):
         bits = ", bit for bit" if outputs == 1 else f"; {outputs} log-probabilities" if outputs > len(answers) else ""
-        said = f"  {name}: {counted(len(answers), 'answer')} in {counted(check.orders + 1, 'order')}{bits}"
-        print_text(said, style="green" if outputs == 1 else style)
+        line = f"  {name}: {counted(len(answers), 'answer')} in {counted(check.orders + 1, 'order')}{bits}"
+        print_text(line, style="green" if outputs == 1 else style)
         for text, count in answers:
             print_text(f'    {count:3} x "{truncate(text, 100)}"')
-    # In how many orders another answer was given than the most frequent one.
+    # The number of orders whose answer is not the most frequent one.
     plain, ours = (sum(count for _, count in each[1:]) or "none" for each in (check.plain_answers, check.answers))
-    said = f"The plain model changed its answer in {plain} of {check.orders + 1} orders; {method} in {ours}."
-    print_text(f"\n{said}", style="bold")
+    summary = f"The plain model changed its answer in {plain} of {check.orders + 1} orders; {method} in {ours}."
+    print_text(f"\n{summary}", style="bold")

@@ -19,7 +19,7 @@ from invariant_rag.cli.progress import load_with_progress, progress_bar
 from invariant_rag.errors import FieldWarning, InvalidChoice, ToyModelWarning, UnsupportedCombination
 from invariant_rag.files import make_folder
 from invariant_rag.models.hub import check_model
-from invariant_rag.rag.readers import check_documents
+from invariant_rag.rag.documents import check_documents
 from invariant_rag.shown import counted
 
 if TYPE_CHECKING:
@@ -99,10 +99,10 @@ def audit(
             resolve_retriever(retriever)
         check_documents(docs or ())
         gates = [Gate.parse(each) for each in fail_on or ()]
-        asked = read_run(resume)[2] if resume is not None else _parse(questions, chosen.fields)
+        parsed = read_run(resume)[2] if resume is not None else _parse(questions, chosen.fields)
         if dry_run:
-            console.print_json({"questions": len(asked)}) if as_json else console.print_text(
-                _most_calls(len(asked), chosen.remedies)
+            console.print_json({"questions": len(parsed)}) if as_json else console.print_text(
+                _most_calls(len(parsed), chosen.remedies)
             )
             return
         if resume is None:
@@ -121,11 +121,11 @@ def audit(
         if chosen.judge is not None and not is_url(chosen.judge):
             chosen = chosen.changed({"judge": load_with_progress(chosen.judge, method="rotor")})
         try:
-            told: dict[str, Any] = {"progress": progress_bar, "on_step": console.print_note}
-            new = None if resume is not None else asked
-            result = run_audit(audited, new, chosen, retriever=index, out=out, resume=resume, name=name, **told)
+            display: dict[str, Any] = {"progress": progress_bar, "on_step": console.print_note}
+            new = None if resume is not None else parsed
+            result = run_audit(audited, new, chosen, retriever=index, out=out, resume=resume, name=name, **display)
         except KeyboardInterrupt:
-            console.print_note(f"\nInterrupted. What was answered is kept: continue with --resume {resume or out}.")
+            console.print_note(f"\nInterrupted. The answers so far are stored: continue with --resume {resume or out}.")
             raise
         broken = [each for each in gates if each.holds(result)]
     _print(result, resume or out, broken, as_json=as_json)
@@ -161,23 +161,23 @@ def _most_calls(questions: int, remedies: Sequence[str] | None) -> str:
     )
 
 
-def _parsed_choices(given: Mapping[str, Any]) -> AuditChoices:
+def _parsed_choices(values: Mapping[str, Any]) -> AuditChoices:
     """Return choices as the options give them, with those that are repeatable in the form of a choice."""
-    pairs = [each.partition("=") for each in given["fields"] or ()]
+    pairs = [each.partition("=") for each in values["fields"] or ()]
     if any(not theirs for _, _, theirs in pairs):
         raise InvalidChoice("--field: expected OURS=YOURS, such as question=frage")
-    remedies = None if given["remedies"] is None else tuple(given["remedies"])
-    return AuditChoices(**{**given, "fields": {ours: theirs for ours, _, theirs in pairs}, "remedies": remedies})
+    remedies = None if values["remedies"] is None else tuple(values["remedies"])
+    return AuditChoices(**{**values, "fields": {ours: theirs for ours, _, theirs in pairs}, "remedies": remedies})
 
 
 def _parse(questions: Path | None, fields: Mapping[str, str]) -> list[Any]:
     """Return the questions of a file, and say what is odd about them."""
     from invariant_rag.audit.questions import parse_questions
 
-    asked = parse_questions(str(questions), fields)
-    if not any(question.answers or question.rubrics for question in asked):
+    parsed = parse_questions(str(questions), fields)
+    if not any(question.answers or question.rubrics for question in parsed):
         console.print_note("No gold answers: only changes can be measured.")
-    return asked
+    return parsed
 
 
 @contextmanager

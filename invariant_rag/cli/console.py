@@ -98,13 +98,13 @@ _EXPECTED = {  # of an option, by the kind of pydantic's error
 def _describe_usage(error: Any) -> tuple[str, str]:
     """Return what is wrong with a command line, and where its command is described."""
     hint = f"See `{error.ctx.command_path} --help`." if error.ctx else ""
-    found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
-    if not found:  # of the command itself, or of a typer without pydantic
+    errors: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    if not errors:  # of the command itself, or of a typer without pydantic
         return error.format_message().removeprefix("Invalid value: "), hint
     choices = getattr(getattr(error.param, "type_descriptor", None), "choices", None)
-    expected = _EXPECTED.get(found[0]["type"], found[0]["msg"]).format(**found[0].get("ctx", {}))
+    expected = _EXPECTED.get(errors[0]["type"], errors[0]["msg"]).format(**errors[0].get("ctx", {}))
     expected = f"one of {', '.join(map(str, choices))}" if choices else expected
-    return f"{error.param.opts[0]}: expected {expected}, got {str(found[0]['input'])[:60]}", hint
+    return f"{error.param.opts[0]}: expected {expected}, got {str(errors[0]['input'])[:60]}", hint
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def handle_errors() -> Iterator[None]:
         print_error(f"out of memory: {error}", OutOfMemory.hint)
         raise typer.Exit(2) from None
     except BrokenPipeError:
-        raise  # whoever read the output has ended, as in `... | head`
+        raise  # the consumer of the output has ended, as in `... | head`
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print_error(f"{where}{reason(error)}", "Look at the permissions and the space of the disk, and at --out.")

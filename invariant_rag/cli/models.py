@@ -26,9 +26,9 @@ def summary(cls: type) -> str:
 def method_rows() -> list[dict[str, Any]]:
     """Return the columns of `invariant-rag methods`."""
     facts = ("invariant", "fair", "cost", "stock_decoding")
-    found = [(name, each, {fact: getattr(each, fact) for fact in facts}) for name, each in METHODS.items()]
+    listed = [(name, each, {fact: getattr(each, fact) for fact in facts}) for name, each in METHODS.items()]
     return [
-        {"method": name, **row, "ordering": each.default_ordering, "paper": each.paper} for name, each, row in found
+        {"method": name, **row, "ordering": each.default_ordering, "paper": each.paper} for name, each, row in listed
     ]
 
 
@@ -52,7 +52,7 @@ def models(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Instead: put hostile texts into prompts for the tokenizer of this hub id or folder, and tell which "
+            help="Instead: put hostile texts into prompts for the tokenizer of this hub id or folder, and list which "
             "made control tokens. Exit code 1: some did.",
         ),
     ] = None,
@@ -116,8 +116,8 @@ def _check_tokens(model: str, as_json: bool) -> None:
                 yield text
                 advance()
 
-        found = find_break_outs(tokenizer, counted(), ids)
-    rows = [{"place": each.place, "tokens": " ".join(each.tokens), "text": each.text} for each in found]
+        break_outs = find_break_outs(tokenizer, counted(), ids)
+    rows = [{"place": each.place, "tokens": " ".join(each.tokens), "text": each.text} for each in break_outs]
     if as_json:
         report = {"control_tokens": sorted(control.values()), "unprotected": unprotected}
         print_json({"model": model, "texts": _HOSTILE_TEXTS, **report, "break_outs": rows})

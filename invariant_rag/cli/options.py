@@ -114,10 +114,10 @@ def _parameter(each: dataclasses.Field[Any], kind: Any) -> inspect.Parameter:
     bounds = {name: about[name] for name in ("min", "max", "metavar") if name in about}
     shown: dict[str, Any] = {"help": about["about"], "show_default": about.get("shown", not is_flag), **bounds}
     shown |= {"autocompletion": lambda: [*_OFFERED[each.name]]} if each.name in _OFFERED else {}
-    found = typer.Argument(**shown) if about.get("argument") else typer.Option(*names, **shown)
+    parameter = typer.Argument(**shown) if about.get("argument") else typer.Option(*names, **shown)
     return inspect.Parameter(
         each.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None if is_repeatable else each.default,
-        annotation=Annotated[list[str] | None if is_repeatable else kind, found],
+        annotation=Annotated[list[str] | None if is_repeatable else kind, parameter],
     )

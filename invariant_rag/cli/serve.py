@@ -43,7 +43,7 @@ def serve(
     ] = None,
     **fields: Any,
 ) -> None:
-    """Serve MODEL with OpenAI's API: `documents` beside `messages` are read as a set.
+    """Serve MODEL with OpenAI's API: `documents` beside `messages` are a set.
 
     curl localhost:8000/v1/chat/completions -H 'content-type: application/json' -d
     '{"messages": [{"role": "user", "content": "When does the ferry leave?"}],
@@ -53,8 +53,8 @@ def serve(
         for package in ("fastapi", "uvicorn", "sse_starlette", "prometheus_client"):
             require_extra(package, "serve")
         from invariant_rag.server.engines.building import build_engine, build_reranker, check_reranker
-        from invariant_rag.server.logs import configure_logging, export_traces
         from invariant_rag.server.serving import reserve
+        from invariant_rag.server.telemetry import configure_logging, export_traces
 
         settings = from_options(
             Settings,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import DynamicCache
 
 from invariant_rag.attention.call import LayerInputs
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, unpad_row
@@ -56,7 +57,7 @@ def segment_attention(lm: InvariantModel, prepared: PreparedPrompt) -> list[floa
         return attention(inputs)
 
     with prefiller.exclusive(), override_attention(lm.model, record):
-        prefiller.forward(prepared, 1, use_cache=False)
+        prefiller.forward(prepared, DynamicCache())
     weights = torch.stack(layers).mean(dim=0)
     spans = [span for spans in prepared.arrangement.layout.set_spans for span in spans]
     return [float(weights[span.start : span.stop].mean()) if len(span) else 0.0 for span in spans]

@@ -45,7 +45,7 @@ class ContextExperts(Ensemble[EnsembleGeneration]):
     together. Decoding is greedy.
 
     The paper fuses a retriever's score a and a reranker's score b, both mapped to (0, 1), into r = 2ab / (a + b). Its
-    beta is dynamic: found for the first token, and kept; see `resolve_beta`.
+    beta is dynamic: computed for the first token, and then constant; see `resolve_beta`.
 
     Args:
         lm: The model.
@@ -114,7 +114,7 @@ class ContextExperts(Ensemble[EnsembleGeneration]):
         check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
         if len(prompt.sets) > 1:
             raise UnsupportedCombination(
-                f"expected a prompt with one set of segments, got {len(prompt.sets)}: every expert reads one segment",
+                f"expected a prompt with one set of segments, got {len(prompt.sets)}: an expert attends to one segment",
                 hint="Put the segments into one set, or use PermutationAverage.",
             )
         lm, segments = self._given_order_lm, prompt.segments

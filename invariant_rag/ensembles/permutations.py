@@ -88,9 +88,9 @@ def in_canonical_order(lm: InvariantModel, prompt: Prompt, new_tokens: int) -> P
     return PermutedPrompt(prompt, orders, base)
 
 
-def in_slots(segments: Sequence[Segment], places: SegmentSet) -> SegmentSet:
-    """Return segments as a set, in the first slots of another one."""
-    return SegmentSet(segments, slots=None if places.slots is None else places.slots[: len(segments)])
+def in_slots(segments: Sequence[Segment], template: SegmentSet) -> SegmentSet:
+    """Return segments as a set, in the first slots of a template set."""
+    return SegmentSet(segments, slots=None if template.slots is None else template.slots[: len(segments)])
 
 
 class _PermutationEnsemble(Ensemble[G], ABC):

@@ -75,9 +75,7 @@ class RingAverage(Ensemble[EnsembleGeneration]):
         with self.lm.prefiller.exclusive():
             prepared = self.lm.prepare_to_generate(prompt, max_new_tokens)
             cache, count = self._prefill_cuts(prepared)
-            ids = torch.tensor([prepared.input_ids] * count, device=self.lm.device)
-            prompts, mask = [prepared] * count, torch.ones_like(ids)
-            rows = decode(self.model, self.tokenizer, prompts, ids, mask, cache, max_new_tokens, options)
+            rows = decode(self.model, self.tokenizer, [prepared] * count, cache, max_new_tokens, options)
         return EnsembleGeneration.extend(replace(rows[0], logprobs=mean_logprobs(rows)))
 
     def score(self, prompt: Prompt, candidates: Candidates) -> Scores:

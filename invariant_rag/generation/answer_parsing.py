@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
+
+import regex
 
 from invariant_rag.generation.answers import AnswerDelta, CallDelta
 from invariant_rag.prompts import CallFormat, ReasoningFormat
@@ -30,12 +30,10 @@ class AnswerParser:
         self._format, self._tools, self._prompt = written, frozenset(tools), prompt
         self._reasoning, self._reasoning_open = reasoning, reasoning_open
         befores = [written.begin[written.begin.index(written.trigger) :], *filter(None, (written.between,))]
-        names, middle = "|".join(map(re.escape, self._tools)), _loose(written.middle)
+        names, middle, end = "|".join(map(regex.escape, self._tools)), _loose(written.middle), _loose(written.end)
         first, *following = (rf"\s*{_loose(each)}\s*({names})\s*{middle}\s*(?=\{{)" for each in befores)
-        self._first = re.compile(first)
-        self._next_or_end = re.compile("|".join([*following, _loose(written.end)]))
-        self._longest = len(written.begin) + len(written.middle) + max(map(len, self._tools), default=0) + 64
-        self._openings = [_compact(f"{each}{name}{written.middle}") for each in befores for name in self._tools]
+        self._first, self._opening = regex.compile(first), regex.compile("|".join([first, *following]))
+        self._next_or_end, self._end = regex.compile("|".join([*following, end])), regex.compile(rf"\s*{end}")
 
     def parse(self, texts: Iterable[str]) -> Iterator[AnswerDelta]:
         """Yield the parts of an answer as its text comes, which is read to its end."""
@@ -50,19 +48,19 @@ class AnswerParser:
             for text in filter(None, source.before(trigger, strips=calls > 0)):
                 began = True
                 yield AnswerDelta(text)
-            match = source.match(self._first, self._longest)
-            if source.text and not match and self._is_cut(source.text):
-                yield AnswerDelta(call=CallDelta(calls, "", "", source.take(len(source.text))))
-            elif source.text and not match:  # its marker is text
+            match = source.match(self._first) if source.text else None
+            if source.text and not match:  # its marker is text
                 began = True
                 yield AnswerDelta(source.stripped(source.space + source.take(len(trigger))))
-            while match:
+            elif match and match.partial:
+                yield AnswerDelta(call=CallDelta(calls, "", "", source.take(len(source.text))))
+            while match and not match.partial:
                 source.take(match.end())
                 yield AnswerDelta(call=CallDelta(calls, call_id(self._prompt, calls, match[1]), match[1]))
                 yield from (AnswerDelta(call=CallDelta(calls, arguments=text)) for text in source.object())
                 calls += 1
                 match = source.match(self._next_or_end)
-                if match is None:
+                if match is None or match.partial:
                     yield from self._without_end(source, calls)
                 elif match.lastindex is None:  # it is no name, but the end
                     source.take(match.end())
@@ -71,26 +69,22 @@ class AnswerParser:
     def _thoughts(self, source: _Pieces, reasoning: ReasoningFormat) -> Iterator[str]:
         """Yield the reasoning, and leave what is behind it."""
         if not self._reasoning_open:
-            while len(begun := source.text.lstrip()) < len(reasoning.open) and reasoning.open.startswith(begun):
-                if not source.more():
-                    break
-            if not begun.startswith(reasoning.open):
+            begun = source.match(regex.compile(rf"\s*{regex.escape(reasoning.open)}"))
+            if begun is None or begun.partial:
                 return
-            source.text = begun[len(reasoning.open) :]
+            source.take(begun.end())
         source.skips_space = True
         yield from source.before(reasoning.close, strips=True)
         source.skips_space |= bool(source.take(len(reasoning.close)))
 
     def _without_end(self, source: _Pieces, calls: int) -> Iterator[AnswerDelta]:
         """Yield what an answer ends with behind a call: half of the next one, or text; nothing for half of the end."""
+        while source.more():
+            pass
         rest = source.take(len(source.text))
-        if not _compact(self._format.end).startswith(_compact(rest)):
+        if not self._end.fullmatch(rest, partial=True):
             cut = AnswerDelta(call=CallDelta(calls, "", "", rest))
-            yield cut if self._is_cut(rest) else AnswerDelta(source.stripped(rest))
-
-    def _is_cut(self, text: str) -> bool:
-        """Return whether a text is the beginning of a call, as far as its arguments, and an answer ends with it."""
-        return len(text) <= self._longest and any(each.startswith(_compact(text)) for each in self._openings)
+            yield cut if self._opening.fullmatch(rest, partial=True) else AnswerDelta(source.stripped(rest))
 
 
 class _Pieces:
@@ -110,11 +104,11 @@ class _Pieces:
                 return True
         return False
 
-    def match(self, pattern: re.Pattern[str], longest: float = math.inf) -> re.Match[str] | None:
-        """Return the beginning of the text that has a pattern, once it has come; None: the text goes on otherwise."""
-        while not (match := pattern.match(self.text)) and len(self.text) <= longest and self.more():
+    def match(self, pattern: regex.Pattern[str]) -> regex.Match[str] | None:
+        """Return the beginning of the text that has a pattern, or all of it, if it ends before; None: it has not."""
+        while (match := pattern.match(self.text, partial=True)) and match.partial and self.more():
             pass
-        return match if match and match.end() <= longest else None
+        return match
 
     def take(self, length: int) -> str:
         taken, self.text = self.text[:length], self.text[length:]
@@ -156,13 +150,9 @@ class _Pieces:
             yield self.take(len(self.text))
 
 
-def _compact(text: str) -> str:
-    return "".join(text.split())
-
-
 def _loose(literal: str) -> str:
     """Return a pattern of a literal in which white space between words and signs may differ."""
-    return r"\s*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", literal)))
+    return r"\s*".join(map(regex.escape, regex.findall(r"\w+|[^\w\s]", literal)))
 
 
 def until_stop_string(deltas: Iterable[AnswerDelta], stops: Sequence[str]) -> Iterator[AnswerDelta]:

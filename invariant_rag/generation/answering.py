@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, islice, repeat, zip_longest
@@ -113,9 +112,7 @@ class Answering:
     def _pieces(
         self, streams: Sequence[TextStream], abandoned: Event | None
     ) -> Generator[AnswerDelta | Reply, None, None]:
-        with ExitStack() as stack:
-            for each in streams:
-                stack.enter_context(closing(each))
+        try:
             for deltas in zip_longest(*map(self._deltas, streams)):
                 for index, delta in enumerate(deltas):
                     for copy in [index] if len(streams) > 1 else range(self.request.n):
@@ -126,6 +123,9 @@ class Answering:
             generations = [each.generation for each in streams if each.generation]
             if len(generations) == len(streams):
                 yield self.parse(generations)
+        finally:
+            for each in streams:
+                each.close()
 
     def calls(self) -> list[tuple[Prompt, dict[str, Any]]]:
         """Return the prompt, with keywords of `InvariantModel.generate`, for each answer that may be another one."""

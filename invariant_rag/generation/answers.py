@@ -16,9 +16,7 @@ from invariant_rag.generation.outputs import Generation, Usage
 from invariant_rag.prompts.tools import Tool, ToolCall, as_tools
 from invariant_rag.segments import Prompt, Segment, SegmentSet
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
-_OPTIONS = ("min_p", "repetition_penalty")
-"""Keywords of transformers' `generate` that a server takes."""
+_OPTIONS = ("min_p", "repetition_penalty")  # keywords of transformers' `generate` that a server takes
 _LEDGER = ("sets", "order", "dropped", "trimmed", "method", "invariant")
 
 
@@ -180,11 +178,10 @@ class Reply:
 def request_fields(request: AnswerRequest, choices: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a request besides messages and prompt, with `choices` to ask for; None: to be left away."""
     if refused := sorted(request.options.keys() - set(_OPTIONS)):
-        raise UnsupportedCombination(
-            f"expected keywords that a server takes, got {', '.join(refused)}",
-            hint="Leave them away, or run the model here, without base_url.",
-        )
-    sampling = {name: getattr(request, name) for name in _SAMPLING if request.temperature}
+        hint = "Leave them away, or run the model here, without base_url."
+        raise UnsupportedCombination(f"expected keywords that a server takes, got {', '.join(refused)}", hint=hint)
+    names = ("temperature", "top_p", "top_k", "min_p", "seed") if request.temperature else ()
+    sampling = {name: getattr(request, name) for name in names}
     fields = {
         **request.options,
         **{name: value for name, value in sampling.items() if value is not None},
@@ -211,33 +208,32 @@ def request_fields(request: AnswerRequest, choices: Mapping[str, Any]) -> dict[s
 
 
 def parse_reply(body: Mapping[str, Any], request: AnswerRequest) -> Reply:
-    """Return the reply that a `chat.completion` or a `text_completion` is."""
-    said = [choice.get("message") or {"content": choice.get("text")} for choice in body["choices"]]
-    deltas = [parse_deltas(each, 0) for each in said]
-    return _reply(zip(deltas, said, body["choices"], strict=True), body, body["usage"], request)
+    """Return the reply that a `chat.completion` or a `text_completion` is: all of a stream in one chunk."""
+    (reply,) = [each for each in parse_chunks([body, {**body, "choices": ()}], request) if isinstance(each, Reply)]
+    return reply
 
 
 def parse_chunks(chunks: Iterable[Mapping[str, Any]], request: AnswerRequest) -> Iterator[AnswerDelta | Reply]:
     """Yield what the chunks of a stream are: the pieces of the answers, and then the whole reply."""
     pieces: dict[int, list[AnswerDelta]] = {}
     ends: dict[int, Mapping[str, Any]] = {}
-    last: Mapping[str, Any] = {}
+    told: dict[str, Any] = {}  # by any of the chunks
     for chunk in chunks:
-        if not chunk["choices"]:
-            answers = [(pieces.get(index, ()), end.get("delta") or {}, end) for index, end in sorted(ends.items())]
-            yield _reply(answers, last, chunk["usage"], request)
-            return
+        told |= chunk
         for choice in chunk["choices"]:
-            if choice["finish_reason"] is not None:
-                ends[choice["index"]], last = choice, chunk
-                continue
-            for delta in parse_deltas(choice.get("delta") or {"content": choice.get("text")}, choice["index"]):
+            for delta in parse_deltas(choice, choice["index"]):
                 pieces.setdefault(delta.index, []).append(delta)
                 yield delta
+            if choice["finish_reason"] is not None:
+                ends[choice["index"]] = choice
+        if not chunk["choices"]:
+            yield _reply([(pieces.get(index, ()), end) for index, end in sorted(ends.items())], told, request)
+            return
 
 
-def parse_deltas(said: Mapping[str, Any], index: int) -> Iterator[AnswerDelta]:
-    """Yield what the message of a choice, or the delta of a chunk, is: pieces of the answer of an index."""
+def parse_deltas(choice: Mapping[str, Any], index: int) -> Iterator[AnswerDelta]:
+    """Yield what a choice of a reply or of a chunk says: pieces of the answer of an index."""
+    said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
     if reasoning := said.get("reasoning_content") or said.get("reasoning"):
         yield AnswerDelta(reasoning=reasoning, index=index)
     if content := said.get("content") or said.get("refusal"):
@@ -267,22 +263,20 @@ def parse_logprobs(said: Mapping[str, Any] | None) -> list[TokenLogprob]:
 
 
 def _reply(
-    answers: Iterable[tuple[Iterable[AnswerDelta], Mapping[str, Any], Mapping[str, Any]]],
-    body: Mapping[str, Any],
-    usage: Mapping[str, Any],
-    request: AnswerRequest,
+    answers: Iterable[tuple[Iterable[AnswerDelta], Mapping[str, Any]]], body: Mapping[str, Any], request: AnswerRequest
 ) -> Reply:
-    """Return a reply of answers: the pieces of each, the message or the last delta, and the choice that holds it."""
+    """Return a reply of answers: the pieces of each, and the choice that ends it."""
     cites = request.citations and request.schema is None  # the server names segments by their content hash
     known = {each.content_hash: (index, each) for index, each in enumerate(request.segments if cites else ())}
     found = []
-    for deltas, said, choice in answers:
-        sources = [(cited, each["id"]) for cited in said.get("citations") or () for each in cited["sources"]]
-        spans = [CitedSpan(cited["start"], cited["end"], *known[name]) for cited, name in sources if name in known]
+    for deltas, choice in answers:
+        cited = (choice.get("delta") or choice.get("message") or {}).get("citations") or ()
+        sources = [(each, source["id"]) for each in cited for source in each["sources"]]
+        spans = [CitedSpan(each["start"], each["end"], *known[name]) for each, name in sources if name in known]
         logprobs = parse_logprobs(choice.get("logprobs")) if request.logprobs else None
         told = {"finish_reason": choice["finish_reason"], "logprobs": logprobs, "citations": spans if cites else None}
         found.append(replace(Answer.join(deltas), **told))
-    ledger = {name: body["invariant"][name] for name in _LEDGER}
+    usage, ledger = body["usage"], {name: body["invariant"][name] for name in _LEDGER}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     if not request.recognized:
         ledger["invariant"] = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import filterfalse
 from operator import attrgetter
 from threading import Event, Lock
@@ -50,15 +49,8 @@ class _Request:
         self.new_tokens = resolve_max_new_tokens(self.options.get("max_new_tokens"), self.options)
         sequences = resolve_option(self.options, "num_return_sequences", model.generation_config)
         if isinstance(sequences, int) and sequences > 1:
-            raise InvalidChoice(
-                f"num_return_sequences: expected 1, got {sequences}",
-                hint="Call generate several times, or call generate of the model instead of the batcher.",
-            )
-
-    @cached_property
-    def samples_rows(self) -> bool:
-        """Whether it is sampled in a way in which rows of a batch can have generators of their own."""
-        return samples_rows(self.options, self.lm.model)
+            hint = "Call generate several times, or call generate of the model instead of the batcher."
+            raise InvalidChoice(f"num_return_sequences: expected 1, got {sequences}", hint=hint)
 
     @property
     def abandoned(self) -> bool:
@@ -67,17 +59,17 @@ class _Request:
 
     def goes_before(self, running: _Request) -> bool:
         """Return whether it need not wait for another: it is short beside that, or of another tenant and no longer."""
-        is_tenants = self.lm.cache is not running.lm.cache
-        return self.new_tokens * (1 if is_tenants else _SHORT) <= running.new_tokens
+        return self.new_tokens * (_SHORT if self.lm.cache is running.lm.cache else 1) <= running.new_tokens
 
     def can_batch_with(self, other: _Request) -> bool:
         """Return whether both requests can be rows of one batch: same weights, choices, options, and tenant's cache."""
         lm, its = self.lm, other.lm
         if lm.model is not its.model or lm.tokenizer is not its.tokenizer or lm.cache is not its.cache:
             return False
-        if lm.prefiller.one_by_one or (resolve_option(self.options, "do_sample") and not self.samples_rows):
+        in_rows = samples_rows(self.options, lm.model)
+        if lm.prefiller.one_by_one or (resolve_option(self.options, "do_sample") and not in_rows):
             return False
-        own = {"seed": None} if self.samples_rows else {}  # of each row
+        own = {"seed": None} if in_rows else {}  # of each row
         try:
             is_alike = {**self.options, **own} == {**other.options, **own}
         except (RuntimeError, ValueError):  # of tensors and arrays
@@ -85,17 +77,10 @@ class _Request:
         return is_alike and (lm is its or choices_digest(lm) == choices_digest(its))
 
     def run_alone(self) -> Generation:
-        """Generate without a queue; CancelledError if it was abandoned."""
-        options = dict(self.options)
-        if self.events:
-            stops = map(StopOnEvent, self.events)
-            options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), *stops]
-        if self.streamer is not None:
-            options["streamer"] = self.streamer
-        generation = self.lm.generate(self.prompt, **options)
-        if self.abandoned:
-            raise CancelledError
-        return generation
+        """Generate without a queue."""
+        stops = [*(self.options.get("stopping_criteria") or ()), *map(StopOnEvent, self.events)]
+        own = {"streamer": self.streamer} if self.streamer else {}
+        return self.lm.generate(self.prompt, **{**self.options, "stopping_criteria": stops, **own})
 
 
 class MicroBatcher:
@@ -131,12 +116,8 @@ class MicroBatcher:
     ) -> Generation:
         """Generate for a prompt, possibly in a batch with waiting prompts of other threads.
 
-        Args:
-            lm: The model.
-            prompt: The prompt.
-            options: Keyword arguments of `InvariantModel.generate`.
-            batch_size: Maximum number of prompts in a batch.
-            abandoned: Once set, nobody waits for the answer any more: its row ends, and a waiting prompt is not begun.
+        Options are keywords of `InvariantModel.generate`. A batch has at most `batch_size` prompts. Once `abandoned` is
+        set, nobody waits for the answer any more: its row ends, and a waiting prompt is not begun.
 
         Raises:
             CancelledError: It was abandoned.
@@ -192,17 +173,17 @@ class MicroBatcher:
 
     def _results(self, requests: Sequence[_Request], batch_size: int) -> list[Generation]:
         """Return the answers to requests that wait; CancelledError if one was abandoned."""
+        generations = list[Generation]()
         if requests and requests[0].lm.batches_calls:
             with ThreadPoolExecutor(len(requests)) as pool:
-                return list((pool.map if len(requests) > 1 else map)(_Request.run_alone, requests))
-        generations = list[Generation]()
-        for each in requests:
+                generations += (pool.map if len(requests) > 1 else map)(_Request.run_alone, requests)
+        for each in requests[len(generations) :]:
             while not each.result.done():
                 if not self._generate_lock.acquire(timeout=_POLL_SECONDS):  # it may have run between others
                     continue
                 try:
                     if not each.result.done():
-                        _run_batch(self._pop_batch(each, batch_size), self, batch_size)
+                        _run_batch(self.pop_batch(each, batch_size), self, batch_size)
                 finally:
                     self._generate_lock.release()
             generations.append(each.result.result())
@@ -210,17 +191,7 @@ class MicroBatcher:
             raise CancelledError
         return generations
 
-    def run_between(self, running: _Request, batch_size: int) -> bool:
-        """Generate between two passes of a batch, in its thread, for those that need not wait; say if any did."""
-        with self._waiting_lock:
-            waiting = [each for each in self.waiting if not each.abandoned and each.goes_before(running)]
-        if not waiting:
-            return False
-        with torch.random.fork_rng():  # the batch may draw from the global state, too
-            _run_batch(self._pop_batch(waiting[0], batch_size))
-        return True
-
-    def _pop_batch(self, request: _Request, batch_size: int) -> list[_Request]:
+    def pop_batch(self, request: _Request, batch_size: int) -> list[_Request]:
         """Remove a request and others that can be batched with it from the queue, and all that were abandoned."""
         batch, kept = [] if request.abandoned else [request], []
         with self._waiting_lock:
@@ -249,7 +220,7 @@ def _run_batch(batch: Sequence[_Request], batcher: MicroBatcher | None = None, b
     options = {**first.options, "stopping_criteria": [*(first.options.get("stopping_criteria") or ()), turn]}
     if any(streamers):
         options["streamers"] = streamers
-    if len(batch) > 1 and first.samples_rows:
+    if len(batch) > 1 and samples_rows(first.options, first.lm.model):
         options["seed"] = [each.options.get("seed") for each in batch]
     token = after_prefill.set(turn.run_others)
     try:
@@ -287,5 +258,8 @@ class _BetweenPasses(StopOnEvent):
         start, batcher = monotonic(), self._batcher
         if batcher is None or not batcher.waiting or start < self._ours_until:
             return
-        if batcher.run_between(self._batch[0], self._batch_size):
+        urgent = [each for each in batcher.waiting if not each.abandoned and each.goes_before(self._batch[0])]
+        if urgent:
+            with torch.random.fork_rng():  # the batch may draw from the global state, too
+                _run_batch(batcher.pop_batch(urgent[0], self._batch_size))
             self._ours_until = 2 * monotonic() - start  # nobody else for as long as that took, so neither side starves

@@ -79,7 +79,7 @@ class Choices:
     def resolve(self, model: PreTrainedModel) -> ResolvedChoices:
         """Resolve names for a model; UnsupportedCombination if the choices do not go together, or not with it."""
         method = resolve_method(self.method)
-        if method.reads_later_positions and shared_state(model).has_alibi:
+        if method.attends_to_later_positions and shared_state(model).has_alibi:
             raise UnsupportedCombination(
                 f"expected a method whose tokens attend to keys before their own position only, got {method.name!r}: "
                 f"{model.config.model_type} has ALiBi, which has no bias for later keys",
@@ -133,13 +133,12 @@ def known_keywords(keywords: Mapping[str, Any]) -> Mapping[str, Any]:
 def takes_choices(function: Function) -> Function:
     """Show the choices that a function takes as `**choices` as keywords in its signature."""
     signature = inspect.signature(function)
-    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    rest = [each for each in signature.parameters.values() if each.name == "kwargs"]
+    *own, last = signature.parameters.values()  # `**choices`, or `**kwargs` with others among them
     ours = [
         inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
         for each in fields(Choices)
     ]
-    function.__signature__ = signature.replace(parameters=[*own, *ours, *rest])  # type: ignore[attr-defined]
+    function.__signature__ = signature.replace(parameters=[*own, *ours, *([last] if last.name == "kwargs" else [])])  # type: ignore[attr-defined]
     return function
 
 
@@ -170,7 +169,5 @@ def _check_cacheable(model: PreTrainedModel, intervention: Intervention | None) 
         wanted = "a model on one device, with its weights in memory,"
         found = f"one that is offloaded or spread over {', '.join(devices) or 'devices'}"
     if wanted:
-        raise UnsupportedCombination(
-            f"expected {wanted} for a key-value cache, got {found}",
-            hint="Use with_cache(None), or another model: without an intervention, on one device (`device_map`).",
-        )
+        hint = "Use with_cache(None), or another model: without an intervention, on one device (`device_map`)."
+        raise UnsupportedCombination(f"expected {wanted} for a key-value cache, got {found}", hint=hint)

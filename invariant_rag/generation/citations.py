@@ -62,9 +62,8 @@ def _cite(answer: str, question: str, segments: Sequence[Segment], indices: Iter
     for index in indices:
         chunks[index] = split_words(plain_rendering(segments[index]))
         exact[index] = phrase in f" {' '.join(chunks[index])} "
-    if any(exact.values()):
-        recall = dict(zip(exact, map(float, exact.values()), strict=True))
-    else:
+    recall: Mapping[int, float] = exact
+    if not any(exact.values()):
         document_frequency = Counter(word for chunk in chunks.values() for word in set(chunk))
         common = {word for word in answer_words if len(chunks) > 1 and 2 * document_frequency[word] > len(chunks)}
         distinctive = set(answer_words) - common - set(split_words(question))

@@ -1,89 +1,68 @@
-"""Decoding: the model's own `generate`, starting from the cache of an arranged prefill, and what it records and draws.
-
-`output_logits=True` of transformers' `generate` would need memory for vocabulary size times length. Here a forward hook
-stores the logits of the current step only, until the next token is chosen.
-"""
+"""Decoding: the model's own `generate`, from the cache of an arranged prefill, and what it records and draws."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
+from operator import attrgetter, itemgetter
 from threading import get_ident
 from typing import Any
 
 import torch
-from transformers import (
-    Cache,
-    GenerationMixin,
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import Cache, GenerationMixin, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.configuration_utils import BaseWatermarkingConfig
+from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from invariant_rag.attention.hook import override_only_over
-from invariant_rag.attention.per_model import cache_keyword
-from invariant_rag.errors import InvalidOption, UnsupportedCombination
-from invariant_rag.generation.options import as_refusal, is_set, resolve_option
+from invariant_rag.attention.per_model import cache_keyword, input_device, takes_position_ids
+from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.generation.options import is_set, refusals, resolve_option
 from invariant_rag.generation.outputs import Generation
+from invariant_rag.generation.prefill import padded
 from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.generation.streaming import replay
 
 _CACHE = cache_keyword(inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters)  # of `generate`
-
-_WARPERS: dict[str, tuple[Any, Any, Any]] = {  # in the order of transformers: class, default, and what switches it off
-    "temperature": (TemperatureLogitsWarper, 1.0, 1.0),
-    "top_k": (TopKLogitsWarper, 50, 0),
-    "top_p": (TopPLogitsWarper, 1.0, 1.0),
-    "min_p": (MinPLogitsWarper, None, None),
-}
-_OTHERS = ("epsilon_cutoff", "eta_cutoff", "num_beams", "num_return_sequences", "top_h", "typical_p")
-"""Ways of sampling that `sample_rows` does not know."""
+_ALONE = ("epsilon_cutoff", "eta_cutoff", "num_beams", "num_return_sequences", "top_h", "typical_p")
+"""Ways of sampling in which a prompt is decoded alone."""
 
 
 def decode(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
     prompts: Sequence[PreparedPrompt],
-    ids: torch.Tensor,
-    mask: torch.Tensor,
     cache: Cache,
     max_new_tokens: int,
     options: dict[str, Any],
-    cached_tokens: Sequence[int] | None = None,
+    cached_tokens: Sequence[int] = (),
 ) -> list[Generation]:
     """Run the model's own `generate`, which prefills the uncached tokens of the prompts and decodes.
 
-    Each row has a prompt: all of it is in `ids` `[B, L]`, with the mask `[B, L]`; the cache has keys and values of its
-    first tokens, of which `cached_tokens` came from a `KeyValueCache`. The options are from `generation_options`.
+    Each row of the cache has keys and values of the first tokens of a prompt, of which `cached_tokens` came from a
+    `KeyValueCache`. The options are from `generation_options`.
     """
+    rows = list(map(attrgetter("input_ids"), prompts))
+    device, lengths = input_device(model), torch.tensor(list(map(len, rows)))
+    ids = padded(rows, device, options["pad_token_id"])
+    mask = (torch.arange(ids.shape[1], 0, -1) <= lengths[:, None]).long().to(device)
+    if not all(map(attrgetter("is_natural"), prompts)) and takes_position_ids(model):
+        options["position_ids"] = padded(list(map(attrgetter("positions"), prompts)), device)
     top = options.pop("top_logprobs", 0)
-    streamers = {row: each for row, each in enumerate(options.pop("streamers", ())) if each is not None}
+    streamers = dict(filter(itemgetter(1), enumerate(options.pop("streamers", ()))))  # of the rows that have one
     recorder = _Recorder(options, top, {} if options["num_beams"] > 1 else streamers)
     generate: Any = model.generate
-    with override_only_over(model, cache), model.register_forward_hook(recorder.after_forward):
-        try:
-            output = generate(
-                input_ids=ids,
-                attention_mask=mask,
-                **{_CACHE: cache},
-                max_new_tokens=max_new_tokens,
-                return_dict_in_generate=True,
-                **{**options, "stopping_criteria": StoppingCriteriaList([recorder])},
-            )
-        except Exception as error:
-            refusal = as_refusal(error)
-            if refusal is error:
-                raise
-            raise refusal from error
+    with refusals(), override_only_over(model, cache), model.register_forward_hook(recorder.after_forward):
+        output = generate(
+            input_ids=ids,
+            attention_mask=mask,
+            **{_CACHE: cache},
+            max_new_tokens=max_new_tokens,
+            return_dict_in_generate=True,
+            **{**options, "stopping_criteria": StoppingCriteriaList([recorder])},
+        )
     if output.get(_CACHE) is not cache:
         raise UnsupportedCombination(
             "expected a model that decodes from the cache of the arranged prefill, got one that dropped the cache and "
@@ -92,24 +71,20 @@ def decode(
         )
     start, beams, copies = ids.shape[1], output.get("beam_indices"), options["num_return_sequences"]
     beams = None if beams is None else beams.tolist()  # -1 behind the end
-    end_tokens = options["eos_token_id"] or ()
     generations = []
     for row, sequence in enumerate(output.sequences.tolist()):
-        generated = sequence[start:]
         if beams is None:
-            ends = [index + 1 for index, token in enumerate(generated) if token in end_tokens][:1]
-            ends += [recorder.lengths[row] - start] if row in recorder.lengths else []
-            tokens, stopped = generated[: min(ends, default=None)], bool(ends)
+            at, end = repeat(row), recorder.lengths.get(row)
+            tokens, stopped = sequence[start:end], end is not None
         else:  # beams move between rows during the search, so recorded lengths do not apply
-            tokens = generated[: sum(each >= 0 for each in beams[row])]
-            stopped = len(tokens) < max_new_tokens or tokens[-1:] in [[each] for each in end_tokens]
-        rows = [row] * len(tokens) if beams is None else beams[row]
-        steps = list(zip(tokens, rows, recorder.chances, strict=False))
+            at = beams[row]
+            tokens = sequence[start : start + sum(each >= 0 for each in at)]
+            stopped = len(tokens) < max_new_tokens or tokens[-1] in (options["eos_token_id"] or ())
         generations.append(
             prompts[row // copies].generation(
                 tokenizer,
                 tokens,
-                [chances[own][token] for token, own, chances in steps],
+                [chances[own][token] for token, own, chances in zip(tokens, at, recorder.chances, strict=False)],
                 finish_reason="stop" if stopped else "length",
                 cached_tokens=cached_tokens[row // copies] if cached_tokens else 0,
                 top_logprobs=[each[row] for each in recorder.tops[: len(tokens)]],
@@ -126,10 +101,10 @@ def decode(
 class _Recorder(StoppingCriteria):
     """Combines stopping criteria, and records what `generate` calls them with: ends, and log-probabilities.
 
-    `lengths` has the length at which a row stopped: without an end token, transformers appends tokens to it until all
-    rows have stopped. For each step and row, `chances` has the log-probability of each candidate under the model,
-    before logits processors and sampling, and `tops` the `top` most likely tokens with theirs. With beam search, there
-    are several candidates per prompt, each of which may extend any beam.
+    `lengths` has the length at which a row stopped: transformers appends tokens to it until all rows have. For each
+    step and row, `chances` has the log-probability of each candidate under the model, before logits processors and
+    sampling, and `tops` the `top` most likely tokens with theirs. With beam search, there are several candidates per
+    prompt, each of which may extend any beam.
 
     As Python objects: small tensors between the large ones of every step would fragment the heap. Rows that have
     `streamers` give them their tokens, until they end.
@@ -139,31 +114,32 @@ class _Recorder(StoppingCriteria):
         self.lengths: dict[int, int] = {}
         self.chances: list[list[dict[int, float]]] = []
         self.tops: list[list[tuple[tuple[int, float], ...]]] = []
-        self._criteria, self._ends = options["stopping_criteria"], options["eos_token_id"] or ()
-        self._num_beams, self._top, self._thread = options["num_beams"], top, get_ident()
-        self._streamers = streamers
+        self._criteria: Any = StoppingCriteriaList(options["stopping_criteria"])
+        self._ends, self._num_beams, self._top = options["eos_token_id"] or (), options["num_beams"], top
+        self._streamers, self._thread = streamers, get_ident()
         self._logits: torch.Tensor | None = None
 
     def after_forward(self, _model: object, _args: object, output: Any) -> None:
-        """Keep the logits of the first call of a step: a logits processor may call the model too (guidance)."""
+        """Keep the logits of the first call of a step: a logits processor may call the model too (guidance).
+
+        Those of all steps, which transformers keeps with `output_logits`, have vocabulary size times length numbers.
+        """
         if self._logits is None and get_ident() == self._thread:
             self._logits = output.logits[:, -1]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """Record the log-probabilities of the tokens of a step; return whether each row stops `[rows]`."""
-        tokens = input_ids[:, -1:].cpu() if self._streamers else input_ids
+        tokens = input_ids[:, -1].tolist()
         for row, streamer in self._streamers.items():
             if not self.chances:
                 streamer.put(input_ids[row : row + 1, :-1])
-            streamer.put(tokens[row])
-        stopped = torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-        for each in self._criteria:
-            stopped |= torch.as_tensor(each(input_ids, scores, **kwargs), device=input_ids.device)
-        for row in stopped.nonzero().flatten().tolist() if self._criteria else ():
-            self.lengths.setdefault(row, input_ids.shape[1])
-        for row in list(self._streamers):
-            if row in self.lengths or int(tokens[row]) in self._ends:  # what follows is padding
-                self._streamers.pop(row).end()
+            streamer.put(torch.tensor([tokens[row]]))
+        stopped: torch.Tensor = self._criteria(input_ids, scores, **kwargs)
+        for row, (token, stops) in enumerate(zip(tokens, stopped.tolist(), strict=True)):
+            if stops or token in self._ends:
+                self.lengths.setdefault(row, input_ids.shape[1])
+        for row in self._streamers.keys() & self.lengths.keys():  # what follows is padding
+            self._streamers.pop(row).end()
         if self._logits is not None:
             logprobs = torch.log_softmax(self._logits.float(), dim=-1)
             self._logits = None
@@ -178,48 +154,37 @@ class _Recorder(StoppingCriteria):
 
 
 def samples_rows(options: Mapping[str, Any], model: PreTrainedModel) -> bool:
-    """Return whether `sample_rows` takes options of `generate`: tokens are sampled, in ways that it knows."""
-    if not resolve_option(options, "do_sample"):
-        return False
-    defaults = model.generation_config
-    known = not any(is_set(resolve_option(options, name, defaults)) for name in _OTHERS)
-    return known and options.get("generation_config") is None and options.get("watermarking_config") is None
+    """Return whether rows of a batch can draw by themselves with options of `generate`, by a `RowSampler`."""
+    alone = any(is_set(resolve_option(options, name, model.generation_config)) for name in _ALONE)
+    more = [options.get(name) for name in ("generation_config", "watermarking_config")]
+    return bool(resolve_option(options, "do_sample")) and not alone and more == [None, None]
 
 
-def sample_rows(options: dict[str, Any], seeds: Sequence[int | None], model: PreTrainedModel) -> dict[str, Any]:
-    """Return keywords of `InvariantModel.generate`, which `samples_rows`, with which every row draws by itself."""
-    warpers = LogitsProcessorList()
-    for name, (kind, default, off) in _WARPERS.items():
-        value = resolve_option(options, name, model.generation_config)
-        if (value := default if value is None else value) != off:
-            try:
-                warpers.append(kind(value))
-            except (TypeError, ValueError) as error:
-                raise InvalidOption(f"expected sampling that transformers knows; it says: {error}") from error
-    return {
-        **{name: value for name, value in options.items() if name != "seed" and name not in _WARPERS},
-        "do_sample": False,
-        "logits_processor": [*(options.get("logits_processor") or ()), RowSampler(seeds, warpers)],
-    }
+@dataclass
+class RowSampler(BaseWatermarkingConfig):
+    """Draws a token for each row, and leaves nothing else to choose. Without a seed, torch's state draws one.
 
+    It is given as the `watermarking_config`, whose processor transformers puts behind all others.
+    """
 
-class RowSampler(LogitsProcessor):
-    """Draws a token for each row, and leaves nothing else to choose. Without a seed, torch's state draws one."""
+    seeds: Sequence[Any]
 
-    def __init__(self, seeds: Sequence[int | None], warpers: LogitsProcessorList) -> None:
-        self._seeds = [int(torch.randint(1 << 62, ())) if seed is None else seed for seed in seeds]
-        self._generators: list[torch.Generator] = []
-        self._warpers = warpers
+    def __post_init__(self) -> None:
+        self.seeds = [int(torch.randint(1 << 62, ())) if seed is None else seed for seed in self.seeds]
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return scores `[B, vocabulary]`: 0 for the token that was drawn, minus infinity for the others."""
-        if not self._generators:
-            self._generators = [torch.Generator(scores.device).manual_seed(seed) for seed in self._seeds]
-        weighed: Any = self._warpers(input_ids, scores)  # type: ignore[arg-type]
-        chances = torch.softmax(weighed, dim=-1)
-        rows = zip(chances.split(1), self._generators, strict=True)
-        drawn = [torch.multinomial(row, 1, generator=generator) for row, generator in rows]
-        return torch.full_like(scores, -torch.inf).scatter(1, torch.cat(drawn), 0.0)
+    def validate(self) -> None:
+        """Seeds are checked by `generate`."""
+
+    def construct_processor(self, vocab_size: int, device: Any = None) -> Any:
+        """Return a function of scores `[B, vocabulary]`: 0 for the token that was drawn, minus infinity for others."""
+        generators = [torch.Generator(device).manual_seed(seed) for seed in self.seeds]
+
+        def draw(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            rows = zip(torch.softmax(scores, dim=-1).split(1), generators, strict=True)
+            drawn = [torch.multinomial(row, 1, generator=generator) for row, generator in rows]
+            return torch.full_like(scores, -torch.inf).scatter(1, torch.cat(drawn), 0.0)
+
+        return draw
 
 
 @dataclass(unsafe_hash=True)

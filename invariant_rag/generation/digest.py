@@ -10,20 +10,23 @@ import hashlib
 import json
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
-from weakref import WeakKeyDictionary, finalize
+from weakref import WeakKeyDictionary
 
 import torch
 import transformers
 from torch import nn
 from torch.nn.modules import module as hooks_of_all_modules
-from transformers import PreTrainedModel
+from torch.utils.weak import WeakIdKeyDictionary
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from invariant_rag.attention.per_model import dynamic_rope_modules
 from invariant_rag.interventions import Intervention
@@ -31,8 +34,6 @@ from invariant_rag.locks import ForkSafeLock
 from invariant_rag.read_only import ReadOnly
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from invariant_rag.generation.model import InvariantModel
 
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), Path, torch.dtype, torch.device)
@@ -40,12 +41,12 @@ _CONTAINERS = (list, tuple, set, frozenset, dict)
 _NO_SETTINGS = {*vars(nn.Module()), "name_or_path", "warnings_issued"} - {"training"}
 """What every module has, and what transformers remembers of earlier calls, as it does in private attributes."""
 
-_PIECE = 1 << 26  # bytes of weights on a device that are summed at once
+_PIECE = 1 << 25  # bytes of weights on a device that are summed at once
 _KNOWN_HOOKS = ("accelerate", "invariant_rag", "torch", "transformers")
 """Packages whose hooks and wrappers move or record tensors, or depend on parameters alone: they change no answer."""
 
 _vocabularies: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, str]] = WeakKeyDictionary()
-_tokens: dict[int, str] = {}
+_tokens: MutableMapping[object, str] = WeakIdKeyDictionary()
 _lock = ForkSafeLock()
 
 
@@ -216,21 +217,21 @@ def _checksums(values: list[Any]) -> list[object]:
 
 
 def _sum_on_device(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum of a tensor's 64-bit words `[bytes]`, each times an odd factor of its own, modulo 2**64.
+    """Return the sum of a tensor's 32-bit words `[bytes]`, each times an odd factor of its own, modulo 2**64.
 
-    No single word can change without the sum; two that do cancel each other with a chance of about 2**-63.
+    No single word can change without the sum; two that do cancel each other with a chance of about 2**-32.
     """
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for number, piece in enumerate(tensor.split(_PIECE)):
-        aligned = len(piece) % 8 == piece.storage_offset() % 8 == 0
-        words = (piece if aligned else torch.cat([piece, piece.new_zeros(-len(piece) % 8)])).view(torch.int64)
+        aligned = len(piece) % 4 == piece.storage_offset() % 4 == 0
+        words = (piece if aligned else torch.cat([piece, piece.new_zeros(-len(piece) % 4)])).view(torch.int32)
         total += (words * _factors(words.device)[: len(words)]).sum() * (2 * number + 1)
     return total
 
 
 @cache
 def _factors(device: torch.device) -> torch.Tensor:
-    drawn = torch.randint(-(1 << 62), 1 << 62, (_PIECE // 8,), generator=torch.Generator().manual_seed(0))
+    drawn = torch.randint(-(1 << 62), 1 << 62, (_PIECE // 4,), generator=torch.Generator().manual_seed(0))
     return (drawn * 2 + 1).to(device)
 
 
@@ -252,24 +253,17 @@ def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
 
 def _reference(value: Any) -> str:
     """Return the import path of a class or a function; for what cannot be imported, a token of its own."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if isinstance(module, str) and isinstance(name, str) and module != "__main__":
-        found: Any = sys.modules.get(module)
-        for each in name.split("."):
-            found = getattr(found, each, None)
-        if found is value:
+    module: Any = getattr(value, "__module__", None)
+    name: Any = getattr(value, "__qualname__", None)
+    with suppress(AttributeError, KeyError, TypeError):  # of what cannot be imported
+        if module != "__main__" and attrgetter(name)(sys.modules[module]) is value:
             return f"{module}.{name}"
     return f"{type(value).__qualname__}@{_token(value)}"
 
 
 def _token(value: object) -> str:
     """Return a random text that belongs to one object as long as it exists. Unlike an address, it is never reused."""
-    with _lock:
-        if id(value) not in _tokens:
-            token = uuid4().hex
-            try:
-                finalize(value, _tokens.pop, id(value), None)
-            except TypeError:  # an object without weak references gets another token every time
-                return token
-            _tokens[id(value)] = token
-        return _tokens[id(value)]
+    token = uuid4().hex
+    with _lock, suppress(TypeError):  # an object without weak references gets another token every time
+        token = _tokens.setdefault(value, token)
+    return token

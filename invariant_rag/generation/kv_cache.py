@@ -24,30 +24,22 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import mkstemp
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from transformers import DynamicCache
 
 from invariant_rag.checks import check_number, check_path, check_text
 from invariant_rag.errors import DamagedEntry, InvalidChoice, UnusableFile
-from invariant_rag.files import read_bytes
-from invariant_rag.generation.digest import digest_of, environment
+from invariant_rag.files import make_folder, read_bytes
+from invariant_rag.generation.digest import digest_of
 from invariant_rag.locks import ForkSafeLock
 from invariant_rag.shown import shown
 
-if TYPE_CHECKING:
-    from invariant_rag.generation.prefill import Prefiller
-    from invariant_rag.generation.prepare import PreparedPrompt
-
-Entry = list[tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values of each layer, `[H_kv, T, D]` each."""
-
-EntryLayout = Sequence[Sequence[tuple[tuple[int, ...], torch.dtype]]]
-"""Shape and dtype of the keys and of the values of each layer of an entry."""
+Entry = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each layer, `[H_kv, T, D]` each
+EntryLayout = Sequence[Sequence[tuple[tuple[int, ...], torch.dtype]]]  # shape and dtype of both, of each layer
 
 _LOCK = "key-value-cache.lock"
 _LOCK_SECONDS = 30.0
@@ -148,10 +140,8 @@ class KeyValueCache:
             self._counts.update([*counts, "misses" if entry is None else "hits"])
             if entry is None:
                 self._remove(stem)
-            elif counts:
+            else:
                 self._remember(stem, entry)
-            elif stem in self._entries:
-                self._entries.move_to_end(stem)
         return entry
 
     def put(self, key: str, entry: Entry) -> None:
@@ -263,10 +253,7 @@ class _Folder:
     namespace: str
 
     def __post_init__(self) -> None:
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:
-            raise UnusableFile(f"cannot make the folder {str(self.path)!r}: {error}", hint="Choose another.") from error
+        make_folder(self.path, 0o700)
 
     def file(self, stem: str) -> Path:
         """Return the path of an entry, or with `*` a pattern for all of the namespace."""
@@ -279,12 +266,21 @@ class _Folder:
         return entry
 
     def write(self, stem: str, entry: Entry) -> None:
-        """Write an entry, unless it is larger than the room."""
+        """Write an entry, unless it is larger than the room; the least recently used ones of all namespaces make it."""
         content = write_entry(entry, self.file(stem).name)
         if len(content) > self.max_bytes:
             return
         with self._only_writer():
-            self._make_room(len(content))
+            files = []
+            for path in self._files("invariant-rag-*.safetensors"):
+                with suppress(FileNotFoundError):
+                    files.append((path.stat().st_mtime, path.stat().st_size, path))
+            total = len(content) + sum(size for _, size, _ in files)
+            for _, size, path in sorted(files):
+                if total <= self.max_bytes:
+                    break
+                path.unlink(missing_ok=True)
+                total -= size
             handle, unfinished = mkstemp(".unfinished", "invariant-rag-", self.path)  # has the mode 0600
             try:
                 with os.fdopen(handle, "wb") as file:
@@ -306,96 +302,5 @@ class _Folder:
                 path.unlink(missing_ok=True)
             yield
 
-    def _make_room(self, size: int) -> None:
-        """Remove the least recently used entries of all namespaces until there is room."""
-        files = []
-        for path in self._files("invariant-rag-*.safetensors"):
-            with suppress(FileNotFoundError):
-                files.append((path.stat().st_mtime, path.stat().st_size, path))
-        total = size + sum(each for _, each, _ in files)
-        for _, each, path in sorted(files):
-            if total <= self.max_bytes:
-                break
-            path.unlink(missing_ok=True)
-            total -= each
-
     def _files(self, pattern: str) -> list[Path]:
         return [path for path in self.path.glob(pattern) if path.is_file()]
-
-
-class PrefixCache:
-    """Loads prefixes of prompts from a cache; missing entries are computed, by a prefiller, and stored.
-
-    With a method whose segments do not attend to each other, each segment is a separate entry; otherwise the whole
-    prefix is one entry, and the missing ones of a batch share a forward pass.
-    """
-
-    def __init__(self, prefiller: Prefiller, cache: KeyValueCache) -> None:
-        self._prefiller, self._cache = prefiller, cache
-        choices, shared, model = prefiller.choices, prefiller.shared, prefiller.model
-        computed_by = shared.weights_digest(model), environment(model, prefiller.device)
-        if shared.entry_layout is None or shared.entry_layout[0] != computed_by:
-            shared.entry_layout = computed_by, layout_of(_entry_of(prefiller.prefill_plain([0])))
-        self._token_layout = shared.entry_layout[1]
-        method = (type(choices.method).__qualname__, sorted(vars(choices.method).items()))
-        # Part of every key. Without `deterministic`, the prefixes of a batch may share a pass, and differ by rounding.
-        self._identity = (*computed_by, choices.backend.name, method, choices.deterministic)
-
-    def load(self, prefixes: Sequence[PreparedPrompt]) -> list[tuple[DynamicCache, int]]:
-        """Return the keys and values of prefixes, and how many tokens of each were cached."""
-        by_segment = self._prefiller.choices.method.context_free_segments
-        whole = [each for each in prefixes if not by_segment or len(each.arrangement.layout.sets) > 1]
-        loaded = dict(zip(map(id, whole), self._load_whole(whole), strict=True))
-        return [loaded.get(id(each)) or self._load_segments(each) for each in prefixes]
-
-    def _load_whole(self, prefixes: Sequence[PreparedPrompt]) -> list[tuple[DynamicCache, int]]:
-        """Load prefixes, each of which is one entry. Of several that are missing and equal, one is computed."""
-        keys = [digest_of(self._identity, each.input_ids, each.arrangement) for each in prefixes]
-        distinct = dict(zip(keys, prefixes, strict=True))
-        entries = {key: self._find(key, len(each.input_ids)) for key, each in distinct.items()}
-        missing = {key: distinct[key] for key, entry in entries.items() if entry is None}
-        for key, computed in zip(missing, self._prefiller.prefill_uncached([*missing.values()]), strict=True):
-            entries[key] = entry = _entry_of(computed.cache)
-            self._cache.put(key, entry)
-        return [
-            (self._as_cache([entries[key]]), 0 if missing.pop(key, None) else len(each.input_ids))
-            for key, each in zip(keys, prefixes, strict=True)
-        ]
-
-    def _load_segments(self, prefix: PreparedPrompt) -> tuple[DynamicCache, int]:
-        """Load the text before the set, and each segment as the plain model computes it directly after that text."""
-        layout, ids = prefix.arrangement.layout, prefix.input_ids
-        text, entries, cached_tokens = ids[: layout.texts[0]], list[Entry](), 0
-        parts = [((), text)] if text else []
-        for before, tokens in [*parts, *((text, ids[each.start : each.stop]) for each in layout.set_spans[0] if each)]:
-            key = digest_of(self._identity, before, tokens)
-            entry = self._find(key, len(tokens))
-            cached_tokens += 0 if entry is None else len(tokens)
-            if entry is None:
-                cache = self._as_cache(entries[:1] if before else [])
-                entry = _entry_of(self._prefiller.prefill_plain(tokens, len(before), cache), len(before))
-                self._cache.put(key, entry)
-            entries.append(entry)
-        return self._as_cache(entries), cached_tokens
-
-    def _as_cache(self, entries: Sequence[Any]) -> DynamicCache:
-        """Return consecutive entries as one cache."""
-        layers, device = [], self._prefiller.device
-        for layer in zip(*entries, strict=True):
-            sides = [[each.to(device) for each in side] for side in zip(*layer, strict=True)]
-            layers.append(tuple([torch.cat(side, dim=1)[None] for side in sides]))
-        return DynamicCache(layers)
-
-    def _find(self, key: str, tokens: int) -> Entry | None:
-        layout = [[((heads, tokens, size), dtype) for (heads, _, size), dtype in pair] for pair in self._token_layout]
-        return self._cache.get(key, layout)
-
-
-def _entry_of(cache: DynamicCache, start: int = 0) -> Entry:
-    """Return the keys and values of a cache with one row, from token `start` on."""
-    return [(keys[0, :, start:].contiguous(), values[0, :, start:].contiguous()) for keys, values in layers_of(cache)]
-
-
-def layers_of(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the keys and values of each layer, `[B, H_kv, T, D]` each."""
-    return [(layer.keys, layer.values) for layer in cache.layers]

@@ -27,11 +27,9 @@ class LazyModel:
     model that came from one, exists; those that were used last are kept. Safe for threads. A copy is the same object. A
     pickle holds the name and the options, without weights or a cache, or the model in memory.
 
-    Args:
-        source: A hub id, a folder, or a model in memory. None or `native`: an embedded model; with None, a
-            `ToyModelWarning` when it is loaded.
-        options: Keywords of `InvariantModel.from_pretrained` that concern weights: `dtype`, `device_map`...
-        cache: The cache of keys and values. None: that of the model in memory, if it has one.
+    The source is a hub id, a folder, or a model in memory; None or `native`: an embedded model; with None, there is a
+    `ToyModelWarning` when it is loaded. Options are keywords of `InvariantModel.from_pretrained` that concern weights:
+    `dtype`, `device_map`... Without a cache of keys and values, it has that of the model in memory, if there is one.
     """
 
     def __init__(
@@ -43,9 +41,8 @@ class LazyModel:
     ) -> None:
         if not isinstance(source, str | Path | InvariantModel | None):
             raise InvalidChoice(f"source: expected the name of a model, a folder or a model, got {shown(source)}")
-        check_kind("options", {} if options is None else options, Mapping)  # type: ignore[type-abstract]
         self._source = source
-        self._options = dict(options or {})
+        self._options = dict(check_kind("options", {} if options is None else options, Mapping))  # type: ignore[type-abstract]
         self._cache = cache
         self._base = source if isinstance(source, InvariantModel) else None
         self._config: PreTrainedConfig | None = None

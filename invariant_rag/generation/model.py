@@ -1,7 +1,6 @@
 """InvariantModel: a Hugging Face causal LM whose output does not depend on the order of the segments.
 
-Invariance is bitwise because segments are sorted into physical order before the input ids are built. One generation:
-`prepare`, load the cached prefix, run the model's own `generate` with arranged attention, collect the outputs.
+Invariance is bitwise because segments are sorted into physical order before the input ids are built.
 """
 
 from __future__ import annotations
@@ -20,30 +19,23 @@ import torch
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from invariant_rag.attention.hook import PromptState
-from invariant_rag.attention.per_model import takes_position_ids
 from invariant_rag.attention.probe import check_config
 from invariant_rag.checks import check_items, check_number, check_text, is_iterable
 from invariant_rag.errors import ImmutableModel, InvalidChoice, InvalidOption, InvalidPrompt, ModelNotFound
 from invariant_rag.generation.choices import Choices, check_before_loading, known_keywords, takes_choices
-from invariant_rag.generation.decode import decode, sample_rows, samples_rows
+from invariant_rag.generation.decode import RowSampler, decode, samples_rows
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.options import check_options, check_seed, generation_options, resolve_max_new_tokens
 from invariant_rag.generation.outputs import Generation
-from invariant_rag.generation.prefill import Prefiller, batch_caches, left_pad
+from invariant_rag.generation.prefill import Prefiller, batch_caches
 from invariant_rag.generation.prepare import Overflow, PreparedPrompt, prepare
 from invariant_rag.generation.streaming import StopOnEvent, TextQueueStreamer, TextStream
 from invariant_rag.interventions import Intervention
 from invariant_rag.methods import Method
 from invariant_rag.models.loading import check_model, load_config, load_model
 from invariant_rag.orderings import Ordering
-from invariant_rag.prompts import (
-    Message,
-    Tool,
-    question_messages,
-    render_chat,
-    tokenize_text,
-    warn_of_unprotected_tokens,
-)
+from invariant_rag.prompts import Message, Tool, question_messages, render_chat, tokenize_text
+from invariant_rag.prompts.template_probes import warn_of_unprotected_tokens
 from invariant_rag.segments import Prompt, Segment, SegmentSet, TokenIds
 from invariant_rag.shown import shown
 
@@ -253,12 +245,7 @@ class InvariantModel:
     ) -> list[Generation]: ...
 
     def generate(
-        self,
-        prompt: Prompt | Sequence[Prompt],
-        *,
-        max_new_tokens: int | None = None,
-        seed: Seeds = None,
-        **kwargs: Any,
+        self, prompt: Prompt | Sequence[Prompt], *, max_new_tokens: int | None = None, seed: Seeds = None, **kwargs: Any
     ) -> Generation | list[Generation]:
         """Generate with the model's own `generate`, from an arranged prefill.
 
@@ -296,7 +283,7 @@ class InvariantModel:
         if isinstance(seed, list | tuple):
             one_by_one = one_by_one or not samples_rows(kwargs, self.model)
             if not one_by_one:
-                kwargs, seed = sample_rows(kwargs, seed, self.model), None
+                kwargs, seed = {**kwargs, "watermarking_config": RowSampler(seed)}, 0  # transformers draws, too
         prepared = list(map(self.prepare_to_generate, prompts, repeat(max_new_tokens)))
         seeds = list(seed) if isinstance(seed, list | tuple) else [seed] * max(len(prepared), 1)
         batches = [[each] for each in prepared] if one_by_one and prepared else [prepared]
@@ -326,13 +313,12 @@ class InvariantModel:
             UnsupportedCombination: Raised by the first piece within `arranged` or a callback of the same model, for
                 which its thread would wait.
         """
-        check_seed(seed)
-        wanted, closed = resolve_max_new_tokens(max_new_tokens, kwargs), Event()
-        streamer = TextQueueStreamer(self.tokenizer, kwargs.pop("keep_tokens", None))
-        check_options(kwargs, self.model)
-        criteria = [*(kwargs.pop("stopping_criteria", None) or ()), StopOnEvent(closed)]
-        options = {**kwargs, "seed": seed, "streamer": streamer, "stopping_criteria": criteria}
-        generate = partial(self.generate, prompt, max_new_tokens=wanted, **options)
+        wanted, closed, options = resolve_max_new_tokens(max_new_tokens, kwargs), Event(), {**kwargs, "seed": seed}
+        streamer = TextQueueStreamer(self.tokenizer, options.pop("keep_tokens", None))
+        check_options(options, self.model)
+        criteria = [*(options.get("stopping_criteria") or ()), StopOnEvent(closed)]
+        more = {"max_new_tokens": wanted, "streamer": streamer, "stopping_criteria": criteria}
+        generate = partial(self.generate, prompt, **{**options, **more})
         return TextStream(generate, streamer, closed, self.prefiller.shared.lock.check_new_thread)
 
     def score(self, prompt: Prompt, candidates: Sequence[str | Sequence[int]]) -> list[float]:
@@ -409,14 +395,11 @@ class InvariantModel:
     def _decode(
         self, prepared: Sequence[PreparedPrompt], max_new_tokens: int, options: dict[str, Any]
     ) -> list[Generation]:
-        prefiller = self.prefiller
-        ids, mask, padding, positions = left_pad(prepared, options["pad_token_id"], prefiller.device)
-        if positions is not None and takes_position_ids(prefiller.model):
-            options["position_ids"] = positions
+        prefiller, lengths = self.prefiller, list(map(len, map(attrgetter("input_ids"), prepared)))
+        padding = [max(lengths) - length for length in lengths]
         copies = max(options["num_beams"], options["num_return_sequences"])
         # The first forward pass of `generate` prefills one prompt after what its cache has of it, or several without a
         # cache; others are prefilled here.
-        lengths = list(map(len, map(attrgetter("input_ids"), prepared)))
         prefills = copies == 1 and (len(prepared) == 1 or (self.cache is None and prefiller.shares_prefill(lengths)))
         prefilled = prefiller.load_cached_prefixes(prepared) if prefills else prefiller.prefill(prepared)
         cache: Cache = batch_caches(list(map(attrgetter("cache"), prefilled)), padding, copies)
@@ -424,4 +407,4 @@ class InvariantModel:
         states = [replace(each.state, padding=by) for each, by in zip(prefilled, padding, strict=True)]
         cached = list(map(attrgetter("cached_tokens"), prefilled))
         with prefiller.attention(states, is_whole=is_whole):
-            return decode(prefiller.model, self.tokenizer, prepared, ids, mask, cache, max_new_tokens, options, cached)
+            return decode(prefiller.model, self.tokenizer, prepared, cache, max_new_tokens, options, cached)

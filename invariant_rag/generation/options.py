@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
 from math import inf
@@ -12,13 +13,7 @@ from traceback import walk_tb
 from typing import Any
 
 import torch
-from transformers import (
-    GenerationConfig,
-    GenerationMixin,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StopStringCriteria,
-)
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
 from invariant_rag.attention.per_model import once_per_model
 from invariant_rag.checks import SEEDS, check_number, check_real, is_iterable
@@ -34,7 +29,13 @@ def _is_switch(value: Any) -> bool:
     return isinstance(value, int) and value in (0, 1)
 
 
-def _is_stop(value: Any) -> bool:
+def _are_functions(value: Any) -> bool:
+    return is_iterable(value) and not isinstance(value, str | bytes) and all(map(callable, value))
+
+
+def _are_stops(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(isinstance(each, str) and _are_stops(each) for each in value)
     return isinstance(value, str) and 0 < len(value) <= _LONGEST_STOP and replace_surrogates(value) == value
 
 
@@ -43,9 +44,8 @@ _NUMBERS: dict[str, tuple[type, float, float]] = {  # kind, least and most
     **dict.fromkeys(("min_length", "min_new_tokens", "top_k", "top_logprobs"), (int, 0, _MOST)),
     **dict.fromkeys(("encoder_no_repeat_ngram_size", "no_repeat_ngram_size"), (int, 0, _MOST)),
     **dict.fromkeys(("diversity_penalty", "guidance_scale", "length_penalty"), (float, -inf, inf)),
-    **dict.fromkeys(("max_time", "repetition_penalty", "temperature"), (float, 0, inf)),
+    **dict.fromkeys(("encoder_repetition_penalty", "max_time", "repetition_penalty", "temperature"), (float, 0, inf)),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "min_p", "top_h", "top_p", "typical_p"), (float, 0, 1)),
-    "encoder_repetition_penalty": (float, 0, inf),
 }
 _SWITCHES = {
     *("disable_compile", "do_sample", "low_memory", "remove_invalid_values", "renormalize_logits"),
@@ -56,18 +56,9 @@ _TOKENS = {
     *("forced_eos_token_id", "suppress_tokens"),
 }
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # what others may be, in code and in words
-    **dict.fromkeys(
-        ("logits_processor", "stopping_criteria"),
-        (
-            lambda value: is_iterable(value) and not isinstance(value, str | bytes) and all(map(callable, value)),
-            "a list of functions",
-        ),
-    ),
+    **dict.fromkeys(("logits_processor", "stopping_criteria"), (_are_functions, "a list of functions")),
     **dict.fromkeys(_SWITCHES, (_is_switch, "True or False")),
-    "stop_strings": (
-        lambda value: _is_stop(value) or (isinstance(value, list | tuple) and all(map(_is_stop, value))),
-        f"texts of at most {_LONGEST_STOP} characters, none of them empty or no Unicode",
-    ),
+    "stop_strings": (_are_stops, f"texts of at most {_LONGEST_STOP} characters, none of them empty or no Unicode"),
     "streamer": (lambda value: hasattr(value, "put") and hasattr(value, "end"), "an object with put and end"),
     "early_stopping": (
         lambda value: value == "never" if isinstance(value, str) else _is_switch(value),
@@ -104,12 +95,13 @@ def generation_options(
     greedy unless the first two say otherwise. `stock_decoding`: generated tokens use the model's own attention. Errors
     are those of `InvariantModel.generate`, and TokenizerRequired for stop strings without a tokenizer.
     """
-    given = _chosen(kwargs)
-    config = given.get("generation_config")
-    called = given if config is None else {**_chosen(config), **given}
+    options = _chosen(kwargs)
+    config = options.get("generation_config")
+    called = options if config is None else {**_chosen(config), **options}
     known = {**_chosen(model.generation_config), **called}
-    _refuse(given, called, known, stock_decoding)
-    options = {name: value for name, value in given.items() if name not in _OWN_PREFILL}
+    _refuse(options, called, known, stock_decoding)
+    for name in _OWN_PREFILL & options.keys():  # which are off
+        del options[name]
     check_options(options, model)
     options |= {
         "use_cache": True,
@@ -222,8 +214,8 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
             raise _unexpected(name, "token ids of at least 0", value)
         if name in _KINDS and not _KINDS[name][0](value):
             raise _unexpected(name, _KINDS[name][1], value)
-        if name == "pad_token_id" and not 0 <= check_number(name, value, error=InvalidOption) < vocabulary:
-            raise _unexpected(name, f"0 to {vocabulary - 1}, a token of the model", value)
+        if name == "pad_token_id":
+            check_number(name, value, 0, vocabulary - 1, error=InvalidOption)
 
 
 def check_seed(seed: object) -> None:
@@ -234,15 +226,19 @@ def check_seed(seed: object) -> None:
             raise _unexpected("seed", f"a whole number from {least} to {most}", each)
 
 
-def as_refusal(error: Exception) -> Exception:
-    """Return what transformers' own code of generation refuses as `InvalidOption`; errors of callbacks as they are."""
-    if isinstance(error, InvariantRAGError | MemoryError | torch.OutOfMemoryError):
-        return error
-    modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)][1:]
-    within = next((at for at, name in enumerate(modules) if name.startswith("transformers.")), len(modules))
-    if within == len(modules) or not all(each.startswith(_REFUSING) for each in modules[within:]):
-        return error
-    return InvalidOption(f"expected keywords that transformers' generate takes; it says: {error}")
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raise what transformers' own code of generation refuses as `InvalidOption`; errors of callbacks as they are."""
+    try:
+        yield
+    except (InvariantRAGError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+        within = next((at for at, name in enumerate(modules) if name.startswith("transformers.")), len(modules))
+        if within == len(modules) or not all(each.startswith(_REFUSING) for each in modules[within:]):
+            raise
+        raise InvalidOption(f"expected keywords that transformers' generate takes; it says: {error}") from error
 
 
 @once_per_model

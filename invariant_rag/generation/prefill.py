@@ -1,50 +1,44 @@
-"""Prefilling: the model's own forward pass over prompts, with arranged attention, after the prefix that a cache holds.
-
-`SharedState` is what all wrappers of one model share; a `Prefiller` belongs to one wrapper, and runs inside
-`Prefiller.exclusive`.
-"""
+"""Prefilling: the model's own forward pass over prompts, with arranged attention, after what a cache holds of them."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
 from invariant_rag.arrangement import natural_positions
 from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, own_attention
 from invariant_rag.attention.per_model import dynamic_rope_modules, forward_parameters, input_device, once_per_model
-from invariant_rag.attention.positions import Alibi
+from invariant_rag.attention.positions import Alibi, PositionEncoding
 from invariant_rag.attention.probe import probe
 from invariant_rag.cancellation import check_cancelled
 from invariant_rag.errors import CacheWarning, UnsupportedCombination
-from invariant_rag.generation.digest import foreign_code, weights_digest
-from invariant_rag.generation.kv_cache import EntryLayout, PrefixCache, layers_of
+from invariant_rag.generation.digest import digest_of, environment, foreign_code, weights_digest
+from invariant_rag.generation.kv_cache import Entry, EntryLayout, KeyValueCache, layout_of
 from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.interventions import PromptBatch
 from invariant_rag.locks import ForkSafeLock
 
 if TYPE_CHECKING:
-    from invariant_rag.attention.positions import PositionEncoding
     from invariant_rag.generation.choices import ResolvedChoices
     from invariant_rag.segments import TokenIds
 
-RUNS_ELSEWHERE = "invariant_rag_runs_elsewhere"
-"""An attribute of models without weights, of which only configuration and tokenizer are needed."""
-
+RUNS_ELSEWHERE = "invariant_rag_runs_elsewhere"  # of models without weights: configuration and tokenizer are enough
 after_prefill: ContextVar[Callable[[], object] | None] = ContextVar("after_prefill", default=None)
 """What a batch calls after each forward pass of its prefill, outside of arranged attention: others may run there."""
 
-_holds: ContextVar[Mapping[ModelLock, object]] = ContextVar("held_model_locks", default={})  # noqa: B039 - never changed
+_holds: ContextVar[frozenset[object]] = ContextVar("holds_of_model_locks", default=frozenset())
 
 
 class ModelLock(ForkSafeLock):  # type: ignore[misc] # of C
@@ -58,25 +52,21 @@ class ModelLock(ForkSafeLock):  # type: ignore[misc] # of C
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the lock; CancelledError if nobody waits for the result of this thread any more; see `cancellable`."""
-        is_mine = self._is_owned()  # type: ignore[attr-defined]
-        if _holds.get() and not is_mine:
+        if _holds.get() and not self._is_owned():  # type: ignore[attr-defined]
             self.check_new_thread()
         with self:
             check_cancelled()
-            if is_mine:
-                yield
-                return
-            self._hold = object()
-            token = _holds.set({**_holds.get(), self: self._hold})
+            outer, self._hold = self._hold, self._hold or object()
+            token = _holds.set(_holds.get() | {self._hold})
             try:
                 yield
             finally:
-                self._hold = None
+                self._hold = outer
                 _holds.reset(token)
 
     def check_new_thread(self) -> None:
         """Check that a new thread could get the lock while this one waits for it; else UnsupportedCombination."""
-        if self._hold is not None and _holds.get().get(self) is self._hold:
+        if self._hold in _holds.get():
             raise UnsupportedCombination(
                 "expected a call from outside of `lm.arranged`, logits processors, stopping criteria and streamers of "
                 "the same model, got one from a thread that they wait for, so that both would wait for ever",
@@ -123,18 +113,13 @@ class PrefillResult:
     """A prompt, or the beginning of it, in a cache."""
 
     state: PromptState  # with what its layers keep for decoding
-    cache: DynamicCache
+    cache: DynamicCache = field(default_factory=DynamicCache)
     cached_tokens: int = 0  # those whose keys and values came from a `KeyValueCache`
-
-    @classmethod
-    def empty(cls, prompt: PreparedPrompt) -> PrefillResult:
-        """Return that of a prompt of which nothing was prefilled."""
-        return cls(PromptState(prompt.arrangement), DynamicCache())
 
 
 @dataclass(frozen=True)
 class Prefiller:
-    """Runs a model over prompts with the attention that the choices arrange."""
+    """Runs a model over prompts with the attention that the choices of a wrapper arrange, inside of `exclusive`."""
 
     model: PreTrainedModel
     choices: ResolvedChoices
@@ -172,7 +157,7 @@ class Prefiller:
         They do not where most of the batch would be padding. And interventions and ALiBi know no padding.
         """
         apart = self.one_by_one or self.choices.intervention or self.shared.has_alibi
-        return self.choices.backend.reads_together and not apart and len(lengths) * max(lengths) <= 2 * sum(lengths)
+        return self.choices.backend.batched_prefill and not apart and len(lengths) * max(lengths) <= 2 * sum(lengths)
 
     @contextmanager
     def exclusive(self, *, gradients: bool = False) -> Iterator[None]:
@@ -209,36 +194,27 @@ class Prefiller:
 
     def logits(self, prepared: PreparedPrompt, keep: int) -> torch.Tensor:
         """Return the logits of at least the last `keep` tokens of a prompt `[tokens, vocabulary]`."""
-        if self.choices.cache is not None:
-            (prefix,) = self.load_cached_prefixes([prepared])
-            return self._continue(prepared, prefix, keep)
-        with self.arranged_attention([PromptState(prepared.arrangement)], last_text_only=True):
-            return self.forward(prepared, keep, use_cache=False)
+        (prefix,) = self.load_cached_prefixes([prepared])
+        return self._continue(prepared, prefix, keep)
 
-    def forward(self, prepared: PreparedPrompt, keep: int, start: int = 0, **options: Any) -> torch.Tensor:
-        """Run the model over a prompt from token `start` on; return logits of at least the last `keep` tokens."""
+    def forward(self, prepared: PreparedPrompt, cache: DynamicCache, keep: int = 1) -> torch.Tensor:
+        """Run the model over a prompt after what a cache has of it; return logits of at least its last tokens."""
+        start = cache.get_seq_length()
         # With a mask, transformers does not take repeated positions for several packed sequences.
         is_masked = not start and not prepared.is_natural
         ids, positions = prepared.input_ids[start:], prepared.positions[start:]
         mask = torch.ones((1, len(ids)), dtype=torch.long, device=self.device) if is_masked else None
-        return self._run([ids], [positions] if start or is_masked else None, mask, keep, **options)[0]
+        return self._run([ids], [positions] if start or is_masked else None, cache, mask, keep)[0]
 
     def _run(
-        self,
-        ids: Any,
-        positions: Any,
-        mask: torch.Tensor | None = None,
-        keep: int | None = 1,
-        cache: DynamicCache | None = None,
-        **options: Any,
+        self, ids: Any, positions: Any, cache: DynamicCache, mask: torch.Tensor | None = None, keep: int | None = 1
     ) -> torch.Tensor:
         """Run the model over ids `[B, Q]` at positions `[B, Q]` (None: from 0 on); return logits `[B, .., V]`.
 
         Logits are of at least the last `keep` tokens (None: all). The mask `[B, S]` is over the cached tokens, too.
         """
         names = forward_parameters(self.model)
-        if cache is not None:
-            options |= {"cache" if "cache" in names else "past_key_values": cache, "use_cache": True}
+        options: dict[str, Any] = {"cache" if "cache" in names else "past_key_values": cache, "use_cache": True}
         if keep is not None and "logits_to_keep" in names:
             options["logits_to_keep"] = max(keep, 1)
         if positions is not None and "position_ids" in names:
@@ -250,10 +226,13 @@ class Prefiller:
 
     def load_cached_prefixes(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
         """Prefill everything before the last text of prompts, from the cache where it can; nothing without a cache."""
-        results = list(map(PrefillResult.empty, prompts))
+        results = [PrefillResult(PromptState(each.arrangement)) for each in prompts]
         if (store := self.choices.cache) is None:
             return results
-        cached = [number for number, each in enumerate(prompts) if each.has_prefix]
+        cached = []  # prompts with a set, and anything at all, before the suffix
+        for number, each in enumerate(prompts):
+            if each.arrangement.layout.sets and len(each.input_ids) > each.suffix_length > 0:
+                cached.append(number)
         if cached and (foreign := list(foreign_code(self.model))):
             told = f"the key-value cache is not used: the model has {', '.join(foreign[:3])}"
             warnings.warn(CacheWarning(told), stacklevel=2)
@@ -266,7 +245,7 @@ class Prefiller:
     def prefill_plain(self, tokens: Sequence[int], start: int = 0, cache: DynamicCache | None = None) -> DynamicCache:
         """Run the model with its own attention over tokens at the positions from `start` on; return their cache."""
         cache = DynamicCache() if cache is None else cache
-        self._run([tokens], [range(start, start + len(tokens))], cache=cache)
+        self._run([tokens], [range(start, start + len(tokens))], cache)
         return cache
 
     def prefill(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
@@ -280,7 +259,7 @@ class Prefiller:
         self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult] = ()
     ) -> list[PrefillResult]:
         """Prefill what follows the prefixes of prompts, or all of them, in one forward pass where that pays."""
-        prefixes = list(prefixes or map(PrefillResult.empty, prompts))
+        prefixes = list(prefixes) or [PrefillResult(PromptState(each.arrangement)) for each in prompts]
         starts = [each.cache.get_seq_length() for each in prefixes]
         uncached = [len(each.input_ids) - start for each, start in zip(prompts, starts, strict=True)]
         run_others = after_prefill.get() or (lambda: None)
@@ -295,9 +274,8 @@ class Prefiller:
 
     def _continue(self, prepared: PreparedPrompt, prefix: PrefillResult, keep: int = 1) -> torch.Tensor:
         """Prefill the rest of a prompt; return logits of at least the last `keep` tokens `[tokens, vocabulary]`."""
-        start = prefix.cache.get_seq_length()
-        with self.attention([prefix.state], is_whole=not start):
-            return self.forward(prepared, keep, start, cache=prefix.cache)
+        with self.attention([prefix.state], is_whole=not prefix.cache.get_seq_length()):
+            return self.forward(prepared, prefix.cache, keep)
 
     def _prefill_together(
         self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult], starts: Sequence[int]
@@ -307,21 +285,17 @@ class Prefiller:
         The prefixes are padded on the left and what follows on the right. No token attends to what follows it.
         """
         padding = [max(starts) - start for start in starts]
-        rows = list(zip(prompts, starts, padding, strict=True))
-        count = max(len(each.input_ids) - start for each, start, _ in rows)
-        ids, positions, mask = [], [], []
-        for prompt, start, padded in rows:
-            missing = [0] * (count - len(prompt.input_ids) + start)
-            ids.append([*prompt.input_ids[start:], *missing])
-            positions.append([*prompt.positions[start:], *missing])
-            mask.append([0] * padded + [1] * (start + count))
+        rows = list(zip(prompts, starts, strict=True))
+        ids = padded([each.input_ids[start:] for each, start in rows], self.device, side="right")
+        positions = padded([each.positions[start:] for each, start in rows], self.device, side="right")
+        mask = [[0] * by + [1] * (start + ids.shape[1]) for by, start in zip(padding, starts, strict=True)]
         states = [replace(each.state, padding=by, scratch={}) for each, by in zip(prefixes, padding, strict=True)]
         cache = batch_caches([each.cache for each in prefixes], padding)
         with self.attention(states, is_whole=not any(starts)):
-            self._run(ids, positions, torch.tensor(mask, device=self.device), cache=cache)
+            self._run(ids, positions, cache, torch.tensor(mask, device=self.device))
         results, layers = [], layers_of(cache)  # the batch, taken apart
-        for row, (prompt, _, padded) in enumerate(rows):
-            tokens = slice(padded, padded + len(prompt.input_ids))
+        for row, (prompt, by) in enumerate(zip(prompts, padding, strict=True)):
+            tokens = slice(by, by + len(prompt.input_ids))
             own = DynamicCache((keys[row, None, :, tokens], values[row, None, :, tokens]) for keys, values in layers)
             results.append(replace(prefixes[row], cache=own))
         return results
@@ -335,28 +309,89 @@ class Prefiller:
         cache = batch_caches([prefilled.cache], [0], len(rows))
         with self.attention([prefilled.state]):
             positions = [range(first, first + longest)] * len(rows)
-            return self._run(rows, positions, keep=None, cache=cache)
+            return self._run(rows, positions, cache, keep=None)
 
 
-def left_pad(
-    prompts: Sequence[PreparedPrompt], pad_token_id: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, list[int], torch.Tensor | None]:
-    """Left-pad prompts to the length of the longest.
+class PrefixCache:
+    """Loads prefixes of prompts from a cache; missing entries are computed, by a prefiller, and stored."""
 
-    Return input ids, mask, the number of padding tokens of each row, and rotary positions, each `[B, L]`; positions
-    are None if every row has 0, 1, 2... after the padding.
-    """
-    longest = max(map(len, map(attrgetter("input_ids"), prompts)))
-    ids, mask, positions, padding, is_natural = [], [], [], [], True
-    for prompt in prompts:
-        count = longest - len(prompt.input_ids)
-        padding.append(count)
-        ids.append([pad_token_id] * count + list(prompt.input_ids))
-        mask.append([0] * count + [1] * len(prompt.input_ids))
-        positions.append([0] * count + list(prompt.arrangement.positions))
-        is_natural = is_natural and prompt.is_natural
-    found = None if is_natural else torch.tensor(positions, device=device)
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device), padding, found
+    def __init__(self, prefiller: Prefiller, cache: KeyValueCache) -> None:
+        self._prefiller, self._cache = prefiller, cache
+        choices, shared, model = prefiller.choices, prefiller.shared, prefiller.model
+        computed_by = shared.weights_digest(model), environment(model, prefiller.device)
+        if shared.entry_layout is None or shared.entry_layout[0] != computed_by:
+            shared.entry_layout = computed_by, layout_of(_entry_of(prefiller.prefill_plain([0])))
+        self._token_layout = shared.entry_layout[1]
+        method = (type(choices.method).__qualname__, sorted(vars(choices.method).items()))
+        # Part of every key. Without `deterministic`, the prefixes of a batch may share a pass, and differ by rounding.
+        self._identity = (*computed_by, choices.backend.name, method, choices.deterministic)
+
+    def load(self, prefixes: Sequence[PreparedPrompt]) -> list[tuple[DynamicCache, int]]:
+        """Return the keys and values of prefixes, and how many tokens of each were cached."""
+        by_segment = self._prefiller.choices.method.context_free_segments
+        whole = [each for each in prefixes if not by_segment or len(each.arrangement.layout.sets) > 1]
+        loaded = dict(zip(map(id, whole), self._load_whole(whole), strict=True))
+        return [loaded.get(id(each)) or self._load_segments(each) for each in prefixes]
+
+    def _load_whole(self, prefixes: Sequence[PreparedPrompt]) -> list[tuple[DynamicCache, int]]:
+        """Load prefixes, each of which is one entry. Missing ones share a pass; of equal ones, one is computed."""
+        keys = [digest_of(self._identity, each.input_ids, each.arrangement) for each in prefixes]
+        distinct = dict(zip(keys, prefixes, strict=True))
+        entries = {key: self._find(key, len(each.input_ids)) for key, each in distinct.items()}
+        missing = {key: distinct[key] for key, entry in entries.items() if entry is None}
+        for key, computed in zip(missing, self._prefiller.prefill_uncached([*missing.values()]), strict=True):
+            entries[key] = entry = _entry_of(computed.cache)
+            self._cache.put(key, entry)
+        return [
+            (self._as_cache([entries[key]]), 0 if missing.pop(key, None) else len(each.input_ids))
+            for key, each in zip(keys, prefixes, strict=True)
+        ]
+
+    def _load_segments(self, prefix: PreparedPrompt) -> tuple[DynamicCache, int]:
+        """Load the text before the set, and each segment as the plain model computes it directly after that text."""
+        layout, ids = prefix.arrangement.layout, prefix.input_ids
+        text, entries, cached_tokens = ids[: layout.texts[0]], list[Entry](), 0
+        parts = [((), text)] if text else []
+        for before, tokens in [*parts, *((text, ids[each.start : each.stop]) for each in layout.set_spans[0] if each)]:
+            key = digest_of(self._identity, before, tokens)
+            entry = self._find(key, len(tokens))
+            cached_tokens += 0 if entry is None else len(tokens)
+            if entry is None:
+                cache = self._as_cache(entries[:1] if before else [])
+                entry = _entry_of(self._prefiller.prefill_plain(tokens, len(before), cache), len(before))
+                self._cache.put(key, entry)
+            entries.append(entry)
+        return self._as_cache(entries), cached_tokens
+
+    def _as_cache(self, entries: Sequence[Any]) -> DynamicCache:
+        """Return consecutive entries as one cache."""
+        layers, device = [], self._prefiller.device
+        for layer in zip(*entries, strict=True):
+            sides = [[each.to(device) for each in side] for side in zip(*layer, strict=True)]
+            layers.append(tuple([torch.cat(side, dim=1)[None] for side in sides]))
+        return DynamicCache(layers)
+
+    def _find(self, key: str, tokens: int) -> Entry | None:
+        layout = [[((heads, tokens, size), dtype) for (heads, _, size), dtype in pair] for pair in self._token_layout]
+        return self._cache.get(key, layout)
+
+
+def _entry_of(cache: DynamicCache, start: int = 0) -> Entry:
+    """Return the keys and values of a cache with one row, from token `start` on."""
+    return [(keys[0, :, start:].contiguous(), values[0, :, start:].contiguous()) for keys, values in layers_of(cache)]
+
+
+def layers_of(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the keys and values of each layer, `[B, H_kv, T, D]` each."""
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def padded(
+    rows: Sequence[Sequence[int]], device: torch.device, value: int = 0, *, side: Literal["left", "right"] = "left"
+) -> torch.Tensor:
+    """Return rows of whole numbers as one tensor `[B, longest]`, padded with a value."""
+    tensors = list(map(torch.tensor, rows))
+    return pad_sequence(tensors, batch_first=True, padding_value=value, padding_side=side).to(device)
 
 
 def batch_caches(caches: Sequence[DynamicCache], padding: Sequence[int], copies: int = 1) -> DynamicCache:

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 Overflow: TypeAlias = Literal["error", "drop_last", "trim_segments"]
 
-_OF_PROMPT = ("sets", "order", "dropped", "trimmed", "method", "labels", "invariant")
-"""Attributes of a generation that are those of its prompt."""
+_OF_PROMPT = ("sets", "order", "dropped", "trimmed", "method", "labels", "invariant")  # what a generation has of it
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,7 @@ class PreparedPrompt:
     method: str
     labels: Labels
     invariant: bool | None
-
-    @property
-    def sets(self) -> tuple[int, ...]:
-        """Number of segments of each set, without those that were dropped."""
-        return tuple(map(len, filter(None, self.arrangement.layout.sets)))
+    sets: tuple[int, ...]  # without those that were dropped
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -67,11 +62,6 @@ class PreparedPrompt:
     def suffix_length(self) -> int:
         """Number of tokens of the suffix, the last text."""
         return self.arrangement.layout.texts[-1]
-
-    @property
-    def has_prefix(self) -> bool:
-        """Whether there is a set, and anything at all, before the suffix."""
-        return bool(self.arrangement.layout.sets) and len(self.input_ids) > self.suffix_length > 0
 
     def prefix(self, method: Method) -> PreparedPrompt:
         """Return the prompt without its suffix, as a method arranges it."""
@@ -161,6 +151,7 @@ def prepare(
         method=choices.method.name,
         labels=labels,
         invariant=is_invariant(map(len, ranks), sorts=choices.ordering.invariant),
+        sets=tuple(map(len, filter(None, sets))),
     )
 
 
@@ -176,25 +167,23 @@ def fit_segments(
 ) -> list[list[int]]:
     """Return the number of tokens to keep of each segment, in the shape of `ranked`; 0 drops a segment.
 
-    Args:
-        ranked: For each set, the lengths of its segments in rank order (rank 0 first).
-        overflow: As for `Choices`.
-        window: Maximum number of positions of prompt and answer together. None: no limit.
-        max_segment_tokens: Maximum number of tokens of one segment. None: no limit.
-        text_tokens: Number of tokens of the texts.
-        new_tokens: Tokens to reserve for the answer.
-        shares_positions: Whether a set takes as many positions as its longest segment, not as all of them. Then only
-            the longest of a set count: of them, `drop_last` drops that of the lowest rank.
+    `ranked` are the lengths of the segments of each set, in rank order (rank 0 first). The `window` is the most
+    positions of prompt and answer together, of which `new_tokens` are reserved; None: no limit. If a set
+    `shares_positions`, it takes as many as its longest segment, not as all of them. Then only the longest of a set
+    count: of them, `drop_last` drops that of the lowest rank.
 
     Raises:
         ContextOverflow: The prompt is too long, and the strategy is `error` or the texts alone do not fit.
     """
-    sets, limit = list(map(list, ranked)), max_segment_tokens
+    sets, limit, trims = list(map(list, ranked)), max_segment_tokens, overflow == "trim_segments"
+
+    def within(most: int) -> list[list[int]]:
+        return [[min(each, most) if trims or each <= most else 0 for each in lengths] for lengths in sets]
+
     if limit is not None and (longest := max(map(_longest, sets), default=0)) > limit:
         if overflow == "error":
             raise ContextOverflow(f"expected at most max_segment_tokens={limit} tokens in a segment, got {longest}")
-        shortened = limit if overflow == "trim_segments" else 0
-        sets = [[length if length <= limit else shortened for length in lengths] for lengths in sets]
+        sets = within(limit)
     positions = _longest if shares_positions else sum
     total = sum(map(positions, sets))
     if window is None or total <= (available := window - text_tokens - new_tokens):
@@ -205,15 +194,11 @@ def fit_segments(
             f"expected at most {window} tokens, the model's context window; got {text_tokens + total} in "
             f"the prompt ({text_tokens} of text, {total} in {counted}) and {new_tokens} to generate"
         )
-    if overflow == "trim_segments":  # to the largest common length at which they fit
-
-        def cut(length: int) -> list[list[int]]:
-            return [[min(each, length) for each in lengths] for lengths in sets]
-
+    if trims:  # to the largest common length at which they fit
         lengths = range(max(map(_longest, sets)) + 1)  # too long from some length on
-        return cut(bisect_right(lengths, available, key=lambda length: sum(map(positions, cut(length)))) - 1)
+        return within(bisect_right(lengths, available, key=lambda length: sum(map(positions, within(length)))) - 1)
     # What does not fit alone is dropped, then the lowest-ranked that counts, of the set that takes the most positions.
-    sets = [[each if each <= available else 0 for each in lengths] for lengths in sets]
+    sets = within(available)
     while sum(map(positions, sets)) > available:
         largest = max(sets, key=positions)
         at_least = 1 if positions is sum else positions(largest)

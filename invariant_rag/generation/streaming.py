@@ -18,8 +18,7 @@ from invariant_rag.generation.answers import TokenLogprob
 from invariant_rag.generation.options import as_ids
 from invariant_rag.generation.outputs import Generation
 
-_CONTEXT_TOKENS = 16
-"""Preceding tokens to decode together with a new one: its text may depend on the tokens before it."""
+_CONTEXT_TOKENS = 16  # that are decoded together with a new one, whose text may depend on those before it
 
 
 class TextQueueStreamer(BaseStreamer):
@@ -90,6 +89,8 @@ class TextStream(Iterator[str]):
     begins if this one must not wait for another.
     """
 
+    generation: Generation | None = None  # once the stream is exhausted; None before, and after `close`
+
     def __init__(
         self,
         generate: Callable[[], Generation],
@@ -97,16 +98,14 @@ class TextStream(Iterator[str]):
         closed: Event,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        self._result, self._closed = list[Generation](), closed
-        self._pieces = _pieces(generate, streamer.queue, closed, check, self._result)  # which knows no `self`
-
-    @property
-    def generation(self) -> Generation | None:
-        """The complete generation once the stream is exhausted; None before, and after `close`."""
-        return self._result[0] if self._result else None
+        self._closed, self._pieces = closed, _pieces(generate, streamer.queue, closed, check)  # which knows no `self`
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        try:
+            return next(self._pieces)
+        except StopIteration as end:
+            self.generation = self.generation or end.value
+            raise
 
     def close(self) -> None:
         """Stop the generation and wait for its thread to end.
@@ -119,13 +118,9 @@ class TextStream(Iterator[str]):
 
 
 def _pieces(
-    generate: Callable[[], Generation],
-    queue: SimpleQueue[str | None],
-    closed: Event,
-    check: Callable[[], None],
-    result: list[Generation],
-) -> Generator[str, None, None]:
-    """Generate in a thread and yield its pieces of text; then append the generation to `result`."""
+    generate: Callable[[], Generation], queue: SimpleQueue[str | None], closed: Event, check: Callable[[], None]
+) -> Generator[str, None, Generation | None]:
+    """Generate in a thread and yield its pieces of text; then return the generation."""
     check()
     done: Future[Generation] = Future()
 
@@ -141,8 +136,7 @@ def _pieces(
     try:
         while (piece := queue.get()) is not None:
             yield piece
-        if not (closed.is_set() and isinstance(done.exception(), CancelledError | None)):
-            result.append(done.result())
+        return None if closed.is_set() and isinstance(done.exception(), CancelledError | None) else done.result()
     finally:
         closed.set()
         if current_thread() is not thread:  # which may collect an abandoned stream

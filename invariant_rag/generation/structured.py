@@ -5,7 +5,6 @@ Calls are written in the format of the chat template, or, where it has none, in 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 from invariant_rag.checks import check_flag, check_kind, check_text, require_extra
 from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidTool, TokenizerRequired, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import AnswerParser
+from invariant_rag.generation.digest import digest_of
 from invariant_rag.generation.json_schema import check_expressible, compile_tag, json_format, json_schema, parse_object
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.options import as_ids, check_options, is_set, resolve_option
@@ -41,12 +41,9 @@ def constrain(lm: InvariantModel, schema: Any, **kwargs: Any) -> dict[str, Any]:
     """Return keywords of one call of `generate` or `stream` with which a model writes JSON that follows a schema.
 
     What a schema says beyond a grammar is left to `parse_object`; so is a text that runs out of tokens ("length").
-
-    Args:
-        lm: The model.
-        schema: A pydantic class, another type that pydantic knows, or a JSON schema as dict or string. A keyword that
-            xgrammar does not follow is an `InvalidSchema`.
-        **kwargs: Keywords of `generate`. Neither beams nor stop strings.
+    Keywords are those of `generate`, without beams and stop strings. The schema is a pydantic class, another type that
+    pydantic knows, or a JSON schema as dict or string; a keyword in it that xgrammar does not follow is an
+    `InvalidSchema`.
     """
     described = json_schema(schema)
     check_expressible(described)
@@ -69,11 +66,9 @@ def generate_structured(lm: InvariantModel, prompt: Prompt, schema: Any, **kwarg
 class ToolCalling:
     """Tools that a model may call in its answer. One object serves any number of prompts and threads.
 
-    Args:
-        lm: The model.
-        tools: The tools: `Tool`s, or dicts in OpenAI's shape. Without any, answers are parsed for reasoning only.
-        tool_choice: Whether answers hold calls: `auto`, `none`, `required` (or `any`), or those of a tool by its name.
-        parallel: Whether an answer may hold several calls.
+    Tools are `Tool`s, or dicts in OpenAI's shape; without any, answers are parsed for reasoning only. `tool_choice`
+    says whether answers hold calls: `auto`, `none`, `required` (or `any`), or those of a tool by its name; `parallel`,
+    whether an answer may hold several.
     """
 
     def __init__(
@@ -107,11 +102,8 @@ class ToolCalling:
         reasoning = self.form.reasoning
         markers = [*vars(self.form.call_format).values()] if self.offered else []
         markers += [reasoning.open, reasoning.close] if reasoning else []
-        return frozenset(
-            index
-            for index, token in self._tokenizer.added_tokens_decoder.items()
-            if token.special and any(token.content in (each or "") for each in markers)
-        )
+        written, added = "\0".join(filter(None, markers)), self._tokenizer.added_tokens_decoder.items()
+        return frozenset(index for index, token in added if token.special and token.content in written)
 
     def prompt(self, messages: Sequence[Message], query: str | None = None, /, **template_kwargs: Any) -> Prompt:
         """Render a conversation that offers the tools; see `InvariantModel.chat_prompt` and `render_chat`."""
@@ -166,8 +158,8 @@ class ToolCalling:
     def parser(self, prompt: Prompt) -> AnswerParser:
         """Return a parser of answers to a prompt, which takes text in which the `kept_tokens` are kept."""
         sets = [sorted(segment.content_hash for segment in each) for each in prompt.sets]  # the same in any order
-        digest = hashlib.sha256(repr((prompt.texts, sets)).encode()).hexdigest()
         names, is_open = [tool.name for tool in self.offered], self._reasoning_open(prompt)
+        digest = digest_of(prompt.texts, sets)
         return AnswerParser(self.form.call_format, names, self.form.reasoning, reasoning_open=is_open, prompt=digest)
 
 

@@ -319,8 +319,8 @@ def uuid_examples(
         )
     while True:
         source = random.Random(seed)
-        places = [(pairs - 1) * (1 + index % 3) // 4 for index in range(count)]
-        examples = [_uuid_example(tokenizer, source, pairs, place) for place in places]
+        indices = [(pairs - 1) * (1 + index % 3) // 4 for index in range(count)]
+        examples = [_uuid_example(tokenizer, source, pairs, index) for index in indices]
         longest = max((len(each.prompt) + len(each.answer) for each in examples), default=0)
         if window is None or longest <= window:
             return examples
@@ -329,16 +329,16 @@ def uuid_examples(
         pairs = max(2, min(pairs - 1, pairs * window // longest))
 
 
-def _uuid_example(tokenizer: PreTrainedTokenizerBase, source: random.Random, pairs: int, place: int) -> TokenExample:
+def _uuid_example(tokenizer: PreTrainedTokenizerBase, source: random.Random, pairs: int, index: int) -> TokenExample:
     keys, values = ([str(uuid.UUID(int=source.getrandbits(128), version=4)) for _ in range(pairs)] for _ in range(2))
     listed = ",\n ".join(f'"{key}": "{value}"' for key, value in zip(keys, values, strict=True))
-    asked = (
+    question = (
         "Extract the value corresponding to the specified key in the JSON object below.\n\n"
-        f'JSON data:\n{{{listed}}}\n\nKey: "{keys[place]}"\nCorresponding value:'
+        f'JSON data:\n{{{listed}}}\n\nKey: "{keys[index]}"\nCorresponding value:'
     )
-    messages = [{"role": "user", "content": asked}]
+    messages = [{"role": "user", "content": question}]
     rendered = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    prompt, answer = (tokenizer(text, add_special_tokens=False).input_ids for text in (rendered, values[place]))
+    prompt, answer = (tokenizer(text, add_special_tokens=False).input_ids for text in (rendered, values[index]))
     return TokenExample(tuple(prompt), tuple(answer))
 
 

@@ -22,7 +22,7 @@ class Method(ReadOnly):
         fair: Whether accuracy cannot depend on which slot a segment lands in, because all slots are alike.
         context_free_segments: Whether a segment's keys and values depend on the prefix and on the segment alone, so
             that a cache can reuse them in any set after the same prefix.
-        reads_later_positions: Whether tokens attend to keys at later positions than their own. Rotary embeddings
+        attends_to_later_positions: Whether tokens attend to keys at later positions than their own. Rotary embeddings
             represent these; the biases of ALiBi do not.
         stock_decoding: Whether the suffix and generated tokens attend to every key at its natural position, so that
             decoding after the prefill uses the model's own attention.
@@ -35,7 +35,7 @@ class Method(ReadOnly):
     fair: ClassVar[bool] = False
     context_free_segments: ClassVar[bool] = False
     default_ordering: ClassVar[str] = "lexical"
-    reads_later_positions: ClassVar[bool] = False
+    attends_to_later_positions: ClassVar[bool] = False
     stock_decoding: ClassVar[bool] = True
 
     @property

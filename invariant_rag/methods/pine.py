@@ -30,7 +30,7 @@ class PINE(Method):
         rows: list[Row] = []
         before: list[Run] = []  # texts between the ranked sets
         ranked: list[RankedSet] = []
-        start = 0  # behind the last ranked set
+        start = 0  # after the last ranked set
         for text, spans in zip(layout.text_spans, (*layout.set_spans, ()), strict=True):
             rows.append(Row(text, (*before, Run(start, text.stop, 0)), tuple(ranked)))
             segments = tuple(span for span in spans if len(span))
@@ -64,7 +64,7 @@ class PINEInPlace(RowMethod):
     name: ClassVar[str] = "pine-in-place"
     paper: ClassVar[str] = "arXiv 2407.01100"
     cost: ClassVar[str] = "attention both ways"
-    reads_later_positions: ClassVar[bool] = True
+    attends_to_later_positions: ClassVar[bool] = True
     slots: ClassVar[Slots] = "natural"
 
     def row(self, segment: int, count: int) -> Sequence[int]:

@@ -39,9 +39,8 @@ class Isolated(RowMethod):
 class SetBased(RowMethod):
     """Segments start at one position, without attention between them; the suffix attends to all (arXiv 2406.06581).
 
-    The prefix exists once, and the suffix starts after the longest segment. Nothing tells the segments apart but their
-    contents, so the answer is fair: up to rounding, it ignores the ordering too. A sliding window counts tokens in
-    memory order.
+    The prefix exists once, and the suffix starts after the longest segment. Segments differ in their contents alone, so
+    the answer is fair: up to rounding, it ignores the ordering too. A sliding window counts tokens in memory order.
     """
 
     name: ClassVar[str] = "set-based"

@@ -121,11 +121,11 @@ def check_embedder(name: str, what: str = "an embedder") -> None:
     expected = f"expected the hub id or the folder of {what}, got {name}"
     if is_folder_name(name):
         raise RetrievalError(f"{expected}: no such folder", hint=_HINT)
-    places = [
+    files = [
         (each, file) for each in (name, f"sentence-transformers/{name}") for file in ("modules.json", "config.json")
     ]
     try:
-        is_cached = any(isinstance(try_to_load_from_cache(*place), str) for place in places if place[0].count("/") < 2)
+        is_cached = any(isinstance(try_to_load_from_cache(*each), str) for each in files if each[0].count("/") < 2)
     except HFValidationError as error:
         raise RetrievalError(f"{expected}: no hub id", hint=_HINT) from error
     if not is_cached and not hub_reachable():

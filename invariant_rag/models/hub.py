@@ -26,7 +26,7 @@ def check_model(name: str | Path | None, *, weights: bool = True) -> None:
 
     Args:
         name: Hub id or folder. None and `native`: the embedded ones.
-        weights: Whether more than the tokenizer is wanted.
+        weights: Whether more than the tokenizer is loaded.
 
     Raises:
         ModelNotFound: There is no such folder, nothing of that name on the hub, or no configuration or weights, or no
@@ -83,8 +83,8 @@ def _download_config(name: str, expected: str) -> str:
         except errors.LocalEntryNotFoundError:
             return hf_hub_download(name, "config.json")
     except (OSError, ValueError, errors.HfHubHTTPError) as error:
-        said = "no hub id" if isinstance(error, errors.HFValidationError) else "not found"
-        raise ModelNotFound(f"{expected}: {said}", hint=what_to_do(name, error)) from error
+        problem = "no hub id" if isinstance(error, errors.HFValidationError) else "not found"
+        raise ModelNotFound(f"{expected}: {problem}", hint=what_to_do(name, error)) from error
 
 
 def is_folder_name(name: str) -> bool:

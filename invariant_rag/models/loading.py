@@ -143,12 +143,12 @@ def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     Raises:
         InvalidChoice: torch has no such dtype.
     """
-    found = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
+    resolved = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
     # Eight bits and fewer are formats of quantization, in which torch computes nothing.
-    usable = isinstance(found, torch.dtype) and found.is_floating_point and found.itemsize > 1
-    if not usable and not (isinstance(found, str) and found == "auto"):
+    usable = isinstance(resolved, torch.dtype) and resolved.is_floating_point and resolved.itemsize > 1
+    if not usable and not (isinstance(resolved, str) and resolved == "auto"):
         raise InvalidChoice(f"dtype: expected auto, float32, bfloat16, float16 or float64, got {shown(dtype)}")
-    return found
+    return resolved
 
 
 def context_window(config: PreTrainedConfig) -> int | None:

@@ -17,11 +17,11 @@ from invariant_rag.orderings.base import Candidate, Ordering
 from invariant_rag.segments import replace_surrogates
 
 CHARACTERS_PER_TOKEN = 16
-"""What is beyond so many characters for each token that a model reads is cut off before a text is tokenized."""
+"""A text is truncated to so many characters for each token of a model's input, before it is tokenized."""
 _CROSS_ENCODER = "cross-encoder/ms-marco-MiniLM-L6-v2"
-_LONGEST = 8192  # tokens that a cross-encoder reads whose limit is not known
+_LONGEST = 8192  # input tokens of a cross-encoder whose limit is not known
 _BATCHES = 4
-"""Of texts that are scored before it is seen whether somebody still waits; texts of similar length are together."""
+"""Texts that are scored between two checks for cancellation; texts of similar length are scored together."""
 
 
 class Relevance(Ordering):
@@ -152,7 +152,7 @@ class CrossEncoder(Relevance):
         longest = model.max_seq_length if hasattr(model, "max_seq_length") else getattr(model, "max_length", None)
         most = CHARACTERS_PER_TOKEN * (longest or _LONGEST)
         pairs = [(query[:most], text[:most]) for text in texts]
-        found: list[float] = []
+        listed: list[float] = []
         for first in range(0, len(pairs), _BATCHES * self.batch_size):
             check_cancelled()
             scores = model.predict(
@@ -166,8 +166,8 @@ class CrossEncoder(Relevance):
                     f"ordering {self.name!r} expects one score per text, got {scores.shape[-1]} from {self!r}",
                     hint="Use a cross-encoder with num_labels=1.",
                 )
-            found += map(float, scores)
-        return found
+            listed += map(float, scores)
+        return listed
 
     def _load(self) -> Any:
         if self._loaded is None:

@@ -26,7 +26,7 @@ Message: TypeAlias = Mapping[str, Any]
 
 _PLACEHOLDER = re.compile("\ueca4([0-9]+)\ueca5")  # of a set, while the template is rendered: no text may hold it
 _PART = str | Trusted | Segment | SegmentSet
-_OF = ("name", "tool_call_id")  # what says of which call a message is the result
+_OF = ("name", "tool_call_id")  # the fields that link a result to its call
 
 
 def question_messages(question: str, segments: SegmentSet, system: str | None = None) -> list[Message]:
@@ -94,8 +94,8 @@ def _plain_message(
     message: Message, sets: list[SegmentSet], literals: Literals, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Any]:
     """Return a message whose fields are literal text, with placeholders for its sets, which are added to `sets`."""
-    role, content, given = message.get("role"), message.get("content"), message.get("tool_calls")
-    calls = [] if given is None else check_items("tool_calls", given, object, error=InvalidPrompt)
+    role, content, tool_calls = message.get("role"), message.get("content"), message.get("tool_calls")
+    calls = [] if tool_calls is None else check_items("tool_calls", tool_calls, object, error=InvalidPrompt)
     if not isinstance(role, str) or ("content" not in message and not (calls and role == "assistant")):
         raise InvalidPrompt(f"expected a message with role and content, got {shown(message)}")
     if not role.isalnum() and literals.holds_name(role):
@@ -152,21 +152,21 @@ def _keep_reasoning(text: str, tokenizer: PreTrainedTokenizerBase, cut: Callable
     return text[: len(text) - len(start)] + form.open + cut(reasoning) + form.close + cut(answer)
 
 
-def _template_variables(given: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _template_variables(variables: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     own = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages"} - {"kwargs"}
     template = "\n".join(templates_of(tokenizer))
-    unknown = {name for name in given if not re.search(rf"\b{re.escape(name)}\b", template)}
-    if wrong := ", ".join(sorted((own & given.keys()) | unknown)):
+    unknown = {name for name in variables if not re.search(rf"\b{re.escape(name)}\b", template)}
+    if wrong := ", ".join(sorted((own & variables.keys()) | unknown)):
         hint = "Documents are segments in a message, tools have an argument of their own; others change nothing."
         raise InvalidPrompt(f"template_kwargs: expected variables of the chat template, got {wrong}", hint=hint)
-    return dict(given)
+    return dict(variables)
 
 
 def _prepare_tool_messages(
     messages: Iterable[Mapping[str, Any]], tools: Sequence[Tool], form: TemplateFormat, cut: Callable[[Any], Any]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Return messages, and tools in OpenAI's shape if the template renders them; everything else is written as text."""
-    found: list[dict[str, Any]] = []
+    converted: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     after_results = False  # whether the last message is a user's turn made of results
     for message in messages:
@@ -180,26 +180,26 @@ def _prepare_tool_messages(
             prepared["content"] = "\n".join(filter(None, (prepared["content"], form.call_format.write(literal))))
         is_result = prepared["role"] == "tool"
         if is_result:
-            said = {
+            fields = {
                 key: check_text(key, prepared[key], error=InvalidPrompt) for key in _OF if prepared.get(key) is not None
             }
-            if name := said.get("name") or names.get(said.get("tool_call_id", "")):
+            if name := fields.get("name") or names.get(fields.get("tool_call_id", "")):
                 prepared["name"] = cut(name)
         if is_result and not form.results:
             title = f"Result of {prepared.get('name', 'the tool')}"
             prepared = {"role": "user", "content": f"{title}:\n{prepared['content']}"}
         if after_results and prepared["role"] == "user":  # many templates refuse two turns of the user in a row
-            prepared["content"] = f"{found.pop()['content']}\n\n{prepared['content']}"
+            prepared["content"] = f"{converted.pop()['content']}\n\n{prepared['content']}"
         after_results = is_result and not form.results
-        found.append(prepared)
+        converted.append(prepared)
     described = [cut(tool.to_dict()) for tool in tools]
     if not tools or form.tools:
-        return found, described or None
+        return converted, described or None
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in described)
     example = form.call_format.write([ToolCall("", "NAME", {"ARGUMENT": "VALUE"})])
     text = f"You may call these tools:\n{listed}\n\nTo call one, write this and nothing after it:\n{example}"
-    system = found.pop(0)["content"] if found and found[0]["role"] == "system" else ""
-    return [{"role": "system", "content": "\n\n".join(filter(None, (system, text)))}, *found], None
+    system = converted.pop(0)["content"] if converted and converted[0]["role"] == "system" else ""
+    return [{"role": "system", "content": "\n\n".join(filter(None, (system, text)))}, *converted], None
 
 
 def _apply_template(
@@ -238,8 +238,8 @@ def _with_short_ids(fields: Any) -> Any:
     """Return messages or calls in which ids of calls have nine letters or digits."""
     if isinstance(fields, list):
         return list(map(_with_short_ids, fields))
-    found = {**fields, "tool_calls": _with_short_ids(fields["tool_calls"])} if "tool_calls" in fields else dict(fields)
-    for key in {"id", "tool_call_id"} & found.keys():
-        text = str(found[key])
-        found[key] = text if re.fullmatch("[a-zA-Z0-9]{9}", text) else hashlib.sha256(text.encode()).hexdigest()[:9]
-    return found
+    short = {**fields, "tool_calls": _with_short_ids(fields["tool_calls"])} if "tool_calls" in fields else dict(fields)
+    for key in {"id", "tool_call_id"} & short.keys():
+        text = str(short[key])
+        short[key] = text if re.fullmatch("[a-zA-Z0-9]{9}", text) else hashlib.sha256(text.encode()).hexdigest()[:9]
+    return short

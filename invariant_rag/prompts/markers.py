@@ -43,7 +43,7 @@ class Marked:
 def mark(segment: Segment | str, size: int | None = None, *, group: str = "", nonce: str = _NONCE) -> str:
     """Write title and text of a segment with marks around them, from which `split_marked` restores them.
 
-    `size` is the number of segments of its set, and `group` tells that from its neighbours: see `mark_set`.
+    `size` is the number of segments of its set, and `group` identifies that set: see `mark_set`.
     """
     segment = Segment.of(segment)
     if segment.token_ids is not None:
@@ -70,8 +70,8 @@ def split_marked(text: str, *, nonce: str = _NONCE) -> tuple[list[str | Marked],
         return [text] if text else [], False
     parts: list[str | Marked] = []
     rest, position = False, 0
-    found = [match for match in _MARKED.finditer(text) if match["nonce"] == nonce]
-    for match in [*found, None]:
+    matches = [match for match in _MARKED.finditer(text) if match["nonce"] == nonce]
+    for match in [*matches, None]:
         between = text[position:] if match is None else text[position : match.start()]
         rest = rest or has_marks(between)
         parts.append(between)

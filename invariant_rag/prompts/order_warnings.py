@@ -47,7 +47,7 @@ _PHRASE, _BEGINNING = 5, 3  # words that two texts hardly share by chance, and f
 def holds_documents(text: str, retrieval: Retrieval) -> bool:
     """Return whether a text holds documents of a retrieval, whole or in part, or names them all by title or source.
 
-    White space, letter case, punctuation and what was asked do not matter. One of several documents is enough if it is
+    White space, letter case, punctuation and the query do not matter. One of several documents is enough if it is
     a phrase: the template may have picked the first.
     """
     documents = list(dict.fromkeys(each.text for each in retrieval.segments))
@@ -141,7 +141,7 @@ _STATED = re.compile(
 
 
 def states_order(text: str, retrievals: Iterable[Retrieval] = ()) -> bool:
-    """Return whether a text says that documents are in an order. What retrievers were asked does not count."""
+    """Return whether a text says that documents are in an order. Queries of retrievers do not count."""
     for query in sorted({each.query.strip() for each in retrievals} - {""}, key=len, reverse=True):
         text = text.replace(query, " ")
     return _STATED.search(text) is not None

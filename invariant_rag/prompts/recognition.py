@@ -23,28 +23,28 @@ class Recognition:
 
     turns: tuple[Turn, ...]
     findings: tuple[Finding, ...]
-    texts: tuple[str, ...] = ()  # what is neither in a set nor said by an assistant, and the documents of the sets
+    texts: tuple[str, ...] = ()  # what is neither in a set nor an assistant's, and the documents of the sets
     sets: tuple[SegmentSet, ...] = ()
 
 
 def recognize(turns: Sequence[Turn], retrievals: Iterable[Retrieval] = (), slots: Iterable[str] = ()) -> Recognition:
-    """Put the segments of a conversation into sets, and say what is not understood.
+    """Put the segments of a conversation into sets, and report what is ambiguous.
 
     Neighbouring segments of a turn are a set, if nothing but white space, or the same text, is between them. A slot
-    that `find_set` recognises in the retrievals of the run becomes a set in its place, if it occurs once. What an
-    assistant said is never a slot, and nobody is warned of it.
+    that `find_set` recognises in the retrievals of the run becomes a set there, if it occurs once. The text of an
+    assistant is never a slot, and never causes a warning.
     """
     known = list(retrievals)
     findings: list[Finding] = []
-    found = list(map(_with_sets, turns, repeat(known), repeat(findings)))
+    changed = list(map(_with_sets, turns, repeat(known), repeat(findings)))
     for slot in sorted(set(slots), key=len, reverse=True):
         segments = find_set(slot, [each for each in known if each.is_set]) if slot else None
-        if segments is not None and sum(text.count(slot) for text in _free_texts(found)) == 1:
-            found = [turn if turn.role == "assistant" else _replace_slot(turn, slot, segments) for turn in found]
-    texts, sets = _free_texts(found), [each for turn in found for each in turn.sets]
-    findings += _check(found, known, "\n".join(texts), sets)
+        if segments is not None and sum(text.count(slot) for text in _free_texts(changed)) == 1:
+            changed = [turn if turn.role == "assistant" else _replace_slot(turn, slot, segments) for turn in changed]
+    texts, sets = _free_texts(changed), [each for turn in changed for each in turn.sets]
+    findings += _check(changed, known, "\n".join(texts), sets)
     documents = [each.text for segments in sets for each in segments] if known else []
-    return Recognition(tuple(found), tuple(dict.fromkeys(findings)), (*texts, *documents), tuple(sets))
+    return Recognition(tuple(changed), tuple(dict.fromkeys(findings)), (*texts, *documents), tuple(sets))
 
 
 def parse_marked(text: str) -> Prompt:
@@ -80,10 +80,9 @@ def _with_sets(turn: Turn, known: Sequence[Retrieval], findings: list[Finding]) 
             marked += [each for each in pieces if isinstance(each, Marked)]
     arrived = Counter(map(attrgetter("group"), marked))
     partial = ((arrived[each.group], each.size) for each in marked if each.size and arrived[each.group] % each.size)
-    findings += [
-        Finding("incomplete", f"a call got {count} of the {size} segments of a set.") for count, size in partial
-    ]
-    found: list[Any] = []
+    messages = (f"a call got {count} of the {size} segments of a set." for count, size in partial)
+    findings += map(Finding, repeat("incomplete"), messages)
+    joined: list[Any] = []
     segments: list[Segment] = []  # of the set that is being put together
     gaps: list[str] = []  # the text after each of them
     group = ""
@@ -94,16 +93,16 @@ def _with_sets(turn: Turn, known: Sequence[Retrieval], findings: list[Finding]) 
             gaps[-1] = part
             continue
         if gaps and not (is_segment and own == group):
-            found += _join_neighbours(segments, gaps, findings)
+            joined += _join_neighbours(segments, gaps, findings)
             segments, gaps = [], []
         if is_segment:
             segments.append(_restore_metadata(part.segment, known) if isinstance(part, Marked) else part)
             gaps.append("")
             group = own
         else:
-            found.append(part)
-    found += _join_neighbours(segments, gaps, findings) if segments else []
-    return replace(turn, parts=tuple(merge_texts(found)))
+            joined.append(part)
+    joined += _join_neighbours(segments, gaps, findings) if segments else []
+    return replace(turn, parts=tuple(merge_texts(joined)))
 
 
 def _join_neighbours(segments: list[Segment], gaps: list[str], findings: list[Finding]) -> list[Any]:
@@ -128,14 +127,14 @@ def _restore_metadata(segment: Segment, known: Sequence[Retrieval]) -> Segment:
 
 def _check(turns: Iterable[Turn], known: Sequence[Retrieval], free: str, sets: Sequence[SegmentSet]) -> list[Finding]:
     """Return why the answer may depend on the order: documents outside of sets, or text that states an order."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if known and any(holds_documents(free, each) for each in known):
-        found.append(Finding("no_segments", "the prompt holds retrieved documents as text, and not as a set."))
+        findings.append(Finding("no_segments", "the prompt holds retrieved documents as text, and not as a set."))
     elif looks_listed(free, introduced=not sets):
-        found.append(Finding("no_segments", "the prompt holds a list of documents as text."))
+        findings.append(Finding("no_segments", "the prompt holds a list of documents as text."))
     sizes = list(map(len, sets))
     if sizes.count(1) > 1:
-        found.append(Finding("incomplete", "several sets hold one document each; their order is that given."))
+        findings.append(Finding("incomplete", "several sets hold one document each; their order is that given."))
     above = ""
     for turn in turns if max(sizes, default=0) > 1 else ():
         for part in turn.parts if turn.role != "assistant" else ():
@@ -143,5 +142,5 @@ def _check(turns: Iterable[Turn], known: Sequence[Retrieval], free: str, sets: S
                 above += part + "\n"
             elif isinstance(part, SegmentSet) and above and len(part) > 1 and states_order(above, known):
                 message = "the prompt says in which order the documents are, above a set, which has none."
-                return [*found, Finding("stated", message)]
-    return found
+                return [*findings, Finding("stated", message)]
+    return findings

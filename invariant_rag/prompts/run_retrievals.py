@@ -1,4 +1,4 @@
-"""What was retrieved: one retrieval, and the retrievals of a run, kept until its root run ends."""
+"""What was retrieved: one retrieval, and the retrievals of a run, stored until its root run ends."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ class Retrieval:
     """What one call of a retriever returned."""
 
     segments: tuple[Segment, ...]  # in the order in which they were listed
-    query: str = ""  # what was asked, if that is known: a slot with this text is the user's question, and no set
+    query: str = ""  # if it is known: a slot with this text is the user's question, and no set
     fields: tuple[Mapping[str, str], ...] = ()  # texts of templates beside title and metadata, for each document
-    one_by_one: bool = False  # whether a model may be asked about one document: it runs inside of the retriever
+    one_by_one: bool = False  # whether a model may get one document: it runs inside of the retriever
     is_set: bool = True  # whether their order means nothing; a list that no retriever returned is a reason to warn
 
     @property
     def rows(self) -> list[dict[str, str]]:
         """The fields of each document."""
         rows = []
-        for place, each in enumerate(self.segments):
+        for index, each in enumerate(self.segments):
             row = {"title": each.title} if each.title else {}
             if each.metadata:
                 row["metadata"] = str(dict(each.metadata))
                 row.update((f"metadata.{key}", str(value)) for key, value in each.metadata.items())
-            rows.append({**row, **(self.fields[place] if place < len(self.fields) else {})})
+            rows.append({**row, **(self.fields[index] if index < len(self.fields) else {})})
         return rows
 
     @property
     def columns(self) -> list[tuple[str, ...]]:
-        """The fields that tell documents apart, each with its text for every document; "" where one has none.
+        """The fields in which documents differ, each with its text for every document; "" where one has none.
 
         Fields with running numbers or letters are left out: a template may count.
         """
@@ -87,14 +87,14 @@ def begin_outside() -> Outside:
 def outside_retrievals() -> list[Retrieval]:
     """Return the last retrievals of this context that no model was called with: they cause warnings, never sets."""
     outside = _OUTSIDE.get()
-    found = () if outside is None else outside.retrievals
-    return list(map(partial(replace, one_by_one=True, is_set=False), found))
+    listed = () if outside is None else outside.retrievals
+    return list(map(partial(replace, one_by_one=True, is_set=False), listed))
 
 
 def forget_outside(texts: Iterable[str]) -> None:
     """Forget these retrievals once a model was called with all their texts: a later question may quote them."""
-    found, joined = outside_retrievals(), "\n".join(texts)
-    if found and all(each.text.strip() in joined for one in found for each in one.segments):
+    listed, joined = outside_retrievals(), "\n".join(texts)
+    if listed and all(each.text.strip() in joined for one in listed for each in one.segments):
         begin_outside().retrievals = []
 
 
@@ -105,7 +105,7 @@ class _ChainRun:
     outside: Outside | None  # of a root
     noted: list[tuple[_ChainRun, Retrieval]] = field(default_factory=list)  # in a root: with the run that retrieved it
     slots: dict[str, None] = field(default_factory=dict)  # in a root
-    is_asked: bool = False  # whether a model was called in this root
+    called_model: bool = False  # whether a model was called in this root
     ended: bool = False
 
     @property
@@ -124,7 +124,7 @@ class RunRetrievals:
         self._lock = Lock()
 
     def start(self, run: Hashable, parent: Hashable | None = None, *, query: str | None = None) -> None:
-        """Note that a run began, and what a retriever is asked. It is a root run if nothing is known of its parent."""
+        """Note that a run began, and the query of a retriever. It is a root run if nothing is known of its parent."""
         with self._lock:
             above = self._runs.get(parent) if parent is not None and parent != run else None
             self._runs[run] = _ChainRun(above, query, _OUTSIDE.get() if above is None else None)
@@ -137,10 +137,10 @@ class RunRetrievals:
             own = self._runs.pop(run, None) or _ChainRun(None, None, None)
             own.ended = True
             if own.outside is not None and own.noted and not failed:
-                own.outside.retrievals = [] if own.is_asked else [each for _, each in own.noted]
+                own.outside.retrievals = [] if own.called_model else [each for _, each in own.noted]
 
     def add(self, run: Hashable, retrieval: Retrieval) -> None:
-        """Note what a run retrieved. It replaces what retrievers below this one found: it chose from that."""
+        """Note what a run retrieved. It replaces what retrievers below this one returned: it chose from that."""
         with self._lock:
             own, root = self._find(run)
             if own is None or root is None or not retrieval.segments:
@@ -148,7 +148,7 @@ class RunRetrievals:
             if not retrieval.is_set and retrieval.segments in [each.segments for _, each in root.noted]:
                 return  # handed from run to run
             if own.query is not None:
-                root.noted = [(each, found) for each, found in root.noted if own not in each.path]
+                root.noted = [(each, other) for each, other in root.noted if own not in each.path]
                 retrieval = replace(retrieval, query=retrieval.query or own.query)
             root.noted.append((own, retrieval))
 
@@ -165,7 +165,7 @@ class RunRetrievals:
             own, root = self._find(run)
             if own is None or root is None:
                 return [], []
-            root.is_asked = True
+            root.called_model = True
             inside = any(each.query is not None for each in own.path)
             return [replace(each, one_by_one=inside) for _, each in root.noted], list(root.slots)
 

@@ -25,27 +25,27 @@ def find_set(slot: str, retrievals: Iterable[Retrieval]) -> SegmentSet | None:
     or None for each order.
     """
     listed = list(retrievals)
-    parses = [found for each in listed if (found := _parse(slot, each)) is not None]
+    parses = [parsed for each in listed if (parsed := _parse(slot, each)) is not None]
     most = max(map(len, parses), default=0)
     largest = [each for each in parses if len(each) == most]
     if not largest or any(_key(each) != _key(largest[0]) for each in largest):
         return None
-    found = largest[0]
-    around = "".join(each.before + each.after for each in found.slots or ()) if most == 1 else ""
+    segments = largest[0]
+    around = "".join(each.before + each.after for each in segments.slots or ()) if most == 1 else ""
     if any(each.text.strip() and each.text.strip() in around for one in listed for each in one.segments):
         return None  # there are other documents beside the only one
     for query in {each.query for each in listed} - {""}:
-        asked = [_key(parsed) for each in listed if (parsed := _parse(query, each)) is not None]
-        if slot.strip() == query.strip() or _key(found) in asked:
+        queried = [_key(parsed) for each in listed if (parsed := _parse(query, each)) is not None]
+        if slot.strip() == query.strip() or _key(segments) in queried:
             return None  # the user's question, if in another order
-    return found
+    return segments
 
 
-def _key(found: SegmentSet) -> tuple[list[str], str]:
+def _key(segments: SegmentSet) -> tuple[list[str], str]:
     """Return a key that is equal for two sets if their texts differ in the order of the documents only."""
-    slots = found.slots or (Slot(),)
+    slots = segments.slots or (Slot(),)
     before, after, separator = slots[-1].before, slots[-1].after, slots[0].after.removeprefix(slots[-1].after)
-    return sorted(before + each.text + after for each in found), separator
+    return sorted(before + each.text + after for each in segments), separator
 
 
 def _parse(slot: str, retrieval: Retrieval) -> SegmentSet | None:
@@ -63,10 +63,10 @@ def _parse(slot: str, retrieval: Retrieval) -> SegmentSet | None:
         return SegmentSet(segments, slots=[Slot(before, after)]) if fits else None
     columns = retrieval.columns
     rows = {(text, *(column[index] for column in columns)) for index, text in enumerate(texts)}
-    places = _places(slot, texts) if len(rows) == len(set(texts)) else []
-    if not places:  # or: which of the equal texts has which fields?
+    locations = _locate(slot, texts) if len(rows) == len(set(texts)) else []
+    if not locations:  # or: which of the equal texts has which fields?
         return None
-    starts, stops, order = zip(*places, strict=True)
+    starts, stops, order = zip(*locations, strict=True)
     first, *inner, last = (slot[stop:start] for stop, start in zip((0, *stops), (*starts, len(slot)), strict=True))
     fields = [_Fields([column[index] for column in columns]) for index in order]
     head, tail = fields[0].mask(first), fields[-1].mask(last)
@@ -111,17 +111,17 @@ class _Fields:
         return text
 
 
-def _places(slot: str, texts: Sequence[str]) -> list[tuple[int, int, int]]:
+def _locate(slot: str, texts: Sequence[str]) -> list[tuple[int, int, int]]:
     """Return where each document starts and stops, and its index; nothing if one occurs more or less often."""
-    places: list[tuple[int, int, int]] = []
+    locations: list[tuple[int, int, int]] = []
     for text, count in Counter(texts).items():
         starts = [match.start() for match in re.finditer(f"(?={re.escape(text)})", slot)]
         if len(starts) != count:
             return []
         indices = (index for index, each in enumerate(texts) if each == text)
-        places += [(start, start + len(text), index) for start, index in zip(starts, indices, strict=True)]
-    places.sort()
-    return places if all(stop <= start for (_, stop, _), (start, _, _) in pairwise(places)) else []
+        locations += [(start, start + len(text), index) for start, index in zip(starts, indices, strict=True)]
+    locations.sort()
+    return locations if all(stop <= start for (_, stop, _), (start, _, _) in pairwise(locations)) else []
 
 
 def _meet(units: Sequence[str], separator: str, texts: Iterable[str]) -> bool:
@@ -130,7 +130,7 @@ def _meet(units: Sequence[str], separator: str, texts: Iterable[str]) -> bool:
         lasts, firsts = {each[-1] for each in ends}, {each[0] for each in starts}
         for text in set(texts):
             for cut in range(1, len(text)):
-                if text[cut - 1] in lasts and text[cut] in firsts:  # else no need to look at the rest
+                if text[cut - 1] in lasts and text[cut] in firsts:  # else the rest need not be compared
                     head, tail = text[:cut], text[cut:]
                     if any(each.endswith(head) for each in ends) and any(each.startswith(tail) for each in starts):
                         return True

@@ -1,6 +1,6 @@
-"""What a tokenizer's chat templates write, found out by rendering probes: control tokens, calls of tools, reasoning.
+"""What a tokenizer's chat templates write, detected by rendering probes: control tokens, calls of tools, reasoning.
 
-The name of a control token may be joined from pieces, such as `'[|' + role + '|]'`, and need not be flagged as special.
+The name of a control token may be joined from parts, such as `'[|' + role + '|]'`, and need not be flagged as special.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def unprotected_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return names like roles that untrusted text may hold: added ones no template writes, ordinary ones it writes."""
     control, added = control_tokens(tokenizer), tokenizer.added_tokens_decoder
     names = [token.content for index, token in added.items() if index not in control]
-    found = {name for name in names if _ROLE_WORD.search(name) and not name.isalnum()}
+    roles = {name for name in names if _ROLE_WORD.search(name) and not name.isalnum()}
     ordinary = [name for name, index in tokenizer.get_vocab().items() if index not in added and _in_brackets(name)]
-    pieces = {name for name in ordinary if _ROLE_WORD.search(name) or _BAR.fullmatch(name)}
-    output = "\n".join(rendered_probes(tokenizer)) if pieces else ""
-    return sorted(found | {name for name in pieces if name in output})
+    candidates = {name for name in ordinary if _ROLE_WORD.search(name) or _BAR.fullmatch(name)}
+    output = "\n".join(rendered_probes(tokenizer)) if candidates else ""
+    return sorted(roles | {name for name in candidates if name in output})
 
 
 def warn_of_unprotected_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -79,7 +79,7 @@ def warn_of_unprotected_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
         listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
         warning = TokenWarning(
             f"the tokenizer {name!r} has tokens that look like roles, which are no added tokens that its chat template "
-            f"writes: {listed}. Documents and questions that hold these names are not kept from making these tokens."
+            f"writes: {listed}. Documents and questions that hold these names can make these tokens."
         )
         warnings.warn(f"{warning} {warning.hint}", TokenWarning, stacklevel=3)
 
@@ -127,15 +127,15 @@ def _literals(source: str, kinds: tuple[str, ...] = ("data", "string")) -> str:
     from jinja2 import Environment, TemplateSyntaxError
 
     try:
-        pieces = [value for _, kind, value in Environment(autoescape=False).lex(source) if kind in kinds]  # noqa: S701
+        texts = [value for _, kind, value in Environment(autoescape=False).lex(source) if kind in kinds]  # noqa: S701
     except TemplateSyntaxError:  # it can render nothing either
         return source
-    return "\n".join(pieces)
+    return "\n".join(texts)
 
 
 def _conversations() -> Iterator[list[dict[str, Any]]]:
-    said: list[dict[str, Any]] = [{"role": role, "content": _CONTENT} for role in ("system", "user", "assistant")]
-    system, user, answer = said
+    probes: list[dict[str, Any]] = [{"role": role, "content": _CONTENT} for role in ("system", "user", "assistant")]
+    system, user, answer = probes
     called: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
     result: dict[str, Any] = {"role": "tool", "name": "f", "tool_call_id": "a12345678", "content": _CONTENT}
     yield from ([system, user], [user], [user, answer], [system, user, answer, user])
@@ -192,7 +192,7 @@ class CallFormat:
 
     @property
     def anchored(self) -> bool:
-        """Whether a call must be the whole answer: no marker tells it from text inside a text."""
+        """Whether a call must be the whole answer: no marker distinguishes it from text inside a text."""
         return len(self.begin.split("{")[0].strip()) < 3
 
     @property
@@ -243,7 +243,7 @@ _formats: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[str, TemplateFormat]]
 
 
 def template_format(tokenizer: PreTrainedTokenizerBase) -> TemplateFormat:
-    """Return what the chat template of a tokenizer renders, found out once per template."""
+    """Return what the chat template of a tokenizer renders, detected once per template."""
     key = str(tokenizer.chat_template)
     known = _formats.get(tokenizer)
     if known is None or known[0] != key:
@@ -283,32 +283,32 @@ def _probe(tokenizer: PreTrainedTokenizerBase) -> TemplateFormat:
 
 def _call_format(text: str, header: str, turn_end: str, count: int) -> CallFormat | None:
     position = _shared(text, header)
-    pieces = []
+    around = []
     for call in _CALLS[:count]:
         name = text.find(call.name, position)
         start, end = _find_json(text, name + len(call.name), call.arguments) if name >= 0 else (-1, -1)
         if start < 0:
             return None
-        pieces += [text[position:name], text[name + len(call.name) : start]]
+        around += [text[position:name], text[name + len(call.name) : start]]
         position = end
     ending = text[position:]
     ending = ending[: len(ending) - _shared(ending[::-1], turn_end[::-1])]
-    begin, middle, *more = pieces
-    found = CallFormat(begin, middle, _ID.sub("", more[0]) if more else None, _ID.sub("", ending))
-    consistent = middle and pieces[-1] == middle and "probe" not in f"{begin}{middle}{found.between}{found.end}"
-    return found if consistent else None
+    begin, middle, *more = around
+    form = CallFormat(begin, middle, _ID.sub("", more[0]) if more else None, _ID.sub("", ending))
+    consistent = middle and around[-1] == middle and "probe" not in f"{begin}{middle}{form.between}{form.end}"
+    return form if consistent else None
 
 
 def _shared(text: str, other: str) -> int:
     return sum(takewhile(bool, (one == two for one, two in zip(text, other, strict=False))))
 
 
-def _find_json(text: str, position: int, wanted: Mapping[str, Any]) -> tuple[int, int]:
-    for found in re.compile(r"\{").finditer(text, position):
+def _find_json(text: str, position: int, expected: Mapping[str, Any]) -> tuple[int, int]:
+    for brace in re.compile(r"\{").finditer(text, position):
         with suppress(json.JSONDecodeError):
-            value, end = json.JSONDecoder().raw_decode(text, found.start())
-            if value == wanted:
-                return found.start(), end
+            value, end = json.JSONDecoder().raw_decode(text, brace.start())
+            if value == expected:
+                return brace.start(), end
     return -1, -1
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CUT = "\ueca4\ueca6\ueca5"  # in a rendered text, makes the name of a control token literal
-PRIVATE = "\ueca4\ueca5\ueca6"  # stand for cuts and sets in a rendered text, and are removed from every message
+PRIVATE = "\ueca4\ueca5\ueca6"  # placeholders of cuts and sets in a rendered text, removed from every message
 _PRIVATE = re.compile(f"[{PRIVATE}]")
 _AFTER = rf"\g<0>{CUT}"
 _SPACE = "\u2581"  # SentencePiece's mark of a space
@@ -81,9 +81,9 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -
         written = list(map(prompt.rendering if each.slots is None else plain_rendering, segments))
         encoded = _encode_segments(segments, written, literals)
         texts_of: list[str | None] = [*written]
-        for place, ids in enumerate(map(attrgetter("token_ids"), segments)):
+        for index, ids in enumerate(map(attrgetter("token_ids"), segments)):
             if ids is not None:
-                texts_of[place] = None if tokenizer is None else str(tokenizer.decode(list(ids)))
+                texts_of[index] = None if tokenizer is None else str(tokenizer.decode(list(ids)))
         sets.append(tuple(map(Candidate, segments, encoded, texts_of)))
     return TokenizedPrompt(tuple(texts), tuple(sets))
 
@@ -91,7 +91,7 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -
 def tokenize_in_slots(
     segments: SegmentSet, ranks: Sequence[int], tokenizer: PreTrainedTokenizerBase | None
 ) -> list[TokenIds]:
-    """Tokenize segments, given by rank, each in the slot of its physical place. Rank 0 takes the last: the nearest."""
+    """Tokenize segments, listed by rank, each in its physical slot. Rank 0 takes the last: the nearest."""
     ranked = [segments[index] for index in ranks]
     slots = reversed(segments.slots or ())
     written = [slot.render(segment) for segment, slot in zip(ranked, slots, strict=True)]
@@ -118,14 +118,14 @@ def _encode_text(text: Text) -> TokenIds:
 
 def _encode_segments(segments: Sequence[Segment], written: list[str], literals: Literals | None) -> list[TokenIds]:
     """Return the token ids of segments: their own, or those of their rendered text."""
-    given = list(map(attrgetter("token_ids"), segments))
-    if literals is not None and given.count(None) == len(given):
+    known_ids = list(map(attrgetter("token_ids"), segments))
+    if literals is not None and known_ids.count(None) == len(known_ids):
         return literals.encode_literal(written)
-    texts = [text for ids, text in zip(given, written, strict=True) if ids is None]
+    texts = [text for ids, text in zip(known_ids, written, strict=True) if ids is None]
     if literals is None and any(texts):
         raise TokenizerRequired("expected token ids: the model has no tokenizer, and a segment or its slot holds text")
     encoded = iter([()] * len(texts) if literals is None else literals.encode_literal(texts))
-    return [next(encoded) if ids is None else ids for ids in given]
+    return [next(encoded) if ids is None else ids for ids in known_ids]
 
 
 @dataclass(frozen=True)
@@ -215,12 +215,12 @@ class Literals:
             )
 
     def _cut_key(self, key: Any) -> Any:
-        """Cut a key, unless it is a word: templates look for keys by their names."""
+        """Cut a key, unless it is a word: templates access keys by their names."""
         is_word = not isinstance(key, str) or (key.removeprefix("$").isidentifier() and not self._names.search(key))
         return key if is_word else self.cut(key)
 
     def holds_name(self, text: str) -> bool:
-        """Return whether a text holds a name, its beginning or its end; or characters that stand for cuts and sets."""
+        """Return whether a text holds a name, its beginning or its end; or placeholders of cuts and sets."""
         return self._cut_names(text) != text or _PRIVATE.search(text) is not None
 
     def _cut_names(self, text: str) -> str:
@@ -253,24 +253,24 @@ class Literals:
         """Return a rendered text with only the cuts inside of names; all, if a normalizer may make names of others."""
         if self._normalizer is not None or CUT not in text:
             return text
-        pieces = text.split(CUT)
+        parts = text.split(CUT)
         inside: set[int] = set()
-        for found in self._names.finditer("".join(pieces)):
-            start, stop = found.span(1)
+        for match in self._names.finditer("".join(parts)):
+            start, stop = match.span(1)
             inside.update(range(start + 1, max(stop, start + 2)))
-        places = accumulate(map(len, pieces[:-1]))
-        parts = (piece + (CUT if place in inside else "") for piece, place in zip(pieces, places, strict=False))
-        return "".join(parts) + pieces[-1]
+        offsets = accumulate(map(len, parts[:-1]))
+        joined = (part + (CUT if offset in inside else "") for part, offset in zip(parts, offsets, strict=False))
+        return "".join(joined) + parts[-1]
 
     def encode_text(self, text: Text) -> TokenIds:
-        """Return ids of a text in which names of control tokens count, unless they are cut; ids as they are given."""
+        """Return ids of a text in which names of control tokens count, unless they are cut; ids as they are."""
         if not isinstance(text, str):
             return text
         if CUT not in text:
             return self._called(text) if self._plain is None else _ids(self._plain, text)
         if self._aliased is None:  # the two halves of a name are tokenized separately
-            return tuple(index for piece in text.split(CUT) for index in self._called(piece))
-        aliased = self._rendered.sub(lambda found: _alias(self._index[found[0]]), text)
+            return tuple(index for part in text.split(CUT) for index in self._called(part))
+        aliased = self._rendered.sub(lambda match: _alias(self._index[match[0]]), text)
         return _ids(self._aliased, aliased.replace(CUT, ""))
 
     def encode_literal(self, texts: Sequence[str]) -> list[TokenIds]:
@@ -349,7 +349,7 @@ def _first_signs(names: Iterable[str]) -> list[str]:
 
 
 def _cuts(names: Iterable[str]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return where texts are cut: before the last sign of a name, and behind its first."""
+    """Return where texts are cut: before the last sign of a name, and after its first."""
     bare = {name: name.strip(f"{_SPACE} \n\r\t") or name for name in names}
     closings = sorted({name[-1] for name in bare.values() if len(name) > 1 and not name[-1].isalnum()})
     words = {name for name, each in bare.items() if each[0].isalnum()}
@@ -384,7 +384,7 @@ def _rename(state: dict[str, Any], alias: Mapping[str, str]) -> None:
     """Rename tokens in the state of a tokenizer: added ones, and those that its model might choose for a text."""
     state.update(truncation=None, padding=None, post_processor=None)
     for token in state["added_tokens"]:
-        if token["content"] in alias:  # aliases are words, and stand side by side
+        if token["content"] in alias:  # aliases are words, side by side
             token.update(content=alias[token["content"]], single_word=False)
     model = state["model"]
     if isinstance(model["vocab"], dict):

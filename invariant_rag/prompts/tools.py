@@ -94,9 +94,9 @@ class ToolCall:
         return {"type": "function", "id": self.id, "function": function}
 
 
-def _function_of(given: Any) -> Mapping[str, Any]:
-    """Return the function of a tool or a call in OpenAI's shape, or what stands for it; nothing for another value."""
-    function = given.get("function", given) if isinstance(given, Mapping) else None
+def _function_of(value: Any) -> Mapping[str, Any]:
+    """Return the function of a tool or a call in OpenAI's shape, or the mapping itself; nothing for another value."""
+    function = value.get("function", value) if isinstance(value, Mapping) else None
     return function if isinstance(function, Mapping) else {}
 
 
@@ -114,24 +114,24 @@ def as_tools(tools: Iterable[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
         return ()
     if not is_iterable(tools):
         raise InvalidTool(f"expected a list of tools, got {shown(tools)}")
-    found = tuple(Tool.of(tool) for tool in tools)
-    names = [tool.name for tool in found]
+    listed = tuple(Tool.of(tool) for tool in tools)
+    names = [tool.name for tool in listed]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidTool(f"expected tools with distinct names, got several called {', '.join(twice)}")
-    return found
+    return listed
 
 
-def choice_of(given: Mapping[str, Any] | str | bool | None) -> str:
+def choice_of(choice: Mapping[str, Any] | str | bool | None) -> str:
     """Return the choice of a tool, in a shape of OpenAI or of a framework, as `AnswerRequest` takes it."""
-    if given is None or isinstance(given, str):
-        return given or "auto"
-    if isinstance(given, bool):
-        return "required" if given else "none"
-    if isinstance(name := _function_of(given).get("name"), str):
+    if choice is None or isinstance(choice, str):
+        return choice or "auto"
+    if isinstance(choice, bool):
+        return "required" if choice else "none"
+    if isinstance(name := _function_of(choice).get("name"), str):
         return name
-    raise InvalidTool(f"tool_choice: expected 'auto', 'none', 'required', or the name of a tool, got {shown(given)}")
+    raise InvalidTool(f"tool_choice: expected 'auto', 'none', 'required', or the name of a tool, got {shown(choice)}")
 
 
 def call_id(prompt: str, index: int, name: str) -> str:
-    """Return the id of a call: the same for the same prompt, place in the answer and tool."""
+    """Return the id of a call: the same for the same prompt, index in the answer and tool."""
     return "call_" + hashlib.sha256(json.dumps([prompt, index, name]).encode()).hexdigest()[:24]

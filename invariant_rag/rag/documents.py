@@ -1,24 +1,112 @@
-"""Split documents into chunks.
+"""Load documents from files (`.txt`, `.md`, `.jsonl`, `.pdf`), and split them into chunks.
 
-The splitter prefers coarse separators (blank line, sentence, line, word, character) and drops only the white space at
-its cuts.
+What cannot be read is skipped and named, one file, page or line at a time, or is an error.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeAlias
 
-from invariant_rag.checks import check_items, check_number
-from invariant_rag.errors import RetrievalError
-from invariant_rag.rag.readers import Document, load_documents, warn_skipped
+from invariant_rag.checks import check_items, check_kind, check_number, check_path, check_text, is_iterable
+from invariant_rag.errors import DocumentSkipped, RetrievalError
+from invariant_rag.files import check_regular, parse_json
+from invariant_rag.rag.chunks import WORD_START, split_spans
 from invariant_rag.segments import Segment
+from invariant_rag.shown import counted
 
-__all__ = ["Document", "chunk_documents", "load_documents"]
+_MAX_HEADING_CHARS = 100
 
-_SEPARATORS = tuple(re.compile(each) for each in (r"\n\s*\n", r"(?<=[.!?])\s+|(?<=[。！？])", r"\n", r"\s+"))  # noqa: RUF001
-_WORD_START = re.compile(r"(?<!\S)\S")
+
+@dataclass(frozen=True)
+class Document:
+    """A document before chunking.
+
+    Attributes:
+        text: The whole text, without its title.
+        title: The title, or None.
+        metadata: `source` (the path of the file), `page` for a PDF, `line` and all further fields of the record for
+            a .jsonl file.
+    """
+
+    text: str
+    title: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        check_text("text", self.text, error=RetrievalError)
+        if self.title is not None:
+            check_text("title", self.title, error=RetrievalError)
+        check_kind("metadata", self.metadata, Mapping, error=RetrievalError)  # type: ignore[type-abstract]
+
+
+Found: TypeAlias = Document | RetrievalError
+"""What a reader yields: a document, or what is wrong with a part of the file."""
+
+
+def warn_skipped(error: RetrievalError) -> None:
+    """Issue a `DocumentSkipped` warning for what cannot be read."""
+    warnings.warn(DocumentSkipped(f"skipped {error}"), stacklevel=2)
+
+
+def load_documents(
+    paths: str | Path | Iterable[str | Path],
+    *,
+    strict: bool = False,
+    on_skipped: Callable[[RetrievalError], object] = warn_skipped,
+) -> list[Document]:
+    """Read documents from files and folders, in the order of the paths.
+
+    Folders are searched recursively, sorted by path, without hidden files; links to folders are not followed. Files of
+    other types are left out, and one report names how many there are and their suffixes; with `strict`, too. A file
+    that is given or found twice is read once. A PDF gives one document per page with text. A file, a page of a PDF, or
+    a line of a .jsonl file that cannot be read is skipped and reported.
+
+    Args:
+        paths: One path or several, of files (`.txt`, `.md`, `.jsonl`, `.pdf`) or folders.
+        strict: Whether what cannot be read is an error.
+        on_skipped: Called with the error of each file, page and line that is skipped, and once for all files of other
+            types. Default: a `DocumentSkipped` warning.
+
+    Raises:
+        RetrievalError: A path does not exist, a named file has another suffix, no file was found, or nothing in the
+            files can be read; with `strict`, one cannot be read. The message names the file.
+    """
+    if not (isinstance(paths, str | Path) or is_iterable(paths)) or isinstance(paths, bytes):
+        raise RetrievalError(f"expected paths of documents, got {type(paths).__name__}")
+    listed = [paths] if isinstance(paths, str | Path) else list(paths)
+    roots = [check_path("path of documents", each, error=RetrievalError) for each in listed]
+    candidates: list[Path | RetrievalError] = []
+    others: set[str] = set()
+    for root in roots:
+        candidates += _search_folder(root, others) if _is_folder(root) else [root]
+    files = {os.path.realpath(each): each for each in candidates if isinstance(each, Path)}  # resolve() would recurse
+    failed = [each for each in candidates if isinstance(each, RetrievalError)]
+    if not files and not failed:
+        named = ", ".join(map(str, roots)) or "an empty list"
+        raise RetrievalError(f"no document in {named}; looked for {', '.join(sorted(_READERS))}")
+    documents = []
+    for each in (*failed, *(part for file in files.values() for part in _read_file(file))):
+        if isinstance(each, Document):
+            documents.append(each)
+        elif strict:
+            raise each
+        else:
+            failed.append(each)
+    if failed and not documents:
+        reasons = "; ".join(map(str, failed[:5])) + (f"; and {len(failed) - 5} more" if len(failed) > 5 else "")
+        raise failed[0] if len(failed) == 1 else RetrievalError(f"none of the documents can be read: {reasons}")
+    for error in failed:
+        on_skipped(error)
+    if others:
+        on_skipped(_of_other_types(others))
+    return documents
 
 
 def load_chunks(
@@ -73,31 +161,183 @@ def chunk_documents(documents: Iterable[Document], *, max_chars: int = 1000, ove
 
 def _chunk_document(document: Document, max_chars: int, overlap: int) -> Iterator[Segment]:
     text = document.text
-    spans = _split_spans(text, 0, len(text.rstrip()), max_chars - overlap, _SEPARATORS)
+    spans = split_spans(text, 0, len(text.rstrip()), max_chars - overlap)
     with_text = ((start, stop) for start, stop in spans if text[start:stop].strip())
     for index, (begin, stop) in enumerate(with_text):
-        word = _WORD_START.search(text, max(begin - overlap, 0), begin)
+        word = WORD_START.search(text, max(begin - overlap, 0), begin)
         chunk = text[word.start() if word else begin : stop].lstrip()
         metadata = {**document.metadata, "chunk": index, "start": stop - len(chunk)}
         yield Segment(chunk.rstrip(), document.title, metadata)
 
 
-def _split_spans(
-    text: str, start: int, stop: int, size: int, separators: Sequence[re.Pattern[str]]
-) -> Iterator[tuple[int, int]]:
-    """Split `text[start:stop]` into spans of at most `size` characters, at the coarsest separators that suffice.
+def _of_other_types(files: Iterable[str]) -> RetrievalError:
+    counts = Counter(os.path.splitext(each)[1].lower() or "no suffix" for each in files)  # noqa: PTH122
+    named = ", ".join(f"{suffix} ({count})" for suffix, count in counts.most_common(8))
+    more = f" and {len(counts) - 8} more" if len(counts) > 8 else ""
+    skipped = f"{counted(counts.total(), 'file')} of other types: {named}{more}"
+    hint = "Convert those that are to be read to one of these."
+    return RetrievalError(f"{skipped}; read are {', '.join(sorted(_READERS))}", hint=hint)
 
-    A separator is white space (or empty) and belongs to no span; a span holds as many pieces as fit.
+
+def check_documents(paths: Iterable[str | Path]) -> None:
+    """Refuse paths that `load_documents` refuses, before anything is read.
+
+    Raises:
+        RetrievalError: A path does not exist, or a file has another suffix.
     """
-    if stop - start <= size:
-        yield start, stop
-    elif not separators:
-        yield from ((at, min(at + size, stop)) for at in range(start, stop, size))
-    else:
-        begin = end = resume = start
-        for cut, after in [*(match.span() for match in separators[0].finditer(text, start, stop)), (stop, stop)]:
-            if cut - begin > size:
-                yield from _split_spans(text, begin, end, size, separators[1:])
-                begin = resume
-            end, resume = cut, after
-        yield from _split_spans(text, begin, end, size, separators[1:])
+    for each in paths:
+        _is_folder(check_path("path of documents", each, error=RetrievalError))
+
+
+def _is_folder(path: Path) -> bool:
+    """Return whether a path is a folder, and not a supported file; raise `RetrievalError` if it is neither."""
+    try:
+        if path.is_dir():
+            return True
+        there = path.exists()
+    except OSError as error:  # in a folder that may not be read
+        raise RetrievalError(f"{path}: {error.strerror}") from error
+    if not there:
+        raise RetrievalError(f"no such file or folder: {path}")
+    if path.suffix.lower() not in _READERS:
+        raise RetrievalError(
+            f"{path}: cannot read a file with suffix {path.suffix!r}; choose from {', '.join(sorted(_READERS))}"
+        )
+    return False
+
+
+def _search_folder(folder: Path, others: set[str]) -> list[Path | RetrievalError]:
+    """Return the supported files below a folder, sorted by path, and the folders that cannot be listed.
+
+    Files of other types are added to `others`.
+    """
+    files: list[Path] = []
+    failed: list[RetrievalError] = []
+    folders = [str(folder)]
+    while folders:  # no recursion: folders may be nested deeper than calls can be
+        current = folders.pop()
+        try:
+            with os.scandir(current) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    elif entry.is_file():
+                        if os.path.splitext(entry.name)[1].lower() in _READERS:  # noqa: PTH122
+                            files.append(Path(entry.path))
+                        else:
+                            others.add(os.path.realpath(entry.path))
+        except OSError as error:
+            failed.append(RetrievalError(f"{current}: cannot be listed: {error.strerror or error}"))
+    return [*failed, *sorted(files)]
+
+
+def _read_file(file: Path) -> Iterator[Found]:
+    """Read one file with the reader for its suffix; errors name the file."""
+    try:
+        check_regular(file)
+        yield from _READERS[file.suffix.lower()](file)
+    except OSError as error:
+        yield _error(f"{file}: cannot be read: {error.strerror or error}", error)
+    except UnicodeDecodeError as error:
+        where = f"byte {error.start + 1:,} is 0x{error.object[error.start]:02x}"
+        yield _error(f"{file}: is not UTF-8 text: {where}", error, hint="Convert the file to UTF-8.")
+
+
+def _error(message: str, cause: BaseException | None = None, hint: str | None = None) -> RetrievalError:
+    error = RetrievalError(message, hint=hint)
+    error.__cause__ = cause
+    return error
+
+
+def _read_text(file: Path) -> Iterator[Document]:
+    title, text = _split_heading(file.read_text("utf-8-sig"))
+    yield Document(text, title, {"source": file.as_posix()})
+
+
+def _split_heading(text: str) -> tuple[str | None, str]:
+    """Split a text into title and body.
+
+    The title is a Markdown heading, or a short first line before a blank one that does not end like a sentence.
+    """
+    first, _, rest = text.strip().partition("\n")
+    body = rest.strip()
+    if body and (heading := _parse_heading(first.strip())) is not None:
+        return heading or None, body
+    followed_by_blank = not rest.partition("\n")[0].strip()
+    looks_like_heading = first[:1].isalnum() and first.strip()[-1:] not in ".,;:" and len(first) <= _MAX_HEADING_CHARS
+    return (first.strip(), body) if body and followed_by_blank and looks_like_heading else (None, text.strip())
+
+
+def _parse_heading(line: str) -> str | None:
+    """Return the text of a Markdown heading, without closing `#`; None if the line is none. Linear in its length."""
+    marked = line.lstrip("#")
+    if not 1 <= len(line) - len(marked) <= 6 or not marked[:1].isspace():
+        return None
+    title = marked.strip()
+    unclosed = title.rstrip("#")
+    return unclosed.rstrip() if not unclosed or unclosed[-1].isspace() else title
+
+
+def _read_jsonl(file: Path) -> Iterator[Found]:
+    for number, line in enumerate(file.read_text("utf-8-sig").split("\n"), start=1):
+        if line.strip():
+            yield _parse_record(line, file, number)
+
+
+def _parse_record(line: str, file: Path, number: int) -> Found:
+    where = f"{file}, line {number}"
+    try:
+        record = parse_json(line)
+    except ValueError as error:
+        return _error(f"{where}: is not JSON: {error}", error)
+    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+        return _error(f'{where}: expected an object with a string in "text"')
+    text, title = record.pop("text"), record.pop("title", None)
+    if title is not None and not isinstance(title, str):
+        return _error(f'{where}: expected a string or null in "title", got {type(title).__name__}')
+    return Document(text, title, {"source": file.as_posix(), "line": number, **record})
+
+
+def _read_pdf(file: Path) -> Iterator[Found]:
+    from pypdf import PdfReader
+
+    def attempt(read: Callable[[], Any], complaint: str) -> Any:
+        try:
+            return read()
+        except Exception as error:  # noqa: BLE001 - a malformed PDF makes pypdf raise whatever its code runs into
+            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            return _error(f"{file}{complaint}: {reason}", error)
+
+    reader = attempt(lambda: PdfReader(file), ": cannot be read as PDF")
+    count = (
+        reader if isinstance(reader, RetrievalError) else attempt(lambda: len(reader.pages), ": cannot be read as PDF")
+    )
+    if isinstance(count, RetrievalError):
+        yield count
+        return
+    title = attempt(lambda: reader.metadata.title if reader.metadata else None, ": its title cannot be read")
+    if isinstance(title, RetrievalError):
+        yield title
+    heading = title if isinstance(title, str) and title else None
+    empty = True
+    for number in range(1, count + 1):
+        page = partial(lambda each: str(reader.pages[each - 1].extract_text()).strip(), number)
+        text = attempt(page, f", page {number}: cannot be read as PDF")
+        if isinstance(text, RetrievalError):
+            yield text
+        elif text:
+            yield Document(text, heading, {"source": file.as_posix(), "page": number})
+        empty = empty and not text
+    if empty:
+        hint = "It probably holds scanned images: run OCR on it first, or leave it out."
+        yield _error(f"{file}: no text on its {count} pages", hint=hint)
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Found]]] = {
+    ".txt": _read_text,
+    ".md": _read_text,
+    ".jsonl": _read_jsonl,
+    ".pdf": _read_pdf,
+}

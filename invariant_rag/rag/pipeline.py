@@ -15,7 +15,7 @@ from invariant_rag.generation.choices import check_before_loading
 from invariant_rag.generation.citations import Citation, cite
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.models.loading import load_config
-from invariant_rag.rag.readers import check_documents
+from invariant_rag.rag.documents import check_documents
 from invariant_rag.rag.retrieval import Retriever, RetrieverFactory, index_documents, resolve_retriever
 from invariant_rag.segments import Prompt, SegmentSet
 
@@ -150,7 +150,7 @@ class RAG:
             resolve_retriever(retriever)
             if isinstance(paths, str | Path):
                 check_documents([paths])
-            load_config(model, **model_options)  # a model that is not there is found out before anything is indexed
+            load_config(model, **model_options)  # refuses an unknown model before anything is indexed
         index = index_documents(paths, retriever, max_chars=max_chars, overlap=overlap, strict=strict)
         if model is None:
             warnings.warn(ToyModelWarning(), stacklevel=2)
@@ -184,5 +184,5 @@ class RAG:
         )
 
     def stream(self, question: str, **generation: Any) -> TextStream:
-        """Stream the answer to a question. The joined pieces are the text that `ask` returns."""
+        """Stream the answer to a question. The joined deltas are the text that `ask` returns."""
         return self.model.stream(self.prompt(question), **generation)

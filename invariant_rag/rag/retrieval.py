@@ -19,8 +19,7 @@ import numpy as np
 from invariant_rag.checks import check_flag, check_items, check_number, check_text, require_extra
 from invariant_rag.errors import RetrievalError, UnknownName
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, NamedEmbedder, check_embedder
-from invariant_rag.rag.documents import load_chunks
-from invariant_rag.rag.readers import warn_skipped
+from invariant_rag.rag.documents import load_chunks, warn_skipped
 from invariant_rag.segments import Segment, plain_rendering, replace_surrogates
 from invariant_rag.shown import shown
 from invariant_rag.words import split_words
@@ -95,14 +94,14 @@ class FaissRetriever:
 
     def _ranked(self, vector: NDArray[np.float32], k: int) -> Iterator[Segment]:
         """Yield at least `k` chunks (or all), by score, then content hash."""
-        found = k
+        count = k
         while True:
             # One more than needed: while the k-th and the last tie, fetch more, so that the hash breaks the tie.
-            found = min(found + 1, len(self._duplicates))
-            scores, rows = self._index.search(vector, found)
-            if found == len(self._duplicates) or scores[0, -1] < scores[0, k - 1]:
+            count = min(count + 1, len(self._duplicates))
+            scores, rows = self._index.search(vector, count)
+            if count == len(self._duplicates) or scores[0, -1] < scores[0, k - 1]:
                 break
-            found *= 2
+            count *= 2
         for negative, row in sorted(zip(-scores[0], rows[0], strict=True)):
             yield from (replace(segment, score=-float(negative)) for segment in self._duplicates[row])
 

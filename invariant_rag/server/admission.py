@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from threading import Event, Lock
 
 from invariant_rag.server.errors import Busy
-from invariant_rag.server.logs import Metrics
 from invariant_rag.server.settings import Settings
+from invariant_rag.server.telemetry import Metrics
 
 POLL_SECONDS = 0.05  # how often a waiting thread looks whether somebody still waits for the result
 _WEIGHT = 0.2  # of the latest request, in the mean of how long requests take

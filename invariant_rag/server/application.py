@@ -74,12 +74,12 @@ def _body(route: str) -> dict[str, Any]:
 def _add_bodies(app: FastAPI) -> None:
     """Add the schemas of all bodies to what the application says at `/openapi.json`."""
     models: list[tuple[type[BaseModel], Any]] = [(model, "validation") for model, _ in ROUTES.values()]
-    _, found = models_json_schema(models, ref_template=_REFERENCE)
+    _, schemas = models_json_schema(models, ref_template=_REFERENCE)
     own = app.openapi
 
     def openapi() -> dict[str, Any]:
         described = own()
-        described.setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
+        described.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
         return described
 
     app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI says
@@ -110,13 +110,13 @@ async def health() -> dict[str, str]:
 async def ready(request: Request) -> Response:
     """Say whether the model can answer: 503 while it is out of reach, and not while many requests wait for it."""
     state: AppState = request.app.state.serving
-    found = {"status": "ready", "active": state.admission.active, "places": state.settings.max_requests}
+    status = {"status": "ready", "active": state.admission.active, "places": state.settings.max_requests}
     try:
         await run_in_threadpool(state.engine.check_ready)
     except InvariantRAGError as error:
         request.scope["state"]["noted"]["error"] = type(error).__name__
-        return json_reply({**found, "status": "unreachable"}, 503)
-    return json_reply(found)
+        return json_reply({**status, "status": "unreachable"}, 503)
+    return json_reply(status)
 
 
 @router.get("/version")
@@ -127,7 +127,7 @@ async def version() -> dict[str, str]:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Return what Prometheus reads."""
+    """Return the metrics as Prometheus parses them."""
     return Response(generate_latest(request.app.state.serving.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -145,7 +145,7 @@ async def model(request: Request, name: str) -> dict[str, Any]:
 
 
 def _card(state: AppState) -> dict[str, Any]:
-    """Return what is told of the model. What is behind a gateway is asked, which takes its time."""
+    """Return the card of the model. A gateway requests it from the API behind it, which takes its time."""
     engine, allowed = state.engine, state.settings.orderings
     choices = {name: sorted(engine.orderings[name] & allowed) for name in sorted(state.settings.methods)}
     return {
@@ -165,7 +165,7 @@ def _card(state: AppState) -> dict[str, Any]:
 
 
 _HEADERS = {
-    "Cache-Control": "no-cache",  # ask whether it has changed, which costs no contents: an upgrade is seen at once
+    "Cache-Control": "no-cache",  # revalidate, which costs no contents: an upgrade is visible at once
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"

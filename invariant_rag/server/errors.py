@@ -40,7 +40,7 @@ class InvalidRequest(Refusal, hint="The fields are OpenAI's, with documents and 
 
 
 class Ambiguous(Refusal, hint="Send one of them."):
-    """A request whose end two headers tell in two ways, which may hide another one behind it (RFC 9112 6.1)."""
+    """A request whose end two headers give in two ways, which may hide another one after it (RFC 9112 6.1)."""
 
 
 class Unauthorized(Refusal, status=401, hint="Send `Authorization: Bearer KEY`."):
@@ -147,9 +147,9 @@ _HINTS: Mapping[type[InvariantRAGError], str] = {
 
 _KINDS = ("bool", "dict", "float", "int", "list", "str")
 _VARIANT = re.compile("|".join((*_KINDS, "Document", "NamedTool", r".*\W.*")))
-"""What pydantic adds to the place of an error where a field may be of several kinds: `str`, `Document`, `list[...]`."""
+"""What pydantic adds to the path of an error where a field may be of several kinds: `str`, `Document`, `list[...]`."""
 _OBJECT = re.compile(r"a valid dictionary(?: or (?:instance of \w+|object to extract fields from))?")
-_TAGS = ("text", "document", "documents")  # what it adds behind the number of a part of a message
+_TAGS = ("text", "document", "documents")  # what it adds after the index of a part of a message
 
 
 def encode(content: Any) -> str:
@@ -181,7 +181,7 @@ def status_of(error: BaseException) -> int:
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
-    """Return the body of an error. Of a fault of the server it says nothing: its message may hold anything."""
+    """Return the body of an error. For a fault of the server it is constant: the message may hold anything."""
     status = status_of(error)
     if not isinstance(error, InvariantRAGError) or status == 500:
         return _body(500, _FAULT, "internal_error", hint="Report it with its request id.")
@@ -201,7 +201,7 @@ def error_response(error: BaseException) -> Response:
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, Ambiguous | TooLarge | SlowRequest):
-        headers["Connection"] = "close"  # the rest of the body is not read
+        headers["Connection"] = "close"  # the rest of the body is not received
     return json_reply(error_body(error), status_of(error), headers)
 
 
@@ -214,22 +214,22 @@ def http_error(error: HTTPException) -> Response:
 
 
 def invalid_request(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:
-    """Return what pydantic says of a body: ten fields, and what was expected of each. No value is repeated."""
+    """Return pydantic's errors of a body: ten fields, and what was expected of each. No value is repeated."""
     problems = sorted(problems, key=lambda each: each["type"] != "extra_forbidden")
     of_fields = [each for each in problems if not each["loc"] or each["loc"][-1] not in _KINDS]
-    found: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for each in of_fields or problems[:1]:
-        said = "unknown field" if each["type"] == "extra_forbidden" else str(each["msg"])
-        said = said.removeprefix("Value error, ").replace("Input should be", "expected")
-        said = _OBJECT.sub("a JSON object", said.replace("a valid list", "a JSON array"))
-        found.setdefault(_path(each["loc"]), said)
+        message = "unknown field" if each["type"] == "extra_forbidden" else str(each["msg"])
+        message = message.removeprefix("Value error, ").replace("Input should be", "expected")
+        message = _OBJECT.sub("a JSON object", message.replace("a valid list", "a JSON array"))
+        messages.setdefault(_path(each["loc"]), message)
     for each in problems:
         path = _path(each["loc"])
-        if each["loc"][-1:] == ("str",) and found.get(path, "").startswith("expected a JSON"):
-            found[path] = found[path].replace("expected", "expected a text or")
-    listed = [f"{path}: {message}" if path else message for path, message in list(found.items())[:10]]
-    more = f"; and {len(found) - 10} more" if len(found) > 10 else ""
-    return InvalidRequest("; ".join(listed) + more, param=next(iter(found), "") or None)
+        if each["loc"][-1:] == ("str",) and messages.get(path, "").startswith("expected a JSON"):
+            messages[path] = messages[path].replace("expected", "expected a text or")
+    listed = [f"{path}: {message}" if path else message for path, message in list(messages.items())[:10]]
+    more = f"; and {len(messages) - 10} more" if len(messages) > 10 else ""
+    return InvalidRequest("; ".join(listed) + more, param=next(iter(messages), "") or None)
 
 
 def _path(location: Sequence[int | str]) -> str:
@@ -265,4 +265,4 @@ def _field_of(error: InvariantRAGError) -> str | None:
 
 def _in_fields(text: str) -> str:
     """Return a message or a hint with fields for options: `max_tokens` for `max_new_tokens`."""
-    return _OPTION.sub(lambda found: _FIELDS[found[0]], text)
+    return _OPTION.sub(lambda match: _FIELDS[match[0]], text)

@@ -28,12 +28,12 @@ from invariant_rag.server import errors
 from invariant_rag.server.admission import Admission
 from invariant_rag.server.engines.base import Call, Engine
 from invariant_rag.server.engines.building import build_reranker
-from invariant_rag.server.logs import Metrics, StreamClock, Tracing
 from invariant_rag.server.middleware import log_fault
 from invariant_rag.server.parsing import Parsed, parse, segment_of
 from invariant_rag.server.replies import ChatReplies
 from invariant_rag.server.schemas import RerankRequest
 from invariant_rag.server.settings import Settings
+from invariant_rag.server.telemetry import Metrics, StreamClock, Tracing
 from invariant_rag.server.worker import PARSERS
 from invariant_rag.shown import shown
 
@@ -45,7 +45,7 @@ TOY = (
     "The embedded MonoT5 ranks these documents: a toy that was trained on synthetic ones. "
     f"Start the server with `--reranker {PUBLISHED}`, or another checkpoint."
 )
-"""What clients and the console are told of the embedded reranker."""
+"""The warning about the embedded reranker, for clients and the console."""
 
 
 class AppState:
@@ -78,7 +78,7 @@ class Job:
 
     Attributes:
         headers: What an engine behind this server gets of its head.
-        noted: What the log says of it.
+        noted: Its fields in the log.
         begun: When it came, in seconds of `time.monotonic`.
         abandoned: Once set, nobody waits for the answer any more.
         result: The body of the answer; empty after a stream.
@@ -126,8 +126,8 @@ class Job:
                 self.parsed = self._parse()
             if self.parsed.contents is not None:
                 self.noted["contents"] = self.parsed.contents
-            found = self._handler(self)
-            return b"" if found is None else errors.encode(found).encode()
+            reply = self._handler(self)
+            return b"" if reply is None else errors.encode(reply).encode()
         except CancelledError:
             raise errors.ClientLeft("nobody waits for the answer") from None
         except MemoryError:
@@ -233,16 +233,16 @@ def rank(job: Job, version: str) -> Any:
     Scores are bit-equal for every order; of equal ones, the content decides.
     """
     reranker = job.state.reranker
-    asked: RerankRequest = job.parsed.work
+    request: RerankRequest = job.parsed.work
     job.state.check_model(job.parsed.model, reranker.model_name, reranker.name)
-    candidates = [Candidate(each, (), plain_rendering(each)) for each in map(segment_of, asked.documents)]
+    candidates = [Candidate(each, (), plain_rendering(each)) for each in map(segment_of, request.documents)]
     with job.turn(len(candidates) * _SECONDS_PER_DOCUMENT), cancellable(job.abandoned):
-        keys = reranker.sort_keys(candidates, asked.query)
+        keys = reranker.sort_keys(candidates, request.query)
     ranking = sorted(range(len(keys)), key=lambda index: (keys[index], candidates[index].tie_breaker))
     results: list[dict[str, Any]] = [
-        {"index": index, "relevance_score": reranker.probability(-keys[index])} for index in ranking[: asked.top_n]
+        {"index": index, "relevance_score": reranker.probability(-keys[index])} for index in ranking[: request.top_n]
     ]
-    for each in results if asked.return_documents else ():
+    for each in results if request.return_documents else ():
         each["document"] = {"text": candidates[each["index"]].segment.text}
     meta: dict[str, Any] = {"api_version": {"version": version}}
     meta |= {"warnings": [TOY]} if reranker.model_name == EMBEDDED_NAME else {}
@@ -254,9 +254,9 @@ def judge(job: Job) -> Any:
     job.state.check_model(job.parsed.model)
     with job.turn((job.parsed.work.request.max_tokens or 0) * _SECONDS_PER_TOKEN), cancellable(job.abandoned):
         verdict = job.state.engine.judge(job.parsed.work)
-    told = ("winner", "best", "ranking", "probabilities", "labels", "explanation")
-    said = {name: getattr(verdict, name) for name in told}
-    return {"id": job.id, "object": "judgement", "model": job.state.engine.name, **said}
+    names = ("winner", "best", "ranking", "probabilities", "labels", "explanation")
+    fields = {name: getattr(verdict, name) for name in names}
+    return {"id": job.id, "object": "judgement", "model": job.state.engine.name, **fields}
 
 
 def answer(job: Job, kind: type[ChatReplies] = ChatReplies) -> Any:
@@ -283,18 +283,18 @@ def answer(job: Job, kind: type[ChatReplies] = ChatReplies) -> Any:
         job.put(replies.piece(index, delta))
 
     with job.turn(len(waiting) * (request.max_new_tokens or 1) * _SECONDS_PER_TOKEN):
-        found = job.state.engine.answer_all(calls, emit, job.abandoned)
-    for reply in found:
+        answered = job.state.engine.answer_all(calls, emit, job.abandoned)
+    for reply in answered:
         job.state.metrics.count_tokens(reply.usage)
         for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
             job.noted[name] = job.noted.get(name, 0) + getattr(reply.usage, name)
-    job.noted["set_key"] = found[0].report.get("set_key")
+    job.noted["set_key"] = answered[0].report.get("set_key")
     if not calls[0].stream:
-        return replies.whole(found)
+        return replies.whole(answered)
     begin()
-    ends = [(choice, reply) for reply in found for choice in reply.choices]
+    ends = [(choice, reply) for reply in answered for choice in reply.choices]
     for index, (choice, reply) in enumerate(ends):
         job.put(replies.end(index, choice, reply))
     if job.parsed.include_usage:
-        job.put(replies.usage(found))
+        job.put(replies.usage(answered))
     return None

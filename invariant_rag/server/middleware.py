@@ -16,22 +16,22 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from invariant_rag.server import errors
-from invariant_rag.server.logs import Metrics
 from invariant_rag.server.settings import OPERATOR_KEY_VARIABLE, Settings
+from invariant_rag.server.telemetry import Metrics
 
 logger = logging.getLogger("invariant_rag.server")
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 OPEN = frozenset({"/", "/health", "/ready", "/version"})
-"""Routes that need no key: the page, which asks for one, and what load balancers ask."""
+"""Routes that need no key: the page, which prompts for one, and those of load balancers."""
 _METRICS = "/metrics"  # the route of the operator
 
 
 class Guard:
-    """Names every request, finds the tenant of its key, receives its body, and logs a line without contents at its end.
+    """Names every request, looks up its tenant by key, receives its body, and logs a line without contents at its end.
 
-    The state of its scope has `noted`, what the log says of it; `tenant`, "" without keys; and `body`. A fault of the
-    server is a line of its own, with its place, and an answer that has the name of the request.
+    The state of its scope has `noted`, its fields in the log; `tenant`, "" without keys; and `body`. A fault of the
+    server is a line of its own, with its traceback, and an answer that has the name of the request.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
@@ -45,8 +45,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        client_id = headers.get("x-request-id", "")
+        request_id = client_id if _REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
         noted: dict[str, Any] = {"request_id": request_id}
         state = scope.setdefault("state", {})
         state["noted"] = noted
@@ -87,18 +87,18 @@ class Guard:
         if path in OPEN or path.startswith("/lab/") or not (known or self._tenants):
             return ""
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = _digest(key.strip() if scheme.lower() == "bearer" else "")
-        found = None
+        presented = _digest(key.strip() if scheme.lower() == "bearer" else "")
+        matched = None
         for digest, tenant in known.items():  # all of them, whichever is right
-            if hmac.compare_digest(digest, given):
-                found = tenant
-        if found is None:
+            if hmac.compare_digest(digest, presented):
+                matched = tenant
+        if matched is None:
             self._metrics.rejected.labels("key").inc()
             if path == _METRICS:
                 hint = f"Start the server with a key in the variable {OPERATOR_KEY_VARIABLE}, and send it."
                 raise errors.Unauthorized("expected the key of the operator", hint=hint)
             raise errors.Unauthorized("expected a valid key")
-        return found
+        return matched
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
         most, seconds = self._settings.max_body_bytes, self._settings.body_timeout
@@ -121,7 +121,7 @@ class Guard:
 
 
 def log_fault(error: BaseException, noted: MutableMapping[str, Any]) -> None:
-    """Log a fault of the server with its place, and note it for the line of the request."""
+    """Log a fault of the server with its traceback, and note it for the line of the request."""
     noted["error"] = type(error).__name__
     logger.error("fault", exc_info=error, extra={"fields": dict(noted)})
 

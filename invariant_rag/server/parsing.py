@@ -1,6 +1,6 @@
 """From the body of a request to what an engine is called with: documents become segments, all of them in sets.
 
-It runs in a worker; see `worker`. What comes out is bounded, too: the server takes it out of a pickle.
+It runs in a worker; see `worker`. What comes out is bounded, too: the server unpickles it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_ARGUMENTS = 10_000  # values of the arguments of all calls: the chat templ
 _MOST_BYTES = 65_536  # of a schema, and of all tools together
 _MOST_TOOLS = 128
 _EXPLANATION_TOKENS = 128
-_ELSEWHERE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)": "([^#"][^"]*)"')  # a reference out of a schema
+_EXTERNAL = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)": "([^#"][^"]*)"')  # a reference out of a schema
 _FIELDS = {"name", "tool_calls", "tool_call_id", "reasoning_content"}  # what a model gets beside role and content
 
 
@@ -98,9 +98,9 @@ def _chat(request: schemas.ChatRequest, settings: Settings, tenant: str) -> list
         question=more.pop("question"),
         **_decoding(request, settings, request.max_completion_tokens or request.max_tokens),
     )
-    told = None if form is None else form.model_dump(by_alias=True, exclude_none=True)
+    response_format = None if form is None else form.model_dump(by_alias=True, exclude_none=True)
     choices = _choices(request.invariant, settings, tenant)
-    return [_call(answers, choices, stream=request.stream, response_format=told, **more)]
+    return [_call(answers, choices, stream=request.stream, response_format=response_format, **more)]
 
 
 def _completions(request: schemas.CompletionRequest, settings: Settings, tenant: str) -> list[Call]:
@@ -128,8 +128,8 @@ def _tokenize(request: schemas.TokenizeRequest, _settings: Settings, tenant: str
     if request.messages is None:
         return [_call(AnswerRequest(prompt=Prompt(request.prompt or ""), max_new_tokens=1), CallChoices(tenant))]
     messages, more = _conversation(request.messages, request.documents)
-    given: dict[str, Any] = {"tools": _tools(request.tools), "template_kwargs": request.chat_template_kwargs}
-    answers = AnswerRequest(messages=messages, question=more.pop("question"), max_new_tokens=1, **given)
+    fields: dict[str, Any] = {"tools": _tools(request.tools), "template_kwargs": request.chat_template_kwargs}
+    answers = AnswerRequest(messages=messages, question=more.pop("question"), max_new_tokens=1, **fields)
     return [_call(answers, CallChoices(tenant), **more)]
 
 
@@ -153,36 +153,36 @@ def _conversation(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return messages in which every segment is in a set, and the question and the warnings of a call.
 
-    The documents of the request stand before the text of the last user message, where `lm.chat_prompt(question,
+    The documents of the request come before the text of the last user message, where `lm.chat_prompt(question,
     documents)` puts them; so equal requests have equal answers, over HTTP and in Python.
     """
     arguments = [call.function.arguments for each in messages for call in each.tool_calls or ()]
     with suppress(ValueError, RecursionError):  # what is no JSON is refused where a call is made of it
         _check_values([parse_json(each) for each in arguments], _MOST_ARGUMENTS, "calls with arguments")
-    given = [
+    conversation = [
         Turn("system" if each.role == "developer" else each.role, tuple(_parts(each.content))) for each in messages
     ]
-    asked = max((index for index, each in enumerate(given) if each.role == "user"), default=None)
-    question = "" if asked is None else given[asked].text.strip()
-    turns, warnings = _in_sets(given)
-    found = [
+    last_user = max((index for index, each in enumerate(conversation) if each.role == "user"), default=None)
+    question = "" if last_user is None else conversation[last_user].text.strip()
+    turns, warnings = _in_sets(conversation)
+    prepared = [
         {**each.model_dump(include=_FIELDS, exclude_none=True), "role": turn.role, "content": list(turn.parts)}
         for each, turn in zip(messages, turns, strict=True)
     ]
     if documents:
-        if asked is None:
+        if last_user is None:
             raise InvalidRequest("expected a user message, before whose text the documents stand", param="documents")
         segments = SegmentSet(map(segment_of, documents))
         check_ids(segments)
-        found[asked]["content"][:0] = [segments, "\nQuestion: "]
+        prepared[last_user]["content"][:0] = [segments, "\nQuestion: "]
         if not any(turn.role == "system" for turn in turns):
-            found.insert(0, {"role": "system", "content": [DEFAULT_SYSTEM]})
-    return found, {"question": question, "warnings": warnings}
+            prepared.insert(0, {"role": "system", "content": [DEFAULT_SYSTEM]})
+    return prepared, {"question": question, "warnings": warnings}
 
 
-def _in_sets(given: Sequence[Turn]) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
+def _in_sets(conversation: Sequence[Turn]) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
     """Return turns whose segments are in sets, and why their order may matter all the same."""
-    recognition = recognize(given)
+    recognition = recognize(conversation)
     for turn in recognition.turns:
         for each in turn.sets:
             check_ids(each)
@@ -191,40 +191,41 @@ def _in_sets(given: Sequence[Turn]) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
     )
 
 
-def _call(asked: AnswerRequest, choices: CallChoices, **more: Any) -> Call:
+def _call(request: AnswerRequest, choices: CallChoices, **more: Any) -> Call:
     """Return a call, with the length of its texts; calls of tools count as JSON."""
-    parts: list[Any] = [*asked.prompt.texts, *asked.prompt.sets] if asked.prompt else list(map(json.dumps, asked.tools))
-    for message in asked.messages or ():
+    prompt = request.prompt
+    parts: list[Any] = [*prompt.texts, *prompt.sets] if prompt else list(map(json.dumps, request.tools))
+    for message in request.messages or ():
         parts += message["content"]
         if len(message) > 2:
             parts.append(json.dumps({**message, "content": None}))
-    found = len(json.dumps(asked.template_kwargs)) if asked.template_kwargs else 0
+    characters = len(json.dumps(request.template_kwargs)) if request.template_kwargs else 0
     for part in parts:
         if isinstance(part, str):
-            found += len(part)
+            characters += len(part)
         elif isinstance(part, SegmentSet):
             for segment in part:
-                found += len(segment.text) + len(segment.title or "")
+                characters += len(segment.text) + len(segment.title or "")
             for slot in part.slots or ():
-                found += len(slot.before) + len(slot.after)
-    return Call(asked, choices, characters=found, **more)
+                characters += len(slot.before) + len(slot.after)
+    return Call(request, choices, characters=characters, **more)
 
 
-def _choices(wanted: schemas.InvariantOptions, settings: Settings, tenant: str) -> CallChoices:
-    """Return how the documents are to be read."""
+def _choices(options: schemas.InvariantOptions, settings: Settings, tenant: str) -> CallChoices:
+    """Return how the documents are arranged."""
     for name, allowed in (("method", settings.methods), ("ordering", settings.orderings)):
-        if (value := getattr(wanted, name)) is not None and value not in allowed:
+        if (value := getattr(options, name)) is not None and value not in allowed:
             listed = ", ".join(sorted(allowed))
             raise InvalidRequest(f"invariant.{name}: expected one of {listed}", param=f"invariant.{name}")
-    return CallChoices(tenant, wanted.method, wanted.ordering, wanted.overflow)
+    return CallChoices(tenant, options.method, options.ordering, options.overflow)
 
 
 def _decoding(request: schemas.Decoding, settings: Settings, max_tokens: int | None) -> dict[str, Any]:
     """Return how tokens are to be chosen, as fields of an `AnswerRequest`."""
-    wanted = min(settings.default_new_tokens, settings.max_new_tokens) if max_tokens is None else max_tokens
+    limit = min(settings.default_new_tokens, settings.max_new_tokens) if max_tokens is None else max_tokens
     last_seed = SEEDS[1] - request.n + 1
     for name, value, most, why in (
-        ("max_tokens", wanted, settings.max_new_tokens, ""),
+        ("max_tokens", limit, settings.max_new_tokens, ""),
         ("n", request.n, settings.max_choices, ""),
         ("seed", request.seed or 0, last_seed, f" with n={request.n}"),
     ):
@@ -235,7 +236,7 @@ def _decoding(request: schemas.Decoding, settings: Settings, max_tokens: int | N
     return {
         "n": request.n,
         "stop": tuple(each for each in stops if each),
-        "max_new_tokens": wanted,
+        "max_new_tokens": limit,
         "temperature": request.temperature or 0.0,
         "top_p": request.top_p,
         "top_k": request.top_k,
@@ -245,9 +246,9 @@ def _decoding(request: schemas.Decoding, settings: Settings, max_tokens: int | N
     }
 
 
-def _tools(given: Sequence[schemas.FunctionTool]) -> list[dict[str, Any]]:
-    """Return tools as they were given, with schemas that can be followed."""
-    tools = [each.model_dump(exclude_unset=True) for each in given]
+def _tools(functions: Sequence[schemas.FunctionTool]) -> list[dict[str, Any]]:
+    """Return tools as they are, with schemas that can be followed."""
+    tools = [each.model_dump(exclude_unset=True) for each in functions]
     with about("tools"):
         if len(tools) > _MOST_TOOLS or len(json.dumps(tools)) > _MOST_BYTES:
             raise InvalidTool(
@@ -284,29 +285,29 @@ def _prompts(prompt: Any) -> list[list[Any]]:
 
 
 def _check_schema(schema: Mapping[str, Any]) -> None:
-    """Check a schema that somebody else has written. How long it takes to compile is seen then; see `compiling`."""
+    """Check a client's schema. The time that it takes to compile is limited elsewhere; see `compiling`."""
     text, hint = json.dumps(schema), "Ask for less, or say it in the prompt."
     if len(text) > _MOST_BYTES:
         raise InvalidSchema(f"expected a schema of at most {_MOST_BYTES:,} bytes", hint=hint)
     check_json_schema(schema)
-    if elsewhere := _ELSEWHERE.search(text):
+    if external := _EXTERNAL.search(text):
         raise InvalidSchema(
-            f"expected references within the schema, got {shown(elsewhere[1])}: nothing is fetched",
+            f"expected references within the schema, got {shown(external[1])}: nothing is fetched",
             hint="Write the definition under $defs, and refer to #/$defs/NAME.",
         )
 
 
 def _check_values(document: Any, most: int, what: str) -> None:
     """Check that a document is no heap of small values, which take far more memory and time than their text."""
-    level, found = [document], 0
+    level, count = [document], 0
     while level:
         inner: list[Any] = []
         for each in level:
             values = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
             inner.extend(value for value in values if not isinstance(value, int | float))
-            found += len(each) if isinstance(each, dict) else 0
-        found += len(inner)
-        if found > most:
+            count += len(each) if isinstance(each, dict) else 0
+        count += len(inner)
+        if count > most:
             raise TooLarge(f"expected {what} of at most {most:,} values, got more")
         level = inner
 
@@ -334,10 +335,10 @@ def segment_of(document: schemas.DocumentBody | str) -> Segment:
 
 def check_ids(segments: SegmentSet) -> None:
     """Check that an id names one document of a set. Other sets may number theirs anew, as turns do."""
-    found: dict[str, Segment] = {}
+    by_id: dict[str, Segment] = {}
     for segment in segments:
         identifier = document_id(segment)
-        if found.setdefault(identifier, segment).content_hash != segment.content_hash:
+        if by_id.setdefault(identifier, segment).content_hash != segment.content_hash:
             raise InvalidRequest(
                 f"documents: expected an id for each document of a set, got two that are called {shown(identifier)}",
                 param="documents",

@@ -28,7 +28,6 @@ from invariant_rag.server.application import create_app
 from invariant_rag.server.engines.base import Call, Emit, Engine, EngineReply, JudgeCall, wait_for
 from invariant_rag.server.engines.building import build_engine, build_reranker
 from invariant_rag.server.errors import ClientLeft, ReplicaFailed, ReplicaLost
-from invariant_rag.server.logs import configure_logging
 from invariant_rag.server.replies import set_key
 from invariant_rag.server.settings import (
     OPERATOR_KEY_VARIABLE,
@@ -38,6 +37,7 @@ from invariant_rag.server.settings import (
     key_of_environment,
     read_keys,
 )
+from invariant_rag.server.telemetry import configure_logging
 from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
@@ -66,22 +66,22 @@ def app(args: Mapping[str, Any]) -> Any:
         InvalidChoice: An argument does not exist, or has no value of its kind; or there is a model, and it is not said
             how many GPUs each replica gets.
     """
-    given = dict(args)
-    keys = Path(given.pop("keys")) if "keys" in given else None
-    reranker = given.pop("reranker", None)
+    options = dict(args)
+    keys = Path(options.pop("keys")) if "keys" in options else None
+    reranker = options.pop("reranker", None)
     kinds = (EngineConfig, Settings, Scale)
     known = {each.name: kind for kind in kinds for each in fields(kind)}
-    if unknown := sorted(given.keys() - known.keys()):
+    if unknown := sorted(options.keys() - known.keys()):
         listed = ", ".join(sorted([*known, "keys", "reranker"]))
         raise InvalidChoice(f"expected arguments of {listed}; got {', '.join(unknown)}")
     made: list[Any] = []
     for kind in kinds:
-        own = {name: value for name, value in given.items() if known[name] is kind}
+        own = {name: value for name, value in options.items() if known[name] is kind}
         try:
             made.append(TypeAdapter(kind).validate_python(own))  # values may come as text from a command line
         except ValidationError as error:
-            said = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}; got {shown(own)}" for each in error.errors()]
-            raise InvalidChoice("; ".join(said)) from None
+            wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}; got {shown(own)}" for each in error.errors()]
+            raise InvalidChoice("; ".join(wrong)) from None
     config, settings, scale = made
     if scale.replica_gpus is None and config.model is not None:
         raise InvalidChoice(
@@ -109,15 +109,15 @@ class Ingress:
 
     def __init__(self, handle: Any, together: int, settings: Settings, reranker: str | None, keys: Path | None) -> None:
         configure_logging()
-        given = read_keys(keys)
-        if set(given.values()) != set(settings.keys):
+        tenants_by_key = read_keys(keys)
+        if set(tenants_by_key.values()) != set(settings.keys):
             raise InvalidChoice(
                 f"expected keys of {len(settings.keys)} tenants on this node, as where the application was built; "
-                f"got those of {len(set(given.values()))}",
+                f"got those of {len(set(tenants_by_key.values()))}",
                 hint="Put the same file of keys, or the same variable, on every node.",
             )
         engine = RayEngine(handle, together)
-        own = replace(settings, keys=given, operator_key=key_of_environment(OPERATOR_KEY_VARIABLE))
+        own = replace(settings, keys=tenants_by_key, operator_key=key_of_environment(OPERATOR_KEY_VARIABLE))
         relevance = build_reranker(reranker)
         vars(relevance).update(sort_keys=engine.sort_keys)  # that of the replicas: no model is loaded here
         self._app = create_app(engine, own, relevance)
@@ -152,7 +152,7 @@ def deployment_of(config: EngineConfig, settings: Settings, scale: Scale, rerank
 class RayEngine(Engine):
     """The replicas behind a handle of Ray Serve as an engine, and as a reranker. The first one is waited for.
 
-    A request whose replica dies is asked again of another one, once, unless a piece of its answer has been given away.
+    A request whose replica dies is sent to another one, once, unless a delta of its answer has been sent.
     """
 
     def __init__(self, handle: Any, together: int) -> None:
@@ -168,8 +168,8 @@ class RayEngine(Engine):
         """Check that a replica is up."""
         application = serve.status().applications.get(self.handle.app_name)
         deployments = {} if application is None else application.deployments
-        found = deployments.get(self.handle.deployment_name)
-        if not any(state == "RUNNING" for state in (found.replica_states if found else ())):
+        deployment = deployments.get(self.handle.deployment_name)
+        if not any(state == "RUNNING" for state in (deployment.replica_states if deployment else ())):
             raise ReplicaLost("expected at least one replica, got none", retry_after=1)
 
     def close(self) -> None:
@@ -182,16 +182,16 @@ class RayEngine(Engine):
         return list(self._wait_for(abandoned, "answer_all", calls, session=session, emit=emit))
 
     def tokens(self, call: Call) -> list[int]:
-        """Return the token ids of what the model reads."""
+        """Return the token ids of the prompt."""
         return list(self._wait_for(cancelled_event(), "tokens", call))
 
     def judge(self, call: JudgeCall) -> Verdict:
         """Compare answers; see `Judge`."""
         answers = SegmentSet(call.request.options or call.request.answers or ())
-        found: Verdict = self._wait_for(
+        verdict: Verdict = self._wait_for(
             cancelled_event(), "judge", call, session=_session(call.choices.tenant, [answers])
         )
-        return found
+        return verdict
 
     def sort_keys(self, candidates: Sequence[Candidate], query: str) -> list[float]:
         """Return the sort keys of the replicas' reranker."""
@@ -212,18 +212,18 @@ class RayEngine(Engine):
 
     async def _call(self, method: str, arguments: Sequence[Any], session: str | None, emit: Emit | None) -> Any:
         emitted = False
-        pieces = self._routed(session, stream=True).call.remote(method, *arguments)
+        deltas = self._routed(session, stream=True).call.remote(method, *arguments)
         try:
-            async for piece in pieces:
-                if isinstance(piece, Done):
-                    if piece.error is not None:
-                        raise piece.error
-                    return piece.value
+            async for item in deltas:
+                if isinstance(item, Done):
+                    if item.error is not None:
+                        raise item.error
+                    return item.value
                 if emit is not None:
-                    emit(*piece)
+                    emit(*item)
                     emitted = True
         except asyncio.CancelledError:
-            pieces.cancel()
+            deltas.cancel()
             raise
         except _LOST as error:
             if emitted:
@@ -270,15 +270,15 @@ class Replica:
         self._threads = ThreadPoolExecutor(places, "invariant-rag-call")
 
     async def call(self, method: str, *arguments: Any) -> AsyncIterator[tuple[int, AnswerDelta] | Done]:
-        """Call `answer_all`, `tokens`, `judge` or `sort_keys`: yield the pieces of its answers, and then its end.
+        """Call `answer_all`, `tokens`, `judge` or `sort_keys`: yield the deltas of its answers, and then its end.
 
         Whoever stops listening abandons the call.
         """
         loop, abandoned = asyncio.get_running_loop(), Event()
-        pieces: asyncio.Queue[tuple[int, AnswerDelta] | Done] = asyncio.Queue()
+        deltas: asyncio.Queue[tuple[int, AnswerDelta] | Done] = asyncio.Queue()
 
-        def put(piece: tuple[int, AnswerDelta] | Done) -> None:
-            loop.call_soon_threadsafe(pieces.put_nowait, piece)
+        def put(item: tuple[int, AnswerDelta] | Done) -> None:
+            loop.call_soon_threadsafe(deltas.put_nowait, item)
 
         def work() -> Any:
             if method == "answer_all":
@@ -289,9 +289,9 @@ class Replica:
         self._threads.submit(lambda: put(_done(work)))
         try:
             while True:
-                piece = await pieces.get()
-                yield piece
-                if isinstance(piece, Done):
+                item = await deltas.get()
+                yield item
+                if isinstance(item, Done):
                     return
         finally:
             abandoned.set()

@@ -40,7 +40,7 @@ class DocumentBody(RequestBody):
     """A text, or fields; `title` is the title, and the others are shown by name, unless there is one."""
     score: Real | None = None  # what a retriever gave it, for the ordering `score`
     metadata: dict[str, Scalar] = Field(default_factory=dict)
-    """Other fields, which the model never sees; `id` among them is the id of a document that has no other."""
+    """Other fields, which are no part of the prompt; `id` among them is the id of a document that has no other."""
 
     @model_validator(mode="after")
     def _has_text(self) -> Self:
@@ -67,7 +67,7 @@ class DocumentPart(RequestBody):
 
 
 class SlotBody(RequestBody):
-    """Text around one place of a set, such as `[1] `: it stays where it is when the documents change places."""
+    """Text around one document of a set, such as `[1] `: it stays where it is when the documents are reordered."""
 
     before: str = ""
     after: str = ""
@@ -75,7 +75,7 @@ class SlotBody(RequestBody):
 
 
 class SetPart(RequestBody):
-    """A set of documents in a message, with text around each place or without."""
+    """A set of documents in a message, with text around each document or without."""
 
     type: Literal["documents"]
     documents: Annotated[list[DocumentBody], Field(max_length=MOST_DOCUMENTS)]
@@ -121,7 +121,7 @@ class Message(RequestBody):
 
 
 class InvariantOptions(RequestBody):
-    """How the documents are read, for this request."""
+    """How the documents are arranged, for this request."""
 
     method: str | None = None
     ordering: str | None = None
@@ -231,7 +231,7 @@ class ChatRequest(Decoding):
 
 
 class CompletionRequest(Decoding):
-    """`POST /v1/completions`. The documents stand before the prompt, or are parts of it."""
+    """`POST /v1/completions`. The documents come before the prompt, or are parts of it."""
 
     prompt: str | list[TokenId] | list[Part] | list[str] | list[list[TokenId]]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -251,7 +251,7 @@ class RerankRequest(RequestBody):
 
 
 class JudgeOptions(InvariantOptions):
-    """How answers are read by a judge: whole, and by their text."""
+    """How answers are arranged for a judge: whole, and by their text."""
 
     overflow: Literal["error"] | None = None
 
@@ -299,7 +299,7 @@ class JudgeRequest(RequestBody):
 
 
 class TokenizeRequest(RequestBody):
-    """`POST /tokenize`: a text, or a conversation as a model reads it."""
+    """`POST /tokenize`: a text, or a conversation as the model gets it."""
 
     model: str | None = None
     prompt: str | None = None

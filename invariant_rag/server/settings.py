@@ -24,7 +24,7 @@ UPSTREAM_KEY_VARIABLE = "INVARIANT_RAG_UPSTREAM_KEY"
 
 _IN_PROCESS = ("dtype", "device_map", "deterministic", "cache_gb", "cache_folder", "together")
 _MEANINGLESS = {"vllm": (*_IN_PROCESS, "votes"), "upstream": (*_IN_PROCESS, "overflow"), None: ("votes",)}
-"""Fields that say nothing of an engine on vLLM, of one behind an API, and of one in process."""
+"""Fields that do not apply to an engine on vLLM, to one behind an API, and to one in process."""
 
 
 def _option(default: Any, about: str, **more: Any) -> Any:
@@ -37,7 +37,7 @@ class EngineConfig:
     """What an engine is made from, as `invariant-rag serve --help` says. Picklable, and without secrets.
 
     Raises:
-        InvalidChoice: There are two engines, or a choice that says nothing of the engine.
+        InvalidChoice: There are two engines, or a choice that does not apply to the engine.
     """
 
     model: str | None = _option(
@@ -81,7 +81,7 @@ class EngineConfig:
         f"Let an OpenAI-compatible API answer, with sorted documents. {UPSTREAM_KEY_VARIABLE} is its key.",
         metavar="URL",
     )
-    votes: int = _option(5, "Orders that the method vote asks about, with --upstream.", min=2)
+    votes: int = _option(5, "Orders that the method vote requests, with --upstream.", min=2)
 
     def __post_init__(self) -> None:
         if self.vllm is not None and self.upstream is not None:
@@ -102,9 +102,9 @@ class Settings:
 
     Attributes:
         keys: Tenant of each bearer key. Empty: nobody needs one.
-        operator_key: The key of `/metrics`, which shows sums over all tenants. None: with keys, nobody sees it.
+        operator_key: The key of `/metrics`, which shows sums over all tenants. None: with keys, it is closed.
         max_body_bytes: A longer body is refused with 413.
-        default_new_tokens: Length of answers where a request says nothing.
+        default_new_tokens: Length of answers where a request sets none.
         max_choices: The most answers of a request (`n`).
         body_timeout: Seconds for the head of a request, and then for its body; then 408.
 
@@ -137,7 +137,7 @@ class Settings:
         min=1,
         shown="the context window",
     )
-    max_new_tokens: int = _option(4096, "The most tokens that a request may ask for.", min=1)
+    max_new_tokens: int = _option(4096, "The most tokens that a request may generate.", min=1)
     timeout: float = _option(300.0, "Seconds for an answer; then 504.", min=0.1)
     methods: frozenset[str] = _option(
         frozenset(), "A method that requests may choose. Repeatable.", option="--allow-method", shown="all"

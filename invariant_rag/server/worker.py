@@ -62,8 +62,8 @@ class Worker:
             self._process = subprocess.Popen(command, pass_fds=[pipe.fileno()], start_new_session=True)  # noqa: S603
             pipe.close()
             self._exchange(_START_SECONDS, abandoned, callable, function)  # imports what it needs
-        found: T = self._exchange(seconds, abandoned, function, *arguments)
-        return found
+        result: T = self._exchange(seconds, abandoned, function, *arguments)
+        return result
 
     def stop(self) -> None:
         """End the process, in the middle of a call too."""
@@ -138,11 +138,11 @@ def serve(number: int) -> None:
             answer: tuple[bool, Any] = (False, function(*arguments))
         except InvariantRAGError as error:
             answer = (True, error)
-        except Exception as error:  # noqa: BLE001 - the message may hold texts; its class and place do not
-            place = error.__traceback__
-            while place is not None and place.tb_next is not None:
-                place = place.tb_next
-            where = "" if place is None else f" at {place.tb_frame.f_code.co_filename}:{place.tb_lineno}"
+        except Exception as error:  # noqa: BLE001 - the message may hold texts; its class and line do not
+            frame = error.__traceback__
+            while frame is not None and frame.tb_next is not None:
+                frame = frame.tb_next
+            where = "" if frame is None else f" at {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}"
             answer = (True, f"{type(error).__name__}{where}")
         pipe.send(answer)
 
@@ -158,7 +158,7 @@ VALIDATION_TURNS = FairQueue(VALIDATORS.count, 1)
 
 
 def validate(value: Any, schema: Mapping[str, Any], tenant: str, abandoned: Event) -> None:
-    """Validate what an answer says, in a worker and in turns of tenants; what takes too long is an InvalidSchema."""
+    """Validate an answer's object, in a worker and in turns of tenants; what takes too long is an InvalidSchema."""
     try:
         with VALIDATION_TURNS.turn(tenant, 0.0, abandoned):
             VALIDATORS.call(VALIDATION_SECONDS, abandoned, validate_value, value, dict(schema))
@@ -182,17 +182,17 @@ class SchemaCompiler:
     def compile(self, tenant: str, abandoned: Event, vocabulary: Vocabulary, tag: str) -> Any:
         """Return the `CompiledGrammar` of a structural tag of a tenant."""
         key = vocabulary, hashlib.sha256(tag.encode("utf-8", "surrogatepass")).hexdigest()
-        found = self._kept.get(key)
-        if found is None:
+        grammar = self._kept.get(key)
+        if grammar is None:
             with self._turns.turn(tenant, 0.0, abandoned):
-                found = self._kept.get(key) or self._keep(key, _compiled(abandoned, vocabulary, tag))
+                grammar = self._kept.get(key) or self._store(key, _compiled(abandoned, vocabulary, tag))
         with suppress(KeyError):
             self._kept.move_to_end(key)
-        if isinstance(found, InvalidSchema):
-            raise InvalidSchema(str(found), hint=found.hint)
-        return found
+        if isinstance(grammar, InvalidSchema):
+            raise InvalidSchema(str(grammar), hint=grammar.hint)
+        return grammar
 
-    def _keep(self, key: tuple[Vocabulary, str], grammar: Any) -> Any:
+    def _store(self, key: tuple[Vocabulary, str], grammar: Any) -> Any:
         self._kept[key] = grammar
         sizes = [getattr(each, "memory_size_bytes", 0) for each in self._kept.values()]
         while len(sizes) > 1 and (sum(sizes) > self._most_bytes or len(sizes) > _MOST):
@@ -202,7 +202,7 @@ class SchemaCompiler:
 
 
 def _compiled(abandoned: Event, vocabulary: Vocabulary, tag: str) -> Any:
-    """Return a `CompiledGrammar`, or the error that the schema causes, which is kept, too."""
+    """Return a `CompiledGrammar`, or the error that the schema causes, which is cached, too."""
     from xgrammar import CompiledGrammar
 
     COMPILERS.call(_START_SECONDS, abandoned, prepare, vocabulary.serialized)

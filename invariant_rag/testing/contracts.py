@@ -52,8 +52,8 @@ def recomputed_logits(lm: InvariantModel, prompt: Prompt, written: Sequence[int]
     prepared = lm.prepare(prompt)
     ids = torch.tensor([[*prepared.input_ids, *written]])
     last = int(prepared.positions[-1])
-    behind = range(last + 1, last + 1 + len(written))
-    positions = torch.tensor([[*prepared.positions, *behind]])
+    later = range(last + 1, last + 1 + len(written))
+    positions = torch.tensor([[*prepared.positions, *later]])
     options = {"position_ids": positions} if takes_position_ids(lm.model) else {}
     with torch.no_grad(), lm.arranged([prepared]):
         output = lm.model(ids, attention_mask=torch.ones_like(ids), use_cache=False, **options)

@@ -44,8 +44,8 @@ def assert_order_invariant(
 
     >>> def first(question, segments):
     ...     return segments[0].text
-    >>> asked = [{"question": "Who?", "segments": ["Ann did.", "Bo did."], "answers": ["Ann"]}]
-    >>> assert_order_invariant(first, asked)
+    >>> questions = [{"question": "Who?", "segments": ["Ann did.", "Bo did."], "answers": ["Ann"]}]
+    >>> assert_order_invariant(first, questions)
     Traceback (most recent call last):
         ...
     AssertionError: the order of the documents changes the outcome of 1 of 1 question, again and again
@@ -75,51 +75,51 @@ def assert_order_invariant(
     chosen = AuditChoices().changed(choices)
     wrapped = as_system(system, to_input, chosen.generation)
     retrieve = wrapped.retrieve if retriever is None else as_retrieve_function(retriever, chosen.k)
-    asked = [each for each in read_questions(questions, retrieve, chosen.fields) if has_orders(each)]
-    grader = Grader(asked, chosen.metric, chosen.judge)
+    parsed = [each for each in read_questions(questions, retrieve, chosen.fields) if has_orders(each)]
+    grader = Grader(parsed, chosen.metric, chosen.judge)
 
     def outcomes(calls: Sequence[AuditCall], answered: bool, retries: int) -> list[tuple[int, str | None]]:
         """Return class and text of the answer to each call; raise where none is ever `answered`."""
-        found: dict[str, CallResult] = {}
+        results: dict[str, CallResult] = {}
 
         def bound(call: AuditCall) -> Callable[[], Any]:
             return lambda: wrapped.ask(call.question, call.segments)
 
         jobs = [(str(number), bound(call)) for number, call in enumerate(calls)]
         patience = {"retries": retries, "workers": chosen.workers}
-        make_calls(jobs, lambda each: found.__setitem__(each.key, each), answered=answered, **patience)
-        texts = [found[key].text for key, _ in jobs]
+        make_calls(jobs, lambda each: results.__setitem__(each.key, each), answered=answered, **patience)
+        texts = [results[key].text for key, _ in jobs]
         return [(grader.classes(call.question, [text])[0], text) for call, text in zip(calls, texts, strict=True)]
 
-    planned = [screen_calls(question, index, 0, chosen.seed) for index, question in enumerate(asked)]
+    planned = [screen_calls(question, index, 0, chosen.seed) for index, question in enumerate(parsed)]
     calls = [calls[column] for calls in planned for column in (FIRST, OTHER, ANOTHER)]
-    given = outcomes(calls, False, chosen.retries)
+    unchanged = outcomes(calls, False, chosen.retries)
     pairs = [
-        (calls[place], calls[place + step], given[place], given[place + step])
-        for place in range(0, len(calls), 3)
+        (calls[index], calls[index + step], unchanged[index], unchanged[index + step])
+        for index in range(0, len(calls), 3)
         for step in (1, 2)
-        if given[place][0] != given[place + step][0]
+        if unchanged[index][0] != unchanged[index + step][0]
     ]
     flipping = {today.index for today, *_ in pairs}
     probed = slice(0, 3 * PROBED, 3)
-    if not flipping and outcomes([each.blanked() for each in calls[probed]], True, 0) == given[probed]:
+    if not flipping and outcomes([each.blanked() for each in calls[probed]], True, 0) == unchanged[probed]:
         message = "the first answers are the same with other texts in the documents, so nothing was tested"
         raise AuditFailed(message, hint="Does the system read the documents it is given? Ask what no model knows.")
-    for number in range(rounds(len(asked))):
+    for number in range(rounds(len(parsed))):
         more = [replace(call, spaces=number + 1) for pair in pairs for call in pair[:2]]
         again = outcomes(more, True, chosen.retries)
         came = zip(pairs, again[::2], again[1::2], strict=True)
         pairs = [pair for pair, one, other in came if (one[0], other[0]) == (pair[2][0], pair[3][0])]
     confirmed = {pair[0].index: pair for pair in pairs}
-    if len(confirmed) > allowed * len(asked):
-        count = f"{len(confirmed):,} of {counted(len(asked), 'question')}"
+    if len(confirmed) > allowed * len(parsed):
+        count = f"{len(confirmed):,} of {counted(len(parsed), 'question')}"
         first = f"the order of the documents changes the outcome of {count}, again and again"
-        lines = [_line(asked[index], *pair[1:], grader) for index, pair in list(confirmed.items())[:SHOWN]]
+        lines = [_line(parsed[index], *pair[1:], grader) for index, pair in list(confirmed.items())[:SHOWN]]
         raise AssertionError("\n".join([first, *lines]))
     if flipping - confirmed.keys():
         warnings.warn(
             NoiseWarning(
-                f"the outcome of {len(flipping - confirmed.keys()):,} of {counted(len(asked), 'question')} changes by "
+                f"the outcome of {len(flipping - confirmed.keys()):,} of {counted(len(parsed), 'question')} changes by "
                 "chance: asked again in the same order, it is another one"
             ),
             stacklevel=2,
@@ -141,9 +141,9 @@ def rounds(questions: int) -> int:
 def _line(
     question: Question, other: AuditCall, today: tuple[int, str | None], changed: tuple[int, str | None], grader: Grader
 ) -> str:
-    def said(outcome: tuple[int, str | None]) -> str:
+    def described(outcome: tuple[int, str | None]) -> str:
         verdict = f" ({'right' if outcome[0] == RIGHT else 'wrong'})" if grader.is_scored(question) else ""
         return "no answer" if outcome[1] is None else f"{outcome[1]!r}{verdict}"
 
-    order = " ".join(str(place + 1) for place in other.order)
-    return f"{question.text}: today {said(today)}; with the documents in the order {order} {said(changed)}"
+    order = " ".join(str(index + 1) for index in other.order)
+    return f"{question.text}: today {described(today)}; with the documents in the order {order} {described(changed)}"

@@ -54,7 +54,7 @@ def hostile_texts(tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 0)
     middles = sorted({"".join(re.findall(r"\w+", name)) for name in names} - {""})
     edited = template_words(tokenizer) or [_HARMLESS]
 
-    def piece() -> str:
+    def fragment() -> str:
         name = state.choice(bases)
         cut = state.randrange(len(name) + 1)
         other = state.choice(bases)
@@ -81,7 +81,7 @@ def hostile_texts(tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 0)
             whole = state.choice(rendered)
             start = state.randrange(len(whole) + 1)
             return whole[start : start + state.randrange(200)]
-        return "".join(state.choice(_BETWEEN) + piece() for _ in range(state.randrange(1, 6)))
+        return "".join(state.choice(_BETWEEN) + fragment() for _ in range(state.randrange(1, 6)))
 
     return [*names, *middles, *("".join(pair) for pair in pairwise(names)), *(text() for _ in range(count))][:count]
 
@@ -98,29 +98,29 @@ def find_break_outs(
         texts: The texts.
         control: Ids of control tokens. None: `control_tokens(tokenizer)`.
     """
-    wanted = frozenset(control_tokens(tokenizer) if control is None else control)
+    control_ids = frozenset(control_tokens(tokenizer) if control is None else control)
     added = {index: token.content for index, token in tokenizer.added_tokens_decoder.items()}
     places = _places(tokenizer)
 
     def control_of(build: Callable[[str], Prompt], text: str) -> list[int]:
         tokens = tokenize_prompt(build(text), tokenizer)
         parts = (*tokens.texts, *(segment.token_ids for each in tokens.sets for segment in each))
-        return [index for ids in parts for index in ids if index in wanted]
+        return [index for ids in parts for index in ids if index in control_ids]
 
     expected = {place: control_of(build, _HARMLESS) for place, build in places.items()}
-    found = []
+    break_outs = []
     for text in texts:
         for place, build in places.items():
             try:
                 ids = control_of(build, text)
             except InvariantRAGError as error:
-                found.append(BreakOut(place, text, (str(error),)))
+                break_outs.append(BreakOut(place, text, (str(error),)))
                 continue
             if ids != expected[place]:
                 more = Counter(ids) - Counter(expected[place])
                 names = [added.get(index, str(index)) for index in more.elements()]
-                found.append(BreakOut(place, text, tuple(names) or ("fewer than the template writes",)))
-    return found
+                break_outs.append(BreakOut(place, text, tuple(names) or ("fewer than the template writes",)))
+    return break_outs
 
 
 def _places(tokenizer: PreTrainedTokenizerBase) -> dict[str, Callable[[str], Prompt]]:
@@ -129,13 +129,13 @@ def _places(tokenizer: PreTrainedTokenizerBase) -> dict[str, Callable[[str], Pro
     def of(messages: Callable[[str], Sequence[Any]], **options: Any) -> Callable[[str], Prompt]:
         return lambda text: render_chat(messages(text), tokenizer, **options)
 
-    asked: dict[str, Any] = {"role": "user", "content": "q"}
+    question: dict[str, Any] = {"role": "user", "content": "q"}
     tool = Tool("search", "Search.")
 
     def called(arguments: dict[str, Any], result: str = "r") -> list[Any]:
         calls = [{"id": "abcdef123", "name": "search", "args": arguments}]
         answered = {"role": "tool", "tool_call_id": "abcdef123", "content": result}
-        return [asked, {"role": "assistant", "content": "", "tool_calls": calls}, answered]
+        return [question, {"role": "assistant", "content": "", "tool_calls": calls}, answered]
 
     def schema(name: str) -> dict[str, Any]:
         return {"type": "object", "properties": {name: {"type": "string", "description": "d"}}}
@@ -145,13 +145,13 @@ def _places(tokenizer: PreTrainedTokenizerBase) -> dict[str, Callable[[str], Pro
         "title": lambda text: Prompt("", [Segment(_HARMLESS, title=text)], ""),
         "question": of(lambda text: question_messages(text, SegmentSet(["d"]))),
         "system message": of(lambda text: question_messages("q", SegmentSet(["d"]), text)),
-        "earlier answer": of(lambda text: [asked, {"role": "assistant", "content": f"a{text}"}, asked]),
+        "earlier answer": of(lambda text: [question, {"role": "assistant", "content": f"a{text}"}, question]),
         "tool result": of(lambda text: called({"query": "q"}, text), tools=[tool]),
         "tool call": of(lambda text: called({"query": text}), tools=[tool]),
         "argument": of(lambda text: called({text: "q"})),
-        "name of an author": of(lambda text: [{**asked, "name": text}]),
-        "parameter": lambda text: render_chat([asked], tokenizer, tools=[Tool("search", "d", schema(text))]),
-        "tool description": lambda text: render_chat([asked], tokenizer, tools=[Tool("search", text)]),
+        "name of an author": of(lambda text: [{**question, "name": text}]),
+        "parameter": lambda text: render_chat([question], tokenizer, tools=[Tool("search", "d", schema(text))]),
+        "tool description": lambda text: render_chat([question], tokenizer, tools=[Tool("search", text)]),
     }
     usable = {}
     for place, build in places.items():

@@ -203,7 +203,7 @@ def test_shifts_add_up_undo_each_other_and_are_the_same_one_by_one_in_any_layout
         expected = encoding.rotate_by(x.double(), shifts[0].double())
         assert_rounded_alike(encoding.rotate_with(x.double(), turns), expected, magnitude=40)
     keys = torch.randn(2, 5, 8)
-    turned = encoding.turn(encoding.pair(x), shifts, 40) @ encoding.pair(keys).mT
+    turned = encoding.rotate_paired(encoding.pair(x), shifts, 40) @ encoding.pair(keys).mT
     assert_rounded_alike(turned, together @ keys.mT, magnitude=40)
 
 

@@ -39,7 +39,7 @@ def ask(docs, tiny_folder):
 
 def test_ask_prints_an_answer_and_what_it_was_made_of(ask):
     result = ask()
-    for told in ("chunks as read, farthest first", "method rotor, ordering lexical, backend sdpa"):
+    for told in ("chunks in the prompt, farthest first", "method rotor, ordering lexical, backend sdpa"):
         assert told in result.stdout
     for step in ("Indexing documents", "Loading model", "Generating"):
         assert (step in result.stderr, step in result.stdout) == (True, False)

@@ -8,9 +8,7 @@ from tokenizers import AddedToken
 
 from invariant_rag import InvariantModel
 from invariant_rag.errors import TokenWarning
-from invariant_rag.prompts import unprotected_tokens
 from invariant_rag.testing import toy_tokenizer
-from invariant_rag.testing.token_check import find_break_outs
 from invariant_rag.testing.tokenizer_layouts import LAYOUTS
 from tests.cli.conftest import run
 
@@ -39,9 +37,10 @@ def check(tmp_path, monkeypatch):
     return checked
 
 
-def test_a_protected_tokenizer_passes_the_check(check):
-    for name in ("joined bars", "llama2"):
-        result = check(LAYOUTS[name].build())
+def test_a_protected_tokenizer_passes_the_check_and_a_token_that_only_looks_like_a_word_is_no_role(check):
+    words = with_tokens("<table>", "user", "Ostra", "<reuser>")
+    for tokenizer in (LAYOUTS["joined bars"].build(), LAYOUTS["llama2"].build(), words):
+        result = check(tokenizer)
         assert (result.exit_code, "60 hostile texts: 0 broke out" in result.stdout) == (0, True), result.output
 
 
@@ -73,11 +72,3 @@ def test_loading_warns_once_of_tokens_that_look_like_roles(chat_llama, tiny_fold
         warnings.simplefilter("error")
         InvariantModel.from_pretrained(tmp_path)
         InvariantModel.from_pretrained(tiny_folder)
-
-
-def test_a_token_that_only_looks_like_a_word_is_no_role_and_the_check_sees_what_breaks_out():
-    assert not unprotected_tokens(with_tokens("<table>", "user", "Ostra", "<reuser>"))
-    tokenizer = with_tokens("<table>")
-    index = tokenizer.convert_tokens_to_ids("<table>")
-    found = {each.place: each.tokens for each in find_break_outs(tokenizer, ["a <table> b"], {index})}
-    assert found["segment"] == found["question"] == found["tool result"] == ("<table>",)

@@ -19,7 +19,7 @@ from invariant_rag.cli import app
 from invariant_rag.cli.console import handle_errors, print_error, print_skipped, print_table, print_text
 from invariant_rag.errors import ContextOverflow, DocumentSkipped, OutOfMemory, RetrievalError
 from invariant_rag.models.embedded import EMBEDDED
-from invariant_rag.rag.readers import warn_skipped
+from invariant_rag.rag.documents import warn_skipped
 from tests.cli.conftest import refused, run
 
 ROOT = Path(__file__).parents[2]

@@ -82,13 +82,13 @@ def ask_together(calls):
 
 
 SEEDED = [{"do_sample": True, "seed": seed, "max_new_tokens": 12} for seed in range(4)]
-LIKE_TEN = {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01}
+WARPED = {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01}
 TOGETHER = {  # choices of the model and options of each request, and the rows of passes that decode
     "five": ([({}, {})] * 5, {1, 4}),
     "five with pine": ([({"method": "pine"}, {})] * 5, {1, 4}),
     **{
         f"sampled {more}": ([({}, {**each, **more}) for each in SEEDED], {4})
-        for more in ({}, LIKE_TEN, {"top_k": 0, "repetition_penalty": 2.0})
+        for more in ({}, WARPED, {"top_k": 0, "repetition_penalty": 2.0})
     },
     "two methods": ([({}, {}), ({"method": "pine"}, {})] * 2, {2}),
     "two limits": ([({}, {}), ({"max_segment_tokens": 1, "overflow": "trim_segments"}, {})] * 2, {2}),

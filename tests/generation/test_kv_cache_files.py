@@ -164,13 +164,13 @@ def test_clearing_and_making_room_touch_nobody_elses_files(tmp_path):
     assert all(each.is_dir() for each in folders)
 
 
-@pytest.mark.parametrize("room", [0, 1, -1])
-def test_an_entry_larger_than_the_room_is_not_written(room, tmp_path):
-    room = room if room >= 0 else file_of(tmp_path / "a", "x").stat().st_size - 1
-    cache = KeyValueCache(folder=tmp_path / "b", max_disk_bytes=room)
-    cache.put("x", entry(20))
-    assert size_of(tmp_path / "b") == 0
-    assert (cache.stats().entries, cache.stats().disk_errors) == (1, 0)
+def test_an_entry_larger_than_the_room_is_not_written(tmp_path):
+    size = file_of(tmp_path / "a", "x").stat().st_size
+    for room in (0, 1, size - 1):
+        cache = KeyValueCache(folder=tmp_path / "b", max_disk_bytes=room)
+        cache.put("x", entry(20))
+        assert size_of(tmp_path / "b") == 0
+        assert (cache.stats().entries, cache.stats().disk_errors) == (1, 0)
 
 
 def test_what_a_dead_writer_left_is_removed_and_what_is_being_written_is_not(tmp_path):
@@ -238,19 +238,18 @@ def test_a_store_whose_writers_are_killed_serves_intact_entries_and_keeps_to_its
 
 
 @pytest.mark.skipif(not hasattr(os, "fork") or os.getuid() != 0, reason="only root can become another user")
-def test_a_folder_of_another_user_holds_nothing_for_this_one(request):
-    outside = TemporaryDirectory()  # those of pytest lie in a folder that other users cannot enter
-    request.addfinalizer(outside.cleanup)
-    Path(outside.name).chmod(0o755)
-    folder = Path(outside.name) / "cache"
-    file_of(folder, "x")
-    child = os.fork()
-    if not child:
-        os.setuid(65534)
-        try:
-            found = has(folder, "x")[0]
-        except BaseException:  # noqa: BLE001 - nothing of the parent's test may run on here
-            os._exit(2)
-        os._exit(int(found))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert has(folder, "x") == [True]
+def test_a_folder_of_another_user_holds_nothing_for_this_one():
+    with TemporaryDirectory() as outside:  # those of pytest lie in a folder that other users cannot enter
+        Path(outside).chmod(0o755)
+        folder = Path(outside) / "cache"
+        file_of(folder, "x")
+        child = os.fork()
+        if not child:
+            os.setuid(65534)
+            try:
+                found = has(folder, "x")[0]
+            except BaseException:  # noqa: BLE001 - nothing of the parent's test may run on here
+                os._exit(2)
+            os._exit(int(found))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert has(folder, "x") == [True]

@@ -38,7 +38,7 @@ def methods_for(family):
 
     PINE in place reads keys at later positions, for which ALiBi has no biases. `tests/oracle` has more pairs.
     """
-    others = [name for name in OTHERS if not (family in ALIBI and METHODS[name].reads_later_positions)]
+    others = [name for name in OTHERS if not (family in ALIBI and METHODS[name].attends_to_later_positions)]
     turn = SUPPORTED.index(family)
     return ("pine", "rotor")[turn % 2], others[turn // 2 % len(others)]
 
@@ -185,7 +185,7 @@ def test_methods_that_read_later_positions_are_refused_for_alibi_and_only_these_
             for query in range(row.queries.start, row.queries.stop):
                 keys = [at[key] + run.shift for run in row.runs for key in range(run.start, run.stop)]
                 later |= any(position > at[query] for position in keys[: len(keys) + query + 1 - row.queries.stop])
-        assert later == method.reads_later_positions, name
+        assert later == method.attends_to_later_positions, name
         if later:
             with pytest.raises(UnsupportedCombination, match=f"'{name}': mpt has ALiBi"):
                 InvariantModel(model_of("mpt"), method=name)

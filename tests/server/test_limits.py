@@ -26,7 +26,7 @@ from invariant_rag import KeyValueCache
 from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.admission import FairQueue, Shares
-from invariant_rag.server.logs import JsonLines, LogLimit
+from invariant_rag.server.telemetry import JsonLines, LogLimit
 from tests.server.conftest import CHAT, FLAGS, bearer, body, client_of, leaving, metric, served, wait_until
 
 ADA, IVO, OPERATOR = bearer("key-of-ada"), bearer("key-of-ivo"), bearer("key-of-operator")

@@ -14,9 +14,9 @@ from invariant_rag.cli import app
 from invariant_rag.errors import InvalidChoice, UnusableFile
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.server import InProcess, Settings
-from invariant_rag.server.logs import JsonLines
 from invariant_rag.server.serving import reserve
 from invariant_rag.server.settings import read_keys
+from invariant_rag.server.telemetry import JsonLines
 from tests.server.conftest import CHAT, QUESTION, bearer, body, client_of, exchanged, form, wait_until
 
 TEXT, JUDGE, RANK = "/v1/completions", "/v1/judge", "/v2/rerank"
@@ -106,7 +106,8 @@ CASES = {
     "tools": (CHAT, chat(tools=[tool(), tool()]), 400, "tools", "distinct names"),
     "many tools": (CHAT, chat(tools=[tool(str(n)) for n in range(129)]), 400, "tools", "at most 128 tools"),
     "long tools": (CHAT, chat(tools=[tool(description="a" * 70_000)]), 400, "tools", "65,536 bytes"),
-    "no tools": (CHAT, chat(tool_choice=NAMED), 400, "tool_choice", "expected tools to choose from"),
+    "no tools": (CHAT, chat(tool_choice="required"), 400, "tool_choice", "expected tools to choose from"),
+    "no tool of that name": (CHAT, chat(tool_choice=NAMED), 400, "tool_choice", "expected tools to choose from"),
     "tool_choice": (CHAT, chat(tools=[tool()], tool_choice=NAMED), 400, "tool_choice", "unknown tool_choice 'g'"),
     "variable": (CHAT, chat(chat_template_kwargs={"colour": 1}), 400, "chat_template_kwargs", "colour"),
     "own variable": (CHAT, chat(chat_template_kwargs={"messages": 1}), 400, "chat_template_kwargs", "messages"),

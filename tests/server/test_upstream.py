@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from invariant_rag import RemoteModel
 from invariant_rag.api_models import PlainRequests
 from invariant_rag.errors import ExtraRequired, InvalidChoice
 from invariant_rag.prompts import DEFAULT_SYSTEM, Turn
@@ -18,8 +19,9 @@ from invariant_rag.server.engines.upstream import Upstream
 from invariant_rag.server.settings import EngineConfig
 from tests.server.conftest import CHAT, FLAGS, ask, body, client_of, content_of, form, served, serving, wait_until
 from tests.server.scripted import USAGE, Answer, completion, events, refusal, scripted_api
-from tests.server.test_chat import COLOUR, QUESTION, SEARCH, text_of
+from tests.server.test_chat import COLOUR, QUESTION, SEARCH
 from tests.server.test_limits import TRACE
+from tests.server.test_remote import REQUESTS
 
 MILL = "What grinds the mill of Ostra?"  # the plain model answers it differently in another order
 
@@ -66,40 +68,27 @@ def test_a_toy_behind_a_gateway_is_one_before_it(gateway, api, http):
         assert [each["toy"] for each in http.get("/v1/models").json()["data"]] == [toy]
 
 
-@pytest.mark.parametrize("options", [{"logprobs": True}, {"stop": ["hit"]}, {"temperature": 2.0, "seed": 3, "n": 2}])
-def test_a_stream_is_the_whole_answer_in_pieces(options, gateway):
-    whole = ask(gateway, FLAGS, max_tokens=8, **options)
-    streamed = ask(gateway, FLAGS, max_tokens=8, stream=True, stream_options={"include_usage": True}, **options)
-    *pieces, usage = streamed
-    for index, choice in enumerate(whole.choices):
-        own = [chunk for chunk in pieces if chunk.choices[0].index == index]
-        last = own[-1].choices[0]
-        assert (text_of(own), last.finish_reason) == (choice.message.content, choice.finish_reason)
-        assert (last.logprobs is None) == (choice.logprobs is None) == ("logprobs" not in options)
-    assert len(pieces) > 2 * len(whole.choices)
-    assert usage.usage.completion_tokens == whole.usage.completion_tokens
-
-
-def test_schemas_tools_citations_and_completions_pass(gateway):
-    (choice,) = ask(gateway, FLAGS, response_format=form(COLOUR, strict=True)).choices
-    assert json.loads(choice.message.content)["colour"] in {"white", "green"}
-    named = {"tools": [SEARCH], "tool_choice": {"type": "function", "function": {"name": "search"}}}
-    chunks = ask(gateway, FLAGS, stream=True, **named)
-    streamed = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
-    for calls in (ask(gateway, FLAGS, **named).choices[0].message.tool_calls, streamed):
-        assert calls[0].function.name == "search"
-        arguments = "".join(each.function.arguments for each in calls if not getattr(each, "index", 0))
-        assert json.loads(arguments)["town"] in {"Ostra", "Brenn"}
-    (cited,) = ask(gateway, [{"id": "flag", "text": FLAGS[0]}]).choices
-    assert cited.message.citations[0]["sources"][0]["id"] == "flag"
-    parts = [{"type": "document", "document": {"text": text}} for text in FLAGS[:3]]
-    found = []
-    for order in permutations(parts):
-        prompt = {"prompt": [*order, {"type": "text", "text": f"\n{QUESTION}"}]}
-        completed = gateway.completions.create(model="small", prompt="", max_tokens=6, logprobs=1, extra_body=prompt)
-        found.append(completed.choices[0].model_dump())
-    assert all(each == found[0] for each in found)
-    assert "".join(found[0]["logprobs"]["tokens"]).startswith(found[0]["text"])
+def test_a_stream_is_the_whole_reply_in_pieces_and_nothing_of_a_request_is_lost(gateway):
+    remote, found, most = RemoteModel(str(gateway.base_url)), {}, 0
+    for name, request in REQUESTS.items():
+        *pieces, streamed = remote.stream_reply(request)
+        found[name] = remote.reply(request)
+        assert (streamed.answers, len(streamed.answers)) == (found[name].answers, request.n), name
+        assert streamed.usage.completion_tokens == found[name].usage.completion_tokens
+        for index, answer in enumerate(streamed.answers):
+            written = [each.content for each in pieces if each.index == index and each.content]
+            assert "".join(written) == answer.content
+            most = max(most, len(written))
+    assert most > 2
+    read, completed = found["a conversation"].first, found["a completion"].first
+    assert [(span.start, span.end, span.segment.text) for span in read.citations] == [(0, 5, FLAGS[0])]
+    for each in (read, completed):
+        assert "".join(token.token for token in each.logprobs).startswith(each.content)
+    assert isinstance(json.loads(found["an object"].first.content)["n"], int)
+    assert [call.name for call in found["one tool"].first.tool_calls] == ["search"]
+    listed = [[SegmentSet(order), f"\n{QUESTION}"] for order in permutations(FLAGS[:3])]
+    choices = [remote.complete(parts, max_tokens=6, logprobs=1)["choices"] for parts in listed]
+    assert all(each == choices[0] for each in choices)
 
 
 def test_numbers_in_an_answer_stay_and_lead_to_the_documents(api, http):
@@ -238,22 +227,15 @@ def test_the_api_is_left_when_the_client_leaves_and_may_have_another_name_for_th
     assert "max_tokens" not in api.bodies[-1]
 
 
-def test_ready_tells_whether_the_api_answers():
-    with scripted_api() as running, client_of(Upstream(running.url, "far", key="key-1")) as http:
-        assert http.get("/ready").json()["status"] == "ready"
-        assert running.keys == ["Bearer key-1"]
+def test_an_engine_is_built_for_an_api_and_ready_when_that_answers(api, monkeypatch):
+    monkeypatch.setenv("INVARIANT_RAG_UPSTREAM_KEY", "key-2")
+    with client_of(build_engine(EngineConfig("far", upstream=api.url, name="mine"), Settings())) as http:
+        assert (http.get("/ready").json()["status"], api.keys[-1]) == ("ready", "Bearer key-2")
+        assert http.get("/v1/models").json()["data"][0]["id"] == "mine"
     with client_of(Upstream("http://127.0.0.1:9/v1", "far")) as http:
         response = http.get("/ready")
         assert (response.status_code, response.json()["status"]) == (503, "unreachable")
         assert [http.get("/health").status_code, http.post(CHAT, json=body()).status_code] == [200, 502]
-
-
-def test_an_engine_is_built_for_an_api(api, monkeypatch):
-    monkeypatch.setenv("INVARIANT_RAG_UPSTREAM_KEY", "key-2")
-    engine = build_engine(EngineConfig("far", upstream=api.url, method="vote", name="mine"), Settings())
-    engine.check_ready()
-    engine.close()
-    assert (engine.name, api.keys[-1]) == ("mine", "Bearer key-2")
     monkeypatch.setitem(sys.modules, "vllm_invariant_rag", None)  # as if it were not installed
     with pytest.raises(ExtraRequired, match=r'pip install "invariant-rag\[vllm\]"'):
         build_engine(EngineConfig(vllm=api.url), Settings())

@@ -58,13 +58,13 @@ def reproduce_table(
         chosen = resolve_table(table)
         base = BenchmarkConfig(next((each.benchmark for each in chosen.columns if each.metric), ""), **choices)
         disable_transformers_bars()
-        found = reproduce(chosen, base, out, names=rows or (), resume=resume, progress=progress_bar)
+        measured = reproduce(chosen, base, out, names=rows or (), resume=resume, progress=progress_bar)
         note_toy(base.model)
         if as_json:
-            print_json([asdict(each) for each in found])
+            print_json([asdict(each) for each in measured])
             return
         print_text(f"## {chosen.paper}, {chosen.number}: {chosen.title}\n")
         header = ["row", "column", "published", "ours", "difference"]
-        print_text("\n".join(markdown_table(header, [each.cells for each in found])))
+        print_text("\n".join(markdown_table(header, [each.cells for each in measured])))
         if chosen.note:
             print_text(f"\n{chosen.note}")

@@ -79,11 +79,11 @@ class Task:
     prefix: str
     suffix: str  # in which `{input}` stands for the question
 
-    def case(self, question: str, asked: _Question, **more: Any) -> Case:
+    def case(self, question: str, example: _Question, **more: Any) -> Case:
         """Return the case of a question, without its chunks."""
-        classes = (asked.all_classes or ()) if self.metric == "class" else ()
-        suffix, gold = self.suffix.replace("{input}", asked.input), (*asked.answers, *classes)
-        return Case(question, prefix=self.prefix, suffix=suffix, gold=gold, query=asked.input, **more)
+        classes = (example.all_classes or ()) if self.metric == "class" else ()
+        suffix, gold = self.suffix.replace("{input}", example.input), (*example.answers, *classes)
+        return Case(question, prefix=self.prefix, suffix=suffix, gold=gold, query=example.input, **more)
 
 
 TASKS = {name: Task(**fields) for name, fields in base.declared("tasks/longbench").items()}
@@ -120,32 +120,32 @@ class LongBench(Benchmark[_LongBenchSettings]):
             raise UnknownName("task of longbench", unknown[0], ["all", *GROUPS, *TASKS])
         path = source.path
         if path is not None and path.is_file() and path.suffix != ".zip" and len(chosen) > 1:
-            wanted = f"an archive or a folder with the files of {', '.join(chosen)}"
-            raise InvalidDataset(f"expected {wanted}, got {path.name!r}", hint="Choose one task: `--set tasks=NAME`.")
+            files = f"an archive or a folder with the files of {', '.join(chosen)}"
+            raise InvalidDataset(f"expected {files}, got {path.name!r}", hint="Choose one task: `--set tasks=NAME`.")
         for name in chosen:
             member, task = f"{name}.jsonl", TASKS[name]
             chat = task.group not in {"few-shot", "code"}
             more: dict[str, Any] = {"chat": chat, "group": name, "max_new_tokens": task.max_new_tokens}
             records = read_examples(source.file(member, _LONGBENCH, tasks=TASKS), f"/{member}")
-            for index, asked in selection.parse(_Question, records, f" of {name}"):
-                if task.metric == "class" and asked.all_classes is None:
+            for index, example in selection.parse(_Question, records, f" of {name}"):
+                if task.metric == "class" and example.all_classes is None:
                     raise InvalidDataset(f"example {index} of {name}: expected all_classes, got none")
-                starts = token_starts(asked.context, selection)
-                chunks = split_into_chunks(asked.context, starts, settings.chunk, settings.limit, middle=True)
-                yield from task.case(f"{name}-{index}", asked, **more).in_orders({"initial": chunks})
+                starts = token_starts(example.context, selection)
+                chunks = split_into_chunks(example.context, starts, settings.chunk, settings.limit, middle=True)
+                yield from task.case(f"{name}-{index}", example, **more).in_orders({"initial": chunks})
 
     def score(self, case: Case, output: str) -> Scored:
         """Score an output with its task's metric, the best over accepted answers; of few-shot tasks, its first line."""
         task = TASKS[case.group]
-        said = output.strip().partition("\n")[0] if task.group == "few-shot" else output.strip()
+        answer = output.strip().partition("\n")[0] if task.group == "few-shot" else output.strip()
         if task.metric == "class":
-            return Scored(said, {"score": class_share(said, case.gold[0], case.gold[1:])})
+            return Scored(answer, {"score": class_share(answer, case.gold[0], case.gold[1:])})
         if task.metric == "f1":
-            return Scored(normalize_answer(said), {"score": token_f1(said, case.gold)})
-        return Scored(said, {"score": max(METRICS[task.metric](said, gold) for gold in case.gold)})
+            return Scored(normalize_answer(answer), {"score": token_f1(answer, case.gold)})
+        return Scored(answer, {"score": max(METRICS[task.metric](answer, gold) for gold in case.gold)})
 
     def figures(self, records: Iterable[Record]) -> dict[str, float]:
-        """Return the mean of each task, of each group's tasks where all were asked, and of all six groups."""
+        """Return the mean of each task, of each group's tasks where all were run, and of all six groups."""
         scores: dict[str, list[float]] = {}
         for record in records:
             scores.setdefault(record["group"], []).append(record["scores"]["score"])
@@ -164,30 +164,30 @@ def rouge_l(prediction: str, gold: str) -> float:
     >>> round(rouge_l("the cat sat", "the cat ran off"), 4)
     0.5714
     """
-    said, wanted = ([part.split() or [""] for part in text.split(".") if part] for text in (prediction, gold))
-    if not said or not wanted:
+    answer, golden = ([part.split() or [""] for part in text.split(".") if part] for text in (prediction, gold))
+    if not answer or not golden:
         return 0.0
-    shared = {word for reference in wanted for sentence in said for word in _common_subsequence(reference, sentence)}
-    precision, recall = (len(shared) / len({word for part in text for word in part}) for text in (said, wanted))
+    shared = {word for reference in golden for sentence in answer for word in _common_subsequence(reference, sentence)}
+    precision, recall = (len(shared) / len({word for part in text for word in part}) for text in (answer, golden))
     return 2 * precision * recall / (precision + recall + 1e-8)
 
 
 def _common_subsequence(one: Sequence[str], other: Sequence[str]) -> tuple[str, ...]:
     """Return a longest common subsequence; of several, the one with the earliest words of `other`."""
-    found: list[tuple[str, ...]] = [()] * (len(other) + 1)  # of the words of `one` so far, and those of `other` before
+    longest: list[tuple[str, ...]] = [()] * (len(other) + 1)  # of the words of `one` so far and of `other` before
     for word in one:
         row: list[tuple[str, ...]] = [()]
         for column, each in enumerate(other):
-            longer = max(row[column], found[column + 1], key=len)
-            row.append((*found[column], word) if word == each else longer)
-        found = row
-    return found[-1]
+            longer = max(row[column], longest[column + 1], key=len)
+            row.append((*longest[column], word) if word == each else longer)
+        longest = row
+    return longest[-1]
 
 
 def number_share(prediction: str, gold: str) -> float:
     """Return the share of the numbers in a prediction that are the first number of the gold answer."""
-    numbers, wanted = re.findall(r"\d+", prediction), re.findall(r"\d+", gold)
-    return numbers.count(wanted[0]) / len(numbers) if numbers else 0.0
+    numbers, expected = re.findall(r"\d+", prediction), re.findall(r"\d+", gold)
+    return numbers.count(expected[0]) / len(numbers) if numbers else 0.0
 
 
 def class_share(prediction: str, gold: str, classes: Sequence[str]) -> float:
@@ -219,14 +219,14 @@ class TwoWiki(Benchmark[_ChunkSettings]):
     def read(self, source: DataSource, settings: _ChunkSettings, selection: Selection) -> Iterator[Case]:
         """Read LongBench-E's file, or its archive that contains the file."""
         records = read_examples(source.file(_TWO_WIKI, _LONGBENCH), _TWO_WIKI)
-        for index, asked in selection.parse(_Question, records):
-            starts = token_starts(asked.context, selection)
+        for index, example in selection.parse(_Question, records):
+            starts = token_starts(example.context, selection)
             group = "0-4k" if len(starts) < 4000 else "4-8k" if len(starts) < 8000 else "8k+"
-            chunks = split_into_chunks(asked.context, starts, settings.chunk, settings.limit)
+            chunks = split_into_chunks(example.context, starts, settings.chunk, settings.limit)
             middle = (len(chunks) + 1) // 2
             flipped = [*chunks[:middle][::-1], *chunks[middle:][::-1]]
             orders = {"initial": chunks, "reversed": chunks[::-1], "centre-flipped": flipped}
-            yield from TASKS["2wikimqa"].case(str(index), asked, group=group).in_orders(orders)
+            yield from TASKS["2wikimqa"].case(str(index), example, group=group).in_orders(orders)
 
     def score(self, case: Case, output: str) -> Scored:
         """Return the F1 of the whole output (LongBench's `qa_f1_score`)."""
@@ -248,8 +248,8 @@ class _LongText(Example):
     def _from_one_question(cls, record: Any) -> Any:
         if not isinstance(record, dict) or "question" not in record:
             return record
-        asked = {"Q": record["question"], "A": record.get("answer"), "type": record.get("task", record.get("type"))}
-        return {"input": record.get("context", record.get("input")), "qa_pairs": [asked]}
+        example = {"Q": record["question"], "A": record.get("answer"), "type": record.get("task", record.get("type"))}
+        return {"input": record.get("context", record.get("input")), "qa_pairs": [example]}
 
     _from_json_or_python = field_validator("qa_pairs", mode="before")(parse_list)
 
@@ -270,14 +270,14 @@ class Timeline(Benchmark[_ChunkSettings]):
             questions += [(example.input, each) for each in example.qa_pairs if each.type in _TIMELINES]
         if not questions:
             raise InvalidDataset("expected questions of the type timeline_reorder, got none")
-        for index, (text, asked) in selection.sample(questions):
+        for index, (text, event) in selection.sample(questions):
             chunks = split_into_chunks(text, token_starts(text, selection), settings.chunk, settings.limit)
             yield from Case(
                 question=str(index),
                 prefix="Please answer the question based on the long texts below. \n",
-                suffix=f"\nQuestion: {asked.Q}\nAnswer: ",
-                gold=tuple(each.strip() for each in asked.A.split(",")),
-                query=asked.Q,
+                suffix=f"\nQuestion: {event.Q}\nAnswer: ",
+                gold=tuple(each.strip() for each in event.A.split(",")),
+                query=event.Q,
             ).in_orders({"initial": chunks, "reversed": chunks[::-1]})
 
     def score(self, case: Case, output: str) -> Scored:
@@ -294,12 +294,12 @@ def named_events(output: str, gold: Sequence[str]) -> list[int]:
     >>> named_events("2) Opened on 1 May 1965, 1) opened in 1966 with 3 others, 3) closed.", ["1", "2", "3"])
     [2, 1, 3]
     """
-    wanted, named = [*map(_value, gold)], list[int]()
+    expected, named = [*map(_value, gold)], list[int]()
     for kind in ("roman", "arabic") if any(each.isalpha() for each in gold) else ("arabic", "roman"):
         for pattern in _NUMERALS[kind]:
             values = dict.fromkeys(_value(each) for each in pattern.findall(output) if each.isdigit() or each in _ROMAN)
-            named = [each for each in values if each in wanted]
-            if len(named) == len(wanted):
+            named = [each for each in values if each in expected]
+            if len(named) == len(expected):
                 return named
     return named
 

@@ -58,8 +58,8 @@ class _LostInTheMiddleSettings(TaskSettings):
             for slot, listed in orders.items()
         }
         system, suffix = written.get("system", DEFAULT_SYSTEM), written["suffix"].format(question=question)
-        asked = Case(name, prefix=written["prefix"], suffix=suffix, gold=tuple(answers), query=question, system=system)
-        return asked.in_orders(shown)
+        case = Case(name, prefix=written["prefix"], suffix=suffix, gold=tuple(answers), query=question, system=system)
+        return case.in_orders(shown)
 
 
 class _Context(Example):
@@ -137,12 +137,12 @@ def _parse_printed(records: Sequence[Any], oracle: Path, source: DataSource) -> 
         raise DatasetUnavailable(f"expected {ORACLE} beside the printed prompts: it holds the accepted answers")
     answered = [base.parse_example(_Documents, each, ORACLE) for each in read_examples(source.read(oracle, ORACLE))]
     known = {each.question: each for each in answered if each.ctxs}
-    found = []
+    examples = []
     for index, record in enumerate(records):
         text = base.parse_example(_Printed, record, f"example {index}").input
         head, mark, question = text.rpartition("\n\nQuestion: ")
-        pieces = _PRINTED.split(head)[1:]
-        if not mark or not pieces:
+        fields = _PRINTED.split(head)[1:]
+        if not mark or not fields:
             continue  # a prompt of another benchmark
         question = question.removesuffix("\nAnswer:")
         if question not in known:
@@ -150,10 +150,10 @@ def _parse_printed(records: Sequence[Any], oracle: Path, source: DataSource) -> 
         gold = known[question].ctxs[0].text
         documents = [
             {"title": title, "text": body.rstrip("\n"), "isgold": body.strip() == gold.strip()}
-            for title, body in zip(pieces[::2], pieces[1::2], strict=True)
+            for title, body in zip(fields[::2], fields[1::2], strict=True)
         ]
-        found.append({"question": question, "answers": known[question].answers, "ctxs": documents})
-    return found
+        examples.append({"question": question, "answers": known[question].answers, "ctxs": documents})
+    return examples
 
 
 class _XQuADSettings(TaskSettings):
@@ -192,24 +192,24 @@ class XQuAD(_OneGold[_XQuADSettings]):
 
     def read(self, source: DataSource, settings: _XQuADSettings, selection: Selection) -> Iterator[Case]:
         """Read the file: the other paragraphs of the same article are the distractors."""
-        read = read_examples(source.file("xquad.en.json", _XQUAD))
-        articles = base.parse_example(_File, read[0] if read else None, "the file").data
+        records = read_examples(source.file("xquad.en.json", _XQUAD))
+        articles = base.parse_example(_File, records[0] if records else None, "the file").data
         questions = [
-            (article, gold, asked)
+            (article, gold, example)
             for article in articles
             for gold, paragraph in enumerate(article.paragraphs)
-            for asked in paragraph.qas
+            for example in paragraph.qas
         ]
         shown = _LostInTheMiddleSettings.model_validate({})
-        for _, (article, gold, asked) in selection.sample(questions):
+        for _, (article, gold, example) in selection.sample(questions):
             documents = [(article.title.replace("_", " "), each.context) for each in article.paragraphs]
             slots = base.parse_numbers("slots", settings.slots or "all", len(documents))
             orders = insert_gold(documents[gold], [*documents[:gold], *documents[gold + 1 :]], slots)
-            yield from shown.cases(asked.id, asked.question, [each.text for each in asked.answers], orders)
+            yield from shown.cases(example.id, example.question, [each.text for each in example.answers], orders)
 
 
 class _KeyValueSettings(TaskSettings):
-    """In arXiv 2406.02536, of a file of 300 pairs with the asked one moved to its slot, 140 are kept: `keys`."""
+    """In arXiv 2406.02536, of a file of 300 pairs with the queried one moved to its slot, 140 are kept: `keys`."""
 
     keys: int = Field(75, ge=1, description="pairs in a prompt; 75, 140 and 300 in the paper")
     slots: str = Field("", description="`all`, or slots with commas; empty: 0, 25, 50, 75 and 100%, rounded down")
@@ -228,7 +228,7 @@ class KeyValue(Benchmark[_KeyValueSettings]):
 
     name = "key-value"
     paper = "Liu et al. 2023, arXiv 2307.03172"
-    variants = "slot of the asked pair, from 0"
+    variants = "slot of the queried pair, from 0"
 
     def read(self, source: DataSource, settings: _KeyValueSettings, selection: Selection) -> Iterator[Case]:
         """Read the official file, or generate random pairs."""
@@ -243,24 +243,24 @@ class KeyValue(Benchmark[_KeyValueSettings]):
             examples = read_examples(source.file(name, _PAIRS + name))
         quarters = sorted({quarter * (count - 1) // 4 for quarter in range(5)})
         slots = base.parse_numbers("slots", settings.slots, count, quarters)
-        for index, asked in selection.parse(_Pairs, examples):
-            pair, pairs = (asked.key, asked.value), asked.ordered_kv_records
+        for index, example in selection.parse(_Pairs, examples):
+            pair, pairs = (example.key, example.value), example.ordered_kv_records
             if len(pairs) != in_file or pair not in pairs:
-                raise InvalidDataset(f"example {index}: expected {in_file} pairs with the asked one, got {len(pairs)}")
+                raise InvalidDataset(f"example {index}: expected {in_file} pairs with this one, got {len(pairs)}")
             written = [f'"{key}": "{value}",\n ' for key, value in (pair, *(each for each in pairs if each != pair))]
             yield from Case(
                 question=str(index),
                 prefix=_PROMPTS["key_value"],
-                suffix=f'}}\n\nKey: "{asked.key}"\nCorresponding value:',
-                gold=(asked.value,),
-                query=asked.key,
+                suffix=f'}}\n\nKey: "{example.key}"\nCorresponding value:',
+                gold=(example.value,),
+                query=example.key,
             ).in_orders(insert_gold(written[0], written[1:count], slots))
 
     def score(self, case: Case, output: str) -> Scored:
         """Return accuracy as in Lost in the Middle: the value is a substring of the output, ignoring case."""
-        said = output.strip().lower()
-        right = case.gold[0].lower() in said
-        return Scored(case.gold[0].lower() if right else said, {"accuracy": float(right)})
+        answer = output.strip().lower()
+        right = case.gold[0].lower() in answer
+        return Scored(case.gold[0].lower() if right else answer, {"accuracy": float(right)})
 
 
 def _random_pairs(questions: int, keys: int, seed: int) -> list[dict[str, Any]]:

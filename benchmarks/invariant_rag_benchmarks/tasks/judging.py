@@ -91,7 +91,7 @@ class RewardBench(_Judging[_RewardBenchSettings]):
             verdicts[record["group"], record["question"]].add(record["answer"])
         for (group, _), answers in verdicts.items():
             cells["flips"][group].append(float(len(answers) > 1))
-        found: dict[str, float] = {}
+        columns: dict[str, float] = {}
         for column, by_subset in cells.items():
             sections = {}
             for name, weights in SECTIONS.items():
@@ -100,11 +100,11 @@ class RewardBench(_Judging[_RewardBenchSettings]):
                     sections[name] = fmean(means, [weights[subset] for subset in there])
             if len(sections) == len(SECTIONS):
                 sections["Full"] = mean(sections.values())
-            found |= {f"{name}: {column}": value for name, value in sections.items()}
+            columns |= {f"{name}: {column}": value for name, value in sections.items()}
         for name in [*SECTIONS, "Full"]:
-            if {*(both := [f"{name}: {FIRST}", f"{name}: {SECOND}"])} <= found.keys():
-                found[f"{name}: shuffled"] = mean(found[each] for each in both)
-        return found
+            if {*(both := [f"{name}: {FIRST}", f"{name}: {SECOND}"])} <= columns.keys():
+                columns[f"{name}: shuffled"] = mean(columns[each] for each in both)
+        return columns
 
 
 class LLMBar(_Judging[_LLMBarSettings]):

@@ -49,22 +49,22 @@ class MMLU(Benchmark[_MMLUSettings]):
         examples = read_examples(source.file(f"mmlu_{settings.split}.json", public, split=("validation", "test")))
         every = list(permutations(range(4)))
         orders = [every[number] for number in base.parse_numbers("orders", settings.orders, len(every))]
-        for index, asked in selection.parse(_FourOptions, examples):
+        for index, example in selection.parse(_FourOptions, examples):
             # The prompt of RoToR's own code, its blank lines included.
-            topic = asked.subject.replace("_", " ")
+            topic = example.subject.replace("_", " ")
             about = f"The following are multiple choice questions (with answers) about {topic}.\n\n\n\n"
             case = Case(
                 question=str(index),
-                prefix=f"{about}{asked.question}\n",
+                prefix=f"{about}{example.question}\n",
                 suffix="Answer:",
-                gold=(str(asked.answer),),
-                query=asked.question,
+                gold=(str(example.answer),),
+                query=example.question,
                 chat=False,
                 candidates=(" A", " B", " C", " D"),
-                group=asked.subject,
+                group=example.subject,
             )
             for order in orders:
-                options = [f"{letter}. {asked.choices[each]}\n" for letter, each in zip("ABCD", order, strict=True)]
+                options = [f"{letter}. {example.choices[each]}\n" for letter, each in zip("ABCD", order, strict=True)]
                 yield from case.in_orders({"".join(map(str, order)): options})
 
     def score(self, case: Case, output: str) -> Scored:
@@ -98,8 +98,8 @@ class Mintaka(Benchmark[_MintakaSettings]):
         path = source.file(name, _MINTAKA + name)
         if (kept := re.search(r"top(\d+)", path.name)) and int(kept[1]) < settings.triples:
             raise InvalidDataset(f"expected a file such as {name!r}, got {path.name!r}")
-        for index, asked in selection.parse(_Question, read_examples(path)):
-            listed = asked.knowledges[0][: settings.triples] if asked.knowledges else []
+        for index, example in selection.parse(_Question, read_examples(path)):
+            listed = example.knowledges[0][: settings.triples] if example.knowledges else []
             triples = [f"({', '.join(map(str, triple))})\n" for triple in listed] or ["(No information)"]
             shuffled = {
                 f"shuffle {seed}": random.Random(f"{seed} {index}").sample(triples, len(triples))
@@ -107,9 +107,9 @@ class Mintaka(Benchmark[_MintakaSettings]):
             }
             yield from Case(
                 question=str(index),
-                suffix=f"\n\nQuestion: {asked.question}, Answer: ",
-                gold=tuple(map(str, asked.answers)),
-                query=asked.question,
+                suffix=f"\n\nQuestion: {example.question}, Answer: ",
+                gold=tuple(map(str, example.answers)),
+                query=example.question,
                 system=_PROMPTS["openings"][settings.template] + _PROMPTS["json_only"],
             ).in_orders({"initial": triples, **shuffled})
 
@@ -135,8 +135,8 @@ def stated_answer(output: str) -> str:
         first = text[text.index("{") :].replace("\n", "").split("}")[0] + "}"
         for parse in (json.loads, ast.literal_eval):
             with suppress(ValueError, SyntaxError, KeyError, TypeError):
-                found = parse(first)["Answer"]
-                return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
+                answer = parse(first)["Answer"]
+                return ", ".join(map(str, answer)) if isinstance(answer, list) else str(answer)
     return text.split("\n")[0]
 
 
@@ -189,10 +189,10 @@ def stated_number(output: str) -> str:
     '1200.5'
     """
     _, mark, tail = output.rpartition("Answer:")
-    found = _NUMBER.findall(tail if mark else "")
-    if not found:
+    numbers = _NUMBER.findall(tail if mark else "")
+    if not numbers:
         return ""
-    number: str = found[-1].replace(",", "").rstrip(".")
+    number: str = numbers[-1].replace(",", "").rstrip(".")
     return number.rstrip("0").rstrip(".") if "." in number else number
 
 

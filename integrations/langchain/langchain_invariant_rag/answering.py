@@ -1,4 +1,4 @@
-"""What a call asks for, as a request of `invariant_rag.generation.answering`, and its answers as LangChain has them."""
+"""A call as a request of `invariant_rag.generation.answering`, and its replies as messages of LangChain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _URL = re.compile(r"\w+://\S+")
 
 
 def request_of(
-    parameters: Mapping[str, Any], stop: str | Sequence[str] | None, keywords: Mapping[str, Any], **given: Any
+    parameters: Mapping[str, Any], stop: str | Sequence[str] | None, keywords: Mapping[str, Any], **fields: Any
 ) -> AnswerRequest:
     """Return the request of a call: its own keywords, over the parameters (fields) of the model object.
 
@@ -36,12 +36,12 @@ def request_of(
     the chat template are added to those of the object.
     """
     options = {**parameters["generation_kwargs"], **keywords}
-    options.pop("stream", None)  # how LangChain asks, not what for
-    asked: dict[str, Any] = {}
+    options.pop("stream", None)  # how LangChain calls, not what for
+    chosen: dict[str, Any] = {}
     for name in (*PER_CALL, *PER_CHAT):
         value = options.pop(name, None)
-        asked[name] = parameters.get(name) if value is None else value
-    top_logprobs = asked["top_logprobs"] or 0
+        chosen[name] = parameters.get(name) if value is None else value
+    top_logprobs = chosen["top_logprobs"] or 0
     tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
     if variables := options.pop("template_kwargs", None) or {}:
         check_kind("template_kwargs", variables, Mapping)  # type: ignore[type-abstract]
@@ -52,14 +52,14 @@ def request_of(
         template_kwargs={**parameters.get("template_kwargs", {}), **variables},
         schema=options.pop("json_schema", None),
         stop=tuple(check_stops(stop if stop is not None else parameters["stop"])),
-        max_new_tokens=asked["max_tokens"],
-        **{name: asked[name] for name in ("temperature", "top_p", "top_k", "seed")},
-        n=1 if asked["n"] is None else asked["n"],
-        logprobs=bool(asked["logprobs"] or top_logprobs),
+        max_new_tokens=chosen["max_tokens"],
+        **{name: chosen[name] for name in ("temperature", "top_p", "top_k", "seed")},
+        n=1 if chosen["n"] is None else chosen["n"],
+        logprobs=bool(chosen["logprobs"] or top_logprobs),
         top_logprobs=top_logprobs,
-        citations=bool(asked["citations"]),
+        citations=bool(chosen["citations"]),
         options=options,
-        **given,
+        **fields,
     )
 
 
@@ -80,33 +80,33 @@ def to_message(answer: Answer, reply: Reply, model_name: str) -> AIMessage:
         invalid_tool_calls=[] if cut is None else [_cut_call(cut.name, cut.arguments, cut.id)],
         additional_kwargs={"reasoning_content": answer.reasoning} if answer.reasoning else {},
         usage_metadata=usage_of(reply),
-        response_metadata=report_of(answer, reply, model_name),
+        response_metadata=response_metadata_of(answer, reply, model_name),
     )
 
 
 def to_chunks(
-    pieces: Iterable[AnswerDelta | Reply], model_name: str, *, cites: bool, with_usage: bool
+    deltas: Iterable[AnswerDelta | Reply], model_name: str, *, cites: bool, with_usage: bool
 ) -> Iterator[AIMessageChunk]:
-    """Yield an answer in pieces. Joined, they are its message."""
-    for piece in pieces:
-        if isinstance(piece, Reply):
+    """Yield an answer as chunks. Joined, they are its message."""
+    for delta in deltas:
+        if isinstance(delta, Reply):
             yield AIMessageChunk(
-                content=[{**each, "text": "", "index": 0} for each in _cited(piece.first)] if cites else "",
-                usage_metadata=usage_of(piece) if with_usage else None,
-                response_metadata=report_of(piece.first, piece, model_name),
+                content=[{**each, "text": "", "index": 0} for each in _cited(delta.first)] if cites else "",
+                usage_metadata=usage_of(delta) if with_usage else None,
+                response_metadata=response_metadata_of(delta.first, delta, model_name),
                 chunk_position="last",
             )
-        elif call := piece.call:
+        elif call := delta.call:
             call_piece = tool_call_chunk(name=call.name, args=call.arguments, id=call.id, index=call.index)
             yield AnswerChunk(content="", tool_call_chunks=[call_piece])
-        elif piece.reasoning:
-            yield AnswerChunk(content="", additional_kwargs={"reasoning_content": piece.reasoning})
+        elif delta.reasoning:
+            yield AnswerChunk(content="", additional_kwargs={"reasoning_content": delta.reasoning})
         else:
-            yield AnswerChunk(content=[{"type": "text", "text": piece.content, "index": 0}] if cites else piece.content)
+            yield AnswerChunk(content=[{"type": "text", "text": delta.content, "index": 0}] if cites else delta.content)
 
 
 class AnswerChunk(AIMessageChunk):
-    """A piece of an answer. Joined with the last one, a call that was cut off is invalid, and not completed."""
+    """A chunk of an answer. Joined with the last one, a call that was cut off is invalid, and not completed."""
 
     def __add__(self, other: Any) -> Any:
         """Return both, and as a plain chunk if `other` is the last one."""
@@ -156,7 +156,7 @@ def _citation(span: CitedSpan) -> Citation:
     return citation
 
 
-def report_of(answer: Answer, reply: Reply, model_name: str) -> dict[str, Any]:
+def response_metadata_of(answer: Answer, reply: Reply, model_name: str) -> dict[str, Any]:
     """Return why it ended, and the ledger, in which the content hash (the id of the content block) names a segment."""
     names = {"model_name": model_name, "model_provider": PROVIDER, "finish_reason": answer.finish_reason}
     report: dict[str, Any] = {**names, **reply.ledger}

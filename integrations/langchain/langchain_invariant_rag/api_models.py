@@ -41,16 +41,16 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):  # type: ignore[mis
     model: BaseChatModel
     ordering: str | Ordering = "lexical"
     votes: int | None = None
-    """How many orders to ask about. None: only the canonical one, and no vote."""
+    """How many orders to request. None: only the canonical one, and no vote."""
     seed: int = 0
     answer_of: AnswerOf | None = None
     streaming: bool = False
-    """Whether `invoke` streams, so that callbacks see every token."""
+    """Whether `invoke` streams, so that callbacks get every token."""
 
     @model_validator(mode="before")
     @classmethod
     def _take_over(cls, values: Any) -> Any:
-        """Take rate limiter, callbacks, cache... from the wrapped model where they are not given."""
+        """Take rate limiter, callbacks, cache... from the wrapped model where they are not set."""
         if not isinstance(values, Mapping) or not isinstance(model := values.get("model"), BaseChatModel):
             return values
         return {**{name: getattr(model, name) for name in _TAKEN_OVER if name in model.model_fields_set}, **values}
@@ -90,14 +90,14 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):  # type: ignore[mis
         self, messages: Sequence[BaseMessage], keywords: dict[str, Any], run: UUID | None = None
     ) -> list[Ballot]:
         """Return the requests; messages without segments stay as they are."""
-        given = self._recognized(messages, run, keywords.pop("documents", None))
-        if (noted := Recognized.of(given)) is None:
-            return [(given, {})]
+        recognized = self._recognized(messages, run, keywords.pop("documents", None))
+        if (noted := Recognized.of(recognized)) is None:
+            return [(recognized, {})]
         ballots: list[Ballot] = []
         for request in PlainRequests(self.ordering, self.votes, self.seed).of_turns(noted.turns):
             written = [
                 message.model_copy(update={"content": to_content(after.parts)}) if before.has_segments else message
-                for message, before, after in zip(given, noted.turns, request.turns, strict=True)
+                for message, before, after in zip(recognized, noted.turns, request.turns, strict=True)
             ]
             own = {name: value for name, value in written[-1].additional_kwargs.items() if name != KEY}
             written[-1] = written[-1].model_copy(update={"additional_kwargs": own})
@@ -106,7 +106,7 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):  # type: ignore[mis
 
     def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         ballots = self._ballots(messages, kwargs)
-        manager = run_manager if len(ballots) == 1 else None  # callbacks see one call
+        manager = run_manager if len(ballots) == 1 else None  # callbacks get one call
 
         def ask(ballot: Ballot) -> ChatResult:
             if ballot is not ballots[0] and self.rate_limiter:  # LangChain has waited for the first call
@@ -131,19 +131,19 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):  # type: ignore[mis
         if self.votes is None:
             return results[0]
         generations = [result.generations[0] for result in results]
-        place, message = elected([each.message for each in generations], self.answer_of)
+        index, message = elected([each.message for each in generations], self.answer_of)
         combined = self.model._combine_llm_outputs([result.llm_output for result in results])
-        output = {**(results[place].llm_output or {}), **(combined or {})}  # providers combine tokens, and no names
-        chosen = ChatGeneration(message=message, generation_info=generations[place].generation_info)
+        output = {**(results[index].llm_output or {}), **(combined or {})}  # providers combine tokens, and no names
+        chosen = ChatGeneration(message=message, generation_info=generations[index].generation_info)
         return ChatResult(generations=[chosen], llm_output=output or None)
 
     def _stream(
         self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         if self.votes is None and type(self.model)._stream is not BaseChatModel._stream:
-            ((asked, ledger),) = self._ballots(messages, kwargs)
-            reports = chain([ledger], repeat({}))  # LangChain adds up those of all pieces
-            for chunk in self.model._stream(asked, stop, run_manager, **kwargs):
+            ((ballot, ledger),) = self._ballots(messages, kwargs)
+            reports = chain([ledger], repeat({}))  # LangChain adds up those of all chunks
+            for chunk in self.model._stream(ballot, stop, run_manager, **kwargs):
                 yield _reporting(chunk, ledger, next(reports))
         else:
             yield _one_chunk(self._generate(messages, stop, run_manager, **kwargs))
@@ -154,9 +154,9 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):  # type: ignore[mis
         kind = type(self.model)
         streams = (kind._stream, kind._astream) != (BaseChatModel._stream, BaseChatModel._astream)
         if self.votes is None and streams:
-            ((asked, ledger),) = self._ballots(messages, kwargs)
+            ((ballot, ledger),) = self._ballots(messages, kwargs)
             reports = chain([ledger], repeat({}))
-            async for chunk in self.model._astream(asked, stop, run_manager, **kwargs):
+            async for chunk in self.model._astream(ballot, stop, run_manager, **kwargs):
                 yield _reporting(chunk, ledger, next(reports))
         else:
             yield _one_chunk(await self._agenerate(messages, stop, run_manager, **kwargs))
@@ -175,8 +175,8 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):  # type: ignore[mis
         if isinstance(other, RunnableBinding) and isinstance(other.bound, BaseChatModel):
             return other.model_copy(update={"bound": self.model_copy(update={"model": other.bound})})
 
-        def asked(value: Any, config: RunnableConfig, keywords: dict[str, Any]) -> list[Any]:
-            """Return what is asked: texts for a text, and messages for anything else."""
+        def inputs_of(value: Any, config: RunnableConfig, keywords: dict[str, Any]) -> list[Any]:
+            """Return one input for each order: texts for a text, and messages for anything else."""
             listed = [value] if isinstance(value, str) else value
             messages = value.to_messages() if isinstance(value, PromptValue) else convert_to_messages(listed)
             ballots = self._ballots(messages, keywords, run_of(config.get("callbacks")))
@@ -185,15 +185,15 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):  # type: ignore[mis
 
         def ask(value: Any, config: RunnableConfig, **keywords: Any) -> Any:
             with set_config_context({**config, "max_concurrency": None}) as context:  # `BaseLLM.batch` reads it, too
-                return elected(context.run(other.batch, asked(value, config, keywords), config), self.answer_of)[1]
+                return elected(context.run(other.batch, inputs_of(value, config, keywords), config), self.answer_of)[1]
 
         async def aask(value: Any, config: RunnableConfig, **keywords: Any) -> Any:
             with set_config_context({**config, "max_concurrency": None}) as context:
-                call = other.abatch(asked(value, config, keywords), config)
+                call = other.abatch(inputs_of(value, config, keywords), config)
                 return elected(await asyncio.create_task(call, context=context), self.answer_of)[1]
 
         def sort(value: Any, config: RunnableConfig, **keywords: Any) -> Any:
-            return asked(value, config, keywords)[0]
+            return inputs_of(value, config, keywords)[0]
 
         if self.votes is None:
             return WrappedRunnable(bound=RunnableLambda(sort, name="canonical") | other)
@@ -201,7 +201,7 @@ class CanonicalChatModel(RecognizesMessages, BaseChatModel):  # type: ignore[mis
 
 
 class WrappedRunnable(RunnableBinding[Any, Any]):
-    """A runnable that is no chat model, and gets documents in canonical order, or is asked about several orders."""
+    """A runnable that is no chat model, and gets documents in canonical order, or in several orders."""
 
 
 def _with_ledger(result: ChatResult, ballot: Ballot) -> ChatResult:
@@ -210,7 +210,7 @@ def _with_ledger(result: ChatResult, ballot: Ballot) -> ChatResult:
 
 
 def _reporting(generation: Any, ledger: Mapping[str, Any], report: Mapping[str, Any]) -> Any:
-    """Return an answer, or a piece of one, with a report in place of a ledger of its own."""
+    """Return an answer, or a chunk of one, with a report in place of a ledger of its own."""
     message = generation.message
     own = {name: value for name, value in message.response_metadata.items() if name not in ledger}
     message = message.model_copy(update={"response_metadata": {**own, **report}})
@@ -271,7 +271,7 @@ def canonical(
         require_segments: As for `ChatInvariant`.
 
     Raises:
-        UnsupportedCombination: The ordering keeps the order given.
+        UnsupportedCombination: The ordering keeps the input order.
         UnsupportedModel: The model is no runnable.
     """
     own = {"ordering": ordering, "find_documents": find_documents}
@@ -289,10 +289,10 @@ def vote(
     strict: bool = False,
     require_segments: bool = False,
 ) -> Any:
-    """Wrap a model, so that it is asked about several orders of the segments, and the most frequent answer is returned.
+    """Wrap a model, so that it answers for several orders of the segments, and the most frequent answer is returned.
 
     This is permutation self-consistency (arXiv 2310.07712), in `votes` concurrent calls, or as many as there are
-    orders, of which the first is the canonical one; callbacks see one call, and a stream is one chunk. `seed` is that
+    orders, of which the first is the canonical one; callbacks get one call, and a stream is one chunk. `seed` is that
     of the orders; `answer_of` maps an output to the value that is counted (None: text and tool calls, or the object);
     the rest is as for `canonical`. `usage_metadata` reports the tokens of all calls, `response_metadata["vote"]` the
     `calls` made and how many `agreed`.
@@ -311,7 +311,7 @@ def _wrap(model: object, **options: Any) -> Any:
         return CanonicalChatModel(model=model, **options)
     if isinstance(model, Runnable):
         bound = model.bound if isinstance(model, RunnableBinding) else None
-        inner = bound if isinstance(bound, BaseChatModel) else FakeListChatModel(responses=[])  # never asked
+        inner = bound if isinstance(bound, BaseChatModel) else FakeListChatModel(responses=[])  # never called
         return CanonicalChatModel(model=inner, **options)._around(model)
     raise UnsupportedModel(
         f"expected a chat model or another runnable, got {type(model).__name__}",

@@ -50,36 +50,36 @@ class ObjectParser(JsonOutputParser):
             raise InvalidSchema(str(error)) from error
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """Return what an answer says. Of a part of one: a dict as far as it goes, or an instance if it is enough."""
+        """Return an answer's object. Of a partial answer: a dict as far as it goes, or an instance if it is enough."""
         modern, old = (_is_class(self.target, kind) for kind in (BaseModel, OldModel))
         if not partial:
-            found = parse_object(result[0].text, self.target if modern else self.get_json_schema())
-            return self.target.parse_obj(found) if old else found
-        found = super().parse_result(result, partial=True)
+            parsed = parse_object(result[0].text, self.target if modern else self.get_json_schema())
+            return self.target.parse_obj(parsed) if old else parsed
+        parsed = super().parse_result(result, partial=True)
         try:
-            return self.target.model_validate(found) if modern else self.target.parse_obj(found) if old else found
+            return self.target.model_validate(parsed) if modern else self.target.parse_obj(parsed) if old else parsed
         except ValueError:  # as far as it goes, it is no instance
             return None
 
     def _transform(self, input: Iterator[str | BaseMessage]) -> Iterator[Any]:  # noqa: A002
-        seen: list[str] = []
-        yield from super()._transform(_noted(each, seen) for each in input)
-        check_complete("".join(seen))
+        received: list[str] = []
+        yield from super()._transform(_collect(each, received) for each in input)
+        check_complete("".join(received))
 
     async def _atransform(self, input: AsyncIterator[str | BaseMessage]) -> AsyncIterator[Any]:  # noqa: A002
-        seen: list[str] = []
-        async for found in super()._atransform(_noted(each, seen) async for each in input):
-            yield found
-        check_complete("".join(seen))
+        received: list[str] = []
+        async for parsed in super()._atransform(_collect(each, received) async for each in input):
+            yield parsed
+        check_complete("".join(received))
 
 
 def _is_class(target: Any, kind: type) -> bool:
     return isinstance(target, type) and issubclass(target, kind)
 
 
-def _noted(piece: str | BaseMessage, seen: list[str]) -> str | BaseMessage:
-    seen.append(piece.text if isinstance(piece, BaseMessage) else piece)
-    return piece
+def _collect(chunk: str | BaseMessage, received: list[str]) -> str | BaseMessage:
+    received.append(chunk.text if isinstance(chunk, BaseMessage) else chunk)
+    return chunk
 
 
 def response_schema(response_format: Mapping[str, Any] | type) -> str:
@@ -105,7 +105,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
     """
 
     streaming: bool = False
-    """Whether `invoke` streams, so that callbacks see tokens as they come."""
+    """Whether `invoke` streams, so that callbacks get tokens as they are decoded."""
     stream_usage: bool = True
     """Whether the last chunk of a stream has `usage_metadata`."""
     n: int = Field(default=1, ge=1)
@@ -113,9 +113,9 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables of the chat template, such as `enable_thinking`. Those of a call are added."""
     logprobs: bool = False
-    """Whether `response_metadata["logprobs"]` tells the log-probability of every token, in OpenAI's shape."""
+    """Whether `response_metadata["logprobs"]` holds the log-probability of every token, in OpenAI's shape."""
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    """How many of the most likely tokens it tells at each place, too."""
+    """How many of the most likely tokens it holds for each token, too."""
     citations: bool = False
     """Whether an answer is a text block with a `Citation` for every sentence that a segment contains word for word."""
 
@@ -147,7 +147,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
         return f"{super()._get_llm_string(stop, **kwargs)}{self._other(dict(kwargs))._cache_key}"
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy. Its profile is its own, unless one was given."""
+        """Return a copy. Its profile is its own, unless one was set."""
         copied = super().model_copy(update=update, deep=deep)
         if "profile" not in (update or {}) and self.profile == self._resolve_model_profile():
             copied.profile = copied._resolve_model_profile()
@@ -176,7 +176,7 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
         return request_of(self.__dict__, stop, keywords, messages=converted, question=question, recognized=recognized)
 
     def _other(self, keywords: dict[str, Any]) -> Self:
-        """Return the model that a call asks for, which may be another one than this."""
+        """Return the model of a call, which may name another one than this."""
         name = keywords.pop("model", None)
         return self if name in (None, self.model) else self.model_copy(update={"model": name})
 
@@ -192,8 +192,8 @@ class ChatInvariant(InvariantParameters, RecognizesMessages, BaseChatModel):  # 
         abandoned, other = kwargs.pop("abandoned", None), self._other(kwargs)
         with_usage = kwargs.pop("stream_usage", self.stream_usage)
         request = other._request_of(messages, stop, {**kwargs, "n": 1})
-        cites, pieces = request.citations and request.schema is None, other._pieces(request, abandoned)
-        for message in to_chunks(pieces, other.model_name, cites=cites, with_usage=with_usage):
+        cites, deltas = request.citations and request.schema is None, other._deltas(request, abandoned)
+        for message in to_chunks(deltas, other.model_name, cites=cites, with_usage=with_usage):
             chunk = ChatGenerationChunk(message=message)
             if run_manager:
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)

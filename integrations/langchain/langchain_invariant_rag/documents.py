@@ -45,8 +45,8 @@ def as_document(value: object) -> Document | None:
 
 def document_list(value: object) -> list[Document]:
     """Return the documents of a list that holds nothing else; an empty list for any other value."""
-    found = [as_document(each) for each in value] if isinstance(value, list | tuple) else []
-    return [] if None in found else [each for each in found if each is not None]
+    documents = [as_document(each) for each in value] if isinstance(value, list | tuple) else []
+    return [] if None in documents else [each for each in documents if each is not None]
 
 
 def to_segment(value: Any) -> Segment:
@@ -147,8 +147,8 @@ class Segments(list[Document]):
         return mark_set(map(to_segment, self))
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        return Segments(found) if isinstance(index, slice) else found
+        item = super().__getitem__(index)
+        return Segments(item) if isinstance(index, slice) else item
 
     def __add__(self, other: list[Any]) -> Segments:  # type: ignore[override]
         return Segments(super().__add__(other))
@@ -170,8 +170,8 @@ def to_turn(message: BaseMessage) -> Turn:
     """Return a message as a turn of texts, segments, and other content blocks: of an assistant, without the last."""
     if isinstance(message, AIMessage):
         blocks = [message.content] if isinstance(message.content, str) else message.content
-        said = [part for part in map(_part, blocks) if isinstance(part, str | Segment)]
-        return Turn("assistant", tuple(merge_texts(said)))
+        parts = [part for part in map(_part, blocks) if isinstance(part, str | Segment)]
+        return Turn("assistant", tuple(merge_texts(parts)))
     message = message_chunk_to_message(message)
     role = message.role if isinstance(message, ChatMessage) else _ROLES.get(message.type)
     if role is None:
@@ -233,23 +233,23 @@ def chat_messages(messages: Sequence[BaseMessage], turns: Iterable[Turn]) -> tup
     Adjacent messages of one role are merged, but for results of tools. Messages of the assistant without text and calls
     are left out.
     """
-    found: list[dict[str, Any]] = []
+    chat: list[dict[str, Any]] = []
     for message, turn in zip(messages, turns, strict=True):
         converted = _convert(message, turn)
-        before: dict[str, Any] = found[-1] if found else {"role": None}
+        previous: dict[str, Any] = chat[-1] if chat else {"role": None}
         if turn.role == "assistant" and not converted["content"] and "tool_calls" not in converted:
             continue
-        if before["role"] == turn.role != "tool" and "tool_calls" not in before:
-            gap = ["\n"] if before["content"] and converted["content"] else []
-            found[-1] = {**before, **converted, "content": [*before["content"], *gap, *converted["content"]]}
+        if previous["role"] == turn.role != "tool" and "tool_calls" not in previous:
+            gap = ["\n"] if previous["content"] and converted["content"] else []
+            chat[-1] = {**previous, **converted, "content": [*previous["content"], *gap, *converted["content"]]}
         else:
-            found.append(converted)
-    if not found:
+            chat.append(converted)
+    if not chat:
         raise InvalidPrompt("expected at least one message, got none")
-    for each in reversed(found):
+    for each in reversed(chat):
         if each["role"] == "user":
-            return list(found), "".join([part for part in each["content"] if isinstance(part, str)]).strip()
-    return list(found), ""
+            return list(chat), "".join([part for part in each["content"] if isinstance(part, str)]).strip()
+    return list(chat), ""
 
 
 def _convert(message: BaseMessage, turn: Turn) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def _convert(message: BaseMessage, turn: Turn) -> dict[str, Any]:
 
 
 def _upload(part: Any) -> str:
-    """Return the text of an upload, whose place is the user's; no other block has a text."""
+    """Return the text of an upload, whose position is the user's; no other block has a text."""
     if isinstance(part, dict) and part.get("type") == BLOCK_TYPE and isinstance(part.get("text"), str):
         return document_rendering(to_segment(part))
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__

@@ -17,7 +17,7 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.runnables import RunnableConfig
 
-from langchain_invariant_rag.answering import PER_CALL, report_of, request_of, usage_of
+from langchain_invariant_rag.answering import PER_CALL, request_of, response_metadata_of, usage_of
 from langchain_invariant_rag.documents import given_segments, in_order_of_calls, to_turn
 from langchain_invariant_rag.parameters import InvariantParameters
 from langchain_invariant_rag.tracking import run_of
@@ -26,7 +26,7 @@ _LANGCHAIN_KEYWORDS = frozenset({"callbacks", "tags", "metadata", "run_name", "r
 
 
 class RecognizedText(str):  # noqa: SLOT000 - it has attributes
-    """A text whose segments are known. The text itself is a key of caches, and what callbacks see."""
+    """A text whose segments are known. The text itself is a key of caches, and what callbacks get."""
 
     prompt: Prompt
     recognized: bool  # whether everything in it was understood
@@ -36,7 +36,7 @@ class InvariantLLM(InvariantParameters, BaseLLM):
     """A completion model whose output does not depend on the order of the segments.
 
     A prompt is a string. Its segments are marked by `SEGMENT_PROMPT`, `as_segments` or `invariant_rag.prompts.mark`, or
-    given as `documents=`, in front of the text.
+    passed as `documents=`, in front of the text.
     """
 
     @property
@@ -59,14 +59,14 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         if isinstance(prompt, RecognizedText):
             return prompt
         rules = self._order_rules
-        found = self._recognize([Turn("user", (*given_segments(documents), prompt))], run, rules)
-        parts = list(found.turns[0].parts)
+        recognition = self._recognize([Turn("user", (*given_segments(documents), prompt))], run, rules)
+        parts = list(recognition.turns[0].parts)
         for index, part in enumerate(parts):
             if isinstance(part, SegmentSet) and rules.sorts:
                 parts[index] = SegmentSet(sorted(part, key=attrgetter("canonical_key")), slots=part.slots)
         text = RecognizedText("".join(_bounded(part) if isinstance(part, SegmentSet) else part for part in parts))
         text.prompt = Prompt.of(*parts, rendering=document_rendering).to_complete()
-        text.recognized = not found.findings
+        text.recognized = not recognition.findings
         return text
 
     def _prepare(self, prompts: Sequence[str], runs: Sequence[UUID | None], keywords: dict[str, Any]) -> Any:
@@ -102,17 +102,17 @@ class InvariantLLM(InvariantParameters, BaseLLM):
         self, prompt: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[GenerationChunk]:
         abandoned = kwargs.pop("abandoned", None)
-        for piece in self._pieces(self._request_of(prompt, stop, kwargs), abandoned):
-            if isinstance(piece, Reply):
-                chunk = GenerationChunk(text="", generation_info=self._info(piece))
+        for delta in self._deltas(self._request_of(prompt, stop, kwargs), abandoned):
+            if isinstance(delta, Reply):
+                chunk = GenerationChunk(text="", generation_info=self._info(delta))
             else:
-                chunk = GenerationChunk(text=piece.content)
+                chunk = GenerationChunk(text=delta.content)
             if run_manager:
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
     def _info(self, reply: Reply) -> dict[str, Any]:
-        return {**report_of(reply.first, reply, self.model_name), "usage_metadata": usage_of(reply)}
+        return {**response_metadata_of(reply.first, reply, self.model_name), "usage_metadata": usage_of(reply)}
 
 
 def _bounded(segments: SegmentSet) -> str:

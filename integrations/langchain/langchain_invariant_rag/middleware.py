@@ -56,5 +56,5 @@ def _last_human(request: ModelRequest[Any]) -> int | None:
 
 
 def _inserted(request: ModelRequest[Any], index: int, documents: Iterable[Document]) -> ModelRequest[Any]:
-    found: list[Any] = SegmentsPlaceholder("documents").format_messages(documents=documents)
-    return request.override(messages=[*request.messages[:index], *found, *request.messages[index:]])
+    inserted: list[Any] = SegmentsPlaceholder("documents").format_messages(documents=documents)
+    return request.override(messages=[*request.messages[:index], *inserted, *request.messages[index:]])

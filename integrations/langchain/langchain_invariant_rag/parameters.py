@@ -1,4 +1,4 @@
-"""The parameters of `ChatInvariant` and `InvariantLLM`, and the `InvariantModel` that they choose and ask."""
+"""The parameters of `ChatInvariant` and `InvariantLLM`, and the `InvariantModel` that they choose."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _logger = logging.getLogger(__name__)
 _LOADING = ("dtype", "device_map", "revision", "model_kwargs")
 _CHOICES = ("method", "ordering", "backend", "max_segment_tokens", "overflow")
 _SHOWN = ("base_url", "overflow", "batch_size", "micro_batching", *PER_CALL)
-_OF_REMOTE_MODELS = ("api_key", "max_retries", "timeout")  # LangChain gives them to any chat model
+_OF_REMOTE_MODELS = ("api_key", "max_retries", "timeout")  # LangChain passes them to any chat model
 _OF_LOCAL_MODELS = ("backend", "max_segment_tokens", "key_value_cache", *_LOADING)
 
 
@@ -69,7 +69,7 @@ class InvariantParameters(RecognizesDocuments):
     model: Model = Field(default=None, frozen=True)
     """A hub id, a folder, or an `InvariantModel` in memory. None: the small model that comes with invariant-rag."""
     method: str | Method | None = None
-    """How segments see each other. None: that of the model in memory; `rotor` for a model that is loaded by name."""
+    """How segments attend to each other. None: that of the model in memory; `rotor` for one that is loaded by name."""
     ordering: str | Ordering | None = None
     """The order of the segments. None: that of the model in memory, or the method's default (`lexical` for `rotor`)."""
     backend: str | None = None
@@ -104,7 +104,7 @@ class InvariantParameters(RecognizesDocuments):
     seed: int | None = None
     """Seed for sampling. None: torch's global random state."""
     stop: Annotated[list[str] | None, BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = None
-    """The text ends before the first of these; a single one may be given as a str."""
+    """The text ends before the first of these; a single one may be a str."""
     generation_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further keywords of transformers' `generate`."""
 
@@ -192,7 +192,7 @@ class InvariantParameters(RecognizesDocuments):
         return LazyModel(self.model, {} if in_memory else loading, cache=self.key_value_cache)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with the same weights, unless the update asks for others. Open choices are resolved anew."""
+        """Return a copy with the same weights, unless the update names others. Open choices are resolved anew."""
         changes = self._check_names(update or {})  # type: ignore[operator]  # a validator is callable all the same
         copied = super().model_copy(update=changes, deep=deep)
         if self.base_url is not None or copied.base_url is not None:
@@ -220,9 +220,9 @@ class InvariantParameters(RecognizesDocuments):
     def context_window(self) -> int | None:
         """Tokens that prompt and answer may have together; None where no configuration on this machine states it."""
         if self.base_url is not None:
-            return None  # asking would wait for the network
+            return None  # the request would wait for the network
         try:
-            return self._lazy_model().context_window(local_files_only=True)  # asked for before `_lazy` is there
+            return self._lazy_model().context_window(local_files_only=True)  # called before `_lazy` is set
         except ModelNotFound:
             return None
 
@@ -231,7 +231,7 @@ class InvariantParameters(RecognizesDocuments):
         runs = self._resolve()
         by_content, reason = runs.ordering.invariant, ""
         if getattr(runs.in_memory, "plain_order", None) == "given":
-            reason = "the plain model of the router reads them in the order given."
+            reason = "the plain model of the router gets them in the order given."
         return OrderRules(by_content, self.sort_segments and by_content and not reason, reason)
 
     @property
@@ -277,7 +277,7 @@ class InvariantParameters(RecognizesDocuments):
             abandoned.set()
 
     async def _astream(self, prompt: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
-        """Stream from a thread. Whoever stops reading, or is cancelled, ends the generation."""
+        """Stream from a thread. A consumer that stops, or is cancelled, ends the generation."""
         abandoned, ours = Event(), cast("Any", self)
         chunks = ours._stream(prompt, stop, **kwargs, abandoned=abandoned)
         try:
@@ -305,7 +305,7 @@ class InvariantParameters(RecognizesDocuments):
         return params
 
     def _replies(self, requests: Sequence[AnswerRequest], abandoned: Event | None) -> list[Reply]:
-        """Answer requests, decoded in batches where that is possible and wanted."""
+        """Answer requests, decoded in batches where that is possible and enabled."""
         try:
             if self._remote is not None:
                 return [self._remote.reply(each, choices=self._remote_choices) for each in requests]
@@ -317,8 +317,8 @@ class InvariantParameters(RecognizesDocuments):
         except ContextOverflow as error:
             raise InvariantContextOverflowError(str(error), hint=error.hint) from error
 
-    def _pieces(self, request: AnswerRequest, abandoned: Event | None) -> Iterator[AnswerDelta | Reply]:
-        """Answer a request in pieces."""
+    def _deltas(self, request: AnswerRequest, abandoned: Event | None) -> Iterator[AnswerDelta | Reply]:
+        """Answer a request as deltas."""
         try:
             if self._remote is not None:
                 yield from self._remote.stream_reply(request, choices=self._remote_choices)
@@ -332,6 +332,6 @@ class InvariantParameters(RecognizesDocuments):
 
     @property
     def _remote_choices(self) -> dict[str, Any]:
-        """What to ask a server for: the choices that were not left open."""
+        """The fields of a request to a server: the choices that were not left open."""
         choices = {name: getattr(self, name) for name in ("method", "ordering", "overflow")}
         return {name: value for name, value in choices.items() if value is not None}

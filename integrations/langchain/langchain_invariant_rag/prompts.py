@@ -1,4 +1,4 @@
-"""Prompts that keep documents apart: a placeholder for chat prompts, a `document_prompt`, and a documents chain."""
+"""Prompts that keep documents separate: a placeholder for chat prompts, a `document_prompt`, and a documents chain."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def create_invariant_documents_chain(
     if document_variable_name not in prompt.input_variables:
         raise InvalidPrompt(
             f"expected the prompt to have the variable {document_variable_name!r}, got {prompt.input_variables}",
-            hint="Put SegmentsPlaceholder(name) or {name} into the prompt, or give document_variable_name.",
+            hint="Put SegmentsPlaceholder(name) or {name} into the prompt, or set document_variable_name.",
         )
 
     def segments(inputs: Mapping[str, Any]) -> Segments:

@@ -50,7 +50,7 @@ class OrderRules(NamedTuple):
 
 
 class RecognizesDocuments(BaseLanguageModel[Any]):
-    """Fields of models that recognise the documents in what they are given."""
+    """Fields of models that recognise the documents in their prompts."""
 
     find_documents: bool = True
     """Whether a template's variable or a tool's result that is nothing but the documents which a retriever returned in
@@ -62,18 +62,18 @@ class RecognizesDocuments(BaseLanguageModel[Any]):
 
     _order_rules: ClassVar[Any] = OrderRules()
 
-    _prepare: ClassVar[Any]  # returns the model that is asked, prompts with their sets, and the rest of the keywords
-    _recognized_input: ClassVar[Any]  # returns what a stream is asked, with its sets
+    _prepare: ClassVar[Any]  # returns the model to call, prompts with their sets, and the rest of the keywords
+    _recognized_input: ClassVar[Any]  # returns the prompt of a stream, with its sets
 
     def generate(self, prompts: Any, stop: Any = None, callbacks: Any = None, **kwargs: Any) -> Any:
         """Generate for each prompt; see LangChain's `generate`."""
-        model, found, rest = self._prepare(prompts, runs_of(callbacks, len(prompts)), kwargs)
-        return super(RecognizesDocuments, model).generate(found, stop, callbacks, **rest)  # type: ignore[misc]
+        model, recognized, rest = self._prepare(prompts, runs_of(callbacks, len(prompts)), kwargs)
+        return super(RecognizesDocuments, model).generate(recognized, stop, callbacks, **rest)  # type: ignore[misc]
 
     async def agenerate(self, prompts: Any, stop: Any = None, callbacks: Any = None, **kwargs: Any) -> Any:
         """Generate for each prompt; see LangChain's `agenerate`."""
-        model, found, rest = self._prepare(prompts, runs_of(callbacks, len(prompts)), kwargs)
-        return await super(RecognizesDocuments, model).agenerate(found, stop, callbacks, **rest)  # type: ignore[misc]
+        model, recognized, rest = self._prepare(prompts, runs_of(callbacks, len(prompts)), kwargs)
+        return await super(RecognizesDocuments, model).agenerate(recognized, stop, callbacks, **rest)  # type: ignore[misc]
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:  # noqa: A002
         """Stream; see LangChain's `stream`."""
@@ -83,15 +83,15 @@ class RecognizesDocuments(BaseLanguageModel[Any]):
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:  # noqa: A002
         """Stream; see LangChain's `astream`."""
         config = ensure_config(config)
-        async for piece in super().astream(self._recognized_input(input, config, kwargs), config, **kwargs):
-            yield piece
+        async for chunk in super().astream(self._recognized_input(input, config, kwargs), config, **kwargs):
+            yield chunk
 
     def _recognize(
         self, turns: Sequence[Turn], run: UUID | None, rules: OrderRules, retrievals: Sequence[Retrieval] = ()
     ) -> Recognition:
         """Put the segments of a conversation into sets, and report what is not understood.
 
-        `retrievals` are those beside what is known of the run that asks.
+        `retrievals` are those beside what is known of the calling run.
         """
         known: list[Retrieval] = []
         slots: list[str] = []
@@ -99,37 +99,37 @@ class RecognizesDocuments(BaseLanguageModel[Any]):
             of_run, slots = ([], []) if run is None else RUNS.of(run)
             if known := [*of_run, *retrievals, *outside_retrievals()]:
                 slots += [part for turn in turns for part in turn.parts if isinstance(part, str)]
-        found = recognize(turns, known, slots)
+        recognition = recognize(turns, known, slots)
         if known:
-            forget_outside(found.texts)
-        if self.require_segments and not found.sets:
+            forget_outside(recognition.texts)
+        if self.require_segments and not recognition.sets:
             raise OrderWarning("expected segments, got a prompt without any", hint=FIXES["no_segments"])
         if not rules.promises_invariance:
-            return replace(found, findings=())
-        findings = list(found.findings)
+            return replace(recognition, findings=())
+        findings = list(recognition.findings)
         if not self.find_documents:
             findings = [each for each in findings if each.kind != "no_segments"]
-        if rules.reason and max(map(len, found.sets), default=0) > 1:
+        if rules.reason and max(map(len, recognition.sets), default=0) > 1:
             findings.append(Finding("routing", rules.reason))
         if findings:
             report(findings, fixes=FIXES, strict=self.strict)
-        return replace(found, findings=tuple(findings))
+        return replace(recognition, findings=tuple(findings))
 
 
 class Recognized(dict[str, bool]):
-    """What a conversation says of itself, in its last message, once it is recognised.
+    """The recognition of a conversation, kept in its last message.
 
     Its turns are lost where messages are written as JSON, or change; then they are recognised again.
     """
 
-    def __init__(self, found: Recognition, messages: Sequence[BaseMessage], *, recognized: bool) -> None:
+    def __init__(self, recognition: Recognition, messages: Sequence[BaseMessage], *, recognized: bool) -> None:
         super().__init__(recognized=recognized)
-        self.turns = found.turns
+        self.turns = recognition.turns
         self.contents = list(map(_content, messages))
 
     @staticmethod
     def of(messages: Sequence[BaseMessage]) -> Recognized | None:
-        """Return what messages say of themselves; None if they were not recognised, or changed since then."""
+        """Return the recognition of messages; None if they were not recognised, or changed since then."""
         noted = messages[-1].additional_kwargs.get(KEY) if messages else None
         if not isinstance(noted, Recognized) or len(noted.contents) != len(messages):
             return None
@@ -143,30 +143,30 @@ class RecognizesMessages(RecognizesDocuments):
         """Return messages in which every segment is a content block; those that were recognised before, as they are."""
         if not messages or Recognized.of(messages) is not None:
             return list(messages)
-        given, segments, rules = in_order_of_calls(messages), given_segments(documents), self._order_rules
-        turns, artifacts, last = list(map(to_turn, given)), [], -1
-        for index, message in enumerate(given):
+        ordered, segments, rules = in_order_of_calls(messages), given_segments(documents), self._order_rules
+        turns, artifacts, last = list(map(to_turn, ordered)), [], -1
+        for index, message in enumerate(ordered):
             last = index if turns[index].role == "user" else last
             if isinstance(message, ToolMessage):
                 kept = [message.artifact, *message.additional_kwargs.get(KEPT, ())]
                 artifacts += [retrieval_of(listed) for each in kept if (listed := document_list(each))]
         if segments and last < 0:
-            given.append(HumanMessage(""))
+            ordered.append(HumanMessage(""))
             turns.append(Turn("user", ("",)))
         before = list(turns)
-        if segments:  # they begin the last turn of the user
+        if segments:  # they become the start of the last turn of the user
             parts = turns[last].parts
             own_set = segments if isinstance(next(iter(parts), None), Segment) else [SegmentSet(segments)]
             turns[last] = Turn("user", (*own_set, *parts))
-        found = self._recognize(turns, run, rules, artifacts)
+        recognition = self._recognize(turns, run, rules, artifacts)
         changed = []
-        for message, turn, after in zip(given, before, found.turns, strict=True):
+        for message, turn, after in zip(ordered, before, recognition.turns, strict=True):
             same = len(turn.parts) == len(after.parts) and all(map(is_, turn.parts, after.parts))
             update = {} if same else {"content": to_content(after.parts, sort=rules.sorts)}
             changed.append(message.model_copy(update=update) if update else message)
         own = changed[-1].additional_kwargs
-        recognized = not found.findings and own.get(KEY, {}).get("recognized", True)
-        noted = {**own, KEY: Recognized(found, changed, recognized=recognized)}
+        recognized = not recognition.findings and own.get(KEY, {}).get("recognized", True)
+        noted = {**own, KEY: Recognized(recognition, changed, recognized=recognized)}
         return [*changed[:-1], changed[-1].model_copy(update={"additional_kwargs": noted})]
 
     def _prepare(self, prompts: Sequence[Any], runs: Sequence[UUID | None], keywords: dict[str, Any]) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 from invariant_rag.checks import check_number
 from invariant_rag.errors import RetrievalError
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, NamedEmbedder
+from invariant_rag.rag.chunks import join_chunks
 from invariant_rag.rag.retrieval import FaissRetriever, Retriever
-from invariant_rag.rag.text import join_chunks
 from invariant_rag.segments import replace_surrogates
 from invariant_rag.shown import shown
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -43,11 +43,11 @@ class SegmentsRetriever(BaseRetriever):
 
     def _to_segments(self, documents: Iterable[Document]) -> Segments:
         """Return one document per content hash: the one with the smallest canonical key, in any input order."""
-        found: dict[str, Document] = {}
+        unique: dict[str, Document] = {}
         for each in documents:
             key = to_segment(each).content_hash
-            found[key] = min(found.get(key, each), each, key=_content)
-        return Segments(found.values() if self.join_by is None else self._joined(list(found.values()), self.join_by))
+            unique[key] = min(unique.get(key, each), each, key=_content)
+        return Segments(unique.values() if self.join_by is None else self._joined(list(unique.values()), self.join_by))
 
     def _joined(self, documents: Sequence[Document], source: str) -> Iterator[Document]:
         """Yield the documents without a source, then one for each source with its chunks in source order."""
@@ -118,8 +118,8 @@ class InvariantRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> Segments:
-        found = self.retriever.retrieve(query, self.k if k is None else k)
-        return Segments(map(to_document, found))
+        segments = self.retriever.retrieve(query, self.k if k is None else k)
+        return Segments(map(to_document, segments))
 
 
 class InvariantEmbeddings(Embeddings):

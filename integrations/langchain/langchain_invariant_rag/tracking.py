@@ -1,4 +1,4 @@
-"""What retrievers returned and prompts were filled in with, kept with its run, so that a model of that run knows it.
+"""What retrievers returned, and the values of prompts, stored with the run, so that a model of that run knows it.
 
 A callback handler is attached to every run when this module is imported, with the package. It keeps nothing of a run
 that ended. A retriever that is called on its own is a run of its own: what it returned is a reason to warn in this
@@ -41,17 +41,17 @@ class RunTracker(BaseCallbackHandler):
     """Notes which run belongs to which, what retrievers returned in it, and what its prompts were filled in with."""
 
     def __init__(self) -> None:
-        self._found: dict[Any, list[list[Document]]] = {}  # by run, for those within a tool: one list for all of them
+        self._artifacts: dict[Any, list[list[Document]]] = {}  # by run within a tool: one list for all of them
 
     def _begin(self, run_id: UUID, run: Mapping[str, Any]) -> None:
         parent = run.get("parent_run_id")
         RUNS.start(run_id, parent)
-        if parent in self._found:
-            self._found[run_id] = self._found[parent]
+        if parent in self._artifacts:
+            self._artifacts[run_id] = self._artifacts[parent]
 
     def _end(self, run_id: UUID, *, failed: bool = False) -> None:
         RUNS.end(run_id, failed=failed)
-        self._found.pop(run_id, None)
+        self._artifacts.pop(run_id, None)
 
     def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **run: Any) -> None:
         """Note a run, and the variables of a prompt."""
@@ -69,13 +69,13 @@ class RunTracker(BaseCallbackHandler):
     def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **run: Any) -> None:
         """Note a run."""
         self._begin(run_id, run)
-        self._found[run_id] = []
+        self._artifacts[run_id] = []
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **run: Any) -> None:
         """Forget a run. What a tool retrieved stays with its message."""
-        found = self._found.get(run_id)
-        if found and isinstance(output, ToolMessage) and output.artifact is None:
-            output.additional_kwargs[KEPT] = found
+        artifacts = self._artifacts.get(run_id)
+        if artifacts and isinstance(output, ToolMessage) and output.artifact is None:
+            output.additional_kwargs[KEPT] = artifacts
         self._end(run_id)
 
     def on_retriever_start(self, serialized: Any, query: str, *, run_id: UUID, **run: Any) -> None:
@@ -85,8 +85,8 @@ class RunTracker(BaseCallbackHandler):
     def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **run: Any) -> None:
         """Note what a retriever returned."""
         RUNS.add(run_id, retrieval_of(documents))
-        if (found := self._found.get(run.get("parent_run_id"))) is not None:
-            found.append(list(documents))
+        if (artifacts := self._artifacts.get(run.get("parent_run_id"))) is not None:
+            artifacts.append(list(documents))
         RUNS.end(run_id)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **run: Any) -> None:
@@ -104,7 +104,7 @@ class RunTracker(BaseCallbackHandler):
         _check_marks(prompts)
 
     def get(self) -> Self:
-        """Return this handler for whoever calls, after a place for what is retrieved in this context was made."""
+        """Return this handler to its caller, once this context can store what is retrieved."""
         begin_outside()
         return self
 
@@ -120,8 +120,8 @@ def _warn(message: str, fix: str) -> None:
 
 def _note_lists(run: UUID, values: Iterable[Any]) -> None:
     """Note lists of documents that no retriever returned: they are no sets, but a reason to warn."""
-    for found in filter(None, map(document_list, values)):
-        RUNS.add(run, retrieval_of(found, is_set=False))
+    for documents in filter(None, map(document_list, values)):
+        RUNS.add(run, retrieval_of(documents, is_set=False))
 
 
 register_configure_hook(cast("ContextVar[Any]", RunTracker()), inheritable=True)

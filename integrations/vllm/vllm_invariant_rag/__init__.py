@@ -1,4 +1,4 @@
-"""invariant-rag on vLLM: arranged attention in vLLM's own forward pass, and a backend that asks it.
+"""invariant-rag on vLLM: arranged attention in vLLM's own forward pass, and a backend that sends it requests.
 
 Public names are loaded on first use: the backend over HTTP needs no vLLM.
 """

@@ -32,7 +32,7 @@ class ArrangedPrompt:
     layout: Layout
 
     @property
-    @lru_cache(maxsize=256)  # noqa: B019 - few are kept
+    @lru_cache(maxsize=256)  # noqa: B019 - few are cached
     def arrangement(self) -> Arrangement:
         """Which keys every token attends to."""
         return METHODS[self.method]().arrange(self.layout)
@@ -90,7 +90,7 @@ def check_method(method: Method) -> None:
     known = METHODS.get(method.name)
     if known is None or describe(known()) != describe(method):
         raise UnsupportedCombination(
-            f"expected a method with its own parameters, as vLLM finds it by its name, got {method!r}",
+            f"expected a method with its own parameters, as vLLM looks it up by its name, got {method!r}",
             hint=f"Known are {', '.join(METHODS)}.",
         )
 

@@ -1,9 +1,9 @@
 """vLLM's attention backends, with arranged attention for the prompts of requests that have documents.
 
-All others, and tokens that see what they would see in a plain causal model, are the parent's, untouched. This file and
+All others, and tokens that attend as in a plain causal model, are the parent's, untouched. This file and
 `connector.py` are all that touches vLLM's internals.
 
-vLLM hands a backend batches without names. A row of the batch is found by the first block of its request: requests
+vLLM hands a backend batches without names. A row of the batch is identified by the first block of its request: requests
 that share it have the same sets, since the connector salts vLLM's prefix cache for each set.
 """
 
@@ -31,12 +31,12 @@ _FOUND, _ANOTHER = "_invariant_rag_found", "_invariant_rag_another"
 
 @dataclass
 class Step:
-    """What the connector tells the layers of a worker's process."""
+    """What the connector passes to the layers of a worker's process."""
 
     prompts: Mapping[int, ArrangedPrompt] = field(default_factory=dict)  # by first block: those arranged in this step
     block_size: int = 0
     rotation: Rotation | None = None  # the position encoding of all layers
-    turns: torch.Tensor | None = None  # `[P, R / 2]` complex: by how much it turns what is at each position
+    factors: torch.Tensor | None = None  # `[P, R / 2]` complex: how it rotates keys at each position
 
 
 STEP = Step()
@@ -50,16 +50,16 @@ class _ArrangedPrompt:
     computed: int  # how many of its tokens were computed before
     row: int  # in the block table
     arrangement: Arrangement
-    turns: torch.Tensor | None  # `[S, 1, R / 2]` from vLLM's positions, which are indices, to those of the method
-    sequences: Sequences | None  # on a CPU, for what they can tell
-    plans: dict[Any, Any] = field(default_factory=dict)  # what the layers of the step share
+    factors: torch.Tensor | None  # `[S, 1, R / 2]` from vLLM's positions, which are indices, to those of the method
+    sequences: Sequences | None  # on a CPU, where the kernel takes them
+    plans: dict[Any, Any] = field(default_factory=dict)  # shared by the layers of the step
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """What a batch consists of, found once for all layers of a step."""
+    """The parts of a batch, computed once for all layers of a step."""
 
-    prompts: Sequence[_ArrangedPrompt] = ()  # those that are arranged; without any, the batch is the parent's as it is
+    prompts: Sequence[_ArrangedPrompt] = ()  # the arranged ones; without any, the whole batch is the parent's
     others: Any = None  # the tokens of all others
     metadata: Any = None  # vLLM's, of these requests
 
@@ -77,8 +77,8 @@ class BatchBuilder:
             sizes = {"num_reqs": len(queries), "num_actual_tokens": sum(queries)}
             sizes |= {"max_query_len": max(queries), "max_seq_len": max(lengths)}
             tables = {"query_start_loc": starts, "query_start_loc_cpu": starts, "block_table_tensor": table}
-            seen = torch.tensor(lengths, dtype=torch.int32)
-            return build(0, replace(common_attn_metadata, seq_lens=seen, **sizes, **tables))
+            seq_lens = torch.tensor(lengths, dtype=torch.int32)
+            return build(0, replace(common_attn_metadata, seq_lens=seq_lens, **sizes, **tables))
 
         setattr(metadata, _ANOTHER, another)
         return metadata
@@ -108,8 +108,8 @@ def _find_prompts(metadata: Any, kernel_block: int, device: torch.device) -> _Ba
         else:
             arrangement = prompt.arrangement
             sequences = another and Sequences.of(arrangement.rows_from(computed, length), length, another)
-            turns = _turns_to(arrangement.positions, length)
-            prompts.append(_ArrangedPrompt(slice(start, stop), computed, row, arrangement, turns, sequences))
+            factors = _factors_to(arrangement.positions, length)
+            prompts.append(_ArrangedPrompt(slice(start, stop), computed, row, arrangement, factors, sequences))
     if missing:
         raise UnsupportedServer(f"expected {len(missing)} more requests with documents in a batch of vLLM, got none")
     batch = _Batch(prompts, slice(None) if others else None, metadata)
@@ -122,23 +122,23 @@ def _find_prompts(metadata: Any, kernel_block: int, device: torch.device) -> _Ba
     return batch
 
 
-def _turns_to(positions: Sequence[int], length: int) -> torch.Tensor | None:
-    """Return the turns `[length, 1, R / 2]` from indices to positions, which count on; None where these are indices.
+def _factors_to(positions: Sequence[int], length: int) -> torch.Tensor | None:
+    """Return the factors `[length, 1, R / 2]` from indices to positions, which count on; None where these are indices.
 
-    They are quotients of vLLM's own turns, so keys become what vLLM would have made of them at those positions: angles
-    of float32 are off by more, the larger they are.
+    They are quotients of vLLM's own factors, so keys become what vLLM would compute at those positions, with the same
+    float32 error, which grows with the angle.
     """
     moved = [*positions[:length], *range(positions[-1] + 1, positions[-1] + 1 + length - len(positions))]
     if moved == [*range(length)]:
         return None
-    turns = cast("torch.Tensor", STEP.turns)
-    return (turns[moved] / turns[:length])[:, None].to(torch.complex64)
+    factors = cast("torch.Tensor", STEP.factors)
+    return (factors[moved] / factors[:length])[:, None].to(torch.complex64)
 
 
 class ArrangedAttentionImpl:
     """What a subclass of an implementation of vLLM's attention adds to it."""
 
-    _places: tuple[torch.Tensor, ...] | None = None
+    _layout: tuple[torch.Tensor, ...] | None = None
 
     def forward(
         self,
@@ -165,12 +165,12 @@ class ArrangedAttentionImpl:
             keys, values = key[each.queries], value[each.queries]
             if each.computed:
                 blocks = attn_metadata.block_table[each.row]
-                before = self._read(layer, kv_cache, blocks, each.computed)
+                before = self._gather(layer, kv_cache, blocks, each.computed)
                 keys, values = (torch.cat(pair) for pair in zip(before, (keys, values), strict=True))
             rows, queries, rotation = output[each.queries], query[each.queries], cast("Rotation", STEP.rotation)
-            if each.turns is not None:
-                queries = rotation.rotate_with(queries, each.turns[each.computed :])
-                keys = rotation.rotate_with(keys, each.turns)
+            if each.factors is not None:
+                queries = rotation.rotate_with(queries, each.factors[each.computed :])
+                keys = rotation.rotate_with(keys, each.factors)
             sequences, window = each.sequences, self._window()
             if sequences is not None and (window is None or sequences.longest <= window):
                 blocks = sequences.fill(keys, values, rotation, partial(self.do_kv_cache_update, layer))  # type: ignore[attr-defined]
@@ -191,30 +191,30 @@ class ArrangedAttentionImpl:
             return window[0] + 1 if window[0] >= 0 else None
         return None if window in (None, -1) else window
 
-    def _read(self, layer: Any, kv_cache: torch.Tensor, blocks: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+    def _gather(self, layer: Any, kv_cache: torch.Tensor, blocks: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
         """Return the first keys and values `[count, H_kv, D]` of a request from vLLM's blocks `[N, H_kv, B, 2 D]`."""
-        if self._places is None:
-            self._places = self._learn_places(layer, kv_cache)
+        if self._layout is None:
+            self._layout = self._learn_layout(layer, kv_cache)
         used = kv_cache[blocks[: -(-count // kv_cache.shape[2])].long()].flatten(2)
-        return tuple(used[:, :, places].transpose(1, 2).flatten(0, 1)[:count] for places in self._places)
+        return tuple(used[:, :, indices].transpose(1, 2).flatten(0, 1)[:count] for indices in self._layout)
 
-    def _learn_places(self, layer: Any, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return where a head of a block keeps its keys and its values, `[B, D]` each.
+    def _learn_layout(self, layer: Any, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the indices of keys and of values within a head of a block, `[B, D]` each.
 
-        Kernels pack blocks by instruction set. So known numbers are written, digit by digit, and looked for.
+        Kernels pack blocks by instruction set. So known numbers are written, digit by digit, and located.
         """
         scratch = torch.zeros_like(kv_cache[:2])
         _, heads, size, width = scratch.shape
         numbers = torch.arange(size * width, device=scratch.device).view(size, 1, width)
         slots, digits = torch.arange(size, 2 * size, device=scratch.device), (size * width).bit_length()
-        found = torch.zeros_like(scratch[1], dtype=torch.long)
+        packed = torch.zeros_like(scratch[1], dtype=torch.long)
         for shift in range(0, digits, _DIGIT):
             written = ((numbers >> shift) % (1 << _DIGIT)).expand(-1, heads, -1).to(kv_cache.dtype)
             keys, values = (half.contiguous() for half in written.chunk(2, dim=-1))
             self.do_kv_cache_update(layer, keys, values, scratch, slots)  # type: ignore[attr-defined]
-            found += scratch[1].long() << shift
-        flat = found.flatten(1)
-        places = flat[0].argsort()
-        if not torch.equal(flat[:, places], numbers.flatten().expand(heads, -1)):
+            packed += scratch[1].long() << shift
+        flat = packed.flatten(1)
+        indices = flat[0].argsort()
+        if not torch.equal(flat[:, indices], numbers.flatten().expand(heads, -1)):
             raise UnsupportedServer("expected keys and values to be kept in blocks as they are, got another format")
-        return places.view(size, width).chunk(2, dim=-1)
+        return indices.view(size, width).chunk(2, dim=-1)

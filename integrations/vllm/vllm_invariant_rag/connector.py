@@ -1,6 +1,6 @@
-"""`InvariantRAGConnector`: tells vLLM's attention layers which requests have documents, and keeps their blocks apart.
+"""`InvariantRAGConnector`: tells vLLM's attention layers which requests have documents, and isolates their blocks.
 
-It transfers nothing: vLLM gives a KV connector each new request, and carries its metadata to all workers of a step.
+It transfers nothing: vLLM passes a KV connector each new request, and carries its metadata to all workers of a step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM has an en
 class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
     """Has requests with documents arranged; other requests are untouched.
 
-    A request that cannot be arranged as it asks fails, by the way on which failed loads do: its tokens but the last
+    A request that cannot be arranged fails in the way of a failed load: its tokens but the last
     count as loaded, and the worker reports their blocks as failures.
     """
 
@@ -59,7 +59,7 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
     # The scheduler's side.
 
     def on_new_request(self, request: Request) -> None:
-        """Read what a request asks for, and salt its blocks: no client can name or guess such a salt."""
+        """Parse the arranged prompt of a request, and salt its blocks: no client can name or guess such a salt."""
         length = request.num_tokens + request.max_tokens
         try:
             prompt = ArrangedPrompt.parse(request.kv_transfer_params, request.prompt_token_ids or ())
@@ -75,7 +75,7 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
             request.skip_reading_prefix_cache = False
             return
         self._prompts[request.request_id] = prompt
-        # A key depends on segments behind it too, so blocks are shared by requests about the same sets only.
+        # A key depends on later segments too, so blocks are shared by requests about the same sets only.
         sets = tuple(request.prompt_token_ids[: prompt.sets_end]), prompt.layout.texts[:-1], prompt.layout.sets
         _salt(request, digest_of(self._secret, request.cache_salt or "", prompt.method, *sets))
         if prompt.ranks or self._facts.exceeds_window(length):  # blocks do not hold what is needed
@@ -124,7 +124,7 @@ class InvariantRAGConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Check the model's layers, and find its position encoding."""
         check_worker(self._config, kv_caches)
-        (STEP.rotation, STEP.turns), STEP.block_size = rotation_of_model(), self._block_size
+        (STEP.rotation, STEP.factors), STEP.block_size = rotation_of_model(), self._block_size
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Tell the layers who is arranged, before the forward pass."""

@@ -21,7 +21,7 @@ FACTS_PATH = "/v1/invariant_rag"
 """Answers what the server serves, to whom it also answers /v1/models."""
 
 COMPLETIONS_PATH = FACTS_PATH + "/completions"
-"""Takes what /v1/completions takes. A vLLM without our middleware has no such path, and would read causally."""
+"""Takes what /v1/completions takes. A vLLM without our middleware has no such path, and would attend causally."""
 
 Stopped = Callable[[], bool]
 """Whether nobody waits any more."""
@@ -38,12 +38,12 @@ class ServerFacts:
     source: str  # folder or hub id of the model, where its tokenizer is too
     served_name: str  # what requests call it
     max_tokens: int  # that prompt and answer may have together
-    sliding_window: int | None  # tokens that a layer sees back
+    sliding_window: int | None  # tokens that a layer attends back to
     arranges_decoding: bool  # whether answers may have an attention of their own: CUDA graphs replay vLLM's
 
     @classmethod
     def of(cls, vllm_config: Any) -> ServerFacts:
-        """Return what a vLLM with this configuration serves; refuse one that would read documents causally."""
+        """Return what a vLLM with this configuration serves; refuse one that would prefill documents causally."""
         transfer, model = vllm_config.kv_transfer_config, vllm_config.model_config
         if transfer is None or transfer.kv_connector != _CONNECTOR:
             raise UnsupportedServer(
@@ -56,11 +56,11 @@ class ServerFacts:
         return cls(str(model.model), str(name), int(model.max_model_len), window, arranges)
 
     def exceeds_window(self, length: int) -> bool:
-        """Return whether prompt and answer are longer than the sliding window, behind which vLLM gives blocks back."""
+        """Return whether prompt and answer are longer than the sliding window, beyond which vLLM frees blocks."""
         return self.sliding_window is not None and length > self.sliding_window
 
     def check(self, prompt: ArrangedPrompt, length: int, error: type[InvariantRAGError]) -> None:
-        """Raise an error if the answer of a request of `length` tokens would not be decoded as its method asks."""
+        """Raise an error if the answer of a request of `length` tokens would not be decoded as its method says."""
         if prompt.is_causal_after_sets:
             return
         if not self.arranges_decoding:
@@ -83,7 +83,7 @@ class EngineRequest:
 
     token_ids: tuple[int, ...]
     fields: Mapping[str, Any]  # sampling parameters
-    kv_transfer_params: Mapping[str, Any] | None = None  # how it reads its documents; None: there are none
+    kv_transfer_params: Mapping[str, Any] | None = None  # of an arranged prompt; None: there are no documents
     tenant: str = ""  # whose documents these are: tenants share no keys and values
     headers: Mapping[str, str] = field(default_factory=dict)  # names of the caller's request and of its trace
     on_tokens: Callable[[Sequence[int]], None] | None = None  # called with the next tokens of a single sequence
@@ -94,26 +94,26 @@ class Completion:
     """What vLLM wrote: one sequence of a request."""
 
     token_ids: list[int] = field(default_factory=list)
-    found: list[Mapping[int, float]] = field(default_factory=list)  # at each place: the token and the likeliest ones
+    logprobs_at: list[Mapping[int, float]] = field(default_factory=list)  # by index: of the token and the likeliest
     finish_reason: Literal["stop", "length"] = "length"
     cached_tokens: int = 0  # tokens of the prompt that vLLM had in its prefix cache
 
     @property
     def logprobs(self) -> tuple[float, ...]:
         """Log-probabilities of the tokens."""
-        return tuple([found[token] for token, found in zip(self.token_ids, self.found, strict=True)])
+        return tuple([logprobs[token] for token, logprobs in zip(self.token_ids, self.logprobs_at, strict=True)])
 
     def likeliest(self, count: int) -> tuple[tuple[tuple[int, float], ...], ...]:
-        """Return so many of the likeliest tokens at each place, with their log-probabilities."""
-        ranked = [sorted(found.items(), key=lambda each: (-each[1], each[0])) for found in self.found if count]
+        """Return the `count` likeliest tokens at each index, with their log-probabilities."""
+        ranked = [sorted(each.items(), key=lambda item: (-item[1], item[0])) for each in self.logprobs_at if count]
         return tuple([tuple(each[:count]) for each in ranked])
 
-    def extend(self, tokens: Sequence[int], found: Iterable[Mapping[int, float]], finish_reason: str | None) -> None:
+    def extend(self, tokens: Sequence[int], logprobs: Iterable[Mapping[int, float]], finish_reason: str | None) -> None:
         """Append what a step wrote; VLLMUnreachable where vLLM gave the request up, which leaves an answer cut off."""
         if finish_reason == "abort":
             raise VLLMUnreachable("expected a whole answer of vLLM, which ended the request: it stops, or was paused")
         self.token_ids += tokens
-        self.found += found
+        self.logprobs_at += logprobs
         if finish_reason is not None:
             self.finish_reason = "length" if finish_reason == "length" else "stop"
 
@@ -149,17 +149,17 @@ class HTTPEngine(VLLMEngine):
         # One retry: a connection that was kept has been closed by a server that restarted.
         self._client = openai.OpenAI(base_url=base, api_key=api_key or "none", timeout=timeout, max_retries=1)
         with self._errors():
-            found = self._client.get(base, cast_to=object)
+            facts = self._client.get(base, cast_to=object)
         try:
-            self.facts = ServerFacts(**found)  # type: ignore[arg-type]
+            self.facts = ServerFacts(**facts)  # type: ignore[arg-type]
         except TypeError as error:
             raise UnsupportedServer(
-                f"expected a vLLM at {self.url} that tells what it serves, got {shown(found)}",
+                f"expected a vLLM at {self.url} that says what it serves, got {shown(facts)}",
                 hint="Is it the address of a vLLM with this version's middleware?",
             ) from error
 
     def check_ready(self) -> None:
-        """Ask whether it is up; see `VLLMEngine`."""
+        """Check whether it is up; see `VLLMEngine`."""
         with self._errors():
             self._client.with_options(timeout=_CHECK_SECONDS).get(self.url + "/health", cast_to=object)
 
@@ -190,8 +190,8 @@ class HTTPEngine(VLLMEngine):
                 for event in events:
                     for choice in event.choices:
                         named = (choice.logprobs and choice.logprobs.top_logprobs) or ()
-                        found = [{int(k.removeprefix("token_id:")): v for k, v in each.items()} for each in named]
-                        completions[choice.index].extend(choice.token_ids or (), found, choice.finish_reason)
+                        logprobs = [{int(k.removeprefix("token_id:")): v for k, v in each.items()} for each in named]
+                        completions[choice.index].extend(choice.token_ids or (), logprobs, choice.finish_reason)
                         if request.on_tokens is not None and choice.token_ids:
                             request.on_tokens(choice.token_ids)
                     if event.usage is not None and event.usage.prompt_tokens_details is not None:
@@ -211,12 +211,12 @@ class HTTPEngine(VLLMEngine):
             raise lost(f"expected an answer of vLLM at {self.url}, got {type(error).__name__}: {error}") from error
         except openai.NotFoundError as error:
             raise UnsupportedServer(
-                f"expected a vLLM at {self.url} that reads documents, got 404: {error.message}",
+                f"expected a vLLM at {self.url} that takes documents, got 404: {error.message}",
                 hint="Start it with --middleware vllm_invariant_rag.middleware.Documents.",
             ) from error
         except openai.APIError as error:
-            told = error.body if isinstance(error.body, dict) else {}
+            body = error.body if isinstance(error.body, dict) else {}
             kinds = {each.__name__: each for each in (RequestRefused, UnsupportedServer, VLLMError)}
-            raise kinds.get(str(told.get("type")), VLLMError)(
-                str(told.get("message") or f"vLLM answered {error.message}")
+            raise kinds.get(str(body.get("type")), VLLMError)(
+                str(body.get("message") or f"vLLM answered {error.message}")
             ) from error

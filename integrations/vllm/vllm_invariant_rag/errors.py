@@ -6,7 +6,7 @@ from invariant_rag.errors import InvariantRAGError
 
 
 class RequestRefused(InvariantRAGError):
-    """A request whose documents vLLM cannot read as it asks. It is failed, never answered causally."""
+    """A request that vLLM cannot arrange as its method says. It fails, and is never answered with causal attention."""
 
     hint = "Send requests by VLLMBackend, or documents to /v1/chat/completions."
 

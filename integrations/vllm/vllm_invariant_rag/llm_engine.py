@@ -87,10 +87,10 @@ class _Result:
 
     @property
     def params(self) -> SamplingParams:
-        fields, reading = dict(self._request.fields), self._request.kv_transfer_params
+        fields, params = dict(self._request.fields), self._request.kv_transfer_params
         if "structured_outputs" in fields:
             fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
-        extra = None if reading is None else {"kv_transfer_params": dict(reading)}
+        extra = None if params is None else {"kv_transfer_params": dict(params)}
         return SamplingParams(**fields, extra_args=extra, output_kind=RequestOutputKind.DELTA)
 
     def extend(self, output: Any) -> None:
@@ -98,9 +98,9 @@ class _Result:
         for each in output.outputs:
             if each.finish_reason == "error":
                 raise RequestRefused("vLLM refused the request; its log says why")
-            found = [{token: known.logprob for token, known in entry.items()} for entry in each.logprobs or ()]
+            logprobs = [{token: known.logprob for token, known in entry.items()} for entry in each.logprobs or ()]
             completion = self.completions[each.index]
-            completion.extend(each.token_ids, found, each.finish_reason)
+            completion.extend(each.token_ids, logprobs, each.finish_reason)
             completion.cached_tokens = output.num_cached_tokens or completion.cached_tokens
             if self._request.on_tokens is not None and each.token_ids:
                 self._request.on_tokens(each.token_ids)

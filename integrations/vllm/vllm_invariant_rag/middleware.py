@@ -1,7 +1,7 @@
 """`Documents`: vLLM's API server answers requests with documents by itself, to any OpenAI client.
 
 They go through the same application as in `invariant-rag serve`, and from there to the engine of this process. All
-other requests are vLLM's, unchanged; documents at other paths, where vLLM would read them causally, are refused.
+other requests are vLLM's, unchanged; documents at other paths, where vLLM would prefill them causally, are refused.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Documents:
             return  # nobody is left to answer
         except (RequestRefused, UnsupportedServer) as error:
             status = 400 if isinstance(error, RequestRefused) else 501
-            told = {"message": str(error), "type": type(error).__name__, "param": None, "code": status}
-            await JSONResponse({"error": told}, status)(scope, receive, send)
+            described = {"message": str(error), "type": type(error).__name__, "param": None, "code": status}
+            await JSONResponse({"error": described}, status)(scope, receive, send)
 
     async def _post(self, path: str, scope: Scope, body: bytes, replayed: Receive, send: Send) -> None:
         request = _parsed(body) if any(mark in body for mark in _MARKS) else {}
@@ -91,7 +91,7 @@ class Documents:
 
                 state, engine = scope["app"].state, ServingEngine(scope["app"].state.engine_client)
                 keys = [key for key in (state.args.api_key or [vllm.envs.VLLM_API_KEY]) if key]
-                # What one key asks is in no cache that answers another.
+                # No cache is shared between keys.
                 tenants = {key: hashlib.sha256(key.encode()).hexdigest() for key in keys}
                 settings = Settings(keys=tenants, max_requests=_MOST_REQUESTS)
                 backend = await asyncio.to_thread(VLLMBackend, engine=engine)
@@ -120,7 +120,7 @@ def _parsed(body: bytes) -> dict[str, Any]:
 
 
 async def _read(scope: Scope, receive: Receive) -> tuple[bytes, Receive]:
-    """Return the body of a request, and a `receive` that gives it once more."""
+    """Return the body of a request, and a `receive` that returns it again."""
     body = await Request(scope, receive).body()
     whole = iter([{"type": "http.request", "body": body, "more_body": False}])
 

@@ -1,7 +1,7 @@
 """`VLLMBackend`: an `InvariantModel` that vLLM runs, from one copy of the weights: vLLM's own.
 
-It writes prompts as any `InvariantModel` does, for which configuration and tokenizer suffice. vLLM reads the documents
-with arranged attention in its own forward pass, and writes the answer.
+It prepares prompts as any `InvariantModel` does, for which configuration and tokenizer suffice. vLLM prefills them with
+arranged attention in its own forward pass, and decodes the answer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class VLLMBackend(InvariantModel):
         ```
 
     Args:
-        model: Hub id or folder of the tokenizer and the configuration. None: the place that vLLM loaded its model from.
+        model: Hub id or folder of the tokenizer and the configuration. None: where vLLM loaded its model from.
             Or an `InvariantModel`, for its tokenizer and its choices.
         url: Address of a vLLM server, such as `http://127.0.0.1:8000`.
         llm: Or a `vllm.LLM` in this process.
@@ -105,7 +105,7 @@ class VLLMBackend(InvariantModel):
         if type(model) not in (InvariantModel, type(self)):
             raise InvalidChoice(
                 f"expected an InvariantModel, a hub id or a folder, got {type(model).__name__}",
-                hint="It writes prompts; vLLM runs them, so a router or another backend has nothing to do.",
+                hint="It prepares prompts; vLLM runs them, so a router or another backend has nothing to do.",
             )
         lm = model.with_cache(None).with_method(**choices)
         window = min(filter(None, (lm.context_window, facts.max_tokens)))
@@ -149,7 +149,7 @@ class VLLMBackend(InvariantModel):
         return other
 
     def with_headers(self, headers: Mapping[str, str]) -> Self:
-        """Return a backend whose requests have these headers: `x-request-id` and `traceparent` of who asks."""
+        """Return a backend whose requests have these headers: `x-request-id` and `traceparent` of the client."""
         other = super()._with()
         vars(other)["_headers"] = dict(headers)
         return other
@@ -159,7 +159,7 @@ class VLLMBackend(InvariantModel):
         self._engine.check_ready()
 
     def with_routing(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: a router asks two branches of a model in this process."""
+        """Refuse: a router runs two branches of a model in this process."""
         _refuse("routing")
 
     def _generate(
@@ -193,13 +193,11 @@ class VLLMBackend(InvariantModel):
         ]
 
     def _score(self, prepared: PreparedPrompt, options: Sequence[TokenIds]) -> list[float]:
-        # vLLM is asked for one token after each beginning of a candidate; equal beginnings are asked for once.
+        # One request for one token after each prefix of a candidate; equal prefixes share a request.
         steps = sorted({(each[:index], each[index]) for each in options for index in range(len(each))})
         # vLLM takes log-probabilities before other tokens are masked.
         fields = {"max_tokens": 1, "n": 1, "temperature": 0.0, "ignore_eos": True, "logprobs": 0}
-        requests = [
-            self._request(prepared, {**fields, "allowed_token_ids": [token]}, before) for before, token in steps
-        ]
+        requests = [self._request(prepared, {**fields, "allowed_token_ids": [last]}, before) for before, last in steps]
         logprobs: dict[tuple[TokenIds, int], float] = {}
         for step, (completion,) in zip(steps, self._engine.complete(requests), strict=True):
             if completion.token_ids != [step[1]]:
@@ -251,9 +249,9 @@ def _load_without_weights(source: str | Path) -> InvariantModel:
     return InvariantModel(model.eval(), tokenizer)
 
 
-def _refuse(wanted: str) -> NoReturn:
+def _refuse(feature: str) -> NoReturn:
     raise UnsupportedCombination(
-        f"expected a model in this process for {wanted}, got one on vLLM", hint="Load an InvariantModel here."
+        f"expected a model in this process for {feature}, got one on vLLM", hint="Load an InvariantModel here."
     )
 
 

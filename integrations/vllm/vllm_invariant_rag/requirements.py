@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""Families whose layers all turn queries and keys alike, and whose answers are compared in the tests."""
+"""Families whose layers all rotate queries and keys alike, and whose answers are compared in the tests."""
 
 
 def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
@@ -67,7 +67,7 @@ def check_worker(vllm_config: VllmConfig, kv_caches: dict[str, torch.Tensor]) ->
 
 
 def rotation_of_model() -> tuple[Rotation, torch.Tensor]:
-    """Return the position encoding of all layers, and its `turns` (see `Step`); UnsupportedServer if there are more."""
+    """Return the position encoding of all layers and its factors (see `Step`); UnsupportedServer if there are more."""
     if len(_ROPE_DICT) != 1:
         raise UnsupportedServer(f"expected one rotary embedding for all layers, got {len(_ROPE_DICT)}")
     (rope,) = _ROPE_DICT.values()

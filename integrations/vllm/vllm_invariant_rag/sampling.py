@@ -61,11 +61,11 @@ def sampling_of(lm: InvariantModel, most: int, kwargs: Mapping[str, Any]) -> tup
     stops, minimum = check_stops(option("stop_strings")), option("min_new_tokens") or 0
     ends, bias = as_ids(option("eos_token_id")), option("sequence_bias") or {}
     biases = list(bias.items() if isinstance(bias, dict) else bias)
-    given: dict[type, list[Any]] = {TokenPenalties: [], GrammarProcessor: [], StopOnEvent: []}
+    hooks_by_type: dict[type, list[Any]] = {TokenPenalties: [], GrammarProcessor: [], StopOnEvent: []}
     hooks = [*(options.get("logits_processor") or ()), *(options.get("stopping_criteria") or ())]
-    others = ", ".join(type(each).__name__ for each in hooks if type(each) not in given)
+    others = ", ".join(type(each).__name__ for each in hooks if type(each) not in hooks_by_type)
     for each in hooks:
-        given.setdefault(type(each), []).append(each)
+        hooks_by_type.setdefault(type(each), []).append(each)
     unknown = {name for name in options if name not in _KNOWN and options[name] not in _NEUTRAL.get(name, ())}
     unknown |= {name for name in _NEUTRAL if option(name) not in (None, *_NEUTRAL[name])}
     reasons = {
@@ -75,8 +75,8 @@ def sampling_of(lm: InvariantModel, most: int, kwargs: Mapping[str, Any]) -> tup
         "min_new_tokens or stop_strings, got both: vLLM stops at none before it": bool(minimum and stops),
         "a sequence_bias of single tokens, got one of several": any(len(tokens) != 1 for tokens, _ in biases),
         f"no logits processors and stopping criteria of other packages, got {others}: they run while tokens are made, "
-        "and vLLM makes them elsewhere": bool(others),
-        "the logits processor of one schema, got several": len(given[GrammarProcessor]) > 1,
+        "and vLLM makes them in another process": bool(others),
+        "the logits processor of one schema, got several": len(hooks_by_type[GrammarProcessor]) > 1,
     }
     for reason, applies in reasons.items():
         if applies:
@@ -91,8 +91,8 @@ def sampling_of(lm: InvariantModel, most: int, kwargs: Mapping[str, Any]) -> tup
         "top_k": chosen["top_k"] if sampled else 0,
         "min_p": (chosen["min_p"] or 0.0) if sampled else 0.0,
         "repetition_penalty": chosen["repetition_penalty"],
-        "presence_penalty": sum(each.presence for each in given[TokenPenalties]),
-        "frequency_penalty": sum(each.frequency for each in given[TokenPenalties]),
+        "presence_penalty": sum(each.presence for each in hooks_by_type[TokenPenalties]),
+        "frequency_penalty": sum(each.frequency for each in hooks_by_type[TokenPenalties]),
         "stop": stops,
         "include_stop_str_in_output": True,
         # The end of a text is decided here: vLLM's own default comes from its files.
@@ -100,13 +100,13 @@ def sampling_of(lm: InvariantModel, most: int, kwargs: Mapping[str, Any]) -> tup
         "ignore_eos": True,
         "logprobs": options.get("top_logprobs") or 0,
     }
-    for processor in given[GrammarProcessor]:
+    for processor in hooks_by_type[GrammarProcessor]:
         fields["structured_outputs"] = {"structural_tag": processor.tag}
         if not processor.trigger:  # what xgrammar would let into strings, control tokens first
             banned = sorted(processor.banned[b""], key=lambda token: token not in processor.words.controls)
             bias |= dict.fromkeys(banned[:_MOST_BIASES], _UNLIKELY)
     if bias:
         fields["logit_bias"] = bias
-    events = given[StopOnEvent]
+    events = hooks_by_type[StopOnEvent]
     stopped = (lambda: any(bool(each(_NOTHING, _NOTHING)) for each in events)) if events else None
     return fields, stopped

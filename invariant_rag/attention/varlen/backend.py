@@ -33,7 +33,7 @@ class Varlen(SDPA):
     """
 
     name: ClassVar[str] = "varlen"
-    reads_together: ClassVar[bool] = True
+    batched_prefill: ClassVar[bool] = True
 
     def __init__(self, kernel: VarlenKernel | None = None) -> None:
         self.kernel = kernel
@@ -129,10 +129,10 @@ def _make_plan(
     def positions(count: int) -> list[int]:
         return [max(0, num_keys - count + index - padded) for padded in padding for index in range(count)]
 
-    lengths, keys = [len(each.queries) for each in windows.causal], [each.keys for each in windows.causal]
+    lengths, attended = [len(each.queries) for each in windows.causal], [each.keys for each in windows.causal]
     ranked = [(each, positions(num_queries)) for each in windows.ranked]
     return _Plan(
-        causal=PackedWindows.of(lengths, keys, True, device),
+        causal=PackedWindows.of(lengths, attended, True, device),
         weights=Weights.of(windows.causal, device),
         others=make_passes(windows.others, len(arrangements) * num_queries, device),
         rankings=tuple(make_ranking(*each, device) for each in ranked),

@@ -189,12 +189,12 @@ def difference(kernel: VarlenKernel, device: torch.device, dtype: torch.dtype, h
         for is_causal in (True, False):
             windows = PackedWindows.of(lengths, spans, is_causal, device)
             try:
-                found = kernel(q.to(device), k.to(device), v.to(device), windows, head_size**-0.5)
+                output = kernel(q.to(device), k.to(device), v.to(device), windows, head_size**-0.5)
             except (AttributeError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
                 return f"{type(error).__name__}: {error}"
             on_cpu = PackedWindows.of(lengths, spans, is_causal, torch.device("cpu"))
             expected = Grouped()(q.double(), k.double(), v.double(), on_cpu, head_size**-0.5)
-            for got, right in zip(found, expected, strict=True):
+            for got, right in zip(output, expected, strict=True):
                 if got.shape != right.shape or not torch.allclose(got.double().cpu(), right.double(), atol=tolerance):
                     return "its results are not those of PyTorch's attention in float64"
     return ""

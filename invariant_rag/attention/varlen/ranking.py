@@ -42,7 +42,7 @@ class Ranks:
     """Tables for ranking segments. N is the largest number of segments of a set, R the number of queries that rank."""
 
     lengths: torch.Tensor  # tokens of each segment `[N, R, 1]`; 0 where a set has fewer
-    places: torch.Tensor  # index of each segment's first token in its prompt `[N, R, 1]`
+    prompt_starts: torch.Tensor  # index of each segment's first token in its prompt `[N, R, 1]`
     is_own: torch.Tensor  # where a query is a token of the segment itself `[N, R, 1]`
     starts: torch.Tensor  # `RankedSet.first_position` of each query's set `[R, 1]`
     members: torch.Tensor  # queries inside a segment of their set `[M]`: all of a segment share one ranking
@@ -62,7 +62,7 @@ class Ranks:
             segments = torch.segment_reduce(tokens.contiguous(), "sum", lengths=self.counts, axis=0, unsafe=True)
             importance[:, self.members] = segments[self.groups].transpose(0, 1)
         rank = (self.signs * importance).masked_fill(self.is_own, torch.inf)
-        return stack_by_importance(rank, self.lengths, 0) + self.starts - self.places
+        return stack_by_importance(rank, self.lengths, 0) + self.starts - self.prompt_starts
 
 
 def make_ranks(ranked_sets: Sequence[Ranked], device: torch.device) -> Ranks:
@@ -82,7 +82,7 @@ def make_ranks(ranked_sets: Sequence[Ranked], device: torch.device) -> Ranks:
     grouped = [group for group, count in enumerate(compress(counts, pooled)) for _ in range(count)]
     return Ranks(
         lengths=per_slot([list(map(len, each.set.segments)) for each in ranked_sets]),
-        places=per_slot([[span.start for span in each.set.segments] for each in ranked_sets]),
+        prompt_starts=per_slot([[span.start for span in each.set.segments] for each in ranked_sets]),
         is_own=per_slot([[slot == each.set.own for slot in range(slots)] for each in ranked_sets]),
         starts=per_query([[each.set.first_position] for each in ranked_sets]),
         members=per_query([[each] for each in pooled])[:, 0].nonzero()[:, 0],
@@ -184,7 +184,7 @@ class RankedDecoding:
             unrotated = call.rotation.rotate_by(call.keys[:, :, : self.stop], -positions[:, None])
             return call.rotation.unscaled(unrotated).contiguous()
 
-        keys: torch.Tensor = call.kept("unrotated_keys", make)
+        keys: torch.Tensor = call.cached("unrotated_keys", make)
         return keys
 
     def _call(

@@ -1,4 +1,4 @@
-"""What a server asks of an engine, and what the engine answers."""
+"""The interface of engines: calls, replies, and what every engine can do."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Emit: TypeAlias = Callable[[int, AnswerDelta], None]
-"""Takes a piece of the answer of that index, in any thread."""
+"""Takes a delta of the answer of that index, in any thread."""
 
 
 @dataclass(frozen=True)
 class CallChoices:
-    """Who asks, and how the documents are to be read. None: as the server does by default."""
+    """The tenant, and how the documents are arranged. None: as the server does by default."""
 
     tenant: str = ""
     method: str | None = None
@@ -42,12 +42,12 @@ class Call:
     Attributes:
         request: Messages or a prompt, in which every document is in a set, and what the answers are to be. Its options
             are those of transformers and OpenAI: penalties, and `logit_bias`.
-        choices: How the documents are read.
-        stream: Whether somebody takes the pieces.
+        choices: How the documents are arranged.
+        stream: Whether the client takes deltas.
         response_format: The field of the request that the schema is from.
         warnings: Why the order of the documents may matter all the same.
         characters: Length of the texts of the request; of calls of tools, as JSON.
-        headers: What an engine elsewhere gets of the head of the request: names of the request and of its trace.
+        headers: What a remote engine gets of the head of the request: names of the request and of its trace.
     """
 
     request: AnswerRequest
@@ -81,7 +81,7 @@ class Call:
 
 @dataclass(frozen=True)
 class JudgeCall:
-    """A request to a judge, and how its answers are read."""
+    """A request to a judge, and how its documents are arranged."""
 
     request: JudgeRequest
     choices: CallChoices
@@ -89,7 +89,7 @@ class JudgeCall:
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer: its log-probabilities in OpenAI's shape (None: not asked for), its citations in Cohere's."""
+    """One answer: its log-probabilities in OpenAI's shape (None: not requested), its citations in Cohere's."""
 
     answer: Answer
     finish_reason: str
@@ -133,12 +133,12 @@ class Engine(ABC):
     def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
         """Answer the prompts of one request, whose choices are the same, at one time; answers are numbered through.
 
-        `emit` takes the pieces of streams. Once `abandoned` is set, nobody waits any more: raise CancelledError.
+        `emit` takes the deltas of streams. Once `abandoned` is set, the client has left: raise CancelledError.
         """
 
     @abstractmethod
     def tokens(self, call: Call) -> list[int]:
-        """Return the token ids of what the model reads."""
+        """Return the token ids of the prompt."""
 
     @abstractmethod
     def judge(self, call: JudgeCall) -> Verdict:

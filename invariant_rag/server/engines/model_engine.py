@@ -45,7 +45,7 @@ _LONG = 10_000
 
 
 class ModelEngine(Engine):
-    """An engine around an `InvariantModel`; a subclass says where its keys and values are kept."""
+    """An engine around an `InvariantModel`; a subclass says where its keys and values are cached."""
 
     def __init__(
         self, lm: InvariantModel, name: str | None, *, together: int, max_prompt_tokens: int | None = None
@@ -66,22 +66,22 @@ class ModelEngine(Engine):
 
     @abstractmethod
     def for_tenant(self, lm: InvariantModel, tenant: str) -> InvariantModel:
-        """Return a model that stores nothing where another tenant finds it."""
+        """Return a model whose cache no other tenant shares."""
 
     def model_for(self, choices: CallChoices, headers: Mapping[str, str] = MappingProxyType({})) -> InvariantModel:
-        """Return the model as somebody wants it, for their tenant; one elsewhere gets the headers."""
+        """Return the model of the choices, for their tenant; a remote one gets the headers."""
         with self._lock:
             lm = self._chosen.get(choices)
             if lm is None:
                 with about("invariant.method"):
-                    wanted: Any = {name: getattr(choices, name) for name in ("method", "ordering", "overflow")}
-                    lm = self._chosen[choices] = self.for_tenant(self.lm.with_method(**wanted), choices.tenant)
+                    resolved: Any = {name: getattr(choices, name) for name in ("method", "ordering", "overflow")}
+                    lm = self._chosen[choices] = self.for_tenant(self.lm.with_method(**resolved), choices.tenant)
             return lm
 
     def answer_all(self, calls: Sequence[Call], emit: Emit, abandoned: Event) -> list[EngineReply]:
         """Answer the prompts of a request as one batch; see `Engine.answer_all`."""
         lm = self.model_for(calls[0].choices, calls[0].headers)
-        found = []
+        answered = []
         try:
             answerings = list(map(partial(self._prepared, lm, abandoned), calls))
             hook = compile_elsewhere.set(partial(self._schemas.compile, calls[0].choices.tenant, abandoned))
@@ -93,13 +93,13 @@ class ModelEngine(Engine):
                 for each in reply.answers:
                     if each.tool_calls or call.request.schema is not None:
                         _validate(each, call, abandoned)
-                found.append(_engine_reply(call, answering.prompt, reply, lm.ordering.name))
+                answered.append(_engine_reply(call, answering.prompt, reply, lm.ordering.name))
         except errors.InvariantRAGError as error:
             with about(_part_of(calls[0], error)):
                 raise
         if abandoned.is_set():
             raise CancelledError
-        return found
+        return answered
 
     def _prepared(self, lm: InvariantModel, abandoned: Event, call: Call) -> Answering:
         answering = self._answering(lm, call)
@@ -112,20 +112,20 @@ class ModelEngine(Engine):
         """Return the replies to prompts that share all choices of a call."""
         if not call.stream:
             return reply_all(answerings, self.batcher, batch_size=self.together, abandoned=abandoned)
-        # All of them wait before a piece of one is asked for.
+        # All of them wait before the first delta of one is requested.
         streams = [each.stream(self.batcher, batch_size=self.together, abandoned=abandoned) for each in answerings]
 
         def follow(number: int) -> Reply:
-            for piece in streams[number]:
-                if not isinstance(piece, AnswerDelta):
-                    return piece
-                emit(number * call.request.n + piece.index, piece)
+            for delta in streams[number]:
+                if not isinstance(delta, AnswerDelta):
+                    return delta
+                emit(number * call.request.n + delta.index, delta)
             raise CancelledError
 
         return in_threads(follow, len(streams))
 
     def tokens(self, call: Call) -> list[int]:
-        """Return the token ids of what the model reads."""
+        """Return the token ids of the prompt."""
         lm = self.model_for(call.choices)
         try:
             return list(lm.prepare(self._answering(lm, call).prompt).input_ids)
@@ -133,11 +133,11 @@ class ModelEngine(Engine):
             with about(_part_of(call, error)):
                 raise
 
-    def _refuse_characters(self, found: int, field: str) -> NoReturn:
-        """Refuse texts that are so long that tokenizing them takes seconds, only to see that they do not fit."""
+    def _refuse_characters(self, characters: int, field: str) -> NoReturn:
+        """Refuse texts that are so long that tokenizing them alone takes seconds."""
         most, window = self._most_characters, self.context_window
-        told = f"expected at most {most:,} characters for a context window of {window:,} tokens, got {found:,}"
-        raise TooLarge(told, param=field)
+        message = f"expected at most {most:,} characters for a context window of {window:,} tokens, got {characters:,}"
+        raise TooLarge(message, param=field)
 
     def _answering(self, lm: InvariantModel, call: Call) -> Answering:
         """Return a call as a request to a model."""
@@ -146,30 +146,30 @@ class ModelEngine(Engine):
             self._refuse_characters(call.characters, call.field)
         if request.schema is not None and (request.stop or (request.tools and request.tool_choice != "none")):
             raise errors.UnsupportedCombination(
-                "expected response_format without stop and tools: the schema alone says where the answer ends",
+                "expected response_format without stop and tools: the schema alone decides where the answer ends",
                 hint="Leave stop and tools away, or set tool_choice to none.",
             )
         return Answering(lm, replace(request, options=_options(lm, request.options)) if request.options else request)
 
     def judge(self, call: JudgeCall) -> Verdict:
         """Compare answers; see `Judge`."""
-        asked, lm = call.request, self.model_for(call.choices)
-        field, answers = ("answers", asked.answers) if asked.options is None else ("options", asked.options)
-        criteria = DEFAULT_CRITERIA if asked.criteria is None else asked.criteria
+        request, lm = call.request, self.model_for(call.choices)
+        field, answers = ("answers", request.answers) if request.options is None else ("options", request.options)
+        criteria = DEFAULT_CRITERIA if request.criteria is None else request.criteria
         described = [*criteria, *criteria.values()] if isinstance(criteria, Mapping) else [criteria]
-        texts = (*(answers or ()), *described, asked.question or "", asked.reference or "")
+        texts = (*(answers or ()), *described, request.question or "", request.reference or "")
         if (characters := sum(map(len, texts))) > self._most_characters:
             self._refuse_characters(characters, field)
-        options: dict[str, Any] = {"explain": asked.explain}
-        if asked.explain:
-            options |= {"max_new_tokens": asked.max_tokens, "stopping_criteria": [StopOnEvent(cancelled_event())]}
+        options: dict[str, Any] = {"explain": request.explain}
+        if request.explain:
+            options |= {"max_new_tokens": request.max_tokens, "stopping_criteria": [StopOnEvent(cancelled_event())]}
         with about("criteria"):
-            judge = _LimitedJudge(lm, criteria=criteria, by=asked.by)
+            judge = _LimitedJudge(lm, criteria=criteria, by=request.by)
             judge.most = self._max_prompt_tokens
         with about(field):
-            if asked.options is not None:
-                return judge.choose(asked.question or "", asked.options, **options)
-            return judge.rank(asked.question, asked.answers or (), reference=asked.reference, **options)
+            if request.options is not None:
+                return judge.choose(request.question or "", request.options, **options)
+            return judge.rank(request.question, request.answers or (), reference=request.reference, **options)
 
 
 class InProcess(ModelEngine):
@@ -178,7 +178,7 @@ class InProcess(ModelEngine):
     Args:
         lm: The model. It needs a tokenizer.
         name: What requests call it. None: its own name.
-        caches: A cache of keys and values for each tenant. None for all: nothing is kept.
+        caches: A cache of keys and values for each tenant. None for all: nothing is cached.
         together: The most requests to decode as one batch.
         max_prompt_tokens: A longer prompt is refused.
 
@@ -222,9 +222,9 @@ def _check_length(prepared: PreparedPrompt, most: int | None) -> None:
         raise TooLarge(f"expected a prompt of at most {most} tokens, got {size}")
 
 
-def _options(lm: InvariantModel, given: Mapping[str, Any]) -> dict[str, Any]:
+def _options(lm: InvariantModel, requested: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of a call, whose penalties and biases are OpenAI's, as keywords of `InvariantModel.generate`."""
-    options = dict(given)
+    options = dict(requested)
     presence, frequency = (options.pop(f"{name}_penalty", 0.0) for name in ("presence", "frequency"))
     if bias := options.pop("logit_bias", None):
         size = lm.model.config.get_text_config(decoder=True).vocab_size

@@ -264,8 +264,7 @@ class WrittenAnswer:
     def feed(self, choice: Mapping[str, Any]) -> list[AnswerDelta]:
         """Return what another piece is, or raise UpstreamFailed."""
         try:
-            said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
-            found = list(parse_deltas(said, self.index))
+            found = list(parse_deltas(choice, self.index))
             if logprobs := choice.get("logprobs"):
                 tokens = logprobs.get("content") or map(token_of, parse_logprobs(logprobs))
                 self.logprobs = [*(self.logprobs or []), *tokens]

@@ -24,7 +24,7 @@ _logger = logging.getLogger("invariant_rag.server")
 
 
 class OnVLLM(ModelEngine):
-    """A `VLLMBackend` as an engine. vLLM batches by itself, and answers no tenant from what another has asked."""
+    """A `VLLMBackend` as an engine. vLLM batches by itself, and shares no cache between tenants."""
 
     def __init__(
         self, backend: VLLMBackend, name: str | None = None, *, together: int, max_prompt_tokens: int | None = None
@@ -69,7 +69,7 @@ def _is_supported(backend: VLLMBackend, method: str) -> bool:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Raise errors of vLLM as answers of this server. Where vLLM is, only the log tells."""
+    """Raise errors of vLLM as answers of this server. Only the log names vLLM's address."""
     try:
         yield
     except VLLMUnreachable as error:

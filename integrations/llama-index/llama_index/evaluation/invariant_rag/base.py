@@ -46,7 +46,7 @@ class InvariantPairwiseEvaluator(PairwiseComparisonEvaluator):
         if not isinstance(llm, InvariantLLM):
             raise UnsupportedCombination(
                 f"expected an InvariantLLM as judge, got {type(llm).__name__}",
-                hint="Use llm=InvariantLLM(...), or LlamaIndex's PairwiseComparisonEvaluator, which asks twice.",
+                hint="Use llm=InvariantLLM(...), or LlamaIndex's PairwiseComparisonEvaluator, which calls twice.",
             )
         self._update_prompts(refused)
         check_judge_options(criteria, by)

@@ -39,7 +39,7 @@ class _Ballots:
 
     inputs: Sequence[Any]
     requests: Sequence[PlainRequest]
-    reading: RecognizedTurns
+    conversation: RecognizedTurns
 
     def calls(self, ask: Callable[..., T], **kwargs: Any) -> list[Callable[[], T]]:
         return [partial(ask, each, **kwargs) for each in self.inputs]
@@ -102,12 +102,12 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
     def _ballots(
         self, turns: Sequence[Turn], keywords: dict[str, Any], messages: Sequence[ChatMessage] | None = None
     ) -> _Ballots:
-        reading = self._read(turns)
-        query = keywords.pop("query", None) or reading.query
-        requests = PlainRequests(self.ordering, self.votes, self.seed).of_turns(reading.turns, query)
+        recognized = self._recognize(turns)
+        query = keywords.pop("query", None) or recognized.query
+        requests = PlainRequests(self.ordering, self.votes, self.seed).of_turns(recognized.turns, query)
         if messages is None:
-            return _Ballots([each.text for each in requests], requests, reading)
-        return _Ballots([_written(messages, reading.turns, each.turns) for each in requests], requests, reading)
+            return _Ballots([each.text for each in requests], requests, recognized)
+        return _Ballots([_written(messages, recognized.turns, each.turns) for each in requests], requests, recognized)
 
     def _text(self, prompt: str, keywords: dict[str, Any]) -> _Ballots:
         parts = prompt.parts if isinstance(prompt, SlotText) else (Part(prompt, "finished"),)
@@ -123,8 +123,8 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
     def _ledger(self, ballots: _Ballots, winner: int = 0) -> dict[str, Any]:
         """Return what was read for an answer, and report it to the engines around."""
         method = "canonical" if self.votes is None else "vote"
-        ledger = ballots.requests[winner].ledger(method, recognized=ballots.reading.recognized)
-        for sink in ballots.reading.sinks:
+        ledger = ballots.requests[winner].ledger(method, recognized=ballots.conversation.recognized)
+        for sink in ballots.conversation.sinks:
             sink.note(ledger)
         return ledger
 

@@ -54,7 +54,7 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
 
     Segments are what `InvariantSynthesizer` passes, citable blocks, what `SegmentMarkerPostprocessor` marks, and a
     template's variable, a tool's message or a content block that is nothing but what was retrieved at once in the same
-    run. Other text reaches the model as it came. Where the order of nodes may change the answer, an `OrderWarning` says
+    run. Other text reaches the model unchanged. Where the order of nodes may change the answer, an `OrderWarning` says
     what to do.
 
     Weights are loaded at the first call. Each method takes the sampling parameters below for one call, `query` (what
@@ -62,14 +62,14 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
 
     Args:
         model: A hub id, a folder, or an `InvariantModel`. None: the embedded model, which needs no network.
-        key_value_cache: Keeps what was read of segments for calls with the same ones; LLMs may share one. None: that of
-            the model in memory. It is no part of `to_dict` and pickles.
+        key_value_cache: Caches keys and values of segments for later calls; LLMs may share it. None: that of the
+            model in memory. It is no part of `to_dict` and pickles.
         api_key: Key for the server at `base_url`. It is in pickles, and not in `to_dict`.
         **kwargs: The fields of this class, but for a model in memory not those of loading, and no `messages_to_prompt`.
     """
 
     model: str | None = Field(None, frozen=True, description="Hub id or folder; None for the embedded model.")
-    method: str = Field("rotor", frozen=True, description="How segments see each other: `invariant-rag methods`.")
+    method: str = Field("rotor", frozen=True, description="How segments attend to each other: `invariant-rag methods`.")
     ordering: str | None = Field(None, frozen=True, description="The order of segments; None: the method's own.")
     backend: str = Field("auto", frozen=True, description="The implementation of attention: auto, sdpa or reference.")
     dtype: str = Field("auto", frozen=True, description="Type of the weights, as in transformers.")
@@ -96,7 +96,7 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
 
     base_url: str | None = Field(None, frozen=True, description="Address of `invariant-rag serve`: no torch here.")
     timeout: float = Field(300.0, gt=0, description="Seconds for an answer of that server.")
-    max_retries: int = Field(2, ge=0, description="How often to ask that server again if it is busy.")
+    max_retries: int = Field(2, ge=0, description="How often to retry if that server is busy.")
 
     _lazy: Any = PrivateAttr(default=None)  # a LazyModel
     _remote: RemoteModel | None = PrivateAttr(default=None)
@@ -119,7 +119,7 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
         if kwargs.get("messages_to_prompt") not in (None, generic_messages_to_prompt):
             raise UnsupportedCombination(
                 "expected no messages_to_prompt: the chat template of the tokenizer writes conversations",
-                hint="Set tokenizer.chat_template, or give complete() the text.",
+                hint="Set tokenizer.chat_template, or pass the text to complete().",
             )
         is_remote = kwargs.get("base_url") is not None
         refused = [each for each in (_OF_LOCAL_MODELS if is_remote else _LOADING) if each in kwargs]
@@ -163,8 +163,8 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
 
     def to_payload(self) -> dict[str, Any]:
         """Return what events report of this model; none waits for a disk or a hub."""
-        said = {name: getattr(self, name) for name in ("model", "method", "max_tokens", "temperature")}
-        return {"class_name": self.class_name(), **said, "ordering": self._ordering.name}
+        fields = {name: getattr(self, name) for name in ("model", "method", "max_tokens", "temperature")}
+        return {"class_name": self.class_name(), **fields, "ordering": self._ordering.name}
 
     @property
     def lm(self) -> InvariantModel:
@@ -179,7 +179,7 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
 
     @property
     def _loaded(self) -> InvariantModel | None:
-        """The model that was given in memory."""
+        """The model that was passed in memory."""
         return self._lazy.lm() if self._lazy is not None and self._lazy.in_memory else None
 
     @property
@@ -230,61 +230,61 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
         """Stream the answer to a conversation; closing the stream ends the generation."""
         return self._chat_call(messages, kwargs).astream(as_chat)
 
-    def _reading(self, turns: Sequence[Turn]) -> RecognizedTurns:
+    def _recognized(self, turns: Sequence[Turn]) -> RecognizedTurns:
         loaded = self._loaded
         routed = loaded is not None and hasattr(loaded, "plain_order") and not loaded.invariant
-        return self._read(turns, promises=self._ordering.invariant, routed=routed, text_only=True)
+        return self._recognize(turns, promises=self._ordering.invariant, routed=routed, text_only=True)
 
     def _text_call(self, prompt: str, formatted: bool, kwargs: dict[str, Any]) -> ModelCall:
         to_prompt = self.completion_to_prompt or default_completion_to_prompt
-        reading = self._reading([Turn("user", (Part(prompt if formatted else to_prompt(prompt), "finished"),))])
-        query = kwargs.pop("query", reading.query)
-        read = Prompt.of(*reading.turns[0].parts, query=query, rendering=document_rendering).to_complete()
-        return self._call(reading, kwargs, prompt=read)
+        conversation = self._recognized([Turn("user", (Part(prompt if formatted else to_prompt(prompt), "finished"),))])
+        query = kwargs.pop("query", conversation.query)
+        rendered = Prompt.of(*conversation.turns[0].parts, query=query, rendering=document_rendering).to_complete()
+        return self._call(conversation, kwargs, prompt=rendered)
 
     def _chat_call(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> ModelCall:
-        reading = self._reading(responses.to_turns(messages))
-        given = dict(kwargs)
+        conversation = self._recognized(responses.to_turns(messages))
+        options = dict(kwargs)
         tools = [
             tool.metadata.to_openai_tool(skip_length_check=True) if isinstance(tool, BaseTool) else tool
-            for tool in check_tools(given.pop("tools", None))
+            for tool in check_tools(options.pop("tools", None))
         ]
-        if tools and given.get("output_cls") is not None:
+        if tools and options.get("output_cls") is not None:
             raise UnsupportedCombination(
                 "expected either tools or an output class, got both",
-                hint="Call the tools first, and ask for the object then.",
+                hint="Call the tools first, then request the object.",
             )
-        asked: dict[str, Any] = {
-            "messages": responses.chat_messages(reading.turns, messages),
-            "question": given.pop("query", reading.query),
+        fields: dict[str, Any] = {
+            "messages": responses.chat_messages(conversation.turns, messages),
+            "question": options.pop("query", conversation.query),
             "tools": tools,
-            "tool_choice": choice_of(given.pop("tool_choice", None)),
-            "parallel": bool(given.pop("allow_parallel_tool_calls", True)),
-            "template_kwargs": {**self.template_kwargs, **(given.pop("template_kwargs", None) or {})},
+            "tool_choice": choice_of(options.pop("tool_choice", None)),
+            "parallel": bool(options.pop("allow_parallel_tool_calls", True)),
+            "template_kwargs": {**self.template_kwargs, **(options.pop("template_kwargs", None) or {})},
         }
-        return self._call(reading, given, **asked)
+        return self._call(conversation, options, **fields)
 
-    def _call(self, reading: RecognizedTurns, kwargs: Mapping[str, Any], **asked: Any) -> ModelCall:
-        given = {**{name: getattr(self, name) for name in _PER_CALL}, **self.generation_kwargs, **kwargs}
-        top = given.pop("top_logprobs") or 0
-        json_mode, output_cls = given.pop("json_mode"), given.pop("output_cls", None)
+    def _call(self, conversation: RecognizedTurns, kwargs: Mapping[str, Any], **fields: Any) -> ModelCall:
+        options = {**{name: getattr(self, name) for name in _PER_CALL}, **self.generation_kwargs, **kwargs}
+        top = options.pop("top_logprobs") or 0
+        json_mode, output_cls = options.pop("json_mode"), options.pop("output_cls", None)
         request = AnswerRequest(
-            **asked,
-            **{name: given.pop(name) for name in _DECODING},
-            logprobs=bool(given.pop("logprobs") or top),
+            **fields,
+            **{name: options.pop(name) for name in _DECODING},
+            logprobs=bool(options.pop("logprobs") or top),
             top_logprobs=top,
-            citations=bool(given.pop("citations")),
+            citations=bool(options.pop("citations")),
             schema={"type": "object"} if output_cls is None and json_mode else output_cls,
-            stop=tuple(check_stops(given.pop("stop"))),
-            max_new_tokens=given.pop("max_tokens"),
-            options=given,
-            recognized=reading.recognized,
+            stop=tuple(check_stops(options.pop("stop"))),
+            max_new_tokens=options.pop("max_tokens"),
+            options=options,
+            recognized=conversation.recognized,
         )
         if self._remote is not None:
             choices = {name: getattr(self, name) for name in ("method", "ordering", "overflow")}
             chosen = {name: value for name, value in choices.items() if name in self.model_fields_set}
-            return ModelCall(request, reading.sinks, self._remote, chosen)
-        return ModelCall(request, reading.sinks, lambda: self.lm)
+            return ModelCall(request, conversation.sinks, self._remote, chosen)
+        return ModelCall(request, conversation.sinks, lambda: self.lm)
 
     def _prepare_chat_with_tools(
         self,
@@ -300,10 +300,10 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
         messages = list(chat_history or ())
         if user_msg is not None:
             messages.append(ChatMessage(user_msg, role="user") if isinstance(user_msg, str) else user_msg)
-        asked = {"messages": messages, "tools": list(tools), "allow_parallel_tool_calls": allow_parallel_tool_calls}
+        fields = {"messages": messages, "tools": list(tools), "allow_parallel_tool_calls": allow_parallel_tool_calls}
         choice = kwargs.pop("tool_choice", None)
         default = "required" if tool_required else "auto"
-        return {**kwargs, **asked, "tool_choice": default if choice is None else choice}
+        return {**kwargs, **fields, "tool_choice": default if choice is None else choice}
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
@@ -322,8 +322,8 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
     def structured_predict(self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any) -> Model:
         """Answer with an object: decoding writes JSON of its schema. One that ended early is an `IncompleteObject`."""
         dispatcher.event(LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=values))
-        asked = self._asked_for_object(output_cls, prompt, values)
-        return _object(self.chat(asked, output_cls=output_cls, **(llm_kwargs or {})), output_cls)
+        messages = self._messages_with_schema(output_cls, prompt, values)
+        return _object(self.chat(messages, output_cls=output_cls, **(llm_kwargs or {})), output_cls)
 
     @dispatcher.span
     async def astructured_predict(
@@ -331,34 +331,34 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
     ) -> Model:
         """Answer with an object as `structured_predict` does; the event loop goes on."""
         dispatcher.event(LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=values))
-        asked = self._asked_for_object(output_cls, prompt, values)
-        return _object(await self.achat(asked, output_cls=output_cls, **(llm_kwargs or {})), output_cls)
+        messages = self._messages_with_schema(output_cls, prompt, values)
+        return _object(await self.achat(messages, output_cls=output_cls, **(llm_kwargs or {})), output_cls)
 
     def _structured_stream_call(
         self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any
     ) -> Generator[Model | FlexibleModel, None, None]:
         """Yield the object as it grows, for `stream_structured_predict`: with what is there so far, and then whole."""
-        asked = self._asked_for_object(output_cls, prompt, values)
+        messages = self._messages_with_schema(output_cls, prompt, values)
         partial_cls, before = create_flexible_model(output_cls), None
-        for response in self.stream_chat(asked, output_cls=output_cls, **(llm_kwargs or {})):
+        for response in self.stream_chat(messages, output_cls=output_cls, **(llm_kwargs or {})):
             text = response.message.content or ""
             if response.raw is not None:
                 yield parse_object(text, output_cls)
                 continue
-            found = from_json(text, allow_partial="trailing-strings") if text.strip() else None
-            if isinstance(found, dict) and found != before:
-                before = found
-                yield partial_cls.model_validate(found)
+            parsed = from_json(text, allow_partial="trailing-strings") if text.strip() else None
+            if isinstance(parsed, dict) and parsed != before:
+                before = parsed
+                yield partial_cls.model_validate(parsed)
 
     async def _structured_astream_call(
         self, output_cls: type[Model], prompt: Any, llm_kwargs: Any = None, **values: Any
     ) -> AsyncGenerator[Model | FlexibleModel, None]:
         return responses.iterate_in_thread(self._structured_stream_call(output_cls, prompt, llm_kwargs, **values))
 
-    def _asked_for_object(
+    def _messages_with_schema(
         self, output_cls: type[BaseModel], prompt: BasePromptTemplate, values: Mapping[str, Any]
     ) -> list[ChatMessage]:
-        """Return the messages of a template, with the schema of the object that is wanted behind the last one."""
+        """Return the messages of a template, with the schema of the requested object after the last one."""
         *before, last = self._get_messages(prompt, **values)
         schema = PydanticOutputParser(output_cls).get_format_string(escape_json=False)
         return [*before, ChatMessage(role=last.role, blocks=[*last.blocks, TextBlock(text=schema)])]
@@ -376,12 +376,12 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
     @model_serializer(mode="wrap")
     def custom_model_dump(self, handler: Any, info: Any) -> dict[str, Any]:
         """Return the fields, with the digest of a model in memory, for keys of caches such as an `IngestionCache`."""
-        said: dict[str, Any] = {**handler(self), "class_name": self.class_name()}
+        fields: dict[str, Any] = {**handler(self), "class_name": self.class_name()}
         if self._loaded is not None:
             from invariant_rag.generation.digest import model_digest
 
-            said["model_digest"] = model_digest(self._loaded)
-        return said
+            fields["model_digest"] = model_digest(self._loaded)
+        return fields
 
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
         """Return the fields, from which `from_dict` builds an equal LLM; no field describes a model in memory."""
@@ -396,12 +396,12 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
         if self._loaded is not None:
             raise UnsupportedCombination(
                 f"expected a model that can be loaded again by its name, got {self.model!r} as an object in memory",
-                hint="Save it with save_pretrained, and give InvariantLLM the folder.",
+                hint="Save it with save_pretrained, and pass the folder to InvariantLLM.",
             )
 
 
-def _check_parameters(given: Iterable[str], known: Iterable[str]) -> None:
-    if unknown := sorted(set(given).difference(known)):
+def _check_parameters(names: Iterable[str], known: Iterable[str]) -> None:
+    if unknown := sorted(set(names).difference(known)):
         hint = f"`max_new_tokens` is `max_tokens` here. {UnknownParameter.hint}"
         raise UnknownParameter("InvariantLLM", unknown, known, hint=hint)
 
@@ -411,11 +411,11 @@ def _arguments(call: types.ToolCallBlock) -> dict[str, Any]:
     written = call.tool_kwargs
     if isinstance(written, Mapping):
         return dict(written)
-    found = from_json(written, allow_partial="trailing-strings") if written.strip() else {}
-    return found if isinstance(found, dict) else {}
+    parsed = from_json(written, allow_partial="trailing-strings") if written.strip() else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _object(response: ChatResponse, output_cls: type[Model]) -> Model:
-    read: Model = parse_object(response.message.content or "", output_cls)
-    dispatcher.event(LLMStructuredPredictEndEvent(output=read))
-    return read
+    parsed: Model = parse_object(response.message.content or "", output_cls)
+    dispatcher.event(LLMStructuredPredictEndEvent(output=parsed))
+    return parsed

@@ -57,8 +57,8 @@ def to_turns(messages: Sequence[ChatMessage]) -> list[Turn]:
     Only a tool's message and the user's last may hold a set as text: system prompts and histories are somebody's words.
     """
     return [
-        Turn(_ROLES.get(each.role, each.role.value), tuple(_parts(each, is_last=place == len(messages))))
-        for place, each in enumerate(messages, start=1)
+        Turn(_ROLES.get(each.role, each.role.value), tuple(_parts(each, is_last=index == len(messages))))
+        for index, each in enumerate(messages, start=1)
     ]
 
 
@@ -124,10 +124,10 @@ def _read(parts: Sequence[Any]) -> Iterator[str | Segment | SegmentSet]:
 
 
 def _tool_fields(message: ChatMessage) -> dict[str, Any]:
-    """Return what a message says of tools, as `render_chat` takes it: in blocks, or else in `additional_kwargs`."""
-    said = message.additional_kwargs
+    """Return the tool fields of a message, as `render_chat` takes it: in blocks, or else in `additional_kwargs`."""
+    fields = message.additional_kwargs
     if message.role in _TOOL:
-        return {name: said[name] for name in ("tool_call_id", "name") if said.get(name) is not None}
+        return {name: fields[name] for name in ("tool_call_id", "name") if fields.get(name) is not None}
     blocks = [block for block in message.blocks if isinstance(block, types.ToolCallBlock)]
     if message.role not in ASSISTANT:
         if blocks:
@@ -138,7 +138,7 @@ def _tool_fields(message: ChatMessage) -> dict[str, Any]:
         return {}
     calls: list[Mapping[str, Any]] = [
         {"id": block.tool_call_id, "name": block.tool_name, "arguments": block.tool_kwargs} for block in blocks
-    ] or [each if isinstance(each, Mapping) else each.model_dump() for each in said.get("tool_calls") or ()]
+    ] or [each if isinstance(each, Mapping) else each.model_dump() for each in fields.get("tool_calls") or ()]
     return {"tool_calls": calls} if calls else {}
 
 
@@ -192,30 +192,30 @@ class ModelCall:
         grow: Callable[..., Any] = growing.chat if whole is as_chat else growing.completion
         with no_swallowed_errors():
             if isinstance(self.model, RemoteModel):
-                pieces = self.model.stream_reply(self.request, choices=self.choices)
+                deltas = self.model.stream_reply(self.request, choices=self.choices)
             else:
                 from invariant_rag.generation.answering import Answering
 
-                pieces = Answering(self.model(), self.request).stream()
-            for piece in pieces:
-                yield grow(piece) if isinstance(piece, AnswerDelta) else whole(piece, self, "")
+                deltas = Answering(self.model(), self.request).stream()
+            for delta in deltas:
+                yield grow(delta) if isinstance(delta, AnswerDelta) else whole(delta, self, "")
 
     async def astream(self, whole: Whole[R]) -> AsyncGenerator[R, None]:
         """Yield what `stream` does, without blocking the event loop."""
-        async with aclosing(iterate_in_thread(self.stream(whole))) as pieces:
-            async for piece in pieces:
-                yield piece
+        async with aclosing(iterate_in_thread(self.stream(whole))) as deltas:
+            async for delta in deltas:
+                yield delta
 
 
-async def iterate_in_thread(pieces: Generator[T, None, None]) -> AsyncGenerator[T, None]:
+async def iterate_in_thread(deltas: Generator[T, None, None]) -> AsyncGenerator[T, None]:
     """Iterate over a generator in a worker thread that has this context; closing this iterator closes the generator."""
     loop, worker = asyncio.get_running_loop(), ThreadPoolExecutor(1, thread_name_prefix="invariant-rag")
-    step: Callable[[], T | None] = partial(copy_context().run, lambda: next(pieces, None))
+    step: Callable[[], T | None] = partial(copy_context().run, lambda: next(deltas, None))
     try:
-        while (piece := await loop.run_in_executor(worker, step)) is not None:
-            yield piece
+        while (delta := await loop.run_in_executor(worker, step)) is not None:
+            yield delta
     finally:
-        worker.submit(pieces.close)  # runs after a step that is still in progress
+        worker.submit(deltas.close)  # runs after a step that is still in progress
         worker.shutdown(wait=False)
 
 
@@ -260,7 +260,7 @@ def _said(reply: Reply, call: ModelCall) -> dict[str, Any]:
 
 
 def _logprobs(answer: Answer) -> list[list[types.LogProb]] | None:
-    """Return at each place the log-probability of the token, then those of others; None if nobody asked."""
+    """Return for each token its log-probability, then those of others; None if they were not requested."""
     if answer.logprobs is None:
         return None
 
@@ -288,22 +288,22 @@ class _Growing:
     def chat(self, delta: AnswerDelta) -> ChatResponse:
         self.text += delta.content
         self.reasoning += delta.reasoning
-        if piece := delta.call:
-            id_, name, written = self.calls.get(piece.index, (piece.id or "", piece.name or "", ""))
-            self.calls[piece.index] = id_, name, written + piece.arguments
+        if call := delta.call:
+            id_, name, written = self.calls.get(call.index, (call.id or "", call.name or "", ""))
+            self.calls[call.index] = id_, name, written + call.arguments
         extra = {"thinking_delta": delta.reasoning} if delta.reasoning else {}
         message = _message(self.text, self.reasoning, self.calls.values())
         return ChatResponse(message=message, delta=delta.content, additional_kwargs=extra)
 
 
 def _message(text: str, reasoning: str, calls: Iterable[tuple[str, str, dict[str, Any] | str]]) -> ChatMessage:
-    """Return a message of the assistant, with calls in OpenAI's shape, too: chat engines of LlamaIndex look there."""
+    """Return a message of the assistant, with calls in OpenAI's shape, too: LlamaIndex's chat engines need it."""
     called = list(calls)
     blocks: list[types.ContentBlock] = [types.ThinkingBlock(content=reasoning)] if reasoning else []
     if text or not called:
         blocks.append(TextBlock(text=text))
-    blocks += [types.ToolCallBlock(tool_call_id=id_, tool_name=name, tool_kwargs=given) for id_, name, given in called]
-    written = [given if isinstance(given, str) else json.dumps(given, ensure_ascii=False) for _, _, given in called]
+    blocks += [types.ToolCallBlock(tool_call_id=id_, tool_name=name, tool_kwargs=args) for id_, name, args in called]
+    written = [args if isinstance(args, str) else json.dumps(args, ensure_ascii=False) for _, _, args in called]
     listed = [
         {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
         for (id_, name, _), arguments in zip(called, written, strict=True)

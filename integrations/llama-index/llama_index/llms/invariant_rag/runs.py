@@ -28,35 +28,35 @@ _NOTHING_READ: Mapping[str, Any] = {"sets": [], "order": [], "dropped": [], "tri
 
 @dataclass(frozen=True)
 class Retrieved:
-    """What a retriever or postprocessor returned, or a synthesizer was given."""
+    """What a retriever or postprocessor returned, or a synthesizer got."""
 
     query: str  # empty if that is not known
     nodes: Sequence[NodeWithScore]
 
     @classmethod
     def of_call(cls, arguments: Mapping[str, Any], nodes: Sequence[NodeWithScore] | None = None) -> Retrieved:
-        """Return the nodes that a call with these arguments returned; None: those, or the texts, that it was given."""
-        asked = next((arguments[name] for name in _QUERIES if name in arguments), "")
+        """Return the nodes that a call with these arguments returned; None: those, or the texts, that it got."""
+        query = next((arguments[name] for name in _QUERIES if name in arguments), "")
         nodes = arguments.get("nodes") if nodes is None else nodes
         if nodes is None:
             texts = (each for each in arguments.get("text_chunks", ()) if isinstance(each, str))
             nodes = [NodeWithScore(node=TextNode(text=text)) for text in texts]
-        return cls(asked.query_str if isinstance(asked, QueryBundle) else asked or "", list(nodes))
+        return cls(query.query_str if isinstance(query, QueryBundle) else query or "", list(nodes))
 
     @cached_property
     def forms(self) -> list[Retrieval]:
         """The nodes as segments, with the texts that LLMs are shown, and with those without metadata; also stripped."""
-        found: dict[tuple[str, ...], Retrieval] = {}
+        by_texts: dict[tuple[str, ...], Retrieval] = {}
         contents = [
             [without_marks(each.node.get_content(mode)) for each in self.nodes]
             for mode in (MetadataMode.LLM, MetadataMode.NONE)
         ]
         for texts in (*contents, *([text.strip() for text in texts] for texts in contents)):  # synthesizers strip texts
-            with_ids = len(set(texts)) == len(texts)  # equal texts are told apart only by what is written beside them
+            with_ids = len(set(texts)) == len(texts)  # equal texts differ only in what is written beside them
             pairs = zip(self.nodes, texts, strict=True)
             segments = [segment_of(each, text, with_id=with_ids) for each, text in pairs]
-            found.setdefault(tuple(texts), Retrieval(tuple(segments), self.query))
-        return list(found.values())
+            by_texts.setdefault(tuple(texts), Retrieval(tuple(segments), self.query))
+        return list(by_texts.values())
 
 
 @dataclass
@@ -66,10 +66,10 @@ class Scope:
     instance: object = None  # whose method it is
     around: Scope | None = None
     retrievals: list[Retrieved] = field(default_factory=list)  # of the whole run, the last ones last
-    given: Retrieved | None = None  # what a synthesizer was given; else that of the span around
+    given: Retrieved | None = None  # what a synthesizer got; else that of the span around
     reports: Reports | None = None  # of LLMs below an engine
     outside: Outside | None = None  # of a run: where to note, when it ends, what it retrieved for no LLM
-    is_asked: bool = False  # whether an LLM was asked in a run
+    is_asked: bool = False  # whether an LLM was called in a run
     ended: bool = False
 
     def path(self) -> Iterator[Scope]:
@@ -108,11 +108,11 @@ def refuse_media(nodes: Sequence[NodeWithScore]) -> None:
         )
 
 
-def segment_of(found: NodeWithScore, text: str, *, with_id: bool = True) -> Segment:
+def segment_of(scored: NodeWithScore, text: str, *, with_id: bool = True) -> Segment:
     """Return a segment with this text, and with metadata and score of a node; its id is metadata, too."""
-    score = None if found.score is None or math.isnan(found.score) else found.score
-    metadata: dict[str, Any] = {"node_id": found.node.node_id} if with_id else {}
-    metadata |= {str(key): value for key, value in found.node.metadata.items()}
+    score = None if scored.score is None or math.isnan(scored.score) else scored.score
+    metadata: dict[str, Any] = {"node_id": scored.node.node_id} if with_id else {}
+    metadata |= {str(key): value for key, value in scored.node.metadata.items()}
     return Segment(text, metadata=metadata, score=score)
 
 
@@ -123,16 +123,16 @@ def with_text(node: BaseNode, text: str, kind: type[TextNode] = TextNode, **fiel
 
 
 def relabelled(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-    """Return nodes of a `CitationQueryEngine`, sorted by content and labelled `Source 1:`... anew; others as given."""
+    """Return nodes of a `CitationQueryEngine`, sorted by content and labelled `Source 1:`... anew; others unchanged."""
     texts = [each.node.get_content(MetadataMode.NONE) for each in nodes]
     labels = [_LABEL.match(text) for text in texts]
-    if any(label is None or label[1] != str(place) for place, label in enumerate(labels, start=1)):
+    if any(label is None or label[1] != str(number) for number, label in enumerate(labels, start=1)):
         return list(nodes)
     bare = [text[label.end() :] for text, label in zip(texts, labels, strict=True) if label]
-    places = sorted(range(len(nodes)), key=lambda i: segment_of(nodes[i], bare[i], with_id=False).canonical_key)
+    ranking = sorted(range(len(nodes)), key=lambda i: segment_of(nodes[i], bare[i], with_id=False).canonical_key)
     return [
         NodeWithScore(node=with_text(nodes[i].node, f"Source {number}:\n{bare[i]}"), score=nodes[i].score)
-        for number, i in enumerate(places, start=1)
+        for number, i in enumerate(ranking, start=1)
     ]
 
 
@@ -145,7 +145,7 @@ def knows_segments(llm: object) -> bool:
 
 
 def check_marks(llm: LLM, arguments: Mapping[str, Any]) -> None:
-    """Warn if an LLM of another package is asked with marks of nodes, which it does not know."""
+    """Warn if an LLM of another package gets marks of nodes, which it does not know."""
     passed = (*arguments.get("args", ()), *arguments.get("kwargs", {}).values(), *arguments.values())
     listed = [each for given in passed for each in (given if isinstance(given, list | tuple) else [given])]
     texts = [each.content if isinstance(each, ChatMessage) else each for each in listed]
@@ -157,7 +157,7 @@ def check_marks(llm: LLM, arguments: Mapping[str, Any]) -> None:
 class Reports:
     """What all LLMs below one engine report, in the metadata of its response.
 
-    A response of an engine below says what was read to write it; but it is invariant only if all calls are, such as
+    A response of an engine below has the ledger of its calls; but it is invariant only if all calls are, such as
     those of a reranker.
     """
 
@@ -194,18 +194,18 @@ class Reports:
 
 
 def _is_invariant(of_calls: Iterable[bool | None]) -> bool | None:
-    """Return whether an answer is invariant: if all calls that read documents are; None if none read any."""
+    """Return whether an answer is invariant: if all calls with documents are; None if none had any."""
     known = [each for each in of_calls if each is not None]
     return all(known) if known else None
 
 
 def _joined(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return several reports as one: all sets, all tokens; else what the last one says."""
-    found = dict(reports[-1])
+    """Return several ledgers as one: all sets, all tokens; else the entries of the last one."""
+    joined = dict(reports[-1])
     for name in ("sets", "order", "dropped", "trimmed"):
-        found[name] = [item for each in reports for item in each[name]]
-    found["cached_tokens"] = sum(each["cached_tokens"] for each in reports)
+        joined[name] = [item for each in reports for item in each[name]]
+    joined["cached_tokens"] = sum(each["cached_tokens"] for each in reports)
     if usages := [each["usage"] for each in reports if "usage" in each]:
-        found["usage"] = {count: sum(each[count] for each in usages) for count in usages[-1]}
-    found["invariant"] = _is_invariant(each["invariant"] for each in reports)
-    return found
+        joined["usage"] = {count: sum(each[count] for each in usages) for count in usages[-1]}
+    joined["invariant"] = _is_invariant(each["invariant"] for each in reports)
+    return joined

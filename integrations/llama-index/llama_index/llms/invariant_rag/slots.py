@@ -1,4 +1,4 @@
-"""What an LLM is asked: slots that are sets, text that stays as it came, and a warning where nodes are lost in text.
+"""The input of an LLM: slots that are sets, text that stays as it is, and a warning where nodes are lost in text.
 
 A slot is the value of a template's variable, the content of a tool's message, or a content block; `find_set` decides.
 """
@@ -37,16 +37,16 @@ from llama_index.llms.invariant_rag.runs import Reports, Scope, current_scope, r
 _WORDS = frozenset({"query_str", "query", "question", "existing_answer", "chat_history"})
 """Variables of LlamaIndex's templates that hold what the user or a model wrote."""
 _CONTEXT = frozenset({"context_str", "context_msg"})
-"""Variables that hold nodes, even if somebody asks with the very same text."""
+"""Variables that hold nodes, even if a query is the very same text."""
 _TEMPLATES = (CITATION_QA_TEMPLATE.template, CITATION_REFINE_TEMPLATE.template, DEFAULT_CHOICE_SELECT_PROMPT.template)
-_STOCK = frozenset(piece for template in _TEMPLATES for piece in re.split(r"\{\w+\}", template))
+_STOCK = frozenset(text for template in _TEMPLATES for text in re.split(r"\{\w+\}", template))
 """Texts of LlamaIndex's own templates, some with numbered documents as examples; nobody retrieved them."""
 
 _NONCE = secrets.token_hex(8)
-_PLACE = re.compile(rf"<{_NONCE}:(\d+)>")
+_MASK = re.compile(rf"<{_NONCE}:(\d+)>")
 
 _MARKS = (
-    "Mark the nodes (SegmentMarkerPostprocessor), give SegmentBlocks, or let a variable of a template hold nothing but "
+    "Mark the nodes (SegmentMarkerPostprocessor), pass SegmentBlocks, or let a variable of a template hold nothing but "
     "the nodes: llm.predict(template, context_str=...)."
 )
 _SYNTHESIZER = "response_synthesizer=InvariantSynthesizer(llm)"
@@ -55,10 +55,10 @@ _FIXES: tuple[tuple[tuple[type, ...], str], ...] = (
     ((BaseNodePostprocessor,), "Choose nodes by a model that scores each by itself, or let the answer read all nodes."),
     ((BaseRetriever,), "Retrieve without the LLM."),
     ((ContextChatEngine, CondensePlusContextChatEngine), "Use InvariantChatEngine."),
-    ((CitationQueryEngine,), f"It numbers nodes by their place: CitationQueryEngine.from_args(..., {_SYNTHESIZER})."),
+    ((CitationQueryEngine,), f"It numbers nodes by index: CitationQueryEngine.from_args(..., {_SYNTHESIZER})."),
     ((BaseSynthesizer,), f"Use {_SYNTHESIZER}, which passes all nodes, whole, in one call."),
 )
-"""What to do, by what asks: the first of these that is around the call."""
+"""What to do, by the caller: the first of these that is around the call."""
 
 
 @dataclass(frozen=True)
@@ -92,36 +92,36 @@ class SlotBlock(TextBlock):
 
 
 class SlotReader(LLM):
-    """The part of an LLM that is given templates and the values of their variables, by `predict` and its like."""
+    """The part of an LLM that gets templates and the values of their variables, by `predict` and its like."""
 
     def _get_messages(self, prompt: prompts.BasePromptTemplate, **prompt_args: Any) -> list[ChatMessage]:
-        """Return the messages of a template, whose blocks tell what stands in which variable."""
+        """Return the messages of a template, whose blocks know the text of each variable."""
         filled = _Filled.of(self, prompt, prompt_args)
         if filled is None:
             return super()._get_messages(prompt, **prompt_args)
-        plain, placed = super()._get_messages(filled.plain), super()._get_messages(filled.placed)
-        if [len(each.blocks) for each in plain] != [len(each.blocks) for each in placed]:
+        plain, masked = super()._get_messages(filled.plain), super()._get_messages(filled.masked)
+        if [len(each.blocks) for each in plain] != [len(each.blocks) for each in masked]:
             return list(plain)
         return [
             message.model_copy(update={"blocks": list(map(filled.block, message.blocks, other.blocks))})
-            for message, other in zip(plain, placed, strict=True)
+            for message, other in zip(plain, masked, strict=True)
         ]
 
     def _get_prompt(self, prompt: prompts.BasePromptTemplate, **prompt_args: Any) -> str:
-        """Return the text of a template, whose parts tell what stands in which variable."""
+        """Return the text of a template, whose parts know the text of each variable."""
         filled = _Filled.of(self, prompt, prompt_args)
         if filled is None:
             return super()._get_prompt(prompt, **prompt_args)
         text = super()._get_prompt(filled.plain)
-        return SlotText.of(text, *(filled.parts(text, super()._get_prompt(filled.placed)) or [Part(text, "finished")]))
+        return SlotText.of(text, *(filled.parts(text, super()._get_prompt(filled.masked)) or [Part(text, "finished")]))
 
 
 @dataclass(frozen=True)
 class _Filled:
-    """A template with its values, once as they are, once with a place for each."""
+    """A template with its values, once as they are, once with a placeholder for each."""
 
     plain: prompts.BasePromptTemplate
-    placed: prompts.BasePromptTemplate
+    masked: prompts.BasePromptTemplate
     values: Sequence[Part]
 
     @classmethod
@@ -130,44 +130,44 @@ class _Filled:
         template = prompt.select(llm) if isinstance(prompt, prompts.SelectorPromptTemplate) else prompt
         if not isinstance(template, prompts.PromptTemplate | prompts.ChatPromptTemplate | prompts.RichPromptTemplate):
             return None
-        asked = llm.llm if isinstance(llm, StructuredLLM) else llm
-        scope = current_scope() if getattr(asked, "find_documents", True) else None
+        inner = llm.llm if isinstance(llm, StructuredLLM) else llm
+        scope = current_scope() if getattr(inner, "find_documents", True) else None
         plain = template._map_all_vars({**template.kwargs, **given})
-        placed, parts = dict(plain), list[Part]()
+        masked, parts = dict(plain), list[Part]()
         loops = isinstance(template, prompts.RichPromptTemplate)
         for name, value in plain.items():
-            # `simple_summarize` gives a list of one text, which Python would write with brackets and escapes.
+            # `simple_summarize` passes a list of one text, which Python would write with brackets and escapes.
             text = value[0] if isinstance(value, list) and len(value) == 1 and not loops else value
             if not isinstance(text, str):
                 continue
             part = _part(name, text, scope)
             if part.segments is None and text is not value:
                 continue
-            plain[name], placed[name] = text, f"<{_NONCE}:{len(parts)}>"
+            plain[name], masked[name] = text, f"<{_NONCE}:{len(parts)}>"
             parts.append(part)
         # The copies need no more values, whatever they are called.
         no_names: dict[str, Any] = {"function_mappings": {}, "template_var_mappings": {}}
-        one, other = (template.model_copy(update={**no_names, "kwargs": each}) for each in (plain, placed))
+        one, other = (template.model_copy(update={**no_names, "kwargs": each}) for each in (plain, masked))
         return cls(one, other, parts)
 
-    def block(self, plain: Any, placed: Any) -> Any:
-        """Return a block that tells its parts; as it is, if no value is in it: somebody has finished the message."""
-        if type(plain) is not TextBlock or not isinstance(placed, TextBlock) or not _PLACE.search(placed.text):
+    def block(self, plain: Any, masked: Any) -> Any:
+        """Return a block that knows its parts; as it is, if no value is in it: the message is finished."""
+        if type(plain) is not TextBlock or not isinstance(masked, TextBlock) or not _MASK.search(masked.text):
             return plain
-        parts = self.parts(plain.text, placed.text)
+        parts = self.parts(plain.text, masked.text)
         if parts is None:
             return plain
         block = SlotBlock(text=plain.text)
         block._parts = parts
         return block
 
-    def parts(self, plain: str, placed: str) -> tuple[Part, ...] | None:
+    def parts(self, plain: str, masked: str) -> tuple[Part, ...] | None:
         """Return the parts of a text; None if it is not the values with text between them, such as after a filter."""
-        found = []
-        for i, piece in enumerate(_PLACE.split(placed)):
-            kind: Any = "words" if piece in _STOCK else "template"
-            found.append(self.values[int(piece)] if i % 2 else Part(piece, kind))
-        return tuple(each for each in found if each.text) if "".join(each.text for each in found) == plain else None
+        parts = []
+        for i, text in enumerate(_MASK.split(masked)):
+            kind: Any = "words" if text in _STOCK else "template"
+            parts.append(self.values[int(text)] if i % 2 else Part(text, kind))
+        return tuple(each for each in parts if each.text) if "".join(each.text for each in parts) == plain else None
 
 
 def _part(name: str, text: str, scope: Scope | None) -> Part:
@@ -176,8 +176,8 @@ def _part(name: str, text: str, scope: Scope | None) -> Part:
     if scope is None or name in _WORDS:
         return Part(text, "words")
     segments = _find(scope, text, is_context=name in _CONTEXT)
-    asked = segments is None and text in {each.query for each in scope.retrievals}
-    return Part(text, "words" if asked and not _is_set(scope, text) else "value", segments)
+    is_query = segments is None and text in {each.query for each in scope.retrievals}
+    return Part(text, "words" if is_query and not _is_set(scope, text) else "value", segments)
 
 
 # --- what was retrieved in a run ---
@@ -187,29 +187,29 @@ def _find(scope: Scope, slot: str, *, is_context: bool = False) -> SegmentSet | 
     """Return the set that a slot is; None if it is none, or, unless it is context, the question or single words."""
     if is_context:
         return find_set(slot, [replace(each, query="") for each in scope.known()])
-    found = find_set(slot, scope.known())  # anybody may write `red, green`, also where these two were retrieved
-    return found if found and any(len(split_words(each.text)) > 1 for each in found) else None
+    segments = find_set(slot, scope.known())  # anybody may write `red, green`, also where these two were retrieved
+    return segments if segments and any(len(split_words(each.text)) > 1 for each in segments) else None
 
 
 def _is_set(scope: Scope, query: str) -> bool:
-    """Return whether a question is nothing but nodes, so that it cannot be told from them in every order."""
+    """Return whether a question is nothing but nodes, so that no order distinguishes it from them."""
     return _find(scope, query, is_context=True) is not None
 
 
 _KEPT: dict[int, tuple[str, SegmentSet]] = {}
-"""Texts and sets that blocks were when they were read first, by the identity of the block; gone with it."""
+"""Texts and sets that blocks were when they were parsed first, by the identity of the block; gone with it."""
 
 
 def _find_in_block(scope: Scope, part: Part) -> SegmentSet | None:
-    """Return the set that a finished text is, or was when its block was read first, in an earlier turn of an agent."""
-    found, key = _find(scope, part.text), id(part.block)
-    if found is None or part.block is None:
-        text, kept = _KEPT.get(key, ("", None))
-        return found or (kept if text == part.text else None)
+    """Return the set that a finished text is, or was when its block was parsed first, in an agent's earlier turn."""
+    segments, key = _find(scope, part.text), id(part.block)
+    if segments is None or part.block is None:
+        text, stored = _KEPT.get(key, ("", None))
+        return segments or (stored if text == part.text else None)
     if key not in _KEPT:
         finalize(part.block, _KEPT.pop, key, None).atexit = False
-    _KEPT[key] = part.text, found
-    return found
+    _KEPT[key] = part.text, segments
+    return segments
 
 
 @dataclass(frozen=True)
@@ -252,52 +252,52 @@ class SegmentReader(SlotReader):
         """Return an LLM that answers with objects of a class."""
         return SlotStructuredLLM(llm=self, output_cls=output_cls, **kwargs)
 
-    def _read(
+    def _recognize(
         self, turns: Sequence[Turn], *, promises: bool = True, routed: bool = False, text_only: bool = False
     ) -> RecognizedTurns:
-        """Find the sets in a conversation, and warn of what is none, where order `promises` to be without effect."""
+        """Recognise the sets of a conversation, and warn of what is none, where order `promises` to have no effect."""
         scope = current_scope()
         caller = next((each.instance for each in scope.path() if each.instance is not self), None)
-        # `canonical` and `vote` read for the LLM in them, and report.
+        # `canonical` and `vote` recognise sets for the LLM in them, and report.
         is_wrapped = isinstance(caller, SegmentReader) and getattr(caller, "llm", None) is self
         finds, promises = self.find_documents and not is_wrapped, promises and not is_wrapped
         if text_only and scope.given:
             refuse_media(scope.given.nodes)
-        read = [Turn(turn.role, tuple(_resolved(turn, scope if finds else None))) for turn in turns]
-        parts = [part for turn in read for part in turn.parts]
+        resolved = [Turn(turn.role, tuple(_resolved(turn, scope if finds else None))) for turn in turns]
+        parts = [part for turn in resolved for part in turn.parts]
         in_sets = [each.text for part in parts if isinstance(part, SegmentSet) for each in part]
         in_sets += [part.text for part in parts if isinstance(part, Segment)]
         retrieved = []
         for each in scope.known():
             is_whole = all(any(segment.text in text for text in in_sets) for segment in each.segments)
             retrieved.append(each if is_whole or not _is_set(scope, each.query) else replace(each, query=""))
-        found = recognize(read, [*retrieved, *outside_retrievals()] if finds else ())
-        forget_outside(found.texts)
-        texts = ([each.text if isinstance(each, Part) else each for each in turn.parts] for turn in found.turns)
-        known = [Turn(turn.role, tuple(merge_texts(each))) for turn, each in zip(found.turns, texts, strict=True)]
+        recognition = recognize(resolved, [*retrieved, *outside_retrievals()] if finds else ())
+        forget_outside(recognition.texts)
+        texts = ([each.text if isinstance(each, Part) else each for each in turn.parts] for turn in recognition.turns)
+        known = [Turn(turn.role, tuple(merge_texts(each))) for turn, each in zip(recognition.turns, texts, strict=True)]
         sizes = [len(each) for turn in known for each in turn.sets]
-        asker_fix = next((fix for kinds, fix in _FIXES if scope.innermost(*kinds)), None)
-        fix = asker_fix or _MARKS
+        caller_fix = next((fix for kinds, fix in _FIXES if scope.innermost(*kinds)), None)
+        fix = caller_fix or _MARKS
         if self.require_segments and not any(sizes) and not is_wrapped:
             raise OrderWarning("expected segments, got a prompt without any", hint=fix)
-        findings = list(found.findings)
+        findings = list(recognition.findings)
         if promises:
-            if not any(sizes) and not findings and finds and (count := _given_elsewhere(scope)) > 1:
+            if not any(sizes) and not findings and finds and (count := _nodes_of_synthesizer(scope)) > 1:
                 message = f"the {count} nodes of a response synthesizer are not one slot of this call."
                 findings.append(Finding("no_segments", message))
             comparing = scope.innermost(PairwiseComparisonEvaluator)
             if comparing is not None and not comparing._enforce_consensus:
                 findings.append(Finding("no_segments", "two answers are compared in one order."))
             if routed and max(sizes, default=0) > 1:
-                findings.append(Finding("routing", "the plain model of the router reads them in the order given."))
-            kinds = ("no_segments", "separate", "incomplete", "marks") if asker_fix else ("no_segments",)
+                findings.append(Finding("routing", "the plain model of the router gets them in the order given."))
+            kinds = ("no_segments", "separate", "incomplete", "marks") if caller_fix else ("no_segments",)
             report(findings, fixes=dict.fromkeys(kinds, fix), strict=self.strict)
         sinks = [each.reports for each in scope.path() if each.reports is not None and not is_wrapped]
         return RecognizedTurns(known, not findings, (scope.given.query or None) if scope.given else None, sinks)
 
 
 def _resolved(turn: Turn, scope: Scope | None) -> Iterator[Any]:
-    """Yield the parts of a turn; a text is a set or a string, and words are not looked at."""
+    """Yield the parts of a turn; a text is a set or a string, and words are never searched."""
     for part in turn.parts:
         if not isinstance(part, Part) or part.kind == "words":
             yield part
@@ -307,8 +307,8 @@ def _resolved(turn: Turn, scope: Scope | None) -> Iterator[Any]:
             yield (_find_in_block(scope, part) if scope and part.kind == "finished" else None) or part.text
 
 
-def _given_elsewhere(scope: Scope) -> int:
-    """Return how many nodes the synthesizer was given that asks; 0 if it shows none."""
-    asking = scope.innermost(BaseSynthesizer, BaseNodePostprocessor, BaseRetriever)
-    shows = isinstance(asking, BaseSynthesizer) and not isinstance(asking, Generation)
+def _nodes_of_synthesizer(scope: Scope) -> int:
+    """Return how many nodes the calling synthesizer got; 0 if it shows none."""
+    caller = scope.innermost(BaseSynthesizer, BaseNodePostprocessor, BaseRetriever)
+    shows = isinstance(caller, BaseSynthesizer) and not isinstance(caller, Generation)
     return len(scope.given.nodes) if shows and scope.given else 0

@@ -12,7 +12,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, Te
 
 from invariant_rag.errors import RetrievalError
 from invariant_rag.prompts import mark
-from invariant_rag.rag.text import join_chunks
+from invariant_rag.rag.chunks import join_chunks
 from invariant_rag.segments import Segment
 from llama_index.llms.invariant_rag.runs import with_text
 
@@ -38,7 +38,7 @@ class MarkedNode(TextNode):
 
 
 class SegmentMarkerPostprocessor(BaseNodePostprocessor):
-    """Marks nodes, so that `InvariantLLM` finds them in a prompt. Put it last.
+    """Marks nodes, so that `InvariantLLM` recognises them in a prompt. Put it last.
 
     If a response mode splits nodes, or spreads them over several calls, the LLM issues an `OrderWarning`.
     """
@@ -61,7 +61,7 @@ class SegmentMarkerPostprocessor(BaseNodePostprocessor):
 class SourceJoiner(BaseNodePostprocessor):
     """Joins the chunks of one source into one node, in source order, without repeating text in which they overlap.
 
-    Put it behind rerankers, and before `SegmentMarkerPostprocessor`. A joined node has id and metadata of its first
+    Put it after rerankers, and before `SegmentMarkerPostprocessor`. A joined node has id and metadata of its first
     chunk, and the best score.
 
     Raises:

@@ -100,7 +100,7 @@ class InvariantSynthesizer(BaseSynthesizer):
         return await super().asynthesize(query, _numbered(nodes, kwargs), *args, **kwargs)
 
     def get_response(self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any) -> RESPONSE_TEXT_TYPE:
-        """Answer a query from texts, each one segment: a text, a generator of pieces if streaming, or an object."""
+        """Answer a query from texts, each one segment: a text, a generator of deltas if streaming, or an object."""
         response: RESPONSE_TEXT_TYPE = self._ask("", self._filled(query_str, text_chunks, response_kwargs))
         dispatcher.event(GetResponseEndEvent())
         return response

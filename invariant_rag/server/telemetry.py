@@ -50,8 +50,8 @@ class Metrics:
         self.active = made(Gauge, "active_requests", "Requests that run or wait.")
         self.rejected = made(Counter, "rejected", "Requests refused unread.", "reason")
         self.queue_seconds = made(Histogram, "request_queue_time_seconds", "Until it was the turn of a request.")
-        self.first_seconds = made(Histogram, "time_to_first_token_seconds", "Until the first piece of a stream.")
-        self.between_seconds = made(Histogram, "inter_token_latency_seconds", "Between the pieces of a stream.")
+        self.first_seconds = made(Histogram, "time_to_first_token_seconds", "Until the first chunk of a stream.")
+        self.between_seconds = made(Histogram, "inter_token_latency_seconds", "Between the chunks of a stream.")
         self._prompt = made(Counter, "prompt_tokens", "Tokens of prompts.")
         self._cached = made(Counter, "prompt_tokens_cached", "Those from a cache.")
         self._written = made(Counter, "generation_tokens", "Tokens of answers.")
@@ -67,14 +67,14 @@ class Metrics:
 
 @dataclass
 class StreamClock:
-    """Measures how long the pieces of a stream take, from when the request came."""
+    """Measures the time to each chunk of a stream, from when the request came."""
 
     metrics: Metrics
     begun: float
-    last: dict[int, float] = field(default_factory=dict)  # piece, by answer
+    last: dict[int, float] = field(default_factory=dict)  # chunk, by answer
 
     def tick(self, index: int) -> None:
-        """Note that a piece of an answer is there."""
+        """Note that a chunk of an answer is sent."""
         now, last = time.monotonic(), self.last.get(index)
         if last is not None:
             self.metrics.between_seconds.observe(now - last)
@@ -97,7 +97,7 @@ class _Caches(Collector):
 
 
 class JsonLines(logging.Formatter):
-    """Writes a record as one line of JSON. Of an error it has the places, and not the message, which may hold texts."""
+    """Writes a record as one line of JSON. Errors have a traceback and no message, which may hold texts."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -119,7 +119,7 @@ class JsonLines(logging.Formatter):
 
 
 class LogLimit(logging.Filter):
-    """Lets so many records of one place in the code through in a while; the next one says how many it left out."""
+    """Limits the records of one line of code within a window; the next one counts those left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,13 +130,13 @@ class LogLimit(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Say whether a record is written."""
         most = _MOST_REQUESTS if record.msg == "request" else _MOST
-        place, now = (record.pathname, record.lineno), self.now()
+        line, now = (record.pathname, record.lineno), self.now()
         with self._lock:
-            begun, count = self._seen.get(place, (-_WINDOW_SECONDS, 0))
+            begun, count = self._seen.get(line, (-_WINDOW_SECONDS, 0))
             if now - begun >= _WINDOW_SECONDS:
                 record.left_out = max(count - most, 0)
                 begun, count = now, 0
-            self._seen[place] = begun, count + 1
+            self._seen[line] = begun, count + 1
         return count < most
 
 
