@@ -357,7 +357,7 @@ def test_wrong_addresses_are_typed_errors_and_a_vllm_without_our_middleware_is_n
     """It would read documents causally: its API knows no such path."""
     with pytest.raises(VLLMError, match="expected an answer"):
         VLLMBackend(url="http://127.0.0.1:9")
-    with pytest.raises(UnsupportedServer, match="reads documents"):
+    with pytest.raises(UnsupportedServer, match="takes documents"):
         VLLMBackend(url=server.url + "/v2", api_key=server.KEY)
     with pytest.raises(VLLMError, match="401"):
         VLLMBackend(url=server.url)
