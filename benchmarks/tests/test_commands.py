@@ -26,17 +26,12 @@ def invoke(*arguments):
 
 
 @pytest.fixture(scope="module")
-def saved(lm, tmp_path_factory):
-    """A folder named like a model of the papers."""
-    folder = tmp_path_factory.mktemp("models") / "Qwen1.5-4B-Chat"
+def fixed(lm, files, tmp_path_factory):
+    """Options for a model in a folder that is named like one of the papers."""
+    folder, out = tmp_path_factory.mktemp("models") / "Qwen1.5-4B-Chat", tmp_path_factory.mktemp("runs")
     lm.model.save_pretrained(folder)
     lm.tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def fixed(saved, files, tmp_path):
-    return ["--model", saved, "--data", files, "--out", tmp_path / "runs", "--limit", 1, "--max-new-tokens", 3]
+    return ["--model", folder, "--data", files, "--out", out, "--limit", 1, "--max-new-tokens", 3]
 
 
 def test_every_benchmark_is_a_listed_command_that_names_its_settings():
@@ -74,18 +69,13 @@ REPRODUCED = {
     "rotor-table-10 --row RoToR": ("| RoToR |", 6, "| RoToR | 30 triples, Acc. | 31.8 | 0.0 (0.0 to 79.3) | -31.8 |"),
     "pine-table-2 --ensemble permutation-average": ("| permutation |", 6, "Section 4.2"),
     "pine-table-2 --ensemble context-experts": ("| context-experts | Full, gold first |  |", 1, "Section 4.2"),
-    "rotor-table-8": (
-        "| Original | t-statistic | 3.71 | not measured |",
-        1,
-        "Not measured: the nine pairs are those of",
-    ),
+    "rotor-table-8": ("| Original | t-statistic | 3.71 | not measured |", 1, "Not measured: the nine pairs are those"),
 }
 """Rows, how many lines have them, and what else is said."""
 
 
 @pytest.mark.parametrize("command", REPRODUCED)
-def test_reproduce_measures_the_rows_that_were_chosen_and_says_what_it_does_not_measure(command, fixed, files):
-    (files / "mintaka_noshuffle_top50.json").write_bytes((files / "mintaka_noshuffle_top30.json").read_bytes())
+def test_reproduce_measures_the_rows_that_were_chosen_and_says_what_it_does_not_measure(command, fixed):
     measured = ["reproduce", *command.split(), *fixed, "--overflow", "trim_segments"]
     result = invoke(*measured)
     row, count, said = REPRODUCED[command]
@@ -182,10 +172,7 @@ def test_what_is_wrong_is_said_before_torch_is_imported(files, tmp_path):
         assert message in " ".join(error.split()), given
         assert "Loading" not in error, given
     assert json.loads((files / "xquad.en.json").read_text()), "an --out that is a file is kept"
-
-
-def test_the_names_of_interventions_that_are_known_without_torch_are_those_of_the_library():
-    assert tuple(INTERVENTIONS) == config.INTERVENTIONS
+    assert tuple(INTERVENTIONS) == config.INTERVENTIONS, "names that are known without torch"
 
 
 @pytest.mark.parametrize(

@@ -240,23 +240,6 @@ def test_files_are_found_where_the_environment_says_and_in_the_tree_of_their_rep
     assert others == [one, one]
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "settings"),
-    [
-        ("mmlu", "mmlu_validation.json", {"split": "test"}),
-        ("mmlu", "my_test.json", {"split": "validation"}),
-        ("mintaka", "mintaka_noshuffle_top30.json", {"triples": 50}),
-        ("llmbar", "Natural.json", {"subsets": "Neighbor"}),
-        ("longbench", "qasper.jsonl", {"tasks": "narrativeqa"}),
-        *(("longbench", file, {"tasks": "single-doc"}) for file in ("qasper.jsonl", "mine.jsonl")),
-    ],
-)
-def test_a_file_serves_its_own_settings_alone(name, file, settings, load, tmp_path):
-    (tmp_path / file).write_text("[]")
-    with pytest.raises(InvalidDataset, match=file):
-        load(name, source=tmp_path / file, **settings)
-
-
 def test_lists_named_lines_and_lines_named_lists_are_read_and_a_broken_line_is_named_by_its_number(tmp_path):
     """RoToR's `mmlu_validation_cache.jsonl` is a list over many lines."""
     records = [{"a": 1}, {"b": [2]}]
@@ -307,38 +290,37 @@ def test_a_value_of_another_type_is_refused_by_name(name, load, tmp_path):
     assert refused > 5
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("torn.json.gz", gzip.compress(json.dumps({"a": "b" * 1000}).encode())[:-9]),
-        ("flipped.json.gz", gzip.compress(b"b" * 1000)[:20] + b"\xff\xff"),
-        ("none.zip", b"PK nothing"),
-        ("deep.jsonl", b"[" * 100_000),
-        ("digits.json", b"9" * 5000),
-        ("latin.json", b'"caf\xe9"'),
-        ("none.parquet", b"PAR1"),
-    ],
-)
-def test_a_file_that_is_torn_or_none_is_refused_by_name_and_without_an_object_of_python(name, content, tmp_path):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(InvalidDataset, match=name) as caught:
-        read_examples(tmp_path / name)
-    assert "Error(" not in str(caught.value)
+WORDS = {"question": "A. B. How many?", "interchangeable": ["A.", "B."], "answer": "seven"}
+COUNTED = {"input": "Which?", "context": "text", "answers": ["none of them"]}
+BROKEN = [
+    # Of other settings.
+    ("mmlu", {"split": "test"}, "mmlu_validation.json", b"[]"),
+    ("mmlu", {"split": "validation"}, "my_test.json", b"[]"),
+    ("mintaka", {"triples": 50}, "mintaka_noshuffle_top30.json", b"[]"),
+    ("llmbar", {"subsets": "Neighbor"}, "Natural.json", b"[]"),
+    ("longbench", {"tasks": "narrativeqa"}, "qasper.jsonl", b"[]"),
+    *(("longbench", {"tasks": "single-doc"}, file, b"[]") for file in ("qasper.jsonl", "mine.jsonl")),
+    # Torn, or none.
+    ("mmlu", {}, "torn.json.gz", gzip.compress(json.dumps({"a": "b" * 1000}).encode())[:-9]),
+    ("mmlu", {}, "flipped.json.gz", gzip.compress(b"b" * 1000)[:20] + b"\xff\xff"),
+    ("mmlu", {}, "none.zip", b"PK nothing"),
+    ("mmlu", {}, "deep.jsonl", b"[" * 100_000),
+    ("mmlu", {}, "digits.json", b"9" * 5000),
+    ("mmlu", {}, "latin.json", b'"caf\xe9"'),
+    ("mmlu", {}, "none.parquet", b"PAR1"),
+    # With a gold answer that nothing can be compared with, found before the model is asked.
+    ("r-gsm", {}, "words.jsonl", json.dumps(WORDS).encode()),
+    ("longbench", {"tasks": "passage_count"}, "counted.jsonl", json.dumps(COUNTED).encode()),
+    ("longbench", {"tasks": "passage_count"}, "counted.jsonl", json.dumps({**COUNTED, "answers": []}).encode()),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "record", "settings"),
-    [
-        ("r-gsm", {"question": "A. B. How many?", "interchangeable": ["A.", "B."], "answer": "seven"}, {}),
-        *(
-            ("longbench", {"input": "Which?", "context": "text", "answers": answers}, {"tasks": "passage_count"})
-            for answers in (["none of them"], [])
-        ),
-    ],
-)
-def test_a_gold_answer_that_cannot_be_compared_with_is_found_before_the_model_is_asked(
-    name, record, settings, load, tmp_path
+@pytest.mark.parametrize(("name", "settings", "file", "content"), BROKEN, ids=lambda each: str(each)[:40])
+def test_a_file_that_serves_not_is_refused_by_name_and_without_an_object_of_python(
+    name, settings, file, content, load, tmp_path
 ):
-    (tmp_path / "data.jsonl").write_text(json.dumps(record))
-    with pytest.raises(InvalidDataset, match="none that"):
-        load(name, source=tmp_path / "data.jsonl", **settings)
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(InvalidDataset, match=file) as caught:
+        load(name, source=tmp_path / file, **settings)
+    assert "Error(" not in str(caught.value)
+    assert ("none that" in str(caught.value)) == (b"How many" in content or b"Which" in content)

@@ -204,7 +204,6 @@ def test_a_table_is_measured_cell_by_cell(data_of, lm, tmp_path):
 def test_the_rows_of_an_intervention_are_measured_with_parameters_of_a_file(files, lm, tmp_path):
     parameters = tmp_path / "found.json"
     HiddenScaling(3, -1.0, [1]).save(parameters)
-    (files / "mmlu_test.json").write_bytes((files / "mmlu_validation.json").read_bytes())
     table = resolve_table("hidden-scaling-table-4")
     base = BenchmarkConfig("mmlu", data=files, limit=1, overflow="trim_segments", intervention=str(parameters))
     rows = tuple(replace(row, values=row.values[:1]) for row in table.rows)

@@ -153,7 +153,11 @@ def test_scores_are_those_of_score(pair):
 
 # --- what is refused ---
 
-OPTIONS = [{"num_beams": 2}, {"no_repeat_ngram_size": 2}, {"num_return_sequences": 2}, {"guidance_scale": 2.0}]
+
+def generate(lm, **options):
+    return lm.generate(Prompt(suffix=[5]), max_new_tokens=4, **options)
+
+
 REFUSED = [
     (InvalidChoice, "either url", lambda lm, on, llm: VLLMBackend(lm)),
     (InvalidChoice, "or llm", lambda lm, on, llm: VLLMBackend(lm, url="http://127.0.0.1:1", llm=llm)),
@@ -169,16 +173,14 @@ REFUSED = [
     (UnsupportedCombination, "in this process", lambda lm, on, llm: on.arranged([]).__enter__()),
     (UnsupportedCombination, "no cache of our", lambda lm, on, llm: VLLMBackend(lm, llm=llm, cache=KeyValueCache(1))),
     (UnsupportedCombination, "own parameters", lambda lm, on, llm: on.with_method(APE(temperature=0.5))),
+    (UnsupportedCombination, "num_beams", lambda lm, on, llm: generate(on, num_beams=2)),
+    (UnsupportedCombination, "no_repeat_ngram_size", lambda lm, on, llm: generate(on, no_repeat_ngram_size=2)),
+    (UnsupportedCombination, "do_sample=True for 2", lambda lm, on, llm: generate(on, num_return_sequences=2)),
+    (UnsupportedCombination, "guidance_scale", lambda lm, on, llm: generate(on, guidance_scale=2.0)),
 ]
 
 
 @pytest.mark.parametrize(("error", "words", "choose"), REFUSED, ids=[words for _, words, _ in REFUSED])
-def test_choices_that_make_no_sense_are_refused(error, words, choose, llm, pair):
+def test_choices_that_make_no_sense_and_what_vllm_cannot_do_are_refused(error, words, choose, llm, pair):
     with pytest.raises(error, match=words):
         choose(pair.here, pair.there, llm)
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_what_vllm_cannot_do_is_refused(options, pair):
-    with pytest.raises(UnsupportedCombination):
-        pair.there.generate(pair.prompt(95, 2), max_new_tokens=4, **options)
