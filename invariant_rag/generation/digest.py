@@ -41,7 +41,7 @@ _CONTAINERS = (list, tuple, set, frozenset, dict)
 _NO_SETTINGS = {*vars(nn.Module()), "name_or_path", "warnings_issued"} - {"training"}
 """What every module has, and what transformers remembers of earlier calls, as it does in private attributes."""
 
-_PIECE = 1 << 24  # bytes that are summed at once
+_PIECE = 1 << 25  # bytes of weights on a device that are summed at once
 _KNOWN_HOOKS = ("accelerate", "invariant_rag", "torch", "transformers")
 """Packages whose hooks and wrappers move or record tensors, or depend on parameters alone: they change no answer."""
 
@@ -196,7 +196,7 @@ def _plain_tensors(value: Any) -> list[Any]:
 def _checksums(values: list[Any]) -> list[object]:
     """Return a checksum of each tensor, and the other values as they are. Tied weights are summed once."""
     found: list[Any] = []
-    sums: dict[Any, Future[int] | int] = {}
+    sums: dict[Any, Future[int] | torch.Tensor] = {}
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # zlib runs without the interpreter's lock
         for value in values:
             if not isinstance(value, torch.Tensor):
@@ -205,22 +205,28 @@ def _checksums(values: list[Any]) -> list[object]:
             place = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
             if place not in sums:
                 content = value.detach().contiguous().flatten().view(torch.uint8)
-                on_host = content.device.type == "cpu"
-                sums[place] = threads.submit(zlib.crc32, content.numpy().data) if on_host else _sum_on_device(content)
+                is_host = content.device.type == "cpu"
+                sums[place] = threads.submit(zlib.crc32, content.numpy().data) if is_host else _sum_on_device(content)
             found.append(sums[place])
+    on_device = [each for each in sums.values() if isinstance(each, torch.Tensor)]
+    if on_device:  # all of them in one transfer, since each waits for its device
+        totals = torch.stack([each.to(on_device[0].device) for each in on_device]).tolist()
+        on_host = dict(zip(map(id, on_device), totals, strict=True))
+        found = [on_host[id(each)] if isinstance(each, torch.Tensor) else each for each in found]
     return [each.result() if isinstance(each, Future) else each for each in found]
 
 
-def _sum_on_device(tensor: torch.Tensor) -> int:
+def _sum_on_device(tensor: torch.Tensor) -> torch.Tensor:
     """Return the sum of a tensor's 32-bit words `[bytes]`, each times an odd factor of its own, modulo 2**64.
 
     No single word can change without the sum; two that do cancel each other with a chance of about 2**-32.
     """
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for number, piece in enumerate(tensor.split(_PIECE)):
-        words = torch.cat([piece, piece.new_zeros(-len(piece) % 4)]).view(torch.int32)  # a copy is aligned
+        aligned = len(piece) % 4 == piece.storage_offset() % 4 == 0
+        words = (piece if aligned else torch.cat([piece, piece.new_zeros(-len(piece) % 4)])).view(torch.int32)
         total += (words * _factors(words.device)[: len(words)]).sum() * (2 * number + 1)
-    return int(total)
+    return total
 
 
 @cache
