@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -390,3 +391,18 @@ def test_without_a_name_it_says_once_that_a_toy_answers():
     lazy.lm()
     LazyModel(EMBEDDED["generator"]).lm()  # who names it knows it
     assert LazyModel("native").lm().name == str(EMBEDDED["native"])
+
+
+def test_a_pass_of_another_thread_does_not_end_an_arranged_prefill(llama):
+    lm, other = InvariantModel(llama), []
+    expected = lm.generate(PROMPT, max_new_tokens=2).logprobs
+
+    def call_it(*_):
+        if not other:
+            other.append(threading.Thread(target=llama, args=(torch.tensor([[3, 4, 5]]),)))
+            other[0].start()
+            other[0].join()
+
+    with llama.model.layers[-1].register_forward_pre_hook(call_it):
+        assert lm.generate(PROMPT, max_new_tokens=2).logprobs == expected
+    assert other
