@@ -145,15 +145,15 @@ def environment(model: PreTrainedModel, device: torch.device) -> tuple[object, .
 
 
 def foreign_code(model: PreTrainedModel) -> dict[str, Any]:
-    """Return the code that a model runs besides that of its classes, by place: no digest can cover what it does."""
+    """Return the code that a model runs besides that of its classes, by position: no digest can cover what it does."""
     of_all = (hooks_of_all_modules._global_forward_pre_hooks, hooks_of_all_modules._global_forward_hooks)
-    found = [("a hook of all modules", each) for hooks in of_all for each in hooks.values()]
+    code = [("a hook of all modules", each) for hooks in of_all for each in hooks.values()]
     for name, module in model.named_modules():
         hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-        found += [(f"a hook of {name or 'the model'}", each) for each in hooks] if hooks else []
+        code += [(f"a hook of {name or 'the model'}", each) for each in hooks] if hooks else []
         if "forward" in vars(module):
-            found.append((f"a forward of its own in {name or 'the model'}", vars(module)["forward"]))
-    return {f"{place} ({number})": each for number, (place, each) in enumerate(found) if _is_foreign(each)}
+            code.append((f"a forward of its own in {name or 'the model'}", vars(module)["forward"]))
+    return {f"{where} ({number})": each for number, (where, each) in enumerate(code) if _is_foreign(each)}
 
 
 def _is_foreign(function: Any) -> bool:
@@ -169,24 +169,24 @@ def _is_foreign(function: Any) -> bool:
 
 def _settings(modules: Sequence[tuple[str, nn.Module]]) -> list[str]:
     """Return the attributes of modules that are plain values or hold nothing else, such as scales and adapters."""
-    found = []
+    facts = []
     for name, module in modules:
         is_model, kind = isinstance(module, PreTrainedModel), type(module)
-        found.append(f"{name} {kind.__module__}.{kind.__qualname__}")
+        facts.append(f"{name} {kind.__module__}.{kind.__qualname__}")
         for attribute, value in sorted(vars(module).items()):
-            kind = type(value)  # isinstance would ask a config for its class, which takes long
+            kind = type(value)  # isinstance would resolve the class of a config, which takes long
             if attribute in _NO_SETTINGS or (is_model and attribute.startswith("_")):
                 continue
             items = [*value, *value.values()] if issubclass(kind, dict) else value
             if issubclass(kind, _PLAIN):
-                found.append(f"{attribute}={value!r}")
+                facts.append(f"{attribute}={value!r}")
             elif issubclass(kind, _CONTAINERS) and all(isinstance(each, _PLAIN) for each in items):
-                found.append(f"{attribute}={describe(value)}")
-    return found
+                facts.append(f"{attribute}={describe(value)}")
+    return facts
 
 
 def _plain_tensors(value: Any) -> list[Any]:
-    """Take tensors apart that are made of others (quantized, sharded): down to those with bytes of their own."""
+    """Split tensors that are made of others (quantized, sharded): down to those with bytes of their own."""
     if isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__"):
         names, context = value.__tensor_flatten__()
         return [repr(context), *(part for name in names for part in _plain_tensors(getattr(value, name)))]
@@ -195,20 +195,20 @@ def _plain_tensors(value: Any) -> list[Any]:
 
 def _checksums(values: list[Any]) -> list[object]:
     """Return a checksum of each tensor, and the other values as they are. Tied weights are summed once."""
-    found: list[Any] = []
+    checksums: list[Any] = []
     sums: dict[Any, Future[int] | int] = {}
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # zlib runs without the interpreter's lock
         for value in values:
             if not isinstance(value, torch.Tensor):
-                found.append(value)
+                checksums.append(value)
                 continue
-            place = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
-            if place not in sums:
+            storage = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+            if storage not in sums:
                 content = value.detach().contiguous().flatten().view(torch.uint8)
                 on_host = content.device.type == "cpu"
-                sums[place] = threads.submit(zlib.crc32, content.numpy().data) if on_host else _sum_on_device(content)
-            found.append(sums[place])
-    return [each.result() if isinstance(each, Future) else each for each in found]
+                sums[storage] = threads.submit(zlib.crc32, content.numpy().data) if on_host else _sum_on_device(content)
+            checksums.append(sums[storage])
+    return [each.result() if isinstance(each, Future) else each for each in checksums]
 
 
 def _sum_on_device(tensor: torch.Tensor) -> int:
@@ -217,8 +217,8 @@ def _sum_on_device(tensor: torch.Tensor) -> int:
     No single word can change without the sum; two that do cancel each other with a chance of about 2**-32.
     """
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for number, piece in enumerate(tensor.split(_PIECE)):
-        words = torch.cat([piece, piece.new_zeros(-len(piece) % 4)]).view(torch.int32)  # a copy is aligned
+    for number, block in enumerate(tensor.split(_PIECE)):
+        words = torch.cat([block, block.new_zeros(-len(block) % 4)]).view(torch.int32)  # a copy is aligned
         total += (words * _factors(words.device)[: len(words)]).sum() * (2 * number + 1)
     return int(total)
 
@@ -230,7 +230,7 @@ def _factors(device: torch.device) -> torch.Tensor:
 
 
 def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-    """Return what decides between two tokenizers; all but the vocabulary is read anew."""
+    """Return what decides between two tokenizers; all but the vocabulary is computed anew."""
     size = len(tokenizer)
     with _lock:
         known = _vocabularies.get(tokenizer)
