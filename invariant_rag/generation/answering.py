@@ -232,8 +232,7 @@ def reply_all(
 
 def _object_tool(schema: Any) -> Tool:
     """Return a tool whose arguments are the object that a schema describes."""
-    described = json_schema(schema)
-    check_expressible(described)
+    described = check_expressible(json_schema(schema))
     name = re.sub(r"[^\w./:-]+", "_", described.get("title") or "answer")
     purpose = "Give the final answer to the user."
     return Tool(name, " ".join(filter(None, (purpose, described.get("description")))), described)

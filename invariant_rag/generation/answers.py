@@ -217,7 +217,7 @@ def parse_chunks(chunks: Iterable[Mapping[str, Any]], request: AnswerRequest) ->
     """Yield the deltas of the answers from the chunks of a stream, and then the whole reply."""
     deltas: dict[int, list[AnswerDelta]] = {}
     ends: dict[int, Mapping[str, Any]] = {}
-    body: dict[str, Any] = {}  # by any of the chunks
+    body: dict[str, Any] = {}  # the fields of any of the chunks
     for chunk in chunks:
         body |= chunk
         for choice in chunk["choices"]:
@@ -227,8 +227,26 @@ def parse_chunks(chunks: Iterable[Mapping[str, Any]], request: AnswerRequest) ->
             if choice["finish_reason"] is not None:
                 ends[choice["index"]] = choice
         if not chunk["choices"]:
-            yield _reply([(deltas.get(index, ()), end) for index, end in sorted(ends.items())], body, request)
+            answers = [_parse_answer(ends[index], deltas.get(index, ()), request) for index in sorted(ends)]
+            usage, ledger = body["usage"], {name: body["invariant"][name] for name in _LEDGER}
+            ledger["invariant"] = ledger["invariant"] if request.recognized else False
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            tokens = Usage(usage["prompt_tokens"], usage["completion_tokens"], cached)
+            yield Reply(tuple(answers), tokens, partial(dict, ledger, cached_tokens=cached), body["model"])
             return
+
+
+def _parse_answer(choice: Mapping[str, Any], deltas: Iterable[AnswerDelta], request: AnswerRequest) -> Answer:
+    """Return the answer of deltas, and of the choice that ends it."""
+    spans, logprobs = None, None
+    if request.citations and request.schema is None:  # the server names segments by their content hash
+        known = {each.content_hash: (index, each) for index, each in enumerate(request.segments)}
+        cited = (choice.get("delta") or choice.get("message") or {}).get("citations") or ()
+        sources = [(each, source["id"]) for each in cited for source in each["sources"]]
+        spans = [CitedSpan(each["start"], each["end"], *known[name]) for each, name in sources if name in known]
+    if request.logprobs:
+        logprobs = parse_logprobs(choice.get("logprobs"))
+    return replace(Answer.join(deltas), finish_reason=choice["finish_reason"], logprobs=logprobs, citations=spans)
 
 
 def parse_deltas(choice: Mapping[str, Any], index: int) -> Iterator[AnswerDelta]:
@@ -260,25 +278,3 @@ def parse_logprobs(logprobs: Mapping[str, Any] | None) -> list[TokenLogprob]:
         TokenLogprob(token, logprob, end - len(token), end, tuple(top))
         for (token, logprob), end, top in zip(tokens, ends, tops, strict=True)
     ]
-
-
-def _reply(
-    answers: Iterable[tuple[Iterable[AnswerDelta], Mapping[str, Any]]], body: Mapping[str, Any], request: AnswerRequest
-) -> Reply:
-    """Return a reply of answers: the deltas of each, and the choice that ends it."""
-    cites = request.citations and request.schema is None  # the server names segments by their content hash
-    known = {each.content_hash: (index, each) for index, each in enumerate(request.segments if cites else ())}
-    joined = []
-    for deltas, choice in answers:
-        cited = (choice.get("delta") or choice.get("message") or {}).get("citations") or ()
-        sources = [(each, source["id"]) for each in cited for source in each["sources"]]
-        spans = [CitedSpan(each["start"], each["end"], *known[name]) for each, name in sources if name in known]
-        logprobs = parse_logprobs(choice.get("logprobs")) if request.logprobs else None
-        fields = {"finish_reason": choice["finish_reason"], "logprobs": logprobs, "citations": spans if cites else None}
-        joined.append(replace(Answer.join(deltas), **fields))
-    usage, ledger = body["usage"], {name: body["invariant"][name] for name in _LEDGER}
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    if not request.recognized:
-        ledger["invariant"] = False
-    tokens = Usage(usage["prompt_tokens"], usage["completion_tokens"], cached)
-    return Reply(tuple(joined), tokens, partial(dict, ledger, cached_tokens=cached), body["model"])

@@ -183,7 +183,7 @@ class MicroBatcher:
                     continue
                 try:
                     if not each.result.done():
-                        _run_batch(self.pop_batch(each, batch_size), self, batch_size)
+                        _run_batch(self._pop_batch(each, batch_size), self, batch_size)
                 finally:
                     self._generate_lock.release()
             generations.append(each.result.result())
@@ -191,7 +191,7 @@ class MicroBatcher:
             raise CancelledError
         return generations
 
-    def pop_batch(self, request: _Request, batch_size: int) -> list[_Request]:
+    def _pop_batch(self, request: _Request, batch_size: int) -> list[_Request]:
         """Remove a request and others that can be batched with it from the queue, and all that were abandoned."""
         batch, later = [] if request.abandoned else [request], []
         with self._waiting_lock:
@@ -261,5 +261,5 @@ class _BetweenPasses(StopOnEvent):
         urgent = [each for each in batcher.waiting if not each.abandoned and each.goes_before(self._batch[0])]
         if urgent:
             with torch.random.fork_rng():  # the batch may draw from the global state, too
-                _run_batch(batcher.pop_batch(urgent[0], self._batch_size))
+                _run_batch(batcher._pop_batch(urgent[0], self._batch_size))
             self._ours_until = 2 * monotonic() - start  # nobody else for as long as that took, so neither side starves

@@ -34,8 +34,8 @@ def json_schema(schema: Any) -> dict[str, Any]:
     return dict(_type_adapter(schema).json_schema())
 
 
-def check_expressible(part: Any, *, is_schema: bool = True) -> None:
-    """Check that a schema has no keyword that xgrammar ignores or breaks, or raise InvalidSchema, which names it."""
+def check_expressible(part: Any, *, is_schema: bool = True) -> Any:
+    """Return a schema that has no keyword that xgrammar ignores or breaks, or raise InvalidSchema, which names it."""
     for name, value in part.items() if isinstance(part, dict) else ():
         several = name == "allOf" and isinstance(value, list) and len(value) > 1
         broken = name == "pattern" and isinstance(value, str) and _UNWRITTEN.search(_CLASS.sub(r"\1", value))
@@ -48,6 +48,7 @@ def check_expressible(part: Any, *, is_schema: bool = True) -> None:
             check_expressible(value, is_schema=not is_schema or name not in _NAMED)
     for each in part if isinstance(part, list) else ():
         check_expressible(each)
+    return part
 
 
 def json_format(schema: Mapping[str, Any]) -> dict[str, Any]:

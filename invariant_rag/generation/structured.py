@@ -45,9 +45,8 @@ def constrain(lm: InvariantModel, schema: Any, **kwargs: Any) -> dict[str, Any]:
     pydantic knows, or a JSON schema as dict or string; a keyword in it that xgrammar does not follow is an
     `InvalidSchema`.
     """
-    described = json_schema(schema)
-    check_expressible(described)
-    return _follow(check_kind("lm", lm, InvariantModel), json_format(described), kwargs)
+    described = json_format(check_expressible(json_schema(schema)))
+    return _follow(check_kind("lm", lm, InvariantModel), described, kwargs)
 
 
 def generate_structured(lm: InvariantModel, prompt: Prompt, schema: Any, **kwargs: Any) -> Any:

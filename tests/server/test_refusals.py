@@ -13,7 +13,7 @@ from invariant_rag import KeyValueCache
 from invariant_rag.cli import app
 from invariant_rag.errors import InvalidChoice, UnusableFile
 from invariant_rag.models.embedded import EMBEDDED
-from invariant_rag.server import InProcess, Settings
+from invariant_rag.server import InProcess, Settings, telemetry
 from invariant_rag.server.serving import reserve
 from invariant_rag.server.settings import read_keys
 from invariant_rag.server.telemetry import JsonLines
@@ -284,6 +284,7 @@ WRONG_STARTS = [
 
 
 def test_what_is_wrong_at_the_start_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(telemetry, "configure_logging", lambda: None)  # this process logs for others, too
     with create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidChoice, match=f"cannot listen at 127.0.0.1:{port}"):

@@ -333,6 +333,8 @@ def test_the_address_alone_is_enough_for_answers_and_streams(server, lm):
     stream = backend.stream(prompts[1], **LENGTH)
     assert "".join(stream) == answers[0].text
     assert moved(stream.generation, answers[1]) < MOVED
+    samples = backend.generate(prompts[0], num_return_sequences=3, do_sample=True, temperature=2.0, seed=1, **LENGTH)
+    assert [len(each.token_ids) for each in samples] == [16] * len({each.text for each in samples}) == [16] * 3
 
 
 def test_two_hundred_requests_of_sixteen_clients(lm, on_server):
@@ -355,7 +357,7 @@ def test_wrong_addresses_are_typed_errors_and_a_vllm_without_our_middleware_is_n
     """It would read documents causally: its API knows no such path."""
     with pytest.raises(VLLMError, match="expected an answer"):
         VLLMBackend(url="http://127.0.0.1:9")
-    with pytest.raises(UnsupportedServer, match="reads documents"):
+    with pytest.raises(UnsupportedServer, match="takes documents"):
         VLLMBackend(url=server.url + "/v2", api_key=server.KEY)
     with pytest.raises(VLLMError, match="401"):
         VLLMBackend(url=server.url)
