@@ -41,7 +41,7 @@ _CONTAINERS = (list, tuple, set, frozenset, dict)
 _NO_SETTINGS = {*vars(nn.Module()), "name_or_path", "warnings_issued"} - {"training"}
 """What every module has, and what transformers remembers of earlier calls, as it does in private attributes."""
 
-_PIECE = 1 << 24  # bytes that are summed at once
+_PIECE = 1 << 25  # bytes of weights on a device that are summed at once
 _KNOWN_HOOKS = ("accelerate", "invariant_rag", "torch", "transformers")
 """Packages whose hooks and wrappers move or record tensors, or depend on parameters alone: they change no answer."""
 
@@ -145,7 +145,7 @@ def environment(model: PreTrainedModel, device: torch.device) -> tuple[object, .
 
 
 def foreign_code(model: PreTrainedModel) -> dict[str, Any]:
-    """Return the code that a model runs besides that of its classes, by position: no digest can cover what it does."""
+    """Return the code that a model runs besides that of its classes, by place: no digest can cover what it does."""
     of_all = (hooks_of_all_modules._global_forward_pre_hooks, hooks_of_all_modules._global_forward_hooks)
     code = [("a hook of all modules", each) for hooks in of_all for each in hooks.values()]
     for name, module in model.named_modules():
@@ -195,32 +195,38 @@ def _plain_tensors(value: Any) -> list[Any]:
 
 def _checksums(values: list[Any]) -> list[object]:
     """Return a checksum of each tensor, and the other values as they are. Tied weights are summed once."""
-    checksums: list[Any] = []
-    sums: dict[Any, Future[int] | int] = {}
+    found: list[Any] = []
+    sums: dict[Any, Future[int] | torch.Tensor] = {}
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # zlib runs without the interpreter's lock
         for value in values:
             if not isinstance(value, torch.Tensor):
-                checksums.append(value)
+                found.append(value)
                 continue
-            storage = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
-            if storage not in sums:
+            place = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+            if place not in sums:
                 content = value.detach().contiguous().flatten().view(torch.uint8)
-                on_host = content.device.type == "cpu"
-                sums[storage] = threads.submit(zlib.crc32, content.numpy().data) if on_host else _sum_on_device(content)
-            checksums.append(sums[storage])
-    return [each.result() if isinstance(each, Future) else each for each in checksums]
+                is_host = content.device.type == "cpu"
+                sums[place] = threads.submit(zlib.crc32, content.numpy().data) if is_host else _sum_on_device(content)
+            found.append(sums[place])
+    on_device = [each for each in sums.values() if isinstance(each, torch.Tensor)]
+    if on_device:  # all of them in one transfer, since each waits for its device
+        totals = torch.stack([each.to(on_device[0].device) for each in on_device]).tolist()
+        on_host = dict(zip(map(id, on_device), totals, strict=True))
+        found = [on_host[id(each)] if isinstance(each, torch.Tensor) else each for each in found]
+    return [each.result() if isinstance(each, Future) else each for each in found]
 
 
-def _sum_on_device(tensor: torch.Tensor) -> int:
+def _sum_on_device(tensor: torch.Tensor) -> torch.Tensor:
     """Return the sum of a tensor's 32-bit words `[bytes]`, each times an odd factor of its own, modulo 2**64.
 
     No single word can change without the sum; two that do cancel each other with a chance of about 2**-32.
     """
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for number, block in enumerate(tensor.split(_PIECE)):
-        words = torch.cat([block, block.new_zeros(-len(block) % 4)]).view(torch.int32)  # a copy is aligned
+    for number, piece in enumerate(tensor.split(_PIECE)):
+        aligned = len(piece) % 4 == piece.storage_offset() % 4 == 0
+        words = (piece if aligned else torch.cat([piece, piece.new_zeros(-len(piece) % 4)])).view(torch.int32)
         total += (words * _factors(words.device)[: len(words)]).sum() * (2 * number + 1)
-    return int(total)
+    return total
 
 
 @cache
@@ -230,7 +236,7 @@ def _factors(device: torch.device) -> torch.Tensor:
 
 
 def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-    """Return what decides between two tokenizers; all but the vocabulary is computed anew."""
+    """Return what decides between two tokenizers; all but the vocabulary is read anew."""
     size = len(tokenizer)
     with _lock:
         known = _vocabularies.get(tokenizer)

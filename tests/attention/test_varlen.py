@@ -236,35 +236,28 @@ def test_a_backend_says_which_kernel_it_takes_and_without_one_computes_rows_one_
     monkeypatch.setattr(TorchVarlen, "__call__", missing)
     usable_kernel.cache_clear()
     assert Varlen().kernel_for(torch.device("meta"), torch.bfloat16, 64) is None
-    assert "one by one: ImportError: no varlen here (torch " in caplog.text
-    assert "install 2.12 or newer)" in caplog.text
+    assert "one by one: ImportError: no varlen here" in caplog.text
     usable_kernel.cache_clear()
 
 
-def test_the_kernel_for_cuda_computes_all_windows_if_its_function_does_what_is_documented(monkeypatch):
-    varlen = pytest.importorskip("torch.nn.attention.varlen", reason=f"PyTorch {torch.__version__} has none")
-
-    def documented(
-        query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux, scale, window_size, enable_gqa, seqused_k
-    ):
-        assert return_aux.lse
-        assert {each.dtype for each in (cu_seq_q, cu_seq_k, seqused_k)} == {torch.int32}
-        assert len(cu_seq_q) == len(cu_seq_k) == len(seqused_k) + 1
-        assert enable_gqa or query.shape[1] == key.shape[1]
-        assert (max_q, max_k) == (int(cu_seq_q.diff().max()), int(seqused_k.max()))
-        windows = PackedWindows(cu_seq_q, cu_seq_k, seqused_k, max_q, max_k, window_size == (-1, 0))
-        out, lse = Dense()(query, key, value, windows, scale)
-        return out, lse.T
+def test_the_kernel_for_cuda_computes_all_windows_if_its_operator_does_what_is_documented():
+    def documented(q, k, v, starts, key_starts, most, most_keys, dropout, causal, debug, *, scale, **keywords):
+        lengths = keywords["seqused_k"]
+        assert {each.dtype for each in (starts, key_starts, lengths)} == {torch.int32}
+        assert len(starts) == len(key_starts) == len(lengths) + 1
+        assert (most, most_keys) == (int(starts.diff().max()), int(lengths.max()))
+        assert (dropout, debug, causal) == (0.0, False, keywords["window_size_right"] == 0)
+        assert keywords["window_size_left"] == -1
+        out, lse = Dense()(q, k, v, PackedWindows(starts, key_starts, lengths, most, most_keys, causal), scale)
+        return out, lse.T, *(torch.empty(0) for _ in range(3))
 
     assert difference(TorchVarlen(), CPU, torch.float32), "this cannot be computed on a CPU"
-    monkeypatch.setattr(varlen, "varlen_attn", documented)
-    assert not difference(TorchVarlen(), CPU, torch.float32)
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("_flash_attention_forward", documented, "CPU")
+        assert not difference(TorchVarlen(), CPU, torch.float32)
 
 
-def test_the_function_of_the_installed_pytorch_takes_the_arguments():
-    varlen = pytest.importorskip("torch.nn.attention.varlen", reason=f"PyTorch {torch.__version__} has none")
-    if not hasattr(varlen, "AuxRequest"):
-        pytest.skip(f"in PyTorch {torch.__version__} it returns no log-sum-exps on request")
+def test_the_operator_of_the_installed_pytorch_takes_the_arguments():
     meta = torch.device("meta")
     queries = torch.empty(12, 4, 64, dtype=torch.bfloat16, device=meta)
     keys = torch.empty(9, 2, 64, dtype=torch.bfloat16, device=meta)

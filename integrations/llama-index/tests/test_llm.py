@@ -191,6 +191,20 @@ def test_a_routed_model_is_a_model(lm, alpha, branch):
     assert ("router" in message, response.raw["invariant"]) == (True, False)
 
 
+def test_what_did_not_fit_and_what_was_cached_is_reported_in_every_order(lm, llm):
+    texts = [text * (40 + 10 * i) for i, text in enumerate(TEXTS)]  # together more than the context window
+    for overflow, changed in (("drop_last", "dropped"), ("trim_segments", "trimmed")):
+        small = InvariantLLM(lm.with_method(overflow=overflow), max_tokens=1)
+        raw = same(lambda order, small=small: small.chat(asked("chat", order, texts)).raw, ORDERS[::2])
+        assert {Segment(text).content_hash for text in texts} == {*raw["order"], *raw["dropped"]}
+        assert raw[changed]
+    cached = InvariantLLM(lm, key_value_cache=KeyValueCache(), max_tokens=8)
+    answers = [answer(each, "chat", order) for each, order in zip((llm, *[cached] * 3), ORDERS, strict=False)]
+    cold, *_, again, last = [counts["cached_tokens"] for *_, counts in answers]
+    assert (cold, again == last > sum(map(len, TEXTS))) == (0, True)
+    assert len({text for text, *_ in answers}) == 1
+
+
 # --- how it is built ---
 
 

@@ -130,11 +130,11 @@ def _make_plan(
         return [max(0, num_keys - count + index - padded) for padded in padding for index in range(count)]
 
     lengths, attended = [len(each.queries) for each in windows.causal], [each.keys for each in windows.causal]
-    positions_of_queries = positions(num_queries)
+    ranked = [(each, positions(num_queries)) for each in windows.ranked]
     return _Plan(
         causal=PackedWindows.of(lengths, attended, True, device),
         weights=Weights.of(windows.causal, device),
         others=make_passes(windows.others, len(arrangements) * num_queries, device),
-        rankings=tuple(make_ranking(each, positions_of_queries, device) for each in windows.ranked),
-        to_zero=-torch.tensor(positions(num_keys), device=device)[:, None],
+        rankings=tuple(make_ranking(*each, device) for each in ranked),
+        to_zero=-torch.tensor(positions(num_keys) if ranked else [], device=device)[:, None],
     )

@@ -53,18 +53,14 @@ class PackedWindows:
         count = len(self.key_lengths)
         firsts = [*range(0, count, MOST_WINDOWS), count]
         stops = self.query_starts[firsts].tolist()
-        return [
-            (
-                Span(start, stop),
-                replace(
-                    self,
-                    query_starts=self.query_starts[first : last + 1] - start,
-                    key_starts=self.key_starts[first : last + 1],
-                    key_lengths=self.key_lengths[first:last],
-                ),
+
+        def part(first: int, last: int) -> PackedWindows:
+            starts, keys = self.query_starts[first : last + 1], self.key_starts[first : last + 1]
+            return replace(
+                self, query_starts=starts - starts[0], key_starts=keys, key_lengths=self.key_lengths[first:last]
             )
-            for (start, stop), (first, last) in zip(pairwise(stops), pairwise(firsts), strict=True)
-        ]
+
+        return [(Span(*span), part(*ends)) for span, ends in zip(pairwise(stops), pairwise(firsts), strict=True)]
 
     @cached_property
     def spans(self) -> list[tuple[Span, Span]]:
@@ -141,7 +137,10 @@ class Grouped:
 
 
 class TorchVarlen:
-    """`torch.nn.attention.varlen`, FlashAttention within PyTorch 2.12 and newer: one call for all windows, on CUDA."""
+    """FlashAttention within PyTorch, on CUDA: one call for all windows.
+
+    The operator of `torch.nn.attention.varlen`, which itself takes lengths of keys from PyTorch 2.12 on only.
+    """
 
     name: ClassVar[str] = "torch-varlen"
 
@@ -149,21 +148,11 @@ class TorchVarlen:
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, windows: PackedWindows, scaling: float
     ) -> AttentionState:
         """Attend; see `VarlenKernel`."""
-        from torch.nn.attention.varlen import AuxRequest, varlen_attn
-
-        out, lse = varlen_attn(
-            queries,
-            keys,
-            values,
-            windows.query_starts,
-            windows.key_starts,
-            windows.max_queries,
-            windows.max_keys,
-            return_aux=AuxRequest(lse=True),
-            scale=scaling,
-            window_size=(-1, 0) if windows.is_causal else (-1, -1),
-            enable_gqa=queries.shape[1] != keys.shape[1],
-            seqused_k=windows.key_lengths,
+        tables = (windows.query_starts, windows.key_starts, windows.max_queries, windows.max_keys)
+        edges = {"window_size_left": -1, "window_size_right": 0 if windows.is_causal else -1}
+        options, dropout, debugs = {**edges, "scale": scaling, "seqused_k": windows.key_lengths}, 0.0, False
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+            queries, keys, values, *tables, dropout, windows.is_causal, debugs, **options
         )
         return AttentionState(out, lse.transpose(0, 1))
 
@@ -202,9 +191,7 @@ def difference(kernel: VarlenKernel, device: torch.device, dtype: torch.dtype, h
             try:
                 output = kernel(q.to(device), k.to(device), v.to(device), windows, head_size**-0.5)
             except (AttributeError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-                old = isinstance(error, ImportError | TypeError)  # of 2.11: no keyword 'enable_gqa'
-                hint = f" (torch {torch.__version__}: install 2.12 or newer)" if old else ""
-                return f"{type(error).__name__}: {error}{hint}"
+                return f"{type(error).__name__}: {error}"
             on_cpu = PackedWindows.of(lengths, spans, is_causal, torch.device("cpu"))
             expected = Grouped()(q.double(), k.double(), v.double(), on_cpu, head_size**-0.5)
             for got, right in zip(output, expected, strict=True):

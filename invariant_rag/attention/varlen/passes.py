@@ -7,9 +7,9 @@ keys, for which the queries are rotated instead of the keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from typing import TypeVar
 
 import torch
@@ -20,6 +20,7 @@ from invariant_rag.attention.varlen.kernels import PackedLayer, PackedWindows
 
 _MOST_COPIES, _MOST_QUERIES = 4, 1 << 16
 """A call packs as many copies of all queries, or as many queries if that is more, so that memory stays linear."""
+_BLOCK = 1 << 13  # packed queries that are rotated or merged at once
 
 _Item = TypeVar("_Item")
 
@@ -91,11 +92,6 @@ def _add_to_slots(slots: list[list[_Item]], items: Sequence[_Item]) -> None:
 # --- calls ---
 
 
-def shifts_of(shifts: Sequence[int], device: torch.device) -> torch.Tensor | None:
-    """Return the shifts of packed tokens, in positions `[T, 1]`; None where all of them are 0."""
-    return torch.tensor(shifts, device=device)[:, None] if any(shifts) else None
-
-
 @dataclass(frozen=True)
 class Weights:
     """How the results of packed queries are weighed: temperatures `[T, 1, 1]`, factors and offsets `[T, 1]`."""
@@ -107,14 +103,17 @@ class Weights:
     @classmethod
     def of(cls, windows: Sequence[Window], device: torch.device) -> Weights | None:
         """Return the weights of the queries of some windows; None where nothing is weighed."""
-        weightings = [window.weighting for window in windows for _ in range(len(window.queries))]
-        if set(weightings) <= {UNWEIGHTED}:
+        if all(window.weighting == UNWEIGHTED for window in windows):
             return None
+        weightings = [(each.weighting.temperature, each.weighting.factor, each.weighting.offset) for each in windows]
+        temperatures, factors, offsets = (per_query(windows, each, device) for each in zip(*weightings, strict=True))
+        return cls(temperatures[..., None], factors, offsets)
 
-        def column(name: str) -> torch.Tensor:
-            return torch.tensor([getattr(each, name) for each in weightings], device=device)[:, None]
 
-        return cls(column("temperature")[..., None], column("factor"), column("offset"))
+def per_query(windows: Sequence[Window], values: Sequence[float], device: torch.device) -> torch.Tensor:
+    """Repeat a value of each window for its queries `[T, 1]`."""
+    repeated = (repeat(value, len(window.queries)) for window, value in zip(windows, values, strict=True))
+    return torch.tensor(list(chain.from_iterable(repeated)), device=device)[:, None]
 
 
 def attend_packed(
@@ -142,13 +141,27 @@ class Pass:
         """Return the attention of each query to all of its windows."""
         packed = layer.queries[self.queries]
         if self.shifts is not None:
-            packed = layer.call.rotation.rotate_by(packed, self.shifts)
+            packed = in_blocks(layer.call.rotation.rotate_by, packed, self.shifts)
         out, lse = attend_packed(layer, self.windows, packed, self.weights)
-        return merge_stacked(gather_slots(out, self.slots), gather_slots(lse, self.slots, -torch.inf))
+        return merge_slots(out, gather_slots(lse, self.slots, -torch.inf), self.slots)
 
 
-def gather_slots(packed: torch.Tensor, slots: torch.Tensor, missing: float = 0.0) -> torch.Tensor:
-    """Unpack results `[T, H, ...]` to `[M, Q, H, ...]`, one per slot and query; `missing` where a query has none."""
+def in_blocks(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
+    """Apply a function to blocks of packed queries, since it computes in a wider dtype than theirs."""
+    blocks = zip(*(each.split(_BLOCK) for each in tensors), strict=True)
+    return torch.cat([function(*block).to(tensors[0].dtype) for block in blocks])
+
+
+def merge_slots(packed: torch.Tensor, lses: torch.Tensor, slots: torch.Tensor) -> AttentionState:
+    """Merge the packed outputs of each query, with the log-sum-exps of its slots `[M, Q, H]`, in blocks of queries."""
+    padded, size = torch.cat((packed, torch.zeros_like(packed[:1]))), max(1, _BLOCK // len(slots))
+    blocks = zip(slots.split(size, dim=1), lses.split(size, dim=1), strict=True)
+    merged = [merge_stacked(padded[block], lse) for block, lse in blocks]
+    return AttentionState(*(torch.cat(each) for each in zip(*merged, strict=True)))
+
+
+def gather_slots(packed: torch.Tensor, slots: torch.Tensor, missing: float) -> torch.Tensor:
+    """Unpack results `[T, H]` to `[M, Q, H]`, one per slot and query; `missing` where a query has none."""
     return torch.cat((packed, torch.full_like(packed[:1], missing)))[slots]
 
 
@@ -174,22 +187,20 @@ def make_passes(slots: Sequence[Sequence[Window]], num_queries: int, device: tor
 
 def _make_pass(slots: Sequence[Sequence[Window]], start: int, num_queries: int, device: torch.device) -> Pass:
     windows = [window for slot in slots for window in slot]
-    queries = [[index for window in slot for index in indices(window.queries)] for slot in slots]
-    counts = torch.tensor(list(map(len, queries)))
-    packed = torch.tensor(list(chain.from_iterable(queries)))
-    slot_rows = torch.full((len(slots), num_queries), len(packed))
-    slot_of = torch.arange(len(slots)).repeat_interleave(counts)
-    slot_rows[slot_of, packed] = torch.arange(len(packed))
+    lengths = [len(window.queries) for window in windows]
+    packed, slot_of, table = list[int](), list[int](), [[sum(lengths)] * num_queries for _ in slots]
+    for number, (row, slot) in enumerate(zip(table, slots, strict=True), start):
+        for window in slot:
+            first, stop = window.queries.start, window.queries.stop
+            row[first:stop] = range(len(packed), len(packed) + stop - first)
+            packed += range(first, stop)
+            slot_of += [number] * (stop - first)
+    is_shifted = any(window.shift for window in windows)
     return Pass(
-        PackedWindows.of([len(window.queries) for window in windows], [w.keys for w in windows], False, device),
-        packed.to(device),
-        (slot_of + start).to(device),
-        shifts_of([-window.shift for window in windows for _ in indices(window.queries)], device),
+        PackedWindows.of(lengths, [window.keys for window in windows], False, device),
+        torch.tensor(packed, device=device),
+        torch.tensor(slot_of, device=device),
+        per_query(windows, [-window.shift for window in windows], device) if is_shifted else None,
         Weights.of(windows, device),
-        slot_rows.to(device),
+        torch.tensor(table, device=device),
     )
-
-
-def indices(span: Span) -> range:
-    """Return the indices of the tokens of a span."""
-    return range(span.start, span.stop)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, compress
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,21 @@ import torch
 
 from invariant_rag.arrangement import UNWEIGHTED, Arrangement, Span
 from invariant_rag.attention.pine import stack_by_importance
-from invariant_rag.attention.softmax import AttentionState, merge_attn_states, merge_stacked
+from invariant_rag.attention.softmax import AttentionState, merge_attn_states
 from invariant_rag.attention.varlen.kernels import PackedLayer, PackedWindows, VarlenKernel
-from invariant_rag.attention.varlen.passes import Pass, Ranked, Window, gather_slots, indices, make_passes, merge_sinks
+from invariant_rag.attention.varlen.passes import (
+    Ranked,
+    Window,
+    gather_slots,
+    in_blocks,
+    make_passes,
+    merge_sinks,
+    merge_slots,
+)
 
 if TYPE_CHECKING:
     from invariant_rag.attention.call import AttentionCall
+    from invariant_rag.attention.varlen.passes import Pass
 
 
 @dataclass(frozen=True)
@@ -102,15 +112,15 @@ class Ranking:
             for each in self.passes
         ]
         shifts = self.ranks.shifts(torch.cat(lses))
+        rotate = partial(rotation.rotate_each, reach=layer.call.reach)
         merged = AttentionState(state.out[self.queries], state.lse[self.queries])
         first = 0
         for each in self.passes:
             rotated_by = -shifts[each.slot_of, each.queries]
-            packed = rotation.rotate_each(queries[each.queries], rotated_by, layer.call.reach).to(queries.dtype)
-            out, lse = layer.attend(each.windows, packed)
+            out, lse = layer.attend(each.windows, in_blocks(rotate, queries[each.queries], rotated_by))
             stop = first + each.slots.shape[0]
             lse = gather_slots(lse, each.slots, -torch.inf).masked_fill(self.ranks.is_own[first:stop], -torch.inf)
-            merged = merge_attn_states((merged, merge_stacked(gather_slots(out, each.slots), lse)))
+            merged = merge_attn_states((merged, merge_slots(out, lse, each.slots)))
             first = stop
         return AttentionState(
             state.out.index_copy(0, self.queries, merged.out), state.lse.index_copy(0, self.queries, merged.lse)
@@ -124,16 +134,13 @@ def make_ranking(ranked_sets: Sequence[Ranked], positions: Sequence[int], device
     for each, start, stop in zip(ranked_sets, firsts, firsts[1:], strict=False):
         for slot, span in zip(slots, each.set.segments, strict=False):
             slot.append(Window(Span(start, stop), _moved(span, each.offset)))
-    queries = [index for each in ranked_sets for index in indices(each.queries)]
+    queries = [index for each in ranked_sets for index in range(each.queries.start, each.queries.stop)]
     return Ranking(
         queries=torch.tensor(queries, device=device),
         passes=make_passes(slots, firsts[-1], device),
         to_zero=-torch.tensor([positions[index] for index in queries], device=device)[:, None],
         ranks=make_ranks(ranked_sets, device),
     )
-
-
-_SCRATCH = "unrotated_keys"
 
 
 @dataclass(frozen=True)
@@ -166,7 +173,7 @@ class RankedDecoding:
         rotated_by = torch.nn.functional.pad(-shifts, (0, 0, 0, len(self.rows) - ranked))
         rotated = call.rotation.rotate_by(queries[self.rows], rotated_by)
         out, lse = self._call(kernel, call, rotated, call.keys, call.values)
-        state = merge_stacked(gather_slots(out, self.windows), gather_slots(lse, self.windows, -torch.inf))
+        state = merge_slots(out, gather_slots(lse, self.windows, -torch.inf), self.windows)
         return merge_sinks(state, call.sinks).out[:, None]
 
     def _unrotated_keys(self, call: AttentionCall) -> torch.Tensor:
@@ -177,7 +184,7 @@ class RankedDecoding:
             unrotated = call.rotation.rotate_by(call.keys[:, :, : self.stop], -positions[:, None])
             return call.rotation.unscaled(unrotated).contiguous()
 
-        keys: torch.Tensor = call.cached(_SCRATCH, make)
+        keys: torch.Tensor = call.cached("unrotated_keys", make)
         return keys
 
     def _call(
