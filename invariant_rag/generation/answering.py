@@ -20,7 +20,7 @@ from threading import Event
 from typing import Any
 
 from invariant_rag.checks import MOST_CALLS, check_kind, check_number, check_real
-from invariant_rag.errors import InvalidOption, InvalidPrompt, UnsupportedCombination
+from invariant_rag.errors import IncompleteObject, InvalidOption, InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import trim_at_stop_string, until_stop_string
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply
 from invariant_rag.generation.batching import MicroBatcher
@@ -205,6 +205,8 @@ class Answering:
             reason = "tool_calls"
         if reason != "length":
             answer.check_complete()
+            if self._calling and self._calling.forced and not (answer.tool_calls or self._object_tool):
+                raise IncompleteObject(f"expected a call of a tool, got an answer that ends with {answer.content!r}")
         if request.logprobs:  # of no token that begins after a stop string
             end = len(trim_at_stop_string(generation.text, self._stops))
             tokens = token_logprobs(generation, self._tokenizer)
