@@ -56,7 +56,8 @@ class Answering:
                 "expected a prompt without tools: only in a conversation is there a place for them",
                 hint="Give messages.",
             )
-        tools, choice, parallel = as_tools(request.tools), request.tool_choice, request.parallel
+        tools = as_tools(request.tools) if request.tools else ()
+        choice, parallel = request.tool_choice, request.parallel
         self._schema, self._object_tool = request.schema, ""
         if self._schema is not None and tools and choice != "none":
             if choice == "auto":  # decoded as the call of one more tool, so that the model knows the schema
@@ -203,7 +204,7 @@ class Answering:
             reason = "stop"
         if reason == "stop" and answer.tool_calls:
             reason = "tool_calls"
-        if reason != "length":
+        if reason != "length" and not is_plain:
             answer.check_complete()
             if self._calling and self._calling.forced and not (answer.tool_calls or self._object_tool):
                 raise IncompleteObject(f"expected a call of a tool, got an answer that ends with {answer.content!r}")
@@ -212,8 +213,7 @@ class Answering:
             tokens = token_logprobs(generation, self._tokenizer)
             logprobs = [each for each in tokens if each.start < end or not each.token]
         if request.citations and request.schema is None:
-            question, segments = self.prompt.query or "", self.prompt.segments
-            citations = cite_spans(answer.content, question, segments, generation.order, generation.labels)
+            citations = cite_spans(answer.content, self.prompt.segments, generation.order, generation.labels)
         return replace(answer, finish_reason=reason, logprobs=logprobs, citations=citations, generation=generation)
 
 
