@@ -136,7 +136,7 @@ def test_a_stop_string_in_the_opening_of_a_call_that_ran_out_of_tokens_leaves_le
 def test_a_call_that_something_else_than_room_cuts_off_is_an_error(order, kind):
     criteria = [MaxTimeCriteria(0.0), StopOnEvent(Event())][::order]
     request = replace(REQUESTS["a forced call"], options={"stopping_criteria": criteria})
-    with pytest.raises(IncompleteObject, match="ends within call 0|expected a call of a tool"):
+    with pytest.raises(IncompleteObject, match=r"ends within call 0|expected a call of a tool"):
         Answering(lm_of(kind), request).reply()
 
 
