@@ -259,10 +259,9 @@ class ArrangedAttention:
 
     def _attend(self, inputs: LayerInputs, row: int, prompt: PromptState) -> torch.Tensor:
         """Return the output of one row of the batch `[Q, H, D_v]`."""
-        call, skipped = unpad_row(inputs, row, prompt, self.rotations[inputs.layer])
-        if self.last_text_only and inputs.layer == len(self.rotations) - 1:
-            unused = max(0, prompt.arrangement.layout.text_spans[-1].start - call.query_start)
-            call, skipped = replace(call, queries=call.queries[:, unused:]), skipped + unused
+        is_last = self.last_text_only and inputs.layer == len(self.rotations) - 1
+        first = prompt.arrangement.layout.text_spans[-1].start if is_last else 0
+        call, skipped = unpad_row(inputs, row, prompt, self.rotations[inputs.layer], first)
         heads, count, _ = call.queries.shape
         out = (
             self.backend.attend(prompt.arrangement, call)
@@ -291,15 +290,15 @@ def _too_short(inputs: LayerInputs, prompt: PromptState) -> InvalidPrompt:
 
 
 def unpad_row(
-    inputs: LayerInputs, row: int, prompt: PromptState, rotation: PositionEncoding
+    inputs: LayerInputs, row: int, prompt: PromptState, rotation: PositionEncoding, first: int = 0
 ) -> tuple[AttentionCall, int]:
-    """Return one row of a batch without its padding, and how many of its queries are padding."""
+    """Return a row of a batch without padding and without queries before the token `first`, and the number of these."""
     if inputs.keys.shape[2] - prompt.padding < prompt.arrangement.layout.length:
         raise _too_short(inputs, prompt)
     padding, scratch = prompt.padding, prompt.scratch.setdefault(inputs.layer, {})
     if inputs.queries.shape[2] == inputs.keys.shape[2]:
         scratch.clear()  # it may be another text with the same arrangement
-    skipped = max(0, padding - (inputs.keys.shape[2] - inputs.queries.shape[2]))
+    skipped = max(0, padding + first - (inputs.keys.shape[2] - inputs.queries.shape[2]))
     unpadded = replace(
         inputs,
         queries=inputs.queries[row, :, skipped:],

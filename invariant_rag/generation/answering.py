@@ -20,7 +20,7 @@ from threading import Event
 from typing import Any
 
 from invariant_rag.checks import MOST_CALLS, check_kind, check_number, check_real
-from invariant_rag.errors import InvalidOption, InvalidPrompt, UnsupportedCombination
+from invariant_rag.errors import IncompleteObject, InvalidOption, InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import trim_at_stop_string, until_stop_string
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply
 from invariant_rag.generation.batching import MicroBatcher
@@ -56,7 +56,8 @@ class Answering:
                 "expected a prompt without tools: only a conversation offers them",
                 hint="Give messages.",
             )
-        tools, choice, parallel = as_tools(request.tools), request.tool_choice, request.parallel
+        tools = as_tools(request.tools) if request.tools else ()
+        choice, parallel = request.tool_choice, request.parallel
         self._schema, self._object_tool = request.schema, ""
         if self._schema is not None and tools and choice != "none":
             if choice == "auto":  # decoded as the call of one more tool, so that the model knows the schema
@@ -203,15 +204,16 @@ class Answering:
             reason = "stop"
         if reason == "stop" and answer.tool_calls:
             reason = "tool_calls"
-        if reason != "length":
+        if reason != "length" and not is_plain:
             answer.check_complete()
+            if self._calling and self._calling.forced and not (answer.tool_calls or self._object_tool):
+                raise IncompleteObject(f"expected a call of a tool, got an answer that ends with {answer.content!r}")
         if request.logprobs:  # of no token that begins after a stop string
             end = len(trim_at_stop_string(generation.text, self._stops))
             tokens = token_logprobs(generation, self._tokenizer)
             logprobs = [each for each in tokens if each.start < end or not each.token]
         if request.citations and request.schema is None:
-            question, segments = self.prompt.query or "", self.prompt.segments
-            citations = cite_spans(answer.content, question, segments, generation.order, generation.labels)
+            citations = cite_spans(answer.content, self.prompt.segments, generation.order, generation.labels)
         return replace(answer, finish_reason=reason, logprobs=logprobs, citations=citations, generation=generation)
 
 

@@ -249,7 +249,8 @@ class _BetweenPasses(StopOnEvent):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """Return whether each row stops `[B]`; beams all stop together."""
-        self.run_others()
+        if self._batcher is not None and self._batcher.waiting:
+            self.run_others()
         stops = torch.tensor(list(map(attrgetter("abandoned"), self._batch)), device=input_ids.device)
         return stops if len(stops) == len(input_ids) else stops.all().expand(len(input_ids))
 

@@ -50,16 +50,12 @@ def cite(
     if included is not None:
         most = len(segments) - 1
         indices = [check_number("included", each, 0, most) for each in check_items("included", included, Integral)]
-    return _cite(answer, question, segments, sorted(indices))
-
-
-def _cite(answer: str, question: str, segments: Sequence[Segment], indices: Iterable[int]) -> list[Citation]:
     answer_words = split_words(answer)
     if not answer_words:
         return []
     phrase = f" {' '.join(answer_words)} "
     chunks, exact = {}, {}
-    for index in indices:
+    for index in sorted(indices):
         chunks[index] = split_words(plain_rendering(segments[index]))
         exact[index] = phrase in f" {' '.join(chunks[index])} "
     recall: Mapping[int, float] = exact
@@ -68,13 +64,13 @@ def _cite(answer: str, question: str, segments: Sequence[Segment], indices: Iter
         common = {word for word in answer_words if len(chunks) > 1 and 2 * document_frequency[word] > len(chunks)}
         distinctive = set(answer_words) - common - set(split_words(question))
         recall = {index: len(distinctive & set(chunk)) / max(len(distinctive), 1) for index, chunk in chunks.items()}
+    cited = [Citation(index, segments[index], exact[index]) for index in chunks if recall[index] >= 0.5]
+    return sorted(cited, key=lambda each: (-recall[each.index], *_best_first(each)))
 
-    def best_first(index: int) -> tuple[object, ...]:
-        score = segments[index].score
-        return (-recall[index], math.inf if score is None else -score, segments[index].canonical_key)
 
-    cited = sorted([index for index in chunks if recall[index] >= 0.5], key=best_first)
-    return [Citation(index, segments[index], exact[index]) for index in cited]
+def _best_first(cited: Citation | CitedSpan) -> tuple[object, ...]:
+    score = cited.segment.score
+    return (math.inf if score is None else -score, cited.segment.canonical_key)
 
 
 @dataclass(frozen=True)
@@ -89,8 +85,7 @@ class CitedSpan:
 
 def cite_spans(
     answer: str,
-    question: str,
-    segments: Sequence[Segment],
+    segments: Iterable[Segment],
     included: Iterable[int] | None = None,
     numbers: Mapping[str, int] | None = None,
 ) -> list[CitedSpan]:
@@ -100,20 +95,25 @@ def cite_spans(
     with the index of each in `numbers` (`Generation.labels`). Of equal chunks, the first is cited.
 
     >>> chunks = [Segment("Mills grind grain."), Segment("The ferry to Oss leaves at noon.")]
-    >>> spans = cite_spans("At noon [2]. Or so.", "When does the ferry leave?", chunks, numbers={"1": 0, "2": 1})
+    >>> spans = cite_spans("At noon [2]. Or so.", chunks, numbers={"1": 0, "2": 1})
     >>> [(each.start, each.end, each.index) for each in spans]
     [(0, 12, 1), (8, 11, 1)]
     """
     segments = list(segments)
     indices = range(len(segments)) if included is None else sorted(included)
     found: dict[tuple[Any, ...], CitedSpan] = {}
+    chunks: dict[int, str] = {}  # their words, looked up once for all sentences
     for sentence in _SENTENCE.finditer(answer):
-        for each in _cite(without_labels(sentence[0]), question, segments, indices):
-            if each.exact:
-                span = CitedSpan(*sentence.span(), each.index, each.segment)
-                found.setdefault((span.start, span.end, each.segment.canonical_key), span)
+        words, holding = split_words(without_labels(sentence[0])), []
+        for index in indices if words else ():
+            if index not in chunks:
+                chunks[index] = f" {' '.join(split_words(plain_rendering(segments[index])))} "
+            if f" {' '.join(words)} " in chunks[index]:
+                holding.append(CitedSpan(*sentence.span(), index, segments[index]))
+        for span in sorted(holding, key=_best_first):
+            found.setdefault((span.start, span.end, span.segment.canonical_key), span)
     for start, end, number in find_labels(answer):
-        index = (numbers or {}).get(number)
-        if index is not None and index in indices:
-            found.setdefault((start, end, segments[index].canonical_key), CitedSpan(start, end, index, segments[index]))
+        named = (numbers or {}).get(number)
+        if named is not None and named in indices:
+            found.setdefault((start, end, segments[named].canonical_key), CitedSpan(start, end, named, segments[named]))
     return sorted(found.values(), key=lambda each: (each.start, -each.end))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
 from math import inf
-from numbers import Real
+from numbers import Integral, Real
 from traceback import walk_tb
 from typing import Any
 
@@ -39,6 +39,12 @@ def _are_stops(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= _LONGEST_STOP and replace_surrogates(value) == value
 
 
+def _is_seed(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(each is None or (not isinstance(each, list | tuple) and _is_seed(each)) for each in value)
+    return isinstance(value, Integral) and not isinstance(value, bool) and SEEDS[0] <= int(value) <= SEEDS[1]
+
+
 _NUMBERS: dict[str, tuple[type, float, float]] = {  # kind, least and most
     **dict.fromkeys(("max_new_tokens", "num_beams", "num_return_sequences"), (int, 1, _MOST)),
     **dict.fromkeys(("min_length", "min_new_tokens", "top_k", "top_logprobs"), (int, 0, _MOST)),
@@ -59,6 +65,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # what others may be, 
     **dict.fromkeys(("logits_processor", "stopping_criteria"), (_are_functions, "a list of functions")),
     **dict.fromkeys(_SWITCHES, (_is_switch, "True or False")),
     "stop_strings": (_are_stops, f"texts of at most {_LONGEST_STOP} characters, none of them empty or no Unicode"),
+    "seed": (_is_seed, f"a whole number from {SEEDS[0]} to {SEEDS[1]}"),
     "streamer": (lambda value: hasattr(value, "put") and hasattr(value, "end"), "an object with put and end"),
     "early_stopping": (
         lambda value: value == "never" if isinstance(value, str) else _is_switch(value),
@@ -191,7 +198,6 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
     """Check names, kinds and bounds of keywords of `generate` and of its config, or raise InvalidOption."""
     if not kwargs:
         return
-    check_seed(kwargs.get("seed"))
     known = _parameters(model)
     for name in kwargs.keys() - known:
         near = get_close_matches(str(name), known, 1)
@@ -220,10 +226,8 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
 
 def check_seed(seed: object) -> None:
     """Check a seed of PyTorch, or a list of some; None is none. Raise InvalidOption for anything else."""
-    least, most = SEEDS
-    for each in seed if isinstance(seed, list | tuple) else [seed]:
-        if each is not None and not least <= check_number("seed", each, error=InvalidOption) <= most:
-            raise _unexpected("seed", f"a whole number from {least} to {most}", each)
+    if seed is not None and not _is_seed(seed):
+        raise _unexpected("seed", _KINDS["seed"][1], seed)
 
 
 @contextmanager

@@ -367,8 +367,8 @@ class PrefixCache:
         """Return consecutive entries as one cache."""
         layers, device = [], self._prefiller.device
         for layer in zip(*entries, strict=True):
-            sides = [[each.to(device) for each in side] for side in zip(*layer, strict=True)]
-            layers.append(tuple([torch.cat(side, dim=1)[None] for side in sides]))
+            sides = zip(*layer, strict=True)  # the keys of all entries, and their values
+            layers.append(tuple([torch.cat([each.to(device) for each in side], dim=1)[None] for side in sides]))
         return DynamicCache(layers)
 
     def _find(self, key: str, tokens: int) -> Entry | None:

@@ -200,7 +200,7 @@ class Literals:
         if isinstance(value, str):
             text = _PRIVATE.sub("", value)
             if self._unknown_is_control and self._aliased is not None:
-                self._refuse_control(text, _ids(self._aliased, text), InvalidPrompt)
+                self._refuse_control(text, _ids(self._aliased, [text])[0], InvalidPrompt)
             return self._cut_names(text) if key == "type" else self._cut_off(text)
         if isinstance(value, Mapping):
             cut_key = self.cut if key in _CHOSEN_KEYS else self._cut_key
@@ -209,10 +209,8 @@ class Literals:
 
     def _refuse_control(self, text: str, ids: TokenIds, error: type[InvariantRAGError]) -> None:
         if names := sorted({self.control[index] for index in ids if index in self.control}):
-            hint = "Remove what it cannot encode as text, or use another tokenizer."
-            raise error(
-                f"the tokenizer encodes a part of {shown(text)} as a control token: {', '.join(names)}", hint=hint
-            )
+            told = f"the tokenizer encodes a part of {shown(text)} as a control token: {', '.join(names)}"
+            raise error(told, hint="Remove what it cannot encode as text, or use another tokenizer.")
 
     def _cut_key(self, key: Any) -> Any:
         """Cut a key, unless it is a word: templates access keys by their names."""
@@ -267,20 +265,18 @@ class Literals:
         if not isinstance(text, str):
             return text
         if CUT not in text:
-            return self._called(text) if self._plain is None else _ids(self._plain, text)
+            return self._called(text) if self._plain is None else _ids(self._plain, [text])[0]
         if self._aliased is None:  # the two halves of a name are tokenized separately
             return tuple(index for part in text.split(CUT) for index in self._called(part))
         aliased = self._rendered.sub(lambda match: _alias(self._index[match[0]]), text)
-        return _ids(self._aliased, aliased.replace(CUT, ""))
+        return _ids(self._aliased, [aliased.replace(CUT, "")])[0]
 
     def encode_literal(self, texts: Sequence[str]) -> list[TokenIds]:
         """Return ids of untrusted texts: names of control tokens in them are plain text, or raise `InvalidSegment`."""
-        found = []
-        for text in texts:
-            ids = self._encode_halves(text) if self._aliased is None else _ids(self._aliased, text)
+        found = list(map(self._encode_halves, texts)) if self._aliased is None else _ids(self._aliased, texts)
+        for text, ids in zip(texts, found, strict=True):
             if not self.control.keys().isdisjoint(ids):
                 self._refuse_control(text, ids, InvalidSegment)
-            found.append(ids)
         return found
 
     def leading_ids(self) -> TokenIds:
@@ -357,13 +353,15 @@ def _cuts(names: Iterable[str]) -> tuple[re.Pattern[str], re.Pattern[str]]:
     return re.compile(f"(?={'|'.join(map(re.escape, closings)) or '(?!)'})"), re.compile(openings)
 
 
-def _ids(tokenizer: Tokenizer, text: str) -> TokenIds:
-    """Return ids of a text. A long one is a batch of one: only then is the interpreter's lock free meanwhile."""
-    clean = text if text.isascii() else replace_surrogates(text)
-    if len(clean) < _LONG:
-        return tuple(tokenizer.encode(clean, add_special_tokens=False).ids)
-    (encoded,) = tokenizer.encode_batch([clean], add_special_tokens=False)
-    return tuple(encoded.ids)
+def _ids(tokenizer: Tokenizer, texts: Iterable[str]) -> list[TokenIds]:
+    """Return ids of texts. A long one is a batch of one: only then is the interpreter's lock free meanwhile."""
+    found = []
+    for text in texts:
+        clean, options = text if text.isascii() else replace_surrogates(text), {"add_special_tokens": False}
+        is_long = len(clean) >= _LONG
+        encoded = tokenizer.encode_batch([clean], **options)[0] if is_long else tokenizer.encode(clean, **options)
+        found.append(tuple(encoded.ids))
+    return found
 
 
 def _alias(index: int) -> str:  # no text holds it, and normalizers leave it: letters and digits

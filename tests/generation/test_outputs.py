@@ -52,7 +52,7 @@ def test_chunks_are_cited_that_were_read_and_hold_the_answer_or_half_of_its_dist
 
 
 def spans(answer, chunks=CHUNKS, **options):
-    found = cite_spans(answer, QUESTION, chunks, **options)
+    found = cite_spans(answer, chunks, **options)
     assert all(chunks[each.index] == each.segment for each in found)
     return [(answer[each.start : each.end], each.index) for each in found]
 
@@ -88,7 +88,7 @@ def test_citations_and_spans_ignore_the_order_of_the_chunks(answer, order):
 
     def cited(listed):
         numbers = {str(chunks.index(each) + 1): place for place, each in enumerate(listed)}
-        found = [(each.start, each.end, each.segment) for each in cite_spans(text, QUESTION, listed, numbers=numbers)]
+        found = [(each.start, each.end, each.segment) for each in cite_spans(text, listed, numbers=numbers)]
         return found, [(each.segment, each.exact) for each in cite(answer, QUESTION, listed)]
 
     assert len(cited(chunks)[0]) >= 6

@@ -140,7 +140,7 @@ def test_null_means_the_default_and_some_fields_are_ignored(http):
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_one_chat_takes_few_calls(cached, embedded):
-    """Functions of the package that are called for two tokens behind three documents. The goal is 350."""
+    """Functions of the package that are called for two tokens behind three documents. Never raised."""
     package, calls = str(Path(invariant_rag.__file__).parent), Counter()
     number = 0
 
@@ -151,12 +151,12 @@ def test_one_chat_takes_few_calls(cached, embedded):
     threading.setprofile(record)  # for threads that begin from now on
     try:
         with client_of(InProcess(embedded, caches={"": KeyValueCache()} if cached else None)) as http:
-            for number in range(4):  # the first one begins threads
+            for number in range(9):  # the first one begins threads
                 documents = [f"{text} {number}." for text in FLAGS[:3]]
                 assert http.post(CHAT, json=body(documents=documents, max_tokens=2)).status_code == 200
     finally:
         threading.setprofile(None)
-    assert min(calls[number] for number in (1, 2, 3)) <= (468 if cached else 388)
+    assert min(calls[number] for number in range(1, 9)) <= (430 if cached else 350)
 
 
 def test_completions_are_those_of_the_library_in_their_order(client, embedded):

@@ -86,7 +86,11 @@ class ModelEngine(Engine):
             answerings = list(map(partial(self._prepared, lm, abandoned), calls))
             hook = compile_in_worker.set(partial(self._schemas.compile, calls[0].choices.tenant, abandoned))
             try:
-                replies = self._replies(answerings, calls[0], emit, abandoned)
+                replies: Sequence[Reply]
+                if calls[0].stream:
+                    replies = self._stream(answerings, calls[0], emit, abandoned)
+                else:
+                    replies = reply_all(answerings, self.batcher, batch_size=self.together, abandoned=abandoned)
             finally:
                 compile_in_worker.reset(hook)
             for call, answering, reply in zip(calls, answerings, replies, strict=True):
@@ -108,11 +112,8 @@ class ModelEngine(Engine):
                 _check_length(answering.prepared, self._max_prompt_tokens)
         return answering
 
-    def _replies(self, answerings: Sequence[Answering], call: Call, emit: Emit, abandoned: Event) -> Sequence[Reply]:
-        """Return the replies to prompts that share all choices of a call."""
-        if not call.stream:
-            return reply_all(answerings, self.batcher, batch_size=self.together, abandoned=abandoned)
-        # All of them wait before the first delta of one is requested.
+    def _stream(self, answerings: Sequence[Answering], call: Call, emit: Emit, abandoned: Event) -> list[Reply]:
+        """Emit the deltas of the answers, and return the replies. All wait before one delta is requested."""
         streams = [each.stream(self.batcher, batch_size=self.together, abandoned=abandoned) for each in answerings]
 
         def follow(number: int) -> Reply:

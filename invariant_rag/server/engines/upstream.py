@@ -357,7 +357,7 @@ def _choice(call: Call, written: WrittenAnswer, labels: Labels, abandoned: Event
             )
     prompt = Prompt.of(*call.sets)
     cites = asked.citations and prompt.segments
-    spans = cite_spans(answer.content, asked.question or "", prompt.segments, None, labels) if cites else ()
+    spans = cite_spans(answer.content, prompt.segments, None, labels) if cites else ()
     return Choice(
         answer=answer,
         finish_reason=written.finish_reason,
