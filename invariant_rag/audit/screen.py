@@ -145,7 +145,7 @@ def _sequential_test(classes: Classes, done: Sequence[int], planned: int) -> tup
     within the order of today is a sum of independent numbers of known distributions. Its own distribution, over the
     paths that no earlier look stopped, is carried from look to look, exactly.
     """
-    odds, counts = _chances(classes)
+    odds, counts = _odds(classes)
     totals = np.cumsum(counts)
     going, used, start, p = np.ones(1), 0.0, 0, 1.0
     for count in done or [len(classes)]:
@@ -163,7 +163,7 @@ def _sequential_test(classes: Classes, done: Sequence[int], planned: int) -> tup
     return p, False
 
 
-def _chances(classes: Classes) -> tuple[Floats, Classes]:
+def _odds(classes: Classes) -> tuple[Floats, Classes]:
     """Return how likely 0 to 3 disagreeing pairs within the order of today are, `[questions, 4]`, and their number.
 
     Of the first questions, two calls are draws in the order of today; their disagreement counts as two pairs.

@@ -1,4 +1,4 @@
-"""Answers taken apart, piece by piece: reasoning, text, and calls of tools. A stop string ends the text only."""
+"""Answers parsed incrementally: reasoning, text, and calls of tools. A stop string ends the text only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from invariant_rag.prompts.tools import call_id
 
 
 class AnswerParser:
-    """Parses answers by the markers that their chat template writes. No part of a marker is given as text.
+    """Parses answers by the markers that their chat template writes. No part of a marker is yielded as text.
 
     What looks like a call, but names none of the tools, is text. Ids of calls follow from the text `prompt`, too.
     """
@@ -36,7 +36,7 @@ class AnswerParser:
         self._next_or_end, self._end = regex.compile("|".join([*following, end])), regex.compile(rf"\s*{end}")
 
     def parse(self, texts: Iterable[str]) -> Iterator[AnswerDelta]:
-        """Yield the parts of an answer as its text comes, which is read to its end."""
+        """Yield the parts of an answer as its text comes, which is consumed to its end."""
         source = _Pieces(texts)
         if self._reasoning:
             yield from (AnswerDelta(reasoning=text) for text in self._thoughts(source, self._reasoning) if text)
@@ -67,7 +67,7 @@ class AnswerParser:
                     source.skips_space, match = not began, None
 
     def _thoughts(self, source: _Pieces, reasoning: ReasoningFormat) -> Iterator[str]:
-        """Yield the reasoning, and leave what is behind it."""
+        """Yield the reasoning, and leave what is after it."""
         if not self._reasoning_open:
             begun = source.match(regex.compile(rf"\s*{regex.escape(reasoning.open)}"))
             if begun is None or begun.partial:
@@ -78,7 +78,7 @@ class AnswerParser:
         source.skips_space |= bool(source.take(len(reasoning.close)))
 
     def _without_end(self, source: _Pieces, calls: int) -> Iterator[AnswerDelta]:
-        """Yield what an answer ends with behind a call: half of the next one, or text; nothing for half of the end."""
+        """Yield what an answer ends with after a call: half of the next one, or text; nothing for half of the end."""
         while source.more():
             pass
         rest = source.take(len(source.text))
@@ -88,19 +88,19 @@ class AnswerParser:
 
 
 class _Pieces:
-    """A text that comes in pieces: `text` is what has come and was not taken."""
+    """A text that comes in deltas: `text` is what has come and was not consumed."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = iter(texts)
         self.text = ""
         self.skips_space = False  # whether white space at the beginning of what comes is left away
-        self.space = ""  # before the marker that was found
+        self.space = ""  # before the marker
 
     def more(self) -> bool:
         """Wait for more of the text; return False at its end."""
-        for piece in self._texts:
-            if piece:
-                self.text += piece
+        for delta in self._texts:
+            if delta:
+                self.text += delta
                 return True
         return False
 

@@ -1,6 +1,6 @@
 r"""One request to a model, through all its steps: prompt, constraint, decoding, parsing, citations, ledger.
 
-LangChain, LlamaIndex and the server are thin adapters of this: they write an `AnswerRequest`, and read a `Reply`.
+LangChain, LlamaIndex and the server are thin adapters of this: they write an `AnswerRequest`, and convert a `Reply`.
 
 >>> request = AnswerRequest(messages=[{"role": "user", "content": [documents, question]}])  # doctest: +SKIP
 >>> Answering(lm, request).reply().first.content  # doctest: +SKIP
@@ -20,7 +20,7 @@ from threading import Event
 from typing import Any
 
 from invariant_rag.checks import MOST_CALLS, check_kind, check_number, check_real
-from invariant_rag.errors import InvalidOption, InvalidPrompt, UnsupportedCombination
+from invariant_rag.errors import IncompleteObject, InvalidOption, InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import trim_at_stop_string, until_stop_string
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply
 from invariant_rag.generation.batching import MicroBatcher
@@ -53,7 +53,7 @@ class Answering:
             raise InvalidPrompt("expected either messages or a prompt")
         if request.prompt is not None and request.tools:
             raise UnsupportedCombination(
-                "expected a prompt without tools: only in a conversation is there a place for them",
+                "expected a prompt without tools: only a conversation offers them",
                 hint="Give messages.",
             )
         tools = as_tools(request.tools) if request.tools else ()
@@ -84,9 +84,9 @@ class Answering:
 
     @cached_property
     def prepared(self) -> PreparedPrompt:
-        """The prompt as the model reads it, or ContextOverflow: it does not fit, with the tokens of the answer."""
-        wanted = resolve_max_new_tokens(self.request.max_new_tokens, self.request.options)
-        return self.lm.prepare_to_generate(self.prompt, wanted)
+        """The prompt as the model gets it, or ContextOverflow: it does not fit, with the tokens of the answer."""
+        limit = resolve_max_new_tokens(self.request.max_new_tokens, self.request.options)
+        return self.lm.prepare_to_generate(self.prompt, limit)
 
     def reply(
         self, batcher: MicroBatcher | None = None, *, batch_size: int = 8, abandoned: Event | None = None
@@ -101,16 +101,16 @@ class Answering:
     def stream(
         self, batcher: MicroBatcher | None = None, *, batch_size: int = 8, abandoned: Event | None = None
     ) -> Generator[AnswerDelta | Reply, None, None]:
-        """Generate, and yield the pieces of the answers as they come, and then the whole reply. See `reply`.
+        """Generate, and yield the deltas of the answers as they come, and then the whole reply. See `reply`.
 
-        With a batcher, the request waits from now on, before a piece is asked for. Closing the iterator ends the
+        With a batcher, the request waits from now on, before a delta is requested. Closing the iterator ends the
         generation.
         """
         begin = partial((batcher or MicroBatcher()).stream, self.lm, batch_size=batch_size, abandoned=abandoned)
-        kept = {"keep_tokens": self._kept_tokens}
-        return self._pieces([begin(prompt, {**options, **kept}) for prompt, options in self.calls()], abandoned)
+        keywords = {"keep_tokens": self._kept_tokens}
+        return self._merged([begin(prompt, {**options, **keywords}) for prompt, options in self.calls()], abandoned)
 
-    def _pieces(
+    def _merged(
         self, streams: Sequence[TextStream], abandoned: Event | None
     ) -> Generator[AnswerDelta | Reply, None, None]:
         try:
@@ -161,7 +161,7 @@ class Answering:
         return options
 
     def _deltas(self, texts: Iterable[str], *, stops: bool = True) -> Iterator[AnswerDelta]:
-        """Yield what pieces of a text mean, up to the first stop string."""
+        """Yield the parts of a text, up to the first stop string."""
         early = self._stops if stops else ()
         deltas = until_stop_string(map(AnswerDelta, filter(None, texts)), early)
         if self._calling is None:
@@ -171,7 +171,7 @@ class Answering:
         return self._with_object(until_stop_string(parsed, self.request.stop if is_text else ()))
 
     def _with_object(self, deltas: Iterable[AnswerDelta]) -> Iterator[AnswerDelta]:
-        """Yield the parts of an answer, with calls of the tool that stands for the object of a schema as text."""
+        """Yield the parts of an answer, with calls of the tool of a schema's object as text."""
         objects = set()
         for delta in deltas:
             call = delta.call
@@ -183,7 +183,7 @@ class Answering:
                 yield AnswerDelta(call.arguments)
 
     def parse(self, generations: Sequence[Generation]) -> Reply:
-        """Return the reply that generations are, one for each of `calls`, or raise IncompleteObject; see `reply`."""
+        """Return the reply of generations, one for each of `calls`, or raise IncompleteObject; see `reply`."""
         first, request = generations[0], self.request
         answers = list(map(self._answer, generations))
         answers += answers[:1] * (request.n - len(answers))
@@ -206,6 +206,8 @@ class Answering:
             reason = "tool_calls"
         if reason != "length" and not is_plain:
             answer.check_complete()
+            if self._calling and self._calling.forced and not (answer.tool_calls or self._object_tool):
+                raise IncompleteObject(f"expected a call of a tool, got an answer that ends with {answer.content!r}")
         if request.logprobs:  # of no token that begins after a stop string
             end = len(trim_at_stop_string(generation.text, self._stops))
             tokens = token_logprobs(generation, self._tokenizer)

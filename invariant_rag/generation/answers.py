@@ -26,7 +26,7 @@ class AnswerRequest:
 
     Attributes:
         messages: A conversation, as for `InvariantModel.chat_prompt`: contents are texts, `Segment`s and `SegmentSet`s.
-        prompt: Or a prompt to continue as it is, without a chat template. Exactly one of the two is given.
+        prompt: Or a prompt to continue as it is, without a chat template. Exactly one of the two is set.
         question: What relevance orderings score documents with. None: that of the prompt, or its last text.
         tools: Tools that the model may call, in a conversation: `Tool`s, or dicts in OpenAI's shape.
         tool_choice: `auto`, `none`, `required` (or `any`), or the name of a tool.
@@ -41,7 +41,7 @@ class AnswerRequest:
         options: Further keywords of transformers' `generate`.
         n: Number of answers.
         logprobs: Whether to report the tokens with their log-probabilities.
-        top_logprobs: How many of the most likely tokens to report at each place, too.
+        top_logprobs: How many of the most likely tokens to report for each token, too.
         citations: Whether to report which parts of the text have a source.
         recognized: Whether every document in the prompt is known to be a segment. If not, the ledger does not promise
             that the answer is invariant.
@@ -74,16 +74,16 @@ class AnswerRequest:
         """All segments of the prompt, or of the conversation."""
         if self.prompt is not None:
             return list(self.prompt.segments)
-        found: list[Segment] = []
+        segments: list[Segment] = []
         for content in (message.get("content") for message in self.messages or ()):
             for part in [content] if isinstance(content, str | Segment | SegmentSet) else content or ():
-                found += [part] if isinstance(part, Segment) else part if isinstance(part, SegmentSet) else []
-        return found
+                segments += [part] if isinstance(part, Segment) else part if isinstance(part, SegmentSet) else []
+        return segments
 
 
 @dataclass(frozen=True)
 class CallDelta:
-    """A piece of the JSON of a call's arguments, with the place of the call; in its first piece, its id and name."""
+    """A delta of the JSON of a call's arguments, with the index of the call; the first one has its id and name."""
 
     index: int
     id: str | None = None
@@ -93,7 +93,7 @@ class CallDelta:
 
 @dataclass(frozen=True)
 class AnswerDelta:
-    """A piece of an answer: of its text, of its reasoning, or of a call. `index` is that of the answer to a request."""
+    """A delta of an answer: of its text, of its reasoning, or of a call. `index` is that of the answer to a request."""
 
     content: str = ""
     reasoning: str = ""
@@ -109,7 +109,7 @@ class TokenLogprob:
     logprob: float  # under the model
     start: int = 0  # where its part begins in the text of the generation
     end: int = 0
-    top: tuple[tuple[str, float], ...] = ()  # the most likely tokens at its place, the most likely one first
+    top: tuple[tuple[str, float], ...] = ()  # the most likely tokens in its stead, the most likely one first
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,13 @@ class Answer:
     tool_calls: tuple[ToolCall, ...] = ()
     cut_call: CallDelta | None = None  # a call that the answer ends within, with its arguments as far as they came
     finish_reason: str = "stop"  # `stop`, `tool_calls`, or `length`: room forced the end, so that something may be cut
-    logprobs: Sequence[TokenLogprob] | None = None  # None: not asked for
-    citations: Sequence[CitedSpan] | None = None  # with the caller's own segments; None: not asked for
-    generation: Generation | None = None  # None: of a model elsewhere
+    logprobs: Sequence[TokenLogprob] | None = None  # None: not requested
+    citations: Sequence[CitedSpan] | None = None  # with the caller's own segments; None: not requested
+    generation: Generation | None = None  # None: of a remote model
 
     @classmethod
     def join(cls, deltas: Iterable[AnswerDelta]) -> Answer:
-        """Put the pieces of an answer together."""
+        """Join the deltas of an answer."""
         content, reasoning = "", ""
         calls: dict[int, list[str]] = {}
         for delta in deltas:
@@ -135,13 +135,13 @@ class Answer:
             if delta.call:
                 parts = calls.setdefault(delta.call.index, [delta.call.id or "", delta.call.name or "", ""])
                 parts[2] += delta.call.arguments
-        found: list[ToolCall] = []
+        complete: list[ToolCall] = []
         for index, (identifier, name, text) in calls.items():
             try:
-                found.append(ToolCall(identifier, name, json.loads(text)))
+                complete.append(ToolCall(identifier, name, json.loads(text)))
             except ValueError:
-                return cls(content, reasoning, tuple(found), CallDelta(index, identifier, name, text))
-        return cls(content, reasoning, tuple(found))
+                return cls(content, reasoning, tuple(complete), CallDelta(index, identifier, name, text))
+        return cls(content, reasoning, tuple(complete))
 
     def check_complete(self) -> None:
         """Check that no call was cut off, or raise IncompleteObject."""
@@ -154,7 +154,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Reply:
-    """All answers to a request: as many as `n` says."""
+    """All answers to a request: as many as `n`."""
 
     answers: tuple[Answer, ...]
     usage: Usage  # tokens of the prompt, once, and of all answers
@@ -163,7 +163,7 @@ class Reply:
 
     @property
     def ledger(self) -> dict[str, Any]:
-        """What was read; see `generation.outputs.ledger`."""
+        """The ledger of the documents; see `generation.outputs.ledger`."""
         return self.read_ledger()
 
     @property
@@ -176,7 +176,7 @@ class Reply:
 
 
 def request_fields(request: AnswerRequest, choices: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a request besides messages and prompt, with `choices` to ask for; None: to be left away."""
+    """Return the fields of a request besides messages and prompt, with `choices`; None: to be left out."""
     if refused := sorted(request.options.keys() - set(_OPTIONS)):
         hint = "Leave them away, or run the model here, without base_url."
         raise UnsupportedCombination(f"expected keywords that a server takes, got {', '.join(refused)}", hint=hint)
@@ -214,30 +214,30 @@ def parse_reply(body: Mapping[str, Any], request: AnswerRequest) -> Reply:
 
 
 def parse_chunks(chunks: Iterable[Mapping[str, Any]], request: AnswerRequest) -> Iterator[AnswerDelta | Reply]:
-    """Yield what the chunks of a stream are: the pieces of the answers, and then the whole reply."""
-    pieces: dict[int, list[AnswerDelta]] = {}
+    """Yield the deltas of the answers from the chunks of a stream, and then the whole reply."""
+    deltas: dict[int, list[AnswerDelta]] = {}
     ends: dict[int, Mapping[str, Any]] = {}
-    told: dict[str, Any] = {}  # by any of the chunks
+    body: dict[str, Any] = {}  # the fields of any of the chunks
     for chunk in chunks:
-        told |= chunk
+        body |= chunk
         for choice in chunk["choices"]:
             for delta in parse_deltas(choice, choice["index"]):
-                pieces.setdefault(delta.index, []).append(delta)
+                deltas.setdefault(delta.index, []).append(delta)
                 yield delta
             if choice["finish_reason"] is not None:
                 ends[choice["index"]] = choice
         if not chunk["choices"]:
-            answers = [_parse_answer(ends[index], pieces.get(index, ()), request) for index in sorted(ends)]
-            usage, ledger = told["usage"], {name: told["invariant"][name] for name in _LEDGER}
+            answers = [_parse_answer(ends[index], deltas.get(index, ()), request) for index in sorted(ends)]
+            usage, ledger = body["usage"], {name: body["invariant"][name] for name in _LEDGER}
             ledger["invariant"] = ledger["invariant"] if request.recognized else False
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
             tokens = Usage(usage["prompt_tokens"], usage["completion_tokens"], cached)
-            yield Reply(tuple(answers), tokens, partial(dict, ledger, cached_tokens=cached), told["model"])
+            yield Reply(tuple(answers), tokens, partial(dict, ledger, cached_tokens=cached), body["model"])
             return
 
 
-def _parse_answer(choice: Mapping[str, Any], pieces: Iterable[AnswerDelta], request: AnswerRequest) -> Answer:
-    """Return the answer that pieces are, and the choice that ends it."""
+def _parse_answer(choice: Mapping[str, Any], deltas: Iterable[AnswerDelta], request: AnswerRequest) -> Answer:
+    """Return the answer of deltas, and of the choice that ends it."""
     spans, logprobs = None, None
     if request.citations and request.schema is None:  # the server names segments by their content hash
         known = {each.content_hash: (index, each) for index, each in enumerate(request.segments)}
@@ -246,33 +246,33 @@ def _parse_answer(choice: Mapping[str, Any], pieces: Iterable[AnswerDelta], requ
         spans = [CitedSpan(each["start"], each["end"], *known[name]) for each, name in sources if name in known]
     if request.logprobs:
         logprobs = parse_logprobs(choice.get("logprobs"))
-    return replace(Answer.join(pieces), finish_reason=choice["finish_reason"], logprobs=logprobs, citations=spans)
+    return replace(Answer.join(deltas), finish_reason=choice["finish_reason"], logprobs=logprobs, citations=spans)
 
 
 def parse_deltas(choice: Mapping[str, Any], index: int) -> Iterator[AnswerDelta]:
-    """Yield what a choice of a reply or of a chunk says: pieces of the answer of an index."""
-    said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
-    if reasoning := said.get("reasoning_content") or said.get("reasoning"):
+    """Yield the deltas of a choice of a reply or of a chunk, for the answer of an index."""
+    message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+    if reasoning := message.get("reasoning_content") or message.get("reasoning"):
         yield AnswerDelta(reasoning=reasoning, index=index)
-    if content := said.get("content") or said.get("refusal"):
+    if content := message.get("content") or message.get("refusal"):
         yield AnswerDelta(content + "", index=index)
-    for place, call in enumerate(said.get("tool_calls") or ()):
+    for position, call in enumerate(message.get("tool_calls") or ()):
         function = call.get("function") or {}
         arguments = function.get("arguments") or ""
-        piece = CallDelta(call.get("index", place), call.get("id"), function.get("name"), arguments)
-        yield AnswerDelta(call=piece, index=index)
+        delta = CallDelta(call.get("index", position), call.get("id"), function.get("name"), arguments)
+        yield AnswerDelta(call=delta, index=index)
 
 
-def parse_logprobs(said: Mapping[str, Any] | None) -> list[TokenLogprob]:
+def parse_logprobs(logprobs: Mapping[str, Any] | None) -> list[TokenLogprob]:
     """Return the log-probabilities of a chat or of a completion."""
-    if not said:
+    if not logprobs:
         return []
-    if "content" in said:
-        tops: Any = [[(top["token"], top["logprob"]) for top in each["top_logprobs"]] for each in said["content"]]
-        tokens = [(each["token"], each["logprob"]) for each in said["content"]]
+    if "content" in logprobs:
+        tops: Any = [[(top["token"], top["logprob"]) for top in each["top_logprobs"]] for each in logprobs["content"]]
+        tokens = [(each["token"], each["logprob"]) for each in logprobs["content"]]
     else:
-        tops = map(dict.items, said.get("top_logprobs") or [{}] * len(said["tokens"]))
-        tokens = list(zip(said["tokens"], said["token_logprobs"], strict=True))
+        tops = map(dict.items, logprobs.get("top_logprobs") or [{}] * len(logprobs["tokens"]))
+        tokens = list(zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True))
     ends = list(accumulate(len(token) for token, _ in tokens))
     return [
         TokenLogprob(token, logprob, end - len(token), end, tuple(top))

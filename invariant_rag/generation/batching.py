@@ -44,7 +44,7 @@ class _Request:
 
     def __post_init__(self) -> None:
         model = check_kind("lm", self.lm, InvariantModel).model
-        if not _USED_HERE.isdisjoint(self.options):  # what else is wrong, `generate` says
+        if not _USED_HERE.isdisjoint(self.options):  # `generate` refuses the rest
             check_options(self.options, model)
         self.new_tokens = resolve_max_new_tokens(self.options.get("max_new_tokens"), self.options)
         sequences = resolve_option(self.options, "num_return_sequences", model.generation_config)
@@ -123,9 +123,9 @@ class MicroBatcher:
             CancelledError: It was abandoned.
             InvalidChoice: `batch_size` is below 1, or `num_return_sequences` is above 1.
         """
-        given = check_kind("options", {} if options is None else options, dict, error=InvalidOption)
-        check_items("options", given, str, error=InvalidOption)
-        return self.generate_all(lm, [(prompt, given)], batch_size=batch_size, abandoned=abandoned)[0]
+        keywords = check_kind("options", {} if options is None else options, dict, error=InvalidOption)
+        check_items("options", keywords, str, error=InvalidOption)
+        return self.generate_all(lm, [(prompt, keywords)], batch_size=batch_size, abandoned=abandoned)[0]
 
     def generate_all(
         self,
@@ -152,7 +152,7 @@ class MicroBatcher:
         """Stream the text of a prompt, possibly in a batch with waiting prompts of other threads; see `generate`.
 
         `keep_tokens` is an option, too, as for `InvariantModel.stream`. The prompt waits from now on: several streams
-        that begin before one is read are decoded together. It is the stream that raises CancelledError.
+        that begin before one is consumed are decoded together. It is the stream that raises CancelledError.
         """
         rest, closed = dict(options or {}), Event()
         streamer = TextQueueStreamer(lm.tokenizer, rest.pop("keep_tokens", None))
@@ -193,7 +193,7 @@ class MicroBatcher:
 
     def _pop_batch(self, request: _Request, batch_size: int) -> list[_Request]:
         """Remove a request and others that can be batched with it from the queue, and all that were abandoned."""
-        batch, kept = [] if request.abandoned else [request], []
+        batch, later = [] if request.abandoned else [request], []
         with self._waiting_lock:
             for each in self.waiting:
                 if each in batch:
@@ -203,8 +203,8 @@ class MicroBatcher:
                 elif 0 < len(batch) < batch_size and each.can_batch_with(request):
                     batch.append(each)
                 else:
-                    kept.append(each)
-            self.waiting = kept
+                    later.append(each)
+            self.waiting = later
         return batch
 
 

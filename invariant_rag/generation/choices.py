@@ -118,8 +118,8 @@ class ResolvedChoices(Choices):
         """Return other choices for the same model. A new method brings its default ordering and no intervention."""
         if "method" in changes:
             changes = {"ordering": None, "intervention": None, **changes}
-        given = {name: getattr(self, name) for name in _NAMES}
-        resolved = Choices(**{**given, **known_keywords(changes)}).resolve(model)
+        current = {name: getattr(self, name) for name in _NAMES}
+        resolved = Choices(**{**current, **known_keywords(changes)}).resolve(model)
         return replace(resolved, context_window=self.context_window)
 
 
@@ -152,7 +152,7 @@ def check_before_loading(
     choices = Choices(**{each: others.pop(each) for each in _NAMES if each in keywords})
     known = [*_NAMES, "dtype", "device_map"]
     for each in others:
-        if get_close_matches(each, known, 1, _MISSPELT):  # no option of transformers looks like that
+        if get_close_matches(each, known, 1, _MISSPELT):  # no option of transformers resembles that
             raise UnknownName("keyword", each, known, hint="Those of transformers' from_pretrained are taken, too.")
     return choices, others
 
@@ -160,14 +160,14 @@ def check_before_loading(
 def _check_cacheable(model: PreTrainedModel, intervention: Intervention | None) -> None:
     """Refuse a cache where keys and values of a prefix cannot be reused by other prompts."""
     devices = sorted(set(map(str, getattr(model, "hf_device_map", {}).values())))
-    wanted, found = "", ""
+    expected, actual = "", ""
     if intervention is not None:
-        wanted, found = "a model without an intervention", repr(intervention.name)
+        expected, actual = "a model without an intervention", repr(intervention.name)
     elif dynamic_rope_modules(model):
-        wanted, found = "rotary frequencies that do not depend on the prompt length", "some that grow with it"
+        expected, actual = "rotary frequencies that do not depend on the prompt length", "some that grow with it"
     elif len(devices) > 1 or any(each.is_meta for each in model.parameters()):
-        wanted = "a model on one device, with its weights in memory,"
-        found = f"one that is offloaded or spread over {', '.join(devices) or 'devices'}"
-    if wanted:
+        expected = "a model on one device, with its weights in memory,"
+        actual = f"one that is offloaded or spread over {', '.join(devices) or 'devices'}"
+    if expected:
         hint = "Use with_cache(None), or another model: without an intervention, on one device (`device_map`)."
-        raise UnsupportedCombination(f"expected {wanted} for a key-value cache, got {found}", hint=hint)
+        raise UnsupportedCombination(f"expected {expected} for a key-value cache, got {actual}", hint=hint)

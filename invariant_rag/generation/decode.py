@@ -70,7 +70,7 @@ def decode(
             hint="Phi-3 does so when an answer passes original_max_position_embeddings: reduce max_new_tokens.",
         )
     start, beams, copies = ids.shape[1], output.get("beam_indices"), options["num_return_sequences"]
-    beams = None if beams is None else beams.tolist()  # -1 behind the end
+    beams = None if beams is None else beams.tolist()  # -1 after the end
     generations = []
     for row, sequence in enumerate(output.sequences.tolist()):
         if beams is None:
@@ -84,7 +84,7 @@ def decode(
             prompts[row // copies].generation(
                 tokenizer,
                 tokens,
-                [chances[own][token] for token, own, chances in zip(tokens, at, recorder.chances, strict=False)],
+                [step[own][token] for token, own, step in zip(tokens, at, recorder.logprobs, strict=False)],
                 finish_reason="stop" if stopped else "length",
                 cached_tokens=cached_tokens[row // copies] if cached_tokens else 0,
                 top_logprobs=[each[row] for each in recorder.tops[: len(tokens)]],
@@ -102,17 +102,17 @@ class _Recorder(StoppingCriteria):
     """Combines stopping criteria, and records what `generate` calls them with: ends, and log-probabilities.
 
     `lengths` has the length at which a row stopped: transformers appends tokens to it until all rows have. For each
-    step and row, `chances` has the log-probability of each candidate under the model, before logits processors and
+    step and row, `logprobs` has the log-probability of each candidate under the model, before logits processors and
     sampling, and `tops` the `top` most likely tokens with theirs. With beam search, there are several candidates per
     prompt, each of which may extend any beam.
 
     As Python objects: small tensors between the large ones of every step would fragment the heap. Rows that have
-    `streamers` give them their tokens, until they end.
+    `streamers` get their tokens, until they end.
     """
 
     def __init__(self, options: Mapping[str, Any], top: int, streamers: dict[int, BaseStreamer]) -> None:
         self.lengths: dict[int, int] = {}
-        self.chances: list[list[dict[int, float]]] = []
+        self.logprobs: list[list[dict[int, float]]] = []
         self.tops: list[list[tuple[tuple[int, float], ...]]] = []
         self._criteria: Any = StoppingCriteriaList(options["stopping_criteria"])
         self._ends, self._num_beams, self._top = options["eos_token_id"] or (), options["num_beams"], top
@@ -131,7 +131,7 @@ class _Recorder(StoppingCriteria):
         """Record the log-probabilities of the tokens of a step; return whether each row stops `[rows]`."""
         tokens = input_ids[:, -1].tolist()
         for row, streamer in self._streamers.items():
-            if not self.chances:
+            if not self.logprobs:
                 streamer.put(input_ids[row : row + 1, :-1])
             streamer.put(torch.tensor([tokens[row]]))
         stopped: torch.Tensor = self._criteria(input_ids, scores, **kwargs)
@@ -145,8 +145,8 @@ class _Recorder(StoppingCriteria):
             self._logits = None
             candidates = input_ids[:, -1].to(logprobs.device).reshape(logprobs.shape[0] // self._num_beams, -1)
             candidates = candidates.repeat_interleave(self._num_beams, dim=0)
-            found = logprobs.gather(1, candidates).tolist()
-            self.chances.append(list(map(dict, map(zip, candidates.tolist(), found))))
+            gathered = logprobs.gather(1, candidates).tolist()
+            self.logprobs.append(list(map(dict, map(zip, candidates.tolist(), gathered))))
             if self._top:
                 best = logprobs.topk(min(self._top, logprobs.shape[1]))
                 self.tops.append(list(map(tuple, map(zip, best.indices.tolist(), best.values.tolist()))))
@@ -164,7 +164,7 @@ def samples_rows(options: Mapping[str, Any], model: PreTrainedModel) -> bool:
 class RowSampler(BaseWatermarkingConfig):
     """Draws a token for each row, and leaves nothing else to choose. Without a seed, torch's state draws one.
 
-    It is given as the `watermarking_config`, whose processor transformers puts behind all others.
+    It is passed as the `watermarking_config`, whose processor transformers puts after all others.
     """
 
     seeds: Sequence[Any]

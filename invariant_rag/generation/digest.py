@@ -147,13 +147,13 @@ def environment(model: PreTrainedModel, device: torch.device) -> tuple[object, .
 def foreign_code(model: PreTrainedModel) -> dict[str, Any]:
     """Return the code that a model runs besides that of its classes, by place: no digest can cover what it does."""
     of_all = (hooks_of_all_modules._global_forward_pre_hooks, hooks_of_all_modules._global_forward_hooks)
-    found = [("a hook of all modules", each) for hooks in of_all for each in hooks.values()]
+    code = [("a hook of all modules", each) for hooks in of_all for each in hooks.values()]
     for name, module in model.named_modules():
         hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-        found += [(f"a hook of {name or 'the model'}", each) for each in hooks] if hooks else []
+        code += [(f"a hook of {name or 'the model'}", each) for each in hooks] if hooks else []
         if "forward" in vars(module):
-            found.append((f"a forward of its own in {name or 'the model'}", vars(module)["forward"]))
-    return {f"{place} ({number})": each for number, (place, each) in enumerate(found) if _is_foreign(each)}
+            code.append((f"a forward of its own in {name or 'the model'}", vars(module)["forward"]))
+    return {f"{where} ({number})": each for number, (where, each) in enumerate(code) if _is_foreign(each)}
 
 
 def _is_foreign(function: Any) -> bool:
@@ -169,24 +169,24 @@ def _is_foreign(function: Any) -> bool:
 
 def _settings(modules: Sequence[tuple[str, nn.Module]]) -> list[str]:
     """Return the attributes of modules that are plain values or hold nothing else, such as scales and adapters."""
-    found = []
+    facts = []
     for name, module in modules:
         is_model, kind = isinstance(module, PreTrainedModel), type(module)
-        found.append(f"{name} {kind.__module__}.{kind.__qualname__}")
+        facts.append(f"{name} {kind.__module__}.{kind.__qualname__}")
         for attribute, value in sorted(vars(module).items()):
-            kind = type(value)  # isinstance would ask a config for its class, which takes long
+            kind = type(value)  # isinstance would resolve the class of a config, which takes long
             if attribute in _NO_SETTINGS or (is_model and attribute.startswith("_")):
                 continue
             items = [*value, *value.values()] if issubclass(kind, dict) else value
             if issubclass(kind, _PLAIN):
-                found.append(f"{attribute}={value!r}")
+                facts.append(f"{attribute}={value!r}")
             elif issubclass(kind, _CONTAINERS) and all(isinstance(each, _PLAIN) for each in items):
-                found.append(f"{attribute}={describe(value)}")
-    return found
+                facts.append(f"{attribute}={describe(value)}")
+    return facts
 
 
 def _plain_tensors(value: Any) -> list[Any]:
-    """Take tensors apart that are made of others (quantized, sharded): down to those with bytes of their own."""
+    """Split tensors that are made of others (quantized, sharded): down to those with bytes of their own."""
     if isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__"):
         names, context = value.__tensor_flatten__()
         return [repr(context), *(part for name in names for part in _plain_tensors(getattr(value, name)))]

@@ -12,7 +12,7 @@ from invariant_rag.errors import IncompleteObject, InvalidObject, InvalidSchema
 from invariant_rag.files import parse_json
 from invariant_rag.shown import shown
 
-_ORIGIN = re.compile(r"\[[\d:]+\] \S+?:\d+: (?:Check failed: (?=\())?")  # time and place in xgrammar's source
+_ORIGIN = re.compile(r"\[[\d:]+\] \S+?:\d+: (?:Check failed: (?=\())?")  # time and line in xgrammar's source
 _IGNORED = ("contains", "dependentRequired", "dependentSchemas", "if", "not", "uniqueItems")  # by xgrammar
 _CLASS = re.compile(r"(\\.)|\[(?:\\.|[^]\\])*]")  # or an escape, in a pattern
 _UNWRITTEN = re.compile(r'"|\\(?:[\\cfnrtv0]|x[01]|u00[01]|(?:x|u00)(?:22|5[cC]))')  # as JSON has it, by xgrammar
@@ -21,7 +21,7 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 
 
 def json_schema(schema: Any) -> dict[str, Any]:
-    """Return the JSON schema of a type that pydantic knows, or one given as dict or string; or raise InvalidSchema."""
+    """Return the JSON schema of a type that pydantic knows, or one as dict or string; or raise InvalidSchema."""
     if isinstance(schema, str | Mapping):
         try:
             schema = parse_json(schema if isinstance(schema, str) else json.dumps(dict(schema)))
@@ -61,12 +61,12 @@ def compile_tag(compiler: Any, tag: str) -> Any:
     try:
         return compiler.compile_structural_tag(tag)
     except RuntimeError as error:
-        said = _ORIGIN.sub("", str(error)).strip().rstrip(":")
-        raise InvalidSchema(f"xgrammar does not take this schema: {said}") from error
+        reason = _ORIGIN.sub("", str(error)).strip().rstrip(":")
+        raise InvalidSchema(f"xgrammar does not take this schema: {reason}") from error
 
 
 def parse_object(text: str, schema: Any) -> Any:
-    """Return what a JSON text says: an instance of a class; for a JSON schema, plain values.
+    """Return the object of a JSON text: an instance of a class; for a JSON schema, plain values.
 
     A text that was cut off raises IncompleteObject; one that the schema or a validator rejects, InvalidObject.
     """
@@ -82,7 +82,7 @@ def parse_object(text: str, schema: Any) -> Any:
 
 
 def check_complete(text: str) -> Any:
-    """Return what a JSON text says, or raise IncompleteObject: it was cut off."""
+    """Return the object of a JSON text, or raise IncompleteObject: it was cut off."""
     try:
         value = json.loads(text)
         json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no character
@@ -102,7 +102,7 @@ def _type_adapter(schema: Any) -> Any:
 
 
 def validate_value(value: Any, schema: Mapping[str, Any]) -> None:
-    """Validate what a JSON text says, or raise InvalidObject; or as `check_json_schema`."""
+    """Validate the object of a JSON text, or raise InvalidObject; or as `check_json_schema`."""
     validator = check_json_schema(schema)
     from jsonschema.exceptions import best_match
     from referencing.exceptions import Unresolvable

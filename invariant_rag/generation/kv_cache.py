@@ -54,7 +54,7 @@ class CacheStats:
     Failed reads and writes of the disk are logged: an entry is then a miss, or stored in memory only.
     """
 
-    hits: int = 0  # lookups that found an entry, in memory or on disk
+    hits: int = 0  # lookups with an entry, in memory or on disk
     misses: int = 0
     disk_hits: int = 0  # hits that were loaded from disk
     evictions: int = 0  # from memory, because it was full
@@ -225,7 +225,7 @@ def write_entry(entry: Entry, name: str) -> bytes:
 
 
 def read_entry(path: Path) -> Entry:
-    """Read the file of an entry, on the CPU; DamagedEntry if it holds none, or not the one that its name says."""
+    """Read the file of an entry, on the CPU; DamagedEntry if it holds none, or not the one of its name."""
     content = read_bytes(path)
     try:
         tensors = load(content)

@@ -24,7 +24,7 @@ class LazyModel:
     """An `InvariantModel` that is loaded when it is first used.
 
     Weights are loaded once per process: objects with the same name and options share them as long as one of them, or a
-    model that came from one, exists; those that were used last are kept. Safe for threads. A copy is the same object. A
+    model that came from one, exists; the last used ones stay in memory. Safe for threads. A copy is the same object. A
     pickle holds the name and the options, without weights or a cache, or the model in memory.
 
     The source is a hub id, a folder, or a model in memory; None or `native`: an embedded model; with None, there is a
@@ -52,7 +52,7 @@ class LazyModel:
 
     @property
     def in_memory(self) -> bool:
-        """Whether the model was given in memory."""
+        """Whether the model was passed in memory."""
         return isinstance(self._source, InvariantModel)
 
     def lm(self, **choices: Any) -> InvariantModel:
@@ -102,11 +102,11 @@ def _shared_model(name: Any, options: Mapping[str, Any]) -> InvariantModel:
     # Of a folder, with the time in ns when one of its files last changed: it may be written again.
     folder = Path(name).resolve() if name is not None and Path(name).is_dir() else None
     changed = 0 if folder is None else max((file.stat().st_mtime_ns for file in folder.iterdir()), default=0)
-    wanted = None if name is None else str(folder or name), changed, options
+    key = None if name is None else str(folder or name), changed, options
     with _loading:
-        found = [(model, tokenizer) for model, (origin, tokenizer) in list(_loaded.items()) if origin == wanted]
+        loaded = [(model, tokenizer) for model, (origin, tokenizer) in list(_loaded.items()) if origin == key]
         _last_used.clear()  # frees its memory for the next one
-        lm = InvariantModel(*found[0]) if found else InvariantModel.from_pretrained(name, **options)
-        _loaded[lm.model] = wanted, lm.tokenizer
+        lm = InvariantModel(*loaded[0]) if loaded else InvariantModel.from_pretrained(name, **options)
+        _loaded[lm.model] = key, lm.tokenizer
         _last_used.append(lm.model)
         return lm

@@ -137,7 +137,7 @@ class InvariantModel:
         return other
 
     def with_routing(self, alpha: float = 0.2, *, plain_order: Literal["given", "canonical"] = "given") -> RoutedModel:
-        """Return a model that runs this one and the plain model, and gives one answer; see `invariant_rag.routing`."""
+        """Return a model that runs this one and the plain model, with one answer; see `invariant_rag.routing`."""
         from invariant_rag.routing import RoutedModel  # routing imports this module
 
         return RoutedModel.over(self, alpha=alpha, plain_order=plain_order)
@@ -146,7 +146,7 @@ class InvariantModel:
     ordering: Ordering = _choice("ordering", "How segments are ranked.")
     backend: Backend = _choice("backend", "The attention implementation.")
     intervention: Intervention | None = _choice("intervention", "A change to the plain model's attention.")
-    cache: KeyValueCache | None = _choice("cache", "Where keys and values are kept. None: nowhere.")
+    cache: KeyValueCache | None = _choice("cache", "Where keys and values are cached. None: nowhere.")
     context_window: int | None = _choice("context_window", "Most tokens of prompt and answer together.")
     overflow: Overflow = _choice("overflow", "Strategy for prompts that are too long.")
     deterministic: bool = _choice("deterministic", "Whether the prompts of a batch are computed one by one.")
@@ -253,7 +253,7 @@ class InvariantModel:
             prompt: One prompt, or several, which are one batch.
             max_new_tokens: Maximum number of tokens to generate per prompt. None: that of `generation_config`, or 64.
             seed: Seed for sampling; the global random state is restored afterwards. None: sample from that state, which
-                all threads share. A list gives each prompt a seed, and the tokens that it has alone.
+                all threads share. A list sets a seed for each prompt, which then gets the tokens that it has alone.
             **kwargs: Those of transformers' `generate`: `do_sample`, `num_beams`, `stop_strings`... Decoding is greedy
                 unless `do_sample` or `generation_config` enables sampling. With `top_logprobs=k`, the k most likely
                 tokens of each step are recorded, too; not with beams.
@@ -268,12 +268,12 @@ class InvariantModel:
             UnsupportedCombination: A keyword needs another prefill or another cache; the message says which.
         """
         check_seed(seed)
-        wanted = resolve_max_new_tokens(max_new_tokens, kwargs)
+        limit = resolve_max_new_tokens(max_new_tokens, kwargs)
         is_single = not isinstance(prompt, Sequence) or isinstance(prompt, str)
         prompts: Any = [prompt] if is_single else prompt
         if isinstance(seed, list | tuple) and len(seed) != len(prompts):
             raise InvalidOption(f"seed: expected one for each of {len(prompts)} prompts, got {len(seed)}")
-        generations = self._generate(prompts, wanted, seed, kwargs)
+        generations = self._generate(prompts, limit, seed, kwargs)
         return generations[0] if is_single and len(generations) == 1 else generations
 
     def _generate(
@@ -302,22 +302,22 @@ class InvariantModel:
     def stream(
         self, prompt: Prompt, *, max_new_tokens: int | None = None, seed: int | None = None, **kwargs: Any
     ) -> TextStream:
-        """Generate in a background thread, and yield pieces of text. Joined, they are the text of `generate`.
+        """Generate in a background thread, and yield deltas of text. Joined, they are the text of `generate`.
 
-        Closing the stream stops the generation, and errors are raised by the stream. After the last piece, its
+        Closing the stream stops the generation, and errors are raised by the stream. After the last delta, its
         attribute `generation` is what `generate` returns. The keywords are those of `generate`, with a single sequence
         and no beams; and `keep_tokens`: special tokens that are part of the text.
 
         Raises:
             TokenizerRequired: The model has no tokenizer.
-            UnsupportedCombination: Raised by the first piece within `arranged` or a callback of the same model, for
+            UnsupportedCombination: Raised by the first delta within `arranged` or a callback of the same model, for
                 which its thread would wait.
         """
-        wanted, closed, options = resolve_max_new_tokens(max_new_tokens, kwargs), Event(), {**kwargs, "seed": seed}
+        limit, closed, options = resolve_max_new_tokens(max_new_tokens, kwargs), Event(), {**kwargs, "seed": seed}
         streamer = TextQueueStreamer(self.tokenizer, options.pop("keep_tokens", None))
         check_options(options, self.model)
         criteria = [*(options.get("stopping_criteria") or ()), StopOnEvent(closed)]
-        more = {"max_new_tokens": wanted, "streamer": streamer, "stopping_criteria": criteria}
+        more = {"max_new_tokens": limit, "streamer": streamer, "stopping_criteria": criteria}
         generate = partial(self.generate, prompt, **{**options, **more})
         return TextStream(generate, streamer, closed, self.prefiller.shared.lock.check_new_thread)
 
@@ -373,7 +373,7 @@ class InvariantModel:
 
         >>> with lm.arranged([prepared]):  # doctest: +SKIP
         ...     ids, positions = torch.tensor([prepared.input_ids]), torch.tensor([prepared.positions])
-        ...     everything = torch.ones_like(ids)  # else transformers reads shared positions as packed sequences
+        ...     everything = torch.ones_like(ids)  # else transformers takes shared positions for packed sequences
         ...     logits = lm.model(ids, everything, positions, use_cache=False).logits
 
         Raises:

@@ -140,11 +140,11 @@ def _chosen(source: Any) -> dict[str, Any]:
 
 
 def _refuse(
-    given: Mapping[str, Any], called: Mapping[str, Any], known: Mapping[str, Any], stock_decoding: bool
+    keywords: Mapping[str, Any], called: Mapping[str, Any], known: Mapping[str, Any], stock_decoding: bool
 ) -> None:
     """Raise for options with which the prompt would be prefilled, or decoded, with the plain model's attention."""
     reason, hint = "", "Remove the option."
-    if names := sorted(_OWN_INPUTS & given.keys()):
+    if names := sorted(_OWN_INPUTS & keywords.keys()):
         reason = f"options of decoding, got {', '.join(names)}, which the prompt and its arrangement determine"
         hint = "Remove the option. Token ids go into the Prompt; the length of an answer is max_new_tokens."
     elif names := sorted(filter(lambda name: is_set(known[name]), _FOREIGN_CODE & known.keys())):
@@ -208,9 +208,9 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
         raise _unexpected("generation_config", "a GenerationConfig of transformers", config)
     checked = _NUMBERS.keys() | _SWITCHES
     own = {} if config is None else {name: each for name, each in _chosen(config).items() if name in checked}
-    given = own | _chosen(kwargs)
+    chosen = own | _chosen(kwargs)
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    for name, value in given.items():
+    for name, value in chosen.items():
         kind, least, most = _NUMBERS.get(name, (None, 0, 0))
         if kind is int and check_number(name, value, int(least), error=InvalidOption) > most:
             raise _unexpected(name, "a whole number of 64 bits", value)

@@ -77,7 +77,7 @@ class Generation:
 
 
 def ledger(generation: Generation, prompt: Prompt, *, recognized: bool = True) -> dict[str, Any]:
-    """Return what was read for an answer, as plain values that do not depend on the order given.
+    """Return the ledger of an answer: its documents, as plain values that do not depend on the input order.
 
     With `recognized=False`, not every document in the prompt is known to be a segment, so the answer may depend on the
     order in which the others were listed.

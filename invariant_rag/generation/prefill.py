@@ -51,7 +51,7 @@ class ModelLock(ForkSafeLock):  # type: ignore[misc] # of C
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock; CancelledError if nobody waits for the result of this thread any more; see `cancellable`."""
+        """Hold the lock; CancelledError once the result of this thread is abandoned; see `cancellable`."""
         if _holds.get() and not self._is_owned():  # type: ignore[attr-defined]
             self.check_new_thread()
         with self:
@@ -93,9 +93,9 @@ class SharedState:
 
     def weights_digest(self, model: PreTrainedModel) -> str:
         """Return a digest of the weights computed after this call started; concurrent callers share one."""
-        wanted = self._begun + 1
+        number = self._begun + 1
         with self._digesting:
-            if self._digest[0] < wanted:
+            if self._digest[0] < number:
                 self._begun += 1
                 self._digest = self._begun, weights_digest(model)
             return self._digest[1]
@@ -156,8 +156,8 @@ class Prefiller:
 
         They do not where most of the batch would be padding. And interventions and ALiBi know no padding.
         """
-        apart = self.one_by_one or self.choices.intervention or self.shared.has_alibi
-        return self.choices.backend.batched_prefill and not apart and len(lengths) * max(lengths) <= 2 * sum(lengths)
+        separate = self.one_by_one or self.choices.intervention or self.shared.has_alibi
+        return self.choices.backend.batched_prefill and not separate and len(lengths) * max(lengths) <= 2 * sum(lengths)
 
     @contextmanager
     def exclusive(self, *, gradients: bool = False) -> Iterator[None]:
@@ -174,7 +174,7 @@ class Prefiller:
     ) -> AbstractContextManager[None]:
         """Override the model's attention with that of the prompts of a batch; nothing where all of them are plain.
 
-        With `last_text_only`, only the outputs of the last text are wanted. With `once`, the model gets its own
+        With `last_text_only`, only the outputs of the last text are computed. With `once`, the model gets its own
         attention back after one forward pass; an intervention stays.
         """
         rotations = self.shared.rotations
@@ -234,8 +234,8 @@ class Prefiller:
             if each.arrangement.layout.sets and len(each.input_ids) > each.suffix_length > 0:
                 cached.append(number)
         if cached and (foreign := list(foreign_code(self.model))):
-            told = f"the key-value cache is not used: the model has {', '.join(foreign[:3])}"
-            warnings.warn(CacheWarning(told), stacklevel=2)
+            message = f"the key-value cache is not used: the model has {', '.join(foreign[:3])}"
+            warnings.warn(CacheWarning(message), stacklevel=2)
         elif cached:
             loaded = PrefixCache(self, store).load([prompts[number].prefix(self.choices.method) for number in cached])
             for number, (cache, tokens) in zip(cached, loaded, strict=True):
@@ -252,7 +252,7 @@ class Prefiller:
         """Prefill all tokens of prompts but the last of each, with which decoding starts."""
         results = self.prefill_uncached(prompts, self.load_cached_prefixes(prompts))
         for result in results:
-            result.cache.crop(-1)  # afterwards: rotary scalings that depend on the length see the whole prompt
+            result.cache.crop(-1)  # afterwards: rotary scalings that depend on the length need the whole prompt
         return results
 
     def prefill_uncached(
@@ -293,7 +293,7 @@ class Prefiller:
         cache = batch_caches([each.cache for each in prefixes], padding)
         with self.attention(states, is_whole=not any(starts)):
             self._run(ids, positions, cache, torch.tensor(mask, device=self.device))
-        results, layers = [], layers_of(cache)  # the batch, taken apart
+        results, layers = [], layers_of(cache)  # the batch, split
         for row, (prompt, by) in enumerate(zip(prompts, padding, strict=True)):
             tokens = slice(by, by + len(prompt.input_ids))
             own = DynamicCache((keys[row, None, :, tokens], values[row, None, :, tokens]) for keys, values in layers)
@@ -301,7 +301,7 @@ class Prefiller:
         return results
 
     def continuation_logits(self, prepared: PreparedPrompt, continuations: Sequence[TokenIds]) -> torch.Tensor:
-        """Return the logits that predict each token of continuations `[N, longest, V]`; behind an end, anything."""
+        """Return the logits that predict each token of continuations `[N, longest, V]`; after an end, anything."""
         longest, last = max(map(len, continuations)), prepared.input_ids[-1]
         rows = [[last, *each[:-1]] + [each[-1]] * (longest - len(each)) for each in continuations]
         first = prepared.positions[-1]

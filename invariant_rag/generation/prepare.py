@@ -125,7 +125,7 @@ def prepare(
     trimmed: list[int] = []
     sets, offset = [], 0
     for rank, ranked, kept_lengths, text in zip(ranks, ranked_ids, lengths, tokens.texts[1:], strict=True):
-        kept: list[tuple[int, ...]] = []
+        fitted: list[tuple[int, ...]] = []
         for index, ids, length in reversed(list(zip(rank, ranked, kept_lengths, strict=True))):
             if ids and not length:
                 dropped.append(offset + index)
@@ -133,9 +133,9 @@ def prepare(
             if length < len(ids):
                 trimmed.append(offset + index)
             order.append(offset + index)
-            kept.append(ids[:length])
-        sets.append(tuple(map(len, kept)))
-        input_ids += chain.from_iterable([*kept, text])
+            fitted.append(ids[:length])
+        sets.append(tuple(map(len, fitted)))
+        input_ids += chain.from_iterable([*fitted, text])
         offset += len(rank)
     if not input_ids:
         raise InvalidPrompt("expected at least one token, got an empty prompt")

@@ -1,4 +1,4 @@
-"""Streaming: generation in a background thread, pieces of its text, and the text of each token."""
+"""Streaming: generation in a background thread, deltas of its text, and the text of each token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONTEXT_TOKENS = 16  # that are decoded together with a new one, whose text may
 
 
 class TextQueueStreamer(BaseStreamer):
-    """A streamer that decodes tokens incrementally and puts pieces of text into a queue; None ends the stream.
+    """A streamer that decodes tokens incrementally and puts deltas of text into a queue; None ends the stream.
 
     transformers' `TextStreamer` decodes each line separately, which loses white space that decoders strip from the
     beginning of a text. The special tokens `keep` are part of the text.
@@ -98,11 +98,11 @@ class TextStream(Iterator[str]):
         closed: Event,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        self._closed, self._pieces = closed, _pieces(generate, streamer.queue, closed, check)  # which knows no `self`
+        self._closed, self._deltas = closed, _deltas(generate, streamer.queue, closed, check)  # which knows no `self`
 
     def __next__(self) -> str:
         try:
-            return next(self._pieces)
+            return next(self._deltas)
         except StopIteration as end:
             self.generation = self.generation or end.value
             raise
@@ -110,17 +110,17 @@ class TextStream(Iterator[str]):
     def close(self) -> None:
         """Stop the generation and wait for its thread to end.
 
-        While another thread waits for the next piece, the stream ends there, and this call does not wait.
+        While another thread waits for the next delta, the stream ends there, and this call does not wait.
         """
         self._closed.set()
         with suppress(ValueError):  # the other thread's generator cannot be closed from here
-            self._pieces.close()
+            self._deltas.close()
 
 
-def _pieces(
+def _deltas(
     generate: Callable[[], Generation], queue: SimpleQueue[str | None], closed: Event, check: Callable[[], None]
 ) -> Generator[str, None, Generation | None]:
-    """Generate in a thread and yield its pieces of text; then return the generation."""
+    """Generate in a thread and yield deltas of its text; then return the generation."""
     check()
     done: Future[Generation] = Future()
 
@@ -134,8 +134,8 @@ def _pieces(
     thread = Thread(target=run, name="invariant-rag-stream", daemon=True)
     thread.start()
     try:
-        while (piece := queue.get()) is not None:
-            yield piece
+        while (delta := queue.get()) is not None:
+            yield delta
         return None if closed.is_set() and isinstance(done.exception(), CancelledError | None) else done.result()
     finally:
         closed.set()
@@ -155,7 +155,7 @@ def token_logprobs(generation: Generation, tokenizer: PreTrainedTokenizerBase) -
     """Return the generated tokens with their parts of the text. Joined, they are the text."""
     streamer = TextQueueStreamer(tokenizer)
     streamer.put(torch.empty((1, 0), dtype=torch.long))  # the prompt
-    found: list[TokenLogprob] = []
+    logprobs_of_tokens: list[TokenLogprob] = []
     start = 0
     tops = generation.top_logprobs or ((),) * len(generation.token_ids)
     chosen = zip(generation.token_ids, generation.logprobs, tops, strict=True)
@@ -165,6 +165,6 @@ def token_logprobs(generation: Generation, tokenizer: PreTrainedTokenizerBase) -
             streamer.end()
         text = "".join(streamer.queue.get() or "" for _ in range(streamer.queue.qsize()))
         top = tuple((str(tokenizer.decode([each])), value) for each, value in best)
-        found.append(TokenLogprob(text, logprob, start, start + len(text), top))
+        logprobs_of_tokens.append(TokenLogprob(text, logprob, start, start + len(text), top))
         start += len(text)
-    return found
+    return logprobs_of_tokens

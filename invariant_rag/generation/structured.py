@@ -29,18 +29,18 @@ from invariant_rag.segments import Prompt
 
 __all__ = ["Tool", "ToolCall", "ToolCalling", "constrain", "generate_structured", "parse_object"]
 
-CACHE_BYTES = 1 << 28  # of grammars that are kept once they are compiled: schemas from outside are without number
+CACHE_BYTES = 1 << 28  # of compiled grammars that are cached: schemas from outside are without number
 # What xgrammar lets into strings of JSON: control characters, overlong forms of UTF-8, and surrogates.
 _BROKEN = re.compile(rb"[\x00-\t\v\f\x0e-\x1f]|\xe0[\x80-\x9f]|\xed[\xa0-\xbf]|\xf0[\x80-\x8f]")
 
 # Compiles a structural tag for a vocabulary: a server does that in a process that can be stopped. None: here.
-compile_elsewhere: ContextVar[Callable[[Vocabulary, str], Any] | None] = ContextVar("compile_elsewhere", default=None)
+compile_in_worker: ContextVar[Callable[[Vocabulary, str], Any] | None] = ContextVar("compile_in_worker", default=None)
 
 
 def constrain(lm: InvariantModel, schema: Any, **kwargs: Any) -> dict[str, Any]:
     """Return keywords of one call of `generate` or `stream` with which a model writes JSON that follows a schema.
 
-    What a schema says beyond a grammar is left to `parse_object`; so is a text that runs out of tokens ("length").
+    What a schema requires beyond a grammar is left to `parse_object`; so is a text that runs out of tokens ("length").
     Keywords are those of `generate`, without beams and stop strings. The schema is a pydantic class, another type that
     pydantic knows, or a JSON schema as dict or string; a keyword in it that xgrammar does not follow is an
     `InvalidSchema`.
@@ -50,7 +50,7 @@ def constrain(lm: InvariantModel, schema: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def generate_structured(lm: InvariantModel, prompt: Prompt, schema: Any, **kwargs: Any) -> Any:
-    """Generate an object: an instance of a pydantic class, or what JSON of a schema says; see `constrain`.
+    """Generate an object: an instance of a pydantic class, or the plain values of a JSON schema; see `constrain`.
 
     Raises:
         IncompleteObject: The text was cut off: it needs more tokens than `max_new_tokens`.
@@ -112,7 +112,7 @@ class ToolCalling:
         """Return keywords of `generate` with which calls in the answer to a prompt are well-formed.
 
         A forced answer is nothing but calls; it skips the reasoning that the prompt opened. With `auto`, text is free
-        until a call begins, behind which there are only more calls.
+        until a call begins, after which there are only more calls.
         """
         check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
         if not self.offered:
@@ -155,7 +155,7 @@ class ToolCalling:
         return reasoning is not None and text.rstrip().endswith(reasoning.open)
 
     def parser(self, prompt: Prompt) -> AnswerParser:
-        """Return a parser of answers to a prompt, which takes text in which the `kept_tokens` are kept."""
+        """Return a parser of answers to a prompt, which takes text with the `kept_tokens` in it."""
         sets = [sorted(segment.content_hash for segment in each) for each in prompt.sets]  # the same in any order
         names, is_open = [tool.name for tool in self.offered], self._reasoning_open(prompt)
         digest = digest_of(prompt.texts, sets)
@@ -174,7 +174,7 @@ def _either(*formats: dict[str, Any]) -> dict[str, Any]:
 def _follow(
     lm: InvariantModel, form: Any, kwargs: Any, trigger: str = "", literals: str = "", turn_ends: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """Return keywords with which the texts of a model follow a format of xgrammar, behind a trigger.
+    """Return keywords with which the texts of a model follow a format of xgrammar, after a trigger.
 
     Behind it, only `literals` may hold control tokens. `turn_ends` end a text as the model's own end tokens do.
     """
@@ -195,7 +195,7 @@ def _follow(
     tag = json.dumps({"type": "structural_tag", "format": form})
     processor = GrammarProcessor(words, tag, stops, trigger.encode(), literals)
     return {
-        "pad_token_id": min(stops),  # behind a text that something else has ended
+        "pad_token_id": min(stops),  # after a text that something else has ended
         **kwargs,
         "eos_token_id": sorted(stops),
         "logits_processor": [*(kwargs.get("logits_processor") or ()), processor],
@@ -212,7 +212,7 @@ class Vocabulary:
         self.info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size)
         self.words: list[bytes] = self.info.decoded_vocab
         self.controls = {token: name for token, name in control_tokens(tokenizer).items() if token < size}
-        self.broken = {  # behind each byte
+        self.broken = {  # after each byte
             byte: [token for token, word in enumerate(self.words) if _BROKEN.search(byte + word)]
             for byte in (b"", b"\xe0", b"\xed", b"\xf0")
         }
@@ -224,8 +224,8 @@ class Vocabulary:
         return str(self.info.serialize_json())
 
     def compile(self, tag: str) -> Any:
-        elsewhere = compile_elsewhere.get()
-        return compile_tag(self._compiler, tag) if elsewhere is None else elsewhere(self, tag)
+        compile_remotely = compile_in_worker.get()
+        return compile_tag(self._compiler, tag) if compile_remotely is None else compile_remotely(self, tag)
 
 
 vocabulary = lru_cache(maxsize=8)(Vocabulary)  # of a tokenizer and so many logits, built once
@@ -262,7 +262,7 @@ class GrammarProcessor(LogitsProcessor):
         if not goes_on:  # other prompts
             self._matchers = [GrammarMatcher(self.compiled, override_stop_tokens=[*self.stops]) for _ in input_ids]
             self._ends = [b""] * len(input_ids)
-        bits, found = allocate_token_bitmask(len(input_ids), len(self.words.words)), scores.clone()
+        bits, masked = allocate_token_bitmask(len(input_ids), len(self.words.words)), scores.clone()
         for row, (matcher, token) in enumerate(zip(self._matchers, input_ids[:, -1].tolist(), strict=True)):
             word = self.words.words[token]
             if goes_on and self.trigger not in self._ends[row]:
@@ -275,11 +275,11 @@ class GrammarProcessor(LogitsProcessor):
             if not matcher.is_terminated():
                 matcher.fill_next_token_bitmask(bits, row)
                 if self.trigger in self._ends[row]:
-                    found[row, self.banned.get(word[-1:], self.banned[b""])] = -torch.inf
-        apply_token_bitmask_inplace(found, bits.to(scores.device))
-        if (found.amax(-1) == -torch.inf).any():
+                    masked[row, self.banned.get(word[-1:], self.banned[b""])] = -torch.inf
+        apply_token_bitmask_inplace(masked, bits.to(scores.device))
+        if (masked.amax(-1) == -torch.inf).any():
             raise UnsupportedCombination(
                 "expected a token that continues the schema, got scores that ban all of them",
                 hint="Leave other logits processors away, and patterns with quotes or backslashes.",
             )
-        return found
+        return masked

@@ -280,7 +280,7 @@ def answer(job: Job, kind: type[ChatReplies] = ChatReplies) -> Any:
     def emit(index: int, delta: AnswerDelta) -> None:
         clock.tick(index)
         begin()
-        job.put(replies.piece(index, delta))
+        job.put(replies.delta(index, delta))
 
     with job.turn(len(waiting) * (request.max_new_tokens or 1) * _SECONDS_PER_TOKEN):
         answered = job.state.engine.answer_all(calls, emit, job.abandoned)
@@ -288,7 +288,7 @@ def answer(job: Job, kind: type[ChatReplies] = ChatReplies) -> Any:
         job.state.metrics.count_tokens(reply.usage)
         for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
             job.noted[name] = job.noted.get(name, 0) + getattr(reply.usage, name)
-    job.noted["set_key"] = answered[0].report.get("set_key")
+    job.noted["set_key"] = answered[0].ledger.get("set_key")
     if not calls[0].stream:
         return replies.whole(answered)
     begin()

@@ -1,4 +1,4 @@
-"""Replies in OpenAI's shapes, whole and as chunks of a stream; what was read for them, and what they cite."""
+"""Replies in OpenAI's shapes, whole and as chunks of a stream, with their ledgers and citations."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class ChatReplies:
                 logprobs = None if choice.logprobs is None else self._logprobs(choice.logprobs)
                 end = {"logprobs": logprobs, "finish_reason": choice.finish_reason}
                 choices.append({"index": len(choices), **self._answer(choice), **end})
-        reports = replies[0].report if len(replies) == 1 else [reply.report for reply in replies]
-        return self._object(self.whole_kind, choices, usage=_usage(replies), invariant=reports)
+        ledgers = replies[0].ledger if len(replies) == 1 else [reply.ledger for reply in replies]
+        return self._object(self.whole_kind, choices, usage=_usage(replies), invariant=ledgers)
 
     def begin(self, index: int) -> Iterator[dict[str, Any]]:
-        """Yield what comes before the first piece of an answer."""
+        """Yield what comes before the first delta of an answer."""
         yield self._chunk(index, {"role": "assistant", "content": ""})
 
-    def piece(self, index: int, delta: AnswerDelta) -> dict[str, Any]:
-        """Return the chunk of a piece."""
+    def delta(self, index: int, delta: AnswerDelta) -> dict[str, Any]:
+        """Return the chunk of a delta."""
         if delta.call:
             function = {"arguments": delta.call.arguments}
             call: dict[str, Any] = {"index": delta.call.index, "function": function}
@@ -64,9 +64,9 @@ class ChatReplies:
         return self._chunk(index, {"content": delta.content})
 
     def end(self, index: int, choice: Choice, reply: EngineReply) -> dict[str, Any]:
-        """Return the last chunk of an answer: why it ended, its citations and log-probabilities, what was read."""
+        """Return the last chunk of an answer: why it ended, its citations, log-probabilities and ledger."""
         delta = {"citations": choice.citations} if choice.citations else {}
-        return self._chunk(index, delta, choice, invariant=reply.report)
+        return self._chunk(index, delta, choice, invariant=reply.ledger)
 
     def usage(self, replies: Sequence[EngineReply]) -> dict[str, Any]:
         """Return the chunk of usage, which has no choices."""
@@ -109,7 +109,7 @@ class TextReplies(ChatReplies):
     prefix = "cmpl"
 
     def begin(self, index: int) -> Iterator[dict[str, Any]]:
-        """Yield nothing: a text begins with its first piece."""
+        """Yield nothing: a text begins with its first delta."""
         yield from ()
 
     def _answer(self, choice: Choice) -> dict[str, Any]:
@@ -140,12 +140,12 @@ def _usage(replies: Sequence[EngineReply]) -> dict[str, Any]:
 
 
 def _calls(answer: Answer) -> list[dict[str, Any]]:
-    said = [(each.id, each.name, json.dumps(dict(each.arguments), ensure_ascii=False)) for each in answer.tool_calls]
+    calls = [(each.id, each.name, json.dumps(dict(each.arguments), ensure_ascii=False)) for each in answer.tool_calls]
     if cut := answer.cut_call:  # as far as it came: `finish_reason` is `length`
-        said.append((cut.id or "", cut.name or "", cut.arguments))
+        calls.append((cut.id or "", cut.name or "", cut.arguments))
     return [
         {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
-        for identifier, name, arguments in said
+        for identifier, name, arguments in calls
     ]
 
 
@@ -164,8 +164,8 @@ def set_key(sets: Iterable[SegmentSet]) -> str:
     return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()[:32]
 
 
-def report_of(generation: Generation, prompt: Prompt, ordering: str, warnings: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what was read for an answer, the same for every order in which the documents were listed.
+def ledger_of(generation: Generation, prompt: Prompt, ordering: str, warnings: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the ledger of an answer, the same for every order in which the documents were listed.
 
     Returns:
         `method` and `ordering`; `sets`: their sizes; `set_key`; `order`: ids of all documents in physical order,
@@ -186,18 +186,18 @@ def report_of(generation: Generation, prompt: Prompt, ordering: str, warnings: S
     }
 
 
-def report_of_request(request: PlainRequest, method: str, ordering: str, warnings: Sequence[str]) -> dict[str, Any]:
-    """Return what was written for a model behind an API, in the words of `report_of`."""
+def ledger_of_request(request: PlainRequest, method: str, ordering: str, warnings: Sequence[str]) -> dict[str, Any]:
+    """Return the ledger of a model behind an API, with the keys of `ledger_of`."""
     ledger = request.ledger(method, recognized=ordering != "given" and not warnings)
     order = [document_id(segment) for each in request.sets for segment in each]
-    kept = {name: ledger[name] for name in ("method", "sets", "dropped", "trimmed", "invariant")}
+    own = {name: ledger[name] for name in ("method", "sets", "dropped", "trimmed", "invariant")}
     named = {"ordering": ordering, "order": order, "set_key": set_key(request.sets) if order else None}
-    return {**kept, **named, "warnings": list(warnings)}
+    return {**own, **named, "warnings": list(warnings)}
 
 
 def citations_of(text: str, spans: Iterable[CitedSpan], prompt: Prompt) -> list[dict[str, Any]]:
     """Return the parts of an answer that have a source, in Cohere v2's shape, with the number of its set from 0."""
-    found: dict[tuple[int, int], dict[str, Any]] = {}
+    cited_spans: dict[tuple[int, int], dict[str, Any]] = {}
     ends = list(accumulate(map(len, prompt.sets)))
     for span in spans:
         start, end, segment = span.start, span.end, span.segment
@@ -206,8 +206,8 @@ def citations_of(text: str, spans: Iterable[CitedSpan], prompt: Prompt) -> list[
         if segment.title is not None:
             document["title"] = segment.title
         source = {"type": "document", "id": document["id"], "set": bisect(ends, span.index), "document": document}
-        found.setdefault((start, end), cited)["sources"].append(source)
-    return list(found.values())
+        cited_spans.setdefault((start, end), cited)["sources"].append(source)
+    return list(cited_spans.values())
 
 
 def token_of(token: TokenLogprob) -> dict[str, Any]:

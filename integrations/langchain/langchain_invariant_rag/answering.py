@@ -159,14 +159,14 @@ def _citation(span: CitedSpan) -> Citation:
 def response_metadata_of(answer: Answer, reply: Reply, model_name: str) -> dict[str, Any]:
     """Return why it ended, and the ledger, in which the content hash (the id of the content block) names a segment."""
     names = {"model_name": model_name, "model_provider": PROVIDER, "finish_reason": answer.finish_reason}
-    report: dict[str, Any] = {**names, **reply.ledger}
+    metadata: dict[str, Any] = {**names, **reply.ledger}
     if answer.logprobs is not None:
         tokens = [
             {**_token(each.token, each.logprob), "top_logprobs": [_token(*top) for top in each.top]}
             for each in answer.logprobs
         ]
-        report["logprobs"] = {"content": tokens}
-    return report
+        metadata["logprobs"] = {"content": tokens}
+    return metadata
 
 
 def _token(text: str, logprob: float) -> dict[str, Any]:

@@ -99,11 +99,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class EngineReply:
-    """All answers to a call: the usage counts its prompt once, and the report is that of `replies.report_of`."""
+    """All answers to a call: the usage counts its prompt once, and the ledger is that of `replies.ledger_of`."""
 
     choices: list[Choice]
     usage: Usage
-    report: dict[str, Any]
+    ledger: dict[str, Any]
 
 
 class Engine(ABC):

@@ -21,7 +21,7 @@ from invariant_rag.generation.decode import TokenPenalties
 from invariant_rag.generation.json_schema import check_complete
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.generation.streaming import StopOnEvent
-from invariant_rag.generation.structured import CACHE_BYTES, compile_elsewhere
+from invariant_rag.generation.structured import CACHE_BYTES, compile_in_worker
 from invariant_rag.judge import DEFAULT_CRITERIA, Judge, Verdict
 from invariant_rag.methods import METHODS
 from invariant_rag.models.embedded import is_toy
@@ -30,7 +30,7 @@ from invariant_rag.segments import Prompt
 from invariant_rag.server.admission import FairQueue
 from invariant_rag.server.engines.base import Call, Choice, Emit, Engine, EngineReply, JudgeCall, in_threads
 from invariant_rag.server.errors import TooLarge, about
-from invariant_rag.server.replies import citations_of, report_of, token_of
+from invariant_rag.server.replies import citations_of, ledger_of, token_of
 from invariant_rag.server.worker import SchemaCompiler, validate
 from invariant_rag.shown import shown
 
@@ -84,7 +84,7 @@ class ModelEngine(Engine):
         answered = []
         try:
             answerings = list(map(partial(self._prepared, lm, abandoned), calls))
-            hook = compile_elsewhere.set(partial(self._schemas.compile, calls[0].choices.tenant, abandoned))
+            hook = compile_in_worker.set(partial(self._schemas.compile, calls[0].choices.tenant, abandoned))
             try:
                 replies: Sequence[Reply]
                 if calls[0].stream:
@@ -92,7 +92,7 @@ class ModelEngine(Engine):
                 else:
                     replies = reply_all(answerings, self.batcher, batch_size=self.together, abandoned=abandoned)
             finally:
-                compile_elsewhere.reset(hook)
+                compile_in_worker.reset(hook)
             for call, answering, reply in zip(calls, answerings, replies, strict=True):
                 for each in reply.answers:
                     if each.tool_calls or call.request.schema is not None:
@@ -272,4 +272,4 @@ def _engine_reply(call: Call, prompt: Prompt, reply: Reply, ordering: str) -> En
         logprobs = None if each.logprobs is None else list(map(token_of, each.logprobs))
         citations = citations_of(each.content, each.citations, prompt) if each.citations else []
         choices.append(Choice(answer, each.finish_reason, logprobs, citations))
-    return EngineReply(choices, reply.usage, report_of(generation, prompt, ordering, call.warnings))
+    return EngineReply(choices, reply.usage, ledger_of(generation, prompt, ordering, call.warnings))

@@ -1,7 +1,7 @@
 """A model behind an OpenAI-compatible API as an engine. Its attention is its own: only the prompt can be arranged.
 
 `canonical` writes documents in an order that depends on their contents alone: equal sets make equal requests, and that
-is all. The model still reads the documents one after another. `vote` asks about several orders, and returns the answer
+is all. The model still attends to the documents as a sequence. `vote` sends several orders, and returns the answer
 that most of them give. Nothing here imports torch.
 """
 
@@ -31,7 +31,7 @@ from invariant_rag.prompts import Turn
 from invariant_rag.segments import Prompt
 from invariant_rag.server.engines.base import Call, Choice, Emit, Engine, EngineReply, JudgeCall, in_threads, wait_for
 from invariant_rag.server.errors import Busy, DeadlineExceeded, UpstreamFailed, UpstreamRefused, about, encode
-from invariant_rag.server.replies import citations_of, report_of_request, token_of
+from invariant_rag.server.replies import citations_of, ledger_of_request, token_of
 from invariant_rag.server.worker import validate
 
 _logger = logging.getLogger("invariant_rag.server")
@@ -59,8 +59,8 @@ class Upstream(Engine):
         model: Name of the model there.
         name: What requests call it. None: as it is called there.
         key: Key for the API, if it needs one.
-        method: How documents are written where a request says nothing: `canonical`, `vote` or `sequential`.
-        ordering: Their order where a request says nothing.
+        method: How documents are ordered where a request sets nothing: `canonical`, `vote` or `sequential`.
+        ordering: Their order where a request sets nothing.
         votes: Orders of a vote.
         together: How many requests are sent at a time.
         timeout: Seconds until a request fails if nothing comes.
@@ -130,23 +130,23 @@ class Upstream(Engine):
             writing = api_models.PlainRequests(ordering, votes=self._votes if method == "vote" else 1)
             requests = writing.of_turns(_turns_of(call), call.request.question or "")
         taken = emit if call.stream and method != "vote" else None
-        asked = wait_for(self._portal.start_task_soon(self._ask_all, call, requests, taken), abandoned)
-        tally = api_models.elect([_key(each) for each, _ in asked]) if method == "vote" else None
+        answers = wait_for(self._portal.start_task_soon(self._send_all, call, requests, taken), abandoned)
+        tally = api_models.elect([_key(each) for each, _ in answers]) if method == "vote" else None
         winner = 0 if tally is None else tally.winner
-        written, request = asked[winner][0], requests[winner]
+        written, request = answers[winner][0], requests[winner]
         if tally is not None and call.stream:
             for delta in written[0].deltas:
                 emit(0, delta)
-        counted = [usage for _, usage in asked if usage is not None]
+        counted = [usage for _, usage in answers if usage is not None]
         notes = [_NOTES[method]] if request.sets else []
-        if len(counted) < len(asked):
+        if len(counted) < len(answers):
             notes.append("The upstream did not say how many tokens there were.")
-        report = report_of_request(request, method, ordering, call.warnings)
-        report["warnings"] += notes
+        ledger = ledger_of_request(request, method, ordering, call.warnings)
+        ledger["warnings"] += notes
         return EngineReply(
             choices=[_choice(call, each, request.labels, abandoned) for each in written],
             usage=_usage(counted),
-            report=report if tally is None else {**report, "vote": tally.as_dict()},
+            ledger=ledger if tally is None else {**ledger, "vote": tally.as_dict()},
         )
 
     def tokens(self, call: Call) -> NoReturn:
@@ -165,7 +165,7 @@ class Upstream(Engine):
 
     @property
     def toy(self) -> bool:  # type: ignore[override]
-        """Whether the server behind says that its model is one, asked each time: it may have another model by then."""
+        """Whether the server behind says that its model is one; requested each time, since the model may change."""
         try:
             listed = _parsed(self._portal.call(self._models).content).get("data")
             return any((each.get("id"), each.get("toy")) == (self._model, True) for each in listed or ())
@@ -183,11 +183,11 @@ class Upstream(Engine):
             return await self._client.get("/models", timeout=_CHECK_SECONDS)
 
     def close(self) -> None:
-        """End, with what is still asked for."""
+        """End, with the requests that still run."""
         self._portal.call(self._client.aclose)
         self._exit.close()
 
-    async def _ask_all(
+    async def _send_all(
         self, call: Call, requests: Sequence[api_models.PlainRequest], emit: Emit | None
     ) -> list[tuple[list[WrittenAnswer], Mapping[str, Any] | None]]:
         """Ask about all orders at the same time: return the answers and the usage of each.
@@ -196,15 +196,15 @@ class Upstream(Engine):
         """
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._ask(call, each, emit)) for each in requests]
+                tasks = [group.create_task(self._send_one(call, each, emit)) for each in requests]
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _ask(
+    async def _send_one(
         self, call: Call, request: api_models.PlainRequest, emit: Emit | None
     ) -> tuple[list[WrittenAnswer], Mapping[str, Any] | None]:
-        """Ask about one order. Without `emit`, nobody takes the pieces.
+        """Send one order. Without `emit`, no deltas are passed on.
 
         Some models take `max_completion_tokens` only, and say so: then they get that.
         """
@@ -236,7 +236,7 @@ class Upstream(Engine):
     async def _post(
         self, call: Call, body: Mapping[str, Any], take: Callable[[Mapping[str, Any]], None]
     ) -> Mapping[str, Any] | None:
-        """Send a request, and give its choices away as they come. Returns the usage, if the API counts."""
+        """Send a request, and pass on its choices as they come. Returns the usage, if the API counts."""
         path, usage = "/completions" if call.request.messages is None else "/chat/completions", None
         content, headers = encode(body).encode(), dict(call.headers)
         with _failures():
@@ -254,7 +254,7 @@ class Upstream(Engine):
 
 
 class WrittenAnswer:
-    """One answer, while it is written. A whole one is a stream of a single piece."""
+    """One answer, while it is written. A whole one is a stream of a single chunk."""
 
     def __init__(self, index: int) -> None:
         self.index, self.finish_reason = index, ""
@@ -262,17 +262,17 @@ class WrittenAnswer:
         self.deltas: list[AnswerDelta] = []
 
     def feed(self, choice: Mapping[str, Any]) -> list[AnswerDelta]:
-        """Return what another piece is, or raise UpstreamFailed."""
+        """Return the deltas of another chunk, or raise UpstreamFailed."""
         try:
-            found = list(parse_deltas(choice, self.index))
+            deltas = list(parse_deltas(choice, self.index))
             if logprobs := choice.get("logprobs"):
                 tokens = logprobs.get("content") or map(token_of, parse_logprobs(logprobs))
                 self.logprobs = [*(self.logprobs or []), *tokens]
             self.finish_reason = str(choice.get("finish_reason") or self.finish_reason)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UpstreamFailed("expected a choice of OpenAI's API of the upstream, got something else") from error
-        self.deltas += found
-        return found
+        self.deltas += deltas
+        return deltas
 
     def finish(self) -> list[AnswerDelta]:
         """Return what is known at the end: a call without arguments has empty ones."""
@@ -283,12 +283,12 @@ class WrittenAnswer:
         arguments: dict[int, str] = {}
         for call in (each.call for each in self.deltas if each.call):
             arguments[call.index] = arguments.get(call.index, "") + call.arguments
-        empty = [CallDelta(place, arguments="{}") for place, said in arguments.items() if not said]
-        found = [AnswerDelta(call=each, index=self.index) for each in empty]
-        self.deltas += found
+        empty = [CallDelta(index, arguments="{}") for index, text in arguments.items() if not text]
+        completed = [AnswerDelta(call=each, index=self.index) for each in empty]
+        self.deltas += completed
         if Answer.join(self.deltas).cut_call is not None:
             raise UpstreamFailed("expected calls of tools of the upstream, got one whose arguments are no JSON")
-        return found
+        return completed
 
 
 def _turns_of(call: Call) -> list[Turn]:

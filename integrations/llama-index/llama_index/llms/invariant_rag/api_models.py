@@ -121,7 +121,7 @@ class CanonicalLLM(SegmentReader, FunctionCallingLLM):
         return replace(ballots, inputs=list(map(ChatPromptTemplate, ballots.inputs)))
 
     def _ledger(self, ballots: _Ballots, winner: int = 0) -> dict[str, Any]:
-        """Return what was read for an answer, and report it to the engines around."""
+        """Return the ledger of an answer, and report it to the engines around."""
         method = "canonical" if self.votes is None else "vote"
         ledger = ballots.requests[winner].ledger(method, recognized=ballots.conversation.recognized)
         for sink in ballots.conversation.sinks:
