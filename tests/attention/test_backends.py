@@ -58,9 +58,9 @@ def test_gradients_flow_and_are_the_same_where_some_projections_are_trained_alon
     torch.testing.assert_close(gradient(False), among_all, atol=bound, rtol=0)
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "varlen"])
-def test_another_text_with_the_same_arrangement_keeps_nothing_of_the_one_before(llama, backend):
-    lm = InvariantModel(llama, method="pine", ordering="given", backend=backend)
+@pytest.mark.parametrize(("method", "backend"), [("pine", "sdpa"), ("pine", "varlen"), ("rotor", "varlen")])
+def test_another_text_with_the_same_arrangement_keeps_nothing_of_the_one_before(llama, method, backend):
+    lm = InvariantModel(llama, method=method, ordering="given", backend=backend)
     one, other = (lm.prepare(random_prompt(random.Random(seed), (3, 5, 2))) for seed in (0, 1))
     assert one.arrangement == other.arrangement
 

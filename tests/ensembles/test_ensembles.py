@@ -345,6 +345,8 @@ def test_every_token_and_score_of_experts_is_that_of_the_published_rule(lm, beta
     ]
     assert_computes(list(map(sum, steps)), experts.score, PROMPT, CANDIDATES)
     assert experts.score(PROMPT, []) == []
+    default = ContextExperts(lm)
+    assert (default.beta, default.gamma) == ("dynamic", 2.5)
     other = experts.generate(PROMPT, max_new_tokens=3, suppress_tokens=written[:1])
     assert written[0] not in other.token_ids, "a forbidden token is never written"
     assert all(map(math.isfinite, other.logprobs))

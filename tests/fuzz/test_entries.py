@@ -88,6 +88,7 @@ OURS = [_path_and_body(replace(each, max_new_tokens=8), {"overflow": "error"}) f
 BODIES = [
     *((f"/v1{path}", {name: value for name, value in each.items() if value is not None}) for path, each in OURS),
     (CHAT, {**TALK, **STREAMED, "invariant": {"method": "pine", "ordering": "lexical"}}),
+    (CHAT, {**TALK, "response_format": {"type": "json_object"}, "max_tokens": 16}),
     ("/v1/completions", {"prompt": [1, 2, 3], **STREAMED}),
     ("/v1/rerank", {"query": "flag", "documents": DOCUMENTS, "top_n": 1, "return_documents": True}),
     ("/v1/judge", {**JUDGED, "by": "letters"}),

@@ -76,6 +76,9 @@ def test_several_answers_and_several_requests_are_those_of_each_alone():
     assert len(set(alone)) == 3
     assert [each.content for each in Answering(lm, several).reply().answers] == alone
     assert [each.first.content for each in reply_all([Answering(lm, each) for each in requests])] == alone
+    others = [replace(REQUESTS["a prompt"], prompt=Prompt("Read: ", DOCUMENTS[:n], "And?")) for n in (1, 2, 3)]
+    texts = [Answering(lm, each).reply().first.content for each in others]
+    assert [each.first.content for each in reply_all([Answering(lm, each) for each in others])] == texts
     assert reply_all([]) == []
 
 

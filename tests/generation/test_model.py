@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 import invariant_rag
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, SegmentSet, errors
+from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.errors import ContextOverflow, InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.lazy import LazyModel
@@ -138,6 +139,12 @@ def test_the_models_own_forward_can_be_trained_as_prompts_are_arranged(llama, me
     with torch.no_grad():
         first = llama(ids[:, :1], use_cache=False).logits  # which stands in a text: also those are computed
     torch.testing.assert_close(logits[:, :1].detach(), first, atol=rounding(lm.logits, prompts[0]), rtol=0)
+    states = [PromptState(each.arrangement) for each in prepared]
+    with torch.no_grad():
+        with override_attention(llama, ArrangedAttention(states, lm.backend, lm.prefiller.shared.rotations)):
+            every = llama(ids, use_cache=False).logits
+        with lm.arranged(prepared):
+            assert torch.equal(llama(ids, use_cache=False).logits, every), "of segments, too"
     (gradient,) = torch.autograd.grad(logits[0, -1].logsumexp(0), embedded)
     assert (gradient[0].abs().sum(-1) > 0).all()  # every token of the first prompt has a part in it
     assert not gradient[1].any()

@@ -28,10 +28,7 @@ def bits(answers):
 @pytest.mark.parametrize("dtype", HALF)
 def test_the_kernel_agrees_with_attention_in_float64(device, dtype):
     for size in (64, 128):
-        wrong = difference(TorchVarlen(), device, dtype, size)
-        if "install" in wrong:
-            pytest.skip(wrong)
-        assert not wrong
+        assert not difference(TorchVarlen(), device, dtype, size)
         assert isinstance(usable_kernel(device, dtype, size), TorchVarlen)
     assert usable_kernel(device, torch.float32) is None, "FlashAttention has half precision only"
 
