@@ -54,6 +54,7 @@ PINE = "^Write a high-quality one-sentence answer for the given question using o
 WRITTEN = [
     (LOST, {}, "0", "irrelevant).\n|\n[Document Title: Tann] ann is here.|\n[Document Title: D0] noise 0|"),
     (LOST, {"index": True}, "0", "|\nDocument [1](Title: Tann) ann is here.|\nDocument [2](Title: D0) noise 0|\n"),
+    (LOST, {"index": True}, "9", "|\nDocument [10](Title: Tann) ann is here.|"),
     (LOST, {"template": "plain"}, "0", "^|Document (Title: Tann): ann is here.\n|Document (Title: D0): noise 0\n|"),
     (LOST, {"template": "one-sentence"}, "0", f"{PINE}me of which might be irrelevant).\n|\nDocument (Title: Tann) "),
     (LOST, {"template": "one-sentence"}, "9", "|\nDocument (Title: Tann) ann is here.|\n\nQuestion: who is ann$"),
@@ -117,6 +118,9 @@ def test_what_else_is_in_a_case(load):
     plain = BENCHMARKS[LOST].parse_settings({"template": "plain"})
     assert next(plain.cases("q", "Who?", ["a"], {"0": [("", "Here.")]})).segments == ("Document: Here.\n",)
     assert {case.query for case in load("key-value")} == {"key1", "key4"}
+    for case in load("key-value"):
+        assert case.segments[int(case.variant)] == f'"{case.query}": "{case.gold[0]}",\n '
+    assert BENCHMARKS["longbench"].parse_settings({}).tasks == "single-doc"
     for case in load("mmlu"):
         scores = [BENCHMARKS["mmlu"].score(case, letter).scores["accuracy"] for letter in case.candidates]
         assert scores == [float(text == f"{text[0]}. {'wxyzwx'[int(case.question)]}\n") for text in case.segments]

@@ -146,6 +146,11 @@ def test_tools_and_structured_output_pass_through(wrap):
         assert ask(structured, prompt(DOCUMENTS)) == expected, way
 
 
+def test_it_is_a_fallback_that_gets_segments_as_text(lm):
+    model = ChatInvariant(model=lm, max_tokens=10_000).with_fallbacks([canonical(Reader())])  # there is no room for it
+    assert len({model.invoke(prompt(order)).text for order in ORDERS}) == 1
+
+
 @both
 def test_what_is_bound_reaches_the_model(wrap):
     for make in (lambda reader: wrap(reader.bind(user="me")), lambda reader: wrap(reader).bind(user="me")):

@@ -60,6 +60,9 @@ OURS = {
     "citations": lambda given: talks(given, CITED, citations=True),
     "calls": calls,
     "calls that are cut off": lambda given: calls(given, max_tokens=40),
+    "two calls of which one is cut off": lambda given: calls(given, max_tokens=150).bind(
+        **ended(given.spoken, 2 * call_text("search", {"query": "ferry", "limit": 3}))
+    ),
     "calls that stream and are cut off": lambda given: calls(given, max_tokens=40, streaming=True),
     "an object beside tools": an_object,
     "plain branch": lambda given: chat(given, model=given.lm.with_routing(2.0, plain_order="canonical")),
@@ -106,6 +109,8 @@ def test_an_answer_is_the_same_in_every_way_of_asking_and_every_order(name, most
             assert (heard.begun, heard.ended, heard.text) == (count, count, count * text if streams else ""), way
         if "cut off" in name:  # how many are complete is the core's
             assert (answer.response_metadata["finish_reason"], bool(answer.invalid_tool_calls)) == ("length", True)
+        if name.startswith("two calls"):
+            assert [each["args"] for each in answer.tool_calls] == [{"query": "ferry", "limit": 3}]
     assert found == dict.fromkeys(WAYS, found["invoke"])
     if name == "calls":
         assert sum(len(piece.tool_call_chunks) for piece in model.stream(QUESTION)) > 3, "they come as they are written"

@@ -55,6 +55,7 @@ def test_each_method_says_what_the_engine_says_and_tells_that_it_starts_and_ends
     progress = [f"LLM{kind}InProgress"] if "stream" in name else []
     assert told.names == [f"LLM{kind}Start", *progress, f"LLM{kind}End"]
     assert (end.response.raw, end.span_id, start.span_id is None) == (raw, start.span_id, False)
+    assert text_of(end.response) == text
     assert (start.model_dict["method"], start.model_dict["ordering"]) == ("rotor", "lexical")
     assert start.model_dump(mode="json")
     assert same(lambda order: answer(llm, name, order)) == (text, raw, counts)

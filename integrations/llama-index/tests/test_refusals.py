@@ -84,10 +84,13 @@ ROWS = [
     (errors.UnsupportedCombination, "eval_template", lambda g: evaluator().update_prompts(
         {"eval_template": DEFAULT_EVAL_TEMPLATE})),
     (errors.UnsupportedCombination, "MockLLM", lambda g: InvariantPairwiseEvaluator(MockLLM())),
+    (errors.UnknownName, "'letters', 'texts'", lambda g: evaluator(by="numbers")),
     # tools and objects
     (errors.InvalidPrompt, "assistant's messages, got one in a message of 'user'", lambda g: g.llm.chat(
         [ChatMessage(role="user", blocks=[CALL])])),
     (errors.InvalidTool, "tools: expected a list of tools", lambda g: g.llm.chat(ASKED, tools=2.5)),
+    (errors.InvalidTool, "unknown tool_choice 'seek'", lambda g: g.llm.chat(ASKED, tools=TOOLS, tool_choice="seek")),
+    (errors.InvalidOption, "template_kwargs", lambda g: g.llm.complete(QUERY, template_kwargs={"deeply": True})),
     (errors.InvalidTool, r"expected a call of a tool.*\n.*tool_required=True", lambda g: (
         g.llm.get_tool_calls_from_response(g.llm.chat_with_tools(TOOLS, QUERY, tool_choice="none")))),
     (errors.UnsupportedCombination, "either tools or", lambda g: g.llm.chat(ASKED, tools=TOOLS, output_cls=Place)),

@@ -39,6 +39,7 @@ def test_a_prefix_that_ends_before_the_last_segment_is_read_from_blocks(method, 
 
 def test_segments_of_any_number_and_length_give_the_tokens_of_generate(pair):
     pair.alike(*[pair.prompt(count, count) for count in range(31)])
+    pair.using("isolated").alike(*[pair.prompt(70, count) for count in (0, 1, 3, 8)])
     tokens = random.Random(5)
     for lengths in ((32, 32, 32), (1, 31, 33, 64), (2,) * 60, (0, 5, 100, 0)):  # blocks of 32; and a long text before
         segments = [tokens.choices(range(5, 250), k=length) for length in lengths]
