@@ -26,6 +26,8 @@ from invariant_rag import KeyValueCache
 from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.admission import FairQueue, Shares
+from invariant_rag.server.engines.building import build_engine
+from invariant_rag.server.settings import EngineConfig
 from invariant_rag.server.telemetry import JsonLines, LogLimit
 from tests.server.conftest import CHAT, FLAGS, bearer, body, client_of, leaving, metric, served, wait_until
 
@@ -36,12 +38,12 @@ LONG = body(max_tokens=3000)  # the answers of this model never end by themselve
 
 
 @pytest.fixture(scope="module")
-def limited(model):
-    """A server with two tenants and narrow limits."""
-    caches = {tenant: KeyValueCache(namespace=tenant) for tenant in KEYS.values()}
-    engine = InProcess(model, caches=caches, max_prompt_tokens=600)
-    narrow = {"max_body_bytes": 20_000, "max_requests": 3, "body_timeout": 1.0}
-    with client_of(engine, Settings(keys=KEYS, operator_key="key-of-operator", **narrow)) as http:
+def limited(tiny_folder, tmp_path_factory):
+    """A server with narrow limits, and two tenants whose caches share a folder."""
+    narrow = {"max_body_bytes": 20_000, "max_requests": 3, "body_timeout": 1.0, "max_prompt_tokens": 600}
+    settings = Settings(keys=KEYS, operator_key="key-of-operator", **narrow)
+    config = EngineConfig(model=str(tiny_folder), cache_folder=tmp_path_factory.mktemp("cache"))
+    with client_of(build_engine(config, settings), settings) as http:
         yield http
 
 
