@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from invariant_rag import InvariantModel
 from invariant_rag.arrangement import Layout, Span
 from invariant_rag.attention import backend_label
 from invariant_rag.attention.call import AttentionCall
@@ -21,6 +22,7 @@ from invariant_rag.attention.softmax import AttentionState
 from invariant_rag.attention.varlen import Grouped, TorchVarlen, Varlen, difference, usable_kernel
 from invariant_rag.attention.varlen.kernels import PackedLayer, PackedWindows
 from invariant_rag.methods import METHODS, resolve_method
+from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
 from tests.comparing import frequencies
@@ -266,3 +268,14 @@ def test_the_operator_of_the_installed_pytorch_takes_the_arguments():
         out, lse = TorchVarlen()(queries, keys, keys, windows, 0.125)
         assert (out.shape, out.dtype) == ((12, 4, 64), torch.bfloat16)
         assert (lse.shape, lse.dtype) == ((12, 4), torch.float32)
+
+
+@pytest.mark.parametrize("method", ["rotor", "pine", "ape"])
+def test_queries_in_blocks_give_what_all_of_them_together_give(method, monkeypatch):
+    lm = InvariantModel(tiny_model("llama"), method=method, ordering="lexical", backend=Varlen(Dense()))
+    prompts = [random_prompt(random.Random(seed), lengths) for seed, lengths in enumerate([(9, 4, 7), (12, 3, 1)])]
+    together = [lm.logits(prompt) for prompt in prompts]
+    bounds = [rounding(lm.logits, prompt) for prompt in prompts]
+    monkeypatch.setattr("invariant_rag.attention.varlen.passes._BLOCK", 5)
+    for prompt, expected, bound in zip(prompts, together, bounds, strict=True):
+        torch.testing.assert_close(lm.logits(prompt), expected, atol=bound, rtol=0)
