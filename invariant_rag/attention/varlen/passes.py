@@ -149,7 +149,8 @@ class Pass:
 def in_blocks(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
     """Apply a function to blocks of packed queries, since it computes in a wider dtype than theirs."""
     blocks = zip(*(each.split(_BLOCK) for each in tensors), strict=True)
-    return torch.cat([function(*block).to(tensors[0].dtype) for block in blocks])
+    results = [function(*block).to(tensors[0].dtype) for block in blocks]
+    return results[0] if len(results) == 1 else torch.cat(results)
 
 
 def merge_slots(packed: torch.Tensor, lses: torch.Tensor, slots: torch.Tensor) -> AttentionState:
@@ -157,7 +158,7 @@ def merge_slots(packed: torch.Tensor, lses: torch.Tensor, slots: torch.Tensor) -
     padded, size = torch.cat((packed, torch.zeros_like(packed[:1]))), max(1, _BLOCK // len(slots))
     blocks = zip(slots.split(size, dim=1), lses.split(size, dim=1), strict=True)
     merged = [merge_stacked(padded[block], lse) for block, lse in blocks]
-    return AttentionState(*(torch.cat(each) for each in zip(*merged, strict=True)))
+    return merged[0] if len(merged) == 1 else AttentionState(*map(torch.cat, zip(*merged, strict=True)))
 
 
 def gather_slots(packed: torch.Tensor, slots: torch.Tensor, missing: float) -> torch.Tensor:
