@@ -14,7 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # the second: on loopback
+os.environ |= {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on loopback
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # of 5: a machine that is busy starts the proxy later
+}
 pytest.importorskip("ray.serve")
 
 import ray
