@@ -5,13 +5,9 @@ does is written beside it, with `@pytest.mark.rounds(N)`.
 """
 
 import random
-import signal
 import time
 
 import pytest
-
-ROUNDS = 20
-"""Rounds of a test that does not say how many."""
 
 
 def pytest_addoption(parser):
@@ -22,8 +18,8 @@ def pytest_addoption(parser):
 @pytest.fixture
 def rounds(request):
     """Return sources of randomness, each seeded by its number: a fixed number, or until the hours are over."""
-    option, marker = request.config.getoption, request.node.get_closest_marker("rounds")
-    seconds, count = option("--hours") * 3600 / len(request.session.items), marker.args[0] if marker else ROUNDS
+    option, (count,) = request.config.getoption, request.node.get_closest_marker("rounds").args
+    seconds = option("--hours") * 3600 / len(request.session.items)
 
     def sources():
         deadline, seed = time.monotonic() + seconds, option("--fuzz-seed")
@@ -34,11 +30,3 @@ def rounds(request):
             seed += 1
 
     return sources
-
-
-@pytest.fixture
-def ignored_size_signal():
-    """Let a file that becomes too large be an error of the disk, and not the end of the process."""
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield
-    signal.signal(signal.SIGXFSZ, handler)

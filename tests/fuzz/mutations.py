@@ -1,6 +1,7 @@
 """Mutations of files: bytes flipped, cut, doubled and exchanged for what parsers dislike; and a full disk."""
 
 import resource
+import signal
 from contextlib import contextmanager
 
 TOKENS = (
@@ -35,10 +36,11 @@ def mutated(content, source):
 
 @contextmanager
 def full_disk(size):
-    """No file becomes larger than `size` bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    """No file becomes larger than `size` bytes, which is an error of the disk, and not the end of the process."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)

@@ -80,6 +80,11 @@ def form(schema, **more):
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, **more}}
 
 
+def required(**parts):
+    """Return the schema of an object with these properties and no others."""
+    return {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
+
+
 def ask(client, documents, question=QUESTION, **options):
     """Ask a question over documents."""
     more = {"documents": documents, **options.pop("extra_body", {})}
@@ -124,12 +129,12 @@ def leaving(http, path, content, key="", *, beside=0):
         yield
 
 
-def exchanged(http, sent, *, close=True):
-    """Send bytes, and return what comes until the server closes the connection, or its first piece."""
+def exchanged(http, sent):
+    """Send bytes, and return what comes until the server closes the connection."""
     with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as raw:
         raw.settimeout(10)
         raw.sendall(sent)
-        return b"".join(iter(lambda: raw.recv(65536), b"")) if close else raw.recv(1000)
+        return b"".join(iter(lambda: raw.recv(65536), b""))
 
 
 @contextmanager

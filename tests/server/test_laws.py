@@ -1,5 +1,6 @@
 """Laws of every route: the event loop is free while bodies are parsed, and nothing outlives its client. Workers."""
 
+import asyncio
 import json
 import threading
 import time
@@ -20,7 +21,7 @@ from invariant_rag.prompts.tokenization import literals_of
 from invariant_rag.server import InProcess, Settings, job
 from invariant_rag.server import worker as workers
 from invariant_rag.server.admission import FairQueue
-from invariant_rag.server.application import router
+from invariant_rag.server.application import create_app, router
 from invariant_rag.server.errors import InvalidRequest
 from invariant_rag.server.parsing import parse
 from invariant_rag.server.worker import SchemaCompiler, Worker, WorkerFailed, Workers
@@ -30,7 +31,7 @@ from tests.server.conftest import CHAT, client_of, form, leaving, metric, wait_u
 
 HEALTH_SECONDS = 0.2
 END_SECONDS = 1.0  # that the process may compute for a request that nobody waits for: others compute here, too
-STAY_SECONDS, DEADLINE_SECONDS = 0.3, 0.5
+STAY_SECONDS, DEADLINE_SECONDS = 0.3, 0.25
 TEXT, TOKENS, RANK, RANK_2, JUDGE = "/v1/completions", "/tokenize", "/v1/rerank", "/v2/rerank", "/v1/judge"
 TALK = {"messages": [{"role": "user", "content": "When does the ferry leave?"}]}
 ROUTES = {
@@ -102,10 +103,12 @@ def target(model, monot5):
 
 
 @pytest.fixture(scope="module")
-def hasty(model, monot5):
-    """A server whose requests have little time."""
-    with client_of(InProcess(model), Settings(timeout=DEADLINE_SECONDS), monot5) as http:
-        http.post(TOKENS, json=TALK)  # a worker starts
+def hasty(monot5, tokenizer):
+    """A server whose requests have little time, of a model with a long window: they take more, on every machine."""
+    patient = tiny_model("llama", vocab_size=261, max_position_embeddings=65_536, eos_token_id=None)
+    lm = InvariantModel(patient, tokenizer)
+    lm.prepare(lm.chat_prompt(**TALK))  # what is loaded at first is loaded
+    with client_of(InProcess(lm), Settings(timeout=DEADLINE_SECONDS), monot5) as http:
         yield http
 
 
@@ -177,6 +180,7 @@ ABANDONED = {
     RANK_2: (RANK_2, RANKED),
     JUDGE: (JUDGE, {"question": "Which?", "answers": ["a", "b"], "explain": True, "max_tokens": 3000}),
 }
+LONGER = {"messages": [{"role": "user", "content": LONG * 9000}]}
 
 
 @pytest.mark.parametrize("name", ABANDONED)
@@ -189,15 +193,31 @@ def test_nothing_runs_on_when_its_client_has_left(name, target):
 
 
 @pytest.mark.parametrize("name", ABANDONED)
-def test_nothing_runs_on_when_its_deadline_has_passed(name, hasty):
+def test_nothing_runs_on_when_its_deadline_has_passed(name, hasty, target):
     path, content = ABANDONED[name]
-    start, response = time.monotonic(), hasty.post(path, json=content)
-    if content.get("stream") and response.status_code == 200:
-        *_, told = (line for line in response.text.splitlines() if line.startswith("data: "))
-        assert json.loads(told[6:])["error"]["code"] == "deadline_exceeded"
-    elif time.monotonic() - start > DEADLINE_SECONDS:
-        assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
+    target.post(path, json=ROUTES[path])  # a worker starts
+    response = hasty.post(path, json=LONGER if path == TOKENS else content)
+    streamed = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+    assert response.status_code == (200 if streamed else 504)
+    assert json.loads(streamed[-1] if streamed else response.text)["error"]["code"] == "deadline_exceeded"
     check_nothing_runs(hasty)
+
+
+def test_an_answer_that_is_ready_when_its_deadline_has_passed_is_late(target, model):
+    target.post(TOKENS, json=TALK)  # a worker starts
+
+    async def asked():
+        def tokens(_call):
+            loop.call_soon_threadsafe(time.sleep, 2 * DEADLINE_SECONDS)  # it is busy, as under load
+            return []
+
+        engine, loop = InProcess(model), asyncio.get_running_loop()
+        engine.tokens = tokens
+        transport = httpx.ASGITransport(create_app(engine, Settings(timeout=DEADLINE_SECONDS)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            return await client.post(TOKENS, json=TALK)
+
+    assert asyncio.run(asked()).status_code == 504
 
 
 def check_nothing_runs(http):
@@ -301,15 +321,8 @@ def test_a_validation_that_never_ends_is_stopped(monkeypatch):
             workers.validate(value, {"type": "null"}, "", Event())
 
 
-@pytest.fixture(scope="module")
-def worker():
-    found = Worker()
-    yield found
-    found.stop()
-
-
-def test_a_call_that_takes_too_long_or_is_abandoned_is_stopped_and_the_next_one_answered(worker):
-    left, start = Event(), time.monotonic()
+def test_a_worker_is_stopped_in_time_answers_the_next_call_and_tells_nothing_of_what_clients_send(model, capfd):
+    worker, left, start = Worker(), Event(), time.monotonic()
     assert worker.call(5, left, divmod, 7, 2) == (3, 1)
     with pytest.raises(TimeoutError):
         worker.call(0.1, left, time.sleep, 60)
@@ -320,20 +333,13 @@ def test_a_call_that_takes_too_long_or_is_abandoned_is_stopped_and_the_next_one_
     assert time.monotonic() - start < 30
     with pytest.raises(CancelledError):
         Workers(0).call(5, left, divmod, 7, 2)  # waits for a worker that is idle
-
-
-def test_what_a_function_raises_comes_back_without_texts_unless_it_is_ours(worker):
     with pytest.raises(InvalidRequest, match="body of JSON") as found:
         worker.call(5, Event(), parse, "chat", b"{", Settings(), "")
     assert "openapi.json" in found.value.hint
     with pytest.raises(WorkerFailed, match="ValueError") as failed:
         worker.call(5, Event(), int, "secret")
     assert "secret" not in str(failed.value)
-
-
-def test_a_worker_prints_nothing_of_what_clients_send(model, capfd):
-    serialized, worker = vocabulary(model.tokenizer, 288).serialized, Worker()
     tag = tag_of(text(pattern="^(?=secret)s$"))  # of which xgrammar's own code warns, with the pattern
-    worker.call(60.0, Event(), workers.compile_serialized, serialized, tag)
+    worker.call(60.0, Event(), workers.compile_serialized, vocabulary(model.tokenizer, 288).serialized, tag)
     worker.stop()
     assert capfd.readouterr().err == ""

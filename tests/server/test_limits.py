@@ -20,7 +20,6 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from transformers import StoppingCriteria
 
 from invariant_rag import KeyValueCache
 from invariant_rag.generation.batching import MicroBatcher
@@ -31,7 +30,8 @@ from invariant_rag.server.settings import EngineConfig
 from invariant_rag.server.telemetry import JsonLines, LogLimit
 from tests.server.conftest import CHAT, FLAGS, bearer, body, client_of, leaving, metric, served, wait_until
 
-ADA, IVO, OPERATOR = bearer("key-of-ada"), bearer("key-of-ivo"), bearer("key-of-operator")
+KEY = "key-of-operator"
+ADA, IVO = bearer("key-of-ada"), bearer("key-of-ivo")
 KEYS = {"key-of-ada": "ada", "key-of-ivo": "ivo"}
 TRACE = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "x-request-id": "mine-7"}
 LONG = body(max_tokens=3000)  # the answers of this model never end by themselves
@@ -41,7 +41,7 @@ LONG = body(max_tokens=3000)  # the answers of this model never end by themselve
 def limited(tiny_folder, tmp_path_factory):
     """A server with narrow limits, and two tenants whose caches share a folder."""
     narrow = {"max_body_bytes": 20_000, "max_requests": 3, "body_timeout": 1.0, "max_prompt_tokens": 600}
-    settings = Settings(keys=KEYS, operator_key="key-of-operator", **narrow)
+    settings = Settings(keys=KEYS, operator_key=KEY, **narrow)
     config = EngineConfig(model=str(tiny_folder), cache_folder=tmp_path_factory.mktemp("cache"))
     with client_of(build_engine(config, settings), settings) as http:
         yield http
@@ -65,30 +65,27 @@ def test_a_tenant_learns_nothing_of_what_another_has_asked_nor_a_worker_a_key(li
 
     assert [cached(ADA, 1), cached(IVO, 1)] == [0, 0]
     assert cached(ADA, -1) > 40
-    sent = Settings(keys=KEYS, operator_key="key-of-operator").without_keys()  # what the process gets
+    sent = Settings(keys=KEYS, operator_key=KEY).without_keys()  # what the process gets
     assert b"key-of" not in pickle.dumps(sent)
 
 
-def test_bodies_and_prompts_that_are_too_long_are_refused(limited):
-    judged = {"question": "?", "answers": ["word " * 500, "b"]}
-    for path, given, told in (
-        (CHAT, {"json": body(documents=["word " * 5000])}, "20000 bytes"),
-        (CHAT, {"content": iter([b" " * 9000] * 3)}, "20000 bytes"),
-        (CHAT, {"json": body(documents=["word " * 500])}, "at most 600 tokens"),
-        *(("/v1/judge", {"json": {**judged, "by": by}}, "at most 600 tokens") for by in ("letters", "texts")),
-    ):
-        response = limited.post(path, headers={**ADA, "content-type": "application/json"}, **given)
-        assert (response.status_code, response.json()["error"]["code"]) == (413, "too_large")
-        assert told in response.text
-
-
-def test_a_body_that_comes_too_slowly_is_refused_and_a_head_ends_the_connection(limited):
+def test_what_is_too_long_or_comes_too_slowly_is_refused_and_a_slow_head_ends_the_connection(limited):
     def slowly():
         yield b'{"messages": '
         time.sleep(1.6)
         yield b"[]}"
 
-    assert limited.post(CHAT, content=slowly(), headers=ADA).status_code == 408
+    judged = {"question": "?", "answers": ["word " * 500, "b"]}
+    for path, given, status, code, told in (
+        (CHAT, {"json": body(documents=["word " * 5000])}, 413, "too_large", "20000 bytes"),
+        (CHAT, {"content": iter([b" " * 9000] * 3)}, 413, "too_large", "20000 bytes"),
+        (CHAT, {"json": body(documents=["word " * 500])}, 413, "too_large", "at most 600 tokens"),
+        ("/v1/judge", {"json": {**judged, "by": "letters"}}, 413, "too_large", "at most 600 tokens"),
+        ("/v1/judge", {"json": {**judged, "by": "texts"}}, 413, "too_large", "at most 600 tokens"),
+        (CHAT, {"content": slowly()}, 408, "slow_request", "within 1 s"),
+    ):
+        response = limited.post(path, headers={**ADA, "content-type": "application/json"}, **given)
+        assert (response.status_code, response.json()["error"]["code"], told in response.text) == (status, code, True)
     with socket.create_connection((limited.base_url.host, limited.base_url.port)) as slow:
         slow.settimeout(5)
         for piece in (b"POST / HTTP/1.1\r\n", b"Host: a\r\n", b"X: b\r\n"):
@@ -125,18 +122,16 @@ def test_requests_are_named_and_logged_without_their_contents_unless_these_are_a
     assert any("barley" in JsonLines().format(record) for record in caplog.records)
 
 
-HISTOGRAMS = ("time_to_first_token", "inter_token_latency", "request_queue_time", "e2e_request_latency")
-
-
 def test_metrics_are_for_the_operator_and_have_the_names_that_vllm_has(limited):
     limited.post(CHAT, json=body(stream=True, max_tokens=60), headers=ADA)
     for key in (ADA, IVO, bearer("key")):
         response = limited.get("/metrics", headers=key)
         assert response.status_code == 401
         assert "INVARIANT_RAG_OPERATOR_KEY" in response.json()["error"]["hint"]
-    assert limited.post(CHAT, json=body(), headers=OPERATOR).status_code == 401
-    counters = ("prompt_tokens_total", "generation_tokens_total", "prompt_tokens_cached_total", "cache_misses_total")
-    for name in (*(f"{each}_seconds_count" for each in HISTOGRAMS), *counters):
+    assert limited.post(CHAT, json=body(), headers=bearer(KEY)).status_code == 401
+    seconds = ("time_to_first_token", "inter_token_latency", "request_queue_time", "e2e_request_latency")
+    counters = ("prompt_tokens", "generation_tokens", "prompt_tokens_cached", "cache_misses")
+    for name in (*(f"{each}_seconds_count" for each in seconds), *(f"{each}_total" for each in counters)):
         assert metric(limited, name) > 0, name
 
 
@@ -188,8 +183,6 @@ def test_the_command_finishes_what_runs_before_it_ends(tmp_path):
     assert all(isinstance(json.loads(line), dict) for line in lines if line.startswith("{"))
 
 
-TENANTS = ("greedy", "modest")
-SHARED = Settings(keys={tenant: tenant for tenant in TENANTS}, operator_key="key-of-operator")
 TIMES_AS_LATE, ASKED, FLOOD_TOKENS = 3, 5, 100
 HALT_SECONDS = 30.0  # that a request may take to the model while nothing else computes
 
@@ -203,8 +196,7 @@ class Watched(MicroBatcher):
 
     def __init__(self, modest):
         super().__init__()
-        self._modest, self.passes, self.late = modest, 0, []
-        self.here = Event()
+        self._modest, self.passes, self.late, self.here = modest, 0, [], Event()
         self.here.set()
 
     def count(self):
@@ -216,29 +208,26 @@ class Watched(MicroBatcher):
     def stream(self, lm, prompt, options=None, **more):
         if lm.cache is not self._modest:
             return super().stream(lm, prompt, options, **more)
-        found = super().stream(lm, prompt, {**options, "stopping_criteria": [FirstToken(self)]}, **more)
+        passes_before = [self.passes]
+
+        def note_first_token(input_ids, scores, **_):  # in the thread that holds the model
+            self.late.extend(self.passes - passes_before.pop() for _ in passes_before[:1])
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+        found = super().stream(lm, prompt, {**options, "stopping_criteria": [note_first_token]}, **more)
         self.here.set()
         return found
-
-
-class FirstToken(StoppingCriteria):
-    """Notes how many passes there were until the first token, in the thread that holds the model."""
-
-    def __init__(self, watched):
-        self._watched, self._begun, self._came = watched, watched.passes, False
-
-    def __call__(self, input_ids, scores, **_):
-        if not self._came:
-            self._watched.late.append(self._watched.passes - self._begun)
-        self._came = True
-        return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
 @pytest.mark.parametrize("more", [{}, {"temperature": 1.5, "seed": 1}], ids=["greedy", "sampled"])
 def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(more, model, monkeypatch):
     """The model's answers never end by themselves. Lateness is counted in forward passes, of whomever they are."""
-    engine = InProcess(model, caches={tenant: KeyValueCache(namespace=tenant) for tenant in TENANTS})
-    watched = engine.batcher = Watched(engine.caches["modest"])
+    tenants = {tenant: KeyValueCache(namespace=tenant) for tenant in ("greedy", "modest")}
+    engine, settings = (
+        InProcess(model, caches=tenants),
+        Settings(keys={each: each for each in tenants}, operator_key=KEY),
+    )
+    watched = engine.batcher = Watched(tenants["modest"])
     stop, forward = Event(), type(model.model).forward
 
     @wraps(forward)
@@ -265,7 +254,7 @@ def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(more, 
             if http.post(CHAT, json=body(max_tokens=FLOOD_TOKENS, **more), headers=bearer("greedy")).status_code == 429:
                 stop.wait(1)
 
-    with client_of(engine, SHARED) as http, ThreadPoolExecutor(80) as pool:
+    with client_of(engine, settings) as http, ThreadPoolExecutor(80) as pool:
         _, *alone = lateness(http, 0)  # the first one reads the documents
         flooding = [pool.submit(flood, http) for _ in range(80)]
         try:

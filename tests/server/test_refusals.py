@@ -9,7 +9,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from invariant_rag import KeyValueCache
+from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.cli import app
 from invariant_rag.errors import InvalidChoice, UnusableFile
 from invariant_rag.models.embedded import EMBEDDED
@@ -17,7 +17,7 @@ from invariant_rag.server import InProcess, Settings, telemetry
 from invariant_rag.server.serving import reserve
 from invariant_rag.server.settings import read_keys
 from invariant_rag.server.telemetry import JsonLines
-from tests.server.conftest import CHAT, QUESTION, bearer, body, client_of, exchanged, form, wait_until
+from tests.server.conftest import CHAT, QUESTION, bearer, body, client_of, exchanged, form, required, wait_until
 
 TEXT, JUDGE, RANK = "/v1/completions", "/v1/judge", "/v2/rerank"
 FAULTS = {"a fault": ZeroDivisionError, "a full disk": UnusableFile}
@@ -53,10 +53,6 @@ def tool(name="f", parameters=None, **more):
 
 def said(*parts):
     return {"messages": [{"role": "user", "content": list(parts)}]}
-
-
-def required(**parts):
-    return {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
 
 
 TWICE = required(a={"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2, "uniqueItems": True})
@@ -271,11 +267,11 @@ BEHIND = "far --upstream http://127.0.0.1:9/v1"
 WRONG_STARTS = [
     *((f"--timeout {each}", "timeout") for each in ("nan", "inf", "0")),
     *((f"--max-body-mb {each}", "max-body-mb") for each in ("nan", "inf")),
-    ("--allow-method rotr", "expected allowed methods of"),
+    *((f"--allow-method {each}", "expected allowed methods of") for each in ("rotr", "vote")),
     ("--keys no/file", "cannot read"),
     ("--reranker .", "expected monot5, cross-encoder or a checkpoint of MonoT5"),
     (f"--reranker {EMBEDDED['generator']}", "of the family llama"),
-    (f"--cache-folder {__file__}", "folder"),
+    *((f"--cache-folder {each}", "cache_folder: expected a folder") for each in (__file__, f"{__file__}/cache")),
     ("--trusted-proxy proxy.example", "expected addresses such as 10.0.0.2"),
     ("--votes 3", "expected no votes with a model in this process"),
     ("far --upstream localhost:8000", "upstream: expected an address with http:// or https://"),
@@ -292,7 +288,8 @@ WRONG_STARTS = [
 
 
 def test_what_is_wrong_at_the_start_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(telemetry, "configure_logging", lambda: None)  # this process logs for others, too
+    for owner, late in ((telemetry, "configure_logging"), (InvariantModel, "from_pretrained")):
+        monkeypatch.setattr(owner, late, lambda *_, **__: pytest.fail("refused too late"))
     with create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidChoice, match=f"cannot listen at 127.0.0.1:{port}"):
