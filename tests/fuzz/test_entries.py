@@ -17,7 +17,7 @@ from invariant_rag.remote import _path_and_body
 from invariant_rag.server import InProcess, Settings
 from tests.fuzz.mutations import mutated
 from tests.server.conftest import CHAT, FLAGS, body, client_of
-from tests.server.test_remote import REQUESTS
+from tests.server.test_upstream import REQUESTS
 
 ALPHABET = "ab \n.#山é\ud800\ue200\ue201[]<|>{}0\x00"
 ORDERINGS = ("lexical", "lexical-reversed", "frequency", "score")

@@ -93,10 +93,9 @@ def ask(client, documents, question=QUESTION, **options):
 
 
 def content_of(reply):
-    """Return a reply without what differs from request to request."""
-    found = reply.model_dump()
-    del found["id"], found["created"], found["usage"]["prompt_tokens_details"]
-    return found
+    """Return a reply, a chunk or an error without what differs from request to request."""
+    found = {**(reply if isinstance(reply, dict) else reply.model_dump()), "id": None, "created": None}
+    return {**found, "usage": {**(found.get("usage") or {}), "prompt_tokens_details": None}}
 
 
 def bearer(key):

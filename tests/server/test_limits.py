@@ -1,8 +1,13 @@
-"""Keys, tenants, limits, deadlines and turns; what operators see: metrics, traces, lines of JSON, the shutdown."""
+"""Keys, tenants, limits, deadlines and turns; what operators see: metrics, traces, lines of JSON, the shutdown.
+
+And the files of docs/examples: what they start is what the command line and Ray Serve accept.
+"""
 
 import json
 import logging
 import pickle
+import re
+import shlex
 import signal
 import socket
 import sys
@@ -11,21 +16,27 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import wraps
 from io import StringIO
 from math import inf
+from pathlib import Path
 from threading import Event, Thread
 
 import httpx
 import pytest
 import torch
+import yaml
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from typer.main import get_command
 
-from invariant_rag import KeyValueCache
+from invariant_rag import KeyValueCache, server
+from invariant_rag.cli import app as command_line
+from invariant_rag.errors import InvalidChoice
 from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.admission import FairQueue, Shares
 from invariant_rag.server.engines.building import build_engine
+from invariant_rag.server.middleware import OPEN
 from invariant_rag.server.settings import EngineConfig
 from invariant_rag.server.telemetry import JsonLines, LogLimit
 from tests.server.conftest import CHAT, FLAGS, bearer, body, client_of, leaving, metric, served, wait_until
@@ -171,14 +182,14 @@ def test_the_command_finishes_what_runs_before_it_ends(tmp_path):
         with httpx.stream("POST", f"{url}{CHAT}", json=asked) as response:
             found.extend(response.iter_lines())
 
-    with served(command, tmp_path / "log") as (url, server):
+    with served(command, tmp_path / "log") as (url, process):
         reader = Thread(target=read)
         reader.start()
         wait_until(lambda: found or "active_requests 1.0" in httpx.get(f"{url}/metrics").text)
-        server.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
         reader.join(30)
         assert "data: [DONE]" in found
-        assert server.wait(30) in {0, -signal.SIGTERM}  # uvicorn passes the signal on when it has ended
+        assert process.wait(30) in {0, -signal.SIGTERM}  # uvicorn passes the signal on when it has ended
     lines = (tmp_path / "log").read_text().splitlines()
     assert all(isinstance(json.loads(line), dict) for line in lines if line.startswith("{"))
 
@@ -295,3 +306,85 @@ def test_turns_go_round_short_requests_overtake_long_ones_and_who_leaves_keeps_n
     assert done == ["other", "short", "long", "longer"]
     with queue.turn("", 0.0, Event()):
         assert queue.waiting == 0
+
+
+# --- docs/examples ---
+
+EXAMPLES = {each.name: each.read_text("utf-8") for each in (Path(__file__).parents[2] / "docs/examples").iterdir()}
+
+
+def objects(name):
+    """Return the objects in a file, by their kind."""
+    return {each.get("kind"): each for each in yaml.safe_load_all(EXAMPLES[name])}
+
+
+def options_of(script):
+    """Return the options that a script gives to `invariant-rag serve`, by the parser of the command line."""
+    (arguments,) = re.findall(r"exec invariant-rag serve (.*)$", script)
+    return get_command(command_line).commands["serve"].make_context("serve", shlex.split(arguments)).params
+
+
+def test_every_example_is_checked_and_every_image_has_a_version():
+    assert sorted(EXAMPLES) == ["compose.yaml", "kubernetes.yaml", "rayservice.yaml"]
+    for text in EXAMPLES.values():
+        images = re.findall(r"image: (\S+)", text)
+        assert images
+        assert all(re.fullmatch(r"[a-z/-]+:\d[\w.-]+", image) for image in images), images
+
+
+def test_compose_starts_a_server_at_the_port_that_it_publishes():
+    compose = objects("compose.yaml")[None]["services"]["invariant-rag"]
+    options = options_of(compose["command"][0].replace("$$", "$"))
+    assert options["host"] == "0.0.0.0"
+    assert compose["ports"] == [f"127.0.0.1:{options['port']}:{options['port']}"]
+    assert f"127.0.0.1:{options['port']}/ready" in compose["healthcheck"]["test"][-1]
+    assert float(compose["stop_grace_period"].removesuffix("s")) > options["timeout"]
+    assert {"MODEL", "INVARIANT_RAG_API_KEY"} == compose["environment"].keys()
+
+
+def test_the_pod_starts_a_server_that_its_probes_reach_and_its_service_selects():
+    found = objects("kubernetes.yaml")
+    deployment, service = found["Deployment"]["spec"], found["Service"]["spec"]
+    pod = deployment["template"]["spec"]
+    (container,) = pod["containers"]
+    options = options_of(container["args"][0])
+    (port,) = container["ports"]
+    assert (options["host"], options["port"]) == ("0.0.0.0", port["containerPort"])
+    assert pod["terminationGracePeriodSeconds"] > options["timeout"]
+    probes = [container[f"{each}Probe"]["httpGet"] for each in ("startup", "readiness", "liveness")]
+    assert {each["path"] for each in probes} <= OPEN
+    assert {each["port"] for each in probes} == {port["name"]} == {each["targetPort"] for each in service["ports"]}
+    mounts = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "keys"]
+    assert mounts == [str(options["keys"].parent)]
+    labels = deployment["template"]["metadata"]["labels"]
+    assert deployment["selector"]["matchLabels"] == service["selector"] == labels
+    claimed = [each["persistentVolumeClaim"] for each in pod["volumes"] if "persistentVolumeClaim" in each]
+    assert claimed == [{"claimName": found["PersistentVolumeClaim"]["metadata"]["name"]}]
+
+
+def test_ray_serve_accepts_the_configuration_and_the_cluster_has_room_and_the_same_keys_everywhere(
+    tmp_path, monkeypatch
+):
+    from ray.serve import schema
+
+    spec, keys = objects("rayservice.yaml")["RayService"]["spec"], tmp_path / "keys"
+    (application,) = schema.ServeDeploySchema.model_validate(yaml.safe_load(spec["serveConfigV2"])).applications
+    assert application.import_path == "invariant_rag.server:app"
+    given = application.args
+    keys.write_text("ada key-of-ada\n", encoding="utf-8")
+    monkeypatch.delenv("INVARIANT_RAG_API_KEY", raising=False)
+    assert type(server.app({**given, "keys": str(keys)})).__name__ == "Application"
+    for wrong in ({"replica_gpu": 1}, {"together": "many"}, {"ingresses": 0}, {"replica_gpus": None}):
+        with pytest.raises(InvalidChoice):
+            server.app({**given, "keys": str(keys), **wrong})
+    cluster = spec["rayClusterConfig"]
+    (workers,) = cluster["workerGroupSpecs"]
+    mount = {"name": "keys", "mountPath": str(Path(given["keys"]).parent), "readOnly": True}
+    for pod in (each["template"]["spec"] for each in (cluster["headGroupSpec"], workers)):
+        (container,) = pod["containers"]
+        assert container["image"].startswith(f"rayproject/ray:{cluster['rayVersion']}-")
+        assert mount in container["volumeMounts"]
+    limits, requests = container["resources"]["limits"], container["resources"]["requests"]
+    assert workers["maxReplicas"] * limits["nvidia.com/gpu"] >= given["max_replicas"] * given["replica_gpus"]
+    assert int(requests["cpu"]) >= given["replica_cpus"] + 1  # a replica, and perhaps an ingress
+    assert pod["terminationGracePeriodSeconds"] > given["timeout"]

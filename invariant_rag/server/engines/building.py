@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def build_engine(config: EngineConfig, settings: Settings) -> Engine:
-    """Return an engine for the tenants of the settings, and take the time of loading its model once its methods are checked."""
+    """Return an engine for the tenants of the settings, which takes the time of loading its model, if all is right."""
     if config.upstream is not None:
         return _upstream(config, config.upstream, settings)
     settings.within(frozenset(METHODS))
