@@ -17,22 +17,14 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from invariant_rag import InvariantModel, KeyValueCache
+from invariant_rag import InvariantModel, KeyValueCache, errors
 from invariant_rag.audit.folder import open_answers
 from invariant_rag.audit.questions import read_questions
-from invariant_rag.errors import (
-    DamagedEntry,
-    DocumentSkipped,
-    FileInUse,
-    InvalidQuestion,
-    InvariantRAGError,
-    UnusableFile,
-)
 from invariant_rag.files import LineFile
 from invariant_rag.generation.kv_cache import read_entry, write_entry
 from invariant_rag.rag.documents import chunk_documents, load_documents
 from invariant_rag.testing import random_prompt, tiny_model
-from tests.fuzz.mutations import full_disk, mutated
+from tests.fuzz.conftest import full_disk, mutated
 from tests.rag.test_documents import write_pdf
 from tests.test_files import ANSWER
 
@@ -52,20 +44,20 @@ def table():
 
 def read_documents(path):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DocumentSkipped)
+        warnings.simplefilter("ignore", errors.DocumentSkipped)
         for each in chunk_documents(load_documents(path), max_chars=200, overlap=20):
             assert each.canonical_key
             assert each.content_hash
 
 
-def errors(rounds, content, file, read):
+def refusals(rounds, content, file, read):
     """Read mutations of a file, each within seconds, and yield what is said of those that are refused."""
     for source in rounds():
         file.write_bytes(mutated(content, source))
         start = time.process_time()
         try:
             read(file)
-        except InvariantRAGError as error:
+        except errors.InvariantRAGError as error:
             yield str(error)
         assert time.process_time() - start < MOST_SECONDS
 
@@ -76,14 +68,14 @@ def errors(rounds, content, file, read):
 def test_a_mutated_document_is_read_or_named(suffix, rounds, tmp_path):
     original = tmp_path / f"original.{suffix}"
     if suffix.endswith("pdf"):
-        password = "" if suffix == "pdf" else "key"
-        write_pdf(original, ["The Aru rises here.", "", "Orn is a castle."], title="Atlas", password=password or None)
+        key = "key" if suffix == "encrypted.pdf" else None
+        write_pdf(original, ["The Aru rises here.", "", "Orn is a castle."], title="Atlas", password=key)
     elif suffix == "jsonl":
         original.write_bytes(lines([{"text": f"one {n}", "title": "T", "year": [n, {"a": 1.5}]} for n in range(4)]))
     else:
         original.write_text("## Castle Orn ##\n\nIt stands above the Aru. It has a market.\n\n- 山は高い。\n" * 5)
     content, file = original.read_bytes(), tmp_path / f"a.{suffix}"
-    for error in errors(rounds, content, file, read_documents):
+    for error in refusals(rounds, content, file, read_documents):
         assert file.name in error or "holds documents" in error
 
 
@@ -97,7 +89,7 @@ def test_mutated_questions_are_read_or_named(suffix, rounds, tmp_path):
         for each in read_questions(path, None):
             assert [segment.canonical_key for segment in each.segments]
 
-    assert all(errors(rounds, content, tmp_path / f"a.{suffix}", read))
+    assert all(refusals(rounds, content, tmp_path / f"a.{suffix}", read))
 
 
 @pytest.mark.rounds(200)
@@ -109,13 +101,12 @@ def test_a_mutated_run_is_continued_without_loss_or_refused(rounds, tmp_path):
         before = path.read_bytes()
         try:
             open_answers(path.parent).close()
-        except InvariantRAGError:
+        except errors.InvariantRAGError:
             assert path.read_bytes() == before  # a run that is refused is left alone
         else:
             assert path.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
 
 
-ROOT = Path(__file__).parents[2]
 CHILD = """
 import pathlib
 import sys
@@ -137,10 +128,8 @@ audit(told, workers=2, remedies=["sort"], **to)
 def test_a_run_that_is_killed_at_any_call_loses_and_doubles_nothing(rounds, tmp_path):
     for number, source in enumerate(rounds()):
         folder = tmp_path / str(number // 4)  # each run is killed several times
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        assert child.stdout is not None
+        command, hidden = [sys.executable, "-c", CHILD, str(folder)], subprocess.DEVNULL
+        child = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=hidden)
         for _ in range(source.randint(0, 60)):
             child.stdout.readline()
         time.sleep(source.random() / 500)
@@ -149,7 +138,7 @@ def test_a_run_that_is_killed_at_any_call_loses_and_doubles_nothing(rounds, tmp_
         child.wait()
         path = folder / "answers.jsonl"
         if path.exists():
-            with LineFile(path, lambda line, _: line["key"], InvalidQuestion) as file:
+            with LineFile(path, lambda line, _: line["key"], errors.InvalidQuestion) as file:
                 assert len(file.lines) == len(set(file.lines))
 
 
@@ -158,7 +147,7 @@ def test_a_file_of_lines_survives_everything(rounds, tmp_path):
     """Twenty writes, full disks, second writers and tears in the middle of a line."""
 
     def opened():
-        return LineFile(path, lambda line, _: line, InvalidQuestion)
+        return LineFile(path, lambda line, _: line, errors.InvalidQuestion)
 
     for number, source in enumerate(rounds()):
         path, expected = tmp_path / f"{number}.jsonl", []
@@ -171,10 +160,10 @@ def test_a_file_of_lines_survives_everything(rounds, tmp_path):
                     file.append(texts)
                     expected += texts
                 case 1:
-                    with full_disk(path.stat().st_size + source.randrange(61)), pytest.raises(UnusableFile):
+                    with full_disk(path.stat().st_size + source.randrange(61)), pytest.raises(errors.UnusableFile):
                         file.append(["short", "x" * 100])
                 case 2:
-                    with pytest.raises(FileInUse):
+                    with pytest.raises(errors.FileInUse):
                         opened()
                 case _:
                     file.close()
@@ -193,6 +182,8 @@ CUTS = (
     lambda each: [],
     lambda each: [(keys[:, :-1], values[:, :-1]) for keys, values in each],
 )
+TENSORS = {"0.keys": torch.ones(1, 2, 3), "0.values": torch.ones(1, 2, 3)}
+FOREIGN = [b"", b"%PDF-1.7\n", b"PK\x03\x04", b"{}", save(TENSORS), save(TENSORS, {"format": "pt"})]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 
 
@@ -208,12 +199,6 @@ def content(entry):
     """What two entries have in common that are the same, by bytes: what is no number equals itself."""
     flat = [each for pair in entry for each in pair]
     return [(each.dtype, each.shape, each.view(torch.uint8).numpy().tobytes()) for each in flat]
-
-
-def of_another_format(source):
-    tensors = {"0.keys": torch.ones(1, 2, 3), "0.values": torch.ones(1, 2, 3)}
-    formats = [b"", b"%PDF-1.7\n", b"PK\x03\x04", b"{}", save(tensors), save(tensors, {"format": "pt"})]
-    return source.choice([*formats, source.randbytes(300)])
 
 
 @pytest.mark.rounds(100)
@@ -245,7 +230,7 @@ def treat(folder, source):
             case 4:
                 name = source.randbytes(32).hex() if source.random() < 0.5 else source.randrange(99)
                 path = folder / f"{name}.safetensors"
-                foreign[path] = of_another_format(source)
+                foreign[path] = source.choice([*FOREIGN, source.randbytes(300)])
                 path.write_bytes(foreign[path])
             case 5 if ours:
                 os.truncate(source.choice(ours), source.randrange(200))
@@ -280,7 +265,7 @@ def test_files_that_are_exchanged_or_mutated_change_no_answer(rounds, tmp_path):
                 case 1:
                     other.write_bytes(path.read_bytes())
                 case 2:  # its own name and a right checksum, but something is missing; what it holds has another layout
-                    with suppress(DamagedEntry):
+                    with suppress(errors.DamagedEntry):
                         path.write_bytes(write_entry(source.choice(CUTS)(read_entry(path)), path.name))
                 case _:
                     path.write_bytes(mutated(path.read_bytes(), source))

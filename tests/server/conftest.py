@@ -92,7 +92,7 @@ def ask(client, documents, question=QUESTION, **options):
     return client.chat.completions.create(model="small", messages=messages, extra_body=more, **options)
 
 
-def content_of(reply):
+def stable(reply):
     """Return a reply, a chunk or an error without what differs from request to request."""
     found = {**(reply if isinstance(reply, dict) else reply.model_dump()), "id": None, "created": None}
     return {**found, "usage": {**(found.get("usage") or {}), "prompt_tokens_details": None}}

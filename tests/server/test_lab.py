@@ -43,14 +43,9 @@ class Lab:
     """One open page, and what went wrong in it: addresses elsewhere, errors, dialogs and lines of the console."""
 
     def __init__(self, page, url):
-        self.page, self.url, self.at, self.role = page, url, page.locator, page.get_by_role
-        self.question, self.status, self.notice = (
-            self.role("textbox", name="Question"),
-            self.at("#status"),
-            self.at("#notice"),
-        )
-        self.method, self.rows = self.role("combobox", name="Method"), self.at("#history tbody tr")
-        self.wrong = []
+        self.page, self.url, self.at, self.role, self.wrong = page, url, page.locator, page.get_by_role, []
+        self.question, self.method = self.role("textbox", name="Question"), self.role("combobox", name="Method")
+        self.status, self.notice, self.rows = map(self.at, ("#status", "#notice", "#history tbody tr"))
         page.on("request", lambda request: request.url.startswith(url) or self.wrong.append(request.url))
         page.on("pageerror", lambda error: self.wrong.append(str(error)))
         page.on("dialog", lambda dialog: (self.wrong.append(dialog.message), dialog.dismiss()))
@@ -62,6 +57,7 @@ class Lab:
         """The documents as they are listed: `A B C`."""
         return " ".join(each.get_attribute("data-name") for each in self.at("#documents > li").all())
 
+    @property
     def cells(self):
         """Order, and the plain, sorted and invariant answer of each row of the history."""
         return [row.locator("th, td").all_inner_texts() for row in self.rows.all()]
@@ -89,10 +85,11 @@ class Lab:
 
     def paste(self, *documents, line="---"):
         """Put documents in the place of those that are there; in the form, `line` stands between two."""
+        form = self.page.get_by_label("Paste documents")
         self.press("Remove all")
-        if not self.page.get_by_label("Paste documents").is_visible():
+        if not form.is_visible():
             self.page.get_by_text("Add documents", exact=True).click()
-        self.page.get_by_label("Paste documents").fill(f"\n{line}\n".join(documents))
+        form.fill(f"\n{line}\n".join(documents))
         self.press("Add these")
         expect(self.at("#documents > li")).to_have_count(len(documents))
 
@@ -195,7 +192,7 @@ def test_dragging_a_document_asks_again_and_shows_what_flipped(lab):
     expect(lab.rows).to_have_count(2)
     expect(lab.at("#plain")).to_contain_text(f"Flipped. The first order got: {before}")
     flipped = ["blue glass\nflipped", "blue glass", "striped wool"]
-    assert [cells[1:] for cells in lab.cells()] == [["striped wool", "blue glass", "striped wool"], flipped]
+    assert [cells[1:] for cells in lab.cells] == [["striped wool", "blue glass", "striped wool"], flipped]
     start, end = (lab.document(name).bounding_box() for name in "AC")  # a mouse drags any of a row, and opens none
     lab.drag((start["x"] + 40, start["y"] + 8), (end["x"] + 40, end["y"] + end["height"]))
     assert lab.order == "B C A D E F"
@@ -206,14 +203,10 @@ def test_dragging_a_document_asks_again_and_shows_what_flipped(lab):
 
 def test_the_keyboard_goes_through_documents_and_reaches_the_question_in_five_tabs(lab):
     lab.document("C").focus()
-    tabs = 0
-    while tabs < 5 and not lab.question.evaluate("each => each === document.activeElement"):
-        lab.page.keyboard.press("Tab")
-        tabs += 1
-    expect(lab.question).to_be_focused()
-    for _ in range(tabs):
-        lab.page.keyboard.press("Shift+Tab")
-    expect(lab.document("C")).to_be_focused()
+    for key, focused in (("Tab", lab.question), ("Shift+Tab", lab.document("C"))):
+        for _ in range(5):
+            lab.page.keyboard.press(key)
+        expect(focused).to_be_focused()
     lab.document("A").focus()
     for key, focused, order in (
         ("ArrowDown", "B", "A B C D E F"),
@@ -268,8 +261,7 @@ def test_a_link_holds_the_state(open_lab, base_url):
 
 def test_five_orders_show_flips_that_the_server_confirms_and_can_be_listed_again(lab):
     lab.try_orders()
-    cells = lab.cells()
-    orders = [order for order, *_ in cells]
+    cells, orders = lab.cells, [order for order, *_ in lab.cells]
     assert (orders[0], len({*orders})) == (lab.order, 6)
     for column, reading in enumerate(READINGS, 1):
         answers = [content_of(post(lab.url, order, reading)) for order in orders]
@@ -463,7 +455,7 @@ def test_what_is_too_long_or_not_allowed_is_told_in_words_with_what_to_do(embedd
         lab = open_lab(url)
         lab.try_orders()
         expect(lab.at("#plain")).to_contain_text("This server does not allow the plain model.")
-        assert {plain for _, plain, *_ in lab.cells()} == {"–"}
+        assert {plain for _, plain, *_ in lab.cells} == {"–"}
         refusal = lab.at("#invariant").get_by_role("alert")
         for words, expected in ((1500, "a prompt of at most 900 tokens"), (15_000, "a body of at most 60000 bytes")):
             lab.paste("word " * words)

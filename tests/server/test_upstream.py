@@ -23,7 +23,7 @@ from invariant_rag.server.engines.building import build_engine
 from invariant_rag.server.engines.upstream import Upstream
 from invariant_rag.server.settings import EngineConfig
 from invariant_rag.testing.rounding import rounding
-from tests.server.conftest import CHAT, FLAGS, ask, body, client_of, content_of, form, served, serving, wait_until
+from tests.server.conftest import CHAT, FLAGS, ask, body, client_of, form, served, serving, stable, wait_until
 from tests.server.scripted import USAGE, Answer, completion, events, refusal, scripted_api
 from tests.server.test_chat import ASKED, COLOUR, QUESTION, SEARCH
 from tests.server.test_limits import TRACE
@@ -94,7 +94,7 @@ def test_a_request_has_the_same_reply_here_and_there(name, remote, embedded):
 @pytest.mark.parametrize("slots", [None, SLOTS[:3]])
 def test_every_order_has_one_reply(slots, remote):
     orders = [SegmentSet(order, slots=slots) for order in permutations(SEGMENTS[:3])]
-    replies = [content_of(remote.chat(**asked(each), max_tokens=16)) for each in orders]
+    replies = [stable(remote.chat(**asked(each), max_tokens=16)) for each in orders]
     assert all(reply == replies[0] for reply in replies)
     assert replies[0]["invariant"]["sets"] == [3]
 
@@ -146,7 +146,7 @@ def http(api):
 
 
 def test_every_order_makes_one_request_and_the_answer_is_that_of_the_sorted_documents(gateway, embedded):
-    replies = [content_of(ask(gateway, list(order), MILL)) for order in permutations(FLAGS)]
+    replies = [stable(ask(gateway, list(order), MILL)) for order in permutations(FLAGS)]
     assert all(reply == replies[0] for reply in replies)
     turns = [Turn("system", (DEFAULT_SYSTEM,)), Turn("user", (SegmentSet(FLAGS), "\nQuestion: ", MILL))]
     (request,) = PlainRequests().of_turns(turns)
