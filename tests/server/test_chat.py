@@ -143,7 +143,9 @@ def test_one_chat_takes_few_calls(cached, embedded):
     assert min(calls[number] for number in range(1, 9)) <= (430 if cached else 350)
 
 
-def test_completions_are_those_of_the_library_in_their_order(client, embedded):
+def test_completions_are_those_of_the_library_in_their_order_and_prompts_are_tokenized_as_they_are_read(
+    client, http, embedded
+):
     def complete(prompt, **more):
         return client.completions.create(model="small", prompt=prompt, max_tokens=6, **more)
 
@@ -157,14 +159,10 @@ def test_completions_are_those_of_the_library_in_their_order(client, embedded):
     for chunk in complete(prompts, n=2, stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == expected
-
-
-def test_a_text_and_a_conversation_are_tokenized_as_they_are_read(http, client, embedded):
-    tokens = http.post("/tokenize", json={"prompt": "The flag of"}).json()["tokens"]
-    assert tokens == list(embedded.prepare(Prompt("The flag of")).input_ids)
-    given = ("The flag of", tokens)
-    text, ids = (client.completions.create(model="small", prompt=each, max_tokens=6, logprobs=1) for each in given)
-    assert "".join(ids.choices[0].logprobs.tokens) == text.choices[0].text == ids.choices[0].text
+    tokens = http.post("/tokenize", json={"prompt": prompts[0]}).json()["tokens"]
+    assert tokens == list(embedded.prepare(Prompt(prompts[0])).input_ids)
+    text, ids = (complete(each, logprobs=1).choices[0] for each in (prompts[0], tokens))
+    assert "".join(ids.logprobs.tokens) == text.text == ids.text
     expected = embedded.prepare(embedded.chat_prompt(QUESTION, map(Segment, FLAGS))).input_ids
     assert http.post("/tokenize", json=body(documents=FLAGS[::-1])).json()["tokens"] == list(expected)
 

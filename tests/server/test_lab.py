@@ -293,15 +293,12 @@ def test_the_method_that_is_chosen_is_the_one_that_is_named(lab):
     expect(lab.role("img")).to_have_count(0)
 
 
-SAID = {
-    "vote": "asks about several orders that are made from their contents, and keeps the most frequent answer.",
-    "sequential": "also reads one document after another.",
-    "canonical": "also reads one document after another, in one order that is made from their contents.",
-}
-
-
 def test_a_gateway_is_said_to_do_what_its_method_does(open_lab):
-    for method, words in SAID.items():
+    for method, words in {
+        "vote": "asks about several orders that are made from their contents, and keeps the most frequent answer.",
+        "sequential": "also reads one document after another.",
+        "canonical": "also reads one document after another, in one order that is made from their contents.",
+    }.items():
         with scripted_api() as api, serving(Upstream(api.url, "far", method=method)) as url:
             lab = open_lab(url)
             expect(lab.at("#toy")).to_be_hidden()
@@ -311,8 +308,8 @@ def test_a_gateway_is_said_to_do_what_its_method_does(open_lab):
                 api.plan(Answer(body=completion("All the\nwool. " * 64)))
                 lab.page.get_by_label("Confidence, from logprobs").uncheck()
                 lab.ask()
-                start = ("All the wool. " * 64)[:59] + "…"  # the status is one short line however long the answers are
-                expect(lab.status).to_have_text(f"Plain: “{start}”; canonical: “{start}”")
+                start = f"“{('All the wool. ' * 64)[:59]}…”"  # the status is one short line however long answers are
+                expect(lab.status).to_have_text(f"Plain: {start}; canonical: {start}")
                 lab.try_orders()
                 flips = "flipped in 0 of 5 other orders"
                 expect(lab.status).to_have_text(f"Plain: {flips}; canonical: {flips}")
@@ -401,27 +398,23 @@ def test_a_screen_reader_finds_names_and_roles_and_the_focus_is_seen_on_every_co
     assert len(seen) == 12
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_has_strict_headers_and_is_not_sent_twice(name, http):
-    path = "/" if name == "index.html" else f"/lab/{name}"
-    page, head = http.get(path), http.head(path)
-    assert (page.status_code, head.status_code, head.content, page.text) == (200, 200, b"", FILES[name])
-    assert head.headers["content-length"] == str(len(page.content))
-    policy = page.headers["content-security-policy"]
-    assert ("default-src 'none'" in policy, "unsafe" in policy) == (True, False)
-    assert {"x-content-type-options": "nosniff", "cache-control": "no-cache"}.items() <= dict(page.headers).items()
-    again = http.get(path, headers={"If-None-Match": page.headers["etag"]})
-    assert (again.status_code, again.content) == (304, b"")
-    assert FILES[name].count("\n") <= 300
-
-
-def test_nothing_else_is_served_and_the_files_name_no_other_host(http):
+def test_the_files_alone_are_served_with_strict_headers_once_and_name_no_other_host(http):
+    for name, text in FILES.items():
+        path = "/" if name == "index.html" else f"/lab/{name}"
+        page, head = http.get(path), http.head(path)
+        assert (page.status_code, head.status_code, head.content, page.text) == (200, 200, b"", text)
+        assert head.headers["content-length"] == str(len(page.content))
+        policy = page.headers["content-security-policy"]
+        assert ("default-src 'none'" in policy, "unsafe" in policy) == (True, False)
+        assert {"x-content-type-options": "nosniff", "cache-control": "no-cache"}.items() <= dict(page.headers).items()
+        again = http.get(path, headers={"If-None-Match": page.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        assert text.count("\n") <= 300
+        assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|eval\(| style=| on\w+=", text)
+    assert set(re.findall(r"(?:https?:)?//[\w.]+\.\w+", "".join(FILES.values()))) == {"http://www.w3.org"}
     for path in ("none.js", "%2e%2e/app.py", "..%2fapp.py", "", "%00"):
         response = http.get(f"/lab/{path}")
         assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
-    text = "".join(FILES.values())
-    assert set(re.findall(r"(?:https?:)?//[\w.]+\.\w+", text)) == {"http://www.w3.org"}
-    assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|eval\(| style=| on\w+=", text)
 
 
 def test_a_key_is_asked_for_kept_for_the_tab_and_forgotten(embedded, open_lab):

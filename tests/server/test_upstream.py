@@ -157,14 +157,6 @@ def test_every_order_makes_one_request_and_the_answer_is_that_of_the_sorted_docu
     assert any("one order" in warning for warning in replies[0]["invariant"]["warnings"])
 
 
-def test_a_toy_behind_a_gateway_is_one_before_it(gateway, api, http):
-    """As what is behind says of that model: nothing means no, and another time it may say something else."""
-    assert gateway.models.retrieve("small").to_dict()["toy"] is True
-    for card, toy in (({"id": "far"}, False), ({"id": "far", "toy": True}, True), ({"id": "near", "toy": True}, False)):
-        api.card = dict(card)
-        assert [each["toy"] for each in http.get("/v1/models").json()["data"]] == [toy]
-
-
 def test_a_stream_is_the_whole_reply_in_pieces_and_nothing_of_a_request_is_lost(gateway):
     remote, found, most = RemoteModel(str(gateway.base_url)), {}, 0
     for name, request in REQUESTS.items():
@@ -236,17 +228,16 @@ def test_what_the_api_answers_is_told_in_our_words(answer, status, code, told, a
         assert response.headers.get("retry-after") == answer.headers.get("Retry-After")
 
 
-FIRST = {"choices": [{"index": 0, "delta": {"content": "whi"}}]}
-OTHER = {"choices": [{"index": 5, "delta": {}}]}
+FIRST, OTHER = ({"choices": [{"index": index, "delta": {"content": "whi"}}]} for index in (0, 5))
 
 
 @pytest.mark.parametrize("rest", [b"break", b"[DONE]", refusal("Trace of org-1"), b"{no json", OTHER])
 def test_a_stream_that_breaks_off_ends_with_an_error(rest, api, http):
     api.plan(Answer(body=events(FIRST, rest)))
     response = http.post(CHAT, json=body(stream=True))
-    lines = [line for line in response.text.splitlines() if line.startswith("data: ")]
-    assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "upstream_failed"
-    assert "data: [DONE]" not in lines
+    *_, last = (line for line in response.text.splitlines() if line.startswith("data: "))
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "upstream_failed"
+    assert "[DONE]" not in response.text
     assert "org-1" not in response.text
 
 
@@ -282,20 +273,7 @@ def test_what_was_asked_is_what_the_api_gets_with_the_names_of_request_and_trace
 CUT_CALL = completion(tool_calls=[{"id": "1", "function": {"name": "a", "arguments": "{"}}])
 
 
-def test_promises_that_the_api_breaks_are_told(api, http):
-    for reply, more, status, told in (
-        (completion('{"colour": '), {"response_format": form(COLOUR)}, 422, '"incomplete_object"'),
-        (completion('{"colour": "blue"}'), {"response_format": form(COLOUR)}, 422, '"invalid_object"'),
-        (completion(), {"logprobs": True}, 400, "log-probabilities"),
-        (CUT_CALL, {"tools": [SEARCH]}, 502, "no JSON"),
-        ({**completion(), "usage": None}, {}, 200, "how many tokens"),
-    ):
-        api.plan(Answer(body=reply))
-        response = http.post(CHAT, json=body(**more))
-        assert (response.status_code, told in response.text) == (status, True), response.text
-
-
-def test_what_an_api_cannot_do_is_refused(api, http):
+def test_what_an_api_cannot_do_is_refused_and_promises_that_it_breaks_are_told(api, http):
     api.plan(Answer(body=completion()))
     for path, sent, told in (
         (CHAT, body(invariant={"method": "rotor"}), "expected one of canonical, sequential, vote"),
@@ -308,6 +286,16 @@ def test_what_an_api_cannot_do_is_refused(api, http):
     ):
         response = http.post(path, json=sent)
         assert (response.status_code, told in response.text, api.bodies) == (400, True, []), response.text
+    for reply, more, status, told in (
+        (completion('{"colour": '), {"response_format": form(COLOUR)}, 422, '"incomplete_object"'),
+        (completion('{"colour": "blue"}'), {"response_format": form(COLOUR)}, 422, '"invalid_object"'),
+        (completion(), {"logprobs": True}, 400, "log-probabilities"),
+        (CUT_CALL, {"tools": [SEARCH]}, 502, "no JSON"),
+        ({**completion(), "usage": None}, {}, 200, "how many tokens"),
+    ):
+        api.plan(Answer(body=reply))
+        response = http.post(CHAT, json=body(**more))
+        assert (response.status_code, told in response.text) == (status, True), response.text
 
 
 def test_the_api_is_left_when_the_client_leaves_and_may_have_another_name_for_the_limit(api):
@@ -327,7 +315,7 @@ def test_the_api_is_left_when_the_client_leaves_and_may_have_another_name_for_th
 def test_an_engine_is_built_for_an_api_and_ready_when_that_answers(api, monkeypatch):
     monkeypatch.setenv("INVARIANT_RAG_UPSTREAM_KEY", "key-2")
     with client_of(build_engine(EngineConfig("far", upstream=api.url, name="mine"), Settings())) as http:
-        assert (http.get("/ready").json()["status"], api.keys[-1]) == ("ready", "Bearer key-2")
+        assert (http.get("/ready").json()["status"], api.headers[-1]["authorization"]) == ("ready", "Bearer key-2")
         assert http.get("/v1/models").json()["data"][0]["id"] == "mine"
     with client_of(Upstream("http://127.0.0.1:9/v1", "far")) as http:
         response = http.get("/ready")
@@ -379,12 +367,17 @@ def test_most_answers_decide_the_order_given_is_kept_where_wanted_and_a_busy_api
     assert (response.status_code, response.headers["retry-after"], len(api.bodies) <= 3) == (429, "7", True)
 
 
-def test_the_orderings_that_are_listed_are_those_that_work(api, http):
+def test_the_card_of_a_gateway_says_whether_a_toy_is_behind_it_and_lists_the_orderings_that_work(gateway, api, http):
+    """As what is behind says of that model: nothing means no, and another time it may say something else."""
+    assert gateway.models.retrieve("small").to_dict()["toy"] is True
+    for card, toy in (({"id": "far"}, False), ({"id": "far", "toy": True}, True), ({"id": "near", "toy": True}, False)):
+        api.card = card
+        (found,) = http.get("/v1/models").json()["data"]
+        assert found["toy"] == toy
     api.plan(Answer(body=completion("white")))
-    choices = http.get("/v1/models").json()["data"][0]["invariant"]["choices"]
     documents = [{"text": text, "score": number} for number, text in enumerate(FLAGS)]
-    assert set(choices) == {"canonical", "vote", "sequential"}
-    for method, orderings in choices.items():
+    assert set(found["invariant"]["choices"]) == {"canonical", "vote", "sequential"}
+    for method, orderings in found["invariant"]["choices"].items():
         for ordering in ("given", "lexical", "score"):
             wanted = body(documents=documents, invariant={"method": method, "ordering": ordering})
             assert (http.post(CHAT, json=wanted).status_code == 200) == (ordering in orderings), (method, ordering)
