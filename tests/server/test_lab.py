@@ -147,23 +147,20 @@ def lab(open_lab, base_url):
 
 
 def post(url, order, reading, example=EXAMPLE):
-    """Send what the page sends in one order of the example: `A B C`."""
+    """Send what the page sends in one order of the example (`A B C`), and return the text and the reply."""
     documents = [{"id": name, **example["documents"][NAMES.index(name)]} for name in order.split()]
     invariant = {"method": "sequential", "ordering": ORDERINGS[reading]} if reading in ORDERINGS else {}
     sent = {"messages": [{"role": "user", "content": example["question"]}], "documents": documents}
     response = httpx.post(f"{url}{CHAT}", json={**sent, "invariant": invariant, "logprobs": True}, timeout=60)
-    return response.raise_for_status().json()
-
-
-def content_of(reply):
-    return reply["choices"][0]["message"]["content"]
+    reply = response.raise_for_status().json()
+    return reply["choices"][0]["message"]["content"], reply
 
 
 def test_an_answer_has_its_confidence_and_cost_and_the_ring_is_what_the_server_reports(lab):
     lab.ask()
     for reading in READINGS:
-        reply = post(lab.url, LISTED, reading)
-        expect(lab.answer(reading)).to_have_text(content_of(reply))
+        content, reply = post(lab.url, LISTED, reading)
+        expect(lab.answer(reading)).to_have_text(content)
         figures = lab.at(f"#{reading} dd").all_inner_texts()
         tokens = reply["choices"][0]["logprobs"]["content"]
         confidence = sum(2.718281828 ** each["logprob"] for each in tokens) / len(tokens)
@@ -231,8 +228,9 @@ def test_an_example_says_why_it_was_chosen_and_which_answers_are_right(lab):
         assert [each.get_attribute("data-name") for each in marked] == [NAMES[each] for each in example["gold"]]
         lab.ask()
         for reading in READINGS:
-            right = content_of(post(lab.url, LISTED, reading, example)).lower() == example["answer"].lower()
-            said = "✓ right" if right else f"✗ wrong: it is {example['answer']}"
+            content, _ = post(lab.url, LISTED, reading, example)
+            is_right = content.lower() == example["answer"].lower()
+            said = "✓ right" if is_right else f"✗ wrong: it is {example['answer']}"
             expect(lab.at(f"#{reading} :is(.right, .wrong)")).to_have_text(said)
     lab.question.fill("Who founded it?")
     expect(lab.at("#why")).to_be_empty()
@@ -264,7 +262,7 @@ def test_five_orders_show_flips_that_the_server_confirms_and_can_be_listed_again
     cells, orders = lab.cells, [order for order, *_ in lab.cells]
     assert (orders[0], len({*orders})) == (lab.order, 6)
     for column, reading in enumerate(READINGS, 1):
-        answers = [content_of(post(lab.url, order, reading)) for order in orders]
+        answers = [post(lab.url, order, reading)[0] for order in orders]
         flips = [answer != answers[0] for answer in answers]
         shown = [f"{each}\nflipped" if flipped else each for each, flipped in zip(answers, flips, strict=True)]
         assert [row[column] for row in cells] == shown
@@ -343,7 +341,7 @@ def test_hostile_documents_and_questions_are_text_also_in_the_copied_command(ope
     command = lab.copied("plain")
     assert command.replace("\n", "").isprintable()
     run = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=True)
-    assert content_of(json.loads(run.stdout)) == lab.answer("plain").text_content()
+    assert json.loads(run.stdout)["choices"][0]["message"]["content"] == lab.answer("plain").text_content()
 
 
 def test_without_a_clipboard_the_command_is_shown_and_what_is_no_text_is_refused_by_name(open_lab, base_url, tmp_path):

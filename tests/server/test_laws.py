@@ -27,7 +27,7 @@ from invariant_rag.server.parsing import parse
 from invariant_rag.server.worker import SchemaCompiler, Worker, WorkerFailed, Workers
 from invariant_rag.testing import tiny_model, toy_tokenizer
 from invariant_rag.words import split_words
-from tests.server.conftest import CHAT, client_of, form, leaving, metric, wait_until
+from tests.server.conftest import CHAT, client_of, form, leaving, metric, required, wait_until
 
 HEALTH_SECONDS = 0.2
 END_SECONDS = 1.0  # that the process may compute for a request that nobody waits for: others compute here, too
@@ -49,10 +49,6 @@ FERRY = "The ferry leaves at noon. "
 def tools(count, properties):
     schema = {"type": "object", "properties": {f"property{each}": {"type": "string"} for each in range(properties)}}
     return [{"type": "function", "function": {"name": f"tool{each}", "parameters": schema}} for each in range(count)]
-
-
-def schema(part):
-    return form({"type": "object", "properties": {"a": part}})
 
 
 ARGUMENTS = json.dumps({str(n): n for n in range(200_000)})
@@ -82,8 +78,8 @@ HOSTILE = {
     "answers": ((JUDGE,), {"answers": ["a"] * 700_000, "options": ["b"]}),
     "long answers": ((JUDGE,), {"answers": ["ferry " * 6000] * 100, "criteria": {"ferry" * 9: "ferry " * 40_000}}),
     "a judge's long question": ((JUDGE,), {"question": "ferry " * 600_000}),
-    "a slow schema": ((CHAT,), {"response_format": schema(PATTERN)}),
-    "a schema that counts": ((CHAT,), {"response_format": schema({"type": "array", "minItems": 10**6})}),
+    "a slow schema": ((CHAT,), {"response_format": form(required(a=PATTERN))}),
+    "a schema that counts": ((CHAT,), {"response_format": form(required(a={"type": "array", "minItems": 10**6}))}),
 }
 
 
@@ -235,15 +231,16 @@ def computed_in(seconds):
 
 
 def text(**keywords):
-    return {"type": "object", "properties": {"a": {"type": "string", **keywords}}, "required": ["a"]}
+    return required(a={"type": "string", **keywords})
 
 
-SLOW, LENGTHY, QUICK = text(pattern="^a{50000}$"), text(maxLength=8_000), text()
+SLOW = text(pattern="^a{50000}$")
 FAN = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
 
 
-def tag_of(schema):
-    return json.dumps({"type": "structural_tag", "format": json_format(schema)})
+def tag_of(**keywords):
+    """Return the structural tag of an object with a text of these keywords."""
+    return json.dumps({"type": "structural_tag", "format": json_format(text(**keywords))})
 
 
 def test_a_schema_that_compiles_too_long_is_refused_and_remembered(monkeypatch):
@@ -252,7 +249,7 @@ def test_a_schema_that_compiles_too_long_is_refused_and_remembered(monkeypatch):
     given = {"response_format": form(SLOW), "tools": [function]}
     asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8}
     with client_of(InProcess(InvariantModel(many, toy_tokenizer()), "many"), Settings(timeout=60)) as http:
-        http.post(CHAT, json={**asked, "response_format": form(QUICK)})
+        http.post(CHAT, json={**asked, "response_format": form(text())})
         for field, value in given.items():
             for seconds in (0.3, 0.001):  # were it compiled again, the error would be about the second
                 monkeypatch.setattr(workers, "COMPILING_SECONDS", seconds)
@@ -264,7 +261,7 @@ def test_a_schema_that_compiles_too_long_is_refused_and_remembered(monkeypatch):
 
 def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leaves(model):
     words, compiler = vocabulary(model.tokenizer, 288), SchemaCompiler(1, FairQueue(1, 1))
-    tag, left = tag_of(LENGTHY), Event()
+    tag, left = tag_of(maxLength=8_000), Event()
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(compiler.compile, "", left, words, tag)
         others = [pool.submit(compiler.compile, "", Event(), words, tag) for _ in range(3)]
@@ -274,7 +271,7 @@ def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leave
         found = [each.result() for each in others]
     assert all(each is found[0] for each in found)
     assert compiler.compile("", Event(), words, tag) is found[0]
-    compiler.compile("", Event(), words, tag_of(QUICK))  # there is room for one
+    compiler.compile("", Event(), words, tag_of())  # there is room for one
     assert compiler.compile("", Event(), words, tag) is not found[0]
     mine, theirs = (allocate_token_bitmask(1, 288) for _ in range(2))
     GrammarMatcher(words.compile(tag)).fill_next_token_bitmask(mine)
@@ -295,7 +292,7 @@ def test_slow_schemas_of_one_tenant_do_not_keep_those_of_another_waiting(work, t
 
     def run(tenant, number):
         if work == "compiled":
-            compiler.compile(tenant, Event(), words, tag_of(text(maxLength=8_000 + number)))
+            compiler.compile(tenant, Event(), words, tag_of(maxLength=8_000 + number))
             return
         value, error = (LONG_TEXT, InvalidSchema) if tenant == "greedy" else (1, InvalidObject)
         with pytest.raises(error):
@@ -339,7 +336,7 @@ def test_a_worker_is_stopped_in_time_answers_the_next_call_and_tells_nothing_of_
     with pytest.raises(WorkerFailed, match="ValueError") as failed:
         worker.call(5, Event(), int, "secret")
     assert "secret" not in str(failed.value)
-    tag = tag_of(text(pattern="^(?=secret)s$"))  # of which xgrammar's own code warns, with the pattern
+    tag = tag_of(pattern="^(?=secret)s$")  # of which xgrammar's own code warns, with the pattern
     worker.call(60.0, Event(), workers.compile_serialized, vocabulary(model.tokenizer, 288).serialized, tag)
     worker.stop()
     assert capfd.readouterr().err == ""

@@ -219,10 +219,11 @@ class Watched(MicroBatcher):
     def stream(self, lm, prompt, options=None, **more):
         if lm.cache is not self._modest:
             return super().stream(lm, prompt, options, **more)
-        passes_before = [self.passes]
+        begun = [self.passes]  # until the first token came
 
         def note_first_token(input_ids, scores, **_):  # in the thread that holds the model
-            self.late.extend(self.passes - passes_before.pop() for _ in passes_before[:1])
+            if begun:
+                self.late.append(self.passes - begun.pop())
             return torch.zeros(len(input_ids), dtype=torch.bool)
 
         found = super().stream(lm, prompt, {**options, "stopping_criteria": [note_first_token]}, **more)
