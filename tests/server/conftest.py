@@ -4,7 +4,7 @@ import json
 import socket
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 import openai
@@ -160,7 +160,6 @@ def served(command, log, url=None, **options):
             yield url, process
         finally:
             process.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            process.kill()

@@ -104,6 +104,7 @@ CASES = {
     "many tools": (CHAT, chat(tools=[tool(str(n)) for n in range(129)]), 400, "tools", "at most 128 tools"),
     "long tools": (CHAT, chat(tools=[tool(description="a" * 70_000)]), 400, "tools", "65,536 bytes"),
     "no tools": (CHAT, chat(tool_choice="required"), 400, "tool_choice", "expected tools to choose from"),
+    "no tool of that name": (CHAT, chat(tool_choice=NAMED), 400, "tool_choice", "expected tools to choose from"),
     "tool_choice": (CHAT, chat(tools=[tool()], tool_choice=NAMED), 400, "tool_choice", "unknown tool_choice 'g'"),
     "variable": (CHAT, chat(chat_template_kwargs={"colour": 1}), 400, "chat_template_kwargs", "colour"),
     "own variable": (CHAT, chat(chat_template_kwargs={"messages": 1}), 400, "chat_template_kwargs", "messages"),
