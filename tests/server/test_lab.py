@@ -200,10 +200,14 @@ def test_dragging_a_document_asks_again_and_shows_what_flipped(lab):
 
 def test_the_keyboard_goes_through_documents_and_reaches_the_question_in_five_tabs(lab):
     lab.document("C").focus()
-    for key, focused in (("Tab", lab.question), ("Shift+Tab", lab.document("C"))):
-        for _ in range(5):
-            lab.page.keyboard.press(key)
-        expect(focused).to_be_focused()
+    tabs = 0
+    while tabs < 5 and not lab.question.evaluate("each => each === document.activeElement"):
+        lab.page.keyboard.press("Tab")
+        tabs += 1
+    expect(lab.question).to_be_focused()
+    for _ in range(tabs):
+        lab.page.keyboard.press("Shift+Tab")
+    expect(lab.document("C")).to_be_focused()
     lab.document("A").focus()
     for key, focused, order in (
         ("ArrowDown", "B", "A B C D E F"),
