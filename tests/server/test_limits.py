@@ -9,7 +9,6 @@ import pickle
 import re
 import shlex
 import signal
-import socket
 import sys
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -17,7 +16,7 @@ from functools import wraps
 from io import StringIO
 from math import inf
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 
 import httpx
 import pytest
@@ -39,7 +38,7 @@ from invariant_rag.server.engines.building import build_engine
 from invariant_rag.server.middleware import OPEN
 from invariant_rag.server.settings import EngineConfig
 from invariant_rag.server.telemetry import JsonLines, LogLimit
-from tests.server.conftest import CHAT, FLAGS, bearer, body, client_of, leaving, metric, served, wait_until
+from tests.server.conftest import CHAT, FLAGS, bearer, body, client_of, exchanged, leaving, metric, served, wait_until
 
 KEY = "key-of-operator"
 ADA, IVO = bearer("key-of-ada"), bearer("key-of-ivo")
@@ -97,12 +96,7 @@ def test_what_is_too_long_or_comes_too_slowly_is_refused_and_a_slow_head_ends_th
     ):
         response = limited.post(path, headers={**ADA, "content-type": "application/json"}, **given)
         assert (response.status_code, response.json()["error"]["code"], told in response.text) == (status, code, True)
-    with socket.create_connection((limited.base_url.host, limited.base_url.port)) as slow:
-        slow.settimeout(5)
-        for piece in (b"POST / HTTP/1.1\r\n", b"Host: a\r\n", b"X: b\r\n"):
-            slow.sendall(piece)
-            time.sleep(0.1)
-        assert slow.recv(100) == b""
+    assert exchanged(limited, b"POST / HTTP/1.1\r\nHost: a\r\nX: b\r\n") == b""
 
 
 def test_a_request_too_many_is_told_when_to_come_back_and_another_tenant_is_answered(limited):
@@ -175,20 +169,13 @@ def test_every_line_is_json_and_what_comes_again_and_again_is_counted():
 
 @pytest.mark.slow
 def test_the_command_finishes_what_runs_before_it_ends(tmp_path):
-    command, found = [sys.executable, "-c", "from invariant_rag.cli import app; app()", "serve"], []
-
-    def read():
-        asked = body(stream=True, temperature=2.0, seed=1, max_tokens=150)
-        with httpx.stream("POST", f"{url}{CHAT}", json=asked) as response:
-            found.extend(response.iter_lines())
-
-    with served(command, tmp_path / "log") as (url, process):
-        reader = Thread(target=read)
-        reader.start()
-        wait_until(lambda: found or "active_requests 1.0" in httpx.get(f"{url}/metrics").text)
+    command = [sys.executable, "-c", "from invariant_rag.cli import app; app()", "serve"]
+    asked = body(stream=True, temperature=2.0, seed=1, max_tokens=150)
+    with served(command, tmp_path / "log") as (url, process), ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(httpx.post, f"{url}{CHAT}", json=asked, timeout=30)
+        wait_until(lambda: reading.done() or "active_requests 1.0" in httpx.get(f"{url}/metrics").text)
         process.send_signal(signal.SIGTERM)
-        reader.join(30)
-        assert "data: [DONE]" in found
+        assert "data: [DONE]" in reading.result().text
         assert process.wait(30) in {0, -signal.SIGTERM}  # uvicorn passes the signal on when it has ended
     lines = (tmp_path / "log").read_text().splitlines()
     assert all(isinstance(json.loads(line), dict) for line in lines if line.startswith("{"))
@@ -235,10 +222,8 @@ class Watched(MicroBatcher):
 def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(more, model, monkeypatch):
     """The model's answers never end by themselves. Lateness is counted in forward passes, of whomever they are."""
     tenants = {tenant: KeyValueCache(namespace=tenant) for tenant in ("greedy", "modest")}
-    engine, settings = (
-        InProcess(model, caches=tenants),
-        Settings(keys={each: each for each in tenants}, operator_key=KEY),
-    )
+    engine = InProcess(model, caches=tenants)
+    settings = Settings(keys={each: each for each in tenants}, operator_key=KEY)
     watched = engine.batcher = Watched(tenants["modest"])
     stop, forward = Event(), type(model.model).forward
 
