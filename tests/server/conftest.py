@@ -87,9 +87,8 @@ def required(**parts):
 
 def ask(client, documents, question=QUESTION, **options):
     """Ask a question over documents."""
-    more = {"documents": documents, **options.pop("extra_body", {})}
-    messages = options.pop("messages", [{"role": "user", "content": question}])
-    return client.chat.completions.create(model="small", messages=messages, extra_body=more, **options)
+    sent = {"messages": [{"role": "user", "content": question}], **options}
+    return client.chat.completions.create(model="small", extra_body={"documents": documents}, **sent)
 
 
 def stable(reply):

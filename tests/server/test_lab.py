@@ -5,17 +5,16 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 
 import httpx
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
 import invariant_rag.server
-from invariant_rag import KeyValueCache
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.engines.upstream import Upstream
-from tests.server.conftest import CHAT, serving, wait_until
+from tests.server.conftest import CHAT, body, client_of, leaving, serving, wait_until
 from tests.server.scripted import Answer, completion, scripted_api
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -460,37 +459,19 @@ def test_what_is_too_long_or_not_allowed_is_told_in_words_with_what_to_do(embedd
         expect(lab.at("#history")).to_be_hidden()
 
 
-class Halting(InProcess):
-    """The engine, which waits or fails when it is told to."""
+def test_a_busy_a_failing_and_a_dead_server_are_told_apart(model, open_lab):
+    def failing(*_):
+        raise RuntimeError("secret")
 
-    def __init__(self, lm):
-        super().__init__(lm, "small", caches={"": KeyValueCache()})
-        self.halt, self.halted, self.fails = Event(), Event(), False
-        self.halt.set()
-
-    def answer_all(self, *arguments):
-        self.halted.set()
-        self.halt.wait(30)
-        if self.fails:
-            raise RuntimeError("secret")
-        return super().answer_all(*arguments)
-
-
-def test_a_busy_a_failing_and_a_dead_server_are_told_apart(embedded, open_lab):
-    engine = Halting(embedded)
-    with serving(engine, Settings(max_requests=1)) as url:
-        lab = open_lab(url)
+    engine = InProcess(model, "small")  # whose answers never end by themselves
+    with client_of(engine, Settings(max_requests=1)) as http:
+        lab = open_lab(str(http.base_url))
         refusal = lab.at("#invariant").get_by_role("alert")
-        engine.halt.clear()
-        other = Thread(target=post, args=(url, "A B", "plain"))
-        other.start()
-        assert engine.halted.wait(10)
-        lab.press("Ask")
-        expect(refusal).to_have_text(re.compile(r"^This server is busy: .* Try again in \d+ s\.$"))
-        engine.halt.set()
-        other.join()
-        engine.fails = True
-        wait_until(lambda: not httpx.get(f"{url}/ready").json()["active"])
+        with leaving(http, CHAT, body(max_tokens=3000)):
+            lab.press("Ask")
+            expect(refusal).to_have_text(re.compile(r"^This server is busy: .* Try again in \d+ s\.$"))
+        wait_until(lambda: not http.get("/ready").json()["active"])
+        engine.answer_all = failing
         lab.press("Ask")
         expect(refusal).to_contain_text("The server failed. The request id tells its operator")
         assert "secret" not in lab.page.content()
@@ -499,17 +480,18 @@ def test_a_busy_a_failing_and_a_dead_server_are_told_apart(embedded, open_lab):
 
 
 def test_what_runs_is_stopped_by_hand_and_when_the_question_changes(embedded, open_lab):
-    engine = Halting(embedded)
+    engine, going_on = InProcess(embedded, "small"), Event()
+    answer_all = engine.answer_all
+    engine.answer_all = lambda *given: going_on.wait(30) and answer_all(*given)
     with serving(engine) as url:
         lab = open_lab(url)
-        engine.halt.clear()
         lab.press("Ask")
         lab.press("Stop")
         expect(lab.status).to_have_text("Stopped.")
         expect(lab.at("#stop")).to_be_hidden()
         lab.press("Try 5 random orders")
         lab.question.fill("What does Kellstead export?")
-        engine.halt.set()
+        going_on.set()
         expect(lab.status).to_have_text("Stopped: what is asked has changed.")
         expect(lab.at("#history")).to_be_hidden()
         lab.ask()

@@ -20,21 +20,11 @@ from invariant_rag.server.telemetry import JsonLines
 from tests.server.conftest import CHAT, QUESTION, bearer, body, client_of, exchanged, form, required, wait_until
 
 TEXT, JUDGE, RANK = "/v1/completions", "/v1/judge", "/v2/rerank"
-FAULTS = {"a fault": ZeroDivisionError, "a full disk": UnusableFile}
-
-
-class Faulty(InProcess):
-    """An engine with a bug."""
-
-    def answer_all(self, calls, emit, abandoned):
-        if (fault := FAULTS.get(calls[0].request.question or "")) is not None:
-            raise fault("secret")
-        return super().answer_all(calls, emit, abandoned)
 
 
 @pytest.fixture(scope="module")
 def http(embedded, monot5):
-    engine = Faulty(embedded, "small", caches={"": KeyValueCache()})
+    engine = InProcess(embedded, "small", caches={"": KeyValueCache()})
     with client_of(engine, Settings(max_new_tokens=3000, timeout=30, body_timeout=1), monot5) as client:
         yield client
 
@@ -192,17 +182,21 @@ def test_strict_false_leaves_the_check_to_the_caller(http):
     assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"a": [1, 1]}
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_logged_once_and_its_answer_has_the_id_of_the_request(name, http, caplog):
-    fault = {"messages": [{"role": "user", "content": name}]}
-    with caplog.at_level(logging.INFO):
-        responses = [http.post(CHAT, json=fault | {"stream": stream}) for stream in (False, True)]
+@pytest.mark.parametrize("kind", [ZeroDivisionError, UnusableFile])
+def test_a_fault_is_logged_once_and_its_answer_has_the_id_of_the_request(kind, embedded, caplog):
+    def failing(*_):
+        raise kind("secret")
+
+    engine = InProcess(embedded)
+    engine.answer_all = failing
+    with client_of(engine) as http, caplog.at_level(logging.INFO):
+        responses = [http.post(CHAT, json=body(stream=stream)) for stream in (False, True)]
         wait_until(lambda: caplog.messages.count("request") >= 2)  # as it ends
     for response in responses:
         assert (response.status_code, "secret" in response.text) == (500, False)
         fields = [getattr(each, "fields", {}) for each in caplog.records]
         mine = [each for each in fields if each.get("request_id") == response.headers["x-request-id"]]
-        assert [each["error"] for each in mine] == [FAULTS[name].__name__] * 2
+        assert [each["error"] for each in mine] == [kind.__name__] * 2
     assert sum(each.exc_info is not None for each in caplog.records) == 2
     assert "secret" not in "".join(map(JsonLines().format, caplog.records))
 
