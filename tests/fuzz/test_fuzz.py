@@ -217,46 +217,43 @@ def content(entry):
 
 @pytest.mark.rounds(100)
 def test_whatever_happens_to_a_folder_every_key_gives_its_own_entry_or_none(rounds, tmp_path):
+    """Twenty random things happen to a folder that two tenants use."""
     for number, source in enumerate(rounds()):
-        treat(tmp_path / str(number), source)
-
-
-def treat(folder, source):
-    """Do twenty random things to a folder that two tenants use."""
-    room = source.choice((0, 500, 5000, 1 << 20))
-    caches = {each: KeyValueCache(0, folder=folder, max_disk_bytes=room, namespace=each) for each in ("", "a")}
-    entries = {(tenant, key): entry(source) for tenant in caches for key in "wxyz"}  # a key determines its entry
-    foreign = {}
-    for _ in range(20):
-        files = sorted(folder.glob("*.safetensors"))
-        ours = [path for path in files if path not in foreign]
-        tenant, key = source.choice(("", "a")), source.choice("wxyz")
-        match source.randrange(8):
-            case 0 | 1:
-                caches[tenant].put(key, entries[tenant, key])
-                assert all(path.stat().st_mode & 0o77 == 0 for path in folder.iterdir() if path not in foreign)
-            case 2 if ours:
-                path = source.choice(ours)
-                path.write_bytes(mutated(path.read_bytes(), source))
-            case 3 if len(ours) > 1:
-                one, other = source.sample(ours, 2)
-                one.replace(other)
-            case 4:
-                name = source.randbytes(32).hex() if source.random() < 0.5 else source.randrange(99)
-                path = folder / f"{name}.safetensors"
-                foreign[path] = source.choice([*FOREIGN, source.randbytes(300)])
-                path.write_bytes(foreign[path])
-            case 5 if ours:
-                os.truncate(source.choice(ours), source.randrange(200))
-            case 6:
-                caches[tenant].clear()
-            case _:
-                with full_disk(source.randrange(2000)):
+        folder = tmp_path / str(number)
+        room = source.choice((0, 500, 5000, 1 << 20))
+        caches = {each: KeyValueCache(0, folder=folder, max_disk_bytes=room, namespace=each) for each in ("", "a")}
+        entries = {(tenant, key): entry(source) for tenant in caches for key in "wxyz"}  # a key determines its entry
+        foreign = {}
+        for _ in range(20):
+            files = sorted(folder.glob("*.safetensors"))
+            ours = [path for path in files if path not in foreign]
+            tenant, key = source.choice(("", "a")), source.choice("wxyz")
+            match source.randrange(8):
+                case 0 | 1:
                     caches[tenant].put(key, entries[tenant, key])
-        for (tenant, key), expected in entries.items():
-            served = caches[tenant].get(key)
-            assert served is None or content(served) == content(expected)
-        assert all(path.read_bytes() == content for path, content in foreign.items())
+                    assert all(path.stat().st_mode & 0o77 == 0 for path in folder.iterdir() if path not in foreign)
+                case 2 if ours:
+                    path = source.choice(ours)
+                    path.write_bytes(mutated(path.read_bytes(), source))
+                case 3 if len(ours) > 1:
+                    one, other = source.sample(ours, 2)
+                    one.replace(other)
+                case 4:
+                    name = source.randbytes(32).hex() if source.random() < 0.5 else source.randrange(99)
+                    path = folder / f"{name}.safetensors"
+                    foreign[path] = source.choice([*FOREIGN, source.randbytes(300)])
+                    path.write_bytes(foreign[path])
+                case 5 if ours:
+                    os.truncate(source.choice(ours), source.randrange(200))
+                case 6:
+                    caches[tenant].clear()
+                case _:
+                    with full_disk(source.randrange(2000)):
+                        caches[tenant].put(key, entries[tenant, key])
+            for (tenant, key), expected in entries.items():
+                served = caches[tenant].get(key)
+                assert served is None or content(served) == content(expected)
+            assert all(path.read_bytes() == content for path, content in foreign.items())
 
 
 @pytest.mark.rounds(5)
