@@ -292,7 +292,8 @@ def test_another_thread_in_the_middle_of_a_forward_pass_changes_no_bit_and_gets_
     assert "forward" not in vars(rotary), "the model must be as it was"
 
 
-def test_one_call_within_another_has_its_own_frequencies():
+def test_one_call_within_another_or_after_it_has_its_own_frequencies():
+    """The plain model remembers no prompt beyond the trained length either."""
     model = model_of("dynamic")
     lm = InvariantModel(model)
     alone, prepared = lm.logits(PROMPT), lm.prepare(BEYOND)
@@ -301,3 +302,6 @@ def test_one_call_within_another_has_its_own_frequencies():
         before = model(ids, position_ids=positions, use_cache=False).logits
         assert torch.equal(lm.logits(PROMPT), alone)
         assert torch.equal(model(ids, position_ids=positions, use_cache=False).logits, before)
+    lm.generate(BEYOND, max_new_tokens=4)
+    assert torch.equal(lm.logits(PROMPT), alone)
+    assert model.model.rotary_emb.max_seq_len_cached == 64

@@ -154,7 +154,7 @@ COMPARED = [
 
 @pytest.mark.parametrize(("family", "intervention"), COMPARED, ids=str)
 def test_logits_scores_and_decoding_are_what_the_papers_say(family, intervention):
-    model, prompt = build(family, {"num_hidden_layers": 4}), random_prompt(random.Random(4), (4, 12, 7))
+    model, prompt = build(family, num_hidden_layers=4), random_prompt(random.Random(4), (4, 12, 7))
     assigned = []
     with float64_throughout():
         lm = InvariantModel(model, method="sequential", intervention=intervention)

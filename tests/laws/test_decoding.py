@@ -1,6 +1,7 @@
 """Laws 6 and 7, and the keywords of `generate`: stock decoding behind an arranged prefill; and where these laws end."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread, get_ident
 
 import pytest
@@ -25,11 +26,6 @@ in_parallel = pytest.mark.parametrize("lm", ["rotor", "pine", "structured", "ape
 @pytest.fixture(params=["rotor", "pine"])
 def lm(request, llama):
     return InvariantModel(llama, method=request.param)
-
-
-@pytest.fixture
-def chat(chat_llama, tokenizer):
-    return InvariantModel(chat_llama, tokenizer, method="pine")
 
 
 def next_logprobs(lm, prompt, tokens):
@@ -105,8 +101,8 @@ def letters(tokenizer):
 
 
 @pytest.mark.parametrize(("kind", "method"), [("a token", "rotor"), ("a string", "pine")])
-def test_what_ends_a_text_ends_one_of_a_batch_and_not_the_others(chat, kind, method):
-    chat = chat.with_method(method)
+def test_what_ends_a_text_ends_one_of_a_batch_and_not_the_others(model, kind, method):
+    chat = model.with_method(method)
     prompts = [chat.chat_prompt("Why?", ["one", "two"]), chat.chat_prompt("Who?", ["three", "four", "five"])]
     options = {"max_new_tokens": 12, **letters(chat.tokenizer)}
     whole = chat.generate(prompts, **options)
@@ -125,7 +121,7 @@ def test_what_ends_a_text_ends_one_of_a_batch_and_not_the_others(chat, kind, met
     assert (len(short.token_ids), short.finish_reason) == (2, "stop")
 
 
-def test_text_needs_a_tokenizer_and_a_continuation_needs_a_suffix(lm, chat):
+def test_text_needs_a_tokenizer_and_a_continuation_needs_a_suffix(lm, model):
     bare = Prompt([3], [[4, 5], [6]], [])
     for call, error in (
         (lambda: lm.stream(PROMPTS[0]), TokenizerRequired),
@@ -139,8 +135,8 @@ def test_text_needs_a_tokenizer_and_a_continuation_needs_a_suffix(lm, chat):
             call()
     assert lm.logits(bare).shape == (0, 128)
     assert lm.generate([]) == []
-    prompt, ids = chat.chat_prompt("Why?", ["one", "two"]), chat.tokenizer("no", add_special_tokens=False)["input_ids"]
-    assert chat.score(prompt, ["no"]) == chat.score(prompt, [ids]), "a score of text is one of its tokens"
+    prompt, ids = model.chat_prompt("Why?", ["a", "b"]), model.tokenizer("no", add_special_tokens=False)["input_ids"]
+    assert model.score(prompt, ["no"]) == model.score(prompt, [ids]), "a score of text is one of its tokens"
 
 
 # --- other threads ---
@@ -150,17 +146,13 @@ def test_other_threads_keep_the_plain_model_while_ours_is_at_work(llama):
     """One model object serves plain and invariant calls at the same time."""
     lm, prompt = InvariantModel(llama, method="pine"), PROMPTS[0]
     calls = {"plain": lambda: plain_logits(llama, prompt), "ours": lambda: lm.logits(prompt)}
-    expected, wrong = {name: call() for name, call in calls.items()}, list[str]()
+    expected = {name: call() for name, call in calls.items()}
 
     def run(name):
-        wrong.extend(name for _ in range(15) if not torch.equal(calls[name](), expected[name]))
+        return all(torch.equal(calls[name](), expected[name]) for _ in range(15))
 
-    threads = [Thread(target=run, args=(name,)) for name in ("plain", "ours", "plain", "ours")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(run, ("plain", "ours", "plain", "ours")))
 
 
 def test_a_thread_that_calls_the_model_across_the_call_of_a_processor_disturbs_neither(llama):

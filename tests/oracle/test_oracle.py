@@ -3,7 +3,6 @@
 Everything is computed in float64, so the bound is above rounding and far below any mistake.
 """
 
-import ast
 import random
 from functools import cache
 from itertools import chain, product
@@ -96,11 +95,7 @@ def combinations():
 
 
 @cache
-def _model(family):
-    return build(family, {})
-
-
-def build(family, overrides):
+def build(family, **overrides):
     config = tiny_model(family, eos_token_id=None, **{**_SMALL, **FAMILIES[family], **overrides}).config
     with float64_throughout(), torch.random.fork_rng():
         torch.manual_seed(0)
@@ -133,7 +128,7 @@ def _error(found, expected):
 def test_segments_that_share_positions_reach_past_the_window(number, family):
     """The prompt has 54 tokens at 23 positions, for a window of 48."""
     prompt, _, _ = _prompt("past the window")
-    model = build(family, {"max_position_embeddings": 48, **({"max_seq_len": 48} if family == "mpt" else {})})
+    model = build(family, max_position_embeddings=48, **({"max_seq_len": 48} if family == "mpt" else {}))
     methods = ("set-based", "parallel-windows", "structured", "ape") * 2
     for method in methods[number % 4 : number % 4 + 2]:
         _compare(model, method, "sdpa", "past the window")
@@ -145,7 +140,7 @@ def test_segments_that_share_positions_reach_past_the_window(number, family):
 
 @pytest.mark.parametrize(("family", "method", "backend", "name"), list(combinations()))
 def test_logits_and_cached_decoding_are_what_the_papers_say(family, method, backend, name):
-    _compare(_model(family), method, backend, name)
+    _compare(build(family), method, backend, name)
 
 
 def _compare(model, method, backend, name):
@@ -230,9 +225,4 @@ def test_one_layer_computes_what_the_papers_say_for_any_lengths(method, case):
 def test_the_oracle_shares_no_code_with_the_library():
     files = [each for each in Path(__file__).parent.glob("*.py") if not each.name.startswith("test_")]
     assert len(files) == 3
-    for file in files:
-        tree = ast.walk(ast.parse(file.read_text()))
-        imports = [each for each in tree if isinstance(each, ast.Import | ast.ImportFrom)]
-        names = [str(getattr(each, "module", "")) for each in imports]
-        names += [alias.name for each in imports for alias in each.names]
-        assert not any(name.startswith("invariant_rag") for name in names)
+    assert not [each for each in files if "invariant_rag" in each.read_text()]

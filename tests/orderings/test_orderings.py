@@ -1,6 +1,6 @@
 """Claims about every ordering: the rank is a function of the multiset of segments, and the published one.
 
-`tests/laws/test_published.py` compares logits and greedy tokens with those of the published code in its orders.
+`tests/laws/test_contract.py` compares logits and greedy tokens with those of the published code in its orders.
 """
 
 import pickle
