@@ -69,7 +69,7 @@ def _batch(arrangements, num_queries=None, generated=0, **options):
 
 
 def _assert_by_reference(found, arrangements, padding, call):
-    """Assert that each row of a batch `[B, Q, H, D]` is what the reference gives for it alone; parts merge in float32."""
+    """Assert that each row of a batch `[B, Q, H, D]` is what the reference gives for it, in parts of float32."""
     assert found is not None
     assert torch.isfinite(found).all()
     for row, (arrangement, padded) in enumerate(zip(arrangements, padding, strict=True)):

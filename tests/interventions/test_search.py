@@ -172,15 +172,18 @@ def test_uuid_examples_are_chat_prompts_that_ask_at_the_quarters(tokenizer):
         uuid_examples(bare)
 
 
-def test_a_result_is_measured_drawn_and_loaded_as_an_intervention(result, tmp_path):
+def test_a_result_is_measured_and_drawn_and_loaded_as_an_intervention_whose_settings_survive_a_file(result, tmp_path):
     """What was planted is the share of the first token among those that are averaged: one over their number."""
     assert result.positions == tuple(range(50, 200))
     for curve in result.curves:
         assert np.corrcoef(curve, 1 / (1 + np.array(result.positions)))[0, 1] > 0.99
     path = tmp_path / "search.json"
-    for saved in (result, result.found):
+    scaling = HiddenScaling((5, 40), -1, (1, 3), last_tokens=None, skip_first=2, scale_values=True)
+    for saved, found in ((result, result.found), (result.found, result.found), (scaling, scaling)):
         saved.save(path)
-        assert HiddenScaling.load(path) == result.found
+        assert HiddenScaling.load(path) == found
+    path.write_text('{"dimensions": [5], "factor": 0, "layers": [1]}')
+    assert HiddenScaling.load(path) == HiddenScaling(5, 0, [1])
     for text in ("{", "[]", "{}", '{"dimensions": [1], "factor": null, "layers": [1]}'):
         path.write_text(text)
         with pytest.raises(InvalidChoice, match=r"dimensions, factor and layers"):

@@ -57,13 +57,6 @@ def declared(name):
     return found
 
 
-@of_layouts
-def test_the_control_tokens_of_a_layout_are_found_and_no_others(name):
-    tokenizer = layout_tokenizer(name)
-    assert control_tokens(tokenizer) == declared(name)
-    assert not prompts.unprotected_tokens(tokenizer)
-
-
 ODD = [CUT, "\u0338", "\u0338x", " \u0338x", "\ueca40\ueca5", "\u200bİ"]
 BESIDE = {"same sign on both sides": ["@@tool@", "a @@user", "@", "@@", "@tool@@"]}  # what the template writes
 LEFT_AWAY = {"words leave the text": ["/think", "/no_think"], "thoughts leave the text": ["<think>x</think>"]}
@@ -99,8 +92,10 @@ def as_read(tokenizer, text):
 
 
 @of_layouts
-def test_harmless_texts_and_conversations_have_the_ids_of_the_tokenizer_and_its_template(name):
+def test_no_other_control_tokens_are_found_and_harmless_texts_have_the_ids_of_the_tokenizer_and_its_template(name):
     tokenizer = layout_tokenizer(name)
+    assert control_tokens(tokenizer) == declared(name)
+    assert not prompts.unprotected_tokens(tokenizer)
     for text in HARMLESS:
         assert list(tokenize_literal(text, tokenizer)) == tokenizer(text, add_special_tokens=False)["input_ids"]
         messages = [user(text), {"role": "assistant", "content": text, "reasoning_content": text}, user(text)]
