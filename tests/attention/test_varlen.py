@@ -22,7 +22,6 @@ from invariant_rag.attention.varlen import Grouped, TorchVarlen, Varlen, differe
 from invariant_rag.attention.varlen.kernels import PackedLayer, PackedWindows
 from invariant_rag.methods import METHODS, resolve_method
 from invariant_rag.testing.families import tiny_model
-from invariant_rag.testing.rounding import rounding
 from tests.comparing import assert_computes, frequencies
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 16
@@ -176,45 +175,32 @@ def test_another_token_of_the_batch_copies_no_keys():
 # --- kernels ---
 
 
-class Late(Dense):
-    """Every window begins one key late."""
+def test_a_kernel_that_is_wrong_is_found_out():
+    def late(queries, keys, values, windows, scaling):
+        """Every window begins one key late."""
+        return Dense()(queries, keys.roll(1, 0), values.roll(1, 0), windows, scaling)
 
-    def __call__(self, queries, keys, values, windows, scaling):
-        return super().__call__(queries, keys.roll(1, 0), values.roll(1, 0), windows, scaling)
-
-
-def test_kernels_agree_on_windows_that_overlap_and_a_wrong_one_is_found_out():
     assert not difference(Dense(), CPU, torch.float32)
     assert not difference(Grouped(), CPU, torch.bfloat16)
-    assert "not those" in difference(Late(), CPU, torch.float32)
-    queries, keys = torch.randn(9, 4, 16), torch.randn(14, 2, 16)
-    for is_causal in (True, False):
-        windows = PackedWindows.of((4, 5), [Span(0, 9), Span(3, 14)], is_causal, CPU)
-        bound = rounding(Dense(), queries, keys, keys, windows, 0.3)
-        found, expected = (each(queries, keys, keys, windows, 0.3) for each in (Grouped(), Dense()))
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, other, atol=bound, rtol=0)
+    assert "not those" in difference(late, CPU, torch.float32)
 
 
 def test_a_kernel_gets_no_more_windows_than_a_gpu_can_start_blocks():
-    class Limited(Dense):
-        calls = 0
+    def limited(queries, keys, values, windows, scaling):
+        counts.append(len(windows.key_lengths))
+        return Dense()(queries, keys, values, windows, scaling)
 
-        def __call__(self, queries, keys, values, windows, scaling):
-            assert len(windows.key_lengths) < 1 << 16
-            self.calls += 1
-            return super().__call__(queries, keys, values, windows, scaling)
-
-    kernel, lengths = Limited(), [1, 2] * 35_000
+    counts, lengths = [], [1, 2] * 35_000
     spans = [Span(index % 3, index % 3 + 2) for index in range(len(lengths))]
     queries, keys = torch.randn(sum(lengths), 1, 2), torch.randn(5, 1, 2)
-    layer = PackedLayer(kernel, AttentionCall(queries, keys, keys, Rotation(None), scaling=1.0), queries, keys, keys)
+    layer = PackedLayer(limited, AttentionCall(queries, keys, keys, Rotation(None), scaling=1.0), queries, keys, keys)
     for is_causal in (True, False):
         windows = PackedWindows.of(lengths, spans, is_causal, CPU)
         found = layer.attend(windows, queries)
         for each, expected in zip(found, Dense()(queries, keys, keys, windows, 1.0), strict=True):
             torch.testing.assert_close(each, expected)
-    assert kernel.calls == 4
+    assert len(counts) == 4
+    assert max(counts) < 1 << 16
 
 
 def test_a_backend_says_which_kernel_it_takes_and_without_one_or_for_other_layers_takes_none(monkeypatch, caplog):
