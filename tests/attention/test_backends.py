@@ -207,14 +207,8 @@ PROMPT = random_prompt(random.Random(0), (9, 4, 11), suffix=5)
 BEYOND = random_prompt(random.Random(0), (30, 4, 61), suffix=5)
 """Longer than the trained length (64)."""
 EVEN_LONGER = torch.arange(3, 123)[None] % 90
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0] * 8,
-    "long_factor": [2.0 + index for index in range(8)],
-    "original_max_position_embeddings": 64,
-    "factor": 4.0,
-}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64, "factor": 4.0}
+LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [2.0 + index for index in range(8)]}
 KINDS = {
     "dynamic": {"family": "llama (dynamic scaling)"},
     "longrope": {"family": "llama", "rope_parameters": LONGROPE, "max_position_embeddings": 256},

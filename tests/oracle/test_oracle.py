@@ -32,13 +32,8 @@ BOUND = 1e-12
 """Relative to the largest value: thousands of roundings of float64."""
 
 _SMALL = {"hidden_size": 32, "head_dim": 8, "num_hidden_layers": 2}
-_LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 0.5,
-    "short_factor": [1.0, 1.3],
-    "long_factor": [2.0, 8.0],
-}
+_LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+_LONGROPE |= {"short_factor": [1.0, 1.3], "long_factor": [2.0, 8.0]}
 FAMILIES = {
     "llama": {},
     "llama (llama3 scaling)": {},
