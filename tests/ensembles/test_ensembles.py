@@ -14,15 +14,9 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax, rel_entr
 from transformers import GenerationConfig
 
-from invariant_rag import RAG, ContextExperts, InvariantModel, Prompt, Segment, SegmentSet
-from invariant_rag.ensembles import (
-    AttentionSorting,
-    ContextualCalibration,
-    PermutationAverage,
-    RingAverage,
-    SelfConsistency,
-    segment_attention,
-)
+from invariant_rag import RAG, ContextExperts, InvariantModel, Prompt, Segment, SegmentSet, SelfConsistency
+from invariant_rag.ensembles import AttentionSorting, ContextualCalibration, PermutationAverage, RingAverage
+from invariant_rag.ensembles.attention_sorting import segment_attention
 from invariant_rag.ensembles.base import Cost, count_cost
 from invariant_rag.errors import ContextOverflow, InvalidChoice, InvalidSegment, UnknownName, UnsupportedCombination
 from invariant_rag.testing import random_prompt, tiny_model

@@ -8,8 +8,7 @@ import torch
 from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.attention.varlen import TorchVarlen, difference, usable_kernel
 from invariant_rag.methods import METHODS
-from invariant_rag.testing import random_prompt
-from invariant_rag.testing.families import tiny_model
+from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.rounding import rounding
 from tests.laws.test_contract import OURS, published_runs
 

@@ -10,16 +10,8 @@ import torch
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import ContextOverflow, InvalidChoice, TokenizerRequired, UnsupportedModel
-from invariant_rag.interventions import HiddenScaling
-from invariant_rag.interventions.search import (
-    CHARACTERS,
-    FACTORS,
-    TokenExample,
-    positional_dimensions,
-    random_texts,
-    search_dimension,
-    uuid_examples,
-)
+from invariant_rag.interventions import HiddenScaling, search
+from invariant_rag.interventions.search import TokenExample, positional_dimensions, search_dimension, uuid_examples
 from invariant_rag.testing import tiny_model
 from invariant_rag.testing.rounding import rounding
 
@@ -139,11 +131,11 @@ def test_dimensions_are_kept_that_are_monotone_in_one_direction_in_more_than_a_q
 
 
 def test_random_texts_have_no_special_tokens_and_the_published_characters(tokenizer):
-    texts = random_texts(tokenizer, 300, 3)
+    texts = search.random_texts(tokenizer, 300, 3)
     assert [len(text) for text in texts] == [300] * 3
-    assert texts == random_texts(tokenizer, 300, 3)
-    assert set(tokenizer.decode([*texts[0], *texts[1], *texts[2]])) == set(CHARACTERS)
-    assert len(CHARACTERS) == 26 + 26 + 10 + 27
+    assert texts == search.random_texts(tokenizer, 300, 3)
+    assert set(tokenizer.decode([*texts[0], *texts[1], *texts[2]])) == set(search.CHARACTERS)
+    assert len(search.CHARACTERS) == 26 + 26 + 10 + 27
 
 
 def test_uuid_examples_are_chat_prompts_that_ask_at_the_quarters(tokenizer):
@@ -220,4 +212,4 @@ def test_a_search_saves_what_the_library_loads_with_the_published_layers_of_a_mo
     found.save(tmp_path / "search.json")
     saved = json.loads((tmp_path / "search.json").read_text())
     assert HiddenScaling.load(tmp_path / "search.json").dimensions == found.found.dimensions
-    assert sorted(factor for _, factor, _ in saved["trials"]) == sorted(FACTORS)
+    assert sorted(factor for _, factor, _ in saved["trials"]) == sorted(search.FACTORS)

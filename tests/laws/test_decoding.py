@@ -10,9 +10,8 @@ from transformers import GenerationConfig
 
 from invariant_rag import InvariantModel, KeyValueCache, Prompt
 from invariant_rag.errors import InvalidPrompt, TokenizerRequired
-from invariant_rag.testing import random_prompt
+from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.contracts import plain_logits, recomputed_logits
-from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
 from tests.comparing import assert_computes
 

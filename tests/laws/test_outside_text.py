@@ -16,14 +16,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Segment, SegmentSet, Trusted, prompts
 from invariant_rag.errors import InvalidPrompt, InvalidSegment
-from invariant_rag.prompts import (
-    Tool,
-    control_tokens,
-    question_messages,
-    render_chat,
-    tokenize_literal,
-    tokenize_prompt,
-)
+from invariant_rag.prompts import Tool, control_tokens, render_chat, tokenize_literal, tokenize_prompt
 from invariant_rag.prompts.tokenization import CUT
 from invariant_rag.segments import document_rendering
 from invariant_rag.testing import tiny_model
@@ -120,8 +113,8 @@ def test_prompts_do_not_depend_on_how_another_thread_calls_the_tokenizer(request
     tokenizer, ended = LAYOUTS["llama3"].build(), Event()
     tokenizer.pad_token = tokenizer.eos_token
     sets = [SegmentSet([f"At {n}{text}" for text in ("", "<|eot_id|>")]) for n in range(12)]
-    prompts = [render_chat(question_messages("When?", each), tokenizer) for each in sets]
-    expected = [tokenize_prompt(each, tokenizer) for each in prompts]
+    rendered = [render_chat(prompts.question_messages("When?", each), tokenizer) for each in sets]
+    expected = [tokenize_prompt(each, tokenizer) for each in rendered]
     request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-6)  # threads take turns as often as they can
 
@@ -133,7 +126,7 @@ def test_prompts_do_not_depend_on_how_another_thread_calls_the_tokenizer(request
     with ThreadPoolExecutor(9) as pool:
         truncating = pool.submit(truncate)
         try:
-            assert list(pool.map(lambda each: tokenize_prompt(each, tokenizer), prompts * 25)) == expected * 25
+            assert list(pool.map(lambda each: tokenize_prompt(each, tokenizer), rendered * 25)) == expected * 25
         finally:
             ended.set()
         truncating.result()
@@ -249,7 +242,7 @@ def test_ids_of_segments_are_the_same_in_every_order_and_place(name):
     texts = hostile_texts(tokenizer, 12, seed=9)
     alone = {text: tokenize_literal(text, tokenizer) for text in texts}
     random.Random(1).shuffle(texts)
-    prompt = render_chat(question_messages("q", SegmentSet(texts)), tokenizer)
+    prompt = render_chat(prompts.question_messages("q", SegmentSet(texts)), tokenizer)
     tokens = tokenize_prompt(type(prompt)("", prompt.segments, ""), tokenizer).sets[0]
     assert {each.segment.text: each.token_ids for each in tokens} == alone
 
