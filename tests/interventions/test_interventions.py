@@ -111,29 +111,22 @@ def scaled_attention(model, scaling, world, first):
 def multi_scale_attention(model, world, last, assigned):
     """Equations 1 and 2 of arXiv 2403.04797, from the third layer on; `assigned` gets the ratios of each layer."""
 
+    def shrunk(ratio):
+        return lambda world, token, importance: Row(token / ratio, [(key, key / ratio) for key in range(token + 1)])
+
     def attend(module, hidden):
         layer = layer_of(module, model.config, hidden, len(hidden) - 1)
         if module.layer_idx < 2:
             return layer.outputs(world, ROWS["sequential"])
-        heads, groups = len(layer.queries), len(layer.queries) // len(layer.keys)
+        heads = len(layer.queries)
         weights = replace(layer, values=np.eye(len(hidden))[None].repeat(len(layer.keys), axis=0))
         seen = max(0, last + 1 - (layer.sliding_window or last + 1))
-        rows = [weights._output(world, ROWS["sequential"], head, last)[seen : last + 1] for head in range(heads)]
+        rows = [weights.output(world, ROWS["sequential"], head, last)[seen : last + 1] for head in range(heads)]
         aware = [sum(row > 3 * row.mean()) / len(row) for row in rows]
         ranked = sorted(range(heads), key=lambda head: -aware[head])
         ratios = [1.2 + ranked.index(head) * (1.8 - 1.2) / (heads - 1) for head in range(heads)]
         assigned.append(ratios)
-        outputs = []
-        for head, ratio in enumerate(ratios):
-            one, group = slice(head, head + 1), slice(head // groups, head // groups + 1)
-            parts = {"queries": layer.queries[one], "keys": layer.keys[group], "values": layer.values[group]}
-            parts |= {name: each[one] for name in ("slopes", "sinks") if (each := getattr(layer, name)) is not None}
-
-            def shrunk(world, token, importance, ratio=ratio):
-                return Row(token / ratio, [(key, key / ratio) for key in range(token + 1)])
-
-            outputs.append(replace(layer, **parts).outputs(world, shrunk))
-        return np.concatenate(outputs, axis=1)
+        return layer.outputs(world, *map(shrunk, ratios))
 
     return attend
 
