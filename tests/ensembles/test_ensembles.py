@@ -259,12 +259,11 @@ def eager_attention(model, prompt):
     """What transformers says the last token attends to in each segment: the mean over layers, heads, tokens."""
     listed = [list(each.token_ids) for each in prompt.segments]
     ids = torch.tensor([[*prompt.prefix, *(token for each in listed for token in each), *prompt.suffix]])
-    own = type(model)(model.config)
-    own.load_state_dict(model.state_dict())
+    own = copy.deepcopy(model)
     if own._can_set_attn_implementation():
         own.set_attn_implementation("eager")  # others give no attention weights
     with torch.no_grad():
-        layers = torch.stack(own.eval()(ids, output_attentions=True).attentions)
+        layers = torch.stack(own(ids, output_attentions=True).attentions)
     weights, start, means = layers[:, 0, :, -1].mean(dim=(0, 1)), len(prompt.prefix), []
     for each in listed:
         means.append(float(weights[start : start + len(each)].mean()) if each else 0.0)

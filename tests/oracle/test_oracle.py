@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch import nn
 from transformers import AutoModelForCausalLM
 
 from invariant_rag import InvariantModel, Prompt, SegmentSet
@@ -24,6 +23,7 @@ from invariant_rag.attention.positions import Rotation
 from invariant_rag.errors import ContextOverflow
 from invariant_rag.methods import APE, resolve_method
 from invariant_rag.testing.families import tiny_model
+from tests.comparing import frequencies
 from tests.oracle.attention import APE_SCALE, APE_TEMPERATURE, Layer, float64_throughout, layer_of, logits_with
 from tests.oracle.methods import METHODS, World
 from tests.oracle.rotary import Rotary
@@ -199,8 +199,7 @@ def test_one_layer_computes_what_the_papers_say_for_any_lengths(method, case):
     positions = [*arrangement.positions, end + 1, end + 2]
     placed = [rotary.rotate(each, np.array(positions)) for each in raw[:2]]
     queries, keys, values = (torch.from_numpy(each) for each in (*placed, raw[2]))
-    module = nn.Module()
-    module.register_buffer("inv_freq", torch.from_numpy(rotary.frequencies))
+    module = frequencies(rotary.frequencies)
     vars(module)["attention_scaling"] = rotary.factor
     options = {"scaling": 0.4, "sliding_window": window, "softcap": softcap, "scratch": {}}
     options["sinks"] = None if sinks is None else torch.from_numpy(sinks)
