@@ -1,6 +1,7 @@
 """Attention beyond the laws: gradients, parts, masks, the private operator; and positions, which move as a model's."""
 
 import random
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -10,7 +11,9 @@ from transformers import DynamicCache
 from transformers import masking_utils as masks
 
 from invariant_rag import InvariantModel
+from invariant_rag.arrangement import Arrangement, Layout
 from invariant_rag.attention import BACKENDS, resolve_backend, softmax
+from invariant_rag.attention.call import AttentionCall
 from invariant_rag.attention.hook import _sliding_window, active_attention, override_attention
 from invariant_rag.attention.per_model import cache_keyword, forward_parameters
 from invariant_rag.attention.positions import Alibi, Rotation, candidates
@@ -153,6 +156,7 @@ def test_an_operator_that_is_missing_or_computes_something_else_is_not_used_and_
     assert_computes(with_operator, lm.logits, prompt)
     assert softmax._kernel() is softmax.matmul_kernel
     assert sum("matrix products" in record.message for record in caplog.records) == 1
+    assert "not those" in softmax._difference(lambda q, k, v, **options: softmax.matmul_kernel(q, k, 2 * v, **options))
     assert torch.equal(lm.logits(prompt.shuffled(random.Random(1))), lm.logits(prompt))
 
 
@@ -175,6 +179,17 @@ def test_shifts_of_hundreds_of_positions_add_up_and_undo_each_other_and_are_comp
         shifts = torch.tensor([5, -2, 40])
         turns = torch.exp(1j * shifts[:, None] * encoding.frequencies().double())
         assert_rounded_alike(encoding.rotate_with(x, turns), encoding.rotate_by(x, shifts), magnitude=40)
+
+
+def test_scores_of_alibi_lose_slope_times_distance_whether_keys_are_a_part_of_the_prompt_or_more():
+    alibi, shapes = ENCODINGS["ALiBi"], ((2, 3, 8), (1, 7, 8), (1, 7, 8))
+    call = AttentionCall(*(torch.randn(shape).double() for shape in shapes), rotation=alibi, scaling=0.25)
+    for at, known in (((0, 1, 2, 2, 3, 9, 10), 7), ((0, 1, 2, 2, 9, 10, 11), 5), ((0, 1, 2, 2, 9, 10, 11, 12), 8)):
+        prompt, positions = Arrangement(Layout((known,), ()), (), at[:known]), torch.tensor(at[:7])
+        encoded = alibi.encoded(replace(call, scratch={}), prompt)
+        biases = alibi.slopes[:, None, None] * (positions[-3:, None] - positions)
+        expected = call.queries @ call.keys.mT * call.scaling - biases
+        assert_rounded_alike(encoded.queries @ encoded.keys.mT * call.scaling, expected)
 
 
 def test_the_table_of_angles_follows_the_frequencies():

@@ -112,24 +112,6 @@ def test_dimensions_are_ranked_as_by_the_published_code(layers, seed, ranked):
     assert positional_dimensions(values) == ranked
 
 
-def test_dimensions_are_kept_that_are_monotone_in_one_direction_in_more_than_a_quarter_of_the_layers():
-    positions = np.linspace(0, 1, 1000)
-    noise = np.random.default_rng(0).normal(size=1000)
-    values = np.zeros((12, 1000, 6))
-    values[:, :, 0] = np.sin(9 * positions)  # smooth, and not monotone
-    values[:, :, 1] = 3 * positions + 0.05 * noise  # monotone, and rough
-    values[:, :, 2] = 1e6 * positions**3  # monotone, smooth, and large
-    values[2:5, :, 3] = positions  # monotone in a quarter of the layers and no more
-    values[2:6, :, 4] = -1e-6 * positions  # monotone in more, and tiny
-    values[[0, 1, 2, 3, 11], :, 5] = positions  # the first two layers and the last one do not count
-    assert positional_dimensions(values) == [4, 2, 1]
-    turned = values.copy()
-    turned[4:6, :, 4] *= -1
-    assert positional_dimensions(turned) == [2, 1], "layers of the other direction do not count"
-    values[:, :200, 1:3] = 1e9
-    assert positional_dimensions(values) == [4, 2, 1], "what is skipped does not count"
-
-
 def test_random_texts_have_no_special_tokens_and_the_published_characters(tokenizer):
     texts = search.random_texts(tokenizer, 300, 3)
     assert [len(text) for text in texts] == [300] * 3
