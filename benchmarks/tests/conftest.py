@@ -31,6 +31,7 @@ PRINTED = (
 )
 PAIRS = [[f"key{place}", f"value{place}"] for place in range(6)]
 TRIPLES = [[f"s{place}", "r", place] for place in range(40)]
+PENS = {"question": "Ann has 3 pens. She buys 4. Bo gives 2. How many are there?", "answer": 9}
 LONG = {"input": "Who?", "context": "abcdefghij" * 3, "answers": ["the Answer"], "all_classes": None}
 PARAGRAPHS = [
     {"context": f"paragraph {k}", "qas": [{"id": f"q{k}", "question": f"Which {k}?", "answers": [{"text": str(k)}]}]}
@@ -62,13 +63,7 @@ SAMPLES = {
     "two-wiki": [LONG],
     "longbench": [LONG],
     "xquad": {"data": [{"title": "Some_Article", "paragraphs": PARAGRAPHS}]},
-    "r-gsm": [
-        {
-            "question": "Ann has 3 pens. She buys 4. Bo gives 2. How many are there?",
-            "interchangeable": ["She buys 4.", "Bo gives 2."],
-            "answer": 9,
-        }
-    ],
+    "r-gsm": [{**PENS, "interchangeable": ["She buys 4.", "Bo gives 2."]}],
     "timeline": [
         {"input": "First one. Then two. Then three. ", "qa_pairs": str(EVENTS)},
         {"context": "abc def", "question": "Order I. II.", "answer": "II, I", "task": "timeline_reorder"},
@@ -86,10 +81,7 @@ SETTINGS = {
 FILES = {
     "nq-open-10_total_documents_gold_at_0.jsonl.gz": SAMPLES["lost-in-the-middle"],
     "nq-open-oracle.jsonl.gz": ORACLE,
-    "printed.jsonl": [
-        {"input": "Extract the value. JSON data: {}", "output": "v"},
-        {"input": PRINTED, "output": "ann"},
-    ],
+    "printed.jsonl": [{"input": each, "output": "v"} for each in ("Extract the value. JSON data: {}", PRINTED)],
     "kv-retrieval-6_keys.jsonl.gz": SAMPLES["key-value"],
     **{f"mmlu_{split}.json": SAMPLES["mmlu"] for split in ("validation", "test")},
     **{f"mintaka_noshuffle_top{count}.json": SAMPLES["mintaka"] for count in (30, 50)},

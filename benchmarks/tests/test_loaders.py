@@ -27,9 +27,6 @@ def by_question(cases):
     return [[*each] for _, each in groupby(cases, lambda case: case.question)]
 
 
-# --- each benchmark, by its small file in `conftest.py` ---
-
-
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_cases_of_a_question_are_the_same_segments_in_other_orders_written_as_they_are(name, load, lm):
     cases, letter = load(name), LETTERED.get(name)
@@ -113,8 +110,14 @@ def test_a_question_has_the_variants_of_the_papers(load):
 
 
 def test_what_else_is_in_a_case(load):
-    """Gold answers, system messages, longest outputs, and segments where there are none, or no titles."""
+    """Gold answers and documents, system messages, longest outputs, and segments where there are none, or no titles."""
     assert {case.gold for case in load(LOST, source="printed.jsonl", documents=3)} == {("ann", "ANN")}, "of the oracle"
+    for file, documents in (("nq-open-10_total_documents_gold_at_0.jsonl.gz", 10), ("nq-open-oracle.jsonl.gz", 4)):
+        cases = load(LOST, source=file, documents=documents, slots="all")
+        assert len(cases) == 4 * documents
+        for case in cases:
+            gold = f"T{case.query.removeprefix('who is ')}]"
+            assert [place for place, text in enumerate(case.segments) if gold in text] == [int(case.variant)]
     plain = BENCHMARKS[LOST].parse_settings({"template": "plain"})
     assert next(plain.cases("q", "Who?", ["a"], {"0": [("", "Here.")]})).segments == ("Document: Here.\n",)
     assert {case.query for case in load("key-value")} == {"key1", "key4"}
@@ -137,24 +140,8 @@ def test_what_else_is_in_a_case(load):
     tasks = {case.group: case for case in load("longbench", tasks="multifieldqa_en,trec,samsum")}
     assert [(case.max_new_tokens, case.chat) for case in tasks.values()] == [(64, True), (64, False), (128, False)]
     assert tasks["trec"].gold == ("Food", "Food", "Sport")
-    assert {case.group for case in load("longbench", tasks="single-doc")} == {
-        "qasper",
-        "multifieldqa_en",
-        "narrativeqa",
-    }
-
-
-@pytest.mark.parametrize("file", ["nq-open-10_total_documents_gold_at_0.jsonl.gz", "nq-open-oracle.jsonl.gz"])
-def test_the_gold_document_is_in_its_slot(file, load):
-    documents = 10 if "10" in file else 4
-    cases = load(LOST, source=file, documents=documents, slots="all")
-    assert len(cases) == 4 * documents
-    for case in cases:
-        named = case.query.removeprefix("who is ")
-        assert [place for place, text in enumerate(case.segments) if f"T{named}]" in text] == [int(case.variant)]
-
-
-# --- samples, settings and files ---
+    single = {case.group for case in load("longbench", tasks="single-doc")}
+    assert single == {"qasper", "multifieldqa_en", "narrativeqa"}
 
 
 def test_settings_are_read_from_words_and_chunks_need_a_tokenizer(data_of):
@@ -263,28 +250,24 @@ def test_lists_named_lines_and_lines_named_lists_are_read_and_a_broken_line_is_n
 VALUES = [None, 5, -1, True, "", "x", [], {}, [None], [[]], {"a": 1}, float("nan"), 10**400, "\ud800"]
 
 
-def mutated(document, source):
-    """The same document with one value replaced by another, or taken away."""
-    changed = copy.deepcopy(document)
-    places, remaining = [], [changed]
-    while remaining:
-        each = remaining.pop()
-        if isinstance(each, dict | list):
-            places += [(each, key) for key in (each if isinstance(each, dict) else range(len(each)))]
-            remaining += each.values() if isinstance(each, dict) else each
-    holder, key = source.choice(places)
-    if source.random() < 0.2:
-        del holder[key]
-    else:
-        holder[key] = copy.deepcopy(source.choice(VALUES))
-    return changed
+def places(document):
+    """Yield where each value in a document is: in what, and at which key or index."""
+    within = document.items() if isinstance(document, dict) else enumerate(document)
+    for key, value in within if isinstance(document, dict | list) else ():
+        yield document, key
+        yield from places(value)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_a_value_of_another_type_is_refused_by_name(name, load, tmp_path):
+def test_a_value_of_another_type_or_none_is_refused_by_name(name, load, tmp_path):
     source, refused, file = random.Random(name), 0, tmp_path / "Natural.json"
     for _ in range(60):
-        file.write_text(json.dumps(mutated(SAMPLES[name], source)))
+        changed = copy.deepcopy(SAMPLES[name])
+        holder, key = source.choice([*places(changed)])
+        holder[key] = source.choice(VALUES)
+        if source.random() < 0.2:
+            del holder[key]
+        file.write_text(json.dumps(changed))
         try:
             load(name, source=file)
         except InvalidDataset as error:
