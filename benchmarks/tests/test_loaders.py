@@ -46,7 +46,7 @@ def test_the_cases_of_a_question_are_the_same_segments_in_other_orders_written_a
         assert letter is not None or len({(case.prefix, case.suffix, case.gold) for case in asked}) == 1
 
 
-PRINTED = {"source": "printed.jsonl", "documents": 3, "slots": "all"}
+PRINTED, KEPT = {"source": "printed.jsonl", "documents": 3, "slots": "all"}, {"keys": 3, "file_keys": 6}
 PINE = "^Write a high-quality one-sentence answer for the given question using only the provided search results (so"
 WRITTEN = [
     (LOST, {}, "0", "irrelevant).\n|\n[Document Title: Tann] ann is here.|\n[Document Title: D0] noise 0|"),
@@ -59,12 +59,7 @@ WRITTEN = [
     (LOST, PRINTED, "2", "|\n[Document Title: D1] more noise|\n[Document Title: Tann] ann is here.|\n"),
     ("key-value", {}, "0", '|"key1": "value1",\n |"key0": "value0",\n |"key2": "value2",\n |'),
     ("key-value", {}, "5", '|"key5": "value5",\n |"key1": "value1",\n |}\n\nKey: "key1"\nCorresponding value:$'),
-    (
-        "key-value",
-        {"keys": 3, "file_keys": 6},
-        "1",
-        '{|"key0": "value0",\n |"key1": "value1",\n |"key2": "value2",\n |}',
-    ),
+    ("key-value", KEPT, "1", '{|"key0": "value0",\n |"key1": "value1",\n |"key2": "value2",\n |}'),
     ("mmlu", {}, "0123", " about some subject.\n\n\n\nWhat is 0?\n|A. w\n|B. x\n|C. y\n|D. z\n|Answer:$"),
     ("mmlu", {"orders": "23"}, "3210", "|A. z\n|B. y\n|C. x\n|D. w\n|Answer:$"),
     ("mintaka", {}, "initial", "^|(s0, r, 0)\n|(s1, r, 1)\n|"),
@@ -252,10 +247,10 @@ VALUES = [None, 5, -1, True, "", "x", [], {}, [None], [[]], {"a": 1}, float("nan
 
 def places(document):
     """Yield where each value in a document is: in what, and at which key or index."""
-    within = document.items() if isinstance(document, dict) else enumerate(document)
-    for key, value in within if isinstance(document, dict | list) else ():
-        yield document, key
-        yield from places(value)
+    if isinstance(document, dict | list):
+        for key, value in document.items() if isinstance(document, dict) else enumerate(document):
+            yield document, key
+            yield from places(value)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

@@ -22,42 +22,37 @@ from jsonschema import validate
 from openai import BadRequestError, OpenAI
 from typer.testing import CliRunner
 
-from tests.pairs import LENGTH, MOVED, Pair, ask, body_of, documents, moved, question
-from tests.servers import Server
+from tests.worlds import LENGTH, MOVED, Pair, Server, ask, body_of, documents, moved, question
 from vllm_invariant_rag import UnsupportedServer, VLLMBackend, VLLMError
 from vllm_invariant_rag.engines import FACTS_PATH, HTTPEngine
 
 LIMIT = 1500
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-KEYS = {Server.KEY: "ada", Server.OTHER_KEY: "ivo"}
+PASSED = []
+"""Requests that the gateway has sent to vLLM."""
+
+
+def client(url):
+    return httpx.Client(base_url=url, timeout=300, headers={"Authorization": f"Bearer {Server.KEY}"})
 
 
 @pytest.fixture(scope="module")
-def passed():
-    """Requests that the gateway has sent to vLLM."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def gateway(server, passed):
+def gateway(server):
     """A client of `invariant-rag serve --vllm`, with two tenants."""
-    settings = Settings(keys=KEYS, operator_key="key-of-operator")
+    settings = Settings(keys={Server.KEY: "ada", Server.OTHER_KEY: "ivo"}, operator_key="key-of-operator")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(UPSTREAM_KEY_VARIABLE, Server.KEY)
         engine = build_engine(EngineConfig(vllm=server.url, name="gateway"), settings)
-    engine._backend._engine._client._client.event_hooks = {"request": [passed.append]}
-    with (
-        in_thread(server_of(create_app(engine, settings), settings, "127.0.0.1", 0)) as url,
-        httpx.Client(base_url=url, timeout=120, headers={"Authorization": f"Bearer {Server.KEY}"}) as client,
-    ):
-        yield client
+    engine._backend._engine._client._client.event_hooks = {"request": [PASSED.append]}
+    with in_thread(server_of(create_app(engine, settings), settings, "127.0.0.1", 0)) as url, client(url) as asking:
+        yield asking
 
 
 @pytest.fixture(scope="module")
 def alone(server):
     """A client of `vllm serve` alone."""
-    with server.client() as client:
-        yield client
+    with client(server.url) as asking:
+        yield asking
 
 
 @pytest.fixture(params=["vllm serve", "invariant-rag serve"])
@@ -211,12 +206,12 @@ def test_fields_that_vllm_has_change_its_answers_as_they_change_ours(gateway, lm
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_vllm_gets_the_names_of_the_request_and_of_its_trace(count, gateway, passed):
+def test_vllm_gets_the_names_of_the_request_and_of_its_trace(count, gateway):
     named = {"x-request-id": f"mine-{count}", "traceparent": f"00-{count:032x}-00f067aa0ba902b7-01"}
     sent = {"prompt": "The ferry leaves", "max_tokens": 2, "n": count, "temperature": 1.0, "seed": 1}
-    passed.clear()
+    PASSED.clear()
     assert gateway.post(COMPLETIONS, json=sent, headers=named).status_code == 200
-    assert [{name: each.headers.get(name) for name in named} for each in passed] == [named] * count
+    assert [{name: each.headers.get(name) for name in named} for each in PASSED] == [named] * count
 
 
 def properties(**fields):
@@ -361,10 +356,13 @@ def test_wrong_addresses_are_typed_errors_and_a_vllm_without_our_middleware_is_n
         VLLMBackend(url=server.url + "/v2", api_key=server.KEY)
     with pytest.raises(VLLMError, match="401"):
         VLLMBackend(url=server.url)
-    engine, prepared = HTTPEngine(server.url, api_key=server.KEY), lm.prepare(ask(lm, documents(6, 306)), new_tokens=2)
+    engine, request = (
+        HTTPEngine(server.url, api_key=server.KEY),
+        Pair(lm, on_server).request(ask(lm, documents(6, 306))),
+    )
     engine._client.base_url = server.url + "/v2"  # as if another vLLM had taken its place
     with pytest.raises(UnsupportedServer, match="404"):
-        engine.complete([on_server._request(prepared, {"max_tokens": 2, "n": 1})])
+        engine.complete([request])
 
 
 def test_the_bench_measures_plain_and_arranged_requests(server, tmp_path, monkeypatch):
