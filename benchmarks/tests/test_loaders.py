@@ -162,12 +162,11 @@ DRAWN = {
 """What is drawn, and the records of which each is asked twice."""
 
 
-@pytest.mark.parametrize("what", DRAWN)
-def test_the_seed_alone_decides_what_is_drawn_and_each_question_draws_for_itself(what, load, tmp_path):
-    name, settings, records = DRAWN[what]
+@pytest.mark.parametrize(("name", "settings", "records"), DRAWN.values(), ids=DRAWN)
+def test_the_seed_alone_decides_what_is_drawn_and_each_question_draws_alone(name, settings, records, load, tmp_path):
     if records:
         settings = {**settings, "source": tmp_path / "data.jsonl"}
-        settings["source"].write_text("".join(json.dumps(each) + "\n" for each in [*records, *records]))
+        settings["source"].write_text(json.dumps([*records, *records]))
     first = load(name, **settings)
     assert any(load(name, seed=seed, **settings) != first for seed in range(1, 4))
     random.seed(1)  # the global one has no say
@@ -212,9 +211,7 @@ def test_a_record_without_its_fields_is_named_and_what_is_not_there_is_asked_for
     assert "--data" in str(caught.value) + caught.value.hint
 
 
-def test_files_are_found_where_the_environment_says_and_in_the_tree_of_their_repository(
-    load, files, tmp_path, monkeypatch
-):
+def test_files_are_found_where_the_environment_says_and_in_the_tree_of_folders(load, files, tmp_path, monkeypatch):
     monkeypatch.setenv("INVARIANT_RAG_DATA", str(files))
     source, benchmark = DataSource(), BENCHMARKS["xquad"]
     assert benchmark.load(source, benchmark.parse_settings({}), Selection())
@@ -239,8 +236,6 @@ def test_lists_named_lines_and_lines_named_lists_are_read_and_a_broken_line_is_n
         read_examples(tmp_path / "data.jsonl")
     assert "line 1" not in str(caught.value)
 
-
-# --- files with wrong values: every one is a typed error that names the file, or is read ---
 
 VALUES = [None, 5, -1, True, "", "x", [], {}, [None], [[]], {"a": 1}, float("nan"), 10**400, "\ud800"]
 
@@ -298,9 +293,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "settings", "file", "content"), BROKEN, ids=lambda each: str(each)[:40])
-def test_a_file_that_serves_not_is_refused_by_name_and_without_an_object_of_python(
-    name, settings, file, content, load, tmp_path
-):
+def test_an_unusable_file_is_refused_by_name_and_not_in_words_of_python(name, settings, file, content, load, tmp_path):
     (tmp_path / file).write_bytes(content)
     with pytest.raises(InvalidDataset, match=file) as caught:
         load(name, source=tmp_path / file, **settings)

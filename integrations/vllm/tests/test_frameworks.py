@@ -46,13 +46,6 @@ def message_of(segments):
     return HumanMessage(content=[*blocks, {"type": "text", "text": question(segments)}])
 
 
-def text_of(stream):
-    return "".join(str(chunk.content) for chunk in stream)
-
-
-# --- frameworks ---
-
-
 def test_chat_invariant_gives_answers_objects_and_calls_alike_on_vllm(pair):
     segments = documents(5, seed=400)
     (here, there), longer = chats(pair, max_tokens=16), chats(pair, max_tokens=120)
@@ -61,7 +54,7 @@ def test_chat_invariant_gives_answers_objects_and_calls_alike_on_vllm(pair):
         ours, theirs = there.invoke([message]), here.invoke([message])
         assert ours.content == theirs.content
         assert ours.response_metadata["invariant"] is True
-        assert text_of(there.stream([message])) == ours.content
+        assert "".join(chunk.content for chunk in there.stream([message])) == ours.content
         objects = [each.with_structured_output(Flag).invoke([message]) for each in longer]
         assert isinstance(objects[0], Flag)
         assert objects[0] == objects[1]
@@ -73,7 +66,7 @@ def test_calls_that_would_be_batched_here_are_left_to_vllm(pair):
     here, there = ChatInvariant(model=pair.here, max_tokens=12), chats(pair, max_tokens=12, micro_batching=True)[1]
     messages = [[message_of(documents(3, seed))] for seed in (410, 411, 412)]
     assert [each.content for each in there.batch(messages)] == [each.content for each in here.batch(messages)]
-    assert text_of(there.stream(messages[0])) == here.invoke(messages[0]).content
+    assert "".join(chunk.content for chunk in there.stream(messages[0])) == here.invoke(messages[0]).content
     batcher, prompts = MicroBatcher(), [pair.prompt(seed, 3) for seed in (410, 411, 412)]
     streams = [batcher.stream(pair.there, each, {"max_new_tokens": 12}) for each in prompts]
     assert ["".join(each) for each in streams] == [pair.here.generate(each, max_new_tokens=12).text for each in prompts]
@@ -111,9 +104,6 @@ def test_an_audit_of_vllm_finds_that_the_order_changes_nothing_and_that_it_is_no
     assert model_digest(pair.there) == model_digest(pair.using("rotor").there)
 
 
-# --- objects and calls: log-probabilities are those among the grammar's tokens on vLLM ---
-
-
 @pytest.fixture(params=["in process", "over HTTP"])
 def either(request, pair, on_server):
     return pair if request.param == "in process" else Pair(pair.here, on_server)
@@ -121,6 +111,7 @@ def either(request, pair, on_server):
 
 @pytest.mark.parametrize("seed", [501, 502])
 def test_an_object_is_that_of_the_core_and_one_that_does_not_fit_is_cut_and_says_so(seed, either):
+    """But for log-probabilities: on vLLM, they are those among the grammar's tokens."""
     prompt, there = either.prompt(seed, 4), either.there
     ours = there.generate(prompt, **constrain(there, Flag, max_new_tokens=120))
     moved(ours, either.here.generate(prompt, **constrain(either.here, Flag, max_new_tokens=120)))

@@ -19,9 +19,6 @@ from vllm_invariant_rag import RequestRefused, VLLMBackend
 SAMPLED = {"do_sample": True, "temperature": 2.0, "top_k": 0, **LENGTH}
 
 
-# --- every state of a request ---
-
-
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_gives_the_tokens_of_generate_cold_and_from_prefixes_that_end_inside_a_set(method, pair):
     segments = [documents(count, seed=count) for count in (5, 9)]
@@ -98,9 +95,6 @@ def test_a_thousand_mixed_requests_get_the_answers_that_they_get_alone(pair):
             if (method, number) not in expected:
                 expected[method, number] = chosen.here.generate(prompt, max_new_tokens=8)
             assert answer.token_ids == expected[method, number].token_ids, (method, number)
-
-
-# --- what `generate` takes, and what is refused ---
 
 
 def test_a_stream_is_the_text_of_generate_and_a_closed_one_ends_its_request(pair):

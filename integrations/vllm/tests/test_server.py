@@ -57,14 +57,12 @@ def alone(server):
 
 @pytest.fixture(params=["vllm serve", "invariant-rag serve"])
 def door(request, alone, gateway):
+    """What answers requests with documents: vLLM alone, and a gateway."""
     return alone if request.param == "vllm serve" else gateway
 
 
 def choices(client, segments, **more):
     return client.post(CHAT, json=body_of(segments, **more)).json()["choices"]
-
-
-# --- what answers requests with documents: vLLM alone, and a gateway ---
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine", "sequential"])
@@ -111,12 +109,8 @@ def test_several_sets_in_messages_samples_of_them_and_stops(door):
     one, two = ([{"text": each.text} for each in documents(3, seed)] for seed in (362, 363))
 
     def samples(turn):
-        content = [
-            {"type": "documents", "documents": one[turn:] + one[:turn]},
-            {"type": "text", "text": "More:"},
-            {"type": "documents", "documents": two[turn:] + two[:turn]},
-            {"type": "text", "text": "What is told?"},
-        ]
+        first, second = ({"type": "documents", "documents": each[turn:] + each[:turn]} for each in (one, two))
+        content = [first, {"type": "text", "text": "More:"}, second, {"type": "text", "text": "What is told?"}]
         body = {"messages": [{"role": "user", "content": content}], "max_tokens": 12, "n": 3, "seed": 7}
         reply = door.post(CHAT, json={**body, "temperature": 2.0}).json()
         return [choice["message"]["content"] for choice in reply["choices"]]
@@ -127,9 +121,6 @@ def test_several_sets_in_messages_samples_of_them_and_stops(door):
     (whole,) = choices(door, segments)
     (answer,) = choices(door, segments, stop=[whole["message"]["content"][2:4]])
     assert (answer["message"]["content"], answer["finish_reason"]) == (whole["message"]["content"][:2], "stop")
-
-
-# --- vLLM alone ---
 
 
 def test_an_openai_client_and_curl_ask_vllm_alone_and_what_has_no_documents_is_vllms(server, alone, lm):
@@ -182,9 +173,6 @@ def test_refusals_are_clear_errors_of_that_request(alone, lm):
         error = answer.json()["error"]
         assert (answer.status_code, error["type"], error["code"]) == (400, "RequestRefused", 400), answer.text
         assert words in error["message"]
-
-
-# --- the gateway ---
 
 
 def test_fields_that_vllm_has_change_its_answers_as_they_change_ours(gateway, lm):
@@ -315,9 +303,6 @@ def test_clients_that_leave_end_their_requests_in_vllm(gateway, server):
             wait_for(lambda: metric("num_requests_running") > 0)
         wait_for(lambda: metric("num_requests_running") == 0)
     assert metric("generation_tokens_total") - before < LIMIT
-
-
-# --- a backend over HTTP, and the bench ---
 
 
 def test_the_address_alone_is_enough_for_answers_and_streams(server, lm):

@@ -91,9 +91,6 @@ def test_the_notebook_has_outputs_and_running_it_gives_them_again(server, monkey
     assert "own parameters" in printed
 
 
-# --- what is refused ---
-
-
 def with_change(config, path, value):
     """A copy of vLLM's configuration in which one field differs."""
     changed, (first, _, rest) = copy(config), path.partition(".")
@@ -178,9 +175,6 @@ def test_a_batch_that_lacks_an_arranged_request_is_an_error(monkeypatch):
     monkeypatch.setattr(STEP, "prompts", {3: ArrangedPrompt("rotor", LAYOUT)})
     with pytest.raises(UnsupportedServer, match="expected 1 more requests"):
         ArrangedAttentionImpl().forward(None, tokens, tokens, tokens, torch.zeros(2, 1, 32, 16), metadata, tokens)
-
-
-# --- engines of `tests.family`, which start in processes of their own ---
 
 
 @pytest.mark.parametrize("case", ["qwen2", "qwen3", "two workers"])
