@@ -139,11 +139,11 @@ def test_what_else_is_in_a_case(load):
     assert single == {"qasper", "multifieldqa_en", "narrativeqa"}
 
 
-def test_settings_are_read_from_words_and_chunks_need_a_tokenizer(data_of):
+def test_settings_are_read_from_words_and_chunks_need_a_tokenizer(files):
     benchmark, chunked = BENCHMARKS[LOST], BENCHMARKS["two-wiki"]
     assert benchmark.parse_settings({"documents": "30", "index": "yes"}) == benchmark.settings(documents=30, index=True)
     with pytest.raises(TokenizerRequired):
-        chunked.load(DataSource(data_of("two-wiki")), chunked.settings(), Selection())
+        chunked.load(DataSource(files), chunked.settings(), Selection())
 
 
 def test_a_larger_limit_contains_every_smaller_one(load):
@@ -211,7 +211,7 @@ def test_a_record_without_its_fields_is_named_and_what_is_not_there_is_asked_for
     assert "--data" in str(caught.value) + caught.value.hint
 
 
-def test_files_are_found_where_the_environment_says_and_in_the_tree_of_folders(load, files, tmp_path, monkeypatch):
+def test_files_are_found_where_the_environment_says_and_in_trees_and_archives(load, files, tmp_path, monkeypatch):
     monkeypatch.setenv("INVARIANT_RAG_DATA", str(files))
     source, benchmark = DataSource(), BENCHMARKS["xquad"]
     assert benchmark.load(source, benchmark.parse_settings({}), Selection())
@@ -221,6 +221,8 @@ def test_files_are_found_where_the_environment_says_and_in_the_tree_of_folders(l
     shutil.copy(files / name, folder)
     one, *others = [load(LOST, source=each) for each in (tmp_path / "qa_data", tmp_path, files / name)]
     assert others == [one, one]
+    for zipped in ("two-wiki", "timeline", "longbench"):
+        assert load(zipped, source="data.zip") == load(zipped)
 
 
 def test_lists_named_lines_and_lines_named_lists_are_read_and_a_broken_line_is_named_by_its_number(tmp_path):

@@ -162,11 +162,11 @@ def test_a_table_takes_one_run_per_setup_and_setting(table, model, names, expect
     assert len({(each.benchmark, each.method, each.ordering, each.alpha, str(each.settings)) for each in wanted}) >= 2
 
 
-def test_a_table_is_measured_cell_by_cell(data_of, lm, tmp_path):
+def test_a_table_is_measured_cell_by_cell(files, lm, tmp_path):
     unknown = rows_to_measure(resolve_table("pine-table-2"), None)  # every method, and no published number
     assert [row.name for row in unknown] == ["NIA", "PCW", "SP", "PINE", "permutation"]
     assert all(value is None for row in unknown for value in row.values)
-    base = BenchmarkConfig("reward-bench", data=data_of("reward-bench"), max_new_tokens=3)
+    base = BenchmarkConfig("reward-bench", data=files, max_new_tokens=3)
     found = reproduce(resolve_table("pine-table-2"), base, tmp_path, names=["PCW", "PINE", "permutation"], model=lm)
     cells = [(each.row, each.column) for each in found]
     assert cells[:2] == [("PCW", "Full, gold first"), ("PCW", "Full, gold second")]

@@ -213,10 +213,9 @@ def test_figures_agree_with_each_other(right):
 def test_an_order_blind_solver_of_problems_of_many_sizes_has_no_spread(tmp_path):
     """Problems with more conditions are harder: their orders would be compared with those of easy problems."""
     file, benchmark = tmp_path / "r_gsm.jsonl", BENCHMARKS["r-gsm"]
-    sets = [[f"Ann finds {number} pens." for number in range(size)] for size in (2, 3, 4, 5) * 10]
-    file.write_text(
-        json.dumps([{"question": f"{' '.join(each)} How many?", "interchangeable": each, "answer": 3} for each in sets])
-    )
+    given = [[f"Ann finds {number} pens." for number in range(size)] for size in (2, 3, 4, 5) * 10]
+    problems = [{"question": f"{' '.join(each)} How many?", "interchangeable": each, "answer": 3} for each in given]
+    file.write_text(json.dumps(problems))
     asked = []
     for case in benchmark.load(DataSource(file), benchmark.parse_settings({}), Selection()):
         scored = benchmark.score(case, f"Answer: {case.gold[0] if len(case.segments) < 4 else 'none'}")
@@ -253,9 +252,9 @@ PLAIN = {"method": "sequential", "ordering": "given"}
 
 
 @pytest.fixture(scope="session")
-def planned(data_of):
+def planned(files):
     def config(name="mmlu", **more):
-        fixed = {"data": data_of(name), "max_new_tokens": 3, "overflow": "trim_segments"}
+        fixed = {"data": files, "max_new_tokens": 3, "overflow": "trim_segments"}
         return BenchmarkConfig(name, **{"settings": SETTINGS.get(name, {}), **fixed, **more})
 
     return config

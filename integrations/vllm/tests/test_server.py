@@ -341,10 +341,8 @@ def test_wrong_addresses_are_typed_errors_and_a_vllm_without_our_middleware_is_n
         VLLMBackend(url=server.url + "/v2", api_key=server.KEY)
     with pytest.raises(VLLMError, match="401"):
         VLLMBackend(url=server.url)
-    engine, request = (
-        HTTPEngine(server.url, api_key=server.KEY),
-        Pair(lm, on_server).request(ask(lm, documents(6, 306))),
-    )
+    engine = HTTPEngine(server.url, api_key=server.KEY)
+    request = Pair(lm, on_server).request(ask(lm, documents(6, 306)))
     engine._client.base_url = server.url + "/v2"  # as if another vLLM had taken its place
     with pytest.raises(UnsupportedServer, match="404"):
         engine.complete([request])

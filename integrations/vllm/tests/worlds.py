@@ -3,13 +3,11 @@
 import json
 import os
 import random
-import re
 import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import httpx
 from invariant_rag import InvariantModel, Segment
@@ -22,14 +20,26 @@ LENGTH = {"max_new_tokens": 16, "min_new_tokens": 16}
 MOVED = 1e-4
 """How far log-probabilities may lie apart, whatever the answer's length. Rounding moves 160 tokens by up to 3.4e-5."""
 
-_ATLAS = [path.read_text() for path in sorted((Path(__file__).parents[3] / "cookbook/data/atlas").glob("*.txt"))]
+_SYLLABLES = "bel tar mor quel ost gan lu ren va dri no sel ka tho mi".split()
+_COLOURS = "red green blue orange black white yellow purple".split()
+_TRADES = "rope sails bread glass wool paper bells salt".split()
+_TEMPLATES = (
+    "The flag of {0} is {1} and {2}. It was founded in {4}.",
+    "The guild of {0} makes {3}. Its hall stands by the river.",
+    "The {0} is {5} miles long. It rises in the hills and flows into the bay.",
+)
 
 
 def documents(count, seed):
-    """Return so many articles of the cookbook's atlas, a sentence of each, in random order."""
-    rng = random.Random(seed)
-    articles = [article.strip().partition("\n\n") for article in rng.sample(_ATLAS, count)]
-    return [Segment(rng.choice(re.split(r"(?<=\.)\s+", text)), title=title) for title, _, text in articles]
+    """Return so many different documents, in random order."""
+    rng, found = random.Random(seed), []
+    names = sorted({"".join(rng.choices(_SYLLABLES, k=3)).title() for _ in range(4 * count + 8)})
+    rng.shuffle(names)
+    for name in names[:count]:
+        template, colours, trade = rng.choice(_TEMPLATES), rng.sample(_COLOURS, 2), rng.choice(_TRADES)
+        text = template.format(name, *colours, trade, rng.randint(1200, 1900), rng.randint(20, 300))
+        found.append(Segment(text, title=name))
+    return found
 
 
 def question(segments):
