@@ -24,7 +24,7 @@ EXAMPLE_DOCUMENTS = Path(__file__).parent / "example_documents"
 
 if TYPE_CHECKING:
     from invariant_rag.audit.order_check import OrderCheck
-    from invariant_rag.generation.citations import Citation
+    from invariant_rag.rag.citations import Citation
     from invariant_rag.rag.pipeline import Answer
     from invariant_rag.rag.retrieval import RetrieverFactory
 
