@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from invariant_rag.checks import check_items, check_kind, check_number, check_path, check_text, is_iterable
 from invariant_rag.errors import DocumentSkipped, RetrievalError
 from invariant_rag.files import check_regular, parse_json
-from invariant_rag.rag.chunks import WORD_START, split_spans
+from invariant_rag.rag.text_splitting import WORD_START, split_spans
 from invariant_rag.segments import Segment
 from invariant_rag.shown import counted
 
