@@ -15,9 +15,9 @@ from invariant_rag.audit.questions import read_questions
 from invariant_rag.errors import DocumentSkipped, FileInUse, InvalidQuestion, InvariantRAGError, UnusableFile
 from invariant_rag.files import LineFile
 from invariant_rag.rag.documents import chunk_documents, load_documents
+from tests.audit.test_systems import ANSWER
 from tests.fuzz.mutations import full_disk, mutated
 from tests.rag.test_documents import write_pdf
-from tests.test_files import ANSWER
 
 MOST_SECONDS = 10
 SEGMENTS = ["a mill", {"text": "a ferry", "title": "T", "score": 0.5, "metadata": {"page": 1}}]
