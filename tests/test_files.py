@@ -11,7 +11,7 @@ import pytest
 from invariant_rag.audit.folder import open_answers
 from invariant_rag.errors import AuditFailed, FileInUse, InvalidQuestion, UnusableFile
 from invariant_rag.files import LineFile
-from tests.fuzz.mutations import full_disk
+from tests.fuzz.conftest import full_disk
 
 ANSWER = {"key": "k", "text": "t", "tokens": None, "seconds": 0.5, "errors": []}
 ODD = {"é \ud800": "\u2028\r\n"}

@@ -7,9 +7,9 @@ import pytest
 
 from invariant_rag.audit.order_check import OrderCheck
 from invariant_rag.cli.ask import EXAMPLE_DOCUMENTS, EXAMPLE_QUESTION, _print_check, _print_citations
-from invariant_rag.generation.citations import Citation
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import ORDERINGS, Given
+from invariant_rag.rag.citations import Citation
 from invariant_rag.segments import Segment
 from tests.cli.conftest import refused, run
 

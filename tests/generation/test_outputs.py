@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from invariant_rag import Prompt, Segment, SegmentSet
 from invariant_rag.generation.batching import MicroBatcher
-from invariant_rag.generation.citations import cite, cite_spans
+from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.outputs import ledger
+from invariant_rag.rag import cite
 
 CHUNKS = [
     Segment("The ferry to Ostra leaves the harbour at noon.", "Ferry", score=0.9),

@@ -58,7 +58,7 @@ def streamed(tokens, tokenizer):
             streamer.put(torch.tensor(piece))
         streamer.end()
 
-    return list(TextStream(generate, streamer, Event()))
+    return list(TextStream(generate, streamer, Event(), lambda: None))
 
 
 def lists(most):

@@ -16,8 +16,8 @@ from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
 from invariant_rag.errors import DocumentSkipped, RetrievalError
-from invariant_rag.rag.chunks import join_chunks
 from invariant_rag.rag.documents import Document, chunk_documents, load_documents
+from invariant_rag.rag.text_splitting import join_chunks
 
 
 def write(path, text):
