@@ -26,7 +26,7 @@ from invariant_rag.rag.retrieval import BM25Retriever
 from invariant_rag.segments import Segment
 from tests.audit.known import Pretended, records
 from tests.cli.conftest import run
-from tests.fuzz.mutations import full_disk
+from tests.fuzz.conftest import full_disk
 from tests.server.scripted import Answer, completion, refusal, scripted_api
 
 ASKED = Question("Who?", (Segment("It was Ann.", "Page"), Segment("Nobody.")), ("Ann",))
