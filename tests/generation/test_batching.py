@@ -1,9 +1,10 @@
-"""Prompts of several threads: decoded together, answered as each alone."""
+"""Prompts of a list, and those of several threads: read and decoded together, answered as each alone."""
 
 import copy
+import math
 import pickle
 import random
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial, wraps
 from threading import Event
@@ -13,31 +14,46 @@ import pytest
 import torch
 from transformers import GenerationConfig, StoppingCriteria
 
-from invariant_rag import Generation, InvariantModel, KeyValueCache, MicroBatcher, Prompt
+from invariant_rag import InvariantModel, KeyValueCache, MicroBatcher, Prompt
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
+from invariant_rag.generation.decode import TokenPenalties
 from invariant_rag.generation.structured import constrain
-from invariant_rag.testing import random_prompt, tiny_model
+from invariant_rag.interventions import MsPoE
+from invariant_rag.methods import METHODS
+from invariant_rag.testing import random_prompt
+from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
 
-PROMPTS = [random_prompt(random.Random(seed), (3, 1 + seed, 4), prefix=2, suffix=3) for seed in range(5)]
+SHAPES = ((3, 5, 2), (4, 1), (2, 2, 2, 2), (6, 3), (3, 1, 4))
+SUFFIXES = (4, 4, 7, 5, 3)
+PROMPTS = [random_prompt(random.Random(index), SHAPES[index], suffix=SUFFIXES[index]) for index in range(len(SHAPES))]
 TEXTS = [Prompt("Read: ", ["one", "two"], f" and say {number}.") for number in range(4)]
-OPTIONS = {"max_new_tokens": 4}
+OPTIONS, LONG = {"max_new_tokens": 4}, {"max_new_tokens": 40}
+
+
+@contextmanager
+def forward_passes(model, before=lambda passes: None):
+    """Note rows and tokens of every forward pass, of any thread, and call `before` it. A hook would bar the cache."""
+    passes, forward = [], type(model).forward
+
+    @wraps(forward)
+    def noted(*given, input_ids, **options):
+        passes.append(tuple(input_ids.shape))
+        before(passes)
+        return forward(*given, input_ids=input_ids, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model), "forward", noted)
+        yield passes
 
 
 @contextmanager
 def batch_sizes(model):
-    """Count the rows of every forward pass that decodes."""
+    """Note the rows of every forward pass that decodes."""
     sizes = []
-
-    def note(_module, _arguments, keywords):
-        if keywords["input_ids"].shape[1] == 1:
-            sizes.append(keywords["input_ids"].shape[0])
-
-    hook = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
+    with forward_passes(model) as passes:
         yield sizes
-    finally:
-        hook.remove()
+    sizes += [rows for rows, length in passes if length == 1]
 
 
 class Noting(StoppingCriteria):
@@ -96,6 +112,8 @@ TOGETHER = {  # choices of the model and options of each request, and the rows o
     "two temperatures": ([({}, {**SEEDED[1], "temperature": each}) for each in (0.1, 5.0)], {1}),
     "one sampled": ([({}, SEEDED[1]), ({}, {})], {1}),
     "one with a penalty": ([({}, {}), ({}, {"repetition_penalty": 9.0})], {1}),
+    "equal penalties": ([({}, {"logits_processor": [TokenPenalties(2.0, 0.5)], **LONG}) for _ in range(3)], {3}),
+    "two penalties": ([({}, {"logits_processor": [TokenPenalties(2.0, each)]}) for each in (0.5, 0.6)], {1}),
     "two ends, which have no truth": ([({}, {"eos_token_id": torch.tensor([1, each])}) for each in (2, 3)], {1}),
     "sampled in a way that no row has for itself": ([({}, {**each, "typical_p": 0.5}) for each in SEEDED[:2]], {1}),
 }
@@ -141,8 +159,7 @@ def test_an_interrupt_reaches_everybody_and_is_not_tried_again(llama):
             calls.append(len(prompt))
             raise KeyboardInterrupt
 
-    lm = Interrupted(llama)
-    for answer in ask_together([(lm, each, OPTIONS) for each in PROMPTS[:2]]):
+    for answer in ask_together([(Interrupted(llama), each, OPTIONS) for each in PROMPTS[:2]]):
         with pytest.raises(KeyboardInterrupt):
             answer.result()
     assert calls == [2]
@@ -298,27 +315,22 @@ def test_who_need_not_wait_runs_before_a_batch_that_begins_whoever_gets_the_turn
 
 @pytest.mark.parametrize("tenant", ["other", "same"])  # an answer that is as long need wait for its own tenant's only
 @pytest.mark.parametrize("backend", ["sdpa", "varlen"])  # a pass for each prompt of a prefill, or one for all of them
-def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(backend, tenant, llama, monkeypatch):
+def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(backend, tenant, llama):
     lms = [InvariantModel(llama, backend=backend, cache=KeyValueCache()) for _ in range(2)]
     lms[1] = lms[tenant == "other"]
     alone = [lms[0].with_cache(None).generate(prompt, **OPTIONS).token_ids for prompt in PROMPTS]
-    batcher, forward, others = MicroBatcher(), type(llama).forward, list[Future[Generation]]()
-    passes, at_token = list[int](), list[int]()
+    batcher, others, at_token = MicroBatcher(), [], []
 
-    @wraps(forward)
-    def counted(*given, **options):
-        passes.append(1)
+    def ask(passes):
         if len(passes) == 2:
             mine = {**OPTIONS, "stopping_criteria": [Noting(lambda: at_token.append(len(passes)))]}
             others.append(pool.submit(batcher.generate, lms[1], PROMPTS[0], mine))
             until_waiting(batcher)
-        return forward(*given, **options)
 
-    monkeypatch.setattr(type(llama), "forward", counted)  # with a hook, nothing would be cached
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, forward_passes(llama, ask):
         found = batcher.generate_all(lms[0], [(prompt, OPTIONS) for prompt in PROMPTS])
+        assert others[0].result().token_ids == alone[0]
     assert [each.token_ids for each in found] == alone
-    assert others[0].result().token_ids == alone[0]
     assert (at_token[0] == 4) == (tenant == "other")  # with two of its own: documents, and question
 
 
@@ -352,3 +364,121 @@ def test_while_others_never_stop_asking_a_batch_has_the_model_for_half_of_the_ti
         theirs = tokens.count("short")  # the last one may be waiting still
     assert tokens[:10] == ["long", *["short"] * 8, "long"]
     assert 48 <= theirs <= 72
+
+
+# --- prompts of a list are read in one padded forward pass ---
+
+
+def tokens(generations):
+    return [each.token_ids for each in generations]
+
+
+def bits(generations):
+    return [(each.token_ids, each.logprobs) for each in generations]
+
+
+def check_near(found, expected, bound):
+    assert tokens(found) == tokens(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=bound)
+        assert one.order == other.order
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_answers_alike_without_a_cache_with_a_cold_and_with_a_warm_one_and_one_by_one(method, llama):
+    plain = InvariantModel(llama, method=method, backend="varlen")
+    lm, fresh = (plain.with_cache(KeyValueCache()) for _ in range(2))
+    options = {"max_new_tokens": 5}
+    expected = [plain.generate(each, **options) for each in PROMPTS]
+    together, cold, warm = (each.generate(PROMPTS, **options) for each in (plain, lm, lm))
+    bound = rounding(plain.generate, PROMPTS, **options) if method in ("rotor", "pine", "structured") else math.inf
+    for found in (together, cold, warm):
+        check_near(found, expected, bound)
+    sizes = [len(each.input_ids) - each.suffix_length for each in map(lm.prepare, PROMPTS)]
+    alone = [lm.generate(each, **options) for each in PROMPTS]
+    for found in (warm, alone):
+        assert [each.usage.cached_tokens for each in found] == sizes
+    check_near([fresh.generate(each, **options) for each in PROMPTS], expected, bound)
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen2", "gemma2", "gpt_neox", "mistral", "phi3", "bloom", "llama (dynamic scaling)"]
+)
+def test_so_it_is_in_other_families(family):
+    window = {"max_position_embeddings": 16} if "dynamic" in family else {}  # prompts are longer
+    method = "set-based" if family == "bloom" else "rotor"
+    lm = InvariantModel(tiny_model(family, **window), backend="varlen", method=method)
+    expected, options = [lm.generate(each, max_new_tokens=4) for each in PROMPTS], {"max_new_tokens": 4}
+    bound = max(rounding(lm.generate, each, **options) for each in PROMPTS)
+    check_near(lm.generate(PROMPTS, **options), expected, bound)
+
+
+def test_one_forward_pass_reads_all_prompts_of_a_batch_and_with_a_cache_all_sets_and_all_questions(llama):
+    lm = InvariantModel(llama, backend="varlen")
+    prepared = [lm.prepare(each) for each in PROMPTS]
+    longest = max(len(each.input_ids) for each in prepared)
+    sets = max(len(each.input_ids) - each.suffix_length for each in prepared)
+    questions = max(each.suffix_length for each in prepared)
+    with forward_passes(llama) as passes:
+        lm.generate(PROMPTS, max_new_tokens=3)
+    assert passes == [(5, longest), (5, 1), (5, 1)]
+    lm = lm.with_cache(KeyValueCache())
+    lm.generate(random_prompt(random.Random(9), (1, 1)), max_new_tokens=1)  # measures, once, how large a token is
+    with forward_passes(llama) as passes:
+        lm.generate(PROMPTS, max_new_tokens=2)
+        lm.generate(PROMPTS[::-1], max_new_tokens=2)
+    assert passes == [(5, sets), (5, questions), (5, 1), (5, 1), (5, questions), (5, 1), (5, 1)]
+
+
+@pytest.mark.parametrize("cache", [None, KeyValueCache()], ids=["uncached", "cached"])
+def test_prompts_with_beams_or_without_segments_are_read_together(cache, llama):
+    lm = InvariantModel(llama, backend="varlen", cache=cache)
+    mixed = [PROMPTS[0], Prompt(prefix=[], segments=[], suffix=[5, 9, 33, 40]), PROMPTS[1]]
+    for batch, beams in ((PROMPTS, 2), (mixed, 1), (mixed, 1)):  # the last one with what is cached by then
+        expected = tokens([lm.with_cache(None).generate(each, max_new_tokens=4, num_beams=beams) for each in batch])
+        with forward_passes(llama) as passes:
+            assert tokens(lm.generate(batch, max_new_tokens=4, num_beams=beams)) == expected
+        assert beams == 1 or {rows for rows, count in passes if count > 1} == {len(batch)}
+
+
+def test_a_set_that_several_prompts_of_a_batch_share_is_read_once(llama):
+    lm = InvariantModel(llama, backend="varlen", cache=KeyValueCache())
+    first, other, *_ = PROMPTS
+    same = Prompt(first.prefix, first.segments[::-1], first.suffix)
+    lm.generate(other, max_new_tokens=1)
+    with forward_passes(llama) as passes:
+        found = lm.generate([first, other, same], max_new_tokens=1)
+    assert [rows for rows, _ in passes] == [1, 3, 3]  # a set; three questions; the first token of three answers
+    assert [bool(each.usage.cached_tokens) for each in found] == [False, True, True]
+    bound = rounding(lm.generate, first, max_new_tokens=1)  # they are two rows of one product
+    assert found[0].logprobs == pytest.approx(found[2].logprobs, abs=bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_order_of_segments_changes_a_bit_of_a_batch(dtype):
+    chance, model = random.Random(0), tiny_model("llama", num_hidden_layers=2).to(dtype)
+    for cache in (None, KeyValueCache()):
+        lm = InvariantModel(model, backend="varlen", cache=cache)
+        expected = bits(lm.generate(PROMPTS, max_new_tokens=4))
+        for _ in range(4):
+            assert bits(lm.generate([each.shuffled(chance) for each in PROMPTS], max_new_tokens=4)) == expected
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [{"deterministic": True}, {"backend": "sdpa"}, {"method": "sequential", "intervention": MsPoE(first_layer=0)}, {}],
+)
+def test_what_does_not_pay_or_would_change_answers_is_read_one_by_one(choice, llama):
+    lm = InvariantModel(llama, **{"backend": "varlen", **choice})
+    batch = PROMPTS if choice else [random_prompt(random.Random(0), (40, 40)), *PROMPTS[1:3]]  # mostly padding
+    with forward_passes(llama) as passes:
+        lm.generate(batch, max_new_tokens=1)
+    assert {rows for rows, count in passes if count > 1} == {1}
+
+
+def test_with_deterministic_a_batch_changes_no_bit_of_an_answer():
+    lm = InvariantModel(tiny_model("llama", num_hidden_layers=2).to(torch.bfloat16), deterministic=True)
+    alone = bits([lm.generate(each, max_new_tokens=8) for each in PROMPTS]) * 2
+    assert bits(lm.generate(PROMPTS * 2, max_new_tokens=8)) == alone
+    assert lm.generate([], max_new_tokens=8) == []
+    assert not lm.with_method(deterministic=False).deterministic
