@@ -73,7 +73,7 @@ SEVERAL = Prompt.of("p", SegmentSet(["bb", "aa"]), "m", SegmentSet(["dddd", "ccc
     [
         (Prompt("p", ["b", "a", "c"], "s"), Lexical(), None, (2, 0, 1), (), "pcbas"),
         (Prompt("p", ["b", "a", "c"], "s"), LexicalReversed(), None, (1, 0, 2), (), "pabcs"),
-        (Prompt("p", ["b", "a", "", "b"], "s"), Given(), None, (3, 2, 1, 0), (), "pbabs"),
+        (Prompt("p", ["b", "a", "", "c"], "s"), Given(), None, (0, 1, 2, 3), (), "pbacs"),
         (Prompt("p", CHUNKS_WITH_SCORES, "s"), Score(), 10, (2, 1), (0,), "pmidhighs"),
         (SEVERAL, Lexical(), 12, (0, 1, 3), (2,), "pbbaamccccs"),  # the fullest of several sets gives first
     ],
@@ -105,8 +105,8 @@ def test_orderings_are_asked_with_the_query_or_else_the_last_text():
 
 
 @given(lengths, small, small, st.none() | st.integers(0, 60), st.none() | st.integers(1, 9), strategies, st.booleans())
-@example([[100, 3, 2]], 1, 1, 10, None, "drop_last", False)  # noqa: FBT003 - one that is too long pushes out no other
-@example([[7, 2, 7, 3], [5, 1]], 0, 0, 9, None, "drop_last", True)  # noqa: FBT003 - the longest make room
+@example([[100, 3, 2]], 1, 1, 10, None, "drop_last", False)  # one that is too long pushes out no other
+@example([[7, 2, 7, 3], [5, 1]], 0, 0, 9, None, "drop_last", True)  # the longest make room
 def test_what_is_kept_is_what_fits_by_the_rule_of_the_strategy(
     ranked, texts, new, window, limit, overflow, shares_positions
 ):
@@ -248,10 +248,6 @@ def test_citations_and_spans_ignore_the_order_of_the_chunks(answer, order):
 
 
 THREE = [Segment("one"), Segment("two, longer"), Segment("three, the longest")]
-
-
-def ledger_of(lm, prompt, **options):
-    return ledger(lm.generate(prompt, max_new_tokens=2), prompt, **options)
 
 
 NAMES = [each.content_hash for each in sorted(THREE, key=lambda each: each.text, reverse=True)]  # two, three, one
