@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,9 +24,12 @@ from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import Frequency
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
+from tests.comparing import another_thread_at
+from tests.generation.test_batching import forward_passes
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
+NAMED = ("method", "ordering", "backend", "overflow", "intervention")
 
 
 def test_a_folder_is_loaded_with_its_tokenizer_and_keywords_of_transformers(tiny_folder, chat_llama, tmp_path):
@@ -77,32 +79,25 @@ def test_the_answer_needs_room_in_the_window_too(llama):
 def test_a_prompt_is_rendered_from_a_question_or_from_messages_alone(model):
     messages = [{"role": "user", "content": [SegmentSet(["one", "two"]), "What?"]}]
     assert [len(each) for each in model.chat_prompt(messages=messages).sets] == [2]
-    for wrong, message in (
-        ({}, "either"),
-        ({"question": "Why?", "messages": messages}, "either"),
-        ({"messages": messages, "segments": ["LOST"]}, "messages alone"),
-        ({"messages": messages, "system": "LOST"}, "messages alone"),
-    ):
+    with pytest.raises(InvalidPrompt, match="either"):
+        model.chat_prompt()
+    for name, message in (("question", "either"), ("segments", "messages alone"), ("system", "messages alone")):
         with pytest.raises(InvalidPrompt, match=message):
-            model.chat_prompt(**wrong)
+            model.chat_prompt(messages=messages, **{name: "LOST"})
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        *(({name: "x"}, "'x'") for name in ("method", "ordering", "backend")),
-        *(
-            ({name: ["x"]}, "unknown|expected")
-            for name in ("method", "ordering", "backend", "overflow", "intervention")
-        ),
+        *(({name: "x"}, "'x'") for name in NAMED[:3]),
+        *(({name: ["x"]}, "unknown|expected") for name in NAMED),
         ({"dtype": "floot"}, "dtype.*'floot'"),
         *(({each[:2] + each[3:]: "x"}, f"unknown keyword.*did you mean '{each}'") for each in ("method", "cache")),
         ({"overflow": "drop_lst"}, "unknown overflow 'drop_lst'.*did you mean 'drop_last'"),
         ({"intervention": "ms-po"}, "unknown intervention 'ms-po'.*did you mean 'ms-poe'"),
         *(({"max_segment_tokens": each}, "max_segment_tokens: expected at least 1") for each in (0, "5", 2.5, True)),
-        *(({"deterministic": each}, "deterministic: expected True or False") for each in ("no", "yes")),
+        ({"deterministic": "no"}, "deterministic: expected True or False"),
         ({"cache": "folder"}, "KeyValueCache, got str"),
-        ({"cache": 5}, "KeyValueCache, got int"),
     ],
     ids=str,
 )
@@ -190,22 +185,18 @@ def test_guidance_goes_with_stock_decoding_alone(method, llama):
 
 @pytest.mark.parametrize("method", ["rotor", "pine", "sequential"])
 def test_a_prompt_is_read_once_by_the_last_layer_from_the_last_text_alone_and_then_the_model_decodes(method, llama):
-    lengths, attentions, queries = [], [], []
+    attentions, queries = [], []
 
     class Listening(SDPA):
         def attend(self, arrangement, call):
             queries.append(call.queries.shape[1])
             return super().attend(arrangement, call)
 
-    def look(module, args, kwargs):
-        lengths.append(kwargs["input_ids"].shape[1])
-        attentions.append(llama.config._attn_implementation)
-
     lm = InvariantModel(llama, method=method, backend=Listening())
     prepared = lm.prepare(PROMPT)
-    with llama.register_forward_pre_hook(look, with_kwargs=True):
+    with forward_passes(llama, lambda _: attentions.append(llama.config._attn_implementation)) as passes:
         lm.generate(PROMPT, max_new_tokens=4)
-    assert lengths == [len(prepared.input_ids), 1, 1, 1]
+    assert passes == [(1, len(prepared.input_ids)), (1, 1), (1, 1), (1, 1)]
     assert set(attentions[1:]) == ({"sdpa"} if lm.method.stock_decoding else {attentions[0]})
     assert llama.config._attn_implementation == "sdpa"
     assert method == "sequential" or queries[:2] == [len(prepared.input_ids), prepared.suffix_length]
@@ -272,9 +263,7 @@ def test_beams_keep_tokens_that_equal_the_padding_and_have_stopped_where_a_crite
 @pytest.mark.parametrize("method", ["rotor", "sequential"])
 def test_empty_parts_are_nothing_and_a_prompt_of_one_token_is_decoded_in_every_way(llama, method):
     lm = InvariantModel(llama, method=method)
-    plain, *empty = (
-        lm.logits(each) for each in (Prompt([], [], [3, 4]), Prompt([], [[], []], [3, 4]), Prompt.of([3, 4]))
-    )
+    plain, *empty = map(lm.logits, (Prompt([], [], [3, 4]), Prompt([], [[], []], [3, 4]), Prompt.of([3, 4])))
     assert all(torch.equal(each, plain) for each in empty)
     for prompt in (Prompt([7], [], []), Prompt([], [[]], [7])):
         greedy = lm.generate(prompt, max_new_tokens=3).token_ids
@@ -401,15 +390,8 @@ def test_without_a_name_it_says_once_that_a_toy_answers():
 
 
 def test_a_pass_of_another_thread_does_not_end_an_arranged_prefill(llama):
-    lm, other = InvariantModel(llama), []
+    lm = InvariantModel(llama)
     expected = lm.generate(PROMPT, max_new_tokens=2).logprobs
-
-    def call_it(*_):
-        if not other:
-            other.append(threading.Thread(target=llama, args=(torch.tensor([[3, 4, 5]]),)))
-            other[0].start()
-            other[0].join()
-
-    with llama.model.layers[-1].register_forward_pre_hook(call_it):
+    with another_thread_at([llama.model.layers[-1]], lambda: llama(torch.tensor([[3, 4, 5]]))) as others:
         assert lm.generate(PROMPT, max_new_tokens=2).logprobs == expected
-    assert other
+    assert others

@@ -3,9 +3,10 @@
 import multiprocessing
 import os
 import warnings
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
+from multiprocessing.pool import ThreadPool
 from threading import Event, Thread
 from threading import enumerate as running_threads
 
@@ -20,7 +21,7 @@ from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import InvalidOption, InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import trim_at_stop_string, until_stop_string
 from invariant_rag.generation.answers import AnswerDelta
-from invariant_rag.generation.streaming import TextQueueStreamer, TextStream
+from invariant_rag.generation.streaming import TextQueueStreamer, TextStream, replay
 from invariant_rag.interventions import HiddenScaling
 from invariant_rag.locks import ForkSafeLock
 from invariant_rag.testing import toy_tokenizer
@@ -30,13 +31,8 @@ BYTES = toy_tokenizer()
 PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
 OTHER = Prompt([5], [[9, 8], [7, 7]], [13])
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
-WRAPPERS = {
-    "rotor": {"method": "rotor"},
-    "pine": {"method": "pine"},
-    "ape": {"method": "ape"},
-    "structured": {"method": "structured"},
-    "intervention": {"method": "sequential", "intervention": HiddenScaling([3], 0.5, [0, 1])},
-}
+SCALED = {"method": "sequential", "intervention": HiddenScaling([3], 0.5, [0, 1])}
+WRAPPERS = [*({"method": name} for name in ("rotor", "pine", "ape", "structured")), SCALED]
 
 
 def metaspace():
@@ -52,13 +48,7 @@ METASPACE = metaspace()
 
 def streamed(tokens, tokenizer):
     streamer = TextQueueStreamer(tokenizer)
-
-    def generate():
-        for piece in ([[1, 2, 3]], *([token] for token in tokens)):  # first the prompt
-            streamer.put(torch.tensor(piece))
-        streamer.end()
-
-    return list(TextStream(generate, streamer, Event()))
+    return list(TextStream(partial(replay, tokens, streamer), streamer, Event()))
 
 
 def lists(most):
@@ -162,22 +152,14 @@ def deciding(function):
 
 
 def in_time(function):
-    """Run a function in a thread, and return or raise what it does; fail, instead of hanging, if it does not end."""
-    done = Future()
-
-    def run():
-        try:
-            done.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - raised below
-            done.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return done.result(60)
+    """Call a function in a daemon thread; fail, instead of hanging, if it does not end."""
+    with ThreadPool(1) as pool:
+        return pool.apply_async(function).get(60)
 
 
-@pytest.mark.parametrize(("name", "beams"), list(zip(WRAPPERS, (1, 2, 2, 1, 1), strict=True)))
-def test_calls_by_a_processor_or_a_criterion_or_within_an_arranged_block_change_nothing(llama, name, beams):
-    lm, options = InvariantModel(llama, **WRAPPERS[name]), {"max_new_tokens": 4, "num_beams": beams}
+@pytest.mark.parametrize(("choices", "beams"), [*zip(WRAPPERS, (1, 2, 2, 1, 1), strict=True)], ids=str)
+def test_calls_by_a_processor_or_a_criterion_or_within_an_arranged_block_change_nothing(llama, choices, beams):
+    lm, options = InvariantModel(llama, **choices), {"max_new_tokens": 4, "num_beams": beams}
     lms = (lm, lm.with_method("rotor"), lm.with_method("sequential"))
 
     def others():
