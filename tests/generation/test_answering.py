@@ -285,12 +285,15 @@ def test_however_a_text_is_cut_into_pieces_its_parts_are_the_same(reasoning, tex
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_template_writes_is_parsed(kind):
+def test_what_a_template_writes_is_parsed_also_half_of_it(kind):
     written = template_format(templated(kind)).call_format
     calls, text = CALLS[1:] if written.between is None else CALLS, "" if written.anchored else "Well.\n"
-    answer = Answer.join(AnswerParser(written, ("now", "search")).parse([text + written.write(calls)]))
+    parser, whole = AnswerParser(written, ("now", "search")), text + written.write(calls)
+    answer = Answer.join(parser.parse([whole]))
     assert answer.content == text.rstrip()
     assert [(call.name, call.arguments) for call in answer.tool_calls] == [(c.name, c.arguments) for c in calls]
+    cut = Answer.join(parser.parse([whole[: whole.index("search") + 3]]))
+    assert (len(cut.tool_calls), cut.content, cut.cut_call.index) == (len(calls) - 1, text.rstrip(), len(calls) - 1)
 
 
 OTHER = '<tool_call>{"name": "other", "arguments": {}}</tool_call>'
@@ -311,11 +314,6 @@ def test_what_is_no_call_is_text_which_is_joined_around_a_call_and_half_a_call_i
         assert cut.cut_call.arguments.lstrip() == said
         with pytest.raises(IncompleteObject, match=f"call {index}"):
             cut.check_complete()
-    for kind in ("list", "named"):  # whose calls share one end
-        written = template_format(templated(kind)).call_format
-        text = written.write(CALLS)
-        cut = Answer.join(AnswerParser(written, ("now", "search")).parse([text[: text.index("search") + 3]]))
-        assert (len(cut.tool_calls), cut.content, cut.cut_call.index) == (1, "", 1)
 
 
 # --- requests ---

@@ -19,10 +19,10 @@ from invariant_rag.generation.decode import TokenPenalties
 from invariant_rag.generation.structured import constrain, parse_object
 from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.rounding import rounding
+from tests.generation.test_streaming import deciding
 
 DECODING = [
     {},
-    {"num_beams": 4},
     {"num_beams": 4, "num_return_sequences": 3},
     {"num_beams": 3, "num_return_sequences": 2, "do_sample": True, "seed": 5},
     {"do_sample": True, "seed": 3, "num_return_sequences": 4, "temperature": 2.0, "top_k": 0},
@@ -47,9 +47,7 @@ def bounds(lm):
 
 @pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("decoding", DECODING, ids=str)
-def test_log_probabilities_are_those_of_the_model_for_every_way_of_decoding_alone_and_in_a_batch(
-    decoding, ends, lm, llama, bounds
-):
+def test_log_probabilities_are_the_models_however_it_decodes_alone_and_in_a_batch(decoding, ends, lm, llama, bounds):
     """Also those of the most likely tokens."""
     lm, lengths, copies = lm if ends else InvariantModel(llama), [], decoding.get("num_return_sequences", 1)
     options = {**decoding, "max_new_tokens": 10, "top_logprobs": 0 if "num_beams" in decoding else 4}
@@ -86,14 +84,13 @@ def test_an_answer_has_stopped_if_its_last_token_is_an_end_and_else_its_room_was
 def test_no_more_logits_are_held_after_thirty_tokens_than_after_three(llama, rows, decoding):
     vocabulary, held = llama.config.vocab_size, []
 
-    def count(input_ids, scores, **_):
+    def count():
         alive = [each for each in gc.get_objects() if type(each) is torch.Tensor]
         held.append(sum(each.numel() for each in alive if each.ndim and each.shape[-1] == vocabulary))
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
     gc.freeze()  # hides what is there already: a million objects, which take long to look through
     try:
-        InvariantModel(llama).generate(PROMPTS[:rows], max_new_tokens=30, stopping_criteria=[count], **decoding)
+        InvariantModel(llama).generate(PROMPTS[:rows], max_new_tokens=30, **deciding(count), **decoding)
     finally:
         gc.unfreeze()
     assert len(held) == 30
@@ -130,10 +127,9 @@ def test_an_object_stays_one_whatever_is_penalized(model):
 
 WRONG = [
     *(("max_new_tokens", value, "at least 1") for value in (0, "4", 2.5, True)),
-    ("num_beams", 0, "at least 1"),
-    ("num_return_sequences", "2", "at least 1"),
+    *((name, value, "at least 1") for name, value in (("num_beams", 0), ("num_return_sequences", "2"))),
     *(("seed", value, "whole number") for value in ("x", 1.5, True, 1 << 64)),
-    ("do_sample", 2, "True or False"),
+    *((name, value, "True or False") for name, value in (("do_sample", 2), ("use_cache", "x"))),
     *(("temperature", value, "temperature") for value in (-1, "hot", float("nan"))),
     ("top_p", 2, "top_p"),
     *(("top_k", value, "at least 0") for value in (-1, 1.5)),
@@ -150,7 +146,6 @@ WRONG = [
     ("prefix_allowed_tokens_fn", 5, "a function"),
     ("repetition_penalty", 0, "strictly positive"),
     ("streamer", 5, "put and end"),
-    ("use_cache", "x", "True or False"),
     ("bad_words_ids", 5, "non-empty list"),
     ("num_return_sequences", 2, "Greedy methods"),
 ]
@@ -167,8 +162,7 @@ def test_a_value_of_another_kind_or_out_of_bounds_is_refused(llama, name, value,
 
 
 def test_a_misspelt_keyword_is_refused_with_the_nearest_one(model):
-    lm, prompt = model, model.chat_prompt("Why?", ["one", "two"])
-    wrong = {"temprature": 1}
+    lm, prompt, wrong = model, model.chat_prompt("Why?", ["one", "two"]), {"temprature": 1}
     calls = [
         lambda: lm.generate(prompt, **wrong),
         lambda: lm.generate([prompt, prompt], **wrong),

@@ -35,9 +35,7 @@ def prepared(prompt, ordering=None, new_tokens=0, **limits):
 
 
 @given(sets, st.integers(4, 40), st.none() | st.integers(1, 6), policies, st.sampled_from(ORDERINGS), st.randoms())
-def test_the_input_is_the_same_in_every_order_and_every_segment_is_accounted_for(
-    chosen, window, limit, overflow, ordering, shuffle
-):
+def test_the_input_ignores_order_and_accounts_for_every_segment(chosen, window, limit, overflow, ordering, shuffle):
     prompt = Prompt.of([9], *chain.from_iterable((SegmentSet(each), [9]) for each in chosen))
     shuffled = prompt.shuffled(shuffle)
     options = {"context_window": window, "max_segment_tokens": limit, "overflow": overflow}
@@ -78,9 +76,7 @@ SEVERAL = Prompt.of("p", SegmentSet(["bb", "aa"]), "m", SegmentSet(["dddd", "ccc
         (SEVERAL, Lexical(), 12, (0, 1, 3), (2,), "pbbaamccccs"),  # the fullest of several sets gives first
     ],
 )
-def test_rank_zero_lies_nearest_to_the_suffix_and_the_last_is_dropped_first_wherever_it_was_listed(
-    prompt, ordering, window, order, dropped, text
-):
+def test_rank_zero_is_next_to_the_suffix_and_the_last_goes_first(prompt, ordering, window, order, dropped, text):
     result = prepared(prompt, ordering, context_window=window, overflow="drop_last")
     assert (result.order, result.dropped, TOY.decode(list(result.input_ids))) == (order, dropped, text)
 
@@ -107,9 +103,7 @@ def test_orderings_are_asked_with_the_query_or_else_the_last_text():
 @given(lengths, small, small, st.none() | st.integers(0, 60), st.none() | st.integers(1, 9), strategies, st.booleans())
 @example([[100, 3, 2]], 1, 1, 10, None, "drop_last", False)  # one that is too long pushes out no other
 @example([[7, 2, 7, 3], [5, 1]], 0, 0, 9, None, "drop_last", True)  # the longest make room
-def test_what_is_kept_is_what_fits_by_the_rule_of_the_strategy(
-    ranked, texts, new, window, limit, overflow, shares_positions
-):
+def test_what_fits_is_kept_by_the_rule_of_the_strategy(ranked, texts, new, window, limit, overflow, shares_positions):
     """The largest common length; or without what is too long alone, and then without the last of the fullest set."""
     limits = {"window": window, "max_segment_tokens": limit, "text_tokens": texts, "new_tokens": new}
     fit = partial(fit_segments, ranked, overflow, shares_positions=shares_positions, **limits)
@@ -199,9 +193,7 @@ TOWER = [Segment("塔の高さは三十メートルです。"), Segment("橋は�
         ("built by Ada Kolm", {"included": (2, 3)}, [(2, False)]),  # what has it word for word was not read
     ],
 )
-def test_chunks_are_cited_that_were_read_and_hold_the_answer_or_half_of_its_distinctive_words(
-    answer, options, expected
-):
+def test_chunks_are_cited_that_hold_the_answer_or_half_of_its_distinctive_words(answer, options, expected):
     found = cite(answer, **{"question": QUESTION, "segments": CHUNKS, **options})
     assert [(each.index, each.exact) for each in found] == expected
 

@@ -68,10 +68,6 @@ def test_pieces_join_to_the_text(words, some_bytes, text):
     assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
 
 
-def test_pieces_come_one_by_one_and_special_tokens_do_not():
-    assert streamed(BYTES("<bos>ab<eos>c", add_special_tokens=False)["input_ids"], BYTES) == ["a", "b", "c"]
-
-
 @pytest.fixture
 def prompt(model):
     return model.chat_prompt("Why?", ["one", "two"])
@@ -130,7 +126,8 @@ def test_pieces_up_to_a_stop_string_join_to_the_text_before_it(pieces, stops):
         assert before == text
 
 
-def test_only_what_may_be_a_stop_string_is_held_back_and_all_pieces_are_consumed():
+def test_pieces_come_one_by_one_but_for_special_tokens_and_what_may_be_a_stop_string_and_all_are_consumed():
+    assert streamed(BYTES("<bos>ab<eos>c", add_special_tokens=False)["input_ids"], BYTES) == ["a", "b", "c"]
     assert list(before_stop(["xa", "b", "y"], ["abc"])) == ["x", "aby"]
     assert next(before_stop(iter(["hello "]), ["stop"])) == "hello "
     pieces = iter(["a", "b", "c"])

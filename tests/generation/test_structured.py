@@ -15,7 +15,7 @@ import torch
 from pydantic import AfterValidator, BaseModel, Field, create_model
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import GenerationConfig, LogitsProcessor, MaxTimeCriteria, PreTrainedTokenizerFast
+from transformers import GenerationConfig, MaxTimeCriteria, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Prompt, errors
 from invariant_rag.errors import IncompleteObject, InvalidObject, InvalidSchema, UnsupportedCombination
@@ -47,6 +47,10 @@ SCALARS = [
     {"const": "ж"},
     {"anyOf": [{"type": "integer"}, {"type": "null"}]},
     {"$ref": "#/$defs/Place"},
+]
+SPECIAL = [
+    *(datetime, date, UUID, IPv4Address, timedelta, Annotated[int, Field(ge=1000, le=99999)]),
+    *(Annotated[str, Field(pattern=each)] for each in (r"^\w{1,8}ing$", r"^[ab]?é{1,2}$", r"^.{3}$")),
 ]
 
 
@@ -97,17 +101,7 @@ def test_a_text_that_runs_out_of_tokens_is_the_beginning_of_the_one_with_room(mo
             generate_structured(model, PROMPT, Short, **options)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *(datetime, date, UUID, IPv4Address, timedelta),
-        Annotated[str, Field(pattern=r"^\w{1,8}ing$")],
-        Annotated[str, Field(pattern=r"^[ab]?é{1,2}$")],
-        Annotated[str, Field(pattern=r"^.{3}$")],
-        Annotated[int, Field(ge=1000, le=99999)],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("kind", SPECIAL, ids=str)
 def test_special_values_parse(model, kind):
     schema = create_model("Field", x=(kind, ...))
     for seed in range(2):
@@ -137,28 +131,21 @@ def test_bytes_of_a_character_are_never_torn():
         assert len(generate_structured(lm, PROMPT, letters, **options)["x"]) == 2
 
 
-class Wanting(LogitsProcessor):
-    """Makes a model want some tokens, and ban all others where there is nothing but them."""
-
-    def __init__(self, *tokens, only=False):
-        self.tokens, self.only = torch.tensor(tokens), only
-
-    def __call__(self, input_ids, scores):
-        wanted = scores.index_fill(1, self.tokens, 1e6)
-        return torch.where(wanted == 1e6, wanted, -torch.inf) if self.only else wanted
-
-
 def test_control_tokens_and_ends_are_not_part_of_an_object(model):
     controls = control_tokens(model.tokenizer)
-    loved = [Wanting(*controls, *model.tokenizer.encode("\t", add_special_tokens=False))]
-    generation = model.generate(PROMPT, **constrain(model, Short, max_new_tokens=120, logits_processor=loved))
+    loved = torch.tensor([*controls, *model.tokenizer.encode("\t", add_special_tokens=False)])
+    wanting = {"logits_processor": [lambda _, scores: scores.index_fill(1, loved, 1e6)]}
+    generation = model.generate(PROMPT, **constrain(model, Short, max_new_tokens=120, **wanting))
     assert controls.keys().isdisjoint(generation.token_ids[:-1])
     assert "\t" not in generation.text  # which would be no JSON within a string
     assert isinstance(parse_object(generation.text, Short), Short)
 
 
 def test_what_would_break_an_object_is_refused_or_an_error_where_something_else_chooses(model, chat_llama, monkeypatch):
-    options, other = constrain(model, Short, max_new_tokens=40), Wanting(50, only=True)
+    def other(_, scores):
+        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([50]), 1e6)
+
+    options = constrain(model, Short, max_new_tokens=40)
     own = options.pop("logits_processor")
     for processors, said in (([*own, other], "something else than the schema"), ([other, *own], "ban all")):
         with pytest.raises(UnsupportedCombination, match=said):
@@ -207,11 +194,16 @@ def test_a_routed_model_begins_objects_and_penalties_anew_in_each_branch_and_a_s
 # --- schemas ---
 
 
-def test_a_schema_may_be_a_class_a_dict_or_a_string(model):
+def test_a_schema_is_a_class_a_dict_or_a_string_and_what_looks_like_a_keyword_and_is_none_is_followed(model):
     schema = Short.model_json_schema()
     given = (Short, schema, json.dumps(schema))
     found = [generate_structured(model, PROMPT, each, max_new_tokens=120) for each in given]
     assert found == [Short(**found[1]), found[1], found[1]]
+    pattern = r'^[^"\\]{2}[.]\.$'
+    properties = {"not": {"type": "string", "pattern": pattern}, "if": {"const": {"contains": 1}, "type": "object"}}
+    schema = {"type": "object", "properties": properties, "required": ["not", "if"], "title": "T", "uniqueItems": False}
+    found = generate_structured(model, PROMPT, schema, max_new_tokens=120, seed=1, **WILD)
+    assert found["if"] == {"contains": 1}
 
 
 @pytest.mark.parametrize(
@@ -232,14 +224,6 @@ def test_a_schema_may_be_a_class_a_dict_or_a_string(model):
 def test_what_decoding_cannot_follow_is_refused_and_named(model, schema, said):
     with pytest.raises(InvalidSchema, match=said):
         constrain(model, schema, max_new_tokens=30)
-
-
-def test_what_looks_like_a_keyword_and_is_none_is_followed(model):
-    pattern = r'^[^"\\]{2}[.]\.$'
-    properties = {"not": {"type": "string", "pattern": pattern}, "if": {"const": {"contains": 1}, "type": "object"}}
-    schema = {"type": "object", "properties": properties, "required": ["not", "if"], "title": "T", "uniqueItems": False}
-    found = generate_structured(model, PROMPT, schema, max_new_tokens=120, seed=1, **WILD)
-    assert found["if"] == {"contains": 1}
 
 
 def refuse(_):
