@@ -220,7 +220,7 @@ def test_a_copy_begins_with_an_empty_queue(llama):
 
 
 def test_an_abandoned_row_ends_what_is_abandoned_in_the_queue_is_not_begun_and_others_go_on(model):
-    batcher, gone, never, options = MicroBatcher(), Event(), Event(), {"max_new_tokens": 24}
+    batcher, gone, never, options = MicroBatcher(), Event(), Event(), {"max_new_tokens": 200}
     with ThreadPoolExecutor(3) as pool, batch_sizes(model.model) as sizes:
         with halted(batcher):
             stream = batcher.stream(model, TEXTS[0], options, abandoned=gone)

@@ -13,11 +13,12 @@ from invariant_rag import MicroBatcher, Prompt, Segment, SegmentSet
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.errors import ContextOverflow, InvalidPrompt
 from invariant_rag.generation.choices import ResolvedChoices
-from invariant_rag.generation.citations import cite, cite_spans
+from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.outputs import ledger
 from invariant_rag.generation.prepare import fit_segments, prepare
 from invariant_rag.methods import RoToR
 from invariant_rag.orderings import Frequency, Given, Lexical, LexicalReversed, Score
+from invariant_rag.rag import cite
 from invariant_rag.testing import toy_tokenizer
 
 TOY, ORDERINGS = toy_tokenizer(), (Lexical(), Frequency(), Given())

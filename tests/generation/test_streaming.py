@@ -48,7 +48,7 @@ METASPACE = metaspace()
 
 def streamed(tokens, tokenizer):
     streamer = TextQueueStreamer(tokenizer)
-    return list(TextStream(partial(replay, tokens, streamer), streamer, Event()))
+    return list(TextStream(partial(replay, tokens, streamer), streamer, Event(), lambda: None))
 
 
 def lists(most):
