@@ -18,6 +18,7 @@ from invariant_rag.ensembles import AttentionSorting, ContextualCalibration, Per
 from invariant_rag.ensembles.attention_sorting import segment_attention
 from invariant_rag.ensembles.base import Cost, count_cost
 from invariant_rag.errors import ContextOverflow, InvalidChoice, InvalidSegment, UnknownName, UnsupportedCombination
+from invariant_rag.rag import BM25Retriever
 from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.rounding import assert_rounded_alike
 from tests.comparing import assert_computes, orders_of
@@ -361,7 +362,7 @@ def test_the_cost_line_says_what_the_model_did_which_is_as_it_was_afterwards(lm)
 
 
 def test_a_rag_pipeline_takes_an_ensemble_and_experts_read_texts_in_the_chat_template(model):
-    rag = RAG(PermutationAverage(model), lambda query, k: SegmentSet(["one", "two", "three"]), k=3)
+    rag = RAG(PermutationAverage(model), BM25Retriever([Segment("one"), Segment("two"), Segment("three")]), k=3)
     answer = rag.ask("Why?", max_new_tokens=2)
     assert (answer.generation.cost.prefills, sorted(answer.order)) == (3, [0, 1, 2])
     experts = ContextExperts(model, beta=0.3)
