@@ -36,11 +36,11 @@ from invariant_rag.rag.documents import chunk_documents, load_documents
 from invariant_rag.remote import _path_and_body
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.testing import random_prompt, tiny_model
+from tests.audit.test_systems import ANSWER
 from tests.fuzz.conftest import full_disk, mutated
 from tests.rag.test_documents import write_pdf
 from tests.server.conftest import CHAT, FLAGS, body, client_of
 from tests.server.test_upstream import REQUESTS
-from tests.test_files import ANSWER
 
 MOST_SECONDS = 10
 SEGMENTS = ["a mill", {"text": "a ferry", "title": "T", "score": 0.5, "metadata": {"page": 1}}]
