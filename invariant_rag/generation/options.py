@@ -149,7 +149,7 @@ def _refuse(
     elif "prefill_chunk_size" in known:
         reason = "a prefill in one forward pass, got prefill_chunk_size: arranged attention needs all segments in it"
         hint = "Remove prefill_chunk_size; in the model's own generation_config, set it to None."
-    elif (cache := called.get("cache_implementation", "dynamic")) != "dynamic":
+    elif not isinstance(cache := called.get("cache_implementation", "dynamic"), str) or cache != "dynamic":
         reason = f"cache_implementation 'dynamic', got {shown(cache)}: the cache is that of the arranged prefill"
     elif not stock_decoding and known.get("guidance_scale", 1) != 1:
         reason = "no guidance_scale: what changes attention while decoding would change that of the other prompt, too"
