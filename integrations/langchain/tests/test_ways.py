@@ -14,8 +14,8 @@ from langchain_core.runnables import RunnableLambda
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
 from langchain_invariant_rag.documents import to_segment
 
-from .models import Departure, Reader, StreamingReader, TextReader, now, search
-from .shared import DOCUMENTS, ORDERS, QUESTION, TEXTS, WAYS, Heard, collected, forwards, said
+from .shared import DOCUMENTS, ORDERS, QUESTION, TEXTS, WAYS, Departure, Heard, Reader, StreamingReader, TextReader
+from .shared import collected, forwards, now, said, search
 
 Given = namedtuple("Given", "lm spoken url")
 """What models are made of: two of their kind in memory, and the address of a third one."""
