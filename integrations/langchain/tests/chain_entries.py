@@ -1,7 +1,7 @@
 """Entries in which a function, a template, a chain or a retriever of LangChain stands between documents and model.
 
 An entry is one way in which retrieved documents get to the model: a function of a model and a retriever that builds the
-chain, asks, and returns an answer, or a list of its pieces. README.md says of each whether it is invariant.
+chain, asks, and returns an answer, or a list of answers. README.md says of each whether it is invariant.
 """
 
 import json
@@ -24,7 +24,7 @@ from langchain_text_splitters import CharacterTextSplitter
 
 from langchain_invariant_rag import SEGMENT_PROMPT, Segments, as_segments, create_invariant_documents_chain
 
-from .shared import DOCUMENTS, PLACEHOLDER, QUESTION, TEMPLATE, Listed, joined, rag
+from .shared import DOCUMENTS, PLACEHOLDER, QUESTION, TEMPLATE, WAYS, Listed, joined, rag
 
 ENTRIES = {}
 """Way -> variant -> entry."""
@@ -35,6 +35,7 @@ QUOTED = (
     Document('Carno\'s "light" has a \\ on its door.', metadata={"source": "coast.txt"}),
 )
 NESTED = tuple(map(Document, ("The ferry leaves at noon.", "The ferry leaves at noon. It is salt.", "It is salt.")))
+EQUAL = tuple(Document(text, metadata={"year": year}) for year, text in ((1987, "a b"), (2021, "a b"), (1904, "c")))
 LIST = RunnablePassthrough()
 """In place of a `format_docs`."""
 
@@ -71,6 +72,10 @@ ENTRIES['`{"context": retriever | format_docs} | prompt | model`'] = {
     '`<doc id="…">` with an id of the metadata': lcel(each_as('<doc id="{id}">{text}</doc>', "\n")),
     "`Source: …`, `Content: …`": lcel(each_as("Source: {source}\nContent: {text}")),
     "text, then `(source, page)`": lcel(each_as("{text} ({source}, p. {page})", "\n")),
+    "all metadata, then text": lcel(
+        lambda documents: "\n".join(f"{each.metadata}: {each.page_content}" for each in documents)
+    ),
+    "two equal texts": lcel(each_as("Source {year}: {text}")),
     "JSON lines": lcel(
         lambda documents: "\n".join(json.dumps({**each.metadata, "text": each.page_content}) for each in documents)
     ),
@@ -147,7 +152,7 @@ ENTRIES["`document_prompt=SEGMENT_PROMPT`"] = {
 }
 ENTRIES["`documents=`"] = {
     "on `invoke`": found(lambda model, documents: model.invoke(QUESTION, documents=documents)),
-    "on `stream`": found(lambda model, documents: [*model.stream(QUESTION, documents=documents)]),
+    "on `stream`": found(lambda model, documents: WAYS["stream"](model, QUESTION, documents=documents)),
     "on `batch`": found(lambda model, documents: model.batch([QUESTION, "Who?"], documents=documents)),
     "bound, in a chain": found(lambda model, documents: (ASKED_OF | model.bind(documents=documents)).invoke(QUESTION)),
     "on `prompt | model`, which passes it to the prompt": found(

@@ -6,7 +6,8 @@ from operator import itemgetter
 from typing import Any, TypedDict
 
 from langchain.agents import create_agent
-from langchain.agents.middleware import before_agent, dynamic_prompt
+from langchain.agents.middleware import before_agent, dynamic_prompt, wrap_model_call
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.messages.tool import tool_call
@@ -259,6 +260,35 @@ def in_a_tool(model, context):
     return model.invoke(history(search.invoke(tool_call(name="search", args={"query": QUESTION}, id="1"))))
 
 
+def of_the_tutorial(retriever):
+    @tool(response_format="content_and_artifact")
+    def search(query: str) -> Any:
+        """Search the harbour's records."""
+        found = retriever.documents
+        return "\n\n".join(f"Source: {each.metadata}\nContent: {each.page_content}" for each in found), found
+
+    return search
+
+
+def tool_agent(searches=searching, max_tokens=4, **options):
+    """Ask an agent in two turns. It searches once: that is given, since random weights decide nothing."""
+
+    @wrap_model_call
+    def searching_once(request, handler):
+        if any(isinstance(message, ToolMessage) for message in request.messages):
+            settings = {"max_tokens": max_tokens, "parallel_tool_calls": False}
+            return handler(request.override(tools=[], model_settings=settings))
+        return history(result(""))[1]
+
+    def ask(model, retriever):
+        own = {"middleware": [searching_once], "checkpointer": InMemorySaver(), **options}
+        saved = create_agent(model, [searches(retriever)], **own)
+        turns = [saved.invoke({"messages": [("human", asked)]}, THREAD) for asked in (QUESTION, "Are you sure?")]
+        return [repr(turn["structured_response"]) for turn in turns] if options else turns
+
+    return ask
+
+
 def second_turn(model, retriever):
     @before_agent
     def retrieving(state, runtime):
@@ -287,6 +317,16 @@ ENTRIES["`create_agent`"] = {
         model, lambda query: joined(retriever.invoke(query))
     ),
     "two turns with a checkpointer, context in the first one's messages": second_turn,
+}
+ENTRIES["`create_agent` with a tool, in two turns"] = {
+    "`create_retriever_tool`": tool_agent(),
+    "`create_retriever_tool`, `content_and_artifact`": tool_agent(
+        partial(searching, response_format="content_and_artifact")
+    ),
+    "a `@tool` that returns texts and documents": tool_agent(of_the_tutorial),
+    "`response_format=ToolStrategy(...)`": tool_agent(max_tokens=100, response_format=ToolStrategy(Departure)),
+    "`response_format=ProviderStrategy(...)`": tool_agent(max_tokens=100, response_format=ProviderStrategy(Departure)),
+    "`response_format=` a class": tool_agent(max_tokens=100, response_format=Departure),
 }
 ENTRIES["`vector_store.similarity_search` in a function that returns joined texts"] = {
     "a `dynamic_prompt`": searched(dynamic, joined),

@@ -3,7 +3,6 @@
 import asyncio
 import re
 import warnings
-from contextlib import contextmanager
 from functools import reduce
 from itertools import permutations
 from operator import add
@@ -122,11 +121,6 @@ def said(answer):
     return {**told, "calls": calls}
 
 
-def distinct(ask, orders=ORDERS):
-    """Count the different answers over orders of the documents: over every one, unless told."""
-    return len({repr(ask(order)) for order in orders})
-
-
 class Heard(BaseCallbackHandler):
     """What callbacks are told: how many calls begin and end, the messages of the last one, and the text as it comes."""
 
@@ -146,17 +140,10 @@ class Heard(BaseCallbackHandler):
         self.ended += 1
 
 
-@contextmanager
-def forwards(lm):
-    """Shapes of the input ids of every pass of the model."""
-    shapes = []
-    handle = lm.model.register_forward_pre_hook(
-        lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
-    try:
-        yield shapes
-    finally:
-        handle.remove()
+def forwards(lm, shapes):
+    """Append the shape of the input ids of every pass of the model, until the context of this handle is left."""
+    hook = lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape))  # noqa: E731
+    return lm.model.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 # --- tools and models -------------------------------------------------------------------------------------------------

@@ -3,9 +3,8 @@
 import sys
 from collections import ChainMap
 from contextvars import Context
-from functools import partial
 from itertools import permutations
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pytest
 from framework_cases import Writing, call_text, ended
@@ -13,17 +12,13 @@ from invariant_rag.errors import ContextOverflow, IncompleteObject, InvalidObjec
 from invariant_rag.generation.json_schema import validate_value
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.generation.structured import ToolCall, ToolCalling
-from langchain.agents import create_agent
-from langchain.agents.middleware import wrap_model_call
-from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
+from langchain.agents.structured_output import ProviderStrategy
 from langchain_core.documents import Document
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage, convert_to_messages
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import RunnableLambda
-from langchain_core.tools import tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import AfterValidator, BaseModel
 from transformers import MaxTimeCriteria
 from typing_extensions import TypedDict
@@ -31,7 +26,7 @@ from typing_extensions import TypedDict
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments, canonical
 from langchain_invariant_rag.documents import chat_messages, to_segment, to_turn
 
-from .shared import DOCUMENTS, ORDERS, QUESTION, WAYS, Departure, Listed, distinct, now, said, search, searching
+from .shared import DOCUMENTS, ORDERS, QUESTION, WAYS, Departure, now, search
 
 
 def test_an_answer_says_what_was_read_and_written_and_completions_do_too_each_by_itself_and_together(lm):
@@ -349,73 +344,3 @@ def test_results_stand_in_the_order_of_their_calls_and_an_error_is_said_to_be_on
         )
     )
     assert failed == said_twice == said_once != plain
-
-
-# --- agents ---------------------------------------------------------------------------------------------------------
-
-
-def of_the_tutorial(retriever):
-    @tool("search", response_format="content_and_artifact")
-    def search_records(query: str) -> Any:
-        """Search the harbour's records."""
-        found = retriever.documents
-        return "\n\n".join(f"Source: {each.metadata}\nContent: {each.page_content}" for each in found), found
-
-    return search_records
-
-
-SEARCHING = {
-    "content": searching,
-    "content_and_artifact": partial(searching, response_format="content_and_artifact"),
-    "of the tutorial": of_the_tutorial,
-}
-SOME_ORDERS = [ORDERS[0], ORDERS[3], ORDERS[5]]
-"""As they are listed, turned, and reversed: each begins with another document."""
-
-
-def agent(chat, searches, then, first, **options):
-    """Make an agent that searches once: random weights do it neither by themselves, nor do they end."""
-
-    @wrap_model_call
-    def in_turn(request, handler):
-        searched = any(isinstance(message, ToolMessage) for message in request.messages)
-        return handler(request.override(**then if searched else {"tool_choice": "any", **first}))
-
-    call = call_text("search", {"query": "ferry"})
-    writing = Writing(chat.lm, lambda prompt: "" if "<|im_start|>tool" in prompt else f"{call}<|im_end|>")
-    model = chat.model_copy(update={"generation_kwargs": {**ended(chat.lm, ""), "logits_processor": [writing]}})
-    return create_agent(model, [searches], middleware=[in_turn], **options)
-
-
-@pytest.mark.parametrize("kind", SEARCHING)
-def test_an_agent_ignores_the_order_of_what_its_tool_found_in_its_second_turn_too(chat, kind):
-    def asked(documents, method="rotor"):
-        model, short = chat.model_copy(update={"method": method}), {"model_settings": {"max_tokens": 8}}
-        then = {"tool_choice": "none", **short}
-        made = agent(model, SEARCHING[kind](Listed(documents=documents)), then, {}, checkpointer=InMemorySaver())
-        thread = {"configurable": {"thread_id": "1"}}
-        turns = [made.invoke({"messages": [("human", text)]}, thread)["messages"] for text in (QUESTION, "Sure?")]
-        assert [each.type for each in turns[1]] == ["human", "ai", "tool", "ai", "human", "ai"]
-        return [[each for each in turn if each.type == "ai"] for turn in turns]
-
-    ours = [asked(documents) for documents in SOME_ORDERS]
-    for *_, last in ours[0]:
-        assert (last.response_metadata["sets"], last.response_metadata["invariant"]) == ([3], True)
-    assert len({repr([list(map(said, turn)) for turn in turns]) for turns in ours}) == 1
-    plain = [asked(documents, "sequential") for documents in SOME_ORDERS]
-    for turn in range(2):  # the text of the plain model shows the order
-        assert len({turns[turn][-1].text for turns in plain}) > 1
-
-
-@pytest.mark.parametrize("strategy", [ToolStrategy, ProviderStrategy, lambda schema: schema])
-def test_an_agent_with_tools_answers_with_an_object(chat, strategy):
-    single = {"model_settings": {"parallel_tool_calls": False}}
-
-    def asked(documents):
-        then, first = {"tools": [], **single}, {"response_format": None, **single}
-        made = agent(chat, searching(Listed(documents=documents)), then, first, response_format=strategy(Departure))
-        result = made.invoke({"messages": [("human", QUESTION)]})
-        assert isinstance(result["structured_response"], Departure)
-        return result["structured_response"], [said(each) for each in result["messages"] if each.type == "ai"]
-
-    assert distinct(asked, SOME_ORDERS) == 1

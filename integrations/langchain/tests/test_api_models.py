@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from framework_cases import WHO, flips
@@ -99,27 +100,16 @@ def test_a_vote_takes_what_most_orders_say():
         assert (found["parsed"] if raw else found) == Town(place=loved)
 
 
-class Slow(BaseRateLimiter):
-    asked = 0
-
-    def acquire(self, *, blocking=True):
-        self.asked += 1
-        return True
-
-    async def aacquire(self, *, blocking=True):
-        return self.acquire()
-
-
 @pytest.mark.parametrize("votes", [0, 3])
 async def test_every_call_is_counted_reported_and_waits_for_the_limiter_and_callbacks_see_one(votes):
-    limiter, heard = Slow(), Heard()
+    limiter, heard = Mock(spec=BaseRateLimiter), Heard()
     reader, calls = Reader(rate_limiter=limiter, callbacks=[heard]), max(votes, 1)
     model = vote(reader, votes=votes) if votes else canonical(reader)
     for asked, ask in enumerate((model.ainvoke, lambda asked: collected(model.astream(asked))), 1):
         await ask(prompt())
-        assert (limiter.asked, heard.ended) == (asked * calls, asked)
+        assert (limiter.aacquire.await_count, heard.ended) == (asked * calls, asked)
     answer = model.invoke(prompt())
-    assert (limiter.asked, heard.ended) == (3 * calls, 3)
+    assert (limiter.acquire.call_count, heard.ended) == (calls, 3)
     told = answer.response_metadata
     assert answer.usage_metadata == {name: count * calls for name, count in shared.USAGE.items()}
     assert told["token_usage"] == {"total_tokens": 12 * calls}
