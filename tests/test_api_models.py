@@ -17,7 +17,6 @@ from invariant_rag.orderings import Ordering
 from invariant_rag.segments import Slot
 
 A, B, C = map(Segment, "abc")
-TITLED = ["a", Segment("b", title="T")]
 
 
 @given(
@@ -44,11 +43,6 @@ def test_orders_are_a_function_of_the_sets_and_rank_0_stands_last(sets, votes, s
     assert all([sorted(each) for each in order] == [sorted(each) for each in sets] for order in orders)
 
 
-def test_a_set_is_written_in_its_slots_or_as_documents():
-    assert set_text(SegmentSet(TITLED)) == "Document: a\nDocument (Title: T): b\n"
-    assert set_text(SegmentSet(TITLED, slots=[Slot("[1] ", "\n", "1"), Slot("[2] ", number="2")])) == "[1] a\n[2] b"
-
-
 @given(st.lists(st.sampled_from("abc"), min_size=1))
 def test_the_winner_is_the_first_of_the_most_frequent(answers):
     vote = elect(answers)
@@ -64,18 +58,15 @@ def test_answers_agree_on_words_and_tool_calls_and_objects_by_their_fields():
     assert object_key(one) == object_key({"b": [2], "a": 1}) != object_key(other)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "said"),
-    [
+def test_what_cannot_be_ordered_by_content_is_refused():
+    for call, error, said in (
         (lambda: PlainRequests("alphabetical"), errors.UnknownName, "lexical"),
         (lambda: PlainRequests().of_text([Segment(token_ids=(1,))]), errors.InvalidSegment, "token ids"),
         (lambda: PlainRequests("given"), errors.UnsupportedCombination, "given"),
         (lambda: PlainRequests(votes=0), errors.InvalidChoice, "votes: expected at least 1, got 0"),
-    ],
-)
-def test_what_cannot_be_ordered_by_content_is_refused(call, error, said):
-    with pytest.raises(error, match=said):
-        call()
+    ):
+        with pytest.raises(error, match=said):
+            call()
 
 
 def user(*parts):
@@ -89,7 +80,10 @@ def written(*turns, **options):
     return [turn.parts for turn in request.turns]
 
 
-def test_text_and_segments_of_a_turn_become_one_text_and_everything_else_stays():
+def test_text_and_segments_of_a_turn_become_one_text_in_their_slots_or_as_documents_and_everything_else_stays():
+    titled = ["a", Segment("b", title="T")]
+    assert set_text(SegmentSet(titled)) == "Document: a\nDocument (Title: T): b\n"
+    assert set_text(SegmentSet(titled, slots=[Slot("[1] ", "\n", "1"), Slot("[2] ", number="2")])) == "[1] a\n[2] b"
     image, text = object(), "Read: Document: b\nDocument: a\nWhich?"
     assert written(user("Read: ", B, A, "Which?", image, "!")) == [(text, image, "!")]
     assert written(user()) == [()]
@@ -106,8 +100,7 @@ def test_sets_of_other_turns_stay_apart(between, role):
     assert (first, last) == (("Document: a\n",), ("Document: c\nDocument: b\n",))
 
 
-@pytest.mark.parametrize(("query", "expected"), [(None, "Which mill?"), ("another", "another")])
-def test_the_ordering_is_given_the_query(query, expected):
+def test_the_ordering_is_given_the_query():
     seen = []
 
     class Spy(Ordering):
@@ -118,8 +111,9 @@ def test_the_ordering_is_given_the_query(query, expected):
             return [0] * len(candidates)
 
     turns = [user("Hello."), user("Which ", A, "mill? "), Turn("assistant", ()), Turn("system", ("Be brief.",))]
-    PlainRequests(Spy()).of_turns(turns, query)
-    assert seen == [expected]
+    PlainRequests(Spy()).of_turns(turns)
+    PlainRequests(Spy()).of_turns(turns, "another")
+    assert seen == ["Which mill?", "another"]
 
 
 @pytest.mark.parametrize("votes", [1, 4])

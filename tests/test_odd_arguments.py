@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import GenerationConfig
 
 import invariant_rag as ir
 from invariant_rag.audit import Question, check_order
@@ -45,21 +46,23 @@ def args(**given):
     return given
 
 
-def nested():
-    found = []
-    for _ in range(100_000):
-        found = [found]
-    return found
+def then(call, use):
+    """Take what a callable takes, and use what it returns."""
+    return lambda **given: use(call(**given))
 
 
+NESTED = []
+for _ in range(100_000):
+    NESTED = [NESTED]
 ODD = (
     *(None, 3, -1, 0, True, 1.5, float("nan"), float("inf"), 10**400, 2**70, 1j, Fraction(1, 3), Decimal("nan")),
     *("x", "", "\ud800", "a\0b", b"x", Path("nowhere/x"), Ellipsis, ValueError("x")),
-    *([], [3], [None], [""], [[]], {}, {"a": 1}, {3: 1}, {"a"}, range(3), nested()),
+    *([], [3], [None], [""], [[]], {}, {"a": 1}, {3: 1}, {"a"}, range(3), NESTED),
     *(np.array(["a", "b"]), np.array(3), np.int64(2), torch.tensor(1), torch.ones(2), torch.ones(2, 2), Faulty()),
 )
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}
 TOOL = Tool("f", "d")
+NOT_IN_A_CONFIG = ("custom_generate", "generation_config", "logits_processor", "synced_gpus", "trust_remote_code")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,7 @@ def table(model, tmp_path_factory):
     segments = [ir.Segment("a"), ir.Segment("b")]
     prompt = model.chat_prompt("q", segments)
     routed, judge, calling = model.with_routing(), ir.Judge(model), ToolCalling(model, [TOOL])
-    bm25 = BM25Retriever(segments)
+    bm25, scored = BM25Retriever(segments), args(prompt=prompt, candidates=["a"])
     question = {"question": "q", "segments": ["a", "b"], "answers": ["a"]}
     small = {"remedies": []}
 
@@ -83,10 +86,10 @@ def table(model, tmp_path_factory):
         return model.with_method(method, **choices).generate(prompt, max_new_tokens=1)
 
     def ensemble(kind):
-        return lambda **given: kind(**{"lm": model, **given}).score(prompt, ["a"])
+        return then(kind, lambda each: each.score(**scored))
 
-    def intervention(kind, **fixed):
-        return lambda **given: with_method("sequential", intervention=kind(**fixed, **given))
+    def intervention(kind):
+        return then(kind, lambda each: with_method("sequential", intervention=each))
 
     once = partial(model.generate, prompt, max_new_tokens=1)
     return {
@@ -108,26 +111,19 @@ def table(model, tmp_path_factory):
             call=ToolCall("1", "f", {}), id="1", name="f", arguments={})),
         "prepare": (model.prepare, args(prompt=prompt, new_tokens=1)),
         "logits": (model.logits, args(prompt=prompt)),
-        "score": (model.score, args(prompt=prompt, candidates=["a"])),
-        "routed.score": (routed.score, args(prompt=prompt, candidates=["a"])),
+        "score": (model.score, scored),
+        "routed.score": (routed.score, scored),
         "arranged": (lambda prompts: model.arranged(prompts).__enter__(), args(prompts=["x"])),
         "generate": (model.generate, args(prompt=prompt, max_new_tokens=1, seed=1)),
-        "stream": (lambda **given: list(model.stream(**given)), args(prompt=prompt, max_new_tokens=1, seed=1)),
-        "options": (once, dict.fromkeys((
-            "assistant_early_exit", "bad_words_ids", "bos_token_id", "constraints", "custom_generate",
-            "disable_compile", "dola_layers", "early_stopping", "eos_token_id", "exponential_decay_length_penalty",
-            "force_words_ids", "forced_eos_token_id", "generation_config", "guidance_scale", "is_assistant",
-            "logits_processor", "num_beam_groups", "output_hidden_states", "pad_token_id", "penalty_alpha",
-            "prefill_chunk_size", "sequence_bias", "stop_strings", "suppress_tokens", "synced_gpus",
-            "token_healing", "trust_remote_code", "use_cache", "watermarking_config"))),
+        "stream": (then(model.stream, list), args(prompt=prompt, max_new_tokens=1, seed=1)),
+        "options": (once, dict.fromkeys([*NOT_IN_A_CONFIG, *sorted(GenerationConfig().to_dict())])),
         "sampling": (partial(once, do_sample=True), args(temperature=1.0, top_k=9, top_p=1.0, min_p=0.1, typical_p=1)),
-        "Segment": (lambda **given: parts_of(ir.Segment(**given)), args(
-            text="", title=None, metadata={}, score=None, token_ids=None)),
+        "Segment": (then(ir.Segment, parts_of), args(text="", title=None, metadata={}, score=None, token_ids=None)),
         "Segment.of": (ir.Segment.of, args(value="a")),
         "metadata": (lambda value: parts_of(ir.Segment("a", None, {"k": value})), args(value=1)),
-        "SegmentSet": (lambda **given: hash(ir.SegmentSet(**given)), args(segments=["a"], slots=None)),
+        "SegmentSet": (then(ir.SegmentSet, hash), args(segments=["a"], slots=None)),
         "permuted": (ir.SegmentSet(["a", "b"]).permuted, args(order=[1, 0])),
-        "Prompt": (lambda **given: model.prepare(ir.Prompt(**given)), args(
+        "Prompt": (then(ir.Prompt, model.prepare), args(
             prefix="p", segments=["a"], suffix="s", query=None, rendering=str)),
         "with_sets": (prompt.with_sets, args(sets=[ir.SegmentSet(["a"])])),
         "shuffled": (prompt.shuffled, args(random_state=random.Random(0))),
@@ -144,13 +140,13 @@ def table(model, tmp_path_factory):
         "MonoT5": (MonoT5, args(tokenizer=None, batch_size=1, max_length=1, device=None, true_word="t")),
         "CrossEncoder": (CrossEncoder, args(model="x", batch_size=1, device=None)),
         "Embedding": (Embedding, args(model="x", batch_size=1, device=None)),
-        "APE": (lambda **given: with_method(APE(**given)), args(temperature=0.9, scale=0.9)),
+        "APE": (then(APE, with_method), args(temperature=0.9, scale=0.9)),
         "HiddenScaling": (intervention(HiddenScaling), args(
             dimensions=1, factor=0.5, layers=[0], last_tokens=1, skip_first=0, scale_values=False)),
         "HiddenScaling.published": (HiddenScaling.published, args(model="x")),
         "HiddenScaling.load": (HiddenScaling.load, args(path=folder / "none")),
         "HiddenScaling.save": (HiddenScaling(1, 0.5, [0]).save, args(path=folder / "scaling.json")),
-        "MsPoE": (intervention(MsPoE, first_layer=1), args(smallest=1.2, largest=1.8, threshold=3.0)),
+        "MsPoE": (intervention(partial(MsPoE, first_layer=1)), args(smallest=1.2, largest=1.8, threshold=3.0)),
         "search_dimension": (search_dimension, args(model=model.model, examples=[], texts=[], keep=1, factors=[0.5])),
         "RingAverage": (ensemble(ir.RingAverage), args(lm=model, cuts=1)),
         "permutations": (ensemble(ir.PermutationAverage), args(lm=model, count=1, permutations="rotations", seed=0)),
@@ -159,11 +155,11 @@ def table(model, tmp_path_factory):
         "ContextExperts": (ensemble(ir.ContextExperts), args(lm=model, beta=1.0, gamma=0)),
         "ContextualCalibration": (ir.ContextualCalibration, args(scorer=model, content_free=["a"], blank=str)),
         "ensemble.generate": (ir.RingAverage(model).generate, args(prompt=prompt, max_new_tokens=1)),
-        "ensemble.score": (ir.AttentionSorting(model).score, args(prompt=prompt, candidates=["a"])),
+        "ensemble.score": (ir.AttentionSorting(model).score, scored),
         "blank_segments": (blank_segments, args(prompt=prompt, blank="a")),
         "LazyModel": (LazyModel, args(source=model, options=None)),
         "ToolCalling": (
-            lambda **given: ToolCalling(**{"lm": model, **given}).constrain(prompt, max_new_tokens=60),
+            then(ToolCalling, lambda each: each.constrain(prompt, max_new_tokens=60)),
             args(lm=model, tools=[], tool_choice="auto", parallel=True)),
         "ToolCalling.constrain": (calling.constrain, args(prompt=prompt, max_new_tokens=60)),
         "constrain": (constrain, args(lm=model, schema=SCHEMA, max_new_tokens=20)),
@@ -174,7 +170,7 @@ def table(model, tmp_path_factory):
         "BM25Retriever": (BM25Retriever, args(segments=segments, show_progress=False)),
         "FaissRetriever": (FaissRetriever, args(segments=[], show_progress=False)),
         "retrieve": (bm25.retrieve, args(query="a", k=1)),
-        "Document": (lambda **given: chunk_documents([Document(**given)]), args(text="a", title=None, metadata={})),
+        "Document": (then(Document, lambda each: chunk_documents([each])), args(text="a", title=None, metadata={})),
         "chunk_documents": (chunk_documents, args(documents=[Document("a")], max_chars=9, overlap=0)),
         "load_documents": (load_documents, args(paths=folder)),
         "cite": (cite, args(answer="a", question="q", segments=segments, included=None)),
@@ -182,9 +178,8 @@ def table(model, tmp_path_factory):
         "RAG.from_documents": (ir.RAG.from_documents, args(
             paths=folder, model=model, retriever="bm25", k=1, max_chars=9, overlap=0)),
         "tune_alpha": (tune_alpha, args(records=[RoutingRecord(0.5, 0.5, 1, 1)], alphas=[0.1])),
-        "RoutingRecord": (
-            lambda **given: tune_alpha([RoutingRecord(**{"plain_confidence": 1, "plain_score": 1, **given})]),
-            args(plain_confidence=0.5, plain_score=1, invariant_confidence=0.5, invariant_score=1)),
+        "RoutingRecord": (then(RoutingRecord, lambda each: tune_alpha([each])), args(
+            plain_confidence=0.5, plain_score=1, invariant_confidence=0.5, invariant_score=1)),
         "route": (route, args(plain_confidence=0.5, invariant_confidence=0.5, alpha=0.1)),
         "candidate_confidence": (candidate_confidence, args(logprobs=[-1.0])),
         "text_confidence": (text_confidence, args(logprobs=[-1.0])),
@@ -225,14 +220,13 @@ def test_what_no_json_can_say_is_no_argument_of_a_tool(model, value):
     function = {"name": "now", "arguments": {"fine": 1, "wrong": value}}
     called = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]}
     tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "wrong": value}}}
-    for call, given in (
-        (model.chat_prompt, {"messages": [called]}),
-        (model.chat_prompt, {"question": "q", "tools": [tool]}),
+    for call in (
+        lambda: model.chat_prompt(messages=[called]),
+        lambda: model.chat_prompt("q", tools=[tool]),
+        lambda: chat_messages([called]),
     ):
         with pytest.raises(InvalidTool, match=r"expected JSON as .*now.* as 'wrong'"):
-            call(**given)
-    with pytest.raises(InvalidTool, match=r"expected JSON as .*now.* as 'wrong'"):
-        chat_messages([called])
+            call()
 
 
 def test_a_refusal_names_the_argument_and_what_was_expected(model):

@@ -24,11 +24,6 @@ CANDIDATES = [[40], [41, 42], [43]]
 WEATHER = ["It rains.", "It snows.", "The sun shines."]
 
 
-@pytest.fixture
-def lm(golden_model):
-    return InvariantModel(golden_model)
-
-
 def test_the_published_rule_on_stored_confidences():
     for plain, ours, alpha, branch in (
         *((0.31, 0.52, 0.2, "invariant"), (0.31, 0.50, 0.2, "plain")),
@@ -72,7 +67,7 @@ def test_tuning_finds_a_planted_optimum(best, seed):
     assert tune_alpha(reversed(records)) == tuned
 
 
-def test_equally_good_margins_are_decided_by_their_size():
+def test_equally_good_margins_are_decided_by_their_size_and_of_none_there_is_no_best():
     record = RoutingRecord(0.5, 0.5, plain_score=1, invariant_score=1)
     for margins, best in ((ALPHAS, 0), ([-0.3, 0.3, 0.4], 0.3), ([-0.1, 0.3], -0.1)):
         assert tune_alpha([record], margins).alpha == best
@@ -82,11 +77,11 @@ def test_equally_good_margins_are_decided_by_their_size():
 
 
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, 1.0])
-def test_a_routed_answer_is_that_of_the_branch_it_names(lm, alpha):
-    routed, branches = lm.with_routing(alpha), {"plain": lm.with_method("sequential"), "invariant": lm}
+def test_a_routed_answer_and_its_stream_are_those_of_the_branch_they_name(model, alpha):
+    routed, branches = model.with_routing(alpha), {"plain": model.with_method("sequential"), "invariant": model}
     other_of = {"plain": "invariant", "invariant": "plain"}
-    answers = {name: model.generate(PROMPT, max_new_tokens=4) for name, model in branches.items()}
-    result = routed.generate(PROMPT, max_new_tokens=4)
+    answers = {name: lm.generate(PROMPT, max_new_tokens=12) for name, lm in branches.items()}
+    result = routed.generate(PROMPT, max_new_tokens=12)
     assert result.plain_confidence == routing.text_confidence(answers["plain"].logprobs)
     assert result.invariant_confidence == routing.text_confidence(answers["invariant"].logprobs)
     assert result.branch == route(result.plain_confidence, result.invariant_confidence, alpha)
@@ -94,7 +89,12 @@ def test_a_routed_answer_is_that_of_the_branch_it_names(lm, alpha):
     kept = answers[result.branch]
     assert (result.token_ids, result.logprobs, result.order) == (kept.token_ids, kept.logprobs, kept.order)
     assert result.rejected == answers[other_of[result.branch]]
-    scores = {name: model.score(PROMPT, CANDIDATES) for name, model in branches.items()}
+    stream = routed.stream(PROMPT, max_new_tokens=12)
+    assert "".join(stream) == result.text != ""
+    assert stream.generation == result
+    with pytest.raises(UnsupportedCombination, match="one answer to stream, got 2"):
+        list(routed.stream(PROMPT, max_new_tokens=2, do_sample=True, num_return_sequences=2))
+    scores = {name: lm.score(PROMPT, CANDIDATES) for name, lm in branches.items()}
     chosen = routed.score(PROMPT, CANDIDATES)
     assert (chosen, chosen.rejected) == (scores[chosen.branch], scores[other_of[chosen.branch]])
     confidences = [routing.candidate_confidence(scores[name]) for name in ("plain", "invariant")]
@@ -103,42 +103,31 @@ def test_a_routed_answer_is_that_of_the_branch_it_names(lm, alpha):
     assert routed.score(PROMPT, []) == []
 
 
-def test_a_list_is_routed_prompt_by_prompt(lm):
+def test_a_list_is_routed_prompt_by_prompt(model):
     other = Prompt([3], [[20], [21, 22], [9, 9]], [5, 6, 7])
     for alpha in (-0.01, 0.01):
-        routed = lm.with_routing(alpha)
+        routed = model.with_routing(alpha)
         single = [routed.generate(each, max_new_tokens=3) for each in (PROMPT, other)]
         together = routed.generate([PROMPT, other], max_new_tokens=3)
+        assert {each.branch for each in together} == {"plain", "invariant"}
         assert [(each.branch, each.token_ids) for each in together] == [(one.branch, one.token_ids) for one in single]
-    assert lm.with_routing().generate([]) == []
-    sampled = lm.with_routing().generate(PROMPT, max_new_tokens=2, do_sample=True, num_return_sequences=2, seed=1)
+    assert model.with_routing().generate([]) == []
+    sampled = model.with_routing().generate(PROMPT, max_new_tokens=2, do_sample=True, num_return_sequences=2, seed=1)
     assert [type(each) for each in sampled] == [RoutedGeneration] * 2
 
 
-def test_only_with_the_canonical_order_the_plain_branch_is_invariant_too(lm, model):
+def test_only_with_the_canonical_order_the_plain_branch_is_invariant_too(model):
     for order, invariant in (("given", False), ("canonical", True)):
-        routed = lm.with_routing(1, plain_order=order)
+        routed = model.with_routing(1, plain_order=order)
         answers = [routed.generate(each, max_new_tokens=3) for each in orders_of(PROMPT)]
         kept = {(each.logprobs, each.plain_confidence, each.invariant_confidence) for each in answers}
         assert (len(kept) == 1) is routed.invariant is answers[0].invariant is invariant
         prompt = model.chat_prompt("Why?", WEATHER)
         checked = check_order(model.with_routing(1, plain_order=order), prompt, 4, max_new_tokens=3)
         assert checked.promised is checked.identical is invariant, "a check promises nothing that is not kept"
-    assert not lm.with_method("sequential").with_routing(plain_order="canonical").invariant
-    canonical = lm.with_method("sequential", ordering="lexical").generate(PROMPT, max_new_tokens=3)
+    assert not model.with_method("sequential").with_routing(plain_order="canonical").invariant
+    canonical = model.with_method("sequential", ordering="lexical").generate(PROMPT, max_new_tokens=3)
     assert answers[0].token_ids == canonical.token_ids
-
-
-@pytest.mark.parametrize("alpha", [-1.0, 1.0])
-def test_a_stream_is_the_text_of_the_kept_answer(model, alpha):
-    routed, prompt = model.with_routing(alpha), model.chat_prompt("Why?", WEATHER)
-    stream = routed.stream(prompt, max_new_tokens=12)
-    text = "".join(stream)
-    assert text == routed.generate(prompt, max_new_tokens=12).text != ""
-    assert stream.generation == routed.generate(prompt, max_new_tokens=12)
-    assert stream.generation.branch == ("invariant" if alpha < 0 else "plain")
-    with pytest.raises(UnsupportedCombination, match="one answer to stream, got 2"):
-        list(routed.stream(prompt, max_new_tokens=2, do_sample=True, num_return_sequences=2))
 
 
 class Remembering:
@@ -163,16 +152,16 @@ class Unique(Remembering):
         raise TypeError("there is only one of it")
 
 
-def test_a_processor_that_remembers_a_text_meets_each_branch_anew(lm):
-    for alpha, branch in ((-1, lm), (1, lm.with_method("sequential"))):
+def test_a_processor_that_remembers_a_text_meets_each_branch_anew(model):
+    for alpha, branch in ((-1, model), (1, model.with_method("sequential"))):
         tokens = branch.generate(PROMPT, max_new_tokens=5, logits_processor=[Remembering()]).token_ids
-        result = lm.with_routing(alpha).generate(PROMPT, max_new_tokens=5, logits_processor=[Remembering()])
+        result = model.with_routing(alpha).generate(PROMPT, max_new_tokens=5, logits_processor=[Remembering()])
         assert result.token_ids == tokens
         memory = Remembering()
         both = {"logits_processor": [memory], "stopping_criteria": [memory.is_full]}
-        assert lm.with_routing(alpha).generate(PROMPT, max_new_tokens=5, **both).token_ids == tokens[:3]
+        assert model.with_routing(alpha).generate(PROMPT, max_new_tokens=5, **both).token_ids == tokens[:3]
     with pytest.raises(UnsupportedCombination, match="only one of it") as caught:
-        lm.with_routing().generate(PROMPT, logits_processor=[Unique()])
+        model.with_routing().generate(PROMPT, logits_processor=[Unique()])
     assert "invariant_branch" in caught.value.hint
 
 

@@ -31,6 +31,7 @@ PRINTED = (
 )
 PAIRS = [[f"key{place}", f"value{place}"] for place in range(6)]
 TRIPLES = [[f"s{place}", "r", place] for place in range(40)]
+PENS = {"question": "Ann has 3 pens. She buys 4. Bo gives 2. How many are there?", "answer": 9}
 LONG = {"input": "Who?", "context": "abcdefghij" * 3, "answers": ["the Answer"], "all_classes": None}
 PARAGRAPHS = [
     {"context": f"paragraph {k}", "qas": [{"id": f"q{k}", "question": f"Which {k}?", "answers": [{"text": str(k)}]}]}
@@ -62,13 +63,7 @@ SAMPLES = {
     "two-wiki": [LONG],
     "longbench": [LONG],
     "xquad": {"data": [{"title": "Some_Article", "paragraphs": PARAGRAPHS}]},
-    "r-gsm": [
-        {
-            "question": "Ann has 3 pens. She buys 4. Bo gives 2. How many are there?",
-            "interchangeable": ["She buys 4.", "Bo gives 2."],
-            "answer": 9,
-        }
-    ],
+    "r-gsm": [{**PENS, "interchangeable": ["She buys 4.", "Bo gives 2."]}],
     "timeline": [
         {"input": "First one. Then two. Then three. ", "qa_pairs": str(EVENTS)},
         {"context": "abc def", "question": "Order I. II.", "answer": "II, I", "task": "timeline_reorder"},
@@ -86,10 +81,7 @@ SETTINGS = {
 FILES = {
     "nq-open-10_total_documents_gold_at_0.jsonl.gz": SAMPLES["lost-in-the-middle"],
     "nq-open-oracle.jsonl.gz": ORACLE,
-    "printed.jsonl": [
-        {"input": "Extract the value. JSON data: {}", "output": "v"},
-        {"input": PRINTED, "output": "ann"},
-    ],
+    "printed.jsonl": [{"input": each, "output": "v"} for each in ("Extract the value. JSON data: {}", PRINTED)],
     "kv-retrieval-6_keys.jsonl.gz": SAMPLES["key-value"],
     **{f"mmlu_{split}.json": SAMPLES["mmlu"] for split in ("validation", "test")},
     **{f"mintaka_noshuffle_top{count}.json": SAMPLES["mintaka"] for count in (30, 50)},
@@ -106,7 +98,7 @@ ARCHIVE = {
     "shortdep_qa.jsonl": ["none of ours"],
     "longdep_qa.jsonl": SAMPLES["timeline"],
 }
-"""The same, of those that are members of an archive."""
+"""The same, of those that are members of an archive, too."""
 
 
 def records(scores, metric="accuracy", answers=(), **more):
@@ -132,38 +124,29 @@ def lm():
 def files(tmp_path_factory):
     """A folder with a file of every benchmark."""
     folder = tmp_path_factory.mktemp("data")
-
-    def lines(records):
-        return "".join(json.dumps(record) + "\n" for record in records).encode()
-
-    for name, records in FILES.items():
+    for name, records in {**FILES, **ARCHIVE}.items():
         path = folder / name
         if path.suffix == ".json":
             path.write_text(json.dumps(records, indent=1), encoding="utf-8")
         elif path.suffix == ".parquet":
             parquet.write_table(Table.from_pylist(records), path)
         else:
-            path.write_bytes(gzip.compress(lines(records)) if path.suffix == ".gz" else lines(records))
+            lines = "".join(json.dumps(record) + "\n" for record in records).encode()
+            path.write_bytes(gzip.compress(lines) if path.suffix == ".gz" else lines)
     with zipfile.ZipFile(folder / "data.zip", "w") as opened:
-        for name, records in ARCHIVE.items():
-            opened.writestr(f"data/{name}", lines(records))
+        for name in ARCHIVE:
+            opened.write(folder / name, f"data/{name}")
     return folder
 
 
 @pytest.fixture(scope="session")
-def data_of(files):
-    """Where the data of a benchmark are: in the folder, or in the archive."""
-    return lambda name: files / "data.zip" if name in {"two-wiki", "timeline", "longbench"} else files
-
-
-@pytest.fixture(scope="session")
-def load(files, data_of, lm):
-    """Load the cases of a benchmark: from its small file, or from a `source`, such as another one of the files."""
+def load(files, lm):
+    """Load the cases of a benchmark: from its small file in the folder, or from a `source`, such as another one."""
 
     def loaded(name, source="", questions=None, seed=0, **settings):
         benchmark = BENCHMARKS[name]
         given = benchmark.parse_settings({**SETTINGS.get(name, {}), **settings})
-        path = data_of(name) if source == "" else source and files / source
+        path = None if source is None else files / source
         return benchmark.load(DataSource(path), given, Selection(questions, seed, lambda: lm.tokenizer))
 
     return loaded

@@ -1,23 +1,32 @@
-"""Claims about `invariant-rag bench` and `invariant-rag reproduce`, asked through typer's runner with a tiny model."""
+"""Claims about `invariant-rag bench` and `invariant-rag reproduce`, asked through typer's runner with a tiny model.
+
+Of the speed benchmark: what it measures is there, and ratios are of the same run. Nothing here judges a time.
+"""
 
 import json
 import math
+import runpy
 import subprocess
 import sys
 from contextlib import suppress
+from itertools import product
+from pathlib import Path
 
 import pytest
+import torch
 import typer
+from invariant_rag import InvariantModel
 from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import app
 from invariant_rag.errors import InvariantRAGError
 from invariant_rag.interventions import INTERVENTIONS
+from invariant_rag.methods import METHODS
 from typer.core import TyperOption
 from typer.testing import CliRunner
 
-from invariant_rag_benchmarks import BENCHMARKS, config
+from invariant_rag_benchmarks import BENCHMARKS, config, speed
 from invariant_rag_benchmarks.commands import bench, reproduce
-from invariant_rag_benchmarks.config import BenchmarkConfig
+from invariant_rag_benchmarks.config import BenchmarkConfig, ServingConfig, SpeedConfig
 from invariant_rag_benchmarks.published_tables import published_tables
 
 
@@ -45,9 +54,8 @@ def test_every_benchmark_is_a_listed_command_that_names_its_settings():
         assert all(f"{setting}=" in result.output for setting in benchmark.settings.model_fields)
 
 
-def test_bench_prints_figures_or_json_and_goes_on_with_a_run_that_it_refuses_to_overwrite_before_a_model_is_loaded(
-    fixed, monkeypatch
-):
+def test_bench_prints_figures_or_json_says_if_a_toy_answered_and_overwrites_no_run(fixed, tmp_path, monkeypatch):
+    """It goes on with the run; without `--resume`, it refuses before a model is loaded."""
     command = ["bench", "xquad", *fixed, "--method", "pine"]
     result = invoke(*command)
     assert result.exit_code == 0, result.output
@@ -56,13 +64,10 @@ def test_bench_prints_figures_or_json_and_goes_on_with_a_run_that_it_refuses_to_
     again = json.loads(invoke(*command, "--json", "--resume").stdout)
     assert (again["summary"]["records"], again["config"]["settings"]) == (5, {"slots": ""})
     assert again["folder"] in " ".join(result.stdout.split())
+    toy = invoke("bench", "key-value", "--set", "make=1", "--set", "keys=2", "--out", tmp_path)
+    assert (toy.exit_code, toy.stderr.count("answered by the embedded toy model")) == (0, 1), toy.output
     monkeypatch.setattr(BenchmarkConfig, "load_model", lambda self: pytest.fail("loaded"))
     assert "--resume" in refused(*command)
-
-
-def test_a_toy_says_that_it_answers(tmp_path):
-    result = invoke("bench", "key-value", "--set", "make=1", "--set", "keys=2", "--out", tmp_path)
-    assert (result.exit_code, result.stderr.count("answered by the embedded toy model")) == (0, 1), result.output
 
 
 REPRODUCED = {
@@ -86,10 +91,8 @@ def test_reproduce_measures_the_rows_that_were_chosen_and_says_what_it_does_not_
     assert written[2:] == [f"| {cell['row']}" for cell in cells]
 
 
-# --- wrong input: one red line that says what is wrong, exit code 2, before any work ---
-
-
 def refused(*arguments):
+    """One red line says what is wrong, with exit code 2, before any work."""
     result = invoke(*arguments)
     assert isinstance(result.exception, SystemExit), (arguments, result.exception)
     assert result.exit_code == 2, (arguments, result.output)
@@ -103,15 +106,11 @@ def test_what_is_no_whole_number_is_refused_by_name(tmp_path, monkeypatch):
     commands = {("bench", name): group.commands[name] for name in ("xquad", "list", "speed", "vllm")}
     commands["reproduce",] = typer.main.get_command(reproduce.app)
     options = [(path, each) for path, command in commands.items() for each in command.params]
-    numbers = [
-        (path, each.opts[0])
-        for path, each in options
-        if isinstance(each, TyperOption) and "int" in str(each.type_descriptor.annotation)
-    ]
+    typed = [(path, each) for path, each in options if isinstance(each, TyperOption)]
+    numbers = [(path, each.opts[0]) for path, each in typed if "int" in str(each.type_descriptor.annotation)]
     assert len(numbers) == 20
-    for path, flag in numbers:
-        for value in ("nan", "-1"):
-            refused(*path, f"{flag}={value}")
+    for (path, flag), value in product(numbers, ("nan", "-1")):
+        refused(*path, f"{flag}={value}")
     for flag in ("--layers", "--repeats"):
         assert str(MOST_CALLS) in refused("bench", "speed", f"{flag}={1 << 70}")
 
@@ -123,7 +122,6 @@ BEFORE_TORCH = [
     (f"{NAMES} --method rotr", "unknown method 'rotr'"),
     (f"{NAMES} --ordering lexcal", "unknown ordering 'lexcal'"),
     (f"{NAMES} --ensemble context-expert", "did you mean 'context-experts'?"),
-    (f"{NAMES} --ensemble ring", "'ring-average'"),
     (f"{NAMES} --ensemble ring-average --alpha 1", "expected routing or an ensemble"),
     (f"{NAMES} --intervention ms", "unknown intervention 'ms'; choose from 'hidden-scaling'"),
     (f"{NAMES} --intervention ms-poe", "'sequential' with the intervention 'ms-poe', got 'rotor'"),
@@ -175,11 +173,9 @@ def test_what_is_wrong_is_said_before_torch_is_imported(files, tmp_path):
     assert tuple(INTERVENTIONS) == config.INTERVENTIONS, "names that are known without torch"
 
 
-@pytest.mark.parametrize(
-    "name", ["limit", "seed", "batch_size", "max_new_tokens", "alpha", "intervention", "ensemble", "method", "overflow"]
-)
-def test_a_wrong_argument_of_a_config_is_a_typed_error(name):
-    for wrong in (None, "3", b"", -1, 0, 1.5, math.nan, True, [], {}, object(), 10**400):
+def test_a_wrong_argument_of_a_config_is_a_typed_error():
+    names = "limit seed batch_size max_new_tokens alpha intervention ensemble method overflow".split()
+    for name, wrong in product(names, (None, "3", b"", -1, 0, 1.5, math.nan, True, [], {}, object(), 10**400)):
         with suppress(InvariantRAGError):
             BenchmarkConfig("mmlu", **{name: wrong})
 
@@ -203,3 +199,120 @@ def test_the_tab_key_completes_the_methods_of_every_command_and_the_names_of_tab
     tables = " ".join(name for name in published_tables() if name.startswith("pine"))
     expected = {**dict.fromkeys((*BENCHMARKS, "speed", "vllm"), "rotor"), "reproduce": tables}
     assert dict(line.partition(" ")[::2] for line in done.stdout.splitlines()) == expected
+
+
+@pytest.mark.parametrize(("tokens", "segments"), [(300, 2), (2500, 20), (2500, 200)])
+def test_prompts_have_the_tokens_and_segments_that_were_asked_for(tokens, segments):
+    prompt = speed.random_prompt(SpeedConfig(tokens=tokens, segments=segments))
+    lengths = [len(each.token_ids or ()) for each in prompt.segments]
+    assert len(lengths) == segments
+    assert abs(sum(lengths) + len(prompt.prefix) + len(prompt.suffix) - tokens) <= segments
+    assert max(lengths) <= 2 * min(lengths) + 1
+
+
+def test_times_are_to_the_first_token_between_tokens_and_of_all(monkeypatch):
+    clock = iter([0.0, 1.0, 3.0, 4.0, 6.0])  # the start, the prompt, and three tokens
+    monkeypatch.setattr("invariant_rag_benchmarks.speed.perf_counter", lambda: next(clock))
+    timer = speed.TimingStreamer()
+    for _ in range(4):
+        timer.put(torch.zeros(1))
+    assert timer.times() == (3.0, 1.5, 6.0)
+
+
+def test_the_command_writes_a_table_and_json(tmp_path):
+    words = "bench speed --shape tiny --tokens 120 --segments 3 --segments 5 --new-tokens 2 --repeats 2"
+    methods = ["--method", "rotor", "--method", "pine", "--method", "ape"]
+    result = invoke(*words.split(), *methods, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("measuring rotor, pine, ape against the plain model: first token and 2 further tok")
+    assert "120 tokens in 3 segments, 120 tokens in 5 segments, shape tiny" in result.stderr.splitlines()[0]
+    assert "rotor, warm set" in result.output
+    measured = json.loads((tmp_path / "speed.json").read_text())
+    script = runpy.run_path(str(Path(__file__).parents[2] / "cookbook" / "costs" / "gpu.py"))
+    assert [each["setting"]["segments"] for each in measured] == [3, 5]
+    for each in measured:
+        plain, *others = each["rows"]
+        assert plain["ratios"]["prefill"] == plain["ratios"]["decode"] == 1.0
+        assert len(others) == 4
+        flops = {row["name"]: row["ratios"]["flops"] for row in each["rows"]}
+        assert flops["rotor, warm set"] < flops["rotor"] < flops["pine"]
+        assert flops["plain"] == 1.0
+        assert all(len(row["prefill"]["seconds"]) == 2 and row["ratios"]["prefill"] > 0 for row in others)
+        assert each["environment"]["backend"] == "sdpa"
+        rows = script["rows_of"](each)
+        assert [row[3] for row in rows] == [row["name"] for row in others]
+        assert {len(row) for row in rows} == {len(script["HEAD"])}
+
+
+def test_the_floor_and_flops_are_those_of_the_arithmetic():
+    for tokens, floor in ((3000, 1.05), (10_000, 1.16)):
+        found = speed.bidirectional_floor(SpeedConfig(shape="8b-layer", tokens=tokens))
+        assert found == pytest.approx(floor, abs=0.01)
+    config = SpeedConfig(shape="tiny", tokens=200, segments=4)
+    model, prompt = speed.build_model(config), speed.random_prompt(config)
+    count = len(prompt.prefix) + len(prompt.suffix) + sum(len(each.token_ids or ()) for each in prompt.segments)
+    lm = InvariantModel(model)
+    sizes = speed.SHAPES["tiny"]
+    width, layers, kept = sizes["hidden_size"], sizes["num_hidden_layers"], sizes["hidden_size"] // 2
+    products = 2 * layers * count * (2 * width * width + 2 * width * kept + 3 * width * sizes["intermediate_size"])
+    plain = products + layers * 4 * width * count * (count + 1) // 2 + 2 * width * speed.VOCABULARY
+    ids = torch.tensor([lm.with_method("sequential").prepare(prompt).input_ids])
+    assert speed.count_flops(lambda: model(ids, logits_to_keep=1)) == plain
+
+    def flops(method):
+        return speed.count_flops(lambda: lm.with_method(method).generate(prompt, max_new_tokens=1))
+
+    assert flops("sequential") == plain
+    assert flops("set-based") < flops("rotor") < flops("pine")
+
+
+def test_every_method_is_measured_unless_some_are_named_and_a_device_that_is_not_there_is_refused():
+    words = "bench speed --shape tiny --tokens 120 --segments 3 --new-tokens 1 --repeats 1 --json".split()
+    (measured,) = json.loads(invoke(*words).stdout)
+    every = [name for name in METHODS if name != "sequential"]
+    assert [row["name"] for row in measured["rows"]] == ["plain", *every, "rotor, warm set"]
+    assert all(name in refused(*words, "--device", name) for name in ("abacus", "auto"))
+
+
+def test_every_system_is_asked_in_every_round_and_tenants_are_new(lm):
+    tenants = []
+
+    def connect(tenant):
+        tenants.append(tenant)
+        return lm
+
+    config = ServingConfig(clients=(1, 2), questions=(1, 2), requests=2, segments=2, new_tokens=2, rounds=2)
+    measured = speed.measure_serving(connect, config)
+    names = ("clients", "questions", "system", "state")
+    asked = {tuple(row[name] for name in names): row["measured"] for row in measured["rows"]}
+    assert asked.keys() == {*product((1, 2), (1, 2), (speed.PLAIN, speed.ARRANGED), speed.STATES)}
+    assert all(tuple(times) == speed.MEASURES for times in asked.values())
+    assert all(len(times) == 2 and min(times) > 0 for each in asked.values() for times in each.values())
+    assert len(set(tenants)) == len(tenants) == 9
+    assert (measured["setting"]["rounds"], len(measured["ratios"])) == (2, 8)
+
+
+def test_requests_of_a_round_ask_about_each_set_in_other_orders():
+    lm = InvariantModel.from_pretrained()
+    made = speed.prompts(lm, ServingConfig(questions=(4,), requests=8, segments=4, words=20), 4, seed=1)
+    orders = {tuple(each.text for each in prompt.segments) for prompt in made}
+    assert len({frozenset(order) for order in orders}) == 2
+    assert len(made) == 8
+    assert len(orders) > 4
+    assert {len(text.split()) for order in orders for text in order} == {7 + 20}
+
+
+def test_a_ratio_is_the_median_over_rounds_of_this_way_over_the_plain_one_in_the_same_round_and_state():
+    plain, slow = speed.SpeedResult(peak=4, flops=10), speed.SpeedResult(peak=2, flops=30)
+    for step in speed.STEPS:
+        plain.seconds[step], slow.seconds[step] = [1.0, 2.0, 4.0], [4.0, 4.0, 4.0]
+    assert slow.ratios_to(plain) == {**dict.fromkeys(speed.STEPS, 2.0), "peak": 0.5, "flops": 3.0}
+    rows = {
+        (1, 4, speed.PLAIN, "cold"): [(1.0, 1.0, 1.0), (2.0, 1.0, 1.0), (4.0, 1.0, 1.0)],
+        (1, 4, speed.ARRANGED, "cold"): [(2.0, 0.5, 1.0), (2.0, 0.5, 1.0), (2.0, 0.25, 1.0)],
+        (1, 4, speed.PLAIN, "warm"): [(8.0, 1.0, 1.0)] * 3,
+        (1, 4, speed.ARRANGED, "warm"): [(8.0, 1.0, 1.0), (8.0, 1.0, 1.0), (4.0, 2.0, 1.0)],
+    }
+    cold, warm = speed.ratios(rows)
+    assert (cold["state"], cold["throughput"], cold["first token"]) == ("cold", (1, 0.5, 2), (0.5, 0.25, 0.5))
+    assert (warm["state"], warm["throughput"], warm["first token"]) == ("warm", (1, 0.5, 1), (1, 1, 2))

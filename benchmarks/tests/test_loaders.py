@@ -27,9 +27,6 @@ def by_question(cases):
     return [[*each] for _, each in groupby(cases, lambda case: case.question)]
 
 
-# --- each benchmark, by its small file in `conftest.py` ---
-
-
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_cases_of_a_question_are_the_same_segments_in_other_orders_written_as_they_are(name, load, lm):
     cases, letter = load(name), LETTERED.get(name)
@@ -49,7 +46,7 @@ def test_the_cases_of_a_question_are_the_same_segments_in_other_orders_written_a
         assert letter is not None or len({(case.prefix, case.suffix, case.gold) for case in asked}) == 1
 
 
-PRINTED = {"source": "printed.jsonl", "documents": 3, "slots": "all"}
+PRINTED, KEPT = {"source": "printed.jsonl", "documents": 3, "slots": "all"}, {"keys": 3, "file_keys": 6}
 PINE = "^Write a high-quality one-sentence answer for the given question using only the provided search results (so"
 WRITTEN = [
     (LOST, {}, "0", "irrelevant).\n|\n[Document Title: Tann] ann is here.|\n[Document Title: D0] noise 0|"),
@@ -62,12 +59,7 @@ WRITTEN = [
     (LOST, PRINTED, "2", "|\n[Document Title: D1] more noise|\n[Document Title: Tann] ann is here.|\n"),
     ("key-value", {}, "0", '|"key1": "value1",\n |"key0": "value0",\n |"key2": "value2",\n |'),
     ("key-value", {}, "5", '|"key5": "value5",\n |"key1": "value1",\n |}\n\nKey: "key1"\nCorresponding value:$'),
-    (
-        "key-value",
-        {"keys": 3, "file_keys": 6},
-        "1",
-        '{|"key0": "value0",\n |"key1": "value1",\n |"key2": "value2",\n |}',
-    ),
+    ("key-value", KEPT, "1", '{|"key0": "value0",\n |"key1": "value1",\n |"key2": "value2",\n |}'),
     ("mmlu", {}, "0123", " about some subject.\n\n\n\nWhat is 0?\n|A. w\n|B. x\n|C. y\n|D. z\n|Answer:$"),
     ("mmlu", {"orders": "23"}, "3210", "|A. z\n|B. y\n|C. x\n|D. w\n|Answer:$"),
     ("mintaka", {}, "initial", "^|(s0, r, 0)\n|(s1, r, 1)\n|"),
@@ -113,8 +105,14 @@ def test_a_question_has_the_variants_of_the_papers(load):
 
 
 def test_what_else_is_in_a_case(load):
-    """Gold answers, system messages, longest outputs, and segments where there are none, or no titles."""
+    """Gold answers and documents, system messages, longest outputs, and segments where there are none, or no titles."""
     assert {case.gold for case in load(LOST, source="printed.jsonl", documents=3)} == {("ann", "ANN")}, "of the oracle"
+    for file, documents in (("nq-open-10_total_documents_gold_at_0.jsonl.gz", 10), ("nq-open-oracle.jsonl.gz", 4)):
+        cases = load(LOST, source=file, documents=documents, slots="all")
+        assert len(cases) == 4 * documents
+        for case in cases:
+            gold = f"T{case.query.removeprefix('who is ')}]"
+            assert [place for place, text in enumerate(case.segments) if gold in text] == [int(case.variant)]
     plain = BENCHMARKS[LOST].parse_settings({"template": "plain"})
     assert next(plain.cases("q", "Who?", ["a"], {"0": [("", "Here.")]})).segments == ("Document: Here.\n",)
     assert {case.query for case in load("key-value")} == {"key1", "key4"}
@@ -137,31 +135,15 @@ def test_what_else_is_in_a_case(load):
     tasks = {case.group: case for case in load("longbench", tasks="multifieldqa_en,trec,samsum")}
     assert [(case.max_new_tokens, case.chat) for case in tasks.values()] == [(64, True), (64, False), (128, False)]
     assert tasks["trec"].gold == ("Food", "Food", "Sport")
-    assert {case.group for case in load("longbench", tasks="single-doc")} == {
-        "qasper",
-        "multifieldqa_en",
-        "narrativeqa",
-    }
+    single = {case.group for case in load("longbench", tasks="single-doc")}
+    assert single == {"qasper", "multifieldqa_en", "narrativeqa"}
 
 
-@pytest.mark.parametrize("file", ["nq-open-10_total_documents_gold_at_0.jsonl.gz", "nq-open-oracle.jsonl.gz"])
-def test_the_gold_document_is_in_its_slot(file, load):
-    documents = 10 if "10" in file else 4
-    cases = load(LOST, source=file, documents=documents, slots="all")
-    assert len(cases) == 4 * documents
-    for case in cases:
-        named = case.query.removeprefix("who is ")
-        assert [place for place, text in enumerate(case.segments) if f"T{named}]" in text] == [int(case.variant)]
-
-
-# --- samples, settings and files ---
-
-
-def test_settings_are_read_from_words_and_chunks_need_a_tokenizer(data_of):
+def test_settings_are_read_from_words_and_chunks_need_a_tokenizer(files):
     benchmark, chunked = BENCHMARKS[LOST], BENCHMARKS["two-wiki"]
     assert benchmark.parse_settings({"documents": "30", "index": "yes"}) == benchmark.settings(documents=30, index=True)
     with pytest.raises(TokenizerRequired):
-        chunked.load(DataSource(data_of("two-wiki")), chunked.settings(), Selection())
+        chunked.load(DataSource(files), chunked.settings(), Selection())
 
 
 def test_a_larger_limit_contains_every_smaller_one(load):
@@ -180,12 +162,11 @@ DRAWN = {
 """What is drawn, and the records of which each is asked twice."""
 
 
-@pytest.mark.parametrize("what", DRAWN)
-def test_the_seed_alone_decides_what_is_drawn_and_each_question_draws_for_itself(what, load, tmp_path):
-    name, settings, records = DRAWN[what]
+@pytest.mark.parametrize(("name", "settings", "records"), DRAWN.values(), ids=DRAWN)
+def test_the_seed_alone_decides_what_is_drawn_and_each_question_draws_alone(name, settings, records, load, tmp_path):
     if records:
         settings = {**settings, "source": tmp_path / "data.jsonl"}
-        settings["source"].write_text("".join(json.dumps(each) + "\n" for each in [*records, *records]))
+        settings["source"].write_text(json.dumps([*records, *records]))
     first = load(name, **settings)
     assert any(load(name, seed=seed, **settings) != first for seed in range(1, 4))
     random.seed(1)  # the global one has no say
@@ -230,9 +211,7 @@ def test_a_record_without_its_fields_is_named_and_what_is_not_there_is_asked_for
     assert "--data" in str(caught.value) + caught.value.hint
 
 
-def test_files_are_found_where_the_environment_says_and_in_the_tree_of_their_repository(
-    load, files, tmp_path, monkeypatch
-):
+def test_files_are_found_where_the_environment_says_and_in_trees_and_archives(load, files, tmp_path, monkeypatch):
     monkeypatch.setenv("INVARIANT_RAG_DATA", str(files))
     source, benchmark = DataSource(), BENCHMARKS["xquad"]
     assert benchmark.load(source, benchmark.parse_settings({}), Selection())
@@ -242,6 +221,8 @@ def test_files_are_found_where_the_environment_says_and_in_the_tree_of_their_rep
     shutil.copy(files / name, folder)
     one, *others = [load(LOST, source=each) for each in (tmp_path / "qa_data", tmp_path, files / name)]
     assert others == [one, one]
+    for zipped in ("two-wiki", "timeline", "longbench"):
+        assert load(zipped, source="data.zip") == load(zipped)
 
 
 def test_lists_named_lines_and_lines_named_lists_are_read_and_a_broken_line_is_named_by_its_number(tmp_path):
@@ -258,33 +239,27 @@ def test_lists_named_lines_and_lines_named_lists_are_read_and_a_broken_line_is_n
     assert "line 1" not in str(caught.value)
 
 
-# --- files with wrong values: every one is a typed error that names the file, or is read ---
-
 VALUES = [None, 5, -1, True, "", "x", [], {}, [None], [[]], {"a": 1}, float("nan"), 10**400, "\ud800"]
 
 
-def mutated(document, source):
-    """The same document with one value replaced by another, or taken away."""
-    changed = copy.deepcopy(document)
-    places, remaining = [], [changed]
-    while remaining:
-        each = remaining.pop()
-        if isinstance(each, dict | list):
-            places += [(each, key) for key in (each if isinstance(each, dict) else range(len(each)))]
-            remaining += each.values() if isinstance(each, dict) else each
-    holder, key = source.choice(places)
-    if source.random() < 0.2:
-        del holder[key]
-    else:
-        holder[key] = copy.deepcopy(source.choice(VALUES))
-    return changed
+def places(document):
+    """Yield where each value in a document is: in what, and at which key or index."""
+    if isinstance(document, dict | list):
+        for key, value in document.items() if isinstance(document, dict) else enumerate(document):
+            yield document, key
+            yield from places(value)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_a_value_of_another_type_is_refused_by_name(name, load, tmp_path):
+def test_a_value_of_another_type_or_none_is_refused_by_name(name, load, tmp_path):
     source, refused, file = random.Random(name), 0, tmp_path / "Natural.json"
     for _ in range(60):
-        file.write_text(json.dumps(mutated(SAMPLES[name], source)))
+        changed = copy.deepcopy(SAMPLES[name])
+        holder, key = source.choice([*places(changed)])
+        holder[key] = source.choice(VALUES)
+        if source.random() < 0.2:
+            del holder[key]
+        file.write_text(json.dumps(changed))
         try:
             load(name, source=file)
         except InvalidDataset as error:
@@ -320,9 +295,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "settings", "file", "content"), BROKEN, ids=lambda each: str(each)[:40])
-def test_a_file_that_serves_not_is_refused_by_name_and_without_an_object_of_python(
-    name, settings, file, content, load, tmp_path
-):
+def test_an_unusable_file_is_refused_by_name_and_not_in_words_of_python(name, settings, file, content, load, tmp_path):
     (tmp_path / file).write_bytes(content)
     with pytest.raises(InvalidDataset, match=file) as caught:
         load(name, source=tmp_path / file, **settings)

@@ -14,8 +14,8 @@ from invariant_rag.cli.console import print_error, print_json, print_skipped, pr
 from invariant_rag.cli.progress import load_with_progress, progress_bar
 from invariant_rag.errors import InvalidChoice, ToyModelWarning
 from invariant_rag.models.embedded import is_toy
-from invariant_rag.rag.chunks import truncate
 from invariant_rag.rag.documents import check_documents, load_chunks
+from invariant_rag.rag.text_splitting import truncate
 from invariant_rag.segments import Segment, SegmentSet
 from invariant_rag.shown import counted
 
@@ -24,7 +24,7 @@ EXAMPLE_DOCUMENTS = Path(__file__).parent / "example_documents"
 
 if TYPE_CHECKING:
     from invariant_rag.audit.order_check import OrderCheck
-    from invariant_rag.generation.citations import Citation
+    from invariant_rag.rag.citations import Citation
     from invariant_rag.rag.pipeline import Answer
     from invariant_rag.rag.retrieval import RetrieverFactory
 

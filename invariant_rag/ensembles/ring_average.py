@@ -71,7 +71,7 @@ class RingAverage(Ensemble[EnsembleGeneration]):
         self.cuts = check_positive("cuts", cuts)
 
     def _generate_one(self, prompt: Prompt, max_new_tokens: int, options: dict[str, Any]) -> EnsembleGeneration:
-        options = generation_options(averaging_options(options), self.model, self.tokenizer)
+        options = generation_options(averaging_options(options), self.model, self.tokenizer, stock_decoding=True)
         with self.lm.prefiller.exclusive():
             prepared = self.lm.prepare_to_generate(prompt, max_new_tokens)
             cache, count = self._prefill_cuts(prepared)

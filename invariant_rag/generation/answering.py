@@ -23,7 +23,7 @@ from invariant_rag.checks import MOST_CALLS, check_kind, check_number, check_rea
 from invariant_rag.errors import IncompleteObject, InvalidOption, InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import trim_at_stop_string, until_stop_string
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply
-from invariant_rag.generation.batching import MicroBatcher
+from invariant_rag.generation.batching import Call, MicroBatcher
 from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.json_schema import check_expressible, json_schema
 from invariant_rag.generation.model import InvariantModel
@@ -52,10 +52,8 @@ class Answering:
         if (request.messages is None) == (request.prompt is None):
             raise InvalidPrompt("expected either messages or a prompt")
         if request.prompt is not None and request.tools:
-            raise UnsupportedCombination(
-                "expected a prompt without tools: only a conversation offers them",
-                hint="Give messages.",
-            )
+            hint = "Give messages."
+            raise UnsupportedCombination("expected a prompt without tools: only a conversation offers them", hint=hint)
         tools = as_tools(request.tools) if request.tools else ()
         choice, parallel = request.tool_choice, request.parallel
         self._schema, self._object_tool = request.schema, ""
@@ -128,8 +126,8 @@ class Answering:
             for each in streams:
                 each.close()
 
-    def calls(self) -> list[tuple[Prompt, dict[str, Any]]]:
-        """Return the prompt, with keywords of `InvariantModel.generate`, for each answer that may be another one."""
+    def calls(self) -> list[Call]:
+        """Return a call for each answer that may be another one."""
         prompt: Any = self.prompt
         if type(self.lm) is InvariantModel:  # what was prepared already need not be tokenized again
             prompt = vars(self).get("prepared", prompt)

@@ -22,52 +22,29 @@ _LEDGER = ("sets", "order", "dropped", "trimmed", "method", "invariant")
 
 @dataclass(frozen=True)
 class AnswerRequest:
-    """One request: what a model gets, and what its answers are to be.
+    """One request: what a model gets, and what its answers are to be. Exactly one of `messages` and `prompt` is set."""
 
-    Attributes:
-        messages: A conversation, as for `InvariantModel.chat_prompt`: contents are texts, `Segment`s and `SegmentSet`s.
-        prompt: Or a prompt to continue as it is, without a chat template. Exactly one of the two is set.
-        question: What relevance orderings score documents with. None: that of the prompt, or its last text.
-        tools: Tools that the model may call, in a conversation: `Tool`s, or dicts in OpenAI's shape.
-        tool_choice: `auto`, `none`, `required` (or `any`), or the name of a tool.
-        parallel: Whether an answer may hold several calls.
-        template_kwargs: Variables of the chat template.
-        schema: What `json_schema` takes: the answer is JSON of it, and ends where the JSON ends; `stop` does not apply.
-            With tools, an answer is calls or the object.
-        stop: Strings that end an answer; with tools, its text only: not its reasoning, nor a call.
-        max_new_tokens: The most tokens of an answer. None: as for `InvariantModel.generate`.
-        temperature: 0: greedy; then `top_p`, `top_k`, `min_p` (as in transformers) and `seed` mean nothing.
-        seed: Seed of the first answer; the next ones have the numbers after it.
-        options: Further keywords of transformers' `generate`.
-        n: Number of answers.
-        logprobs: Whether to report the tokens with their log-probabilities.
-        top_logprobs: How many of the most likely tokens to report for each token, too.
-        citations: Whether to report which parts of the text have a source.
-        recognized: Whether every document in the prompt is known to be a segment. If not, the ledger does not promise
-            that the answer is invariant.
-    """
-
-    messages: Sequence[Mapping[str, Any]] | None = None
-    prompt: Prompt | None = None
-    question: str | None = None
-    tools: Sequence[Tool | Mapping[str, Any]] = ()
-    tool_choice: str = "auto"
-    parallel: bool = True
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    schema: Any = None
-    stop: tuple[str, ...] = ()
-    max_new_tokens: int | None = None
-    temperature: float = 0.0
+    messages: Sequence[Mapping[str, Any]] | None = None  # a conversation, as for `InvariantModel.chat_prompt`
+    prompt: Prompt | None = None  # a prompt to continue as it is, without a chat template
+    question: str | None = None  # what relevance orderings score with. None: that of the prompt, or its last text
+    tools: Sequence[Tool | Mapping[str, Any]] = ()  # offered in a conversation: `Tool`s, or dicts in OpenAI's shape
+    tool_choice: str = "auto"  # `auto`, `none`, `required` (or `any`), or the name of a tool
+    parallel: bool = True  # whether an answer may hold several calls
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
+    schema: Any = None  # what `json_schema` takes: the answer is JSON of it, and ends there; with tools, or it is calls
+    stop: tuple[str, ...] = ()  # strings that end an answer; with tools its text only; with a schema without effect
+    max_new_tokens: int | None = None  # the most tokens of an answer. None: as for `InvariantModel.generate`
+    temperature: float = 0.0  # 0: greedy; then the next four have no effect
     top_p: float | None = None
     top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    n: int = 1
-    logprobs: bool = False
-    top_logprobs: int = 0
-    citations: bool = False
-    recognized: bool = True
+    min_p: float | None = None  # as in transformers
+    seed: int | None = None  # of the first answer; the next ones have the numbers after it
+    options: Mapping[str, Any] = field(default_factory=dict)  # further keywords of transformers' `generate`
+    n: int = 1  # number of answers
+    logprobs: bool = False  # whether to report the tokens with their log-probabilities
+    top_logprobs: int = 0  # how many of the most likely tokens to report for each token, too
+    citations: bool = False  # whether to report which parts of the text have a source
+    recognized: bool = True  # whether every document is known to be a segment; if not, nothing is said to be invariant
 
     @property
     def segments(self) -> list[Segment]:
@@ -145,11 +122,9 @@ class Answer:
 
     def check_complete(self) -> None:
         """Check that no call was cut off, or raise IncompleteObject."""
-        if self.cut_call is not None:
-            raise IncompleteObject(
-                f"expected whole calls, got an answer that ends within call {self.cut_call.index} of "
-                f"{self.cut_call.name!r}: {self.cut_call.arguments!r}"
-            )
+        if (cut := self.cut_call) is not None:
+            where = f"call {cut.index} of {cut.name!r}: {cut.arguments!r}"
+            raise IncompleteObject(f"expected whole calls, got an answer that ends within {where}")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from itertools import filterfalse
 from operator import attrgetter
 from threading import Event, Lock
 from time import monotonic
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import finalize
 
 import torch
@@ -24,6 +24,8 @@ from invariant_rag.generation.outputs import Generation
 from invariant_rag.generation.prefill import after_prefill
 from invariant_rag.generation.streaming import StopOnEvent, TextQueueStreamer, TextStream
 from invariant_rag.segments import Prompt
+
+Call: TypeAlias = tuple[Prompt, Mapping[str, Any]]  # a prompt, with keywords of `InvariantModel.generate`
 
 _SHORT = 4  # a request is short beside one of so many times its tokens
 _USED_HERE = {"generation_config", "stopping_criteria"}
@@ -128,14 +130,9 @@ class MicroBatcher:
         return self.generate_all(lm, [(prompt, keywords)], batch_size=batch_size, abandoned=abandoned)[0]
 
     def generate_all(
-        self,
-        lm: InvariantModel,
-        calls: Iterable[tuple[Prompt, Mapping[str, Any]]],
-        *,
-        batch_size: int = 8,
-        abandoned: Event | None = None,
+        self, lm: InvariantModel, calls: Iterable[Call], *, batch_size: int = 8, abandoned: Event | None = None
     ) -> list[Generation]:
-        """Generate for several prompts, each with keywords of `InvariantModel.generate`; see `generate`."""
+        """Generate for several prompts; see `generate`."""
         events = () if abandoned is None else (abandoned,)
         requests = self._add([_Request(lm, prompt, options, events) for prompt, options in calls], batch_size)
         return self._results(requests, batch_size)

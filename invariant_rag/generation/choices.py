@@ -33,34 +33,26 @@ _MISSPELT = 0.8  # similarity of an unknown keyword to a choice; transformers' `
 class Choices:
     """The choices of an `InvariantModel`, with their defaults; names are checked, and resolved for a model.
 
-    Attributes:
-        method: Which segments each segment attends to: a name from `invariant-rag methods`, or a `Method`.
-        ordering: How segments are ranked: a name from `invariant-rag orderings`, or an `Ordering`. None: the method's
-            default (`lexical`, but `given` for `sequential`).
-        backend: The attention implementation: `auto` (`varlen` on CUDA, else `sdpa`), `varlen`, `sdpa` or `reference`.
-        max_segment_tokens: Maximum number of tokens of one segment. None: no limit.
-        overflow: Strategy for prompts that are too long: `error` raises; `drop_last` drops segments that do not fit
-            even alone, then those of the lowest rank; `trim_segments` truncates the longest segments at their ends,
-            all to the same length.
-        intervention: A change to the plain model's attention that reduces its position bias, for the method
-            `sequential` only: a name from `invariant_rag.interventions.INTERVENTIONS`, or an `Intervention`. It does
-            not make the output invariant; the ordering does.
-        cache: Stores keys and values of sets and segments for later prompts, in any order. None: no cache.
-        deterministic: Whether a prompt's answer changes no bit with what else is in its batch. Its prompts are then
-            computed one by one. Without it they are one batch, and answers may differ by rounding.
-
     Raises:
         UnknownName: Unknown method, ordering, backend, overflow or intervention.
         InvalidChoice: Another choice has a wrong type or value.
     """
 
-    method: str | Method = "rotor"
+    method: str | Method = "rotor"  # which segments each attends to: a name from `invariant-rag methods`, or a `Method`
+    # How segments are ranked: a name from `invariant-rag orderings`, or an `Ordering`. None: the method's default
+    # (`lexical`, but `given` for `sequential`)
     ordering: str | Ordering | None = None
-    backend: str | Backend = "auto"
-    max_segment_tokens: int | None = None
+    backend: str | Backend = "auto"  # `auto` (`varlen` on CUDA, else `sdpa`), `varlen`, `sdpa` or `reference`
+    max_segment_tokens: int | None = None  # most tokens of one segment. None: no limit
+    # For prompts that are too long: `error` raises; `drop_last` drops segments that do not fit even alone, then those
+    # of the lowest rank; `trim_segments` truncates the longest segments at their ends, all to the same length
     overflow: Overflow = "error"
+    # A change to the plain model's attention that reduces its position bias, for the method `sequential` only: a name
+    # from `invariant_rag.interventions.INTERVENTIONS`, or an `Intervention`. It is the ordering that makes it invariant
     intervention: str | Intervention | None = None
-    cache: KeyValueCache | None = None
+    cache: KeyValueCache | None = None  # of keys and values of sets and segments for later prompts, in any order
+    # Whether a prompt's answer changes no bit with what else is in its batch: its prompts are then computed one by one.
+    # Without it they are one batch, and answers may differ by rounding
     deterministic: bool = False
 
     def __post_init__(self) -> None:

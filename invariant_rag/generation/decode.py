@@ -101,13 +101,10 @@ def decode(
 class _Recorder(StoppingCriteria):
     """Combines stopping criteria, and records what `generate` calls them with: ends, and log-probabilities.
 
-    `lengths` has the length at which a row stopped: transformers appends tokens to it until all rows have. For each
-    step and row, `logprobs` has the log-probability of each candidate under the model, before logits processors and
-    sampling, and `tops` the `top` most likely tokens with theirs. With beam search, there are several candidates per
-    prompt, each of which may extend any beam.
-
-    As Python objects: small tensors between the large ones of every step would fragment the heap. Rows that have
-    `streamers` get their tokens, until they end.
+    `lengths` has the length at which a row stopped: transformers appends tokens until all rows have. For each step and
+    row, `logprobs` has the log-probability of each candidate under the model (of several per prompt with beams, each of
+    which may extend any beam), and `tops` the `top` most likely tokens with theirs: as Python objects, since small
+    tensors between the large ones of every step would fragment the heap. `streamers` get the tokens of their rows.
     """
 
     def __init__(self, options: Mapping[str, Any], top: int, streamers: dict[int, BaseStreamer]) -> None:
@@ -120,10 +117,7 @@ class _Recorder(StoppingCriteria):
         self._logits: torch.Tensor | None = None
 
     def after_forward(self, _model: object, _args: object, output: Any) -> None:
-        """Keep the logits of the first call of a step: a logits processor may call the model too (guidance).
-
-        Those of all steps, which transformers keeps with `output_logits`, have vocabulary size times length numbers.
-        """
+        """Keep the logits of the first call of a step (guidance calls again), not of all steps, as `output_logits`."""
         if self._logits is None and get_ident() == self._thread:
             self._logits = output.logits[:, -1]
 

@@ -40,10 +40,8 @@ def check_expressible(part: Any, *, is_schema: bool = True) -> Any:
         several = name == "allOf" and isinstance(value, list) and len(value) > 1
         broken = name == "pattern" and isinstance(value, str) and _UNWRITTEN.search(_CLASS.sub(r"\1", value))
         if is_schema and value and (several or broken or name in _IGNORED):
-            raise InvalidSchema(
-                f"expected keywords that decoding can follow, got {name!r} in {shown(part)}",
-                hint="Leave it away, or say it with a type, an enum, bounds, or a pattern (no quotes, no backslashes).",
-            )
+            hint = "Leave it away, or say it with a type, an enum, bounds, or a pattern (no quotes, no backslashes)."
+            raise InvalidSchema(f"expected keywords that decoding can follow, got {name!r} in {shown(part)}", hint=hint)
         if not is_schema or name not in _LITERALS:
             check_expressible(value, is_schema=not is_schema or name not in _NAMED)
     for each in part if isinstance(part, list) else ():

@@ -242,11 +242,7 @@ def read_entry(path: Path) -> Entry:
 
 @dataclass(frozen=True)
 class _Folder:
-    """The files of a cache.
-
-    Writers write one at a time, to `invariant-rag-*.unfinished`, and rename it: so what is unfinished when a writer
-    gets the lock was left by one that died.
-    """
+    """The files of a cache. There is one writer at a time: what is unfinished when it begins was left by a dead one."""
 
     path: Path
     max_bytes: int

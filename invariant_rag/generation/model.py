@@ -290,7 +290,7 @@ class InvariantModel:
         generations: list[Generation] = []
         for batch, own in zip(batches, seeds, strict=False):
             stock = self.prefiller.stock_decoding(batch)
-            options = generation_options(kwargs, self.model, self.tokenizer, stock_decoding=stock)
+            options = generation_options(kwargs, self.model, self.tokenizer, stock)
             if not batch:
                 return []
             with self.prefiller.exclusive(), nullcontext() if own is None else torch.random.fork_rng():

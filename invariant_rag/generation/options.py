@@ -62,15 +62,12 @@ _TOKENS = {
     *("forced_eos_token_id", "suppress_tokens"),
 }
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # what others may be, in code and in words
-    **dict.fromkeys(("logits_processor", "stopping_criteria"), (_are_functions, "a list of functions")),
     **dict.fromkeys(_SWITCHES, (_is_switch, "True or False")),
+    **dict.fromkeys(("logits_processor", "stopping_criteria"), (_are_functions, "a list of functions")),
     "stop_strings": (_are_stops, f"texts of at most {_LONGEST_STOP} characters, none of them empty or no Unicode"),
     "seed": (_is_seed, f"a whole number from {SEEDS[0]} to {SEEDS[1]}"),
     "streamer": (lambda value: hasattr(value, "put") and hasattr(value, "end"), "an object with put and end"),
-    "early_stopping": (
-        lambda value: value == "never" if isinstance(value, str) else _is_switch(value),
-        "True, False or 'never'",
-    ),
+    "early_stopping": (lambda value: _is_switch(value) or str(value) == "never", "True, False or 'never'"),
     "prefix_allowed_tokens_fn": (callable, "a function"),
 }
 _OWN_INPUTS = {  # the prompt and its arrangement determine these
@@ -90,11 +87,7 @@ _REFUSING = ("transformers.generation", "transformers.configuration", "transform
 
 
 def generation_options(
-    kwargs: Mapping[str, Any],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None,
-    *,
-    stock_decoding: bool = True,
+    kwargs: Mapping[str, Any], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, stock_decoding: bool
 ) -> dict[str, Any]:
     """Return the keyword arguments for transformers' `generate`, of those of `InvariantModel.generate`.
 
@@ -156,7 +149,7 @@ def _refuse(
     elif "prefill_chunk_size" in known:
         reason = "a prefill in one forward pass, got prefill_chunk_size: arranged attention needs all segments in it"
         hint = "Remove prefill_chunk_size; in the model's own generation_config, set it to None."
-    elif (cache := called.get("cache_implementation", "dynamic")) != "dynamic":
+    elif not isinstance(cache := called.get("cache_implementation", "dynamic"), str) or cache != "dynamic":
         reason = f"cache_implementation 'dynamic', got {shown(cache)}: the cache is that of the arranged prefill"
     elif not stock_decoding and known.get("guidance_scale", 1) != 1:
         reason = "no guidance_scale: what changes attention while decoding would change that of the other prompt, too"

@@ -27,41 +27,22 @@ class Usage:
 
 @dataclass(frozen=True)
 class Generation:
-    """A generated answer.
+    """A generated answer, with what became of the segments of its prompt."""
 
-    Attributes:
-        text: The generated text, without special tokens. Empty for a model without a tokenizer.
-        token_ids: The generated tokens, including the end-of-sequence token.
-        logprobs: Log-probability of each generated token under the model, before logits processors and temperature.
-        finish_reason: `stop` at an end-of-sequence token or stop string, `length` at `max_new_tokens`.
-        usage: Token counts.
-        order: Physical order of the segments, farthest from the suffix first: indices into `prompt.segments`.
-        dropped: Segments dropped by `overflow="drop_last"`.
-        trimmed: Segments truncated by `overflow="trim_segments"`.
-        sets: Number of segments of each set.
-        method: Name of the method.
-        labels: Label of a document in the prompt, such as the 2 of `[2]` -> index of its segment in `prompt.segments`.
-            The text stays as the model wrote it.
-        invariant: Whether the order in which the segments were listed could not change the answer; None without
-            segments. It is the same for all orders of the same segments; see `invariant_rag.segments.is_invariant`.
-        bitwise: Whether no bit of it depends on what else was decoded: False for a prompt that was decoded in a batch
-            with those of others, without `deterministic=True`.
-        top_logprobs: For each generated token, the `top_logprobs` most likely ones with their log-probabilities.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: Literal["stop", "length"]
+    text: str  # without special tokens, as the model wrote it; empty for a model without a tokenizer
+    token_ids: tuple[int, ...]  # with the end-of-sequence token
+    logprobs: tuple[float, ...]  # of each token under the model, before logits processors and temperature
+    finish_reason: Literal["stop", "length"]  # at an end-of-sequence token or stop string, or at `max_new_tokens`
     usage: Usage
-    order: tuple[int, ...]
-    dropped: tuple[int, ...] = ()
-    trimmed: tuple[int, ...] = ()
-    sets: tuple[int, ...] = ()
-    method: str = ""
-    labels: Labels = field(default_factory=dict)
-    invariant: bool | None = None
-    bitwise: bool = True
+    order: tuple[int, ...]  # physical order, farthest from the suffix first: indices into `prompt.segments`
+    dropped: tuple[int, ...] = ()  # segments dropped by `overflow="drop_last"`
+    trimmed: tuple[int, ...] = ()  # segments truncated by `overflow="trim_segments"`
+    sets: tuple[int, ...] = ()  # number of segments of each set
+    method: str = ""  # its name
+    labels: Labels = field(default_factory=dict)  # of a document in the prompt, such as the 2 of `[2]` -> its index
+    invariant: bool | None = None  # whether the order of the segments could not change it; None without segments
+    bitwise: bool = True  # False: some bits may depend on others of its batch, decoded without `deterministic=True`
+    # For each generated token, the `top_logprobs` most likely ones with their log-probabilities
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
 
     @property

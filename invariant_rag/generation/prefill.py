@@ -152,11 +152,8 @@ class Prefiller:
         return is_stock
 
     def shares_prefill(self, lengths: Sequence[int]) -> bool:
-        """Return whether prompts with so many uncached tokens share one padded forward pass.
-
-        They do not where most of the batch would be padding. And interventions and ALiBi know no padding.
-        """
-        separate = self.one_by_one or self.choices.intervention or self.shared.has_alibi
+        """Return whether prompts with so many uncached tokens share a pass, of which at most half is padding."""
+        separate = self.one_by_one or self.choices.intervention or self.shared.has_alibi  # which know no padding
         return self.choices.backend.batched_prefill and not separate and len(lengths) * max(lengths) <= 2 * sum(lengths)
 
     @contextmanager
@@ -209,9 +206,9 @@ class Prefiller:
     def _run(
         self, ids: Any, positions: Any, cache: DynamicCache, mask: torch.Tensor | None = None, keep: int | None = 1
     ) -> torch.Tensor:
-        """Run the model over ids `[B, Q]` at positions `[B, Q]` (None: from 0 on); return logits `[B, .., V]`.
+        """Run the model over ids `[B, Q]` at positions `[B, Q]` (None: from 0 on), with a mask `[B, cached + Q]`.
 
-        Logits are of at least the last `keep` tokens (None: all). The mask `[B, S]` is over the cached tokens, too.
+        Return the logits of at least the last `keep` tokens (None: all) `[B, tokens, V]`.
         """
         names = forward_parameters(self.model)
         options: dict[str, Any] = {"cache" if "cache" in names else "past_key_values": cache, "use_cache": True}
@@ -219,9 +216,8 @@ class Prefiller:
             options["logits_to_keep"] = max(keep, 1)
         if positions is not None and "position_ids" in names:
             options["position_ids"] = torch.as_tensor(positions, device=self.device)
-        if mask is not None:
-            options["attention_mask"] = mask
-        logits: torch.Tensor = self.model(input_ids=torch.as_tensor(ids, device=self.device), **options).logits
+        ids = torch.as_tensor(ids, device=self.device)
+        logits: torch.Tensor = self.model(input_ids=ids, attention_mask=mask, **options).logits
         return logits
 
     def load_cached_prefixes(self, prompts: Sequence[PreparedPrompt]) -> list[PrefillResult]:
@@ -280,10 +276,7 @@ class Prefiller:
     def _prefill_together(
         self, prompts: Sequence[PreparedPrompt], prefixes: Sequence[PrefillResult], starts: Sequence[int]
     ) -> list[PrefillResult]:
-        """Prefill what follows prefixes in one forward pass.
-
-        The prefixes are padded on the left and what follows on the right. No token attends to what follows it.
-        """
+        """Prefill what follows prefixes, padded on the right, in one forward pass; prefixes are padded on the left."""
         padding = [max(starts) - start for start in starts]
         rows = list(zip(prompts, starts, strict=True))
         ids = padded([each.input_ids[start:] for each, start in rows], self.device, side="right")

@@ -31,15 +31,10 @@ _OF_PROMPT = ("sets", "order", "dropped", "trimmed", "method", "labels", "invari
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """The model's input for a prompt. What is not described here is as in `Generation`.
+    """The model's input for a prompt. What is not described here is as in `Generation`."""
 
-    Attributes:
-        input_ids: All tokens, in physical order.
-        arrangement: Which keys each token attends to, and at which positions.
-    """
-
-    input_ids: tuple[int, ...]
-    arrangement: Arrangement
+    input_ids: tuple[int, ...]  # all tokens, in physical order
+    arrangement: Arrangement  # which keys each token attends to, and at which positions
     order: tuple[int, ...]
     dropped: tuple[int, ...]
     trimmed: tuple[int, ...]
@@ -119,11 +114,8 @@ def prepare(
         new_tokens=new_tokens,
         shares_positions=choices.method.shares_positions,
     )
-    input_ids = list(tokens.texts[0])
-    order: list[int] = []
-    dropped: list[int] = []
-    trimmed: list[int] = []
-    sets, offset = [], 0
+    input_ids, offset = list(tokens.texts[0]), 0
+    order, dropped, trimmed, sets = list[int](), list[int](), list[int](), list[tuple[int, ...]]()
     for rank, ranked, kept_lengths, text in zip(ranks, ranked_ids, lengths, tokens.texts[1:], strict=True):
         fitted: list[tuple[int, ...]] = []
         for index, ids, length in reversed(list(zip(rank, ranked, kept_lengths, strict=True))):
@@ -170,10 +162,8 @@ def fit_segments(
     `ranked` are the lengths of the segments of each set, in rank order (rank 0 first). The `window` is the most
     positions of prompt and answer together, of which `new_tokens` are reserved; None: no limit. If a set
     `shares_positions`, it takes as many as its longest segment, not as all of them. Then only the longest of a set
-    count: of them, `drop_last` drops that of the lowest rank.
-
-    Raises:
-        ContextOverflow: The prompt is too long, and the strategy is `error` or the texts alone do not fit.
+    count: of them, `drop_last` drops that of the lowest rank. ContextOverflow: the prompt is too long, and the strategy
+    is `error` or the texts alone do not fit.
     """
     sets, limit, trims = list(map(list, ranked)), max_segment_tokens, overflow == "trim_segments"
 

@@ -83,20 +83,15 @@ class StopOnEvent(StoppingCriteria):
 
 
 class TextStream(Iterator[str]):
-    """Pieces of the text of a generation in a background thread. Closing or deleting it stops the generation.
+    """Deltas of the text of a generation in a background thread. Closing or deleting it stops the generation.
 
-    `generate` writes to the streamer until it ends or the event `closed` is set; `check` raises before its thread
-    begins if this one must not wait for another.
+    `generate` writes to the streamer until it ends or `closed` is set; before that, `check` may raise in this thread.
     """
 
     generation: Generation | None = None  # once the stream is exhausted; None before, and after `close`
 
     def __init__(
-        self,
-        generate: Callable[[], Generation],
-        streamer: TextQueueStreamer,
-        closed: Event,
-        check: Callable[[], None] = lambda: None,
+        self, generate: Callable[[], Generation], streamer: TextQueueStreamer, closed: Event, check: Callable[[], None]
     ) -> None:
         self._closed, self._deltas = closed, _deltas(generate, streamer.queue, closed, check)  # which knows no `self`
 
@@ -155,8 +150,7 @@ def token_logprobs(generation: Generation, tokenizer: PreTrainedTokenizerBase) -
     """Return the generated tokens with their parts of the text. Joined, they are the text."""
     streamer = TextQueueStreamer(tokenizer)
     streamer.put(torch.empty((1, 0), dtype=torch.long))  # the prompt
-    logprobs_of_tokens: list[TokenLogprob] = []
-    start = 0
+    logprobs_of_tokens, start = list[TokenLogprob](), 0
     tops = generation.top_logprobs or ((),) * len(generation.token_ids)
     chosen = zip(generation.token_ids, generation.logprobs, tops, strict=True)
     for count, (token, logprob, best) in enumerate(chosen, 1):

@@ -183,9 +183,9 @@ def _follow(
     if tokenizer is None:
         raise TokenizerRequired("expected a model with a tokenizer: an object is written as text")
     if refused := [name for name in ("num_beams", "stop_strings") if is_set(resolve_option(kwargs, name, defaults))]:
+        hint = "Leave them away; those of a generation_config too."
         raise UnsupportedCombination(
-            f"expected keywords that leave an object whole, got {' and '.join(refused)}",
-            hint="Leave them away; those of a generation_config too.",
+            f"expected keywords that leave an object whole, got {' and '.join(refused)}", hint=hint
         )
     words = vocabulary(tokenizer, lm.model.config.get_text_config(decoder=True).vocab_size)
     ends = [*as_ids(resolve_option(kwargs, "eos_token_id", defaults)), *as_ids(defaults.eos_token_id), *turn_ends]
@@ -278,8 +278,8 @@ class GrammarProcessor(LogitsProcessor):
                     masked[row, self.banned.get(word[-1:], self.banned[b""])] = -torch.inf
         apply_token_bitmask_inplace(masked, bits.to(scores.device))
         if (masked.amax(-1) == -torch.inf).any():
+            hint = "Leave other logits processors away, and patterns with quotes or backslashes."
             raise UnsupportedCombination(
-                "expected a token that continues the schema, got scores that ban all of them",
-                hint="Leave other logits processors away, and patterns with quotes or backslashes.",
+                "expected a token of the schema to choose from, got scores that ban all", hint=hint
             )
         return masked

@@ -11,11 +11,7 @@ _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")  # device maps th
 
 
 def check_device(device_map: Any, name: str = "device_map") -> None:
-    """Refuse a device that this machine does not have, before anything is loaded; device maps are not checked.
-
-    Raises:
-        InvalidChoice: There is no such device.
-    """
+    """Check that this machine has a device, before anything is loaded, or raise InvalidChoice; maps are not checked."""
     if not isinstance(device_map, str) or device_map in (*_SPREAD, "cpu"):
         return
     import torch  # takes two seconds, which no usual name costs

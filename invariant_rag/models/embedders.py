@@ -40,22 +40,14 @@ class Embedder(Protocol):
 
 
 class NamedEmbedder:
-    """An embedder that is loaded by its name when it is first used. A pickle holds the name, without the weights.
-
-    Args:
-        name: A hub id or a folder.
-    """
+    """An embedder that is loaded by its name, a hub id or a folder, when it is first used. A pickle has no weights."""
 
     def __init__(self, name: str | Path = DEFAULT_EMBEDDER) -> None:
         self._name = name
         self._loaded: SentenceTransformer | None = None
 
     def load(self) -> SentenceTransformer:
-        """Return the model; load it on the first call.
-
-        Raises:
-            RetrievalError: The model is not found, or it is not an embedding model.
-        """
+        """Return the model; load it on the first call. Errors are those of `load_embedder`."""
         if self._loaded is None:
             self._loaded = load_embedder(self._name)
         return self._loaded
@@ -102,16 +94,14 @@ def load_embedder(name: str | Path = DEFAULT_EMBEDDER, *, device: str | None = N
     try:
         return _load(source, device, local_files_only=False)
     except OSError as error:
-        raise RetrievalError(
-            f"embedder {source!r} is neither in the local cache nor on the hub: {error}", hint=_HINT
-        ) from error
+        expected = f"embedder {source!r} is neither in the local cache nor on the hub"
+        raise RetrievalError(f"{expected}: {error}", hint=_HINT) from error
 
 
 def check_embedder(name: str, what: str = "an embedder") -> None:
     """Check that there is a model of sentence-transformers, before that is imported: its folder, a copy, or the hub.
 
-    Raises:
-        RetrievalError: There is no such folder; or it is not on this machine, and the hub cannot be reached.
+    RetrievalError: there is no such folder; or it is not on this machine, and the hub cannot be reached.
     """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -121,11 +111,10 @@ def check_embedder(name: str, what: str = "an embedder") -> None:
     expected = f"expected the hub id or the folder of {what}, got {name}"
     if is_folder_name(name):
         raise RetrievalError(f"{expected}: no such folder", hint=_HINT)
-    files = [
-        (each, file) for each in (name, f"sentence-transformers/{name}") for file in ("modules.json", "config.json")
-    ]
+    names = [each for each in (name, f"sentence-transformers/{name}") if each.count("/") < 2]
+    files = [(each, file) for each in names for file in ("modules.json", "config.json")]
     try:
-        is_cached = any(isinstance(try_to_load_from_cache(*each), str) for each in files if each[0].count("/") < 2)
+        is_cached = any(isinstance(try_to_load_from_cache(*each), str) for each in files)
     except HFValidationError as error:
         raise RetrievalError(f"{expected}: no hub id", hint=_HINT) from error
     if not is_cached and not hub_reachable():

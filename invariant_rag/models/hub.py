@@ -14,11 +14,8 @@ from invariant_rag.errors import ModelNotFound
 from invariant_rag.files import parse_json, read_bytes
 from invariant_rag.shown import reason
 
-_WEIGHTS = frozenset({".safetensors", ".bin", ".gguf", ".h5", ".msgpack", ".pt", ".pth"})
-"""How names of files of weights end."""
-
-_TOKENIZER = re.compile("token|vocab|merges|piece|bpe|[.]model$", re.IGNORECASE)
-"""In the names of files of tokenizers."""
+_WEIGHTS = frozenset({".safetensors", ".bin", ".gguf", ".h5", ".msgpack", ".pt", ".pth"})  # of files of weights
+_TOKENIZER = re.compile("token|vocab|merges|piece|bpe|[.]model$", re.IGNORECASE)  # in the names of its files
 
 
 def check_model(name: str | Path | None, *, weights: bool = True) -> None:
@@ -93,12 +90,7 @@ def is_folder_name(name: str) -> bool:
 
 
 def what_to_do(name: str, error: BaseException) -> str | None:
-    """Return the next step after transformers did not find a model; None where there is none in particular.
-
-    Args:
-        name: Hub id or folder.
-        error: What transformers raised, with its causes.
-    """
+    """Return the next step after transformers raised an error for a model; None where there is none in particular."""
     from huggingface_hub import errors
 
     causes: list[BaseException] = []
@@ -110,9 +102,7 @@ def what_to_do(name: str, error: BaseException) -> str | None:
     if any(isinstance(each, errors.RepositoryNotFoundError) for each in causes):
         return f"The hub has no {name!r}: see https://huggingface.co/models. If it is private, run `hf auth login`."
     if is_folder_name(name):
-        return (
-            f"There is no such folder, or no model in it: run `ls {name}`. It should hold config.json and the weights."
-        )
+        return f"There is no such folder, or no model in it: run `ls {name}`. It should hold config.json and weights."
     if any(isinstance(each, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled) for each in causes):
         return (
             f"The hub cannot be reached. Where it can, run `hf download {name} --local-dir FOLDER`, and give the "
@@ -124,10 +114,7 @@ def what_to_do(name: str, error: BaseException) -> str | None:
 def hub_reachable(timeout: float = 3.0) -> bool:
     """Return whether the model hub answers an HTTP request, with any status; its client retries for over a minute.
 
-    Respects `HF_HUB_OFFLINE`, `HF_ENDPOINT` and proxy settings.
-
-    Args:
-        timeout: Seconds to wait for the answer.
+    Respects `HF_HUB_OFFLINE`, `HF_ENDPOINT` and proxy settings. The timeout is in seconds.
     """
     from huggingface_hub import constants
 

@@ -73,11 +73,7 @@ def load_model(
 
 
 def check_model(model: object) -> None:
-    """Check that an object is a model of transformers, or one that wraps it.
-
-    Raises:
-        UnsupportedModel: It is none.
-    """
+    """Check that an object is a model of transformers, or one that wraps it; or UnsupportedModel."""
     if not isinstance(model, torch.nn.Module) or not callable(getattr(model, "generate", None)):
         raise UnsupportedModel(
             f"expected a causal LM of transformers, got {shown(model)}",
@@ -86,29 +82,15 @@ def check_model(model: object) -> None:
 
 
 def load_tokenizer(name: str | Path | None, **kwargs: Any) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model, without its weights.
-
-    Args:
-        name: As for `load_model`.
-        **kwargs: As for `load_model`. Those that concern weights have no effect.
-
-    Raises:
-        ModelNotFound: There is no tokenizer.
-    """
+    """Load the tokenizer of a model, without its weights, or raise ModelNotFound; see `load_config`."""
     tokenizer: PreTrainedTokenizerBase = _load_files(AutoTokenizer, "a tokenizer", name, kwargs)
     return tokenizer
 
 
 def load_config(name: str | Path | None, *, local_files_only: bool = False, **kwargs: Any) -> PreTrainedConfig:
-    """Load the configuration of a model, without its weights.
+    """Load the configuration of a model, without its weights, or raise ModelNotFound.
 
-    Args:
-        name: As for `load_model`.
-        local_files_only: Whether to look on this machine only, and not on a hub.
-        **kwargs: As for `load_model`. Those that concern weights have no effect.
-
-    Raises:
-        ModelNotFound: There is no such configuration.
+    Arguments are those of `load_model`; what concerns weights has no effect. With `local_files_only`, no hub is used.
     """
     options = {**kwargs, "local_files_only": local_files_only}
     config: PreTrainedConfig = _load_files(AutoConfig, "a causal LM", name, options)
@@ -138,11 +120,7 @@ def model_location(name: str | Path | None) -> str | Path:
 
 
 def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    """Convert the name of a torch dtype to the dtype; "auto" is returned unchanged, for transformers.
-
-    Raises:
-        InvalidChoice: torch has no such dtype.
-    """
+    """Convert the name of a torch dtype to the dtype, or raise InvalidChoice; "auto" stays, for transformers."""
     resolved = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
     # Eight bits and fewer are formats of quantization, in which torch computes nothing.
     usable = isinstance(resolved, torch.dtype) and resolved.is_floating_point and resolved.itemsize > 1

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 from invariant_rag._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from invariant_rag.generation.citations import Citation, cite
+    from invariant_rag.rag.citations import Citation, cite
     from invariant_rag.rag.documents import Document, chunk_documents, load_documents
     from invariant_rag.rag.pipeline import RAG, Answer
     from invariant_rag.rag.retrieval import BM25Retriever, FaissRetriever, Retriever
 
-_CITATIONS = "invariant_rag.generation.citations"
 _HOMES = {
-    "RAG": "pipeline", "Answer": "pipeline", "BM25Retriever": "retrieval", "Citation": _CITATIONS, "cite": _CITATIONS,
+    "RAG": "pipeline", "Answer": "pipeline", "BM25Retriever": "retrieval", "Citation": "citations", "cite": "citations",
     "Document": "documents", "FaissRetriever": "retrieval", "Retriever": "retrieval", "chunk_documents": "documents",
     "load_documents": "documents",
 }  # fmt: skip

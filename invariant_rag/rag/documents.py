@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from invariant_rag.checks import check_items, check_kind, check_number, check_path, check_text, is_iterable
 from invariant_rag.errors import DocumentSkipped, RetrievalError
 from invariant_rag.files import check_regular, parse_json
-from invariant_rag.rag.chunks import WORD_START, split_spans
+from invariant_rag.rag.text_splitting import WORD_START, split_spans
 from invariant_rag.segments import Segment
 from invariant_rag.shown import counted
 
@@ -26,17 +26,11 @@ _MAX_HEADING_CHARS = 100
 
 @dataclass(frozen=True)
 class Document:
-    """A document before chunking.
+    """A document before chunking."""
 
-    Attributes:
-        text: The whole text, without its title.
-        title: The title, or None.
-        metadata: `source` (the path of the file), `page` for a PDF, `line` and all further fields of the record for
-            a .jsonl file.
-    """
-
-    text: str
+    text: str  # all of it, without its title
     title: str | None = None
+    # `source` (the path of the file), `page` of a PDF, `line` and all further fields of the record of a .jsonl file
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -126,9 +120,8 @@ def load_chunks(
     chunks = chunk_documents(loaded, max_chars=max_chars, overlap=overlap)
     if not chunks:
         listed = paths if isinstance(paths, str | Path) else ", ".join(map(str, paths))
-        raise RetrievalError(
-            f"expected documents with text, got none in {listed}", hint="Give files with text in them."
-        )
+        hint = "Give files with text in them."
+        raise RetrievalError(f"expected documents with text, got none in {listed}", hint=hint)
     return chunks
 
 
@@ -180,11 +173,7 @@ def _of_other_types(files: Iterable[str]) -> RetrievalError:
 
 
 def check_documents(paths: Iterable[str | Path]) -> None:
-    """Refuse paths that `load_documents` refuses, before anything is read.
-
-    Raises:
-        RetrievalError: A path does not exist, or a file has another suffix.
-    """
+    """Check that paths exist, and have a suffix of `load_documents`, before anything is read; or RetrievalError."""
     for each in paths:
         _is_folder(check_path("path of documents", each, error=RetrievalError))
 
@@ -200,9 +189,8 @@ def _is_folder(path: Path) -> bool:
     if not there:
         raise RetrievalError(f"no such file or folder: {path}")
     if path.suffix.lower() not in _READERS:
-        raise RetrievalError(
-            f"{path}: cannot read a file with suffix {path.suffix!r}; choose from {', '.join(sorted(_READERS))}"
-        )
+        known = ", ".join(sorted(_READERS))
+        raise RetrievalError(f"{path}: cannot read a file with suffix {path.suffix!r}; choose from {known}")
     return False
 
 
@@ -310,10 +298,9 @@ def _read_pdf(file: Path) -> Iterator[Found]:
             reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             return _error(f"{file}{complaint}: {reason}", error)
 
-    reader = attempt(lambda: PdfReader(file), ": cannot be read as PDF")
-    count = (
-        reader if isinstance(reader, RetrievalError) else attempt(lambda: len(reader.pages), ": cannot be read as PDF")
-    )
+    count = reader = attempt(lambda: PdfReader(file), ": cannot be read as PDF")
+    if isinstance(reader, PdfReader):
+        count = attempt(lambda: len(reader.pages), ": cannot be read as PDF")
     if isinstance(count, RetrievalError):
         yield count
         return

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from invariant_rag.checks import check_number, check_text
 from invariant_rag.errors import InvalidChoice, RetrievalError, ToyModelWarning, UnsupportedCombination
 from invariant_rag.generation.choices import check_before_loading
-from invariant_rag.generation.citations import Citation, cite
 from invariant_rag.generation.model import InvariantModel
 from invariant_rag.models.loading import load_config
+from invariant_rag.rag.citations import Citation, cite
 from invariant_rag.rag.documents import check_documents
 from invariant_rag.rag.retrieval import Retriever, RetrieverFactory, index_documents, resolve_retriever
 from invariant_rag.segments import Prompt, SegmentSet
@@ -34,24 +34,14 @@ class Timings:
 
 @dataclass(frozen=True)
 class Answer:
-    """What `RAG.ask` returns.
-
-    Attributes:
-        text: The answer.
-        citations: The chunks of the prompt that contain the answer, best first; see
-            `invariant_rag.generation.citations.cite`.
-        segments: The retrieved chunks as the retriever ranked them, best first.
-        order: Physical order of the chunks in the prompt: indices into `segments`, farthest from the question first.
-        timings: Seconds of retrieval and generation.
-        generation: The model's output, with token ids, log-probabilities and usage.
-    """
+    """What `RAG.ask` returns."""
 
     text: str
-    citations: tuple[Citation, ...]
-    segments: SegmentSet
-    order: tuple[int, ...]
+    citations: tuple[Citation, ...]  # the chunks of the prompt that contain the answer, best first; see `cite`
+    segments: SegmentSet  # the retrieved chunks as the retriever ranked them, best first
+    order: tuple[int, ...]  # physical order in the prompt: indices into `segments`, farthest from the question first
     timings: Timings
-    generation: Generation
+    generation: Generation  # the model's output, with token ids, log-probabilities and usage
 
     def as_dict(self) -> dict[str, Any]:
         """Return the answer as a dict without token ids and log-probabilities; metadata values are not converted."""

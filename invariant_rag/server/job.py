@@ -157,7 +157,7 @@ class Job:
             raise
         finally:
             gone.cancel()
-        if getting in done:
+        if getting in done and self._loop.time() < self._deadline:  # a busy loop sees both at one time
             if getting.result() is None:
                 await self.result
             return getting.result()

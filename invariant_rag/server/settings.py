@@ -94,6 +94,8 @@ class EngineConfig:
                     f"expected no {each.name} with {engine or 'a model in this process'}, got {shown(value)}",
                     hint="It would change nothing. Leave it away.",
                 )
+        if (file := self.cache_folder) is not None and any(each.is_file() for each in (file, *file.parents)):
+            raise InvalidChoice(f"cache_folder: expected a folder, got {shown(str(file))}, a file or in one")
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """Attention beyond the laws: gradients, parts, masks, the private operator; and positions, which move as a model's."""
 
-import copy
-import logging
 import random
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -79,27 +78,26 @@ def test_another_text_with_the_same_arrangement_keeps_nothing_of_the_one_before(
 
 
 PARTS = {
-    **{f"rows, {n} together": ("llama", {"attention.sdpa._BATCH": n}) for n in (0, 12, 10_000)},
+    **{f"rows, {n} together": ("llama", "sdpa", {"sdpa._BATCH": n}) for n in (0, 12, 10_000)},
     **{
-        family: (family, {"attention.softmax._QUERY_BLOCK": 3, "attention.softmax._SCORE_BLOCK": 3})
+        family: (family, "sdpa", {"softmax._QUERY_BLOCK": 3, "softmax._SCORE_BLOCK": 3})
         for family in ("mistral (sliding window)", "gemma2", "gpt_oss")
     },
+    "packed queries": ("llama", "varlen", {"varlen.passes._BLOCK": 5}),
 }
-"""How prompts are attended to in parts: neighbouring rows, and blocks of the queries of long rows."""
+"""How prompts are attended to in parts: neighbouring rows, and blocks of the queries of long rows, or of all rows."""
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_prompts_give_the_same_in_parts(name, monkeypatch):
-    family, sizes = PARTS[name]
+    family, backend, sizes = PARTS[name]
     model, draw = tiny_model(family, num_hidden_layers=2), random.Random(1)
     prompts = [random_prompt(draw, lengths, prefix=n) for lengths, n in (((20, 40, 7), 6), (RING, 0), (RING, 1))]
-    models = [InvariantModel(model, method=each) for each in ("rotor", "pine", "isolated")]
-    expected = [[lm.with_method(backend="reference").logits(each) for each in prompts] for lm in models]
     for place, size in sizes.items():
-        monkeypatch.setattr(f"invariant_rag.{place}", size)
-    for lm, of_lm in zip(models, expected, strict=True):
-        for prompt, logits in zip(prompts, of_lm, strict=True):
-            assert_computes(logits, lm.logits, prompt)
+        monkeypatch.setattr(f"invariant_rag.attention.{place}", size)
+    for method, prompt in product(("rotor", "pine", "isolated", "ape"), prompts):
+        exact, lm = (InvariantModel(model, method=method, backend=each) for each in ("reference", backend))
+        assert_computes(exact.logits(prompt), lm.logits, prompt)
 
 
 def test_the_window_is_read_off_the_mask_of_transformers_and_other_masks_are_refused():
@@ -126,14 +124,6 @@ def test_a_failure_leaves_the_model_and_the_thread_as_they_were():
 # --- the private operator of PyTorch, and what stands in for it where a release has none ---
 
 
-@pytest.fixture
-def fresh_choice():
-    """The kernel is chosen once for each process: choose it anew in this test and after it."""
-    softmax._kernel.cache_clear()
-    yield
-    softmax._kernel.cache_clear()
-
-
 @pytest.mark.parametrize("kernel", dict.fromkeys([softmax._kernel(), softmax.ungrouped_kernel]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(("count", "is_causal"), [(1, False), (5, True), (5, False)])
@@ -151,77 +141,55 @@ def test_matrix_products_compute_what_the_fused_operator_computes(kernel, dtype,
             torch.testing.assert_close(fast, slow, atol=bound, rtol=0)
 
 
-@pytest.mark.usefixtures("fresh_choice")
 @pytest.mark.parametrize("method", ["rotor", "pine"])
-def test_a_pytorch_without_the_operator_gives_the_same_answers_and_says_so(llama, method, monkeypatch, caplog):
+@pytest.mark.parametrize("named", ["_an_operator_that_no_release_has", f"{softmax.OPERATOR}_backward"])
+def test_an_operator_that_is_missing_or_computes_something_else_is_not_used_and_answers_are_the_same(
+    named, method, llama, monkeypatch, caplog, request
+):
+    """The kernel is chosen once for each process: it is chosen anew in this test and after it."""
+    request.addfinalizer(softmax._kernel.cache_clear)
     lm, prompt = InvariantModel(llama, method=method), random_prompt(random.Random(0), (5, 1, 70, 3))
     with_operator = lm.logits(prompt)
+    assert softmax._kernel() is not softmax.matmul_kernel
     softmax._kernel.cache_clear()
-    monkeypatch.setattr(softmax, "OPERATOR", "_an_operator_that_no_release_has")
-    with caplog.at_level(logging.WARNING):
-        assert_computes(with_operator, lm.logits, prompt)
+    monkeypatch.setattr(softmax, "OPERATOR", named)
+    assert_computes(with_operator, lm.logits, prompt)
+    assert softmax._kernel() is softmax.matmul_kernel
     assert sum("matrix products" in record.message for record in caplog.records) == 1
+    assert "not those" in softmax._difference(lambda q, k, v, **options: softmax.matmul_kernel(q, k, 2 * v, **options))
     assert torch.equal(lm.logits(prompt.shuffled(random.Random(1))), lm.logits(prompt))
 
 
-@pytest.mark.usefixtures("fresh_choice")
-def test_an_operator_that_computes_something_else_is_not_used(monkeypatch):
-    monkeypatch.setattr(softmax, "OPERATOR", "_scaled_dot_product_flash_attention_for_cpu_backward")
-    assert softmax._kernel() is softmax.matmul_kernel
-    softmax._kernel.cache_clear()
-    monkeypatch.undo()
-    assert softmax._kernel() is not softmax.matmul_kernel
-
-
-SLOPES = torch.tensor([0.5, 0.125], dtype=torch.float64)
-
+# --- positions ---
 
 ENCODINGS = {
     "half-split": Rotation(frequencies([1.0, 0.3, 0.05]), "inv_freq", interleaved=False),
     "interleaved": Rotation(frequencies([1.0, 0.3, 0.05]), "inv_freq", interleaved=True),
-    "ALiBi": Alibi(SLOPES),
+    "ALiBi": Alibi(torch.tensor([0.5, 0.125], dtype=torch.float64)),
 }
 
 
-@pytest.fixture(params=ENCODINGS.values(), ids=ENCODINGS)
-def encoding(request):
-    return request.param
+@pytest.mark.parametrize("encoding", ENCODINGS.values(), ids=ENCODINGS)
+def test_shifts_of_hundreds_of_positions_add_up_and_undo_each_other_and_are_complex_factors(encoding):
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    turned = encoding.rotate_by(encoding.rotate_by(x, 700), -3)
+    assert_rounded_alike(turned, encoding.rotate_by(x, 697), 3 * 700, magnitude=700)  # positions of up to 700
+    assert_rounded_alike(encoding.rotate_by(turned, -697), x, 3 * 700, magnitude=700)
+    if isinstance(encoding, Rotation):  # one factor for each pair of dimensions
+        shifts = torch.tensor([5, -2, 40])
+        turns = torch.exp(1j * shifts[:, None] * encoding.frequencies().double())
+        assert_rounded_alike(encoding.rotate_with(x, turns), encoding.rotate_by(x, shifts), magnitude=40)
 
 
-def test_shifts_add_up_undo_each_other_and_are_the_same_one_by_one_in_any_layout(encoding):
-    x, shifts = torch.randn(2, 3, 8), torch.tensor([[5, -2, 0], [40, 1, -40]])
-    turned = encoding.rotate_by(encoding.rotate_by(x.double(), 700), -3)
-    assert_rounded_alike(turned, encoding.rotate_by(x.double(), 697), 3 * 700, magnitude=700)  # positions of up to 700
-    assert_rounded_alike(encoding.rotate_by(turned, -697), x.double(), 3 * 700, magnitude=700)
-    together = encoding.rotate_each(x, shifts, 40)
-    for head, token in ((head, token) for head in range(2) for token in range(3)):
-        one = encoding.rotate_by(x[head, token].double(), int(shifts[head, token])).float()
-        assert_rounded_alike(together[head, token], one)
-    assert torch.equal(together[..., 6:], x[..., 6:])  # what no position moves
-    if isinstance(encoding, Rotation):  # a turn is a complex number for each pair of dimensions
-        turns = torch.exp(1j * shifts[0, :, None] * encoding.frequencies().double())
-        expected = encoding.rotate_by(x.double(), shifts[0].double())
-        assert_rounded_alike(encoding.rotate_with(x.double(), turns), expected, magnitude=40)
-    keys = torch.randn(2, 5, 8)
-    turned = encoding.rotate_paired(encoding.pair(x), shifts, 40) @ encoding.pair(keys).mT
-    assert_rounded_alike(turned, together @ keys.mT, magnitude=40)
-
-
-def test_scores_of_alibi_lose_slope_times_distance_also_behind_the_prompt_and_where_a_key_is_moved():
-    alibi = ENCODINGS["ALiBi"]
-    shapes = (2, 3, 8), (1, 7, 8), (1, 7, 8)
+def test_scores_of_alibi_lose_slope_times_distance_whether_keys_are_a_part_of_the_prompt_or_more():
+    alibi, shapes = ENCODINGS["ALiBi"], ((2, 3, 8), (1, 7, 8), (1, 7, 8))
     call = AttentionCall(*(torch.randn(shape).double() for shape in shapes), rotation=alibi, scaling=0.25)
-
-    def scores(call):
-        return call.queries @ call.keys.mT * call.scaling
-
     for at, known in (((0, 1, 2, 2, 3, 9, 10), 7), ((0, 1, 2, 2, 9, 10, 11), 5), ((0, 1, 2, 2, 9, 10, 11, 12), 8)):
-        prompt = Arrangement(Layout((known,), ()), (), at[:known])
-        encoded, positions = alibi.encoded(replace(call, scratch={}), prompt), torch.tensor(at[:7])
-        expected = scores(call) - SLOPES[:, None, None] * (positions[-3:, None] - positions)
-        assert_rounded_alike(scores(encoded), expected)
-    moved = replace(encoded, keys=alibi.rotate_by(encoded.keys, 5))
-    assert_rounded_alike(scores(moved), scores(encoded) + 5 * SLOPES[:, None, None])
+        prompt, positions = Arrangement(Layout((known,), ()), (), at[:known]), torch.tensor(at[:7])
+        encoded = alibi.encoded(replace(call, scratch={}), prompt)
+        biases = alibi.slopes[:, None, None] * (positions[-3:, None] - positions)
+        expected = call.queries @ call.keys.mT * call.scaling - biases
+        assert_rounded_alike(encoded.queries @ encoded.keys.mT * call.scaling, expected)
 
 
 def test_the_table_of_angles_follows_the_frequencies():
@@ -254,21 +222,14 @@ PROMPT = random_prompt(random.Random(0), (9, 4, 11), suffix=5)
 BEYOND = random_prompt(random.Random(0), (30, 4, 61), suffix=5)
 """Longer than the trained length (64)."""
 EVEN_LONGER = torch.arange(3, 123)[None] % 90
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0] * 8,
-    "long_factor": [2.0 + index for index in range(8)],
-    "original_max_position_embeddings": 64,
-    "factor": 4.0,
-}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64, "factor": 4.0}
+LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [2.0 + index for index in range(8)]}
 KINDS = {
     "dynamic": {"family": "llama (dynamic scaling)"},
     "longrope": {"family": "llama", "rope_parameters": LONGROPE, "max_position_embeddings": 256},
 }
 
 
-@cache
 def model_of(kind):
     return tiny_model(**KINDS[kind], eos_token_id=None, num_hidden_layers=2)
 
@@ -277,11 +238,11 @@ def model_of(kind):
 @pytest.mark.parametrize("method", ["rotor", "pine", "sequential"])
 def test_another_thread_in_the_middle_of_a_forward_pass_changes_no_bit_and_gets_its_own_frequencies(kind, method):
     """Around every rotation and in the middle of the layers, another thread runs the model to its end."""
-    model = copy.deepcopy(model_of(kind))
+    model = model_of(kind)
     lm, rotary = InvariantModel(model, method=method), model.model.rotary_emb
     for prompt, other in ((PROMPT, EVEN_LONGER), (BEYOND, EVEN_LONGER[:, :5])):
         logits, answer = lm.logits(prompt), lm.generate(prompt, max_new_tokens=2)
-        expected = copy.deepcopy(model_of(kind))(input_ids=other, use_cache=False).logits
+        expected = model_of(kind)(input_ids=other, use_cache=False).logits
         places = [rotary, model.model.layers[-1]]
         call = partial(model, input_ids=other, use_cache=False)
         with another_thread_at(places, lambda call=call: call().logits, after=[rotary]) as seen:
@@ -292,7 +253,8 @@ def test_another_thread_in_the_middle_of_a_forward_pass_changes_no_bit_and_gets_
     assert "forward" not in vars(rotary), "the model must be as it was"
 
 
-def test_one_call_within_another_has_its_own_frequencies():
+def test_one_call_within_another_or_after_it_has_its_own_frequencies():
+    """The plain model remembers no prompt beyond the trained length either."""
     model = model_of("dynamic")
     lm = InvariantModel(model)
     alone, prepared = lm.logits(PROMPT), lm.prepare(BEYOND)
@@ -301,3 +263,6 @@ def test_one_call_within_another_has_its_own_frequencies():
         before = model(ids, position_ids=positions, use_cache=False).logits
         assert torch.equal(lm.logits(PROMPT), alone)
         assert torch.equal(model(ids, position_ids=positions, use_cache=False).logits, before)
+    lm.generate(BEYOND, max_new_tokens=4)
+    assert torch.equal(lm.logits(PROMPT), alone)
+    assert model.model.rotary_emb.max_seq_len_cached == 64

@@ -2,6 +2,15 @@
 
 import random
 
+from invariant_rag.orderings import Given
+
+
+class Pretended(Given):
+    """Says that it is invariant, and keeps the order given."""
+
+    name = "pretended"
+    invariant = True
+
 
 def records(count=24, size=4):
     """Questions of which one segment, not always the same, holds the answer; no two segments are equal."""

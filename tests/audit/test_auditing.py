@@ -26,8 +26,6 @@ ALIKE = "Look at the call first, below: every answer was the same, 'Ann'"
     ("system", "count", "outcome", "recommendation"),
     [
         (first, 200, MATTERS, "Against today: sort"),
-        (last, 100, MATTERS, "Against today: sort"),
-        (lambda _, segments: min(each.text for each in segments), 100, DOES_NOT, "Leave it: change nothing"),
         (symmetric, 100, DOES_NOT, "Leave it: change nothing"),
         (lambda _, segments: str("right" in str(segments)), 100, DOES_NOT, "Leave it: change nothing"),
         (lambda _, segments: random.choice(segments).text, 100, UNKNOWN, "Decide nothing yet"),
@@ -297,22 +295,18 @@ def test_an_edited_system_never_gets_answers_of_the_old_one(tmp_path):
             audit(first, resume=tmp_path / "run")
 
 
-def test_the_result_is_plain_data_that_does_not_depend_on_threads(tmp_path):
-    found = audit(first, records(12), out=tmp_path / "out", workers=6)
-    one, many = audit(first, records(12)).as_dict(), found.as_dict()
+def test_the_result_is_plain_data_and_its_page_begins_with_the_answer_can_be_read_aloud_and_is_alone(tmp_path):
+    alone = [{"question": "Who?", "segments": ["Ann."]}, {"question": "When?", "segments": ["May.", "May."]}]
+    found = audit(first, [*records(30), *alone], out=tmp_path / "out", workers=6)
+    one, many = audit(first, [*records(30), *alone]).as_dict(), found.as_dict()
     written = json.loads((tmp_path / "out" / "audit.json").read_text())
     assert (written["schema_version"], written["screen"]["outcome"]) == (1, found.screen.outcome)
     assert list(written["measures"]) == [name for name in ABOUT if name in found.measures]
     assert set(ABOUT) == {*written["measures"], "worst_slot"}
-    assert len(written["questions"]) == 12
+    assert len(written["questions"]) == 30
     for each in (one, many):
         del each["date"], each["seconds"]
-    assert one == many
-
-
-def test_the_page_begins_with_the_answer_is_dark_read_aloud_and_needs_nothing_from_elsewhere(tmp_path):
-    alone = [{"question": "Who?", "segments": ["Ann."]}, {"question": "When?", "segments": ["May.", "May."]}]
-    found = audit(first, [*records(30), *alone], out=tmp_path / "out")
+    assert one == many, "threads change nothing"
     page = (tmp_path / "out" / "report.html").read_text()
     places = [page.index(each) for each in ("Finding:", "Recommendation:", "Questions whose outcome", ">Measures<")]
     assert places == sorted(places)

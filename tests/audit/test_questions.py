@@ -42,12 +42,9 @@ def test_records_of_other_tools_are_read_and_what_a_system_said_is_no_gold_answe
         assert read_questions(table, None) == [EXPECTED]
 
 
-@pytest.mark.parametrize("document", FILES["documents"])
-def test_documents_are_read_with_columns_lists_and_aliases(document, tmp_path):
-    assert read_questions(written(tmp_path, "q.yaml", document), None) == [EXPECTED]  # JSON is YAML, too
-
-
-def test_tests_of_promptfoo_are_read_with_their_checks_and_what_takes_a_judge_is_said(tmp_path):
+def test_documents_are_read_with_columns_lists_and_aliases_and_what_takes_a_judge_is_said(tmp_path):
+    for document in FILES["documents"]:
+        assert read_questions(written(tmp_path, "q.yaml", document), None) == [EXPECTED]  # JSON is YAML, too
     written(tmp_path, "more.csv", 'question,context,answer\nWhen?,"[""In May."", ""In June.""]",June\n')
     with pytest.warns(FieldWarning, match=r"not used: 'assert: latency', 'tone'"):
         first, second = read_questions(written(tmp_path, "promptfooconfig.yaml", FILES["promptfoo"]), None)
@@ -73,46 +70,40 @@ def test_a_jsonl_a_csv_and_mappings_say_the_same(tmp_path):
     assert [each.id for each in read_questions([mapping, mapping], None)] == ["7#0", "7#1"]
     tokens = replace(FULL, segments=(Segment(token_ids=(1, 2), score=0.5), Segment("b", metadata={"page": 3})))
     assert read_questions([json.loads(json.dumps(tokens.as_dict()))], None) == [tokens]
+    odd = "page one\x0cpage\u2028two\x85"  # a cell holds any character but a line break
+    (found,) = read_questions(written(tmp_path, "q.csv", f"question,segment\nWho?,{odd}\n"), None)
+    assert found.segments[0].text == odd
 
 
 ROWS = "QUESTION; Segment ;score;gold;answer;Page\nWho?;It was Ann.;0,5;1;Ann;3\nWho?;Nobody.;0,25;;;\n"
 
 
-@pytest.mark.parametrize(
-    ("encoding", "delimiter"), [("utf-8", ";"), ("utf-8-sig", "\t"), ("utf-16", ";"), ("utf-32", "\t")]
-)
-def test_tables_are_read_in_any_encoding_and_case_of_names(encoding, delimiter, tmp_path):
-    table = written(tmp_path, "q.csv", ROWS.replace(";", delimiter).replace("\n", "\r\n").encode(encoding))
-    with pytest.warns(FieldWarning, match="'Page'"):
-        (found,) = read_questions(table, None)
-    assert (found.answers, [each.score for each in found.segments]) == (EXPECTED.answers, [0.5, 0.25])
-    lines = written(tmp_path, "q.jsonl", '{"question": "Wer?", "segments": ["Ä", "b"]}'.encode(encoding))
-    assert read_questions(lines, None)[0].segments[0].text == "Ä"
+def test_tables_are_read_in_any_encoding_and_case_of_names_and_so_are_those_of_spreadsheets(tmp_path):
+    for encoding, delimiter in (("utf-8", ";"), ("utf-8-sig", "\t"), ("utf-16", ";"), ("utf-32", "\t")):
+        table = written(tmp_path, "q.csv", ROWS.replace(";", delimiter).replace("\n", "\r\n").encode(encoding))
+        with pytest.warns(FieldWarning, match="'Page'"):
+            (found,) = read_questions(table, None)
+        assert (found.answers, [each.score for each in found.segments]) == (EXPECTED.answers, [0.5, 0.25])
+        lines = written(tmp_path, "q.jsonl", '{"question": "Wer?", "segments": ["Ä", "b"]}'.encode(encoding))
+        assert read_questions(lines, None)[0].segments[0].text == "Ä"
+    frame = pd.DataFrame({"Question": ["Who?", "Who?"], "segment": TEXTS, "answer": ["Ann", ""], "gold": [1, 0]})
+    frame.to_excel(tmp_path / "q.xlsx", index=False)
+    frame.to_parquet(tmp_path / "q.parquet", index=False)
+    frame.to_csv(tmp_path / "q.tsv", index=False, sep="\t")
+    for name in ("q.xlsx", "q.parquet", "q.tsv"):
+        assert read_questions(tmp_path / name, None) == [EXPECTED]
 
 
-@pytest.mark.parametrize(("name", "write"), [("q.xlsx", "to_excel"), ("q.parquet", "to_parquet"), ("q.tsv", "to_csv")])
-def test_tables_of_spreadsheets_and_data_frames_are_read(name, write, tmp_path):
-    rows = {"Question": ["Who?", "Who?"], "segment": TEXTS, "answer": ["Ann", ""], "gold": [1, 0]}
-    options = {"sep": "\t"} if name == "q.tsv" else {}
-    getattr(pd.DataFrame(rows), write)(tmp_path / name, index=False, **options)
-    assert read_questions(tmp_path / name, None) == [EXPECTED]
-
-
-def test_cells_hold_any_character_but_a_line_break_and_numbers_are_answers_too(tmp_path):
-    rows = written(tmp_path, "questions.csv", "question,segment\nWho?,page one\x0cpage\u2028two\x85\n")
-    assert read_questions(rows, None)[0].segments[0].text == "page one\x0cpage\u2028two\x85"
-    one = {"question": "q", "answer": 42, "segments": ["42", "x"]}
-    (found, several) = read_questions([one, {"question": "q", "answers": [4.5, "x"], "segments": ["a"]}], None)
-    assert (found.answers, found.gold, several.answers) == (("42",), (0,), ("4.5", "x"))
-
-
-def test_reference_contexts_of_ragas_and_segments_that_hold_an_answer_are_gold_unless_all_do():
+def test_reference_contexts_of_ragas_and_segments_that_hold_an_answer_also_a_number_are_gold_unless_all_do():
     def gold(answer, *segments, **more):
         return read_questions([{"question": "q", "answer": answer, "segments": segments, **more}], None)[0].gold
 
     assert gold("x", "a", "b", reference_contexts=["b"]) == (1,)
     assert gold("Ann", "none", "the ANN!", "ann") == (1, 2)
     assert gold("Ann", "Ann", "Ann too") == gold("Ann", "nobody") == ()
+    assert gold(42, "42", "x") == (0,)
+    numbers = [{"question": "q", "answers": answers, "segments": ["a"]} for answers in (42, [4.5, "x"])]
+    assert [each.answers for each in read_questions(numbers, None)] == [("42",), ("4.5", "x")]
 
 
 def test_segments_come_live_from_a_retriever():
@@ -195,15 +186,12 @@ def test_what_only_looks_right_is_wrong_and_what_is_right_is_right_however_it_is
     assert not any(is_right("I do not know.", [gold]) for gold in ("no", "yes", "No.", "TRUE"))
 
 
-def test_gold_documents_are_found_by_whole_tokens_and_never_by_yes_or_no():
+def test_gold_documents_are_found_by_whole_tokens_also_of_long_numbers_and_never_by_yes_or_no():
     assert contains_gold("It was built in the year 12.", ["12"])
     assert not contains_gold("It was built in 1912.", ["12"])
     assert not contains_gold("There is no bridge here.", ["no"])
     said = ("No.", "He was unable to walk.", "There is not enough information in the documents.")
     assert [is_refusal(each) for each in said] == [False, False, True]
-
-
-def test_numbers_of_any_length_and_in_any_row_are_tokens():
     assert normal_tokens("On May 3rd, 1999 U.S. forces") == normal_tokens("on 3 may 1999 us forces")
     assert normal_tokens("one, two; three") == ("1", "2", "3")
     assert normal_tokens("9" * 5000) == (f"n{'9' * 5000}",)  # of more digits than Python turns into a number

@@ -53,32 +53,29 @@ def test_the_difference_of_means_is_paired_by_question_and_a_lower_tail_is_wider
     assert two.low < one.low < one.value < one.high < two.high
 
 
-@pytest.mark.parametrize(("questions", "share"), [(20, 0.1), (50, 0.05), (100, 0.02), (200, 0.02)])
-def test_the_interval_of_a_gain_holds_the_truth_where_few_questions_differ(questions, share):
-    """With half a pair of each kind, as Agresti and Min add, these miss 8% to 13% of the time."""
-    source = np.random.default_rng(0)
-    found = [mean_difference(source.random(questions) < share, np.zeros(questions)) for _ in range(400)]
-    assert sum(not each.low <= share <= each.high for each in found) <= 0.04 * 400
+def test_intervals_hold_the_truth_where_few_questions_differ_and_where_scores_are_rare():
+    """With half a pair of each kind, as Agresti and Min add, the first miss 8% to 13% of the time.
+
+    The second are what a percentile bootstrap fails on: at 1% of 100 questions it covers 3 in 5.
+    """
+    for questions, share in ((20, 0.1), (50, 0.05), (100, 0.02), (200, 0.02)):
+        source = np.random.default_rng(0)
+        found = [mean_difference(source.random(questions) < share, np.zeros(questions)) for _ in range(400)]
+        assert sum(not each.low <= share <= each.high for each in found) <= 0.04 * 400
+    for questions, share in ((20, 0.5), (100, 0.01), (300, 0.05)):
+        source, quarters = np.random.default_rng(0), [0.25, 0.5, 0.75]
+        found = [(source.random(questions) < share) * source.choice(quarters, questions) for _ in range(400)]
+        estimates = map(mean_interval, found)
+        assert sum(not each.low <= share / 2 <= each.high for each in estimates) <= 0.08 * 400
 
 
-@pytest.mark.parametrize(("questions", "share"), [(20, 0.5), (100, 0.01), (300, 0.05)])
-def test_the_interval_of_rare_scores_holds_the_truth(questions, share):
-    """They are what a percentile bootstrap fails on: at 1% of 100 questions it covers 3 in 5."""
-    source = np.random.default_rng(0)
-    scores = [(source.random(questions) < share) * source.choice([0.25, 0.5, 0.75], questions) for _ in range(400)]
-    found = [mean_interval(each) for each in scores]
-    assert sum(not each.low <= share / 2 <= each.high for each in found) <= 0.08 * 400
-
-
-def test_the_mean_of_what_has_no_bounds_has_the_interval_that_scipy_gives():
+def test_a_mean_without_bounds_has_the_interval_that_scipy_gives_and_an_unseen_share_one_missed_once_in_twenty():
     values = 7 + np.random.default_rng(3).random(80)
     ours = mean_interval(values)
     scipys = scipy_bootstrap((values,), np.mean, n_resamples=20_000, batch=500, method="percentile", rng=1)
     # The ends scatter from seed to seed by about 2% of the width.
     assert (ours.low, ours.high) == pytest.approx(tuple(scipys.confidence_interval), abs=0.15 * scipys.standard_error)
 
-
-def test_a_bound_of_an_unseen_share_is_missed_once_in_twenty_and_estimates_are_written_with_their_interval():
     for trials in (1, 28, 29, 300):
         assert (1 - stats.exact_upper_bound(0, trials)) ** trials == pytest.approx(0.05)
     estimate = Estimate(1 / 3, 0.25, 0.5)
@@ -86,16 +83,11 @@ def test_a_bound_of_an_unseen_share_is_missed_once_in_twenty_and_estimates_are_w
     assert estimate.as_dict() == {"value": 0.333333, "low": 0.25, "high": 0.5}
 
 
-@pytest.mark.parametrize(
-    "differences", [[0.4, 0.3, 0.2, -0.1, 0.25, 0.6], [1.0] * 5, [1.0] * 8 + [-1.0], [1.0] * 3 + [-1.0] * 3]
-)
-def test_a_paired_p_value_is_the_share_of_sign_flips_that_gain_as_much(differences):
-    signs = np.array(list(product([1, -1], repeat=len(differences))))
-    share = ((signs * differences).sum(axis=1) >= sum(differences) - 1e-9).mean()
-    assert paired_p_value([*differences, *[0.0] * 50, math.nan]) == pytest.approx(share, abs=1e-12)
-
-
-def test_many_differences_are_tested_too_and_several_p_values_corrected_by_holm():
+def test_a_paired_p_value_is_the_share_of_sign_flips_that_gain_as_much_and_several_are_corrected_by_holm():
+    for differences in ([0.4, 0.3, 0.2, -0.1, 0.25, 0.6], [1.0] * 5, [1.0] * 8 + [-1.0], [1.0] * 3 + [-1.0] * 3):
+        signs = np.array(list(product([1, -1], repeat=len(differences))))
+        share = ((signs * differences).sum(axis=1) >= sum(differences) - 1e-9).mean()
+        assert paired_p_value([*differences, *[0.0] * 50, math.nan]) == pytest.approx(share, abs=1e-12)
     mcnemar = sum(math.comb(42, k) for k in range(30, 43)) / 2**42  # 30 better, 12 worse
     assert paired_p_value([1.0] * 30 + [-1.0] * 12) == pytest.approx(mcnemar)
     many = np.random.default_rng(0).normal(0.1, 0.5, 100)

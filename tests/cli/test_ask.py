@@ -7,21 +7,15 @@ import pytest
 
 from invariant_rag.audit.order_check import OrderCheck
 from invariant_rag.cli.ask import EXAMPLE_DOCUMENTS, EXAMPLE_QUESTION, _print_check, _print_citations
-from invariant_rag.generation.citations import Citation
 from invariant_rag.models.embedded import EMBEDDED
-from invariant_rag.orderings import ORDERINGS, Given
+from invariant_rag.orderings import ORDERINGS
+from invariant_rag.rag.citations import Citation
 from invariant_rag.segments import Segment
+from tests.audit.known import Pretended
 from tests.cli.conftest import refused, run
 
 QUESTION = "Who built the mill of Brenn?"
 KEYS = "question model answer citations segments order dropped trimmed finish_reason usage timings order_check".split()
-
-
-class Pretended(Given):
-    """Says that it is invariant, and keeps the order given."""
-
-    name = "pretended"
-    invariant = True
 
 
 @pytest.fixture

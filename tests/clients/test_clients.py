@@ -11,8 +11,6 @@ import shlex
 import shutil
 import socket
 import subprocess
-import time
-from contextlib import suppress
 from itertools import permutations
 from pathlib import Path
 from typing import Literal
@@ -24,7 +22,7 @@ import pytest
 from langchain_openai import ChatOpenAI
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
+from pydantic import create_model
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorials" / "server.md"
 QUESTION = "What colour is the flag of Ostra?"
@@ -33,18 +31,8 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
 ORDERS = [list(order) for order in permutations(FLAGS)]
 TOWN = {"type": "object", "properties": {"town": {"enum": ["Ostra", "Brenn"]}}, "required": ["town"]}
 SEARCH = {"type": "function", "function": {"name": "search", "description": "Search the atlas.", "parameters": TOWN}}
-
-
-class Colour(BaseModel):
-    """A colour."""
-
-    colour: Literal["white", "green"]
-
-
-class Colours(BaseModel):
-    """Colors in words of the model, which may take any number of tokens."""
-
-    colours: str
+Colour = create_model("Colour", colour=Literal["white", "green"])
+Colours = create_model("Colours", colours=str)  # which may take any number of tokens
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +42,10 @@ def server():
         port = str(free.getsockname()[1])
     command = [os.environ.get("INVARIANT_RAG", "invariant-rag"), "serve", "--port", port, "--served-name", "small"]
     environment = {**os.environ, "INVARIANT_RAG_API_KEY": "key-1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    deadline, answers = time.monotonic() + 120, False
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
         try:
-            while not answers:
-                assert process.poll() is None, "the server has ended"
-                assert time.monotonic() < deadline, "the server did not start"
-                time.sleep(0.2)
-                with suppress(httpx.TransportError):
-                    answers = httpx.get(f"http://127.0.0.1:{port}/ready").is_success
+            with httpx.Client(transport=httpx.HTTPTransport(retries=9)) as patient:  # after 0, 0.5, 1, 2... seconds
+                patient.get(f"http://127.0.0.1:{port}/ready").raise_for_status()
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
@@ -72,43 +55,33 @@ def test_this_environment_has_no_torch():
     assert importlib.util.find_spec("torch") is None
 
 
-def ask(client, documents, **options):
-    body = {"model": "small", "messages": MESSAGES, "extra_body": {"documents": documents}}
-    return client.chat.completions.create(**body, **options)
-
-
 def test_openai_gets_one_answer_for_every_order_parses_objects_and_raises_its_own_errors(server):
+    def asked(documents):
+        return {"model": "small", "messages": MESSAGES, "extra_body": {"documents": documents}}
+
     client = openai.OpenAI(base_url=f"{server}/v1", api_key="key-1", max_retries=0)
-    assert {ask(client, order).choices[0].message.content for order in ORDERS} == {"white"}
-    chunks = ask(client, FLAGS, stream=True)
+    create, parse = client.chat.completions.create, client.chat.completions.parse
+    assert {create(**asked(order)).choices[0].message.content for order in ORDERS} == {"white"}
+    chunks = create(**asked(FLAGS), stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "white"
     assert [model.id for model in client.models.list()] == ["small"]
-    reply = client.chat.completions.parse(
-        model="small", messages=MESSAGES, response_format=Colour, max_tokens=40, extra_body={"documents": FLAGS}
-    )
+    reply = parse(**asked(FLAGS), response_format=Colour, max_tokens=40)
     assert isinstance(reply.choices[0].message.parsed, Colour)
     with pytest.raises(openai.LengthFinishReasonError):
-        client.chat.completions.parse(model="small", messages=MESSAGES, response_format=Colours, max_tokens=2)
+        parse(model="small", messages=MESSAGES, response_format=Colours, max_tokens=2)
     with pytest.raises(openai.BadRequestError, match="colour: unknown field"):
-        client.chat.completions.create(model="small", messages=MESSAGES, extra_body={"colour": 1})
+        create(model="small", messages=MESSAGES, extra_body={"colour": 1})
     with pytest.raises(openai.AuthenticationError):
-        ask(client.with_options(api_key="key-2"), FLAGS)
+        client.with_options(api_key="key-2").chat.completions.create(**asked(FLAGS))
 
 
-@pytest.fixture
-def chat(server):
-    return ChatOpenAI(base_url=f"{server}/v1", api_key="key-1", model="small", max_retries=0)
-
-
-def test_langchain_gets_one_answer_for_every_order(chat):
+def test_langchain_gets_one_answer_for_every_order_calls_tools_and_parses_objects(server):
+    chat = ChatOpenAI(base_url=f"{server}/v1", api_key="key-1", model="small", max_retries=0)
     answers = {chat.invoke(QUESTION, extra_body={"documents": order}).content for order in ORDERS}
     assert answers == {"white"}
     streamed = [str(piece.content) for piece in chat.stream(QUESTION, extra_body={"documents": FLAGS})]
     assert "".join(streamed) == "white"
     assert chat.bind(extra_body={"documents": FLAGS}).batch([QUESTION])[0].usage_metadata["input_tokens"] > 0
-
-
-def test_langchain_calls_tools_and_parses_objects(chat):
     calling = chat.bind_tools([SEARCH], tool_choice="search")
     calls = [calling.invoke(QUESTION, extra_body={"documents": order}).tool_calls for order in ORDERS[:2]]
     assert calls[0] == calls[1]
@@ -152,10 +125,8 @@ def test_curl_gets_one_answer(server):
         pytest.skip("needs curl")
     (command,) = [block for block in blocks("bash") if block.startswith("curl ")]
     words = shlex.split(command.replace("\\\n", " ").replace("http://localhost:8000", server))
-    done = subprocess.run(
-        [*words, "-s", "-H", "Authorization: Bearer key-1"], capture_output=True, text=True, check=True, timeout=60
-    )
-    reply = json.loads(done.stdout)
+    words += ["-s", "-H", "Authorization: Bearer key-1"]
+    reply = json.loads(subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout)
     assert "red and white" in reply["choices"][0]["message"]["content"]
     assert reply["invariant"]["invariant"]
 

@@ -1,7 +1,6 @@
 """Ensembles: what each computes, as published; no order at any entry; lists, room, cost, and what is refused."""
 
 import copy
-import itertools
 import math
 import random
 from functools import partial
@@ -11,20 +10,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scipy.special import rel_entr
+from scipy.special import log_softmax, rel_entr
 from transformers import GenerationConfig
 
-from invariant_rag import RAG, ContextExperts, InvariantModel, Prompt, Segment, SegmentSet
-from invariant_rag.ensembles import (
-    AttentionSorting,
-    ContextualCalibration,
-    PermutationAverage,
-    RingAverage,
-    SelfConsistency,
-    segment_attention,
-)
+from invariant_rag import RAG, ContextExperts, InvariantModel, Prompt, Segment, SegmentSet, SelfConsistency
+from invariant_rag.ensembles import AttentionSorting, ContextualCalibration, PermutationAverage, RingAverage
+from invariant_rag.ensembles.attention_sorting import segment_attention
 from invariant_rag.ensembles.base import Cost, count_cost
 from invariant_rag.errors import ContextOverflow, InvalidChoice, InvalidSegment, UnknownName, UnsupportedCombination
+from invariant_rag.rag import BM25Retriever
 from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.rounding import assert_rounded_alike
 from tests.comparing import assert_computes, orders_of
@@ -60,9 +54,9 @@ def listings():
     return [Prompt(PROMPT.prefix, ring[at:] + ring[:at], PROMPT.suffix) for at in range(4)]
 
 
-def outcome(system, prompt, **options):
+def outcome(system, prompt):
     """What an answer says, with contents for indices."""
-    answer = system.generate(prompt, **{"max_new_tokens": 2, **options})
+    answer = system.generate(prompt, max_new_tokens=2)
     contents = tuple(prompt.segments[index] for index in answer.order)
     return answer.token_ids, answer.logprobs, answer.cost, contents, getattr(answer, "votes", ())
 
@@ -91,6 +85,7 @@ def test_with_the_order_as_given_no_ensemble_is_invariant_but_experts(lm, name):
     answers = {getattr(found, "logprobs", found) for found in (call(each, max_new_tokens=2) for each in prompts)}
     assert (len(answers) == 1) == system.invariant == (name == "experts")
     assert name not in ENSEMBLES or system.generate(PROMPT, max_new_tokens=1).invariant is system.invariant
+    assert name not in SCORERS or system.score(PROMPT, []) == []
 
 
 @every
@@ -116,13 +111,6 @@ def test_one_segment_or_none_is_the_model_itself(lm, name, segments):
     prompt = Prompt([3, 4] if segments != [[], []] else [], segments, [8, 9])
     system = ContextExperts(lm, beta=0, gamma=0) if name == "experts" else ENSEMBLES[name](lm)
     assert_computes(system.generate(prompt, max_new_tokens=2), lm.generate, prompt, max_new_tokens=2)
-
-
-def test_sampled_answers_with_a_seed_vote_alike_for_every_order(lm):
-    ensemble, options = SelfConsistency(lm), {"max_new_tokens": 3, "do_sample": True, "seed": 5}
-    expected = ensemble.generate(PROMPT, **options)
-    assert all(ensemble.generate(each, **options).votes == expected.votes for each in orders_of(PROMPT, 7))
-    assert ensemble.generate(PROMPT, **{**options, "seed": 6}).votes != expected.votes
 
 
 @every
@@ -169,7 +157,6 @@ def test_every_step_takes_the_token_of_the_largest_mean_log_probability_and_a_sc
     assert stopped.token_ids == result.token_ids[: result.token_ids.index(end) + 1]
     each = [lm.with_method(ordering="given").score(prompt, CANDIDATES) for prompt in listings()]
     assert_computes(np.mean(each, axis=0), PermutationAverage(lm).score, PROMPT, CANDIDATES)
-    assert PermutationAverage(lm).score(PROMPT, []) == []
 
 
 def test_rotations_put_every_segment_in_every_place_once_and_random_ones_change_with_the_seed(lm):
@@ -234,6 +221,10 @@ def test_the_answer_of_most_permutations_wins_and_a_tie_goes_to_the_first_in_the
     assert [count for _, count in votes] == [1, 1], "two permutations, two answers: a tie"
     assert votes[0][0] < votes[1][0]
     assert alike == (("any", 2),)
+    ensemble, options = SelfConsistency(lm), {"max_new_tokens": 3, "do_sample": True}
+    one, *others = (ensemble.generate(each, seed=5, **options).votes for each in orders_of(PROMPT, 7))
+    assert others == [one] * 3, "sampled with a seed, every order votes alike"
+    assert ensemble.generate(PROMPT, seed=6, **options).votes != one
 
 
 # --- calibration ---
@@ -259,7 +250,6 @@ def test_calibration_averages_the_content_free_probabilities_before_it_normalise
     assert calibration.content_free == ("N/A", "[MASK]", "")
     prompt = model.chat_prompt("Why?", [Segment("It rains.", title="Weather"), "Nothing."])
     assert_rounded_alike(sum(map(math.exp, calibration.score(prompt, ["yes", "no"]))), 1.0)
-    assert calibration.score(prompt, []) == []
 
 
 # --- attention sorting ---
@@ -269,12 +259,11 @@ def eager_attention(model, prompt):
     """What transformers says the last token attends to in each segment: the mean over layers, heads, tokens."""
     listed = [list(each.token_ids) for each in prompt.segments]
     ids = torch.tensor([[*prompt.prefix, *(token for each in listed for token in each), *prompt.suffix]])
-    own = type(model)(model.config)
-    own.load_state_dict(model.state_dict())
+    own = copy.deepcopy(model)
     if own._can_set_attn_implementation():
         own.set_attn_implementation("eager")  # others give no attention weights
     with torch.no_grad():
-        layers = torch.stack(own.eval()(ids, output_attentions=True).attentions)
+        layers = torch.stack(own(ids, output_attentions=True).attentions)
     weights, start, means = layers[:, 0, :, -1].mean(dim=(0, 1)), len(prompt.prefix), []
     for each in listed:
         means.append(float(weights[start : start + len(each)].mean()) if each else 0.0)
@@ -323,10 +312,6 @@ def published(lm, written, beta, gamma):
     return np.stack([(1 + b) * logits(ids, written) - b * nothing + gamma * np.log(r) for b, (ids, r) in rows])
 
 
-def log_softmax(scores):
-    return scores - np.log(np.exp(scores - scores.max()).sum()) - scores.max()
-
-
 @pytest.mark.parametrize(("beta", "gamma"), [(0.0, 0.0), (0.5, 0.0), (0.5, 2.5), ("dynamic", 0.3)])
 def test_every_token_and_score_of_experts_is_that_of_the_published_rule(lm, beta, gamma):
     experts, written, logprobs, answers = ContextExperts(lm, beta=beta, gamma=gamma), [], [], set()
@@ -344,7 +329,6 @@ def test_every_token_and_score_of_experts_is_that_of_the_published_rule(lm, beta
         for each in CANDIDATES
     ]
     assert_computes(list(map(sum, steps)), experts.score, PROMPT, CANDIDATES)
-    assert experts.score(PROMPT, []) == []
     default = ContextExperts(lm)
     assert (default.beta, default.gamma) == ("dynamic", 2.5)
     other = experts.generate(PROMPT, max_new_tokens=3, suppress_tokens=written[:1])
@@ -355,29 +339,22 @@ def test_every_token_and_score_of_experts_is_that_of_the_published_rule(lm, beta
 # --- cost ---
 
 
-@pytest.mark.parametrize(
-    ("name", "prefills", "passes", "calls"),
-    [("average", 4, 16, 7), ("votes", 2, 8, 5), ("experts", 5, 20, 8), ("ring", 1, 13, 4), ("sorting", 3, 5, 5)],
-)
-def test_the_cost_line_says_what_the_model_did(lm, name, prefills, passes, calls):
-    result = ENSEMBLES[name](lm).generate(PROMPT, max_new_tokens=3)
-    assert (result.cost.prefills, result.cost.passes, result.cost.calls) == (prefills, passes, calls)
-    length = len(lm.prepare(PROMPT).input_ids)
-    if name == "average":
-        assert str(result.cost) == f"4 prefills, 16 forward passes, {4 * length + 12} tokens, 7 calls"
-        assert PermutationAverage(lm).score(PROMPT, CANDIDATES).cost == Cost(4, 16, 4 * length + 4 * 3 * 2, 8)
-    if name == "experts":
-        assert (result.usage.prompt_tokens, result.sets) == (5 * 4 + 8, (4,))
-        assert ContextExperts(lm, gamma=0).score(PROMPT, CANDIDATES).cost.prefills == 5
-
-
-def test_counting_leaves_the_model_as_it_was(lm):
+def test_the_cost_line_says_what_the_model_did_which_is_as_it_was_afterwards(lm):
+    results = {name: build(lm).generate(PROMPT, max_new_tokens=3) for name, build in ENSEMBLES.items()}
+    counted = {name: (each.cost.prefills, each.cost.passes, each.cost.calls) for name, each in results.items()}
+    of_two = {"random average": (2, 8, 5), "votes": (2, 8, 5)}
+    of_all = {"average": (4, 16, 7), "experts": (5, 20, 8), "ring": (1, 13, 4), "sorting": (3, 5, 5)}
+    assert counted == of_two | of_all
+    length, experts = len(lm.prepare(PROMPT).input_ids), results["experts"]
+    assert str(results["average"].cost) == f"4 prefills, 16 forward passes, {4 * length + 12} tokens, 7 calls"
+    assert PermutationAverage(lm).score(PROMPT, CANDIDATES).cost == Cost(4, 16, 4 * length + 4 * 3 * 2, 8)
+    assert (experts.usage.prompt_tokens, experts.sets) == (5 * 4 + 8, (4,))
+    assert ContextExperts(lm, gamma=0).score(PROMPT, CANDIDATES).cost.prefills == 5
     with pytest.raises(RuntimeError), count_cost(lm.model):
         raise RuntimeError
     with count_cost(lm.model) as counter:
         lm.model(torch.ones((3, 5), dtype=torch.long))
     assert counter.cost == Cost(prefills=3, passes=3, tokens=15, calls=1)
-    PermutationAverage(lm).generate(PROMPT, max_new_tokens=2)
     assert not lm.model._forward_pre_hooks
 
 
@@ -385,11 +362,8 @@ def test_counting_leaves_the_model_as_it_was(lm):
 
 
 def test_a_rag_pipeline_takes_an_ensemble_and_experts_read_texts_in_the_chat_template(model):
-    class Fixed:
-        def retrieve(self, query, k):
-            return SegmentSet(["one", "two", "three"])
-
-    answer = RAG(PermutationAverage(model), Fixed(), k=3).ask("Why?", max_new_tokens=2)
+    rag = RAG(PermutationAverage(model), BM25Retriever([Segment("one"), Segment("two"), Segment("three")]), k=3)
+    answer = rag.ask("Why?", max_new_tokens=2)
     assert (answer.generation.cost.prefills, sorted(answer.order)) == (3, [0, 1, 2])
     experts = ContextExperts(model, beta=0.3)
     documents = [Segment("It rains.", title="Weather", score=0.4), Segment("Nothing.", score=0.7)]
@@ -397,21 +371,16 @@ def test_a_rag_pipeline_takes_an_ensemble_and_experts_read_texts_in_the_chat_tem
     assert experts.generate(one, max_new_tokens=4).text == experts.generate(other, max_new_tokens=4).text != ""
 
 
-SAMPLED = {"num_return_sequences": 2, "do_sample": True}
-UNFIT = [("mistral (sliding window)", "whole context"), ("llama (dynamic scaling)", "grow")]
-
-
-def test_what_would_not_be_one_greedy_text_is_refused(lm):
+def test_what_an_ensemble_cannot_combine_to_one_greedy_text_is_refused(lm):
     several = [{"do_sample": True}, {"num_beams": 2}, {"num_return_sequences": 3}, {"streamer": object()}]
-    for name, option in itertools.product(("average", "experts", "ring"), several):
-        with pytest.raises(UnsupportedCombination, match=next(iter(option))):
-            ENSEMBLES[name](lm).generate(PROMPT, **option)
-    for options in (SAMPLED, {"generation_config": GenerationConfig(**SAMPLED)}):
-        with pytest.raises(UnsupportedCombination, match="num_return_sequences"):
-            AttentionSorting(lm).generate(PROMPT, **options)
-
-
-def test_what_an_ensemble_cannot_combine_is_refused(lm):
+    greedy = [(name, next(iter(each)), each) for name in ("average", "experts", "ring") for each in several]
+    two = {"num_return_sequences": 2, "do_sample": True}
+    sampled = [
+        ("sorting", "num_return_sequences", each) for each in (two, {"generation_config": GenerationConfig(**two)})
+    ]
+    for name, said, options in (*greedy, *sampled):
+        with pytest.raises(UnsupportedCombination, match=said):
+            ENSEMBLES[name](lm).generate(PROMPT, **options)
     changed = lm.with_method("sequential", intervention="ms-poe")
     routed = lm.with_method("rotor").with_routing()
     for call, said in (
@@ -422,8 +391,9 @@ def test_what_an_ensemble_cannot_combine_is_refused(lm):
         (lambda: AttentionSorting(lm.with_method("pine")).generate(PROMPT), "pine"),
         (lambda: ENSEMBLES["experts"](lm).generate(TWO_SETS), "one set"),
         (lambda: RingAverage(lm.with_method("pine")), "got 'pine'"),
-        *((lambda family=family: RingAverage(InvariantModel(tiny_model(family))), why) for family, why in UNFIT),
-        *((lambda kind=kind: kind(routed), "routing") for kind in (RingAverage, PermutationAverage, ContextExperts)),
+        (lambda: RingAverage(InvariantModel(tiny_model("mistral (sliding window)"))), "whole context"),
+        (lambda: RingAverage(InvariantModel(tiny_model("llama (dynamic scaling)"))), "grow"),
+        *((partial(kind, routed), "routing") for kind in (RingAverage, PermutationAverage, ContextExperts)),
     ):
         with pytest.raises(UnsupportedCombination, match=said) as caught:
             call()
@@ -432,15 +402,13 @@ def test_what_an_ensemble_cannot_combine_is_refused(lm):
 
 def test_senseless_numbers_names_and_scores_are_refused(lm):
     for build, name in (
-        (lambda: PermutationAverage(lm, 0), "count"),
-        (lambda: AttentionSorting(lm, 0), "rounds"),
-        (lambda: RingAverage(lm.with_method("rotor"), 0), "at least 1"),
-        (lambda: ContextualCalibration(lm, []), "content_free"),
-        (lambda: ContextExperts(lm, beta="jsd"), "dynamic"),
-        *(
-            (lambda name=name, value=value: ContextExperts(lm, **{"beta": 0.5, name: value}), name)
-            for name, value in itertools.product(("beta", "gamma"), (-1.0, math.inf, math.nan))
-        ),
+        (partial(PermutationAverage, lm, 0), "count"),
+        (partial(AttentionSorting, lm, 0), "rounds"),
+        (partial(RingAverage, lm.with_method("rotor"), 0), "at least 1"),
+        (partial(ContextualCalibration, lm, []), "content_free"),
+        (partial(ContextExperts, lm, beta="jsd"), "dynamic"),
+        *((partial(ContextExperts, lm, beta=each), "beta") for each in (-1.0, math.inf, math.nan)),
+        *((partial(ContextExperts, lm, beta=0.5, gamma=each), "gamma") for each in (-1.0, math.inf, math.nan)),
     ):
         with pytest.raises(InvalidChoice, match=name):
             build()
@@ -448,7 +416,7 @@ def test_senseless_numbers_names_and_scores_are_refused(lm):
         SelfConsistency(lm, permutations="some")
     for score in (None, 0.0, -0.5, 1.5):
         prompt, experts = Prompt([3], [Segment(token_ids=(5,), score=score)], [8]), ContextExperts(lm, beta=0.5)
-        for call in (experts.generate, lambda each, experts=experts: experts.score(each, CANDIDATES)):
+        for call in (experts.generate, partial(experts.score, candidates=CANDIDATES)):
             with pytest.raises(InvalidSegment, match="at most 1") as caught:
                 call(prompt)
             assert "gamma=0" in str(caught.value.hint)

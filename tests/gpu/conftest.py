@@ -7,8 +7,3 @@ import torch
 def pytest_sessionstart(session):
     if not torch.cuda.is_available():
         pytest.exit("no CUDA device: nothing of tests/gpu was run", returncode=0)
-
-
-@pytest.fixture(scope="session")
-def device():
-    return torch.device("cuda")

@@ -91,16 +91,16 @@ def test_heads_are_ranked_as_by_the_published_code(seed, ranked):
 # --- the papers, in float64 ---
 
 
-def scaled_attention(scaling, world, first):
+def scaled_attention(model, scaling, world, first):
     """Equations 4 and 5 of arXiv 2406.02536, with the ablations of table 3; generated tokens are last tokens."""
 
-    def attend(module, hidden, config):
-        plain = layer_of(module, config, hidden, len(hidden) - 1)
+    def attend(module, hidden):
+        plain = layer_of(module, model.config, hidden, len(hidden) - 1)
         outputs = plain.outputs(world, ROWS["sequential"])
         if module.layer_idx in scaling.layers:
             states = hidden.clone()
             states[scaling.skip_first :, scaling.dimensions] *= scaling.factor
-            layer = layer_of(module, config, states, len(hidden) - 1)
+            layer = layer_of(module, model.config, states, len(hidden) - 1)
             layer = layer if scaling.scale_values else replace(layer, values=plain.values)
             outputs[first:] = layer.outputs(world, ROWS["sequential"])[first:]
         return outputs
@@ -108,32 +108,25 @@ def scaled_attention(scaling, world, first):
     return attend
 
 
-def multi_scale_attention(world, last, assigned):
+def multi_scale_attention(model, world, last, assigned):
     """Equations 1 and 2 of arXiv 2403.04797, from the third layer on; `assigned` gets the ratios of each layer."""
 
-    def attend(module, hidden, config):
-        layer = layer_of(module, config, hidden, len(hidden) - 1)
+    def shrunk(ratio):
+        return lambda world, token, importance: Row(token / ratio, [(key, key / ratio) for key in range(token + 1)])
+
+    def attend(module, hidden):
+        layer = layer_of(module, model.config, hidden, len(hidden) - 1)
         if module.layer_idx < 2:
             return layer.outputs(world, ROWS["sequential"])
-        heads, groups = len(layer.queries), len(layer.queries) // len(layer.keys)
+        heads = len(layer.queries)
         weights = replace(layer, values=np.eye(len(hidden))[None].repeat(len(layer.keys), axis=0))
         seen = max(0, last + 1 - (layer.sliding_window or last + 1))
-        rows = [weights._output(world, ROWS["sequential"], head, last)[seen : last + 1] for head in range(heads)]
+        rows = [weights.output(world, ROWS["sequential"], head, last)[seen : last + 1] for head in range(heads)]
         aware = [sum(row > 3 * row.mean()) / len(row) for row in rows]
         ranked = sorted(range(heads), key=lambda head: -aware[head])
         ratios = [1.2 + ranked.index(head) * (1.8 - 1.2) / (heads - 1) for head in range(heads)]
         assigned.append(ratios)
-        outputs = []
-        for head, ratio in enumerate(ratios):
-            one, group = slice(head, head + 1), slice(head // groups, head // groups + 1)
-            parts = {"queries": layer.queries[one], "keys": layer.keys[group], "values": layer.values[group]}
-            parts |= {name: each[one] for name in ("slopes", "sinks") if (each := getattr(layer, name)) is not None}
-
-            def shrunk(world, token, importance, ratio=ratio):
-                return Row(token / ratio, [(key, key / ratio) for key in range(token + 1)])
-
-            outputs.append(replace(layer, **parts).outputs(world, shrunk))
-        return np.concatenate(outputs, axis=1)
+        return layer.outputs(world, *map(shrunk, ratios))
 
     return attend
 
@@ -154,7 +147,7 @@ COMPARED = [
 
 @pytest.mark.parametrize(("family", "intervention"), COMPARED, ids=str)
 def test_logits_scores_and_decoding_are_what_the_papers_say(family, intervention):
-    model, prompt = build(family, {"num_hidden_layers": 4}), random_prompt(random.Random(4), (4, 12, 7))
+    model, prompt = build(family, num_hidden_layers=4), random_prompt(random.Random(4), (4, 12, 7))
     assigned = []
     with float64_throughout():
         lm = InvariantModel(model, method="sequential", intervention=intervention)
@@ -163,13 +156,11 @@ def test_logits_scores_and_decoding_are_what_the_papers_say(family, intervention
         logits, scores = lm.logits(prompt), lm.score(prompt, [written.token_ids, written.token_ids[:2], [7, 8, 9]])
         world = World.of((len(ids) + 3,), ())
         if isinstance(intervention, MsPoE):
-            attend = multi_scale_attention(world, len(ids) - 1, assigned)
+            attend = multi_scale_attention(model, world, len(ids) - 1, assigned)
         else:
             first = 0 if intervention.last_tokens is None else len(ids) - intervention.last_tokens
-            attend = scaled_attention(intervention, world, first)
-        exact = logits_with(
-            model, [*ids, *written.token_ids], lambda module, hidden: attend(module, hidden, model.config)
-        )
+            attend = scaled_attention(model, intervention, world, first)
+        exact = logits_with(model, [*ids, *written.token_ids], attend)
     logprobs = exact[len(ids) - 1 : -1].log_softmax(dim=1)
     assert gap(logits, exact[len(ids) - len(prompt.suffix) : len(ids)]) < 1e-11 * float(exact.abs().max())
     assert tuple(logprobs.argmax(dim=1).tolist()) == written.token_ids
@@ -247,14 +238,6 @@ def test_other_threads_meanwhile_get_the_plain_model(lm):
 # --- parameters, and what is refused ---
 
 
-def test_settings_survive_a_file(tmp_path):
-    scaling = HiddenScaling((5, 40), -1, (1, 3), last_tokens=None, skip_first=2, scale_values=True)
-    scaling.save(tmp_path / "scaling.json")
-    assert HiddenScaling.load(tmp_path / "scaling.json") == scaling
-    (tmp_path / "scaling.json").write_text('{"dimensions": [5], "factor": 0, "layers": [1]}')
-    assert HiddenScaling.load(tmp_path / "scaling.json") == HiddenScaling(5, 0, [1])
-
-
 def test_the_published_table_is_found_by_id_and_by_the_last_part_of_it_also_as_the_name_of_a_model(llama):
     mistral = HiddenScaling((213,), 0.0, range(10, 26))
     assert {HiddenScaling.published(name).layers[0] for name in PUBLISHED} == {10}
@@ -273,18 +256,17 @@ def test_the_published_table_is_found_by_id_and_by_the_last_part_of_it_also_as_t
 
 
 def test_parameters_without_a_meaning_are_refused():
-    scaling, ratios = partial(HiddenScaling, 5, 0, [1]), "0 < smallest <= largest"
-    for given in (((), 0, [1]), (5, 0, []), (-1, 0, [1]), (5, 0, [-1, 2])):
-        with pytest.raises(InvalidChoice, match="one or more indices"):
-            HiddenScaling(*given)
-    for build_it, given, said in (
-        (scaling, {"last_tokens": 0}, "last_tokens: expected at least 1"),
-        (scaling, {"skip_first": -1}, "skip_first: expected at least 0"),
-        *((MsPoE, each, ratios) for each in ({"smallest": 0.0}, {"smallest": 2.0}, {"largest": -1.0})),
-        (MsPoE, {"first_layer": -1}, "first_layer"),
+    scaling, numbers = partial(HiddenScaling, 5, 0, [1]), (((), 0, [1]), (5, 0, []), (-1, 0, [1]), (5, 0, [-1, 2]))
+    ratios = {"smallest": 0.0}, {"smallest": 2.0}, {"largest": -1.0}
+    for build_it, said in (
+        *((partial(HiddenScaling, *each), "one or more indices") for each in numbers),
+        (partial(scaling, last_tokens=0), "last_tokens: expected at least 1"),
+        (partial(scaling, skip_first=-1), "skip_first: expected at least 0"),
+        *((partial(MsPoE, **each), "0 < smallest <= largest") for each in ratios),
+        (partial(MsPoE, first_layer=-1), "first_layer"),
     ):
         with pytest.raises(InvalidChoice, match=said):
-            build_it(**given)
+            build_it()
 
 
 def test_parameters_beyond_the_model_and_other_methods_are_refused(llama):

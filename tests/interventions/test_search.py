@@ -10,16 +10,8 @@ import torch
 
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import ContextOverflow, InvalidChoice, TokenizerRequired, UnsupportedModel
-from invariant_rag.interventions import HiddenScaling
-from invariant_rag.interventions.search import (
-    CHARACTERS,
-    FACTORS,
-    TokenExample,
-    positional_dimensions,
-    random_texts,
-    search_dimension,
-    uuid_examples,
-)
+from invariant_rag.interventions import HiddenScaling, search
+from invariant_rag.interventions.search import TokenExample, positional_dimensions, search_dimension, uuid_examples
 from invariant_rag.testing import tiny_model
 from invariant_rag.testing.rounding import rounding
 
@@ -120,30 +112,12 @@ def test_dimensions_are_ranked_as_by_the_published_code(layers, seed, ranked):
     assert positional_dimensions(values) == ranked
 
 
-def test_dimensions_are_kept_that_are_monotone_in_one_direction_in_more_than_a_quarter_of_the_layers():
-    positions = np.linspace(0, 1, 1000)
-    noise = np.random.default_rng(0).normal(size=1000)
-    values = np.zeros((12, 1000, 6))
-    values[:, :, 0] = np.sin(9 * positions)  # smooth, and not monotone
-    values[:, :, 1] = 3 * positions + 0.05 * noise  # monotone, and rough
-    values[:, :, 2] = 1e6 * positions**3  # monotone, smooth, and large
-    values[2:5, :, 3] = positions  # monotone in a quarter of the layers and no more
-    values[2:6, :, 4] = -1e-6 * positions  # monotone in more, and tiny
-    values[[0, 1, 2, 3, 11], :, 5] = positions  # the first two layers and the last one do not count
-    assert positional_dimensions(values) == [4, 2, 1]
-    turned = values.copy()
-    turned[4:6, :, 4] *= -1
-    assert positional_dimensions(turned) == [2, 1], "layers of the other direction do not count"
-    values[:, :200, 1:3] = 1e9
-    assert positional_dimensions(values) == [4, 2, 1], "what is skipped does not count"
-
-
 def test_random_texts_have_no_special_tokens_and_the_published_characters(tokenizer):
-    texts = random_texts(tokenizer, 300, 3)
+    texts = search.random_texts(tokenizer, 300, 3)
     assert [len(text) for text in texts] == [300] * 3
-    assert texts == random_texts(tokenizer, 300, 3)
-    assert set(tokenizer.decode([*texts[0], *texts[1], *texts[2]])) == set(CHARACTERS)
-    assert len(CHARACTERS) == 26 + 26 + 10 + 27
+    assert texts == search.random_texts(tokenizer, 300, 3)
+    assert set(tokenizer.decode([*texts[0], *texts[1], *texts[2]])) == set(search.CHARACTERS)
+    assert len(search.CHARACTERS) == 26 + 26 + 10 + 27
 
 
 def test_uuid_examples_are_chat_prompts_that_ask_at_the_quarters(tokenizer):
@@ -172,15 +146,18 @@ def test_uuid_examples_are_chat_prompts_that_ask_at_the_quarters(tokenizer):
         uuid_examples(bare)
 
 
-def test_a_result_is_measured_drawn_and_loaded_as_an_intervention(result, tmp_path):
+def test_a_result_is_measured_and_drawn_and_loaded_as_an_intervention_whose_settings_survive_a_file(result, tmp_path):
     """What was planted is the share of the first token among those that are averaged: one over their number."""
     assert result.positions == tuple(range(50, 200))
     for curve in result.curves:
         assert np.corrcoef(curve, 1 / (1 + np.array(result.positions)))[0, 1] > 0.99
     path = tmp_path / "search.json"
-    for saved in (result, result.found):
+    scaling = HiddenScaling((5, 40), -1, (1, 3), last_tokens=None, skip_first=2, scale_values=True)
+    for saved, found in ((result, result.found), (result.found, result.found), (scaling, scaling)):
         saved.save(path)
-        assert HiddenScaling.load(path) == result.found
+        assert HiddenScaling.load(path) == found
+    path.write_text('{"dimensions": [5], "factor": 0, "layers": [1]}')
+    assert HiddenScaling.load(path) == HiddenScaling(5, 0, [1])
     for text in ("{", "[]", "{}", '{"dimensions": [1], "factor": null, "layers": [1]}'):
         path.write_text(text)
         with pytest.raises(InvalidChoice, match=r"dimensions, factor and layers"):
@@ -217,4 +194,4 @@ def test_a_search_saves_what_the_library_loads_with_the_published_layers_of_a_mo
     found.save(tmp_path / "search.json")
     saved = json.loads((tmp_path / "search.json").read_text())
     assert HiddenScaling.load(tmp_path / "search.json").dimensions == found.found.dimensions
-    assert sorted(factor for _, factor, _ in saved["trials"]) == sorted(FACTORS)
+    assert sorted(factor for _, factor, _ in saved["trials"]) == sorted(search.FACTORS)

@@ -111,16 +111,6 @@ def test_decoding_equals_recomputing_for_sixteen_tokens(family):
         assert bool(cached.cache.stats().hits) == (family in INLINE)
 
 
-def test_dynamic_scaling_remembers_no_earlier_prompt():
-    """A prompt beyond the trained length must not change the answer to a short one, nor the plain model's memory."""
-    model = tiny_model("llama (dynamic scaling)", eos_token_id=None)
-    lm, short = InvariantModel(model), random_prompt(random.Random(1), (3, 4, 2))
-    before = lm.logits(short)
-    lm.generate(prompt_for("llama (dynamic scaling)"), max_new_tokens=4)
-    assert torch.equal(lm.logits(short), before)
-    assert model.model.rotary_emb.max_seq_len_cached == 64
-
-
 # --- what is refused ---
 
 LEARNED = {"gpt2": {"n_embd": 32, "n_head": 2, "n_layer": 2}, "opt": {"hidden_size": 32, "word_embed_proj_dim": 32}}
@@ -168,6 +158,8 @@ def test_the_table_is_what_the_probe_says_and_a_configuration_alone_refuses_in_i
             refused[family] = str(error)
     assert refused.keys() == {*REFUSED} - {"diffllama"}, "whose attention is called twice, which only a pass shows"
     assert refused == {family: reports[family].detail for family in refused}
+    windows = {name: context_window(AutoConfig.for_model(name)) for name in ("mpt", "bloom")}
+    assert windows == {"mpt": 2048, "bloom": None}, "MPT builds its biases for `max_seq_len` keys"
     tiny_model("mamba").config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="mamba: its forward pass takes no position_ids"):
         InvariantModel.from_pretrained(tmp_path)  # a folder without weights
@@ -239,9 +231,3 @@ def test_half_precision_costs_no_more_than_in_the_model_itself():
     for method in ("rotor", "pine", "set-based"):
         one, exact = (InvariantModel(each, method=method).logits(prompt) for each in (half, double))
         assert gap(one, exact) <= cost
-
-
-def test_mpt_has_a_context_window_and_bloom_has_none():
-    """MPT builds its biases for `max_seq_len` keys."""
-    windows = {name: context_window(AutoConfig.for_model(name)) for name in ("mpt", "bloom")}
-    assert windows == {"mpt": 2048, "bloom": None}

@@ -1,5 +1,6 @@
 """Law 1: every permutation gives the same tokens and arrangement, and so the same bits; everything else does not."""
 
+import copy
 import random
 from itertools import chain, permutations
 
@@ -8,10 +9,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from invariant_rag import InvariantModel, KeyValueCache, Prompt, Segment, SegmentSet
+from invariant_rag import InvariantModel, KeyValueCache, Prompt, SegmentSet
 from invariant_rag.methods import METHODS
 from invariant_rag.prompts import Retrieval, Turn, recognize
 from tests.comparing import orders_of
+from tests.prompts.test_recognition import DOCUMENTS, SETS, written
 
 token = st.integers(3, 127)
 text = st.lists(token, max_size=4)
@@ -44,9 +46,7 @@ PAIRS = [
 @pytest.fixture(scope="module")
 def models(golden_model):
     """The golden Llama in two dtypes."""
-    half = type(golden_model)(golden_model.config)
-    half.load_state_dict(golden_model.state_dict())
-    return {SINGLE: golden_model, HALF: half.to(HALF).eval()}
+    return {SINGLE: golden_model, HALF: copy.deepcopy(golden_model).to(HALF)}
 
 
 CASES = {
@@ -106,39 +106,27 @@ def test_sets_of_one_are_text_and_promise_nothing(llama, method):
 
 # --- prompts whose slots were recognised ---
 
-DOCUMENTS = [
-    Segment("The ferry leaves at noon.", metadata={"source": "f.txt", "year": 2021}),
-    Segment("The mill grinds barley: 40 sacks.", metadata={"source": "mill.txt", "year": 2019}),
-    Segment("yes", metadata={"source": "y.txt", "year": 2024}),
-]
-TEMPLATES = {
-    "joined": lambda each: each.text,
-    "tagged": lambda each: f"<doc>{each.text}</doc>",
-    "with sources": lambda each: f"Source: {each.metadata['source']}\nContent: {each.text}",
-    "with years": lambda each: f"{each.metadata['year']}: {each.text}",
-}
-
 
 def recognized(template, listed):
     """The prompt as a framework passes it: as text, with the variable that it was filled in with."""
-    slot = "\n\n".join(map(TEMPLATES[template], listed))
+    slot = written(SETS[template], listed)
     found = recognize([Turn("user", (f"Read:\n{slot}\nWhich?",))], [Retrieval(tuple(listed), "Which?")], [slot])
     assert not found.findings
     return Prompt.of(*found.turns[0].parts)
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("template", [repr("\n\n"), "tags", "source", "pages"])
 def test_a_recognized_slot_is_what_its_template_writes_for_the_canonical_order_and_answered_alike(model, template):
-    lm = model.with_cache(KeyValueCache())
-    prompts = [recognized(template, listed) for listed in permutations(DOCUMENTS)]
+    lm, listings = model.with_cache(KeyValueCache()), list(permutations(DOCUMENTS))
+    prompts = [recognized(template, listed) for listed in listings]
     (ids, *others) = (lm.prepare(each).input_ids for each in prompts)
     assert all(other == ids for other in others)
-    written = ["\n\n".join(map(TEMPLATES[template], listed)) for listed in permutations(DOCUMENTS)]
-    assert sum(each in model.tokenizer.decode(ids) for each in written) == 1
+    texts = [written(SETS[template], listed) for listed in listings]
+    assert sum(each in model.tokenizer.decode(ids) for each in texts) == 1
     cold, warm, *_ = answers = [lm.generate(each, max_new_tokens=3) for each in prompts]
     assert {(each.token_ids, each.usage.prompt_tokens, each.sets) for each in answers} == {
         (cold.token_ids, len(ids), (3,))
     }
     assert warm.usage.cached_tokens > cold.usage.cached_tokens == 0
     assert all(each.invariant for each in answers)
-    assert len({model.generate(Prompt(f"Read:\n{each}"), max_new_tokens=3).logprobs for each in written}) == 6, "text"
+    assert len({model.generate(Prompt(f"Read:\n{each}"), max_new_tokens=3).logprobs for each in texts}) == 6, "text"

@@ -61,15 +61,12 @@ def test_it_answers_fresh_questions(evaluation, name, method, documents):
     assert float(evaluation.measure(lm, asked, "")["exact_match"]) >= 0.75
 
 
-def test_monot5_ranks_the_document_that_answers_first(evaluation):
+def test_monot5_ranks_the_document_that_answers_first_and_is_used_offline_without_a_checkpoint_and_says_so(evaluation):
     scorer, first = MonoT5(EMBEDDED["monot5"]), 0
     for item in evaluation.items(20, 10, seed="test"):
         scores = scorer.score_texts([document_rendering(each) for each in item.documents], item.question.text)
         first += max(range(10), key=scores.__getitem__) == item.question.slot
     assert first >= 15
-
-
-def test_monot5_without_a_checkpoint_uses_the_embedded_one_offline_and_says_so():
     lm = InvariantModel.from_pretrained(ordering="monot5")
     chunks = ["It rains.", Segment("Teso Carno founded Kellstead.", title="K")]
     prompt = lm.chat_prompt("Who founded Kellstead?", chunks)

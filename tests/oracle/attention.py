@@ -36,14 +36,13 @@ class Layer:
     softcap: float | None = None
     sinks: np.ndarray | None = None
 
-    def outputs(self, world: World, method: RowOf) -> np.ndarray:
-        """Return the outputs of all tokens `[T, H * D]`."""
+    def outputs(self, world: World, *methods: RowOf) -> np.ndarray:
+        """Return the outputs of all tokens `[T, H * D]`, by one method, or by one for each head."""
         heads, tokens, _ = self.queries.shape
-        return np.array(
-            [np.concatenate([self._output(world, method, h, t) for h in range(heads)]) for t in range(tokens)]
-        )
+        of_heads = list(enumerate(methods if len(methods) == heads else methods * heads))
+        return np.array([np.concatenate([self.output(world, m, h, t) for h, m in of_heads]) for t in range(tokens)])
 
-    def _output(self, world: World, method: RowOf, head: int, token: int) -> np.ndarray:
+    def output(self, world: World, method: RowOf, head: int, token: int) -> np.ndarray:
         """Return the output of one query `[D]`."""
         group = head // (len(self.queries) // len(self.keys))
         row = method(world, token, lambda queries, segments: self._importance(head, group, queries, segments))

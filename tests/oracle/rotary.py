@@ -52,8 +52,6 @@ def _rotates(config: Any, layer: int) -> bool:
     """Return whether a layer has rotary positions. Some families leave them out where a layer attends to everything."""
     if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
         return False
-    if config.model_type == "smollm3":
-        return bool(config.no_rope_layers[layer])
     if config.model_type in ("cohere2", "exaone4"):
         return bool(config.layer_types[layer] == "sliding_attention")
     return True

@@ -1,6 +1,6 @@
 """Claims about every ordering: the rank is a function of the multiset of segments, and the published one.
 
-`tests/laws/test_published.py` compares logits and greedy tokens with those of the published code in its orders.
+`tests/laws/test_contract.py` compares logits and greedy tokens with those of the published code in its orders.
 """
 
 import pickle
@@ -11,7 +11,7 @@ from threading import Event
 import pytest
 import torch
 import transformers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn.modules.module import register_module_forward_hook
@@ -24,7 +24,7 @@ from invariant_rag.segments import Segment
 from tests.comparing import assert_computes
 
 PLAIN = {name: ORDERINGS[name]() for name in ("lexical", "lexical-reversed", "frequency", "score")}
-BY_MODEL = {"monot5": "monot5", "cross-encoder": "cross_encoder", "embedding": "embedding"}
+BY_MODEL = ("monot5", "cross-encoder", "embedding")
 
 
 def candidate(text, score=0.0, source=""):
@@ -64,11 +64,11 @@ def test_rank_ignores_the_order_in_which_segments_are_given(name, listed, order)
     assert_rank_ignores_order(PLAIN[name], listed, order)
 
 
-@pytest.mark.parametrize("fixture", BY_MODEL.values())
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("name", BY_MODEL)
+@settings(max_examples=6, deadline=None)
 @given(listed=any_candidates, order=st.randoms(use_true_random=False))
-def test_scores_of_a_model_ignore_the_order_in_which_segments_are_given(request, fixture, listed, order):
-    assert_rank_ignores_order(request.getfixturevalue(fixture), listed, order)
+def test_scores_of_a_model_ignore_the_order_in_which_segments_are_given(by_model, name, listed, order):
+    assert_rank_ignores_order(by_model[name], listed, order)
 
 
 def test_every_invariant_ordering_is_tested_and_resolved_by_its_name_without_loading_a_model():
@@ -124,13 +124,14 @@ WORDS = ("harbour", "lantern", "river", "salt", "bridge", "copper", "winter", "m
 TEXTS = candidates("river salt", "lantern", "bridge copper winter mill harbour", "salt", "mill mill")
 
 
-def saved(model, folder, specials, words, template, pair):
+def saved(model, folder):
     """Save a model with a tokenizer of words, and return its folder."""
-    vocabulary = {word: index for index, word in enumerate((*specials.values(), *words))}
-    inner = Tokenizer(models.WordLevel(vocabulary, unk_token=specials["unk_token"]))
+    specials = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    words = (*specials.values(), "Query:", "Document:", "Relevant:", "true", "false", *WORDS)
+    inner = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = [(name, vocabulary[name]) for name in specials.values()]
-    inner.post_processor = processors.TemplateProcessing(single=template, pair=pair, special_tokens=special)
+    pair = "$A </s> $B:1 </s>:1"
+    inner.post_processor = processors.TemplateProcessing(single="$A </s>", pair=pair, special_tokens=[("</s>", 1)])
     PreTrainedTokenizerFast(tokenizer_object=inner, **specials).save_pretrained(folder)
     model.save_pretrained(folder)
     return str(folder)
@@ -139,37 +140,24 @@ def saved(model, folder, specials, words, template, pair):
 def saved_bert(folder, outputs):
     sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64}
     layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_labels": outputs, "initializer_range": 1.0}
-    specials = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    templates = "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
     torch.manual_seed(0)
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, **layers))
-    return saved(model, folder, specials, WORDS, *templates)
+    return saved(transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, **layers)), folder)
 
 
 @pytest.fixture(scope="module")
 def t5_folder(tmp_path_factory):
     sizes = {"vocab_size": 32, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
     torch.manual_seed(0)
-    model = T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0, eos_token_id=1))
-    specials = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    words = ("Query:", "Document:", "Relevant:", "true", "false", *WORDS)
-    return saved(model, tmp_path_factory.mktemp("t5"), specials, words, "$A </s>", "$A $B </s>")
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0, eos_token_id=1)
+    return saved(T5ForConditionalGeneration(config), tmp_path_factory.mktemp("t5"))
 
 
 @pytest.fixture(scope="module")
-def monot5(t5_folder):
-    return MonoT5(t5_folder, batch_size=2, device="cpu")
-
-
-@pytest.fixture(scope="module")
-def cross_encoder(tmp_path_factory):
-    return CrossEncoder(saved_bert(tmp_path_factory.mktemp("bert"), outputs=1), batch_size=2, device="cpu")
-
-
-@pytest.fixture(scope="module")
-def embedding():
-    """The real MiniLM, from its wheel."""
-    return Embedding(batch_size=2, device="cpu")
+def by_model(t5_folder, tmp_path_factory):
+    """Orderings by name; they load their models when they are first used. The embedding is the real MiniLM."""
+    options, bert = {"batch_size": 2, "device": "cpu"}, saved_bert(tmp_path_factory.mktemp("bert"), outputs=1)
+    built = MonoT5(t5_folder, **options), CrossEncoder(bert, **options), Embedding(**options)
+    return dict(zip(BY_MODEL, built, strict=True))
 
 
 class Recorder(Relevance):
@@ -204,7 +192,8 @@ def one_by_one(folder, *texts):
     return [-float(each[ids(["true", "false"])].log_softmax(-1)[0]) for each in logits]
 
 
-def test_monot5_scores_are_the_log_probability_of_true_and_a_long_document_is_cut(monot5, t5_folder):
+def test_monot5_scores_are_the_log_probability_of_true_and_a_long_document_is_cut(by_model, t5_folder):
+    monot5 = by_model["monot5"]
     expected = one_by_one(t5_folder, *(f"Query: salt mill Document: {each.text} Relevant:" for each in TEXTS))
     keys = assert_computes(expected, monot5.sort_keys, TEXTS, "salt mill")
     assert len(set(keys)) == len(keys)
@@ -215,15 +204,14 @@ def test_monot5_scores_are_the_log_probability_of_true_and_a_long_document_is_cu
     assert_computes(expected, short.sort_keys, candidates("river mill " * 20), "salt")
 
 
-def test_cross_encoder_scores_are_raw_logits_and_embeddings_rank_by_meaning(cross_encoder, embedding):
-    keys = cross_encoder.sort_keys(TEXTS, "salt mill")
+def test_cross_encoder_scores_are_raw_logits_and_embeddings_rank_by_meaning(by_model):
+    keys, embedding = by_model["cross-encoder"].sort_keys(TEXTS, "salt mill"), by_model["embedding"]
     assert max(map(abs, keys)) > 1
     assert len(set(keys)) == len(keys)
     texts = ["The bakery opens at seven.", "A ferry crosses the strait twice a day.", "Copper is mined in the hills."]
-    both = embedding, Embedding(embedding._loaded)
-    ranked = [each.rank(candidates(*texts), "When does the boat sail?") for each in both]
-    assert ranked[0] == ranked[1]
-    assert ranked[0][0] == 1
+    rank = embedding.rank(candidates(*texts), "When does the boat sail?")
+    assert rank[0] == 1
+    assert Embedding(embedding._loaded).rank(candidates(*texts), "When does the boat sail?") == rank
 
 
 def test_what_a_model_cannot_score_is_refused(t5_folder, tmp_path):
@@ -260,22 +248,22 @@ def test_threads_that_arrive_together_load_the_model_once(t5_folder, monkeypatch
     assert ranks == [ranks[0]] * 8
 
 
-def test_an_ordering_survives_pickling_and_loads_its_model_anew(monot5, cross_encoder, embedding, t5_folder):
-    for ordering in (monot5, cross_encoder, embedding):
+def test_an_ordering_survives_pickling_and_loads_its_model_anew(by_model, t5_folder):
+    for ordering in by_model.values():
         arrived = pickle.dumps(ordering)
         assert len(arrived) < 1000, "weights that have a name stay behind"
         assert pickle.loads(arrived).sort_keys(TEXTS, "salt mill") == ordering.sort_keys(TEXTS, "salt mill")
     model = T5ForConditionalGeneration.from_pretrained(t5_folder).eval()
     given = MonoT5(model, AutoTokenizer.from_pretrained(t5_folder), batch_size=2)  # one that is loaded already
-    keys = monot5.sort_keys(TEXTS, "salt")
+    keys = by_model["monot5"].sort_keys(TEXTS, "salt")
     assert pickle.loads(pickle.dumps(given)).sort_keys(TEXTS, "salt") == given.sort_keys(TEXTS, "salt") == keys
     with pytest.raises(errors.UnsupportedModel, match="tokenizer"):
         MonoT5(model)
 
 
-@pytest.mark.parametrize(("kind", "together"), [("monot5", 1), ("cross_encoder", 4)])
-def test_no_batch_is_read_once_nobody_waits_for_the_scores(kind, together, request):
-    relevance, gone, reads = request.getfixturevalue(kind), Event(), []
+@pytest.mark.parametrize(("name", "together"), [("monot5", 1), ("cross-encoder", 4)])
+def test_no_batch_is_read_once_nobody_waits_for_the_scores(name, together, by_model):
+    relevance, gone, reads = by_model[name], Event(), []
     listed = candidates(*(f"{word} {other} mill" for word in WORDS for other in WORDS))
     relevance.sort_keys(listed[:1], "river")  # the model is loaded
 

@@ -1,4 +1,7 @@
-"""A slot is a set in every order of its documents or in none; what stays text, or no model got, is noticed."""
+"""A slot is a set in every order of its documents or in none, as declared segments are; all else stays as written.
+
+What stays text, or no model got, is noticed.
+"""
 
 import asyncio
 import json
@@ -13,9 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from invariant_rag.api_models import set_text
-from invariant_rag.prompts import Retrieval, RunRetrievals, begin_outside, find_set, forget_outside, outside_retrievals
-from invariant_rag.prompts.order_warnings import holds_documents
-from invariant_rag.segments import Segment
+from invariant_rag.errors import InvariantRAGError, OrderWarning
+from invariant_rag.prompts import Finding, Retrieval, RunRetrievals, Turn, find_set, mark, mark_set, recognize, report
+from invariant_rag.prompts import run_retrievals as outside
+from invariant_rag.prompts.order_warnings import holds_documents, looks_listed, states_order
+from invariant_rag.segments import Segment, SegmentSet, is_invariant
 
 FERRY = Segment("The ferry leaves at noon.", "Ferries", {"source": "ferry.txt", "page": 12, "year": 2021})
 MILL = Segment("The mill grinds barley all day.", "Mills", {"source": "mill.txt", "page": 3, "year": 2019})
@@ -27,24 +32,17 @@ Template = Callable[[int, Segment], str]
 SETS = {
     **{repr(sep): (lambda n, each: each.text, sep) for sep in ("\n\n", "\n", " ", "\n\n---\n\n", "\nNEXT\n")},
     "bullets": (lambda n, each: f"- {each.text}\n", ""),
-    "quotes": (lambda n, each: f'"{each.text}"', ", "),
     "tags": (lambda n, each: f"<doc>{each.text}</doc>", "\n"),
-    "label": (lambda n, each: f"Document:\n{each.text}", "\n\n"),
     "metadata": (lambda n, each: f"Source: {dict(each.metadata)}\nContent: {each.text}", "\n\n"),
     "source": (lambda n, each: f"Source: {each.metadata['source']}\nContent: {each.text}", "\n\n"),
     "title": (lambda n, each: f"# {each.title}\n{each.text}", "\n\n"),
     "tag with fields": (lambda n, each: f"<doc id={each.metadata['source']!r}>{each.text}</doc>", "\n"),
     "fields behind": (lambda n, each: f"{each.text} ({each.metadata['source']}, {each.metadata['page']})", "\n"),
-    "years": (lambda n, each: f"{each.metadata['year']}: {each.text}", "\n"),
     "pages": (lambda n, each: f"Page {each.metadata['page']}: {each.text}", "\n"),
 }
 TEXTS = {
     "numbered": (lambda n, each: f"[{n}] {each.text}", "\n"),
-    "from zero": (lambda n, each: f"[{n - 1}] {each.text}", "\n"),
-    "lettered": (lambda n, each: f"({'abc'[n - 1]}) {each.text}", "\n"),
-    "versions": (lambda n, each: f"Version {n}: {each.text}", " "),
     "ordinals": (lambda n, each: f"{['First', 'Second', 'Third'][n - 1]}: {each.text}", "\n"),
-    "hours": (lambda n, each: f"{8 + n}:00 {each.text}", "\n"),
     "days and sources": (lambda n, each: f"Day {n}, {each.metadata['source']}: {each.text}", "\n"),
     "upper case": (lambda n, each: each.text.upper(), "\n"),
     "cut": (lambda n, each: each.text[:15], "\n"),
@@ -104,23 +102,16 @@ def test_what_cannot_be_told_from_the_template_or_counts_leaves_text_in_every_or
     assert set(readings((template, sep), listed)) == {None}
 
 
-@pytest.mark.parametrize(
-    "slot",
-    [
+def test_anything_else_is_text_and_so_is_the_users_question_even_if_it_is_nothing_but_documents():
+    for slot in (
         f"{FERRY.text}\n\n{MILL.text}",  # two of three
         f"{FERRY.text}\n\n" * 3,
         "So? " + JOINED.replace("noon.\n", "noon.\n\n"),
         f"{FERRY.text}\n\n{MILL.text}\n---\n{SALT.text}",  # unequal gaps
-        f"{FERRY.text} But {MILL.text} And {SALT.text}",
         f"docs = [{FERRY.text!r}, {MILL.text!r}]",
         *("When?", ""),
-    ],
-)
-def test_anything_else_is_text(slot):
-    assert find_set(slot, [Retrieval(DOCUMENTS, "When?")]) is None
-
-
-def test_the_users_question_is_no_set_even_if_it_is_nothing_but_documents():
+    ):
+        assert find_set(slot, [Retrieval(DOCUMENTS, "When?")]) is None
     assert find_set(JOINED, [Retrieval(DOCUMENTS)]) is not None
     for question in (JOINED, "\n".join(each.text for each in DOCUMENTS[::-1])):
         assert find_set(JOINED, [Retrieval(DOCUMENTS, question)]) is None
@@ -145,7 +136,7 @@ AMBIGUOUS = [
 def test_documents_that_cannot_be_told_apart_are_treated_alike_in_every_order(texts, template, sep):
     listed = [Segment(text, metadata={"year": str(year).strip()}) for year, text in texts.items()]
     found = readings((lambda n, each: template.format(text=each.text, **each.metadata), sep), listed)
-    assert all(each == found[0] for each in found)
+    assert found == found[:1] * len(found)
 
 
 _letters = st.sampled_from(["a", "b", " ", "\n", "-", "1"])
@@ -170,7 +161,7 @@ def test_any_template_is_read_alike_in_every_order(documents, before, after, sep
         return fill(before, each) + (each.text.strip() if strips else each.text) + fill(after, each)
 
     found = readings((template, separator), documents)
-    assert all(each == found[0] for each in found)
+    assert found == found[:1] * len(found)
     assert len({None if each is None else each.slots for each in found}) == 1
 
 
@@ -207,13 +198,13 @@ MILLS = Retrieval(tuple(map(Segment, MILL_TEXTS)), "What?")
 
 
 def texts():
-    return [[each.text for each in one.segments] for one in outside_retrievals()]
+    return [[each.text for each in one.segments] for one in outside.outside_retrievals()]
 
 
 def retrieve(*found, asks=False, failed=False):
     """Run a root run that retrieves, and that may ask a model or fail."""
     runs = RunRetrievals()
-    begin_outside()
+    outside.begin_outside()
     runs.start("root", query="When?")
     for each in found:
         runs.add("root", each)
@@ -230,16 +221,16 @@ def retrieve(*found, asks=False, failed=False):
         (retrieve, [FERRY_TEXTS]),  # a run that retrieved nothing
         (lambda: retrieve(MILLS, failed=True), [FERRY_TEXTS]),
         (lambda: retrieve(MILLS, asks=True), []),
-        (lambda: forget_outside([" ".join(FERRY_TEXTS)]), []),
-        (lambda: forget_outside(FERRY_TEXTS[:1]), [FERRY_TEXTS]),
-        (lambda: copy_context().run(forget_outside, FERRY_TEXTS), []),
+        (lambda: outside.forget_outside([" ".join(FERRY_TEXTS)]), []),
+        (lambda: outside.forget_outside(FERRY_TEXTS[:1]), [FERRY_TEXTS]),
+        (lambda: copy_context().run(outside.forget_outside, FERRY_TEXTS), []),
     ],
 )
 def test_the_last_retrieval_for_no_model_is_known_to_warn_and_is_no_set(then, expected):
     def known():
         assert texts() == []
         retrieve(FERRIES)
-        (found,) = outside_retrievals()
+        (found,) = outside.outside_retrievals()
         assert (found.is_set, found.one_by_one, found.query) == (False, True, "When?")
         then()
         return texts()
@@ -256,7 +247,7 @@ def test_other_threads_and_tasks_know_nothing_of_it():
             return before, pool.submit(texts).result()
 
     async def in_tasks():
-        begin_outside()
+        outside.begin_outside()
 
         async def tenant(*found):
             retrieve(*found)
@@ -267,3 +258,148 @@ def test_other_threads_and_tasks_know_nothing_of_it():
 
     assert Context().run(in_threads) == ([], [MILL_TEXTS])
     assert Context().run(asyncio.run, in_tasks()) == [[FERRY_TEXTS], [MILL_TEXTS], [], []]
+
+
+# --- conversations: what people and models write arrives as it was written ---
+
+STEPS = ("Open the valve.", "Start the pump.", "Close the hatch.")
+SLOT = "\n\n".join(STEPS)
+KNOWN = Retrieval(tuple(map(Segment, STEPS)))
+ORDERED = [
+    template.format(*STEPS)
+    for template in (
+        "My steps: 1. {0} 2. {1} 3. {2} What did I do in step 1?",
+        "I wrote '{0}' first, then '{1}', then '{2}'. Was that right?",
+        "{0}\n{1}\n{2}\nWhich of these lines comes first?",
+        '[{{"text": "{0}"}}, {{"text": "{1}"}}, {{"text": "{2}"}}]',
+        "- {0}\n- {1}\n- {2}\n\nPut these in the right order.",
+    )
+]
+"""Texts whose order has a meaning, of which each names all retrieved documents."""
+
+
+def asked(text, *, system="Be brief.", history=(), slots=()):
+    known = [Retrieval(KNOWN.segments, text)]
+    return recognize([Turn("system", (system,)), *history, Turn("user", (text,))], known, [text, *slots])
+
+
+def kinds(*parts, known=(), slots=()):
+    found = recognize([Turn("user", parts)], known, slots)
+    return [each.kind for each in found.findings]
+
+
+@pytest.mark.parametrize("text", [*ORDERED, SLOT])
+def test_what_people_and_models_wrote_arrives_byte_for_byte(text):
+    assert asked(text).turns[-1].parts == (text,), "the question"
+    prompt = f"Draft:\n{text}\n\nImprove it."
+    if text in ORDERED:
+        history = [Turn("user", (text,)), Turn("assistant", (text,)), Turn("user", (prompt,))]
+        found = asked("And now?", system=text, history=history, slots=[text])
+        assert [turn.parts for turn in found.turns] == [(text,), (text,), (text,), (prompt,), ("And now?",)]
+    found = asked("Why?", history=[Turn("assistant", (text,))], slots=[text])
+    assert found.turns[1].parts == (text,), "an answer, although it is a set"
+
+
+def test_a_slot_is_a_set_where_it_stands_once_and_the_text_around_it_stays():
+    prompt = f"Context:\n{SLOT}\n\nQuestion: Is '{STEPS[0]}' right?"
+    known = [Retrieval(KNOWN.segments, "right?")]
+    before, found, after = recognize([Turn("user", (prompt,))], known, [SLOT]).turns[0].parts
+    assert (before, after) == ("Context:\n", f"\n\nQuestion: Is '{STEPS[0]}' right?")
+    assert sorted(each.text for each in found) == sorted(STEPS)
+    assert before + set_text(found) + after == prompt
+    history = [Turn("assistant", (SLOT,)), Turn("user", (prompt,))]
+    said, asking = recognize(history, known, [SLOT]).turns
+    assert (said.parts, len(asking.sets)) == ((SLOT,), 1), "what an assistant said is text beside the set"
+    listed = Retrieval(KNOWN.segments, is_set=False)  # no retriever returned it: it keeps its order
+    for text, retrieval in ((f"{SLOT}\n\nAgain: {SLOT}", KNOWN), (SLOT, listed)):
+        found = recognize([Turn("user", (text,))], [retrieval], [SLOT])
+        assert found.turns[0].parts == (text,)
+        assert [each.kind for each in found.findings] == ["no_segments"]
+
+
+def test_several_sets_of_one_promise_nothing():
+    assert is_invariant([1, 1, 2]) is is_invariant([1, 1]) is False
+    assert is_invariant([1, 2]) is is_invariant([2, 2]) is is_invariant([1]) is True
+    assert is_invariant([]) is is_invariant([0]) is None
+    assert is_invariant([], recognized=False) is is_invariant([3], recognized=False) is False
+    assert is_invariant([3], sorts=False) is False
+
+
+# --- declared segments ---
+
+
+def test_neighbouring_segments_are_a_set_and_text_between_parts_them():
+    a, b, c = map(Segment, "abc")
+    assert recognize([Turn("user", ("Read: ", a, " \n", b, "Which?"))]).turns[0].parts == (
+        "Read: ", SegmentSet([a, b]), "Which?",
+    )  # fmt: skip
+    assert [len(each) for each in recognize([Turn("user", (a, "and also", b, "but not", c))]).sets] == [1, 1, 1]
+    assert kinds(a, "and also", b, "but not", c) == ["separate", "incomplete"]
+
+
+def test_marked_segments_are_sets_with_the_text_between_them_or_a_reason_to_warn():
+    text = "Read:\n- " + "\n- ".join(mark(each) for each in STEPS) + "\nWhich?"
+    before, found, after = recognize([Turn("user", (text,))]).turns[0].parts
+    assert before + set_text(found) + after == "Read:\n- " + "\n- ".join(STEPS) + "\nWhich?"
+    assert kinds(mark(STEPS[0], 3)) == ["incomplete"]
+    assert "marks" in kinds(mark_set(STEPS)[:-3])
+    facts = tuple(Segment(each, metadata={"source": each[:4]}) for each in STEPS)
+    (marked,) = recognize([Turn("user", (mark_set(STEPS),))], [Retrieval(facts)]).sets
+    assert marked == SegmentSet(facts), "with the metadata of the retrieval"
+
+
+def test_what_is_no_text_stays_the_same_object():
+    class Text(str):
+        __slots__ = ("block",)
+
+    image, text = {"type": "image"}, Text("Look: [1, 2]")
+    parts = recognize([Turn("user", (text, image, json.dumps(STEPS)))]).turns[0].parts
+    assert parts[0] is text
+    assert parts[1] is image
+    assert parts[2] == json.dumps(STEPS)
+
+
+# --- warnings ---
+
+
+@pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")  # or it would be raised without strict
+def test_every_finding_warns_with_its_fix_and_strict_raises_the_first():
+    findings = [Finding("separate", "two segments stand apart."), Finding("marks", "marks are left.")]
+    with pytest.warns(OrderWarning) as caught:
+        report(findings, fixes={"marks": "Do this."})
+    said = [str(each.message).rpartition(". ")[2] for each in caught]
+    assert said == ["Write the same text around each segment, or none.", "Do this."]
+    with pytest.raises(OrderWarning, match="stand apart") as raised:
+        report(findings, strict=True)
+    assert isinstance(raised.value, InvariantRAGError)
+    report([], strict=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Documents, newest first:", "The documents are ranked by price.", "Context, sorted from cheapest to dearest",
+        "The last document is the authority.", "Later passages win: the final passage is right.",
+        "In chronological order:", "Most relevant results at the top:", "The first source is the contract.",
+        "Listed in descending order of score.", "Prefer the earlier document where two disagree.",
+    ],
+)  # fmt: skip
+def test_a_prompt_that_states_an_order_above_a_set_warns_and_stays(text):
+    turn = Turn("user", (f"{text}\n", SegmentSet(["a", "b"]), "\nWhich ferry came first?"))
+    assert recognize([turn]).turns == (turn,)
+    assert kinds(*turn.parts) == ["stated"]
+    other = "Answer from the documents. First, greet. Who ranked highest? Provide a final result in this format:"
+    assert not states_order(other)
+    assert not states_order(f"Question: {text}", [Retrieval((Segment("a"),), text)])
+
+
+def test_a_list_of_documents_in_text_is_noticed_and_a_context_if_two_paragraphs_of_it_follow():
+    one, other = "The ferry leaves at noon.\n\n", "The mill grinds barley.\n\n"
+    for listed in ("Document {0}: {1}\n", "[Source {0}]\n{1}\n", "<document>{1}</document>"):
+        text = listed.format(1, one.strip()) + listed.format(2, other.strip())
+        assert looks_listed(text)
+        assert kinds(text) == ["no_segments"]
+    above = "Use the provided context.\nBelow:\n---\n"
+    below = "---\nGiven the context information, answer.\nQuery: when?"
+    assert looks_listed(above + one + other + below, introduced=True)
+    assert not looks_listed(above + one + below, introduced=True), "what follows is what to do with it"

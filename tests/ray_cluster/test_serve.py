@@ -30,7 +30,7 @@ from invariant_rag.server import Settings
 from invariant_rag.server.engines.building import build_engine, build_reranker
 from invariant_rag.server.ray_app import RayEngine, deployment_of
 from invariant_rag.server.settings import EngineConfig, Scale
-from tests.server.conftest import CHAT, FLAGS, QUESTION, bearer, client_of, leaving, metric, served, wait_until
+from tests.server.conftest import CHAT, FLAGS, QUESTION, bearer, client_of, leaving, metric, served, stable, wait_until
 from tests.server.conftest import body as chat
 
 REPLICAS = 3
@@ -99,14 +99,6 @@ def shuffled(number, seed):
     return random.Random(seed).sample(documents, len(documents))
 
 
-def without_ids(reply):
-    """Return a reply without what differs from request to request."""
-    if isinstance(reply, dict):
-        changing = {"id", "created", "prompt_tokens_details"}
-        return {name: without_ids(value) for name, value in reply.items() if name not in changing}
-    return [without_ids(each) for each in reply] if isinstance(reply, list) else reply
-
-
 def logged():
     """Return what the processes of the cluster have logged so far."""
     node = ray.nodes()[0]
@@ -140,10 +132,10 @@ def test_a_reply_whole_or_streamed_is_that_of_one_process(http, alone):
     ):
         replies = [each.post(path, json=sent) for each in (http, alone)]
         assert replies[0].status_code == replies[1].status_code, sent
-        assert without_ids(replies[0].json()) == without_ids(replies[1].json()), sent
+        assert stable(replies[0].json()) == stable(replies[1].json()), sent
     asked = body(stream=True, stream_options={"include_usage": True})
     streams = [each.post(CHAT, json=asked).text.splitlines() for each in (http, alone)]
-    found = [[without_ids(chunk) for chunk in chunks(iter(lines))] for lines in streams]
+    found = [[stable(chunk) for chunk in chunks(iter(lines))] for lines in streams]
     assert len(found[0]) > 2
     assert found[0] == found[1]
 
@@ -156,7 +148,7 @@ def test_equal_sets_in_any_order_meet_the_replica_that_has_read_them(http, alone
             hits += reply["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     assert hits == (ASKED - 1) * SETS
     for number in range(SETS):
-        answers = [without_ids(each.post(CHAT, json=body(shuffled(number, 0))).json()) for each in (http, alone)]
+        answers = [stable(each.post(CHAT, json=body(shuffled(number, 0))).json()) for each in (http, alone)]
         assert answers[0] == answers[1]
 
 
@@ -207,7 +199,7 @@ def test_nothing_waits_for_a_replica_when_its_client_has_left(cluster):
 
 
 def test_a_replica_that_dies_loses_no_request_and_ends_a_stream_with_an_error(http, alone):
-    expected = without_ids(alone.post(CHAT, json=body(max_tokens=400)).json())
+    expected = stable(alone.post(CHAT, json=body(max_tokens=400)).json())
     with ThreadPoolExecutor(3) as pool:
         with http.stream("POST", CHAT, json=body(max_tokens=3000, stream=True)) as response:
             pieces = chunks(response.iter_lines())
@@ -217,7 +209,7 @@ def test_a_replica_that_dies_loses_no_request_and_ends_a_stream_with_an_error(ht
             (answering,) = busy()
             ray.kill(answering)
             *_, last = pieces
-        assert [without_ids(each.result().json()) for each in replies] == [expected] * 3
+        assert [stable(each.result().json()) for each in replies] == [expected] * 3
     assert last["error"]["code"] == "replica_lost"
     assert '"replica lost"' in logged()
     assert not any(secret in logged() for secret in (FLAGS[0], "key-of-ada"))

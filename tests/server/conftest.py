@@ -4,7 +4,7 @@ import json
 import socket
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 import openai
@@ -80,18 +80,21 @@ def form(schema, **more):
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, **more}}
 
 
+def required(**parts):
+    """Return the schema of an object with these properties and no others."""
+    return {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
+
+
 def ask(client, documents, question=QUESTION, **options):
     """Ask a question over documents."""
-    more = {"documents": documents, **options.pop("extra_body", {})}
-    messages = options.pop("messages", [{"role": "user", "content": question}])
-    return client.chat.completions.create(model="small", messages=messages, extra_body=more, **options)
+    sent = {"messages": [{"role": "user", "content": question}], **options}
+    return client.chat.completions.create(model="small", extra_body={"documents": documents}, **sent)
 
 
-def content_of(reply):
-    """Return a reply without what differs from request to request."""
-    found = reply.model_dump()
-    del found["id"], found["created"], found["usage"]["prompt_tokens_details"]
-    return found
+def stable(reply):
+    """Return a reply, a chunk or an error without what differs from request to request."""
+    found = {**(reply if isinstance(reply, dict) else reply.model_dump()), "id": None, "created": None}
+    return {**found, "usage": {**(found.get("usage") or {}), "prompt_tokens_details": None}}
 
 
 def bearer(key):
@@ -124,12 +127,12 @@ def leaving(http, path, content, key="", *, beside=0):
         yield
 
 
-def exchanged(http, sent, *, close=True):
-    """Send bytes, and return what comes until the server closes the connection, or its first piece."""
+def exchanged(http, sent):
+    """Send bytes, and return what comes until the server closes the connection."""
     with socket.create_connection((http.base_url.host, http.base_url.port or 80)) as raw:
         raw.settimeout(10)
         raw.sendall(sent)
-        return b"".join(iter(lambda: raw.recv(65536), b"")) if close else raw.recv(1000)
+        return b"".join(iter(lambda: raw.recv(65536), b""))
 
 
 @contextmanager
@@ -156,7 +159,6 @@ def served(command, log, url=None, **options):
             yield url, process
         finally:
             process.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            process.kill()

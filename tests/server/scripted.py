@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import uvicorn
 from starlette.applications import Starlette
@@ -16,13 +17,12 @@ from invariant_rag.server.serving import in_thread
 USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9, "prompt_tokens_details": {"cached_tokens": 3}}
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What is answered to one request."""
 
     status: int = 200
     body: Any = None
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
     seconds: float = 0.0
 
 
@@ -43,17 +43,13 @@ def events(*chunks):
     return b"".join(b"data: " + line + b"\n\n" for line in lines)
 
 
-@dataclass
 class ScriptedAPI:
     """Answers that are given in turn; the last one again and again. And what was asked."""
 
-    url: str = ""
-    answers: list[Answer] = field(default_factory=list)
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    headers: list[dict[str, str]] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
-    left: int = 0  # clients that closed the connection while they waited
-    card: dict[str, Any] = field(default_factory=lambda: {"id": "far"})  # of the one model in the list
+    def __init__(self):
+        self.url, self.answers, self.bodies, self.headers = "", [], [], []
+        self.left = 0  # clients that closed the connection while they waited
+        self.card = {"id": "far"}  # of the one model in the list
 
     def plan(self, *answers):
         self.answers[:], self.bodies[:], self.left = answers, [], 0
@@ -69,25 +65,25 @@ class ScriptedAPI:
             await asyncio.sleep(0.02)
         if not isinstance(answer.body, bytes):
             return JSONResponse(answer.body, answer.status, answer.headers)
-        return StreamingResponse(self._pieces(answer.body), answer.status, answer.headers)
+        return StreamingResponse(pieces_of(answer.body), answer.status, answer.headers)
 
     async def models(self, request):
-        self.keys.append(request.headers.get("authorization", ""))
+        self.headers.append(dict(request.headers))
         return JSONResponse({"object": "list", "data": [self.card]})
 
-    async def _pieces(self, body):
-        for line in body.splitlines(keepends=True):
-            if line.startswith(b"data: break"):
-                raise ConnectionError  # uvicorn closes the connection
-            yield line
+
+async def pieces_of(body):
+    for line in body.splitlines(keepends=True):
+        if line.startswith(b"data: break"):
+            raise ConnectionError  # uvicorn closes the connection
+        yield line
 
 
 @contextmanager
 def scripted_api():
     """Run one on loopback."""
     api = ScriptedAPI()
-    paths = ("/v1/chat/completions", "/v1/completions")
-    routes = [Route("/v1/models", api.models), *(Route(path, api.answer, methods=["POST"]) for path in paths)]
+    routes = [Route("/v1/models", api.models), Route("/v1/chat/completions", api.answer, methods=["POST"])]
     config = uvicorn.Config(Starlette(routes=routes), "127.0.0.1", 0, log_level="critical", lifespan="off")
     with in_thread(uvicorn.Server(config)) as url:
         api.url = f"{url}/v1"

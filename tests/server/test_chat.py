@@ -19,30 +19,20 @@ from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.engines.building import build_engine
 from invariant_rag.server.settings import EngineConfig
 from tests.generation.test_batching import batch_sizes
-from tests.server.conftest import CHAT, FLAGS, QUESTION, ask, body, client_of, content_of, form
+from tests.server.conftest import CHAT, FLAGS, QUESTION, ask, body, client_of, form, required, stable
 
 ORDERS = list(permutations(FLAGS[:3]))
-TOWN = {"type": "object", "properties": {"town": {"enum": ["Ostra", "Brenn"]}}, "required": ["town"]}
+COLOUR, TOWN = required(colour={"enum": ["white", "green"]}), required(town={"enum": ["Ostra", "Brenn"]})
 FUNCTION = {"name": "search", "description": "Search the atlas.", "parameters": TOWN}
 SEARCH = {"type": "function", "function": FUNCTION}
-COLOUR = {
-    "type": "object",
-    "properties": {"colour": {"enum": ["white", "green"]}},
-    "required": ["colour"],
-    "additionalProperties": False,
-}
 ASKED = [{"role": "user", "content": QUESTION}]
-
-
-def text_of(chunks):
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
 def test_every_order_gives_the_reply_of_the_library(client, embedded):
     asked = {"response_format": form(COLOUR, strict=True)}
     (found,) = {ask(client, list(order), **asked).choices[0].message.content for order in ORDERS}
     assert json.loads(found)["colour"] in {"white", "green"}
-    replies = [content_of(ask(client, list(order), logprobs=True)) for order in ORDERS]
+    replies = [stable(ask(client, list(order), logprobs=True)) for order in ORDERS]
     assert all(reply == replies[0] for reply in replies)
     expected = embedded.generate(embedded.chat_prompt(QUESTION, FLAGS[:3]), max_new_tokens=256)
     assert replies[0]["choices"][0]["message"]["content"] == expected.text == "white"
@@ -52,19 +42,16 @@ def test_every_order_gives_the_reply_of_the_library(client, embedded):
     assert twice.invariant["set_key"] != once.invariant["set_key"]
 
 
-def test_documents_of_every_shape_are_read_alike_and_cited(client):
+def test_documents_of_every_shape_are_read_alike_and_cited_with_their_set_which_may_number_its_own_anew(client):
     texts = [{"id": str(number), "title": "Atlas", "text": text} for number, text in enumerate(FLAGS)]
     data = [{"id": str(number), "data": {"title": "Atlas", "snippet": text}} for number, text in enumerate(FLAGS)]
     plain, cohere = ask(client, texts), ask(client, data)
-    assert content_of(plain) == content_of(cohere)
+    assert stable(plain) == stable(cohere)
     assert sorted(plain.invariant["order"]) == list("0123")
     (choice,) = ask(client, [{"id": "doc", "text": FLAGS[0]}, *FLAGS[1:]]).choices
     source = {"type": "document", "id": "doc", "set": 0, "document": {"id": "doc", "text": FLAGS[0]}}
     cited = {"start": 0, "end": 5, "text": "white", "sources": [source], "type": "TEXT_CONTENT"}
     assert choice.message.citations == [cited]
-
-
-def test_each_set_may_number_its_documents_anew_and_a_citation_names_the_set(client):
     mills, flags = ([{"id": str(place), "text": each[place]} for place in (0, 1)] for each in (FLAGS[2:], FLAGS))
     mill = [{"type": "documents", "documents": mills}, {"type": "text", "text": "What does the mill grind?"}]
     messages = [{"role": "user", "content": mill}, {"role": "assistant", "content": "barley"}, *ASKED]
@@ -76,17 +63,17 @@ def test_each_set_may_number_its_documents_anew_and_a_citation_names_the_set(cli
 def test_a_stream_has_a_role_one_id_and_its_usage_at_the_end(client):
     whole = ask(client, FLAGS)
     chunks = list(ask(client, FLAGS, stream=True, stream_options={"include_usage": True}))
-    assert (chunks[0].choices[0].delta.role, text_of(chunks)) == ("assistant", "white")
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert (chunks[0].choices[0].delta.role, said) == ("assistant", "white")
     assert len({chunk.id for chunk in chunks}) == 1
     tokens = whole.usage.prompt_tokens + whole.usage.completion_tokens
     assert (chunks[-1].choices, chunks[-1].usage.total_tokens, whole.usage.total_tokens) == ([], tokens, tokens)
 
 
 def test_what_parse_returned_is_taken_back_and_not_read(client, http):
-    function = {**FUNCTION, "parameters": {**TOWN, "additionalProperties": False}, "strict": True}
-    tools = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
-    tools |= {"model": "small", "messages": ASKED, "max_tokens": 200, "parallel_tool_calls": False}
-    reply = client.chat.completions.parse(**tools)
+    tools = [{"type": "function", "function": {**FUNCTION, "strict": True}}]
+    called = {"tool_choice": "required", "max_tokens": 200, "parallel_tool_calls": False}
+    reply = client.chat.completions.parse(model="small", messages=ASKED, tools=tools, **called)
     plain = reply.choices[0].message.to_dict()
     parsed = [call["function"].pop("parsed_arguments") for call in plain["tool_calls"]]
     assert parsed[0]["town"] in {"Ostra", "Brenn"}
@@ -120,15 +107,12 @@ def test_tokens_are_made_likelier_and_what_was_said_before_unlikelier(http):
         assert "barley" in said(**nearly, **{penalty: 2.0}), penalty
 
 
-NULLS = {"n": None, "stream": None, "documents": None, "invariant": None}
-TALK, TEXT = {"messages": ASKED, "max_tokens": 4}, {"prompt": QUESTION, "max_tokens": 4}
-
-
 def test_null_means_the_default_and_some_fields_are_ignored(http):
+    talk, nulls = {"messages": ASKED, "max_tokens": 4}, dict.fromkeys(("n", "stream", "documents", "invariant"))
     for path, sent, more in (
-        (CHAT, TALK, {**NULLS, "tools": None}),
-        (CHAT, TALK, {"prompt_cache_key": "a", "safety_identifier": "b", "logit_bias": {}}),
-        ("/v1/completions", TEXT, NULLS),
+        (CHAT, talk, {**nulls, "tools": None}),
+        (CHAT, talk, {"prompt_cache_key": "a", "safety_identifier": "b", "logit_bias": {}}),
+        ("/v1/completions", {"prompt": QUESTION, "max_tokens": 4}, nulls),
         ("/tokenize", {"messages": ASKED}, {"documents": None, "tools": None}),
         ("/v1/judge", {"answers": ["a", "b"]}, {"invariant": None}),
     ):
@@ -159,13 +143,13 @@ def test_one_chat_takes_few_calls(cached, embedded):
     assert min(calls[number] for number in range(1, 9)) <= (430 if cached else 350)
 
 
-def test_completions_are_those_of_the_library_in_their_order(client, embedded):
+def test_completions_are_those_of_the_library_and_prompts_are_tokenized_as_they_are_read(client, http, embedded):
     def complete(prompt, **more):
         return client.completions.create(model="small", prompt=prompt, max_tokens=6, **more)
 
     expected = embedded.generate(Prompt("", FLAGS, f"\n{QUESTION}", rendering=document_rendering), max_new_tokens=6)
     one, other = (complete(QUESTION, extra_body={"documents": each}) for each in (FLAGS, FLAGS[::-1]))
-    assert (one.choices[0].text, content_of(one)) == (expected.text, content_of(other))
+    assert (one.choices[0].text, stable(one)) == (expected.text, stable(other))
     prompts = ["The flag of", "The mill of"]
     expected = [embedded.generate(Prompt(text), max_new_tokens=6).text for text in prompts for _ in range(2)]
     assert [(each.index, each.text) for each in complete(prompts, n=2).choices] == list(enumerate(expected))
@@ -173,14 +157,10 @@ def test_completions_are_those_of_the_library_in_their_order(client, embedded):
     for chunk in complete(prompts, n=2, stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == expected
-
-
-def test_a_text_and_a_conversation_are_tokenized_as_they_are_read(http, client, embedded):
-    tokens = http.post("/tokenize", json={"prompt": "The flag of"}).json()["tokens"]
-    assert tokens == list(embedded.prepare(Prompt("The flag of")).input_ids)
-    given = ("The flag of", tokens)
-    text, ids = (client.completions.create(model="small", prompt=each, max_tokens=6, logprobs=1) for each in given)
-    assert "".join(ids.choices[0].logprobs.tokens) == text.choices[0].text == ids.choices[0].text
+    tokens = http.post("/tokenize", json={"prompt": prompts[0]}).json()["tokens"]
+    assert tokens == list(embedded.prepare(Prompt(prompts[0])).input_ids)
+    text, ids = (complete(each, logprobs=1).choices[0] for each in (prompts[0], tokens))
+    assert "".join(ids.logprobs.tokens) == text.text == ids.text
     expected = embedded.prepare(embedded.chat_prompt(QUESTION, map(Segment, FLAGS))).input_ids
     assert http.post("/tokenize", json=body(documents=FLAGS[::-1])).json()["tokens"] == list(expected)
 
@@ -199,14 +179,11 @@ def test_the_server_tells_what_it_is_and_every_method_that_it_lists_answers(clie
     assert "invariant_rag_cache_hits_total" in page
 
 
-SAMPLED = {"temperature": 1.0, "seed": 1}
-
-
 def test_all_answers_to_a_request_are_one_batch(embedded):
     for asked, rows in (
         ({"prompt": ["The flag", "The mill grinds", "The ferry leaves at"]}, 3),
-        ({"prompt": ["The flag", "The mill"], "n": 3, **SAMPLED}, 6),
-        ({"prompt": "The flag", "n": 8, **SAMPLED}, 8),
+        ({"prompt": ["The flag", "The mill"], "n": 3, "temperature": 1.0, "seed": 1}, 6),
+        ({"prompt": "The flag", "n": 8, "temperature": 1.0, "seed": 1}, 8),
     ):
         for stream in (False, True):
             with client_of(InProcess(embedded, "small")) as http, batch_sizes(embedded.model) as sizes:
@@ -216,14 +193,12 @@ def test_all_answers_to_a_request_are_one_batch(embedded):
 
 
 def test_under_load_deterministic_answers_are_bit_equal_to_those_of_single_requests():
+    def logprobs(count):
+        reply = http.post(CHAT, json=body(documents=FLAGS[: count % 4 + 1], logprobs=True)).json()
+        return [each["logprob"] for each in reply["choices"][0]["logprobs"]["content"]]
+
     engine = build_engine(EngineConfig(dtype="bfloat16", deterministic=True), Settings())
     with client_of(engine) as http, ThreadPoolExecutor(12) as threads:
-
-        def logprobs(count):
-            sent = body(documents=FLAGS[: count % 4 + 1], logprobs=True)
-            tokens = http.post(CHAT, json=sent).json()["choices"][0]["logprobs"]["content"]
-            return [each["logprob"] for each in tokens]
-
         alone = [logprobs(count) for count in range(4)]
         assert list(threads.map(logprobs, range(12))) == alone * 3
 

@@ -5,17 +5,16 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 
 import httpx
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
 import invariant_rag.server
-from invariant_rag import KeyValueCache
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.engines.upstream import Upstream
-from tests.server.conftest import CHAT, serving, wait_until
+from tests.server.conftest import CHAT, body, client_of, leaving, serving, wait_until
 from tests.server.scripted import Answer, completion, scripted_api
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -28,7 +27,6 @@ READINGS = ("plain", "sorted", "invariant")
 ORDERINGS = {"plain": "given", "sorted": "lexical"}
 CONTRASTS = Path(__file__).with_name("contrasts.js").read_text("utf-8")
 """How many texts are seen, and those with less contrast than WCAG AA asks for."""
-CLIPBOARD = {"permissions": ["clipboard-read", "clipboard-write"]}
 HOSTILE = [
     '<img src="https://evil.test/1.png" onerror="alert(1)">',
     "</script><script>alert(2)</script>",
@@ -43,14 +41,9 @@ class Lab:
     """One open page, and what went wrong in it: addresses elsewhere, errors, dialogs and lines of the console."""
 
     def __init__(self, page, url):
-        self.page, self.url, self.at, self.role = page, url, page.locator, page.get_by_role
-        self.question, self.status, self.notice = (
-            self.role("textbox", name="Question"),
-            self.at("#status"),
-            self.at("#notice"),
-        )
-        self.method, self.rows = self.role("combobox", name="Method"), self.at("#history tbody tr")
-        self.wrong = []
+        self.page, self.url, self.at, self.role, self.wrong = page, url, page.locator, page.get_by_role, []
+        self.question, self.method = self.role("textbox", name="Question"), self.role("combobox", name="Method")
+        self.status, self.notice, self.rows = map(self.at, ("#status", "#notice", "#history tbody tr"))
         page.on("request", lambda request: request.url.startswith(url) or self.wrong.append(request.url))
         page.on("pageerror", lambda error: self.wrong.append(str(error)))
         page.on("dialog", lambda dialog: (self.wrong.append(dialog.message), dialog.dismiss()))
@@ -62,6 +55,7 @@ class Lab:
         """The documents as they are listed: `A B C`."""
         return " ".join(each.get_attribute("data-name") for each in self.at("#documents > li").all())
 
+    @property
     def cells(self):
         """Order, and the plain, sorted and invariant answer of each row of the history."""
         return [row.locator("th, td").all_inner_texts() for row in self.rows.all()]
@@ -89,10 +83,11 @@ class Lab:
 
     def paste(self, *documents, line="---"):
         """Put documents in the place of those that are there; in the form, `line` stands between two."""
+        form = self.page.get_by_label("Paste documents")
         self.press("Remove all")
-        if not self.page.get_by_label("Paste documents").is_visible():
+        if not form.is_visible():
             self.page.get_by_text("Add documents", exact=True).click()
-        self.page.get_by_label("Paste documents").fill(f"\n{line}\n".join(documents))
+        form.fill(f"\n{line}\n".join(documents))
         self.press("Add these")
         expect(self.at("#documents > li")).to_have_count(len(documents))
 
@@ -128,7 +123,8 @@ def open_lab(browser):
     opened = []
 
     def at(url, **options):
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        usual = {"viewport": {"width": 1280, "height": 800}, "permissions": ["clipboard-read", "clipboard-write"]}
+        context = browser.new_context(**usual | options)
         context.set_default_timeout(20_000)
         opened.append(Lab(context.new_page(), url))
         opened[-1].page.goto(url)
@@ -150,23 +146,20 @@ def lab(open_lab, base_url):
 
 
 def post(url, order, reading, example=EXAMPLE):
-    """Send what the page sends in one order of the example: `A B C`."""
+    """Send what the page sends in one order of the example (`A B C`), and return the text and the reply."""
     documents = [{"id": name, **example["documents"][NAMES.index(name)]} for name in order.split()]
     invariant = {"method": "sequential", "ordering": ORDERINGS[reading]} if reading in ORDERINGS else {}
     sent = {"messages": [{"role": "user", "content": example["question"]}], "documents": documents}
     response = httpx.post(f"{url}{CHAT}", json={**sent, "invariant": invariant, "logprobs": True}, timeout=60)
-    return response.raise_for_status().json()
-
-
-def content_of(reply):
-    return reply["choices"][0]["message"]["content"]
+    reply = response.raise_for_status().json()
+    return reply["choices"][0]["message"]["content"], reply
 
 
 def test_an_answer_has_its_confidence_and_cost_and_the_ring_is_what_the_server_reports(lab):
     lab.ask()
     for reading in READINGS:
-        reply = post(lab.url, LISTED, reading)
-        expect(lab.answer(reading)).to_have_text(content_of(reply))
+        content, reply = post(lab.url, LISTED, reading)
+        expect(lab.answer(reading)).to_have_text(content)
         figures = lab.at(f"#{reading} dd").all_inner_texts()
         tokens = reply["choices"][0]["logprobs"]["content"]
         confidence = sum(2.718281828 ** each["logprob"] for each in tokens) / len(tokens)
@@ -195,7 +188,7 @@ def test_dragging_a_document_asks_again_and_shows_what_flipped(lab):
     expect(lab.rows).to_have_count(2)
     expect(lab.at("#plain")).to_contain_text(f"Flipped. The first order got: {before}")
     flipped = ["blue glass\nflipped", "blue glass", "striped wool"]
-    assert [cells[1:] for cells in lab.cells()] == [["striped wool", "blue glass", "striped wool"], flipped]
+    assert [cells[1:] for cells in lab.cells] == [["striped wool", "blue glass", "striped wool"], flipped]
     start, end = (lab.document(name).bounding_box() for name in "AC")  # a mouse drags any of a row, and opens none
     lab.drag((start["x"] + 40, start["y"] + 8), (end["x"] + 40, end["y"] + end["height"]))
     assert lab.order == "B C A D E F"
@@ -238,16 +231,16 @@ def test_an_example_says_why_it_was_chosen_and_which_answers_are_right(lab):
         assert [each.get_attribute("data-name") for each in marked] == [NAMES[each] for each in example["gold"]]
         lab.ask()
         for reading in READINGS:
-            right = content_of(post(lab.url, LISTED, reading, example)).lower() == example["answer"].lower()
-            said = "✓ right" if right else f"✗ wrong: it is {example['answer']}"
+            content, _ = post(lab.url, LISTED, reading, example)
+            is_right = content.lower() == example["answer"].lower()
+            said = "✓ right" if is_right else f"✗ wrong: it is {example['answer']}"
             expect(lab.at(f"#{reading} :is(.right, .wrong)")).to_have_text(said)
     lab.question.fill("Who founded it?")
     expect(lab.at("#why")).to_be_empty()
     expect(lab.at("#documents > li.gold")).to_have_count(0)
 
 
-def test_a_link_holds_the_state(open_lab, base_url):
-    lab = open_lab(base_url, **CLIPBOARD)
+def test_a_link_holds_the_state(lab):
     lab.paste("# Mill\nThe mill grinds \u201cbarley\u201d.", "The ferry leaves at noon.", "Two bakeries.")
     lab.document("A").press("Delete")
     lab.document("B").press("Alt+ArrowDown")
@@ -261,18 +254,17 @@ def test_a_link_holds_the_state(open_lab, base_url):
     texts = lab.at("#documents details p").all_text_contents()
     assert texts == ["Two bakeries.", "The ferry leaves at noon."]
     expect(lab.method).to_have_value("isolated")
-    lab.page.goto(f"{base_url}/#lab=bm8")
+    lab.page.goto(f"{lab.url}/#lab=bm8")
     lab.page.reload()
     expect(lab.question).to_have_value(EXAMPLE["question"])
 
 
 def test_five_orders_show_flips_that_the_server_confirms_and_can_be_listed_again(lab):
     lab.try_orders()
-    cells = lab.cells()
-    orders = [order for order, *_ in cells]
+    cells, orders = lab.cells, [order for order, *_ in lab.cells]
     assert (orders[0], len({*orders})) == (lab.order, 6)
     for column, reading in enumerate(READINGS, 1):
-        answers = [content_of(post(lab.url, order, reading)) for order in orders]
+        answers = [post(lab.url, order, reading)[0] for order in orders]
         flips = [answer != answers[0] for answer in answers]
         shown = [f"{each}\nflipped" if flipped else each for each, flipped in zip(answers, flips, strict=True)]
         assert [row[column] for row in cells] == shown
@@ -301,15 +293,12 @@ def test_the_method_that_is_chosen_is_the_one_that_is_named(lab):
     expect(lab.role("img")).to_have_count(0)
 
 
-SAID = {
-    "vote": "asks about several orders that are made from their contents, and keeps the most frequent answer.",
-    "sequential": "also reads one document after another.",
-    "canonical": "also reads one document after another, in one order that is made from their contents.",
-}
-
-
 def test_a_gateway_is_said_to_do_what_its_method_does(open_lab):
-    for method, words in SAID.items():
+    for method, words in {
+        "vote": "asks about several orders that are made from their contents, and keeps the most frequent answer.",
+        "sequential": "also reads one document after another.",
+        "canonical": "also reads one document after another, in one order that is made from their contents.",
+    }.items():
         with scripted_api() as api, serving(Upstream(api.url, "far", method=method)) as url:
             lab = open_lab(url)
             expect(lab.at("#toy")).to_be_hidden()
@@ -319,8 +308,8 @@ def test_a_gateway_is_said_to_do_what_its_method_does(open_lab):
                 api.plan(Answer(body=completion("All the\nwool. " * 64)))
                 lab.page.get_by_label("Confidence, from logprobs").uncheck()
                 lab.ask()
-                start = ("All the wool. " * 64)[:59] + "…"  # the status is one short line however long the answers are
-                expect(lab.status).to_have_text(f"Plain: “{start}”; canonical: “{start}”")
+                start = f"“{('All the wool. ' * 64)[:59]}…”"  # the status is one short line however long answers are
+                expect(lab.status).to_have_text(f"Plain: {start}; canonical: {start}")
                 lab.try_orders()
                 flips = "flipped in 0 of 5 other orders"
                 expect(lab.status).to_have_text(f"Plain: {flips}; canonical: {flips}")
@@ -340,8 +329,7 @@ def test_of_many_documents_the_first_are_shown_and_it_is_said_what_is_not_drawn(
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
-def test_hostile_documents_and_questions_are_text_also_in_the_copied_command(open_lab, base_url):
-    lab = open_lab(base_url, **CLIPBOARD)
+def test_hostile_documents_and_questions_are_text_also_in_the_copied_command(lab):
     lab.paste(*HOSTILE)
     lab.question.fill('<img src=x onerror="alert(7)">')
     lab.ask()
@@ -354,7 +342,7 @@ def test_hostile_documents_and_questions_are_text_also_in_the_copied_command(ope
     command = lab.copied("plain")
     assert command.replace("\n", "").isprintable()
     run = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=True)
-    assert content_of(json.loads(run.stdout)) == lab.answer("plain").text_content()
+    assert json.loads(run.stdout)["choices"][0]["message"]["content"] == lab.answer("plain").text_content()
 
 
 def test_without_a_clipboard_the_command_is_shown_and_what_is_no_text_is_refused_by_name(open_lab, base_url, tmp_path):
@@ -409,27 +397,23 @@ def test_a_screen_reader_finds_names_and_roles_and_the_focus_is_seen_on_every_co
     assert len(seen) == 12
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_has_strict_headers_and_is_not_sent_twice(name, http):
-    path = "/" if name == "index.html" else f"/lab/{name}"
-    page, head = http.get(path), http.head(path)
-    assert (page.status_code, head.status_code, head.content, page.text) == (200, 200, b"", FILES[name])
-    assert head.headers["content-length"] == str(len(page.content))
-    policy = page.headers["content-security-policy"]
-    assert ("default-src 'none'" in policy, "unsafe" in policy) == (True, False)
-    assert {"x-content-type-options": "nosniff", "cache-control": "no-cache"}.items() <= dict(page.headers).items()
-    again = http.get(path, headers={"If-None-Match": page.headers["etag"]})
-    assert (again.status_code, again.content) == (304, b"")
-    assert FILES[name].count("\n") <= 300
-
-
-def test_nothing_else_is_served_and_the_files_name_no_other_host(http):
+def test_the_files_alone_are_served_with_strict_headers_once_and_name_no_other_host(http):
+    for name, text in FILES.items():
+        path = "/" if name == "index.html" else f"/lab/{name}"
+        page, head = http.get(path), http.head(path)
+        assert (page.status_code, head.status_code, head.content, page.text) == (200, 200, b"", text)
+        assert head.headers["content-length"] == str(len(page.content))
+        policy = page.headers["content-security-policy"]
+        assert ("default-src 'none'" in policy, "unsafe" in policy) == (True, False)
+        assert {"x-content-type-options": "nosniff", "cache-control": "no-cache"}.items() <= dict(page.headers).items()
+        again = http.get(path, headers={"If-None-Match": page.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        assert text.count("\n") <= 300
+        assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|eval\(| style=| on\w+=", text)
+    assert set(re.findall(r"(?:https?:)?//[\w.]+\.\w+", "".join(FILES.values()))) == {"http://www.w3.org"}
     for path in ("none.js", "%2e%2e/app.py", "..%2fapp.py", "", "%00"):
         response = http.get(f"/lab/{path}")
         assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
-    text = "".join(FILES.values())
-    assert set(re.findall(r"(?:https?:)?//[\w.]+\.\w+", text)) == {"http://www.w3.org"}
-    assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|eval\(| style=| on\w+=", text)
 
 
 def test_a_key_is_asked_for_kept_for_the_tab_and_forgotten(embedded, open_lab):
@@ -437,7 +421,7 @@ def test_a_key_is_asked_for_kept_for_the_tab_and_forgotten(embedded, open_lab):
         paths = ("/", "/lab/lab.js", "/v1/models", "/metrics", "/lab", "/none", "/lab/%2e%2e/v1/models")
         found = [httpx.get(f"{url}{path}").status_code for path in paths]
         assert found == [200, 200, 401, 401, 401, 401, 404]
-        lab = open_lab(url, **CLIPBOARD)
+        lab = open_lab(url)
         expect(lab.notice).to_have_text("This server needs a key.")
         for key, where, told in (
             ("wrong-key", lab.notice, "This server needs a valid key: expected a valid key."),
@@ -463,7 +447,7 @@ def test_what_is_too_long_or_not_allowed_is_told_in_words_with_what_to_do(embedd
         lab = open_lab(url)
         lab.try_orders()
         expect(lab.at("#plain")).to_contain_text("This server does not allow the plain model.")
-        assert {plain for _, plain, *_ in lab.cells()} == {"–"}
+        assert {plain for _, plain, *_ in lab.cells} == {"–"}
         refusal = lab.at("#invariant").get_by_role("alert")
         for words, expected in ((1500, "a prompt of at most 900 tokens"), (15_000, "a body of at most 60000 bytes")):
             lab.paste("word " * words)
@@ -473,37 +457,19 @@ def test_what_is_too_long_or_not_allowed_is_told_in_words_with_what_to_do(embedd
         expect(lab.at("#history")).to_be_hidden()
 
 
-class Halting(InProcess):
-    """The engine, which waits or fails when it is told to."""
+def test_a_busy_a_failing_and_a_dead_server_are_told_apart(model, open_lab):
+    def failing(*_):
+        raise RuntimeError("secret")
 
-    def __init__(self, lm):
-        super().__init__(lm, "small", caches={"": KeyValueCache()})
-        self.halt, self.halted, self.fails = Event(), Event(), False
-        self.halt.set()
-
-    def answer_all(self, *arguments):
-        self.halted.set()
-        self.halt.wait(30)
-        if self.fails:
-            raise RuntimeError("secret")
-        return super().answer_all(*arguments)
-
-
-def test_a_busy_a_failing_and_a_dead_server_are_told_apart(embedded, open_lab):
-    engine = Halting(embedded)
-    with serving(engine, Settings(max_requests=1)) as url:
-        lab = open_lab(url)
+    engine = InProcess(model, "small")  # whose answers never end by themselves
+    with client_of(engine, Settings(max_requests=1)) as http:
+        lab = open_lab(str(http.base_url))
         refusal = lab.at("#invariant").get_by_role("alert")
-        engine.halt.clear()
-        other = Thread(target=post, args=(url, "A B", "plain"))
-        other.start()
-        assert engine.halted.wait(10)
-        lab.press("Ask")
-        expect(refusal).to_have_text(re.compile(r"^This server is busy: .* Try again in \d+ s\.$"))
-        engine.halt.set()
-        other.join()
-        engine.fails = True
-        wait_until(lambda: not httpx.get(f"{url}/ready").json()["active"])
+        with leaving(http, CHAT, body(max_tokens=3000)):
+            lab.press("Ask")
+            expect(refusal).to_have_text(re.compile(r"^This server is busy: .* Try again in \d+ s\.$"))
+        wait_until(lambda: not http.get("/ready").json()["active"])
+        engine.answer_all = failing
         lab.press("Ask")
         expect(refusal).to_contain_text("The server failed. The request id tells its operator")
         assert "secret" not in lab.page.content()
@@ -512,17 +478,18 @@ def test_a_busy_a_failing_and_a_dead_server_are_told_apart(embedded, open_lab):
 
 
 def test_what_runs_is_stopped_by_hand_and_when_the_question_changes(embedded, open_lab):
-    engine = Halting(embedded)
+    engine, going_on = InProcess(embedded, "small"), Event()
+    answer_all = engine.answer_all
+    engine.answer_all = lambda *given: going_on.wait(30) and answer_all(*given)
     with serving(engine) as url:
         lab = open_lab(url)
-        engine.halt.clear()
         lab.press("Ask")
         lab.press("Stop")
         expect(lab.status).to_have_text("Stopped.")
         expect(lab.at("#stop")).to_be_hidden()
         lab.press("Try 5 random orders")
         lab.question.fill("What does Kellstead export?")
-        engine.halt.set()
+        going_on.set()
         expect(lab.status).to_have_text("Stopped: what is asked has changed.")
         expect(lab.at("#history")).to_be_hidden()
         lab.ask()

@@ -1,5 +1,6 @@
 """Laws of every route: the event loop is free while bodies are parsed, and nothing outlives its client. Workers."""
 
+import asyncio
 import json
 import threading
 import time
@@ -20,17 +21,17 @@ from invariant_rag.prompts.tokenization import literals_of
 from invariant_rag.server import InProcess, Settings, job
 from invariant_rag.server import worker as workers
 from invariant_rag.server.admission import FairQueue
-from invariant_rag.server.application import router
+from invariant_rag.server.application import create_app, router
 from invariant_rag.server.errors import InvalidRequest
 from invariant_rag.server.parsing import parse
 from invariant_rag.server.worker import SchemaCompiler, Worker, WorkerFailed, Workers
 from invariant_rag.testing import tiny_model, toy_tokenizer
 from invariant_rag.words import split_words
-from tests.server.conftest import CHAT, client_of, form, leaving, metric, wait_until
+from tests.server.conftest import CHAT, client_of, form, leaving, metric, required, wait_until
 
 HEALTH_SECONDS = 0.2
 END_SECONDS = 1.0  # that the process may compute for a request that nobody waits for: others compute here, too
-STAY_SECONDS, DEADLINE_SECONDS = 0.3, 0.5
+STAY_SECONDS, DEADLINE_SECONDS = 0.3, 0.25
 TEXT, TOKENS, RANK, RANK_2, JUDGE = "/v1/completions", "/tokenize", "/v1/rerank", "/v2/rerank", "/v1/judge"
 TALK = {"messages": [{"role": "user", "content": "When does the ferry leave?"}]}
 ROUTES = {
@@ -48,10 +49,6 @@ FERRY = "The ferry leaves at noon. "
 def tools(count, properties):
     schema = {"type": "object", "properties": {f"property{each}": {"type": "string"} for each in range(properties)}}
     return [{"type": "function", "function": {"name": f"tool{each}", "parameters": schema}} for each in range(count)]
-
-
-def schema(part):
-    return form({"type": "object", "properties": {"a": part}})
 
 
 ARGUMENTS = json.dumps({str(n): n for n in range(200_000)})
@@ -81,8 +78,8 @@ HOSTILE = {
     "answers": ((JUDGE,), {"answers": ["a"] * 700_000, "options": ["b"]}),
     "long answers": ((JUDGE,), {"answers": ["ferry " * 6000] * 100, "criteria": {"ferry" * 9: "ferry " * 40_000}}),
     "a judge's long question": ((JUDGE,), {"question": "ferry " * 600_000}),
-    "a slow schema": ((CHAT,), {"response_format": schema(PATTERN)}),
-    "a schema that counts": ((CHAT,), {"response_format": schema({"type": "array", "minItems": 10**6})}),
+    "a slow schema": ((CHAT,), {"response_format": form(required(a=PATTERN))}),
+    "a schema that counts": ((CHAT,), {"response_format": form(required(a={"type": "array", "minItems": 10**6}))}),
 }
 
 
@@ -102,10 +99,12 @@ def target(model, monot5):
 
 
 @pytest.fixture(scope="module")
-def hasty(model, monot5):
-    """A server whose requests have little time."""
-    with client_of(InProcess(model), Settings(timeout=DEADLINE_SECONDS), monot5) as http:
-        http.post(TOKENS, json=TALK)  # a worker starts
+def hasty(monot5, tokenizer):
+    """A server whose requests have little time, of a model with a long window: they take more, on every machine."""
+    patient = tiny_model("llama", vocab_size=261, max_position_embeddings=65_536, eos_token_id=None)
+    lm = InvariantModel(patient, tokenizer)
+    lm.prepare(lm.chat_prompt(**TALK))  # what is loaded at first is loaded
+    with client_of(InProcess(lm), Settings(timeout=DEADLINE_SECONDS), monot5) as http:
         yield http
 
 
@@ -177,6 +176,7 @@ ABANDONED = {
     RANK_2: (RANK_2, RANKED),
     JUDGE: (JUDGE, {"question": "Which?", "answers": ["a", "b"], "explain": True, "max_tokens": 3000}),
 }
+LONGER = {"messages": [{"role": "user", "content": LONG * 9000}]}
 
 
 @pytest.mark.parametrize("name", ABANDONED)
@@ -189,15 +189,31 @@ def test_nothing_runs_on_when_its_client_has_left(name, target):
 
 
 @pytest.mark.parametrize("name", ABANDONED)
-def test_nothing_runs_on_when_its_deadline_has_passed(name, hasty):
+def test_nothing_runs_on_when_its_deadline_has_passed(name, hasty, target):
     path, content = ABANDONED[name]
-    start, response = time.monotonic(), hasty.post(path, json=content)
-    if content.get("stream") and response.status_code == 200:
-        *_, told = (line for line in response.text.splitlines() if line.startswith("data: "))
-        assert json.loads(told[6:])["error"]["code"] == "deadline_exceeded"
-    elif time.monotonic() - start > DEADLINE_SECONDS:
-        assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
+    target.post(path, json=ROUTES[path])  # a worker starts
+    response = hasty.post(path, json=LONGER if path == TOKENS else content)
+    streamed = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+    assert response.status_code == (200 if streamed else 504)
+    assert json.loads(streamed[-1] if streamed else response.text)["error"]["code"] == "deadline_exceeded"
     check_nothing_runs(hasty)
+
+
+def test_an_answer_that_is_ready_when_its_deadline_has_passed_is_late(target, model):
+    target.post(TOKENS, json=TALK)  # a worker starts
+
+    async def asked():
+        def tokens(_call):
+            loop.call_soon_threadsafe(time.sleep, 2 * DEADLINE_SECONDS)  # it is busy, as under load
+            return []
+
+        engine, loop = InProcess(model), asyncio.get_running_loop()
+        engine.tokens = tokens
+        transport = httpx.ASGITransport(create_app(engine, Settings(timeout=DEADLINE_SECONDS)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            return await client.post(TOKENS, json=TALK)
+
+    assert asyncio.run(asked()).status_code == 504
 
 
 def check_nothing_runs(http):
@@ -215,15 +231,16 @@ def computed_in(seconds):
 
 
 def text(**keywords):
-    return {"type": "object", "properties": {"a": {"type": "string", **keywords}}, "required": ["a"]}
+    return required(a={"type": "string", **keywords})
 
 
-SLOW, LENGTHY, QUICK = text(pattern="^a{50000}$"), text(maxLength=8_000), text()
+SLOW = text(pattern="^a{50000}$")
 FAN = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
 
 
-def tag_of(schema):
-    return json.dumps({"type": "structural_tag", "format": json_format(schema)})
+def tag_of(**keywords):
+    """Return the structural tag of an object with a text of these keywords."""
+    return json.dumps({"type": "structural_tag", "format": json_format(text(**keywords))})
 
 
 def test_a_schema_that_compiles_too_long_is_refused_and_remembered(monkeypatch):
@@ -232,7 +249,7 @@ def test_a_schema_that_compiles_too_long_is_refused_and_remembered(monkeypatch):
     given = {"response_format": form(SLOW), "tools": [function]}
     asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8}
     with client_of(InProcess(InvariantModel(many, toy_tokenizer()), "many"), Settings(timeout=60)) as http:
-        http.post(CHAT, json={**asked, "response_format": form(QUICK)})
+        http.post(CHAT, json={**asked, "response_format": form(text())})
         for field, value in given.items():
             for seconds in (0.3, 0.001):  # were it compiled again, the error would be about the second
                 monkeypatch.setattr(workers, "COMPILING_SECONDS", seconds)
@@ -244,7 +261,7 @@ def test_a_schema_that_compiles_too_long_is_refused_and_remembered(monkeypatch):
 
 def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leaves(model):
     words, compiler = vocabulary(model.tokenizer, 288), SchemaCompiler(1, FairQueue(1, 1))
-    tag, left = tag_of(LENGTHY), Event()
+    tag, left = tag_of(maxLength=8_000), Event()
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(compiler.compile, "", left, words, tag)
         others = [pool.submit(compiler.compile, "", Event(), words, tag) for _ in range(3)]
@@ -254,7 +271,7 @@ def test_a_schema_is_compiled_once_however_many_ask_for_it_and_one_of_them_leave
         found = [each.result() for each in others]
     assert all(each is found[0] for each in found)
     assert compiler.compile("", Event(), words, tag) is found[0]
-    compiler.compile("", Event(), words, tag_of(QUICK))  # there is room for one
+    compiler.compile("", Event(), words, tag_of())  # there is room for one
     assert compiler.compile("", Event(), words, tag) is not found[0]
     mine, theirs = (allocate_token_bitmask(1, 288) for _ in range(2))
     GrammarMatcher(words.compile(tag)).fill_next_token_bitmask(mine)
@@ -275,7 +292,7 @@ def test_slow_schemas_of_one_tenant_do_not_keep_those_of_another_waiting(work, t
 
     def run(tenant, number):
         if work == "compiled":
-            compiler.compile(tenant, Event(), words, tag_of(text(maxLength=8_000 + number)))
+            compiler.compile(tenant, Event(), words, tag_of(maxLength=8_000 + number))
             return
         value, error = (LONG_TEXT, InvalidSchema) if tenant == "greedy" else (1, InvalidObject)
         with pytest.raises(error):
@@ -301,15 +318,8 @@ def test_a_validation_that_never_ends_is_stopped(monkeypatch):
             workers.validate(value, {"type": "null"}, "", Event())
 
 
-@pytest.fixture(scope="module")
-def worker():
-    found = Worker()
-    yield found
-    found.stop()
-
-
-def test_a_call_that_takes_too_long_or_is_abandoned_is_stopped_and_the_next_one_answered(worker):
-    left, start = Event(), time.monotonic()
+def test_a_worker_is_stopped_in_time_answers_the_next_call_and_tells_nothing_of_what_clients_send(model, capfd):
+    worker, left, start = Worker(), Event(), time.monotonic()
     assert worker.call(5, left, divmod, 7, 2) == (3, 1)
     with pytest.raises(TimeoutError):
         worker.call(0.1, left, time.sleep, 60)
@@ -320,20 +330,13 @@ def test_a_call_that_takes_too_long_or_is_abandoned_is_stopped_and_the_next_one_
     assert time.monotonic() - start < 30
     with pytest.raises(CancelledError):
         Workers(0).call(5, left, divmod, 7, 2)  # waits for a worker that is idle
-
-
-def test_what_a_function_raises_comes_back_without_texts_unless_it_is_ours(worker):
     with pytest.raises(InvalidRequest, match="body of JSON") as found:
         worker.call(5, Event(), parse, "chat", b"{", Settings(), "")
     assert "openapi.json" in found.value.hint
     with pytest.raises(WorkerFailed, match="ValueError") as failed:
         worker.call(5, Event(), int, "secret")
     assert "secret" not in str(failed.value)
-
-
-def test_a_worker_prints_nothing_of_what_clients_send(model, capfd):
-    serialized, worker = vocabulary(model.tokenizer, 288).serialized, Worker()
-    tag = tag_of(text(pattern="^(?=secret)s$"))  # of which xgrammar's own code warns, with the pattern
-    worker.call(60.0, Event(), workers.compile_serialized, serialized, tag)
+    tag = tag_of(pattern="^(?=secret)s$")  # of which xgrammar's own code warns, with the pattern
+    worker.call(60.0, Event(), workers.compile_serialized, vocabulary(model.tokenizer, 288).serialized, tag)
     worker.stop()
     assert capfd.readouterr().err == ""

@@ -1,37 +1,46 @@
-"""Keys, tenants, limits, deadlines and turns; what operators see: metrics, traces, lines of JSON, the shutdown."""
+"""Keys, tenants, limits, deadlines and turns; what operators see: metrics, traces, lines of JSON, the shutdown.
+
+And the files of docs/examples: what they start is what the command line and Ray Serve accept.
+"""
 
 import json
 import logging
 import pickle
+import re
+import shlex
 import signal
-import socket
 import sys
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import wraps
-from io import StringIO
 from math import inf
-from threading import Event, Thread
+from pathlib import Path
+from threading import Event
 
 import httpx
 import pytest
 import torch
+import yaml
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from transformers import StoppingCriteria
+from typer.main import get_command
 
-from invariant_rag import KeyValueCache
+from invariant_rag import KeyValueCache, server
+from invariant_rag.cli import app as command_line
+from invariant_rag.errors import InvalidChoice
 from invariant_rag.generation.batching import MicroBatcher
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.admission import FairQueue, Shares
 from invariant_rag.server.engines.building import build_engine
+from invariant_rag.server.middleware import OPEN
 from invariant_rag.server.settings import EngineConfig
 from invariant_rag.server.telemetry import JsonLines, LogLimit
-from tests.server.conftest import CHAT, FLAGS, bearer, body, client_of, leaving, metric, served, wait_until
+from tests.server.conftest import CHAT, FLAGS, bearer, body, client_of, exchanged, leaving, metric, served, wait_until
 
-ADA, IVO, OPERATOR = bearer("key-of-ada"), bearer("key-of-ivo"), bearer("key-of-operator")
+KEY = "key-of-operator"
+ADA, IVO = bearer("key-of-ada"), bearer("key-of-ivo")
 KEYS = {"key-of-ada": "ada", "key-of-ivo": "ivo"}
 TRACE = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "x-request-id": "mine-7"}
 LONG = body(max_tokens=3000)  # the answers of this model never end by themselves
@@ -41,7 +50,7 @@ LONG = body(max_tokens=3000)  # the answers of this model never end by themselve
 def limited(tiny_folder, tmp_path_factory):
     """A server with narrow limits, and two tenants whose caches share a folder."""
     narrow = {"max_body_bytes": 20_000, "max_requests": 3, "body_timeout": 1.0, "max_prompt_tokens": 600}
-    settings = Settings(keys=KEYS, operator_key="key-of-operator", **narrow)
+    settings = Settings(keys=KEYS, operator_key=KEY, **narrow)
     config = EngineConfig(model=str(tiny_folder), cache_folder=tmp_path_factory.mktemp("cache"))
     with client_of(build_engine(config, settings), settings) as http:
         yield http
@@ -65,36 +74,29 @@ def test_a_tenant_learns_nothing_of_what_another_has_asked_nor_a_worker_a_key(li
 
     assert [cached(ADA, 1), cached(IVO, 1)] == [0, 0]
     assert cached(ADA, -1) > 40
-    sent = Settings(keys=KEYS, operator_key="key-of-operator").without_keys()  # what the process gets
+    sent = Settings(keys=KEYS, operator_key=KEY).without_keys()  # what the process gets
     assert b"key-of" not in pickle.dumps(sent)
 
 
-def test_bodies_and_prompts_that_are_too_long_are_refused(limited):
-    judged = {"question": "?", "answers": ["word " * 500, "b"]}
-    for path, given, told in (
-        (CHAT, {"json": body(documents=["word " * 5000])}, "20000 bytes"),
-        (CHAT, {"content": iter([b" " * 9000] * 3)}, "20000 bytes"),
-        (CHAT, {"json": body(documents=["word " * 500])}, "at most 600 tokens"),
-        *(("/v1/judge", {"json": {**judged, "by": by}}, "at most 600 tokens") for by in ("letters", "texts")),
-    ):
-        response = limited.post(path, headers={**ADA, "content-type": "application/json"}, **given)
-        assert (response.status_code, response.json()["error"]["code"]) == (413, "too_large")
-        assert told in response.text
-
-
-def test_a_body_that_comes_too_slowly_is_refused_and_a_head_ends_the_connection(limited):
+def test_what_is_too_long_or_comes_too_slowly_is_refused_and_a_slow_head_ends_the_connection(limited):
     def slowly():
         yield b'{"messages": '
         time.sleep(1.6)
         yield b"[]}"
 
-    assert limited.post(CHAT, content=slowly(), headers=ADA).status_code == 408
-    with socket.create_connection((limited.base_url.host, limited.base_url.port)) as slow:
-        slow.settimeout(5)
-        for piece in (b"POST / HTTP/1.1\r\n", b"Host: a\r\n", b"X: b\r\n"):
-            slow.sendall(piece)
-            time.sleep(0.1)
-        assert slow.recv(100) == b""
+    judged = {"question": "?", "answers": ["word " * 500, "b"]}
+    for path, given, status, code, told in (
+        (CHAT, {"json": body(documents=["word " * 5000])}, 413, "too_large", "20000 bytes"),
+        (CHAT, {"content": iter([b" " * 9000] * 3)}, 413, "too_large", "20000 bytes"),
+        (CHAT, {"json": body(documents=["word " * 500])}, 413, "too_large", "at most 600 tokens"),
+        ("/v1/judge", {"json": {**judged, "by": "letters"}}, 413, "too_large", "at most 600 tokens"),
+        ("/v1/judge", {"json": {**judged, "by": "texts"}}, 413, "too_large", "at most 600 tokens"),
+        (CHAT, {"content": slowly()}, 408, "slow_request", "within 1 s"),
+    ):
+        response = limited.post(path, headers={**ADA, "content-type": "application/json"}, **given)
+        assert (response.status_code, response.json()["error"]["code"], told in response.text) == (status, code, True)
+    for head in (b"", b"POST / HTTP/1.1\r\nHost: a\r\nX: b\r\n"):
+        assert exchanged(limited, head) == b""
 
 
 def test_a_request_too_many_is_told_when_to_come_back_and_another_tenant_is_answered(limited):
@@ -125,18 +127,16 @@ def test_requests_are_named_and_logged_without_their_contents_unless_these_are_a
     assert any("barley" in JsonLines().format(record) for record in caplog.records)
 
 
-HISTOGRAMS = ("time_to_first_token", "inter_token_latency", "request_queue_time", "e2e_request_latency")
-
-
 def test_metrics_are_for_the_operator_and_have_the_names_that_vllm_has(limited):
     limited.post(CHAT, json=body(stream=True, max_tokens=60), headers=ADA)
     for key in (ADA, IVO, bearer("key")):
         response = limited.get("/metrics", headers=key)
         assert response.status_code == 401
         assert "INVARIANT_RAG_OPERATOR_KEY" in response.json()["error"]["hint"]
-    assert limited.post(CHAT, json=body(), headers=OPERATOR).status_code == 401
-    counters = ("prompt_tokens_total", "generation_tokens_total", "prompt_tokens_cached_total", "cache_misses_total")
-    for name in (*(f"{each}_seconds_count" for each in HISTOGRAMS), *counters):
+    assert limited.post(CHAT, json=body(), headers=bearer(KEY)).status_code == 401
+    seconds = ("time_to_first_token", "inter_token_latency", "request_queue_time", "e2e_request_latency")
+    counters = ("prompt_tokens", "generation_tokens", "prompt_tokens_cached", "cache_misses")
+    for name in (*(f"{each}_seconds_count" for each in seconds), *(f"{each}_total" for each in counters)):
         assert metric(limited, name) > 0, name
 
 
@@ -153,43 +153,28 @@ def test_spans_belong_to_the_trace_of_the_client(embedded):
 
 
 def test_every_line_is_json_and_what_comes_again_and_again_is_counted():
-    stream, limit = StringIO(), LogLimit()
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines())
-    handler.addFilter(limit)
-    logger = logging.getLogger("invariant_rag.test_limits")
-    logger.propagate, logger.handlers = False, [handler]
-    clock = iter([0.0] * 279 + [60.0])
+    limit, clock = LogLimit(), iter([0.0] * 279 + [60.0])
     limit.now = lambda: next(clock)
-    for _ in range(280):
-        logger.warning("the disk is\nfull")
-    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert (len(lines), lines[-1]["left_out"]) == (21, 259)
+    records = [logging.makeLogRecord({"msg": "the disk is\nfull"}) for _ in range(280)]
+    lines = [JsonLines().format(each) for each in records if limit.filter(each)]
+    assert "\n" not in "".join(lines)
+    assert (len(lines), json.loads(lines[-1])["left_out"]) == (21, 259)
 
 
 @pytest.mark.slow
 def test_the_command_finishes_what_runs_before_it_ends(tmp_path):
-    command, found = [sys.executable, "-c", "from invariant_rag.cli import app; app()", "serve"], []
-
-    def read():
-        asked = body(stream=True, temperature=2.0, seed=1, max_tokens=150)
-        with httpx.stream("POST", f"{url}{CHAT}", json=asked) as response:
-            found.extend(response.iter_lines())
-
-    with served(command, tmp_path / "log") as (url, server):
-        reader = Thread(target=read)
-        reader.start()
-        wait_until(lambda: found or "active_requests 1.0" in httpx.get(f"{url}/metrics").text)
-        server.send_signal(signal.SIGTERM)
-        reader.join(30)
-        assert "data: [DONE]" in found
-        assert server.wait(30) in {0, -signal.SIGTERM}  # uvicorn passes the signal on when it has ended
+    command = [sys.executable, "-c", "from invariant_rag.cli import app; app()", "serve"]
+    asked = body(stream=True, temperature=2.0, seed=1, max_tokens=150)
+    with served(command, tmp_path / "log") as (url, process), ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(httpx.post, f"{url}{CHAT}", json=asked, timeout=30)
+        wait_until(lambda: reading.done() or "active_requests 1.0" in httpx.get(f"{url}/metrics").text)
+        process.send_signal(signal.SIGTERM)
+        assert "data: [DONE]" in reading.result().text
+        assert process.wait(30) in {0, -signal.SIGTERM}  # uvicorn passes the signal on when it has ended
     lines = (tmp_path / "log").read_text().splitlines()
     assert all(isinstance(json.loads(line), dict) for line in lines if line.startswith("{"))
 
 
-TENANTS = ("greedy", "modest")
-SHARED = Settings(keys={tenant: tenant for tenant in TENANTS}, operator_key="key-of-operator")
 TIMES_AS_LATE, ASKED, FLOOD_TOKENS = 3, 5, 100
 HALT_SECONDS = 30.0  # that a request may take to the model while nothing else computes
 
@@ -203,8 +188,7 @@ class Watched(MicroBatcher):
 
     def __init__(self, modest):
         super().__init__()
-        self._modest, self.passes, self.late = modest, 0, []
-        self.here = Event()
+        self._modest, self.passes, self.late, self.here = modest, 0, [], Event()
         self.here.set()
 
     def count(self):
@@ -216,29 +200,25 @@ class Watched(MicroBatcher):
     def stream(self, lm, prompt, options=None, **more):
         if lm.cache is not self._modest:
             return super().stream(lm, prompt, options, **more)
-        found = super().stream(lm, prompt, {**options, "stopping_criteria": [FirstToken(self)]}, **more)
+        begun = [self.passes]  # until the first token came
+
+        def note_first_token(input_ids, scores, **_):  # in the thread that holds the model
+            if begun:
+                self.late.append(self.passes - begun.pop())
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+        found = super().stream(lm, prompt, {**options, "stopping_criteria": [note_first_token]}, **more)
         self.here.set()
         return found
-
-
-class FirstToken(StoppingCriteria):
-    """Notes how many passes there were until the first token, in the thread that holds the model."""
-
-    def __init__(self, watched):
-        self._watched, self._begun, self._came = watched, watched.passes, False
-
-    def __call__(self, input_ids, scores, **_):
-        if not self._came:
-            self._watched.late.append(self._watched.passes - self._begun)
-        self._came = True
-        return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
 @pytest.mark.parametrize("more", [{}, {"temperature": 1.5, "seed": 1}], ids=["greedy", "sampled"])
 def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(more, model, monkeypatch):
     """The model's answers never end by themselves. Lateness is counted in forward passes, of whomever they are."""
-    engine = InProcess(model, caches={tenant: KeyValueCache(namespace=tenant) for tenant in TENANTS})
-    watched = engine.batcher = Watched(engine.caches["modest"])
+    tenants = {tenant: KeyValueCache(namespace=tenant) for tenant in ("greedy", "modest")}
+    engine = InProcess(model, caches=tenants)
+    settings = Settings(keys={each: each for each in tenants}, operator_key=KEY)
+    watched = engine.batcher = Watched(tenants["modest"])
     stop, forward = Event(), type(model.model).forward
 
     @wraps(forward)
@@ -265,7 +245,7 @@ def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(more, 
             if http.post(CHAT, json=body(max_tokens=FLOOD_TOKENS, **more), headers=bearer("greedy")).status_code == 429:
                 stop.wait(1)
 
-    with client_of(engine, SHARED) as http, ThreadPoolExecutor(80) as pool:
+    with client_of(engine, settings) as http, ThreadPoolExecutor(80) as pool:
         _, *alone = lateness(http, 0)  # the first one reads the documents
         flooding = [pool.submit(flood, http) for _ in range(80)]
         try:
@@ -306,3 +286,83 @@ def test_turns_go_round_short_requests_overtake_long_ones_and_who_leaves_keeps_n
     assert done == ["other", "short", "long", "longer"]
     with queue.turn("", 0.0, Event()):
         assert queue.waiting == 0
+
+
+# --- docs/examples ---
+
+EXAMPLES = {each.name: each.read_text("utf-8") for each in (Path(__file__).parents[2] / "docs/examples").iterdir()}
+
+
+def objects(name):
+    """Return the objects in a file, by their kind."""
+    return {each.get("kind"): each for each in yaml.safe_load_all(EXAMPLES[name])}
+
+
+def options_of(script):
+    """Return the options that a script gives to `invariant-rag serve`, by the parser of the command line."""
+    (arguments,) = re.findall(r"exec invariant-rag serve (.*)$", script)
+    return get_command(command_line).commands["serve"].make_context("serve", shlex.split(arguments)).params
+
+
+def test_every_example_is_checked_and_every_image_has_a_version():
+    assert sorted(EXAMPLES) == ["compose.yaml", "kubernetes.yaml", "rayservice.yaml"]
+    for text in EXAMPLES.values():
+        images = re.findall(r"image: (\S+)", text)
+        assert images
+        assert all(re.fullmatch(r"[a-z/-]+:\d[\w.-]+", image) for image in images), images
+
+
+def test_compose_starts_a_server_at_the_port_that_it_publishes():
+    compose = objects("compose.yaml")[None]["services"]["invariant-rag"]
+    options = options_of(compose["command"][0].replace("$$", "$"))
+    assert options["host"] == "0.0.0.0"
+    assert compose["ports"] == [f"127.0.0.1:{options['port']}:{options['port']}"]
+    assert f"127.0.0.1:{options['port']}/ready" in compose["healthcheck"]["test"][-1]
+    assert float(compose["stop_grace_period"].removesuffix("s")) > options["timeout"]
+    assert {"MODEL", "INVARIANT_RAG_API_KEY"} == compose["environment"].keys()
+
+
+def test_the_pod_starts_a_server_that_its_probes_reach_and_its_service_selects():
+    found = objects("kubernetes.yaml")
+    deployment, service = found["Deployment"]["spec"], found["Service"]["spec"]
+    pod = deployment["template"]["spec"]
+    (container,) = pod["containers"]
+    options = options_of(container["args"][0])
+    (port,) = container["ports"]
+    assert (options["host"], options["port"]) == ("0.0.0.0", port["containerPort"])
+    assert pod["terminationGracePeriodSeconds"] > options["timeout"]
+    probes = [container[f"{each}Probe"]["httpGet"] for each in ("startup", "readiness", "liveness")]
+    assert {each["path"] for each in probes} <= OPEN
+    assert {each["port"] for each in probes} == {port["name"]} == {each["targetPort"] for each in service["ports"]}
+    mounts = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "keys"]
+    assert mounts == [str(options["keys"].parent)]
+    labels = deployment["template"]["metadata"]["labels"]
+    assert deployment["selector"]["matchLabels"] == service["selector"] == labels
+    claimed = [each["persistentVolumeClaim"] for each in pod["volumes"] if "persistentVolumeClaim" in each]
+    assert claimed == [{"claimName": found["PersistentVolumeClaim"]["metadata"]["name"]}]
+
+
+def test_ray_serve_accepts_the_configuration_and_the_cluster_has_room_and_the_same_keys(tmp_path, monkeypatch):
+    from ray.serve import schema
+
+    spec, keys = objects("rayservice.yaml")["RayService"]["spec"], tmp_path / "keys"
+    (application,) = schema.ServeDeploySchema.model_validate(yaml.safe_load(spec["serveConfigV2"])).applications
+    assert application.import_path == "invariant_rag.server:app"
+    given = application.args
+    keys.write_text("ada key-of-ada\n", encoding="utf-8")
+    monkeypatch.delenv("INVARIANT_RAG_API_KEY", raising=False)
+    assert type(server.app({**given, "keys": str(keys)})).__name__ == "Application"
+    for wrong in ({"replica_gpu": 1}, {"together": "many"}, {"ingresses": 0}, {"replica_gpus": None}):
+        with pytest.raises(InvalidChoice):
+            server.app({**given, "keys": str(keys), **wrong})
+    cluster = spec["rayClusterConfig"]
+    (workers,) = cluster["workerGroupSpecs"]
+    mount = {"name": "keys", "mountPath": str(Path(given["keys"]).parent), "readOnly": True}
+    for pod in (each["template"]["spec"] for each in (cluster["headGroupSpec"], workers)):
+        (container,) = pod["containers"]
+        assert container["image"].startswith(f"rayproject/ray:{cluster['rayVersion']}-")
+        assert mount in container["volumeMounts"]
+    limits, requests = container["resources"]["limits"], container["resources"]["requests"]
+    assert workers["maxReplicas"] * limits["nvidia.com/gpu"] >= given["max_replicas"] * given["replica_gpus"]
+    assert int(requests["cpu"]) >= given["replica_cpus"] + 1  # a replica, and perhaps an ingress
+    assert pod["terminationGracePeriodSeconds"] > given["timeout"]

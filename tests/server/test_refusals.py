@@ -9,7 +9,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from invariant_rag import KeyValueCache
+from invariant_rag import InvariantModel, KeyValueCache
 from invariant_rag.cli import app
 from invariant_rag.errors import InvalidChoice, UnusableFile
 from invariant_rag.models.embedded import EMBEDDED
@@ -17,24 +17,14 @@ from invariant_rag.server import InProcess, Settings, telemetry
 from invariant_rag.server.serving import reserve
 from invariant_rag.server.settings import read_keys
 from invariant_rag.server.telemetry import JsonLines
-from tests.server.conftest import CHAT, QUESTION, bearer, body, client_of, exchanged, form, wait_until
+from tests.server.conftest import CHAT, QUESTION, bearer, body, client_of, exchanged, form, required, wait_until
 
 TEXT, JUDGE, RANK = "/v1/completions", "/v1/judge", "/v2/rerank"
-FAULTS = {"a fault": ZeroDivisionError, "a full disk": UnusableFile}
-
-
-class Faulty(InProcess):
-    """An engine with a bug."""
-
-    def answer_all(self, calls, emit, abandoned):
-        if (fault := FAULTS.get(calls[0].request.question or "")) is not None:
-            raise fault("secret")
-        return super().answer_all(calls, emit, abandoned)
 
 
 @pytest.fixture(scope="module")
 def http(embedded, monot5):
-    engine = Faulty(embedded, "small", caches={"": KeyValueCache()})
+    engine = InProcess(embedded, "small", caches={"": KeyValueCache()})
     with client_of(engine, Settings(max_new_tokens=3000, timeout=30, body_timeout=1), monot5) as client:
         yield client
 
@@ -55,15 +45,12 @@ def said(*parts):
     return {"messages": [{"role": "user", "content": list(parts)}]}
 
 
-def required(**parts):
-    return {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
-
-
 TWICE = required(a={"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2, "uniqueItems": True})
 BOUNDARY = required(a={"type": "string", "pattern": r"\bb"})
 SLOTS = {"type": "documents", "documents": [{"text": "a"}], "slots": [{"before": "[1] ", "colour": 1}]}
 LONG_SLOT = {**SLOTS, "slots": [{"before": "word " * 60_000}]}
 SAME_ID = [{"id": "1", "text": "a"}, {"id": "1", "text": "b"}]
+OBJECT = {"type": "json_object"}
 NAMED = {"type": "function", "function": {"name": "g"}}
 MANY = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": [""] * 9_999})}}
 LAST_SEED = (1 << 64) - 1
@@ -93,13 +80,7 @@ CASES = {
     "no messages": (CHAT, chat(messages=[]), 400, "messages", "at least 1 item"),
     "a picture": (CHAT, said({"type": "image_url"}), 400, "messages[0].content[0]", "Input tag"),
     "nobody asks": (CHAT, body(messages=[{"role": "system", "content": "a"}]), 400, "documents", "a user message"),
-    "object and stop": (
-        CHAT,
-        chat(response_format={"type": "json_object"}, stop="a"),
-        400,
-        "response_format",
-        "without stop",
-    ),
+    "object and stop": (CHAT, chat(response_format=OBJECT, stop="a"), 400, "response_format", "without stop and"),
     "schema and stop": (CHAT, chat(response_format=form({}), stop="a"), 400, "response_format", "without stop and"),
     "no schema": (CHAT, chat(response_format={"type": "json_schema"}), 400, "response_format", "expected json_schema"),
     "wrong schema": (CHAT, asked_for({"type": 3}), 400, "response_format", "JSON schema"),
@@ -201,17 +182,21 @@ def test_strict_false_leaves_the_check_to_the_caller(http):
     assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"a": [1, 1]}
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_logged_once_and_its_answer_has_the_id_of_the_request(name, http, caplog):
-    fault = {"messages": [{"role": "user", "content": name}]}
-    with caplog.at_level(logging.INFO):
-        responses = [http.post(CHAT, json=fault | {"stream": stream}) for stream in (False, True)]
+@pytest.mark.parametrize("kind", [ZeroDivisionError, UnusableFile])
+def test_a_fault_is_logged_once_and_its_answer_has_the_id_of_the_request(kind, embedded, caplog):
+    def failing(*_):
+        raise kind("secret")
+
+    engine = InProcess(embedded)
+    engine.answer_all = failing
+    with client_of(engine) as http, caplog.at_level(logging.INFO):
+        responses = [http.post(CHAT, json=body(stream=stream)) for stream in (False, True)]
         wait_until(lambda: caplog.messages.count("request") >= 2)  # as it ends
     for response in responses:
         assert (response.status_code, "secret" in response.text) == (500, False)
         fields = [getattr(each, "fields", {}) for each in caplog.records]
         mine = [each for each in fields if each.get("request_id") == response.headers["x-request-id"]]
-        assert [each["error"] for each in mine] == [FAULTS[name].__name__] * 2
+        assert [each["error"] for each in mine] == [kind.__name__] * 2
     assert sum(each.exc_info is not None for each in caplog.records) == 2
     assert "secret" not in "".join(map(JsonLines().format, caplog.records))
 
@@ -220,7 +205,8 @@ RANKING = b"POST /v1/rerank HTTP/1.1\r\nHost: a\r\n"
 TWO_LENGTHS = b" HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
 
 
-def test_what_is_hardly_http_is_refused_in_the_shape_of_all_errors(http):
+def test_what_is_hardly_http_or_has_two_lengths_is_refused_once_and_in_the_shape_of_all_errors(http):
+    hidden = TWO_LENGTHS + b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n"
     for sent, status in (
         (b"\x00" * 100, 400),
         (b"GARBAGE\r\n\r\n", 400),
@@ -229,17 +215,12 @@ def test_what_is_hardly_http_is_refused_in_the_shape_of_all_errors(http):
         (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 100_000, 431),
         (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
         (b"GET /v1/models/%00%ff%2e%2e HTTP/1.1\r\nHost: a\r\nX-Request-Id: a\tb\r\nConnection: close\r\n\r\n", 404),
+        *((start + hidden, 400) for start in (b"POST /v1/rerank", b"GET /health", b"OPTIONS /v1/models")),
     ):
         head, _, content = exchanged(http, sent).partition(b"\r\n\r\n")
         assert head.startswith(f"HTTP/1.1 {status} ".encode()), sent[:99]
-        assert json.loads(content)["error"]["type"] == "invalid_request_error"
+        assert json.loads(content)["error"]["type"] == "invalid_request_error"  # and no second answer behind it
         assert http.get("/health").status_code == 200
-
-
-@pytest.mark.parametrize("start", [b"POST /v1/rerank", b"GET /health", b"OPTIONS /v1/models"])
-def test_two_lengths_of_one_body_end_the_connection(start, http):
-    answer = exchanged(http, start + TWO_LENGTHS + b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n")
-    assert (answer.startswith(b"HTTP/1.1 400 "), answer.count(b"HTTP/1.1 ")) == (True, 1)
 
 
 def test_clients_that_leave_in_the_middle_of_a_request_do_no_harm(http):
@@ -271,11 +252,11 @@ BEHIND = "far --upstream http://127.0.0.1:9/v1"
 WRONG_STARTS = [
     *((f"--timeout {each}", "timeout") for each in ("nan", "inf", "0")),
     *((f"--max-body-mb {each}", "max-body-mb") for each in ("nan", "inf")),
-    ("--allow-method rotr", "expected allowed methods of"),
+    *((f"--allow-method {each}", "expected allowed methods of") for each in ("rotr", "vote")),
     ("--keys no/file", "cannot read"),
     ("--reranker .", "expected monot5, cross-encoder or a checkpoint of MonoT5"),
     (f"--reranker {EMBEDDED['generator']}", "of the family llama"),
-    (f"--cache-folder {__file__}", "folder"),
+    *((f"--cache-folder {each}", "cache_folder: expected a folder") for each in (__file__, f"{__file__}/cache")),
     ("--trusted-proxy proxy.example", "expected addresses such as 10.0.0.2"),
     ("--votes 3", "expected no votes with a model in this process"),
     ("far --upstream localhost:8000", "upstream: expected an address with http:// or https://"),
@@ -292,7 +273,8 @@ WRONG_STARTS = [
 
 
 def test_what_is_wrong_at_the_start_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(telemetry, "configure_logging", lambda: None)  # this process logs for others, too
+    for owner, late in ((telemetry, "configure_logging"), (InvariantModel, "from_pretrained")):
+        monkeypatch.setattr(owner, late, lambda *_, **__: pytest.fail("refused too late"))
     with create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidChoice, match=f"cannot listen at 127.0.0.1:{port}"):

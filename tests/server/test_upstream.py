@@ -1,27 +1,119 @@
-"""Models behind an API, over real HTTP: the documents are sorted or shuffled, and what goes wrong is told."""
+"""Models elsewhere, over real HTTP: `RemoteModel`, the client of a server, and servers before another API.
+
+The API gets sorted or shuffled documents, and what goes wrong there is told.
+"""
 
 import json
 import sys
+from dataclasses import replace
 from itertools import permutations
 
 import httpx
 import openai
 import pytest
 
-from invariant_rag import RemoteModel
+from invariant_rag import Prompt, RemoteModel, Segment, SegmentSet, errors
 from invariant_rag.api_models import PlainRequests
-from invariant_rag.errors import ExtraRequired, InvalidChoice
+from invariant_rag.generation.answering import Answering
+from invariant_rag.generation.answers import AnswerRequest
 from invariant_rag.prompts import DEFAULT_SYSTEM, Turn
-from invariant_rag.segments import SegmentSet
+from invariant_rag.segments import Slot, document_rendering
 from invariant_rag.server import InProcess, Settings
 from invariant_rag.server.engines.building import build_engine
 from invariant_rag.server.engines.upstream import Upstream
 from invariant_rag.server.settings import EngineConfig
-from tests.server.conftest import CHAT, FLAGS, ask, body, client_of, content_of, form, served, serving, wait_until
+from invariant_rag.testing.rounding import rounding
+from tests.server.conftest import CHAT, FLAGS, ask, body, client_of, form, served, serving, stable, wait_until
 from tests.server.scripted import USAGE, Answer, completion, events, refusal, scripted_api
-from tests.server.test_chat import COLOUR, QUESTION, SEARCH
+from tests.server.test_chat import ASKED, COLOUR, QUESTION, SEARCH
 from tests.server.test_limits import TRACE
-from tests.server.test_remote import REQUESTS
+
+
+def asked(*parts):
+    """Return a conversation whose user gives documents before the question."""
+    return {"messages": [{"role": "user", "content": [*parts, QUESTION]}]}
+
+
+TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
+SEGMENTS = [Segment(text, title=f"Sheet {number}") for number, text in enumerate(FLAGS)]
+SLOTS = [Slot(f"[{n}] ", "\n", number=str(n)) for n in range(1, 5)]
+SCORED = SegmentSet(Segment(text, score=score) for text, score in zip(FLAGS, (3.0, 1.0, 2.0, -1.0), strict=True))
+TEXT = Prompt.of("Read:\n", SegmentSet(FLAGS), f"\n{QUESTION}", rendering=document_rendering)
+CALLED = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "name": "search", "arguments": {}}]}
+RESULT = {"role": "tool", "tool_call_id": "1", "content": SegmentSet(SEGMENTS)}
+READ, CALLING = asked(SegmentSet(SEGMENTS)), {"messages": ASKED, "tools": [TOOL], "tool_choice": "required"}
+NUMBERS = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+REQUESTS = {
+    "a conversation": AnswerRequest(**READ, citations=True, logprobs=True, top_logprobs=3),
+    "numbered documents": AnswerRequest(**asked(SegmentSet(SEGMENTS, slots=SLOTS)), citations=True),
+    "several sampled answers": AnswerRequest(**READ, temperature=2.0, top_p=0.9, top_k=90, min_p=0.001, seed=1, n=3),
+    "up to a stop string": AnswerRequest(**READ, stop=("ite",)),
+    "a completion": AnswerRequest(prompt=TEXT, logprobs=True, top_logprobs=2, stop=(".",)),
+    "an object": AnswerRequest(messages=ASKED, schema=NUMBERS, temperature=1.0, seed=2),
+    "calls": AnswerRequest(**CALLING),
+    "one tool": AnswerRequest(**READ, tools=[TOOL], tool_choice="search", parallel=False, max_new_tokens=200),
+    "results of tools": AnswerRequest(messages=[*ASKED, CALLED, RESULT], tools=[TOOL]),
+    "too short for an object": AnswerRequest(messages=ASKED, schema=NUMBERS, max_new_tokens=5),
+    "too short for calls": AnswerRequest(**CALLING, max_new_tokens=10),
+    "scores": AnswerRequest(**asked(SCORED)),
+    "another method": AnswerRequest(**READ),
+}
+ENDS = {"one tool": "tool_calls", "too short for an object": "length", "too short for calls": "length"}
+CHOICES = {"another method": {"method": "sequential", "ordering": "given"}, "scores": {"ordering": "score"}}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_request_has_the_same_reply_here_and_there(name, base_url, embedded):
+    request, choices, remote = REQUESTS[name], CHOICES.get(name, {}), RemoteModel(f"{base_url}/v1")
+    request = replace(request, max_new_tokens=request.max_new_tokens or 48)
+    local = Answering(embedded.with_method(**choices), request).reply()
+    bound = 2 * rounding(embedded.logits, embedded.chat_prompt(QUESTION, FLAGS))  # a logit less a sum of logits
+    *deltas, streamed = remote.stream_reply(request, choices=choices)
+    for reply in (remote.reply(request, choices=choices), streamed):
+        for own, other in zip(local.answers, reply.answers, strict=True):
+            assert replace(own, generation=None, logprobs=None) == replace(other, logprobs=None)
+            logprobs = [
+                [value for each in side.logprobs or () for value in (each.logprob, *(top for _, top in each.top))]
+                for side in (own, other)
+            ]
+            assert logprobs[0] == pytest.approx(logprobs[1], abs=bound)
+        assert reply.usage == replace(local.usage, cached_tokens=reply.usage.cached_tokens)
+        kept = reply.ledger.keys() - {"cached_tokens"}
+        assert {key: reply.ledger[key] for key in kept} == {key: local.ledger[key] for key in kept}
+    assert not request.segments or (local.ledger["sets"], local.ledger["invariant"]) == ([4], name != "another method")
+    assert local.first.finish_reason == ENDS.get(name, local.first.finish_reason)
+    for index, answer in enumerate(streamed.answers):
+        assert "".join(each.content for each in deltas if each.index == index) == answer.content
+
+
+@pytest.mark.parametrize("slots", [None, SLOTS[:3]])
+def test_every_order_has_one_reply(slots, base_url):
+    orders = [SegmentSet(order, slots=slots) for order in permutations(SEGMENTS[:3])]
+    replies = [stable(RemoteModel(f"{base_url}/v1").chat(**asked(each), max_tokens=16)) for each in orders]
+    assert all(reply == replies[0] for reply in replies)
+    assert replies[0]["invariant"]["sets"] == [3]
+
+
+def test_errors_of_the_server_are_those_of_the_library(base_url):
+    beams = replace(REQUESTS["a completion"], options={"num_beams": 2})
+    remote, away = RemoteModel(f"{base_url}/v1"), RemoteModel("http://127.0.0.1:9/v1", max_retries=0)
+    large = RemoteModel(f"{base_url}/v1", model="large")
+    for error, told, call in (
+        (errors.ContextOverflow, "4096", lambda: remote.chat(ASKED, max_tokens=4096)),
+        (errors.InvalidTool, "names", lambda: remote.chat(ASKED, tools=[TOOL, TOOL])),
+        (errors.RemoteError, "colour: unknown field", lambda: remote.chat(ASKED, colour="red")),
+        (errors.RemoteError, "small", lambda: list(large.stream_chat(ASKED))),
+        (errors.RemoteError, "cannot be reached", lambda: away.chat(ASKED)),
+        (errors.InvalidSegment, "text", lambda: remote.complete([SegmentSet([[1, 2]])])),
+        (errors.InvalidChoice, "base_url", lambda: RemoteModel("localhost:8000")),
+        (errors.UnsupportedCombination, "num_beams", lambda: remote.reply(beams)),
+    ):
+        with pytest.raises(error, match=told):
+            call()
+    assert remote.context_window() == 4096
+
+
+# --- servers before another API ---
 
 MILL = "What grinds the mill of Ostra?"  # the plain model answers it differently in another order
 
@@ -49,7 +141,7 @@ def http(api):
 
 
 def test_every_order_makes_one_request_and_the_answer_is_that_of_the_sorted_documents(gateway, embedded):
-    replies = [content_of(ask(gateway, list(order), MILL)) for order in permutations(FLAGS)]
+    replies = [stable(ask(gateway, list(order), MILL)) for order in permutations(FLAGS)]
     assert all(reply == replies[0] for reply in replies)
     turns = [Turn("system", (DEFAULT_SYSTEM,)), Turn("user", (SegmentSet(FLAGS), "\nQuestion: ", MILL))]
     (request,) = PlainRequests().of_turns(turns)
@@ -58,14 +150,6 @@ def test_every_order_makes_one_request_and_the_answer_is_that_of_the_sorted_docu
     told = {"method": "canonical", "ordering": "lexical", "invariant": True, "sets": [4]}
     assert told.items() <= replies[0]["invariant"].items()
     assert any("one order" in warning for warning in replies[0]["invariant"]["warnings"])
-
-
-def test_a_toy_behind_a_gateway_is_one_before_it(gateway, api, http):
-    """As what is behind says of that model: nothing means no, and another time it may say something else."""
-    assert gateway.models.retrieve("small").to_dict()["toy"] is True
-    for card, toy in (({"id": "far"}, False), ({"id": "far", "toy": True}, True), ({"id": "near", "toy": True}, False)):
-        api.card = dict(card)
-        assert [each["toy"] for each in http.get("/v1/models").json()["data"]] == [toy]
 
 
 def test_a_stream_is_the_whole_reply_in_pieces_and_nothing_of_a_request_is_lost(gateway):
@@ -139,17 +223,16 @@ def test_what_the_api_answers_is_told_in_our_words(answer, status, code, told, a
         assert response.headers.get("retry-after") == answer.headers.get("Retry-After")
 
 
-FIRST = {"choices": [{"index": 0, "delta": {"content": "whi"}}]}
-OTHER = {"choices": [{"index": 5, "delta": {}}]}
+FIRST, OTHER = ({"choices": [{"index": index, "delta": {"content": "whi"}}]} for index in (0, 5))
 
 
 @pytest.mark.parametrize("rest", [b"break", b"[DONE]", refusal("Trace of org-1"), b"{no json", OTHER])
 def test_a_stream_that_breaks_off_ends_with_an_error(rest, api, http):
     api.plan(Answer(body=events(FIRST, rest)))
     response = http.post(CHAT, json=body(stream=True))
-    lines = [line for line in response.text.splitlines() if line.startswith("data: ")]
-    assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "upstream_failed"
-    assert "data: [DONE]" not in lines
+    *_, last = (line for line in response.text.splitlines() if line.startswith("data: "))
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "upstream_failed"
+    assert "[DONE]" not in response.text
     assert "org-1" not in response.text
 
 
@@ -185,20 +268,7 @@ def test_what_was_asked_is_what_the_api_gets_with_the_names_of_request_and_trace
 CUT_CALL = completion(tool_calls=[{"id": "1", "function": {"name": "a", "arguments": "{"}}])
 
 
-def test_promises_that_the_api_breaks_are_told(api, http):
-    for reply, more, status, told in (
-        (completion('{"colour": '), {"response_format": form(COLOUR)}, 422, '"incomplete_object"'),
-        (completion('{"colour": "blue"}'), {"response_format": form(COLOUR)}, 422, '"invalid_object"'),
-        (completion(), {"logprobs": True}, 400, "log-probabilities"),
-        (CUT_CALL, {"tools": [SEARCH]}, 502, "no JSON"),
-        ({**completion(), "usage": None}, {}, 200, "how many tokens"),
-    ):
-        api.plan(Answer(body=reply))
-        response = http.post(CHAT, json=body(**more))
-        assert (response.status_code, told in response.text) == (status, True), response.text
-
-
-def test_what_an_api_cannot_do_is_refused(api, http):
+def test_what_an_api_cannot_do_is_refused_and_promises_that_it_breaks_are_told(api, http):
     api.plan(Answer(body=completion()))
     for path, sent, told in (
         (CHAT, body(invariant={"method": "rotor"}), "expected one of canonical, sequential, vote"),
@@ -211,6 +281,16 @@ def test_what_an_api_cannot_do_is_refused(api, http):
     ):
         response = http.post(path, json=sent)
         assert (response.status_code, told in response.text, api.bodies) == (400, True, []), response.text
+    for reply, more, status, told in (
+        (completion('{"colour": '), {"response_format": form(COLOUR)}, 422, '"incomplete_object"'),
+        (completion('{"colour": "blue"}'), {"response_format": form(COLOUR)}, 422, '"invalid_object"'),
+        (completion(), {"logprobs": True}, 400, "log-probabilities"),
+        (CUT_CALL, {"tools": [SEARCH]}, 502, "no JSON"),
+        ({**completion(), "usage": None}, {}, 200, "how many tokens"),
+    ):
+        api.plan(Answer(body=reply))
+        response = http.post(CHAT, json=body(**more))
+        assert (response.status_code, told in response.text) == (status, True), response.text
 
 
 def test_the_api_is_left_when_the_client_leaves_and_may_have_another_name_for_the_limit(api):
@@ -230,16 +310,16 @@ def test_the_api_is_left_when_the_client_leaves_and_may_have_another_name_for_th
 def test_an_engine_is_built_for_an_api_and_ready_when_that_answers(api, monkeypatch):
     monkeypatch.setenv("INVARIANT_RAG_UPSTREAM_KEY", "key-2")
     with client_of(build_engine(EngineConfig("far", upstream=api.url, name="mine"), Settings())) as http:
-        assert (http.get("/ready").json()["status"], api.keys[-1]) == ("ready", "Bearer key-2")
+        assert (http.get("/ready").json()["status"], api.headers[-1]["authorization"]) == ("ready", "Bearer key-2")
         assert http.get("/v1/models").json()["data"][0]["id"] == "mine"
     with client_of(Upstream("http://127.0.0.1:9/v1", "far")) as http:
         response = http.get("/ready")
         assert (response.status_code, response.json()["status"]) == (503, "unreachable")
         assert [http.get("/health").status_code, http.post(CHAT, json=body()).status_code] == [200, 502]
     monkeypatch.setitem(sys.modules, "vllm_invariant_rag", None)  # as if it were not installed
-    with pytest.raises(ExtraRequired, match=r'pip install "invariant-rag\[vllm\]"'):
+    with pytest.raises(errors.ExtraRequired, match=r'pip install "invariant-rag\[vllm\]"'):
         build_engine(EngineConfig(vllm=api.url), Settings())
-    with pytest.raises(InvalidChoice, match="at least 2"):
+    with pytest.raises(errors.InvalidChoice, match="at least 2"):
         Upstream(api.url, "far", votes=1)
 
 
@@ -247,12 +327,13 @@ GATEWAY = """
 import sys
 for name in ("torch", "transformers", "sentence_transformers", "faiss"):
     sys.modules[name] = None
+import invariant_rag.remote
 from invariant_rag.cli import app
 app()
 """
 
 
-def test_a_gateway_never_imports_torch(api, tmp_path):
+def test_neither_a_gateway_nor_the_client_imports_torch(api, tmp_path):
     api.plan(Answer(body=completion()))
     options = ["serve", "far", "--upstream", api.url, "--method", "vote"]
     with served([sys.executable, "-c", GATEWAY, *options], tmp_path / "log") as (url, _):
@@ -281,12 +362,17 @@ def test_most_answers_decide_the_order_given_is_kept_where_wanted_and_a_busy_api
     assert (response.status_code, response.headers["retry-after"], len(api.bodies) <= 3) == (429, "7", True)
 
 
-def test_the_orderings_that_are_listed_are_those_that_work(api, http):
+def test_the_card_of_a_gateway_says_whether_a_toy_is_behind_it_and_lists_the_orderings_that_work(gateway, api, http):
+    """As what is behind says of that model: nothing means no, and another time it may say something else."""
+    assert gateway.models.retrieve("small").to_dict()["toy"] is True
+    for card, toy in (({"id": "far"}, False), ({"id": "far", "toy": True}, True), ({"id": "near", "toy": True}, False)):
+        api.card = card
+        (found,) = http.get("/v1/models").json()["data"]
+        assert found["toy"] == toy
     api.plan(Answer(body=completion("white")))
-    choices = http.get("/v1/models").json()["data"][0]["invariant"]["choices"]
     documents = [{"text": text, "score": number} for number, text in enumerate(FLAGS)]
-    assert set(choices) == {"canonical", "vote", "sequential"}
-    for method, orderings in choices.items():
+    assert set(found["invariant"]["choices"]) == {"canonical", "vote", "sequential"}
+    for method, orderings in found["invariant"]["choices"].items():
         for ordering in ("given", "lexical", "score"):
             wanted = body(documents=documents, invariant={"method": method, "ordering": ordering})
             assert (http.post(CHAT, json=wanted).status_code == 200) == (ordering in orderings), (method, ordering)

@@ -11,8 +11,8 @@ from typing import Any
 from invariant_rag.checks import check_number
 from invariant_rag.errors import RetrievalError
 from invariant_rag.models.embedders import DEFAULT_EMBEDDER, Embedder, NamedEmbedder
-from invariant_rag.rag.chunks import join_chunks
 from invariant_rag.rag.retrieval import FaissRetriever, Retriever
+from invariant_rag.rag.text_splitting import join_chunks
 from invariant_rag.segments import replace_surrogates
 from invariant_rag.shown import shown
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun

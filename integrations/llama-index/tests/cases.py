@@ -1,6 +1,7 @@
-"""A question over three nodes, what lists them as told, and LLMs behind an API; without torch."""
+"""A question over three nodes, who lists them, an LLM behind an API, and what a response says; without torch."""
 
-import hashlib
+import asyncio
+import inspect
 from itertools import permutations
 from typing import Any
 
@@ -10,7 +11,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ToolCallBlock
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.embeddings import MockEmbedding
-from llama_index.core.llms import ChatMessage, ChatResponse, CompletionResponse, CustomLLM, LLMMetadata, TextBlock
+from llama_index.core.llms import ChatMessage, ChatResponse, CompletionResponse, CustomLLM, TextBlock
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.query_engine import RetrieverQueryEngine
@@ -25,6 +26,8 @@ TEXTS = (
     "A copper bridge crosses the river Senn.",
 )
 ORDERS = list(permutations(range(len(TEXTS))))
+SEARCH = 'Thought: I search.\nAction: harbour\nAction Input: {"input": "ferry"}'
+"""How an agent asks for a search that can only write text."""
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
 EIGHT = [f"{prefix}{name}" for name in ("complete", "chat") for prefix in ("", "stream_", "a", "astream_")]
 
@@ -68,16 +71,10 @@ class ListRetriever(BaseRetriever):
         return self._nodes
 
 
-class ListedIndex(VectorStoreIndex):
-    """An index whose retriever lists these nodes in this order, however many are asked for."""
-
-    def as_retriever(self, **kwargs):
-        return ListRetriever(self.listed)
-
-
 def index_of(nodes):
-    index = ListedIndex([], embed_model=MockEmbedding(1))
-    index.listed = nodes
+    """Return an index whose retriever lists these nodes in this order, however many are asked for."""
+    index = VectorStoreIndex([], embed_model=MockEmbedding(1))
+    index.as_retriever = lambda **_: ListRetriever(nodes)
     return index
 
 
@@ -88,61 +85,91 @@ def engine_of(nodes, **options):
     return RetrieverQueryEngine.from_args(ListRetriever(nodes), **options)
 
 
-# --- LLMs behind an API ---
+# --- an LLM behind an API ---
 
 
-class HashingLLM(CustomLLM):
-    """An LLM behind an API, as far as order is concerned: another prompt gets another answer. Or it says one thing."""
+class Recorder(CustomLLM, MockFunctionCallingLLM):
+    """It keeps what it is asked, calls the first tool (in text if it has to), and says one thing.
 
-    says: str = ""
-    requests: list[str] = Field(default_factory=list)
+    Or it says what a function makes of the prompt, of which all messages are one text; so are the arguments of a call.
+    """
 
-    @property
-    def metadata(self):
-        return LLMMetadata(context_window=4096, num_output=64, is_chat_model=True)
+    asked: list[str] = Field(default_factory=list)
+    says: Any = "Noon."
+    calls: Any = Field(default_factory=lambda: {"input": "ferry"})
 
-    def read(self, text):
-        self.requests.append(text)
-        return self.says or hashlib.sha256(text.encode()).hexdigest()[:12]
+    def __init__(self, **kwargs):
+        super().__init__(is_chat_model=True, **kwargs)
+
+    def _made(self, given):
+        return given(self.asked[-1]) if callable(given) else given
+
+    def _response(self, prompt):
+        self.asked.append(prompt)
+        return CompletionResponse(text=self._made(self.says), raw={"usage": USAGE})
 
     @llm_completion_callback()
     def complete(self, prompt, formatted=False, **kwargs):
-        return CompletionResponse(text=self.read(prompt), raw={"usage": USAGE})
-
-    @llm_chat_callback()
-    def chat(self, messages, **kwargs):
-        """Answer as `complete` does, to all blocks: an API reads citable blocks and documents, too."""
-        read = [getattr(block, "text", None) or repr(block) for message in messages for block in message.blocks]
-        return ChatResponse(message=ChatMessage(self.read("".join(read)), role="assistant"), raw={"usage": USAGE})
+        return self._response(prompt)
 
     @llm_completion_callback()
     def stream_complete(self, prompt, formatted=False, **kwargs):
-        text = self.read(prompt)
+        text = self._response(prompt).text
         return (CompletionResponse(text=text[: i + 4], delta=text[i : i + 4]) for i in range(0, len(text), 4))
 
-
-class Recorder(MockFunctionCallingLLM):
-    """It keeps what it is asked, calls the first tool (in text if it has to), and says one thing or what it read."""
-
-    asked: list[str] = Field(default_factory=list)
-    says: str = "Noon."
-    calls: dict[str, Any] = Field(default_factory=lambda: {"input": "ferry"})
-    is_chat_model: bool | None = True
-
-    def __init__(self, **kwargs):
-        super().__init__(is_chat_model=True, response_generator=self._answer, **kwargs)
-
-    def _answer(self, messages, tools=(), **kwargs):
-        self.asked.append("\0".join("".join(getattr(each, "text", "") for each in one.blocks) for one in messages))
+    @llm_chat_callback()
+    def chat(self, messages, tools=(), **kwargs):
+        blocks = [[getattr(block, "text", None) or repr(block) for block in each.blocks] for each in messages]
+        answer = self._response("\0".join(map("".join, blocks)))
+        said = [TextBlock(text=answer.text)]
         if tools and messages[-1].role != "tool":
-            call = ToolCallBlock(tool_call_id="1", tool_name=tools[0].metadata.name, tool_kwargs=self.calls)
-            return ChatMessage(role="assistant", blocks=[call])
-        if "Action Input:" not in (messages[0].content or ""):
-            return ChatMessage(self.says or messages[-1].content, role="assistant")
-        acted = "Observation:" in (messages[-1].content or "")
-        action = 'Thought: I search.\nAction: harbour\nAction Input: {"input": "ferry"}'
-        return ChatMessage(f"Thought: I know.\nAnswer: {self.says}" if acted else action, role="assistant")
+            name, given = tools[0].metadata.name, self._made(self.calls)
+            said = [ToolCallBlock(tool_call_id="1", tool_name=name, tool_kwargs=given)]
+        elif "Action Input:" in (messages[0].content or ""):
+            acted = "Observation:" in (messages[-1].content or "")
+            said = [TextBlock(text=f"Thought: I know.\nAnswer: {answer.text}" if acted else SEARCH)]
+        return ChatResponse(message=ChatMessage(role="assistant", blocks=said), raw=answer.raw)
 
-    @llm_completion_callback()
-    def complete(self, prompt, formatted=False, **kwargs):
-        return CompletionResponse(text=self._answer([ChatMessage(prompt)]).content or "")
+
+# --- asking in every order, and what a response says ---
+
+
+def same(ask, ways=ORDERS):
+    """Ask in each order of the nodes, or in other ways, and return the answer, which is one for all of them."""
+    first, *others = map(ask, ways)
+    assert all(other == first for other in others), [first, *others]
+    return first
+
+
+def text_of(response):
+    return str(response.message.content if isinstance(response, ChatResponse) else response)
+
+
+async def pieces_of(asked):
+    """Return the pieces of a stream; else the response alone."""
+    found = await asked if inspect.isawaitable(asked) else asked
+    if inspect.isasyncgen(found):
+        return [each async for each in found]
+    return list(found) if inspect.isgenerator(found) else [found]
+
+
+async def consumed(asked):
+    """Return the text of a response, and the response, or the last piece of a stream of an LLM, once all is read."""
+    is_async = inspect.isawaitable(asked)
+    *before, response = await pieces_of(asked)
+    if "Streaming" in type(response).__name__:  # of an engine
+        return "".join(await pieces_of(response.async_response_gen() if is_async else response.response_gen)), response
+    return "".join(each.delta or "" for each in (*before, response)) if before else text_of(response), response
+
+
+def read(asked):
+    """Return what `consumed` does, where no event loop runs."""
+    return asyncio.run(consumed(asked))
+
+
+def report_of(response):
+    """What a response says was read; nothing if it says nothing, such as a text."""
+    for said in ((getattr(response, "metadata", None) or {}).get("invariant_rag"), getattr(response, "raw", None)):
+        if isinstance(said, dict) and "invariant" in said:
+            return said
+    return {}

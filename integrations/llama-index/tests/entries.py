@@ -6,23 +6,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from cases import QUERY, HashingLLM, ListRetriever, Recorder, engine_of, index_of, told_by_tool
-from framework_cases import EveryBit
+from cases import QUERY, SEARCH, ListRetriever, Recorder, engine_of, index_of, read, told_by_tool
+from framework_cases import EveryBit, Writing
 from llama_index.core import ChatPromptTemplate, PromptTemplate, Settings, get_response_synthesizer, query_engine
 from llama_index.core import evaluation as evaluators
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ReActAgent
 from llama_index.core.base.llms.types import CitableBlock, DocumentBlock, TextBlock, ToolCallBlock
-from llama_index.core.bridge.pydantic import BaseModel, Field
+from llama_index.core.bridge.pydantic import Field, create_model
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.indices import SummaryIndex
-from llama_index.core.indices.query.query_transform import HyDEQueryTransform as HyDE
-from llama_index.core.indices.query.query_transform import StepDecomposeQueryTransform
+from llama_index.core.indices.query.query_transform import HyDEQueryTransform, StepDecomposeQueryTransform
 from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.llms import ChatMessage, ChatResponse
+from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.postprocessor import LLMRerank, LongContextReorder, MetadataReplacementPostProcessor
 from llama_index.core.prompts import RichPromptTemplate
-from llama_index.core.query_engine import MultiStepQueryEngine, SubQuestionQueryEngine, TransformQueryEngine
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.response_synthesizers import CompactAndRefine, Refine
 from llama_index.core.retrievers import QueryFusionRetriever
@@ -30,7 +28,6 @@ from llama_index.core.schema import MetadataMode, NodeRelationship, RelatedNodeI
 from llama_index.core.selectors import LLMMultiSelector
 from llama_index.core.tools import QueryEngineTool, RetrieverTool, ToolMetadata
 from llama_index.core.workflow import Event, StartEvent, StopEvent, Workflow, step
-from responses import read
 
 from llama_index.chat_engine.invariant_rag import InvariantChatEngine
 from llama_index.evaluation.invariant_rag import InvariantPairwiseEvaluator
@@ -77,10 +74,8 @@ def local_llm(lm):
 # --- engines ---
 
 
-class Found(BaseModel):
-    """What was found, or what a tool is asked; a random model would never end a longer text."""
-
-    input: str = Field(pattern="^[a-z]{6}$")
+Found = create_model("Found", input=(str, Field(pattern="^[a-z]{6}$")))
+"""What was found, or what a tool is asked; a random model would never end a longer text."""
 
 
 def longer(llm):
@@ -135,15 +130,15 @@ def tool(c, name="harbour", **options):
 
 def routed(c):
     choice = [{"choice": number, "reason": "It fits."} for number in (1, 2)]
-    selector = LLMMultiSelector.from_defaults(HashingLLM(says=json.dumps(choice)))
+    selector = LLMMultiSelector.from_defaults(Recorder(says=json.dumps(choice)))
     tools = [tool(c, "harbour"), tool(c, "town")]
     return query_engine.RouterQueryEngine.from_defaults(tools, selector=selector, select_multi=True)
 
 
 def sub_questions(c, **options):
     asked = [{"sub_question": word, "tool_name": "harbour"} for word in ("When?", "Where?")]
-    generator = LLMQuestionGenerator.from_defaults(HashingLLM(says=json.dumps(asked)))
-    return SubQuestionQueryEngine.from_defaults([tool(c)], question_gen=generator, verbose=False, **options)
+    options["question_gen"] = LLMQuestionGenerator.from_defaults(Recorder(says=json.dumps(asked)))
+    return query_engine.SubQuestionQueryEngine.from_defaults([tool(c)], verbose=False, **options)
 
 
 def windows(c, *then):
@@ -196,20 +191,18 @@ def listing(write, between="\n\n"):
     return lambda nodes: between.join(write(i, node) for i, node in enumerate(nodes, start=1))
 
 
-def tagged(_, node):
-    return f"<document>\n<source>{node.node.metadata['file_name']}</source>\n{content(node)}\n</document>"
-
-
 JOINED = listing(lambda _, node: content(node))
 FORMATS = {
     'joined with `"\\n\\n"`': JOINED,
     "as bullets": listing(lambda _, node: f"- {content(node)}", "\n"),
     "numbered `[1] ...`": listing(lambda i, node: f"[{i}] {content(node)}"),
     "as `Document 1:`": listing(lambda i, node: f"Document {i}:\n{content(node)}"),
-    "as `<document>` with its source": listing(tagged, "\n"),
+    "as `<document>` with its source": listing(lambda _, node: (
+        f"<document>\n<source>{node.node.metadata['file_name']}</source>\n{content(node)}\n</document>"
+    ), "\n"),
     "separated by `---`": listing(lambda _, node: content(node), "\n---\n"),
     "as a JSON list of texts": lambda nodes: json.dumps(contents(nodes), ensure_ascii=False),
-}
+}  # fmt: skip
 JINJA = RichPromptTemplate(
     "{% for one in context_str %}<source nr={{ loop.index }}>{{ one }}</source>\n{% endfor %}\nAnswer: {{ query_str }}"
 )
@@ -275,10 +268,7 @@ def built(c, kind, way="chat", **options):
 
 
 class Retrieved(Event):
-    """What the first step of a workflow found, and what to do then."""
-
-    nodes: list[Any]
-    then: Any
+    """What the first step of a workflow found, in `nodes`."""
 
 
 class Answering(Workflow):
@@ -298,16 +288,6 @@ async def run(runs, *args, **kwargs):
     return str(await runs.run(*args, **kwargs))
 
 
-class SearchingLLM(InvariantLLM):
-    """A model that has learnt one thing: to search before it answers, as a ReAct agent does."""
-
-    async def achat(self, messages, **kwargs):
-        if "Observation:" in (messages[-1].content or ""):
-            return await super().achat(messages, **kwargs)
-        said = f"Thought: I search.\nAction: harbour\nAction Input: {json.dumps({'input': QUERY})}"
-        return ChatResponse(message=ChatMessage(said, role="assistant"))
-
-
 def agent(c, kind, llm=None, memory=None, **options):
     """Let an agent search; its own model reads what was found."""
     search = RetrieverTool.from_defaults(ListRetriever(c.nodes), name="harbour", description="Knows boats.", **options)
@@ -318,8 +298,11 @@ def agent(c, kind, llm=None, memory=None, **options):
 
 
 def react(c, **options):
-    llm = SearchingLLM(c.llm.lm, max_tokens=8, generation_kwargs=c.llm.generation_kwargs)
-    return agent(c, ReActAgent, llm, **options)
+    """Let a ReAct agent search, whose own model has learnt one thing: to search before it answers."""
+    search = Writing(c.llm.lm, lambda prompt: "" if "Observation:" in prompt else SEARCH)
+    processors = [*c.llm.generation_kwargs["logits_processor"], search]
+    update = {"max_tokens": len(SEARCH) + 2, "generation_kwargs": {"logits_processor": processors}}
+    return agent(c, ReActAgent, c.llm.model_copy(update=update), **options)
 
 
 def searching(c, *, is_workflow=False):
@@ -334,13 +317,14 @@ def searching(c, *, is_workflow=False):
 
 def agent_tool(c, **options):
     """Let an agent ask a query engine; the answer is what its tool said."""
-    return run(FunctionAgent(tools=[tool(c, **options)], llm=Recorder(says="")), c.question)
+    made = FunctionAgent(tools=[tool(c, **options)], llm=Recorder(says=str), streaming=False)
+    return run(made, c.question)
 
 
 def remembered(c, **options):
     """Let an agent search, and ask about its memory in a call of its own."""
     memory = ChatMemoryBuffer.from_defaults()
-    read(agent(c, FunctionAgent, canonical(Recorder(says="")), memory, **options))
+    read(agent(c, FunctionAgent, canonical(Recorder(says=str)), memory, **options))
     return c.llm.chat([*memory.get_all()[:-1], ChatMessage("And then?")])
 
 
@@ -409,35 +393,33 @@ ENTRIES = {
         ),
         "`Refine().get_response(query, texts)`": lambda c: Refine().get_response(c.question, contents(c.nodes)),
     },
-    "`CitationQueryEngine`": {"as it is": citation},
-    "`CitationQueryEngine` with the parts of this package": {
-        "`InvariantSynthesizer`": lambda c: citation(c, response_synthesizer=InvariantSynthesizer(c.llm)),
-        "`SegmentMarkerPostprocessor`": partial(citation, **MARKED),
+    "`CitationQueryEngine`": {
+        "as it is": citation,
+        "with `InvariantSynthesizer`": lambda c: citation(c, response_synthesizer=InvariantSynthesizer(c.llm)),
+        "with `SegmentMarkerPostprocessor`": partial(citation, **MARKED),
     },
-    "`LLMRerank`": {"the node that the LLM chooses by its number": reranked},
-    "query engines around others": {
+    "query engines around others, retrievers and other indices": {
         "`RouterQueryEngine` to two engines": routed,
         "`SubQuestionQueryEngine`": sub_questions,
         "`SubQuestionQueryEngine`, `use_async=False`": partial(sub_questions, use_async=False),
-        "`TransformQueryEngine` with HyDE": lambda c: TransformQueryEngine(engine_of(c.nodes), HyDE(c.llm)),
-        "`MultiStepQueryEngine`": lambda c: MultiStepQueryEngine(
+        "`TransformQueryEngine` with HyDE": lambda c: query_engine.TransformQueryEngine(
+            engine_of(c.nodes), HyDEQueryTransform(c.llm)
+        ),
+        "`MultiStepQueryEngine`": lambda c: query_engine.MultiStepQueryEngine(
             engine_of(c.nodes), StepDecomposeQueryTransform(llm=c.llm), index_summary="Boats.", num_steps=2
         ),
-    },
-    "retrievers and other indices": {
         "`QueryFusionRetriever` with written queries": lambda c: engine_of([]).with_retriever(QueryFusionRetriever(
-            [ListRetriever(c.nodes)], HashingLLM(says="When?"), use_async=False, similarity_top_k=9
+            [ListRetriever(c.nodes)], Recorder(says="When?"), use_async=False, similarity_top_k=9
         )),
         "`SummaryIndex`": lambda c: SummaryIndex([one.node for one in c.nodes]).as_query_engine(),
     },
     "postprocessors": {
         "sentence windows by `MetadataReplacementPostProcessor`": windows,
+        "`SegmentMarkerPostprocessor` behind sentence windows": lambda c: windows(c, MARKER),
         "`LongContextReorder`": partial(query, node_postprocessors=[LongContextReorder()]),
+        "`LLMRerank`, the node that the LLM chooses by its number": reranked,
         "`SourceJoiner` of this package": chunks,
-    },
-    "postprocessors with `SegmentMarkerPostprocessor`": {
-        "behind sentence windows": lambda c: windows(c, MARKER),
-        "behind `SourceJoiner`": lambda c: chunks(c, MARKER),
+        "`SegmentMarkerPostprocessor` behind `SourceJoiner`": lambda c: chunks(c, MARKER),
     },
     "evaluators": {
         f"`{name}` with nodes as `contexts`": lambda c, name=name: str(getattr(evaluators, name)(llm=c.llm).evaluate(
@@ -467,12 +449,9 @@ ENTRIES = {
         )),
         "`SegmentBlock`s with `---` between them": partial(blocks, make=SegmentBlock.of, between=[LINE]),
     },
-    "nodes of `retriever.retrieve(...)`, in a call of its own": around(lambda c, ask: ask(retrieve(c)), {
-        "`llm.complete`, joined": completing,
-        "`llm.chat`, joined": PROMPTS['`llm.chat`, joined with `"\\n\\n"`'],
-        "`llm.predict`": predicting,
-        "`as_structured_llm`, bullets": PROMPTS["`as_structured_llm`, bullets"],
-    }),
+    "nodes of `retriever.retrieve(...)`, in a call of its own": around(
+        lambda c, ask: ask(retrieve(c)), {"`llm.complete`, joined": completing, **PROMPTS}
+    ),
     "`index.as_chat_engine(chat_mode=...)`": {
         **{f'`"{mode}"`': partial(chat, mode=mode) for mode in ("best", "context", "condense_question", CONDENSE)},
         '`"context"`, `stream_chat`': partial(chat, mode="context", way="stream_chat"),
@@ -504,8 +483,6 @@ ENTRIES = {
         "`FunctionAgent` with a `QueryEngineTool`": agent_tool,
         "a later call with the memory of a `FunctionAgent` with a `RetrieverTool`": remembered,
         "`ReActAgent` of an `InvariantLLM` with a `RetrieverTool`": react,
-    },
-    "agents with the parts of this package": {
         "`FunctionAgent` with a `QueryEngineTool` over `InvariantSynthesizer`": lambda c: agent_tool(
             c, response_synthesizer=InvariantSynthesizer(c.llm)
         ),

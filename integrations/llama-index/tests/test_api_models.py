@@ -4,10 +4,10 @@ import asyncio
 import pickle
 import re
 from collections import Counter
-from typing import Any
+from functools import partial
 
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, Recorder, asked, engine_of, nodes_of
+from cases import EIGHT, ORDERS, QUERY, TEXTS, Recorder, asked, engine_of, index_of, nodes_of, read, report_of, same
 from framework_cases import WHO, caught, flips
 from invariant_rag import Segment
 from invariant_rag.audit import audit
@@ -16,7 +16,7 @@ from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.prompts import mark
 from llama_index.core import Settings, get_response_synthesizer
 from llama_index.core.base.llms.types import ImageBlock, TextBlock
-from llama_index.core.bridge.pydantic import Field, create_model
+from llama_index.core.bridge.pydantic import create_model
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.chat_engine import ContextChatEngine, SimpleChatEngine
 from llama_index.core.llms import ChatMessage
@@ -24,7 +24,6 @@ from llama_index.core.llms.mock import MockLLM
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.core.tools import FunctionTool
-from responses import read, report_of, same
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock, canonical, vote
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
@@ -32,28 +31,20 @@ from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 both = pytest.mark.parametrize(("wrap", "calls"), [(canonical, 1), (vote, 5)])
 
 
-class Reader(HashingLLM):
-    """It takes texts, and answers with the first document, or with its favourite unless that stands last."""
-
-    favourite: str = ""
-
-    def first(self, text):
-        documents = re.findall(r"Document: (.*)", text)
-        return self.favourite if self.favourite in documents[:-1] else [*documents, "nothing"][0]
-
-    def read(self, text):
-        self.requests.append(text)
-        return self.first(text)
+def first_document(asked, favourite=""):
+    """Answer with the first document that is read, or with a favourite unless that stands last."""
+    documents = re.findall(r"Document: (.*)", asked)
+    return favourite if favourite in documents[:-1] else [*documents, "nothing"][0]
 
 
 @pytest.mark.parametrize("name", EIGHT)
 @both
 def test_answers_ignore_the_order_of_segments(wrap, calls, name):
-    reader = Reader()
+    reader = Recorder(says=first_document)
     assert same(lambda order: read(getattr(wrap(reader), name)(asked(name, order)))[0]) in TEXTS
-    assert not any(re.search("[\ueca0-\ueca3]|Block", text) for text in reader.requests), "all that they get is text"
-    assert all(f"Document: {text}\n" in request for text in TEXTS for request in reader.requests)
-    assert len(set(reader.requests)) == calls
+    assert not any(re.search("[\ueca0-\ueca3]|Block", text) for text in reader.asked), "all that they get is text"
+    assert all(f"Document: {text}\n" in request for text in TEXTS for request in reader.asked)
+    assert len(set(reader.asked)) == calls
 
 
 def test_messages_without_segments_are_sent_as_they_are_and_sets_stay_in_their_messages():
@@ -82,7 +73,7 @@ def test_a_model_of_ours_gets_text_of_a_wrapper_which_alone_reports(lm, base_url
         return text, {**report_of(response), "usage": None}, messages
 
     def ask_engine(way):
-        return ask(ContextChatEngine.from_defaults(ListRetriever(nodes_of()), llm=llm), way, QUERY)
+        return ask(ContextChatEngine.from_defaults(index_of(nodes_of()).as_retriever(), llm=llm), way, QUERY)
 
     for asks in (ask_engine, lambda way: ask(llm, way, asked("chat", ORDERS[1]))):
         _, report, messages = same(asks, EIGHT[4:])  # whole or streamed
@@ -94,18 +85,18 @@ def test_a_model_of_ours_gets_text_of_a_wrapper_which_alone_reports(lm, base_url
 
 def test_a_vote_takes_what_most_orders_say_and_reports_the_order_that_won():
     loved = min(TEXTS)  # canonical order lists it last
-    reader = Reader(favourite=loved)
-    assert canonical(reader).complete(asked("complete")).text != loved
-    reader.requests.clear()
+    fond = partial(first_document, favourite=loved)
+    assert canonical(Recorder(says=fond)).complete(asked("complete")).text != loved
+    reader = Recorder(says=fond)
     response = vote(reader, votes=6).complete(asked("complete"))
-    assert Counter(map(reader.first, reader.requests))[loved] == 4
+    assert Counter(map(fond, reader.asked))[loved] == 4
     assert (response.text, response.additional_kwargs["vote"]) == (loved, {"calls": 6, "agreed": 4})
     assert response.additional_kwargs["total_tokens"] == 6 * 12
     assert response.raw["order"][-1] != Segment(loved).content_hash, "the ledger is that of the order that won"
-    own = vote(Reader(), votes=6, answer_of=lambda response: "the" in response.text)
+    own = vote(Recorder(says=first_document), votes=6, answer_of=lambda response: "the" in response.text)
     assert own.complete(asked("complete")).additional_kwargs["vote"]["agreed"] > 2
-    assert len(list(canonical(Reader()).stream_complete(asked("complete")))) > 1
-    assert len(list(vote(Reader()).stream_complete(asked("complete")))) == 1
+    assert len(list(canonical(reader).stream_complete(asked("complete")))) > 1
+    assert len(list(vote(reader).stream_complete(asked("complete")))) == 1
 
 
 @pytest.mark.parametrize("when", ["llm", "after", "settings", "settings first", "synthesizer"])
@@ -115,14 +106,15 @@ def test_tokens_of_all_calls_are_counted_once_wherever_the_handler_is_set(wrap, 
     manager = CallbackManager([counter])
     if when == "settings first":
         Settings.callback_manager = manager
-    llm = wrap(reader := Reader(callback_manager=manager) if when == "llm" else Reader())
+    reader = Recorder(says=first_document, callback_manager=manager if when == "llm" else None)
+    llm = wrap(reader)
     if when == "after":
         llm.callback_manager = manager
     if when.startswith("settings"):
         Settings.llm, Settings.callback_manager, llm = llm, manager, None
     own = InvariantSynthesizer(llm, manager if when == "synthesizer" else None)
     engine_of(nodes_of(), response_synthesizer=own).query(QUERY)
-    assert counter.total_llm_token_count == 12 * len(reader.requests) == 12 * calls
+    assert counter.total_llm_token_count == 12 * len(reader.asked) == 12 * calls
 
 
 # --- tools and objects pass through ---
@@ -131,14 +123,9 @@ Place = create_model("Place", __doc__="A place.", name=(str, ...))
 
 
 class Caller(Recorder):
-    """It calls the first tool with the first document; without tools it says it. Whether it has to is remembered."""
+    """It calls the first tool with the first document, and remembers whether it has to."""
 
-    required: list[bool] = Field(default_factory=list)
-
-    def _answer(self, messages, tools=(), **kwargs):
-        self.says = re.findall(r"Document: (.*)", "\n".join(message.content or "" for message in messages))[0]
-        self.calls = {"name": self.says}
-        return super()._answer(messages, tools)
+    required: list[bool] = []  # noqa: RUF012 - a pydantic field
 
     def _prepare_chat_with_tools(self, tools, *args, tool_required=False, **kwargs):
         self.required.append(tool_required)
@@ -151,8 +138,8 @@ def test_tools_and_objects_pass_through(wrap):
     template = PromptTemplate("{context}\nWhere?")
 
     async def names(order):
-        caller, history = Caller(), asked("chat", order)
-        llm = wrap(caller)
+        caller = Caller(says=first_document, calls=lambda asked: {"name": first_document(asked)})
+        llm, history = wrap(caller), asked("chat", order)
         called = [llm.chat_with_tools([tool], chat_history=history)]
         called.append(await llm.achat_with_tools([tool], chat_history=history, tool_required=True))
         assert (caller.required, llm.metadata.is_function_calling_model) == ([False, True], True)
@@ -182,7 +169,7 @@ def test_a_wrapper_is_described_and_pickled_with_the_llm_in_it(wrap, votes):
 
 
 class Echo(CustomQueryEngine):
-    def custom_query(self, query_str: str) -> Any:
+    def custom_query(self, query_str: str):
         return query_str
 
 
@@ -203,7 +190,8 @@ def test_llms_and_engines_are_audited_and_ours_with_their_own_parameters(lm):
 
 
 def test_our_llms_do_not_flip_and_others_do(lm):
-    ours = [canonical(HashingLLM()), vote(HashingLLM()), InvariantLLM(lm, max_tokens=6)]
-    others = [HashingLLM(), InvariantLLM(lm.with_method("sequential", ordering="given"), max_tokens=6)]
+    api = Recorder(says=first_document)
+    ours = [canonical(api), vote(api), InvariantLLM(lm, max_tokens=6)]
+    others = [api, InvariantLLM(lm.with_method("sequential", ordering="given"), max_tokens=6)]
     assert [flips(llm) for llm in ours] == [0.0] * 3
     assert all(map(flips, others))

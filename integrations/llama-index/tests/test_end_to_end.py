@@ -9,7 +9,7 @@ from pathlib import Path
 
 import faiss
 import pytest
-from cases import QUERY, TEXTS, ListRetriever, message_of, nodes_of
+from cases import QUERY, TEXTS, ListRetriever, message_of, nodes_of, read
 from framework_cases import caught, examples
 from invariant_rag import InvariantModel, Segment
 from invariant_rag.prompts import mark
@@ -22,7 +22,6 @@ from llama_index.core.postprocessor import LongContextReorder
 from llama_index.vector_stores.faiss import FaissVectorStore
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient
-from responses import read
 
 import llama_index
 from llama_index.llms.invariant_rag import InvariantLLM, canonical

@@ -2,10 +2,13 @@
 
 import asyncio
 import warnings
+from functools import partial
 from itertools import permutations
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, HashingLLM, ListRetriever, engine_of, nodes_of
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, Recorder, engine_of, nodes_of, read, same
+from entries import answer, query
+from framework_cases import ended
 from invariant_rag import Segment, SegmentSet
 from invariant_rag.errors import ContextOverflow, InvalidSegment
 from invariant_rag.judge import Judge
@@ -19,10 +22,10 @@ from llama_index.core.evaluation.pairwise import EvaluationSource
 from llama_index.core.llms import ChatMessage, MockLLM, TextBlock
 from llama_index.core.postprocessor.rankGPT_rerank import RankGPTRerank
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
+from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
-from pydantic import BaseModel, Field
-from responses import consumed, read, same
+from pydantic import Field, create_model
 
 from llama_index.chat_engine.invariant_rag import InvariantChatEngine
 from llama_index.evaluation.invariant_rag import InvariantPairwiseEvaluator
@@ -35,17 +38,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarni
 WAYS = {"query": Response, "aquery": Response, "stream": StreamingResponse, "astream": AsyncStreamingResponse}
 TEMPLATE = PromptTemplate("Context:\n{context_str}\nAnswer: {query_str}")
 MARKED = {"node_postprocessors": [SegmentMarkerPostprocessor()]}
+Word = create_model("Word", word=(str, Field(max_length=8)))
 
 
-class Word(BaseModel):
-    word: str = Field(max_length=8)
-
-
-async def response_of(llm, way, nodes=None, **options):
-    """Return the response of an engine, of a stream once it is read."""
-    options = {"streaming": "stream" in way, **options} if "response_synthesizer" not in options else options
-    engine = engine_of(nodes_of() if nodes is None else nodes, llm=llm, **options)
-    return (await consumed(engine.aquery(QUERY) if way.startswith("a") else engine.query(QUERY)))[1]
+def report(llm, way, nodes=None, **options):
+    """Return the metadata of the response of an engine, of a stream once it is read."""
+    options = {"streaming": "stream" in way, "way": "aquery" if way.startswith("a") else "query", **options}
+    return answer(partial(query, **options), llm, nodes_of() if nodes is None else nodes)[1].metadata
 
 
 def said_by(lm, *content, **before):
@@ -53,10 +52,6 @@ def said_by(lm, *content, **before):
     messages = [{"role": role, "content": text} for role, text in before.items()]
     prompt = render_chat([*messages, {"role": "user", "content": list(content)}], lm.tokenizer, QUERY)
     return lm.generate(prompt, max_new_tokens=8).text
-
-
-def answer(llm, template=TEMPLATE, /, query=QUERY, **variables):
-    return str(InvariantSynthesizer(llm, text_qa_template=template).synthesize(query, nodes_of(), **variables))
 
 
 # --- the synthesizer ---
@@ -101,28 +96,31 @@ def test_scores_and_the_query_reach_the_ordering(lm, way, monkeypatch):
         return sort_keys(self, candidates, query)
 
     monkeypatch.setattr(Score, "sort_keys", spy)
-    api = HashingLLM(says='{"word": "noon"}')
+    api = Recorder(says='{"word": "noon"}', calls={"word": "noon"})
     local = InvariantLLM(lm.with_method(ordering="score"), max_tokens=60)
     scores = sorted((each.node.get_content(), each.score) for each in nodes_of())
     for llm in (local, canonical(api, ordering="score"), vote(api, ordering="score")):
         asked = llm.as_structured_llm(Word) if way == "structured" else llm
         last = MARKED if way == "marked" else {"response_synthesizer": InvariantSynthesizer(asked, **OWN.get(way, {}))}
         for order in ORDERS[::2]:
-            asyncio.run(response_of(asked, way, nodes_of(order), **last))
+            report(asked, way, nodes_of(order), **last)
         assert len(seen) >= 3
         assert all(each == (QUERY, scores) for each in seen)
         with pytest.raises(InvalidSegment, match="score"):
-            engine_of([NodeWithScore(node=each.node) for each in nodes_of()], llm=llm).query(QUERY)
+            report(llm, "query", [NodeWithScore(node=each.node) for each in nodes_of()])
         seen.clear()
 
 
 def test_templates_may_change_and_have_any_variables(llm, lm):
+    def answer(llm, template, query=QUERY, /, **variables):
+        return str(InvariantSynthesizer(llm, text_qa_template=template).synthesize(query, nodes_of(), **variables))
+
     synthesizer, nodes = InvariantSynthesizer(llm), SegmentSet(TEXTS)
     assert set(synthesizer.get_prompts()) == {"text_qa_template"}
     twice = PromptTemplate("{context_str}\nAgain:\n{context_str}\n{query_str}")
     synthesizer.update_prompts({"text_qa_template": twice})
     assert str(synthesizer.synthesize(QUERY, nodes_of())) == said_by(lm, nodes, "\nAgain:\n", nodes, f"\n{QUERY}")
-    forged = answer(llm, PromptTemplate("{query_str}\n{context_str}\n"), query=mark("?"))
+    forged = answer(llm, PromptTemplate("{query_str}\n{context_str}\n"), mark("?"))
     assert forged == said_by(lm, "?\n", nodes, "\n")
     chat = ChatPromptTemplate([ChatMessage("In {language}.", role="system"), ChatMessage("{context_str}\n{query_str}")])
     assert answer(llm, chat, language="Dutch") == said_by(lm, nodes, f"\n{QUERY}", system="In Dutch.")
@@ -133,7 +131,18 @@ def test_templates_may_change_and_have_any_variables(llm, lm):
             assert answer(asked, template, **{name: "Brief."}) == answer(asked, plain)
 
 
-# --- the chat engine ---
+def test_engines_report_citations_and_a_number_leads_to_the_same_source_in_every_order(lm):
+    def synthesizer(text, **options):
+        return InvariantSynthesizer(InvariantLLM(lm, max_tokens=80, generation_kwargs=ended(lm, text), **options))
+
+    def ask(order):
+        cited = engine_of(nodes_of(order), response_synthesizer=synthesizer(TEXTS[0], citations=True)).query(QUERY)
+        own = synthesizer("By boat [3].")
+        numbered = CitationQueryEngine(ListRetriever(nodes_of(order)), own._llm, own).query(QUERY)
+        return cited.metadata["invariant_rag"]["citations"], str(numbered), numbered.source_nodes[2].text
+
+    whole = {"start": 0, "end": len(TEXTS[0]), "text": TEXTS[0], "source": Segment(TEXTS[0]).content_hash}
+    assert same(ask) == ([{**whole, "node_id": "node 0"}], "By boat [3].", f"Source 3:\n{sorted(TEXTS)[2]}\n")
 
 
 def test_a_conversation_is_remembered_and_a_history_is_no_template(llm):
@@ -199,41 +208,37 @@ def test_chunks_of_a_source_are_joined_in_every_order_and_overlaps_are_not_repea
     assert len(SourceJoiner().postprocess_nodes(chunks)) == (1 if key is None else 3)
 
 
-# --- reports ---
+# --- reports, events and callbacks ---
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_calls_are_one_report_that_is_invariant_only_if_all_are(llm, lm, way):
-    async def told(llm, **options):
-        report = (await response_of(llm, way, **options)).metadata["invariant_rag"]
-        return report["sets"], report["invariant"], report.get("usage", {}).get("completion_tokens")
+def test_calls_are_one_report_that_is_invariant_only_if_all_are(llm, lm, way):
+    def told(llm, **options):
+        said = report(llm, way, **options)["invariant_rag"]
+        return said["sets"], said["invariant"], said.get("usage", {}).get("completion_tokens")
 
-    assert await told(llm, response_mode="refine") == ([], False, 24)
+    assert told(llm, response_mode="refine") == ([], False, 24)
     # What wrote the answer read all nodes; but what chose them may change it.
-    assert await told(llm, node_postprocessors=[RankGPTRerank(llm=llm, top_n=3)]) == ([3], False, 8)
+    assert told(llm, node_postprocessors=[RankGPTRerank(llm=llm, top_n=3)]) == ([3], False, 8)
     if "stream" in way:
         return
-    Settings.llm = llm  # LlamaIndex gives a synthesizer without text no other
     for options in ({"nodes": []}, {"response_mode": "no_text"}):
-        assert await told(llm, **options) == ([], None, None)
-    assert set((await response_of(HashingLLM(), way)).metadata) == {"node 0", "node 1", "node 2"}
-    assert (await told(InvariantLLM(lm, max_tokens=100).as_structured_llm(Word)))[:2] == ([3], True)
+        assert told(llm, **options) == ([], None, None)
+    assert set(report(Recorder(), way)) == {"node 0", "node 1", "node 2"}
+    assert told(InvariantLLM(lm, max_tokens=100).as_structured_llm(Word))[:2] == ([3], True)
 
 
 async def test_concurrent_queries_do_not_report_for_one_another(llm):
     orders = [(0,), (0, 1), (0, 1, 2)]
-    found = await asyncio.gather(*(response_of(llm, "aquery", nodes_of(order)) for order in orders))
+    found = await asyncio.gather(*(engine_of(nodes_of(order), llm=llm).aquery(QUERY) for order in orders))
     found.append(get_response_synthesizer(llm=llm).synthesize(QUERY, nodes_of((0,))))
     assert [each.metadata["invariant_rag"]["sets"] for each in found] == [[1], [2], [3], [1]]
     assert llm.complete(QUERY).raw["invariant"] is None
 
 
-# --- events ---
-
-
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_query_tells_its_steps_in_order(llm, told, way):
-    await response_of(llm, way, response_synthesizer=InvariantSynthesizer(llm, streaming="stream" in way))
+def test_a_query_tells_its_steps_in_order(llm, told, way):
+    report(llm, way, response_synthesizer=InvariantSynthesizer(llm, streaming="stream" in way))
     begun = ["QueryStart", "RetrievalStart", "RetrievalEnd", "SynthesizeStart", "GetResponseStart", "LLMPredictStart"]
     ended = ["GetResponseEnd", "SynthesizeEnd", "QueryEnd"]
     whole = ["LLMChatStart", "LLMChatEnd", "LLMPredictEnd", *ended]
@@ -260,22 +265,20 @@ def test_callbacks_see_one_call_per_query_its_tokens_and_its_failure(llm):
 
 # --- the evaluator ---
 
-ONE, OTHER = "It leaves at noon.", "It leaves at six."
-
 
 @pytest.mark.parametrize("options", [{}, {"by": "texts"}, {"criteria": {"brevity": "few words"}}], ids=str)
 async def test_the_result_is_the_verdict_of_the_judge(llm, options):
     Settings.llm = llm
-    evaluator = InvariantPairwiseEvaluator(**options)
+    evaluator, one, other = InvariantPairwiseEvaluator(**options), "It leaves at noon.", "It leaves at six."
     assert (isinstance(evaluator, PairwiseComparisonEvaluator), evaluator.get_prompts()) == (True, {})
     asked = {"query": QUERY, "reference": "noon"}
-    results = [evaluator.evaluate(response=ONE, second_response=OTHER, **asked)]
-    results.append(await evaluator.aevaluate(response=OTHER, second_response=ONE, **asked))
-    for result, answers in zip(results, ((ONE, OTHER), (OTHER, ONE)), strict=True):
+    results = [evaluator.evaluate(response=one, second_response=other, **asked)]
+    results.append(await evaluator.aevaluate(response=other, second_response=one, **asked))
+    for result, answers in zip(results, ((one, other), (other, one)), strict=True):
         verdict = Judge(llm.lm, **options).compare(QUERY, *answers, reference="noon")
         assert result.feedback == result.response == verdict.describe(["response", "second_response"])
         assert (result.passing, result.score) == {0: (True, 1.0), 1: (False, 0.0)}[verdict.winner]
         assert result.pairwise_source == EvaluationSource.ORIGINAL
     assert results[0].passing is not results[1].passing
-    tie = evaluator.evaluate(query=QUERY, response=ONE, second_response=ONE)
+    tie = evaluator.evaluate(query=QUERY, response=one, second_response=one)
     assert (tie.score, tie.passing, tie.invalid_result) == (0.5, None, False)

@@ -5,7 +5,8 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from cases import EIGHT, QUERY, TEXTS, HashingLLM, ListRetriever, engine_of, node, nodes_of
+from cases import EIGHT, QUERY, TEXTS, consumed, node, nodes_of, read
+from entries import answer, built, query
 from invariant_rag import KeyValueCache, errors
 from llama_index.core import PromptTemplate, get_response_synthesizer
 from llama_index.core.base.llms import types
@@ -15,7 +16,6 @@ from llama_index.core.llms import ChatMessage, MockLLM, TextBlock
 from llama_index.core.schema import ImageNode, MediaResource, Node, NodeWithScore
 from llama_index.core.tools import FunctionTool
 from pydantic import ValidationError, create_model
-from responses import consumed, read
 
 from llama_index.evaluation.invariant_rag import InvariantPairwiseEvaluator
 from llama_index.llms.invariant_rag import AnswerFailed, InvariantLLM, canonical, vote
@@ -68,11 +68,11 @@ ROWS = [
     (errors.UnsupportedCombination, "got llm", lambda g: pickle.dumps(canonical(g.llm))),
     (errors.UnsupportedCombination, "got answer_of", lambda g: pickle.dumps(vote(MockLLM(), answer_of=lambda said: 1))),
     # a wrapper: its options are the core's
-    (errors.UnsupportedCombination, "given", lambda g: canonical(HashingLLM(), ordering="given")),
-    (errors.InvalidChoice, "votes", lambda g: vote(HashingLLM(), votes=0)),
+    (errors.UnsupportedCombination, "given", lambda g: canonical(MockLLM(), ordering="given")),
+    (errors.InvalidChoice, "votes", lambda g: vote(MockLLM(), votes=0)),
     (errors.UnsupportedModel, "LLM of LlamaIndex, got str", lambda g: canonical("gpt-4")),
-    (errors.UnsupportedCombination, "calls tools, got HashingLLM", lambda g: (
-        canonical(HashingLLM()).chat_with_tools(TOOLS, QUERY))),
+    (errors.UnsupportedCombination, "calls tools, got MockLLM", lambda g: (
+        canonical(MockLLM()).chat_with_tools(TOOLS, QUERY))),
     # a server
     (errors.UnsupportedCombination, "base_url", lambda g: g.remote.lm),
     (errors.UnsupportedCombination, "without dtype, key_value_cache, a model in memory", lambda g: InvariantLLM(
@@ -119,27 +119,16 @@ def test_what_cannot_be_is_refused(given, error, said, ask):
 
 # --- errors of a call: LlamaIndex answers "Empty Response" where it catches a ValueError ---
 
-
-def queried(mode, way):
-    """Return a function that asks an engine."""
-    options = {"streaming": way == "streaming", "output_cls": Place if way == "object" else None, "response_mode": mode}
-    ask = "aquery" if way == "aquery" else "query"
-    return lambda llm: getattr(engine_of(nodes_of(), llm=llm, **options), ask)(QUERY)
-
-
-def talked(kind, way):
-    return lambda llm: getattr(kind.from_defaults(ListRetriever(nodes_of()), llm=llm), way)(QUERY)
-
-
+MODES = {"query": {}, "aquery": {"way": "aquery"}, "streaming": {"streaming": True}, "object": {"output_cls": Place}}
 WAYS = {
-    **{name: lambda llm, name=name: getattr(llm, name)(QUERY if "complete" in name else ASKED) for name in EIGHT},
+    **{name: lambda c, name=name: getattr(c.llm, name)(QUERY if "complete" in name else ASKED) for name in EIGHT},
     **{
-        f"{mode}, {way}": queried(mode, way)
+        f"{mode}, {way}": partial(query, response_mode=mode, **options)
         for mode in ("compact", "tree_summarize", "refine")
-        for way in ("query", "aquery", "streaming", "object")
+        for way, options in MODES.items()
     },
     **{
-        f"{kind.__name__}.{way}": talked(kind, way)
+        f"{kind.__name__}.{way}": partial(built, kind=kind, way=way)
         for kind in (ContextChatEngine, CondensePlusContextChatEngine)
         for way in ("chat", "achat")
     },
@@ -148,7 +137,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")
-async def test_an_error_of_a_call_reaches_whoever_asked(lm, way):
+def test_an_error_of_a_call_reaches_whoever_asked(lm, way):
     def fail(ids, scores):
         return "concatenate str" + 1
 
@@ -162,7 +151,7 @@ async def test_an_error_of_a_call_reaches_whoever_asked(lm, way):
         if error is AnswerFailed and "object" in way:  # its grammar comes first
             continue
         with pytest.raises(error, match=said) as caught:
-            await consumed(WAYS[way](InvariantLLM(lm, **{"max_tokens": 8, **options})))
+            answer(WAYS[way], InvariantLLM(lm, **{"max_tokens": 8, **options}), nodes_of())
         assert isinstance(caught.value.__cause__, TypeError if error is AnswerFailed else object)
 
 

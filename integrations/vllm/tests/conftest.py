@@ -17,7 +17,6 @@ os.environ.update(
 import json
 import subprocess
 import sys
-from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -26,8 +25,7 @@ import torch
 from invariant_rag import InvariantModel
 from invariant_rag.models.embedded import EMBEDDED
 
-from tests.pairs import Pair
-from tests.servers import Server, engine
+from tests.worlds import Pair, Server, engine
 from vllm_invariant_rag import VLLMBackend
 
 torch.set_num_threads(1)
@@ -70,11 +68,11 @@ def launched(request, tmp_path_factory):
     found = {}
     with ExitStack() as stack:
         if "families" in wanted:
-            told = tmp_path_factory.mktemp("families") / "told"
-            command = [sys.executable, "-m", "tests.family", str(told.parent)]
-            with told.open("wb") as output:
+            log = tmp_path_factory.mktemp("families") / "log"
+            command = [sys.executable, "-m", "tests.family", str(log.parent)]
+            with log.open("wb") as output:
                 options = {"cwd": Path(__file__).parents[1], "stdout": output, "stderr": output}
-                found["families"] = subprocess.Popen(command, **options), told
+                found["families"] = subprocess.Popen(command, **options), log
             stack.callback(found["families"][0].kill)
         if "server" in wanted:
             found["server"] = stack.enter_context(Server(tmp_path_factory.mktemp("server") / "log"))
@@ -84,15 +82,11 @@ def launched(request, tmp_path_factory):
 @pytest.fixture(scope="session")
 def families(launched):
     """What `tests.family` tells, by case."""
-    process, told = launched["families"]
+    process, log = launched["families"]
     process.wait(600)
-    found, text = defaultdict(list), told.read_text(errors="replace")
-    assert "Traceback" not in text, text[-4000:]
-    for line in text.splitlines():
-        if line.startswith("ANSWER "):
-            each = json.loads(line[7:])
-            found[each["case"]].append(each)
-    return found
+    said = log.read_text(errors="replace")
+    assert "Traceback" not in said, said[-4000:]
+    return {path.stem: json.loads(path.read_text()) for path in log.parent.glob("*.json")}
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,7 @@ from invariant_rag.testing import tiny_model
 from safetensors.torch import save_file
 
 from tests import conftest  # noqa: F401 - the environment variables of vLLM
-from tests.pairs import Pair
-from tests.servers import engine
+from tests.worlds import Pair, engine
 from vllm_invariant_rag import UnsupportedServer, VLLMBackend
 
 METHODS = ("sequential", "rotor", "isolated", "set-based", "pine")
@@ -37,7 +36,8 @@ HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
 LAYERS = {"num_hidden_layers": 2, "vocab_size": 261, "max_position_embeddings": 2048, "eos_token_id": None}
 
 
-def answer(folder, case):
+def answers(folder, case):
+    """Yield what there is to tell of a case."""
     family, settings, options = CASES[case]
     model = tiny_model(family, **{**HEADS, **LAYERS, **settings})
     with torch.no_grad():
@@ -47,7 +47,7 @@ def answer(folder, case):
     try:
         llm = engine(folder, 512, max_num_seqs=4, num_gpu_blocks_override=96, skip_tokenizer_init=True, **options)
     except UnsupportedServer as error:
-        tell(case=case, refused=str(error))
+        yield str(error)
         return
     rng = random.Random(1)
     texts = [[rng.randrange(5, 250) for _ in range(length)] for length in (9, 40, 25, 50, 31, 7)]
@@ -56,7 +56,7 @@ def answer(folder, case):
 
         params = SamplingParams(temperature=0, max_tokens=12, logprobs=3, ignore_eos=True, detokenize=False)
         outputs = llm.generate([{"prompt_token_ids": text} for text in texts], params, use_tqdm=False)
-        tell(case=case, told=[repr(each.outputs[0].logprobs) for each in outputs])
+        yield from (repr(each.outputs[0].logprobs) for each in outputs)
         return
     lm = InvariantModel(model)
     pair = Pair(lm, VLLMBackend(lm, llm=llm))
@@ -65,17 +65,17 @@ def answer(folder, case):
         here, there = pair.using(method).here, pair.using(method).there
         if case == "gptq":
             scores = [each.score(prompts[0], [[token] for token in range(20, 60)]) for each in (here, there)]
-            tell(case=case, method=method, here=scores[0], there=scores[1])
+            yield {"method": method, "here": scores[0], "there": scores[1]}
             continue
         expected = [each.token_ids for each in here.generate(prompts, max_new_tokens=12)]
         for _ in ("cold", "warm"):
             try:
                 found = there.generate(prompts, max_new_tokens=12)
             except UnsupportedCombination as error:
-                tell(case=case, method=method, refused=str(error))
+                yield {"method": method, "refused": str(error)}
             else:
                 same = expected == [each.token_ids for each in found]
-                tell(case=case, method=method, same=same, cached=found[0].usage.cached_tokens)
+                yield {"method": method, "same": same, "cached": found[0].usage.cached_tokens}
     llm.llm_engine.engine_core.shutdown()  # and its workers
 
 
@@ -102,11 +102,6 @@ def save_quantized(model, folder, group=32):
     save_file(state, folder / "model.safetensors")
 
 
-def tell(**line):
-    sys.stdout.write("ANSWER " + json.dumps(line) + "\n")
-    sys.stdout.flush()
-
-
 def main(folder):
     import vllm.v1.engine.llm_engine  # noqa: F401
 
@@ -116,12 +111,12 @@ def main(folder):
             if case.endswith("no plug-in"):
                 os.environ["VLLM_PLUGINS"] = "another"
             try:
-                answer(folder / case, case)
+                (folder / f"{case}.json").write_text(json.dumps([*answers(folder / case, case)]))
             except BaseException:
                 traceback.print_exc()
                 raise
             finally:
-                os._exit(0)  # what it has told decides
+                os._exit(0)  # what it has written decides
         os.waitpid(child, 0)
 
 

@@ -12,13 +12,15 @@ from invariant_rag.generation.answering import Answering
 from invariant_rag.generation.answers import AnswerRequest
 from invariant_rag.generation.digest import model_digest
 from invariant_rag.generation.structured import Tool, constrain, generate_structured
+from langchain_core.messages import HumanMessage
 from langchain_invariant_rag import ChatInvariant, InvariantLLM
+from langchain_invariant_rag.documents import to_block
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.invariant_rag import InvariantLLM as LlamaIndexLLM
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 from pydantic import BaseModel, Field
 
-from tests.pairs import Pair, chat_message, documents, moved, question
+from tests.worlds import Pair, documents, moved, question
 from vllm_invariant_rag import sampling
 
 
@@ -39,22 +41,20 @@ def chats(pair, **options):
     return [ChatInvariant(model=model, **options) for model in (pair.here, pair.there)]
 
 
-def text_of(stream):
-    return "".join(str(chunk.content) for chunk in stream)
-
-
-# --- frameworks ---
+def message_of(segments):
+    blocks = [dict(to_block(each)) for each in segments]
+    return HumanMessage(content=[*blocks, {"type": "text", "text": question(segments)}])
 
 
 def test_chat_invariant_gives_answers_objects_and_calls_alike_on_vllm(pair):
     segments = documents(5, seed=400)
     (here, there), longer = chats(pair, max_tokens=16), chats(pair, max_tokens=120)
     for order in (segments, segments[::-1]):
-        message = chat_message(order, question(segments))
+        message = message_of(order)
         ours, theirs = there.invoke([message]), here.invoke([message])
         assert ours.content == theirs.content
         assert ours.response_metadata["invariant"] is True
-        assert text_of(there.stream([message])) == ours.content
+        assert "".join(chunk.content for chunk in there.stream([message])) == ours.content
         objects = [each.with_structured_output(Flag).invoke([message]) for each in longer]
         assert isinstance(objects[0], Flag)
         assert objects[0] == objects[1]
@@ -64,9 +64,9 @@ def test_chat_invariant_gives_answers_objects_and_calls_alike_on_vllm(pair):
 
 def test_calls_that_would_be_batched_here_are_left_to_vllm(pair):
     here, there = ChatInvariant(model=pair.here, max_tokens=12), chats(pair, max_tokens=12, micro_batching=True)[1]
-    messages = [[chat_message(each, question(each))] for each in (documents(3, seed) for seed in (410, 411, 412))]
+    messages = [[message_of(documents(3, seed))] for seed in (410, 411, 412)]
     assert [each.content for each in there.batch(messages)] == [each.content for each in here.batch(messages)]
-    assert text_of(there.stream(messages[0])) == here.invoke(messages[0]).content
+    assert "".join(chunk.content for chunk in there.stream(messages[0])) == here.invoke(messages[0]).content
     batcher, prompts = MicroBatcher(), [pair.prompt(seed, 3) for seed in (410, 411, 412)]
     streams = [batcher.stream(pair.there, each, {"max_new_tokens": 12}) for each in prompts]
     assert ["".join(each) for each in streams] == [pair.here.generate(each, max_new_tokens=12).text for each in prompts]
@@ -104,21 +104,14 @@ def test_an_audit_of_vllm_finds_that_the_order_changes_nothing_and_that_it_is_no
     assert model_digest(pair.there) == model_digest(pair.using("rotor").there)
 
 
-# --- objects and calls: log-probabilities are those among the grammar's tokens on vLLM ---
-
-
 @pytest.fixture(params=["in process", "over HTTP"])
 def either(request, pair, on_server):
     return pair if request.param == "in process" else Pair(pair.here, on_server)
 
 
-def replies(pair, *content, **options):
-    request = AnswerRequest([{"role": "user", "content": list(content)}], tools=TOOLS, **options)
-    return [Answering(model, request).reply().first for model in (pair.here, pair.there)]
-
-
 @pytest.mark.parametrize("seed", [501, 502])
-def test_an_object_is_that_of_the_core_and_a_stream_is_its_text(seed, either):
+def test_an_object_is_that_of_the_core_and_one_that_does_not_fit_is_cut_and_says_so(seed, either):
+    """But for log-probabilities: on vLLM, they are those among the grammar's tokens."""
     prompt, there = either.prompt(seed, 4), either.there
     ours = there.generate(prompt, **constrain(there, Flag, max_new_tokens=120))
     moved(ours, either.here.generate(prompt, **constrain(either.here, Flag, max_new_tokens=120)))
@@ -126,32 +119,26 @@ def test_an_object_is_that_of_the_core_and_a_stream_is_its_text(seed, either):
     stream = there.stream(prompt, **constrain(there, Flag, max_new_tokens=120))
     assert "".join(stream) == ours.text
     assert stream.generation.token_ids == ours.token_ids
-
-
-def test_an_object_that_does_not_fit_is_cut_and_says_so(pair):
-    prompt, on_vllm = pair.prompt(501, 4), pair.there
-    whole = on_vllm.generate(prompt, **constrain(on_vllm, Flag, max_new_tokens=120))
-    few = len(whole.token_ids) - 1
-    moved(on_vllm.generate(prompt, **constrain(on_vllm, Flag, max_new_tokens=few + 1)), whole)
-    cut = on_vllm.generate(prompt, **constrain(on_vllm, Flag, max_new_tokens=few))
-    assert (cut.finish_reason, cut.token_ids) == ("length", whole.token_ids[:few])
+    few = len(ours.token_ids) - 1
+    moved(there.generate(prompt, **constrain(there, Flag, max_new_tokens=few + 1)), ours)
+    cut = there.generate(prompt, **constrain(there, Flag, max_new_tokens=few))
+    assert (cut.finish_reason, cut.token_ids) == ("length", ours.token_ids[:few])
     with pytest.raises(IncompleteObject):
-        generate_structured(on_vllm, prompt, Flag, max_new_tokens=few - 1)
+        generate_structured(there, prompt, Flag, max_new_tokens=few - 1)
 
 
-@pytest.mark.parametrize(("choice", "parallel"), [("required", False), ("required", True), ("measure", True)])
-def test_forced_calls_are_those_of_the_core(choice, parallel, either):
-    options = {"tool_choice": choice, "parallel": parallel, "max_new_tokens": 60}
-    here, there = replies(either, "How long is the Lume?", **options)
+@pytest.mark.parametrize(
+    ("choice", "parallel"), [("required", False), ("required", True), ("measure", True), ("auto", True), ("none", True)]
+)
+def test_an_answer_that_may_or_must_hold_calls_is_that_of_the_core(choice, parallel, either):
+    segments, forced = documents(4, 504), choice in {"required", "measure"}
+    content = ["How long is the Lume?"] if forced else [*segments, question(segments)]
+    options = {"tool_choice": choice, "parallel": parallel, "max_new_tokens": 60 if forced else 24}
+    request = AnswerRequest([{"role": "user", "content": content}], tools=TOOLS, **options)
+    here, there = (Answering(model, request).reply().first for model in (either.here, either.there))
     moved(there.generation, here.generation)
-    assert there.tool_calls == here.tool_calls != ()
-
-
-@pytest.mark.parametrize("choice", ["auto", "none"])
-def test_an_answer_that_may_hold_calls_is_that_of_the_core(choice, pair):
-    segments = documents(4, 504)
-    here, there = replies(pair, *segments, question(segments), tool_choice=choice, max_new_tokens=24)
-    moved(there.generation, here.generation)
+    assert there.tool_calls == here.tool_calls
+    assert there.tool_calls or not forced
 
 
 def test_other_processors_are_refused_with_the_reason(pair):

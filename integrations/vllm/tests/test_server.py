@@ -22,54 +22,47 @@ from jsonschema import validate
 from openai import BadRequestError, OpenAI
 from typer.testing import CliRunner
 
-from tests.pairs import LENGTH, MOVED, Pair, ask, body_of, documents, moved, question
-from tests.servers import Server
+from tests.worlds import LENGTH, MOVED, Pair, Server, ask, body_of, documents, moved, question
 from vllm_invariant_rag import UnsupportedServer, VLLMBackend, VLLMError
 from vllm_invariant_rag.engines import FACTS_PATH, HTTPEngine
 
 LIMIT = 1500
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-KEYS = {Server.KEY: "ada", Server.OTHER_KEY: "ivo"}
+PASSED = []
+"""Requests that the gateway has sent to vLLM."""
+
+
+def client(url):
+    return httpx.Client(base_url=url, timeout=300, headers={"Authorization": f"Bearer {Server.KEY}"})
 
 
 @pytest.fixture(scope="module")
-def passed():
-    """Requests that the gateway has sent to vLLM."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def gateway(server, passed):
+def gateway(server):
     """A client of `invariant-rag serve --vllm`, with two tenants."""
-    settings = Settings(keys=KEYS, operator_key="key-of-operator")
+    settings = Settings(keys={Server.KEY: "ada", Server.OTHER_KEY: "ivo"}, operator_key="key-of-operator")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(UPSTREAM_KEY_VARIABLE, Server.KEY)
         engine = build_engine(EngineConfig(vllm=server.url, name="gateway"), settings)
-    engine._backend._engine._client._client.event_hooks = {"request": [passed.append]}
-    with (
-        in_thread(server_of(create_app(engine, settings), settings, "127.0.0.1", 0)) as url,
-        httpx.Client(base_url=url, timeout=120, headers={"Authorization": f"Bearer {Server.KEY}"}) as client,
-    ):
-        yield client
+    engine._backend._engine._client._client.event_hooks = {"request": [PASSED.append]}
+    with in_thread(server_of(create_app(engine, settings), settings, "127.0.0.1", 0)) as url, client(url) as asking:
+        yield asking
 
 
 @pytest.fixture(scope="module")
 def alone(server):
     """A client of `vllm serve` alone."""
-    with server.client() as client:
-        yield client
+    with client(server.url) as asking:
+        yield asking
 
 
 @pytest.fixture(params=["vllm serve", "invariant-rag serve"])
 def door(request, alone, gateway):
+    """What answers requests with documents: vLLM alone, and a gateway."""
     return alone if request.param == "vllm serve" else gateway
 
 
 def choices(client, segments, **more):
     return client.post(CHAT, json=body_of(segments, **more)).json()["choices"]
-
-
-# --- what answers requests with documents: vLLM alone, and a gateway ---
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine", "sequential"])
@@ -116,12 +109,8 @@ def test_several_sets_in_messages_samples_of_them_and_stops(door):
     one, two = ([{"text": each.text} for each in documents(3, seed)] for seed in (362, 363))
 
     def samples(turn):
-        content = [
-            {"type": "documents", "documents": one[turn:] + one[:turn]},
-            {"type": "text", "text": "More:"},
-            {"type": "documents", "documents": two[turn:] + two[:turn]},
-            {"type": "text", "text": "What is told?"},
-        ]
+        first, second = ({"type": "documents", "documents": each[turn:] + each[:turn]} for each in (one, two))
+        content = [first, {"type": "text", "text": "More:"}, second, {"type": "text", "text": "What is told?"}]
         body = {"messages": [{"role": "user", "content": content}], "max_tokens": 12, "n": 3, "seed": 7}
         reply = door.post(CHAT, json={**body, "temperature": 2.0}).json()
         return [choice["message"]["content"] for choice in reply["choices"]]
@@ -132,9 +121,6 @@ def test_several_sets_in_messages_samples_of_them_and_stops(door):
     (whole,) = choices(door, segments)
     (answer,) = choices(door, segments, stop=[whole["message"]["content"][2:4]])
     assert (answer["message"]["content"], answer["finish_reason"]) == (whole["message"]["content"][:2], "stop")
-
-
-# --- vLLM alone ---
 
 
 def test_an_openai_client_and_curl_ask_vllm_alone_and_what_has_no_documents_is_vllms(server, alone, lm):
@@ -189,9 +175,6 @@ def test_refusals_are_clear_errors_of_that_request(alone, lm):
         assert words in error["message"]
 
 
-# --- the gateway ---
-
-
 def test_fields_that_vllm_has_change_its_answers_as_they_change_ours(gateway, lm):
     (token, *_) = lm.tokenizer.encode(" barley", add_special_tokens=False)
     changes = [
@@ -211,12 +194,12 @@ def test_fields_that_vllm_has_change_its_answers_as_they_change_ours(gateway, lm
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_vllm_gets_the_names_of_the_request_and_of_its_trace(count, gateway, passed):
+def test_vllm_gets_the_names_of_the_request_and_of_its_trace(count, gateway):
     named = {"x-request-id": f"mine-{count}", "traceparent": f"00-{count:032x}-00f067aa0ba902b7-01"}
     sent = {"prompt": "The ferry leaves", "max_tokens": 2, "n": count, "temperature": 1.0, "seed": 1}
-    passed.clear()
+    PASSED.clear()
     assert gateway.post(COMPLETIONS, json=sent, headers=named).status_code == 200
-    assert [{name: each.headers.get(name) for name in named} for each in passed] == [named] * count
+    assert [{name: each.headers.get(name) for name in named} for each in PASSED] == [named] * count
 
 
 def properties(**fields):
@@ -322,9 +305,6 @@ def test_clients_that_leave_end_their_requests_in_vllm(gateway, server):
     assert metric("generation_tokens_total") - before < LIMIT
 
 
-# --- a backend over HTTP, and the bench ---
-
-
 def test_the_address_alone_is_enough_for_answers_and_streams(server, lm):
     backend, segments = VLLMBackend(url=server.url + "/behind/v1", api_key=server.KEY), documents(4, seed=302)
     assert (backend.method.name, backend.ordering.name, backend.context_window) == ("rotor", "lexical", 2048)
@@ -361,10 +341,11 @@ def test_wrong_addresses_are_typed_errors_and_a_vllm_without_our_middleware_is_n
         VLLMBackend(url=server.url + "/v2", api_key=server.KEY)
     with pytest.raises(VLLMError, match="401"):
         VLLMBackend(url=server.url)
-    engine, prepared = HTTPEngine(server.url, api_key=server.KEY), lm.prepare(ask(lm, documents(6, 306)), new_tokens=2)
+    engine = HTTPEngine(server.url, api_key=server.KEY)
+    request = Pair(lm, on_server).request(ask(lm, documents(6, 306)))
     engine._client.base_url = server.url + "/v2"  # as if another vLLM had taken its place
     with pytest.raises(UnsupportedServer, match="404"):
-        engine.complete([on_server._request(prepared, {"max_tokens": 2, "n": 1})])
+        engine.complete([request])
 
 
 def test_the_bench_measures_plain_and_arranged_requests(server, tmp_path, monkeypatch):

@@ -1,23 +1,94 @@
-"""What would be computed causally, or was not compared, is refused: configurations at the start, requests as they come.
+"""What the README, the examples and the notebook of the cookbook tell people can be started, and happens.
 
+What would be computed causally, or was not compared, is refused: configurations at the start, requests as they come.
 Models that are served answer as here: grouped heads, norms of queries, sliding windows, heads of two workers.
 """
 
+import importlib
+import json
+import re
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
+import nbformat
 import pytest
 import torch
+import yaml
 from invariant_rag import Prompt
 from invariant_rag.arrangement import Layout
 from invariant_rag.errors import UnsupportedCombination
+from invariant_rag.methods import METHODS, resolve_method
+from nbclient import NotebookClient
 
-from tests.family import METHODS
+from tests import family
+from tests.worlds import TRANSFER
 from vllm_invariant_rag import InvariantRAGConnector, UnsupportedServer
-from vllm_invariant_rag.arranged_prompt import ArrangedPrompt
+from vllm_invariant_rag.arranged_prompt import ArrangedPrompt, check_method
 from vllm_invariant_rag.attention import STEP, ArrangedAttentionImpl
 from vllm_invariant_rag.engines import ServerFacts
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = ROOT.parents[1] / "cookbook" / "09_serve_with_vllm.ipynb"
+NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+STACK = yaml.safe_load((ROOT / "examples/production-stack.yaml").read_text())["servingEngineSpec"]["modelSpec"][0]
+TEXTS = {
+    "README.md": README,
+    "service": (ROOT / "examples/vllm-invariant-rag.service").read_text(encoding="utf-8"),
+    "compose.yaml": yaml.safe_load((ROOT / "examples/compose.yaml").read_text())["services"]["vllm"]["command"][0],
+    "production-stack.yaml": "--no-enable-chunked-prefill "
+    + " ".join(f"'{each}'" if each.startswith("{") else each for each in STACK["vllmConfig"]["extraArgs"]),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_launch_line_names_what_exists(name):
+    text = TEXTS[name]
+    (transfer,) = re.findall(r"--kv-transfer-config\s+'(.*?)'", text, re.DOTALL)
+    assert json.loads(transfer) == TRANSFER
+    (middleware,) = re.findall(r"--middleware (\S+)", text)
+    for named in (middleware, f"{TRANSFER['kv_connector_module_path']}.{TRANSFER['kv_connector']}"):
+        path, _, attribute = named.rpartition(".")
+        assert hasattr(importlib.import_module(path), attribute)
+    assert "--no-enable-chunked-prefill" in text
+    assert STACK["vllmConfig"]["enableChunkedPrefill"] is False
+
+
+def test_the_table_of_methods_tells_what_the_code_does():
+    rows = re.findall(r"^\| (`.+?) \| (yes).*?\|", README, re.MULTILINE)
+    assert {name for names, _ in rows for name in re.findall(r"`(.+?)`", names)} == set(METHODS)
+    for name in METHODS:
+        check_method(resolve_method(name))
+
+
+def outputs(notebook):
+    """What each output is and says, with a mark for each number of many digits; and these numbers."""
+    found = [each for cell in notebook.cells for each in cell.get("outputs", ()) if each.get("name") != "stderr"]
+    kinds = [f"{each.output_type} {sorted(each.get('data', ()))}" for each in found]
+    texts = [each.get("text") or each.get("data", {}).get("text/plain", "") for each in found]
+    texts = [each.replace(f"{ROOT.parents[1]}/", "") for each in texts]
+    marked = [NUMBER.sub("#", each) for each in texts]
+    return [*zip(kinds, marked, strict=True)], [float(each) for text in texts for each in NUMBER.findall(text)]
+
+
+@pytest.mark.filterwarnings("default")  # of the kernel's own packages
+def test_the_notebook_has_outputs_and_running_it_gives_them_again(server, monkeypatch):
+    monkeypatch.setenv("VLLM_URL", server.url)
+    monkeypatch.setenv("VLLM_API_KEY", server.KEY)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    (kept, numbers), code = outputs(notebook), [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert len(kept) == len(code) + 1  # with a figure
+    private = r"(/tmp|/home|/root|/work|/Users)/|127\.0\.0\.1:(?!8000)"
+    assert not re.search(private, str([each.outputs for each in code]))
+    NotebookClient(notebook, timeout=300, kernel_name="python3", coalesce_streams=True).execute()
+    again, numbers_again = outputs(notebook)
+    assert again == kept
+    assert numbers_again == pytest.approx(numbers, abs=2e-3)  # log-probabilities, by the kernels of this machine
+    printed = " ".join(said for _, said in kept)
+    assert "green and black" in printed
+    assert "own parameters" in printed
 
 
 def with_change(config, path, value):
@@ -27,32 +98,30 @@ def with_change(config, path, value):
     return changed
 
 
-SILENT = {
-    "vllm.scheduler_config.enable_chunked_prefill": (True, "--no-enable-chunked-prefill"),
-    "vllm.scheduler_config.long_prefill_token_threshold": (64, "--no-enable-chunked-prefill"),
-    "vllm.kv_transfer_config.kv_role": ("kv_consumer", "kv_role"),
-    "vllm.kv_transfer_config.kv_load_failure_policy": ("recompute", "computes refused requests causally"),
-    "vllm.model_config.hf_text_config.model_type": ("gpt_oss", "expected a model of llama, mistral, qwen2, qwen3"),
-    "vllm.cache_config.cache_dtype": ("fp8", "--kv-cache-dtype"),
-    "vllm.speculative_config": ({"method": "ngram"}, "speculative decoding"),
-    "vllm.parallel_config.enable_dbo": (True, "dual batch overlap"),
-    "vllm.parallel_config.decode_context_parallel_size": (2, "context parallelism"),
-    "caches.kv_cache_groups": ([None, None], "--disable-hybrid-kv-cache-manager"),
-}
+SILENT = [
+    ("vllm.scheduler_config.enable_chunked_prefill", True, "--no-enable-chunked-prefill"),
+    ("vllm.scheduler_config.long_prefill_token_threshold", 64, "--no-enable-chunked-prefill"),
+    ("vllm.kv_transfer_config.kv_role", "kv_consumer", "kv_role"),
+    ("vllm.kv_transfer_config.kv_load_failure_policy", "recompute", "computes refused requests causally"),
+    ("vllm.model_config.hf_text_config.model_type", "gpt_oss", "expected a model of llama, mistral, qwen2, qwen3"),
+    ("vllm.cache_config.cache_dtype", "fp8", "--kv-cache-dtype"),
+    ("vllm.speculative_config", {"method": "ngram"}, "speculative decoding"),
+    ("vllm.parallel_config.enable_dbo", True, "dual batch overlap"),
+    ("vllm.parallel_config.decode_context_parallel_size", 2, "context parallelism"),
+    ("caches.kv_cache_groups", [None, None], "--disable-hybrid-kv-cache-manager"),
+]
 
 
-@pytest.mark.parametrize("field", SILENT)
-def test_a_configuration_that_is_not_exact_is_refused(field, core):
+@pytest.mark.parametrize(("field", "value", "words"), SILENT)
+def test_a_configuration_that_is_not_exact_is_refused(field, value, words, core):
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-    value, words = SILENT[field]
     changed = with_change(SimpleNamespace(vllm=core.vllm_config, caches=core.scheduler.kv_cache_config), field, value)
     with pytest.raises(UnsupportedServer, match=words):
         InvariantRAGConnector(changed.vllm, KVConnectorRole.SCHEDULER, changed.caches)
 
 
 LAYOUT = Layout((4, 9), ((20, 20),))
-SPECIAL = {"lora_request": "adapter", "mm_features": ["image"], "prompt_embeds": [[0.0]] * 53, "resumable": True}
 
 
 def failing(connector, method="rotor", **more):
@@ -69,10 +138,11 @@ def failing(connector, method="rotor", **more):
     return tokens
 
 
-@pytest.mark.parametrize("field", SPECIAL)
-def test_a_request_that_was_not_compared_fails_with_all_of_its_tokens(field, core):
+def test_a_request_that_was_not_compared_fails_with_all_of_its_tokens(core):
+    special = {"lora_request": "adapter", "mm_features": ["image"], "prompt_embeds": [[0.0]] * 53, "resumable": True}
     connector = core.scheduler.connector
-    assert (failing(connector), failing(connector, **{field: SPECIAL[field]})) == (0, 52)
+    assert failing(connector) == 0
+    assert [failing(connector, **{field: value}) for field, value in special.items()] == [52] * 4
 
 
 @pytest.mark.parametrize(
@@ -107,13 +177,10 @@ def test_a_batch_that_lacks_an_arranged_request_is_an_error(monkeypatch):
         ArrangedAttentionImpl().forward(None, tokens, tokens, tokens, torch.zeros(2, 1, 32, 16), metadata, tokens)
 
 
-# --- engines of `tests.family`, which start in processes of their own ---
-
-
 @pytest.mark.parametrize("case", ["qwen2", "qwen3", "two workers"])
 def test_a_family_gives_the_tokens_of_generate(case, families):
     found = families[case]
-    assert [each["method"] for each in found[::2]] == list(METHODS)
+    assert [each["method"] for each in found[::2]] == list(family.METHODS)
     assert all(each["same"] for each in found), found
     assert all((each["cached"] > 0) == (each["method"] != "pine") for each in found[1::2]), found
 
@@ -121,7 +188,7 @@ def test_a_family_gives_the_tokens_of_generate(case, families):
 def test_behind_a_sliding_window_nothing_is_reused_and_methods_that_look_back_are_refused(families):
     """Mistral with a window of 48 tokens, and a prompt of 162."""
     found = families["mistral"]
-    assert [each["method"] for each in found[::2]] == list(METHODS)
+    assert [each["method"] for each in found[::2]] == list(family.METHODS)
     for each in found:
         if each["method"] in ("set-based", "pine"):
             assert "sliding window of 48" in each["refused"]
@@ -137,17 +204,14 @@ def test_quantized_weights_are_attended_to_as_any_are(families):
         return max(abs(one - other) for one, other in zip(scores, others, strict=True))
 
     found = families["gptq"]
-    assert [each["method"] for each in found] == list(METHODS)
+    assert [each["method"] for each in found] == list(family.METHODS)
     for each in found:
         far = distance(each["here"], each["there"])
         assert all(10 * far < distance(each["here"], other["here"]) for other in found if other is not each)
 
 
-def test_an_engine_that_would_read_causally_says_why_it_does_not_start_and_plain_requests_are_those_without_us(
-    families,
-):
-    assert "expected no chunked prefill" in families["chunked prefill"][0]["refused"]
-    assert "with the plug-in invariant_rag in VLLM_PLUGINS" in families["no plug-in"][0]["refused"]
-    (ours,), (theirs,) = families["plain"], families["plain, no plug-in"]
-    assert ours["told"] == theirs["told"], "bit by bit"
-    assert "logprob=" in ours["told"][0]
+def test_an_engine_that_would_read_causally_says_why_it_does_not_start_and_plain_requests_are_as_without_us(families):
+    assert "expected no chunked prefill" in families["chunked prefill"][0]
+    assert "with the plug-in invariant_rag in VLLM_PLUGINS" in families["no plug-in"][0]
+    assert families["plain"] == families["plain, no plug-in"], "bit by bit"
+    assert "logprob=" in families["plain"][0]

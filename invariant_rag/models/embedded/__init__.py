@@ -16,9 +16,5 @@ def is_toy(name: str) -> bool:
 
 
 def model_card(name: str) -> str:
-    """Return the model card of an embedded model, in Markdown.
-
-    Args:
-        name: A key of `EMBEDDED`.
-    """
+    """Return the model card of an embedded model, a key of `EMBEDDED`, in Markdown."""
     return (EMBEDDED[name] / "README.md").read_text(encoding="utf-8")

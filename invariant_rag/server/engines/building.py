@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from invariant_rag.errors import ExtraRequired, InvalidChoice, ModelNotFound
+from invariant_rag.methods import METHODS
 from invariant_rag.orderings import CrossEncoder, MonoT5
 from invariant_rag.orderings.monot5 import default_checkpoint
 from invariant_rag.server.settings import UPSTREAM_KEY_VARIABLE, EngineConfig, Settings, key_of_environment
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def build_engine(config: EngineConfig, settings: Settings) -> Engine:
-    """Return an engine for the tenants of the settings, which takes the time of loading its model."""
+    """Return an engine for the tenants of the settings, which takes the time of loading its model, if all is right."""
     if config.upstream is not None:
         return _upstream(config, config.upstream, settings)
+    settings.within(frozenset(METHODS))
     return _in_process(config, settings) if config.vllm is None else _on_vllm(config, settings)
 
 
@@ -60,6 +62,7 @@ def _on_vllm(config: EngineConfig, settings: Settings) -> Engine:
 def _upstream(config: EngineConfig, url: str, settings: Settings) -> Engine:
     from invariant_rag.server.engines.upstream import Upstream
 
+    settings.within(Upstream.methods)
     if settings.max_prompt_tokens is not None:
         raise InvalidChoice(
             "expected no max_prompt_tokens with upstream, whose tokenizer is elsewhere",

@@ -12,7 +12,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, Te
 
 from invariant_rag.errors import RetrievalError
 from invariant_rag.prompts import mark
-from invariant_rag.rag.chunks import join_chunks
+from invariant_rag.rag.text_splitting import join_chunks
 from invariant_rag.segments import Segment
 from llama_index.llms.invariant_rag.runs import with_text
 
