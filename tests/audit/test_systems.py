@@ -60,9 +60,8 @@ class Functions:
         return f"{question} {segments[0].text}"
 
 
-@pytest.mark.parametrize(
-    "system",
-    [
+def test_a_callable_is_called_as_its_signature_says_and_a_function_of_something_else_is_refused():
+    for system in (
         Functions.of_texts,
         Functions.of_text,
         Functions.of_mapping,
@@ -71,14 +70,9 @@ class Functions:
         lambda inputs: inputs["question"] + inputs["context"][0],  # refuses a text
         lambda documents, question: f"{question} {documents[0].text}",
         lambda *, question, documents, **others: f"{question} {documents[0].text}",
-    ],
-)
-def test_a_callable_is_called_as_its_signature_says(system):
-    assert "Who?" in said(system)
-    assert "It was Ann." in said(system)
-
-
-def test_a_function_of_something_else_is_refused():
+    ):
+        assert "Who?" in said(system)
+        assert "It was Ann." in said(system)
     for system, message in ((lambda one, two, three: "x", r"got one of \['one', 'two', 'three'\]"), (3, "got int")):
         with pytest.raises(errors.UnsupportedCombination, match=message):
             as_system(system)

@@ -81,9 +81,8 @@ def calls(*listed):
     return [{"role": "assistant", "content": "", "tool_calls": list(listed)}]
 
 
-@pytest.mark.parametrize(
-    ("template", "messages", "error", "message"),
-    [
+def test_what_cannot_be_rendered_is_refused():
+    for template, messages, error, message in (
         *((None, [user(each)], InvalidPrompt, "expected") for each in (None, 5, b"ab", {"type": "text"}, [5])),
         *((None, each, InvalidPrompt, "expected") for each in ([], ["text"], [{"role": "user"}], [{"content": "a"}])),
         (None, [user([{"type": "text"}])], InvalidPrompt, "expected"),
@@ -97,12 +96,10 @@ def calls(*listed):
         (TWICE, [user(SegmentSet(["one"]))], InvalidPrompt, "set 0 of 1 2 times"),
         (NO_SYSTEM, [system(SegmentSet(["a"]))], InvalidPrompt, "set 0 of 1 0 times"),
         ("", [user("a"), {"role": "assistant", "content": "b"}], InvalidPrompt, "no chat template"),
-    ],
-)
-def test_what_cannot_be_rendered_is_refused(template, messages, error, message):
-    with pytest.raises(error, match=message) as caught:
-        render_chat(messages, TOY if template is None else with_template(template))
-    assert template is None or "chat_template" in caught.value.hint
+    ):
+        with pytest.raises(error, match=message) as caught:
+            render_chat(messages, TOY if template is None else with_template(template))
+        assert template is None or "chat_template" in caught.value.hint
 
 
 def test_variables_reach_the_template_and_unknown_ones_are_refused():

@@ -77,18 +77,15 @@ NO_HEADINGS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "title"),
-    [
+def test_a_first_line_that_is_a_heading_is_the_title_and_another_stays_in_the_text(tmp_path):
+    for name, text, title in (
         ("a.txt", "Orn\n\nA castle.", "Orn"),  # a short first line before a blank one
         *(("a.txt", text, None) for text in NO_HEADINGS),
         *(("a.md", f"{line}\nA body follows.", title) for line, title in HEADINGS.items()),
-    ],
-)
-def test_a_first_line_that_is_a_heading_is_the_title_and_another_stays_in_the_text(tmp_path, name, text, title):
-    (document,) = load_documents(write(tmp_path / name, text))
-    assert document.title == title
-    assert text not in NO_HEADINGS or document.text == text
+    ):
+        (document,) = load_documents(write(tmp_path / name, text))
+        assert document.title == title
+        assert text not in NO_HEADINGS or document.text == text
 
 
 def test_a_folder_is_read_deeply_in_order_without_hidden_and_other_files(tmp_path):
