@@ -79,7 +79,7 @@ def judged_as(model, by, ask, criteria="brevity"):
     """Run a judgement, and return the ids of the prompt, and of the candidates that were scored."""
     judge = Judge(Recording(model.model, model.tokenizer), by=by, criteria=criteria)
     ask(judge)
-    (seen,) = vars(judge.model)["seen"]
+    (seen,) = vars(judge.lm)["seen"]
     return seen
 
 
@@ -160,11 +160,10 @@ def test_there_are_26_letters_and_any_number_of_texts_and_what_cannot_be_judged_
     assert len(Judge(model, by="texts").choose("Which?", options).ranking) == 27
     assert Judge(model).choose("Which?", [*options[:26], options[0]]).probabilities
     judge = Judge(model)
+    for wrong in ("", {}, ["brevity"], {"brevity": 1}, None):
+        with pytest.raises(InvalidPrompt, match="criteria as a text or a mapping"):
+            Judge(model, criteria=wrong)
     for call, error, said in (
-        *(
-            (partial(Judge, model, criteria=wrong), InvalidPrompt, "a text or a mapping")
-            for wrong in ("", {}, ["x"], {"x": 1}, None)
-        ),
         (lambda: judge.compare("Why?", "because", "rain", refrence="chance"), UnsupportedCombination, "refrence"),
         (lambda: judge.rank("q", "abc"), InvalidPrompt, "list of texts to judge, got str"),
         (lambda: judge.rank("q", []), InvalidPrompt, "got 0"),

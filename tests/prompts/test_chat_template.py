@@ -261,12 +261,21 @@ def starting_with(single, **names):
     return tokenizer
 
 
-def test_halves_of_surrogate_pairs_become_the_replacement_character():
+def test_halves_of_surrogate_pairs_become_the_replacement_character_and_no_text_is_taken_without_a_tokenizer():
     for text, expected in (
         *(("\ud800a", "\ufffda"), ("a\udc00", "a\ufffd"), ("\udc00\ud800", "\ufffd\ufffd")),
         *(("\ud83d\ude00", "\U0001f600"), ("a\0b\ufeff", "a\0b\ufeff")),  # a pair, and no surrogates
     ):
         assert decoded(prompts.tokenize_literal(text, TOY)) == decoded(prompts.tokenize_text(text, TOY)) == expected
+    for use in (
+        lambda: tokenize_prompt(Prompt("text"), None),
+        lambda: tokenize_prompt(Prompt([1], ["text"], [2]), None),
+        lambda: prompts.tokenize_text("text", None),
+        lambda: render_chat(question_messages("q", SegmentSet()), None),
+        lambda: prompts.tokenize_in_slots(IN_SLOTS, [0, 1], None),
+    ):
+        with pytest.raises(TokenizerRequired):
+            use()
 
 
 def test_token_ids_are_used_as_they_are_and_nothing_is_put_in_front():
@@ -295,18 +304,6 @@ def test_a_prompt_starts_as_the_tokenizer_starts_a_text_and_never_twice(single, 
     tokenizer.chat_template = "{{ '" + start + "' }}" + str(TOY.chat_template)
     chat = render_chat(question_messages("Why?", SegmentSet(["one"])), tokenizer)
     assert decoded(tokenize_prompt(chat, tokenizer).texts[0]).count("<bos>") == start.count("<bos>")
-
-
-def test_text_without_a_tokenizer_is_refused():
-    for use in (
-        lambda: tokenize_prompt(Prompt("text"), None),
-        lambda: tokenize_prompt(Prompt([1], ["text"], [2]), None),
-        lambda: prompts.tokenize_text("text", None),
-        lambda: render_chat(question_messages("q", SegmentSet()), None),
-        lambda: prompts.tokenize_in_slots(IN_SLOTS, [0, 1], None),
-    ):
-        with pytest.raises(TokenizerRequired):
-            use()
 
 
 def test_control_tokens_are_looked_up_once_for_a_prompt_of_a_thousand_segments(monkeypatch):

@@ -78,7 +78,8 @@ def test_a_constant_template_is_a_set_in_every_order_and_one_that_counts_or_chan
 PAGES = [Segment(each.text, metadata={"page": n, "id": "_abc"[n]}) for n, each in enumerate(DOCUMENTS, 1)]
 
 
-def filed(*values, texts=[each.text for each in DOCUMENTS]):
+def filed(*values, texts=None):
+    texts = texts or [each.text for each in DOCUMENTS]
     return [Segment(text, metadata={"k": k}) for text, k in zip(texts, values, strict=True)]
 
 
