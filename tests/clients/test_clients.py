@@ -56,25 +56,23 @@ def test_this_environment_has_no_torch():
 
 
 def test_openai_gets_one_answer_for_every_order_parses_objects_and_raises_its_own_errors(server):
-    def ask(client, documents, **options):
-        more = {"extra_body": {"documents": documents}, **options}
-        return client.chat.completions.create(model="small", messages=MESSAGES, **more)
+    def asked(documents):
+        return {"model": "small", "messages": MESSAGES, "extra_body": {"documents": documents}}
 
     client = openai.OpenAI(base_url=f"{server}/v1", api_key="key-1", max_retries=0)
-    assert {ask(client, order).choices[0].message.content for order in ORDERS} == {"white"}
-    chunks = ask(client, FLAGS, stream=True)
+    create, parse = client.chat.completions.create, client.chat.completions.parse
+    assert {create(**asked(order)).choices[0].message.content for order in ORDERS} == {"white"}
+    chunks = create(**asked(FLAGS), stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "white"
     assert [model.id for model in client.models.list()] == ["small"]
-    reply = client.chat.completions.parse(
-        model="small", messages=MESSAGES, response_format=Colour, max_tokens=40, extra_body={"documents": FLAGS}
-    )
+    reply = parse(**asked(FLAGS), response_format=Colour, max_tokens=40)
     assert isinstance(reply.choices[0].message.parsed, Colour)
     with pytest.raises(openai.LengthFinishReasonError):
-        client.chat.completions.parse(model="small", messages=MESSAGES, response_format=Colours, max_tokens=2)
+        parse(model="small", messages=MESSAGES, response_format=Colours, max_tokens=2)
     with pytest.raises(openai.BadRequestError, match="colour: unknown field"):
-        client.chat.completions.create(model="small", messages=MESSAGES, extra_body={"colour": 1})
+        create(model="small", messages=MESSAGES, extra_body={"colour": 1})
     with pytest.raises(openai.AuthenticationError):
-        ask(client.with_options(api_key="key-2"), FLAGS)
+        client.with_options(api_key="key-2").chat.completions.create(**asked(FLAGS))
 
 
 def test_langchain_gets_one_answer_for_every_order_calls_tools_and_parses_objects(server):

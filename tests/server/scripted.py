@@ -83,8 +83,7 @@ async def pieces_of(body):
 def scripted_api():
     """Run one on loopback."""
     api = ScriptedAPI()
-    paths = ("/v1/chat/completions", "/v1/completions")
-    routes = [Route("/v1/models", api.models), *(Route(path, api.answer, methods=["POST"]) for path in paths)]
+    routes = [Route("/v1/models", api.models), Route("/v1/chat/completions", api.answer, methods=["POST"])]
     config = uvicorn.Config(Starlette(routes=routes), "127.0.0.1", 0, log_level="critical", lifespan="off")
     with in_thread(uvicorn.Server(config)) as url:
         api.url = f"{url}/v1"

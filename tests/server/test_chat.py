@@ -143,9 +143,7 @@ def test_one_chat_takes_few_calls(cached, embedded):
     assert min(calls[number] for number in range(1, 9)) <= (430 if cached else 350)
 
 
-def test_completions_are_those_of_the_library_in_their_order_and_prompts_are_tokenized_as_they_are_read(
-    client, http, embedded
-):
+def test_completions_are_those_of_the_library_and_prompts_are_tokenized_as_they_are_read(client, http, embedded):
     def complete(prompt, **more):
         return client.completions.create(model="small", prompt=prompt, max_tokens=6, **more)
 

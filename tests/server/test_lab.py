@@ -27,7 +27,6 @@ READINGS = ("plain", "sorted", "invariant")
 ORDERINGS = {"plain": "given", "sorted": "lexical"}
 CONTRASTS = Path(__file__).with_name("contrasts.js").read_text("utf-8")
 """How many texts are seen, and those with less contrast than WCAG AA asks for."""
-CLIPBOARD = {"permissions": ["clipboard-read", "clipboard-write"]}
 HOSTILE = [
     '<img src="https://evil.test/1.png" onerror="alert(1)">',
     "</script><script>alert(2)</script>",
@@ -124,7 +123,8 @@ def open_lab(browser):
     opened = []
 
     def at(url, **options):
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        usual = {"viewport": {"width": 1280, "height": 800}, "permissions": ["clipboard-read", "clipboard-write"]}
+        context = browser.new_context(**usual | options)
         context.set_default_timeout(20_000)
         opened.append(Lab(context.new_page(), url))
         opened[-1].page.goto(url)
@@ -240,8 +240,7 @@ def test_an_example_says_why_it_was_chosen_and_which_answers_are_right(lab):
     expect(lab.at("#documents > li.gold")).to_have_count(0)
 
 
-def test_a_link_holds_the_state(open_lab, base_url):
-    lab = open_lab(base_url, **CLIPBOARD)
+def test_a_link_holds_the_state(lab):
     lab.paste("# Mill\nThe mill grinds \u201cbarley\u201d.", "The ferry leaves at noon.", "Two bakeries.")
     lab.document("A").press("Delete")
     lab.document("B").press("Alt+ArrowDown")
@@ -255,7 +254,7 @@ def test_a_link_holds_the_state(open_lab, base_url):
     texts = lab.at("#documents details p").all_text_contents()
     assert texts == ["Two bakeries.", "The ferry leaves at noon."]
     expect(lab.method).to_have_value("isolated")
-    lab.page.goto(f"{base_url}/#lab=bm8")
+    lab.page.goto(f"{lab.url}/#lab=bm8")
     lab.page.reload()
     expect(lab.question).to_have_value(EXAMPLE["question"])
 
@@ -330,8 +329,7 @@ def test_of_many_documents_the_first_are_shown_and_it_is_said_what_is_not_drawn(
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
-def test_hostile_documents_and_questions_are_text_also_in_the_copied_command(open_lab, base_url):
-    lab = open_lab(base_url, **CLIPBOARD)
+def test_hostile_documents_and_questions_are_text_also_in_the_copied_command(lab):
     lab.paste(*HOSTILE)
     lab.question.fill('<img src=x onerror="alert(7)">')
     lab.ask()
@@ -423,7 +421,7 @@ def test_a_key_is_asked_for_kept_for_the_tab_and_forgotten(embedded, open_lab):
         paths = ("/", "/lab/lab.js", "/v1/models", "/metrics", "/lab", "/none", "/lab/%2e%2e/v1/models")
         found = [httpx.get(f"{url}{path}").status_code for path in paths]
         assert found == [200, 200, 401, 401, 401, 401, 404]
-        lab = open_lab(url, **CLIPBOARD)
+        lab = open_lab(url)
         expect(lab.notice).to_have_text("This server needs a key.")
         for key, where, told in (
             ("wrong-key", lab.notice, "This server needs a valid key: expected a valid key."),

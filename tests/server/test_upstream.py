@@ -62,14 +62,9 @@ ENDS = {"one tool": "tool_calls", "too short for an object": "length", "too shor
 CHOICES = {"another method": {"method": "sequential", "ordering": "given"}, "scores": {"ordering": "score"}}
 
 
-@pytest.fixture(scope="module")
-def remote(base_url):
-    return RemoteModel(f"{base_url}/v1")
-
-
 @pytest.mark.parametrize("name", REQUESTS)
-def test_a_request_has_the_same_reply_here_and_there(name, remote, embedded):
-    request, choices = REQUESTS[name], CHOICES.get(name, {})
+def test_a_request_has_the_same_reply_here_and_there(name, base_url, embedded):
+    request, choices, remote = REQUESTS[name], CHOICES.get(name, {}), RemoteModel(f"{base_url}/v1")
     request = replace(request, max_new_tokens=request.max_new_tokens or 48)
     local = Answering(embedded.with_method(**choices), request).reply()
     bound = 2 * rounding(embedded.logits, embedded.chat_prompt(QUESTION, FLAGS))  # a logit less a sum of logits
@@ -92,22 +87,22 @@ def test_a_request_has_the_same_reply_here_and_there(name, remote, embedded):
 
 
 @pytest.mark.parametrize("slots", [None, SLOTS[:3]])
-def test_every_order_has_one_reply(slots, remote):
+def test_every_order_has_one_reply(slots, base_url):
     orders = [SegmentSet(order, slots=slots) for order in permutations(SEGMENTS[:3])]
-    replies = [stable(remote.chat(**asked(each), max_tokens=16)) for each in orders]
+    replies = [stable(RemoteModel(f"{base_url}/v1").chat(**asked(each), max_tokens=16)) for each in orders]
     assert all(reply == replies[0] for reply in replies)
     assert replies[0]["invariant"]["sets"] == [3]
 
 
-def test_errors_of_the_server_are_those_of_the_library(remote, base_url):
-    url = f"{base_url}/v1"
+def test_errors_of_the_server_are_those_of_the_library(base_url):
     beams = replace(REQUESTS["a completion"], options={"num_beams": 2})
-    away = RemoteModel("http://127.0.0.1:9/v1", max_retries=0)
+    remote, away = RemoteModel(f"{base_url}/v1"), RemoteModel("http://127.0.0.1:9/v1", max_retries=0)
+    large = RemoteModel(f"{base_url}/v1", model="large")
     for error, told, call in (
         (errors.ContextOverflow, "4096", lambda: remote.chat(ASKED, max_tokens=4096)),
         (errors.InvalidTool, "names", lambda: remote.chat(ASKED, tools=[TOOL, TOOL])),
         (errors.RemoteError, "colour: unknown field", lambda: remote.chat(ASKED, colour="red")),
-        (errors.RemoteError, "small", lambda: list(RemoteModel(url, model="large").stream_chat(ASKED))),
+        (errors.RemoteError, "small", lambda: list(large.stream_chat(ASKED))),
         (errors.RemoteError, "cannot be reached", lambda: away.chat(ASKED)),
         (errors.InvalidSegment, "text", lambda: remote.complete([SegmentSet([[1, 2]])])),
         (errors.InvalidChoice, "base_url", lambda: RemoteModel("localhost:8000")),
