@@ -1,9 +1,10 @@
-"""Prompts of several threads: decoded together, answered as each alone."""
+"""Prompts of a list, and those of several threads: read and decoded together, answered as each alone."""
 
 import copy
+import math
 import pickle
 import random
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial, wraps
 from threading import Event
@@ -11,44 +12,49 @@ from time import sleep
 
 import pytest
 import torch
-from transformers import GenerationConfig, StoppingCriteria
+from transformers import GenerationConfig
 
-from invariant_rag import Generation, InvariantModel, KeyValueCache, MicroBatcher, Prompt
+from invariant_rag import InvariantModel, KeyValueCache, MicroBatcher, Prompt
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
+from invariant_rag.generation.decode import TokenPenalties
 from invariant_rag.generation.structured import constrain
-from invariant_rag.testing import random_prompt, tiny_model
+from invariant_rag.interventions import MsPoE
+from invariant_rag.methods import METHODS
+from invariant_rag.testing import random_prompt
+from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
+from tests.generation.test_streaming import deciding
 
-PROMPTS = [random_prompt(random.Random(seed), (3, 1 + seed, 4), prefix=2, suffix=3) for seed in range(5)]
+SHAPES = ((3, 5, 2), (4, 1), (2, 2, 2, 2), (6, 3), (3, 1, 4))
+SUFFIXES = (4, 4, 7, 5, 3)
+PROMPTS = [random_prompt(random.Random(index), SHAPES[index], suffix=SUFFIXES[index]) for index in range(len(SHAPES))]
 TEXTS = [Prompt("Read: ", ["one", "two"], f" and say {number}.") for number in range(4)]
-OPTIONS = {"max_new_tokens": 4}
+OPTIONS, LONG = {"max_new_tokens": 4}, {"max_new_tokens": 40}
+
+
+@contextmanager
+def forward_passes(model, before=lambda passes: None):
+    """Note rows and tokens of every forward pass, of any thread, and call `before` it. A hook would bar the cache."""
+    passes, forward = [], type(model).forward
+
+    @wraps(forward)
+    def noted(*given, input_ids, **options):
+        passes.append(tuple(input_ids.shape))
+        before(passes)
+        return forward(*given, input_ids=input_ids, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model), "forward", noted)
+        yield passes
 
 
 @contextmanager
 def batch_sizes(model):
-    """Count the rows of every forward pass that decodes."""
+    """Note the rows of every forward pass that decodes."""
     sizes = []
-
-    def note(_module, _arguments, keywords):
-        if keywords["input_ids"].shape[1] == 1:
-            sizes.append(keywords["input_ids"].shape[0])
-
-    hook = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
+    with forward_passes(model) as passes:
         yield sizes
-    finally:
-        hook.remove()
-
-
-class Noting(StoppingCriteria):
-    """Calls a function at each token, in the thread that holds the model."""
-
-    def __init__(self, note):
-        self._note = note
-
-    def __call__(self, input_ids, scores, **_):
-        self._note()
-        return torch.zeros(len(input_ids), dtype=torch.bool)
+    sizes += [rows for rows, length in passes if length == 1]
 
 
 def until_waiting(batcher, count=1):
@@ -60,10 +66,9 @@ def until_waiting(batcher, count=1):
 def halted(batcher):
     """Let the block add requests to the queue while a first one, which nobody goes before, does not end."""
     begun, go = Event(), Event()
-    holding = Noting(lambda: (begun.set(), go.wait(60)))
-    lm, options = InvariantModel(tiny_model("llama")), {"max_new_tokens": 1, "stopping_criteria": [holding]}
+    lm, options = InvariantModel(tiny_model("llama")), deciding(lambda: (begun.set(), go.wait(60)))
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(batcher.generate, lm, PROMPTS[0], options)
+        pool.submit(batcher.generate, lm, PROMPTS[0], {"max_new_tokens": 1, **options})
         begun.wait(60)
         try:
             yield
@@ -96,6 +101,8 @@ TOGETHER = {  # choices of the model and options of each request, and the rows o
     "two temperatures": ([({}, {**SEEDED[1], "temperature": each}) for each in (0.1, 5.0)], {1}),
     "one sampled": ([({}, SEEDED[1]), ({}, {})], {1}),
     "one with a penalty": ([({}, {}), ({}, {"repetition_penalty": 9.0})], {1}),
+    "equal penalties": ([({}, {"logits_processor": [TokenPenalties(2.0, 0.5)], **LONG}) for _ in range(3)], {3}),
+    "two penalties": ([({}, {"logits_processor": [TokenPenalties(2.0, each)]}) for each in (0.5, 0.6)], {1}),
     "two ends, which have no truth": ([({}, {"eos_token_id": torch.tensor([1, each])}) for each in (2, 3)], {1}),
     "sampled in a way that no row has for itself": ([({}, {**each, "typical_p": 0.5}) for each in SEEDED[:2]], {1}),
 }
@@ -124,25 +131,20 @@ def test_caches_of_two_tenants_are_not_mixed(llama):
         assert call.result().usage.cached_tokens == 0
 
 
-def test_a_prompt_that_fails_fails_alone(llama):
-    lm = InvariantModel(llama)
+def test_a_prompt_that_fails_fails_alone_and_an_interrupt_reaches_everybody_and_is_not_tried_again(llama):
+    lm, calls = InvariantModel(llama), []
     first, bad, last = ask_together([(lm, each, OPTIONS) for each in (PROMPTS[0], Prompt([], [], []), PROMPTS[1])])
     with pytest.raises(InvalidPrompt):
         bad.result()
     expected = [lm.generate(each, **OPTIONS).token_ids for each in PROMPTS[:2]]
     assert [first.result().token_ids, last.result().token_ids] == expected
 
-
-def test_an_interrupt_reaches_everybody_and_is_not_tried_again(llama):
-    calls = []
-
     class Interrupted(InvariantModel):
         def generate(self, prompt, **_):
             calls.append(len(prompt))
             raise KeyboardInterrupt
 
-    lm = Interrupted(llama)
-    for answer in ask_together([(lm, each, OPTIONS) for each in PROMPTS[:2]]):
+    for answer in ask_together([(Interrupted(llama), each, OPTIONS) for each in PROMPTS[:2]]):
         with pytest.raises(KeyboardInterrupt):
             answer.result()
     assert calls == [2]
@@ -255,12 +257,10 @@ def test_closing_a_stream_ends_its_row_and_abandons_nothing_else(model):
     assert len(sizes) < 900, "the model rests"
 
 
-@pytest.mark.parametrize(
-    ("other", "method", "sampling"),
-    [("short", "rotor", {}), ("short", "pine", {"do_sample": True, "seed": 3}), ("tenant", "pine", {}),
-     ("tenant", "rotor", {"do_sample": True, "seed": 3})],
-)  # fmt: skip
-def test_who_need_not_wait_runs_between_two_steps_and_changes_nothing(other, method, sampling, llama):
+@pytest.mark.parametrize("method", ["rotor", "pine"])
+@pytest.mark.parametrize("other", ["short", "tenant"])
+def test_who_need_not_wait_runs_between_two_steps_and_changes_nothing(other, method, llama):
+    sampling = {} if (other == "short") == (method == "rotor") else {"do_sample": True, "seed": 3}
     lms = [InvariantModel(llama, method=method, cache=KeyValueCache()) for _ in range(2)]
     if other == "short":
         lms[1] = lms[0]
@@ -270,8 +270,8 @@ def test_who_need_not_wait_runs_between_two_steps_and_changes_nothing(other, met
     batcher, tokens, second = MicroBatcher(), [], []
 
     def run(number):
-        noting = Noting(partial(note, number))
-        return batcher.generate(lms[number], PROMPTS[number], {**options[number], "stopping_criteria": [noting]})
+        noting = deciding(partial(note, number))
+        return batcher.generate(lms[number], PROMPTS[number], {**options[number], **noting})
 
     def note(number):
         tokens.append(number)
@@ -290,7 +290,7 @@ def test_who_need_not_wait_runs_before_a_batch_that_begins_whoever_gets_the_turn
         tokens: list[str] = []
         with ThreadPoolExecutor(2) as pool, halted(batcher):
             for count, (name, length) in enumerate({"long": 8, "short": 2}.items(), 1):
-                options = {"max_new_tokens": length, "stopping_criteria": [Noting(partial(tokens.append, name))]}
+                options = {"max_new_tokens": length, **deciding(partial(tokens.append, name))}
                 pool.submit(batcher.generate, lm, PROMPTS[0], options)
                 until_waiting(batcher, count)
         assert tokens == ["short"] * 2 + ["long"] * 8
@@ -298,36 +298,31 @@ def test_who_need_not_wait_runs_before_a_batch_that_begins_whoever_gets_the_turn
 
 @pytest.mark.parametrize("tenant", ["other", "same"])  # an answer that is as long need wait for its own tenant's only
 @pytest.mark.parametrize("backend", ["sdpa", "varlen"])  # a pass for each prompt of a prefill, or one for all of them
-def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(backend, tenant, llama, monkeypatch):
+def test_who_need_not_wait_runs_between_two_passes_of_a_prefill(backend, tenant, llama):
     lms = [InvariantModel(llama, backend=backend, cache=KeyValueCache()) for _ in range(2)]
     lms[1] = lms[tenant == "other"]
     alone = [lms[0].with_cache(None).generate(prompt, **OPTIONS).token_ids for prompt in PROMPTS]
-    batcher, forward, others = MicroBatcher(), type(llama).forward, list[Future[Generation]]()
-    passes, at_token = list[int](), list[int]()
+    batcher, others, at_token = MicroBatcher(), [], []
 
-    @wraps(forward)
-    def counted(*given, **options):
-        passes.append(1)
+    def ask(passes):
         if len(passes) == 2:
-            mine = {**OPTIONS, "stopping_criteria": [Noting(lambda: at_token.append(len(passes)))]}
+            mine = {**OPTIONS, **deciding(lambda: at_token.append(len(passes)))}
             others.append(pool.submit(batcher.generate, lms[1], PROMPTS[0], mine))
             until_waiting(batcher)
-        return forward(*given, **options)
 
-    monkeypatch.setattr(type(llama), "forward", counted)  # with a hook, nothing would be cached
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, forward_passes(llama, ask):
         found = batcher.generate_all(lms[0], [(prompt, OPTIONS) for prompt in PROMPTS])
+        assert others[0].result().token_ids == alone[0]
     assert [each.token_ids for each in found] == alone
-    assert others[0].result().token_ids == alone[0]
     assert (at_token[0] == 4) == (tenant == "other")  # with two of its own: documents, and question
 
 
 def test_what_draws_between_two_steps_takes_nothing_from_the_draws_of_the_batch(llama):
     lm, began, batcher = InvariantModel(llama), Event(), MicroBatcher()
     options = {"max_new_tokens": 60, "eos_token_id": [], "do_sample": True, "typical_p": 0.9}  # from the global state
-    alone, watch = lm.generate(PROMPTS[0], seed=3, **options).token_ids, Noting(began.set)
+    alone = lm.generate(PROMPTS[0], seed=3, **options).token_ids
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(batcher.generate, lm, PROMPTS[0], {**options, "seed": 3, "stopping_criteria": [watch]})
+        first = pool.submit(batcher.generate, lm, PROMPTS[0], {**options, "seed": 3, **deciding(began.set)})
         began.wait(10)
         batcher.generate(lm, PROMPTS[1], {**options, "max_new_tokens": 12})
         assert not first.done()
@@ -339,7 +334,7 @@ def test_while_others_never_stop_asking_a_batch_has_the_model_for_half_of_the_ti
     monkeypatch.setattr("invariant_rag.generation.batching.monotonic", lambda: float(len(tokens)))  # a token takes 1 s
 
     def options(name, length):
-        return {"max_new_tokens": length, "eos_token_id": [], "stopping_criteria": [Noting(partial(note, name))]}
+        return {"max_new_tokens": length, "eos_token_id": [], **deciding(partial(note, name))}
 
     def note(name):
         tokens.append(name)
@@ -352,3 +347,118 @@ def test_while_others_never_stop_asking_a_batch_has_the_model_for_half_of_the_ti
         theirs = tokens.count("short")  # the last one may be waiting still
     assert tokens[:10] == ["long", *["short"] * 8, "long"]
     assert 48 <= theirs <= 72
+
+
+# --- prompts of a list are read in one padded forward pass ---
+
+
+def tokens(generations):
+    return [each.token_ids for each in generations]
+
+
+def bits(generations):
+    return [(each.token_ids, each.logprobs) for each in generations]
+
+
+def check_near(found, expected, bound):
+    assert tokens(found) == tokens(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=bound)
+        assert one.order == other.order
+
+
+FAMILIES = [("rotor", family) for family in ("qwen2", "gemma2", "gpt_neox", "mistral", "phi3")] + [
+    ("set-based", "bloom")
+]
+
+
+@pytest.mark.parametrize(("method", "family"), [*((method, "llama") for method in METHODS), *FAMILIES])
+def test_a_batch_answers_alike_without_a_cache_with_a_cold_and_with_a_warm_one_and_one_by_one(method, family):
+    plain = InvariantModel(tiny_model(family, eos_token_id=None), method=method, backend="varlen")
+    lm, fresh = (plain.with_cache(KeyValueCache()) for _ in range(2))
+    options = {"max_new_tokens": 5}
+    expected = [plain.generate(each, **options) for each in PROMPTS]
+    together, cold, warm = (each.generate(PROMPTS, **options) for each in (plain, lm, lm))
+    bounded = method in ("rotor", "pine", "structured") or family != "llama"
+    bound = max(rounding(plain.generate, each, **options) for each in PROMPTS) if bounded else math.inf
+    for found in (together, cold, warm):
+        check_near(found, expected, bound)
+    sizes = [len(each.input_ids) - each.suffix_length for each in map(lm.prepare, PROMPTS)]
+    alone = [lm.generate(each, **options) for each in PROMPTS]
+    for found in (warm, alone):
+        assert [each.usage.cached_tokens for each in found] == sizes
+    check_near([fresh.generate(each, **options) for each in PROMPTS], expected, bound)
+
+
+def test_one_forward_pass_reads_all_prompts_of_a_batch_and_with_a_cache_all_sets_and_all_questions(llama):
+    lm = InvariantModel(llama, backend="varlen")
+    prepared = [lm.prepare(each) for each in PROMPTS]
+    longest = max(len(each.input_ids) for each in prepared)
+    sets = max(len(each.input_ids) - each.suffix_length for each in prepared)
+    questions = max(each.suffix_length for each in prepared)
+    with forward_passes(llama) as passes:
+        lm.generate(PROMPTS, max_new_tokens=3)
+    assert passes == [(5, longest), (5, 1), (5, 1)]
+    lm = lm.with_cache(KeyValueCache())
+    lm.generate(random_prompt(random.Random(9), (1, 1)), max_new_tokens=1)  # measures, once, how large a token is
+    with forward_passes(llama) as passes:
+        lm.generate(PROMPTS, max_new_tokens=2)
+        lm.generate(PROMPTS[::-1], max_new_tokens=2)
+    assert passes == [(5, sets), (5, questions), (5, 1), (5, 1), (5, questions), (5, 1), (5, 1)]
+
+
+@pytest.mark.parametrize("cache", [None, KeyValueCache()], ids=["uncached", "cached"])
+def test_prompts_with_beams_or_without_segments_are_read_together(cache, llama):
+    lm = InvariantModel(llama, backend="varlen", cache=cache)
+    mixed = [PROMPTS[0], Prompt(prefix=[], segments=[], suffix=[5, 9, 33, 40]), PROMPTS[1]]
+    for batch, beams in ((PROMPTS, 2), (mixed, 1), (mixed, 1)):  # the last one with what is cached by then
+        expected = tokens([lm.with_cache(None).generate(each, max_new_tokens=4, num_beams=beams) for each in batch])
+        with forward_passes(llama) as passes:
+            assert tokens(lm.generate(batch, max_new_tokens=4, num_beams=beams)) == expected
+        assert beams == 1 or {rows for rows, count in passes if count > 1} == {len(batch)}
+
+
+def test_a_set_that_several_prompts_of_a_batch_share_is_read_once(llama):
+    lm = InvariantModel(llama, backend="varlen", cache=KeyValueCache())
+    first, other, *_ = PROMPTS
+    same = Prompt(first.prefix, first.segments[::-1], first.suffix)
+    lm.generate(other, max_new_tokens=1)
+    with forward_passes(llama) as passes:
+        found = lm.generate([first, other, same], max_new_tokens=1)
+    assert [rows for rows, _ in passes] == [1, 3, 3]  # a set; three questions; the first token of three answers
+    assert [bool(each.usage.cached_tokens) for each in found] == [False, True, True]
+    bound = rounding(lm.generate, first, max_new_tokens=1)  # they are two rows of one product
+    assert found[0].logprobs == pytest.approx(found[2].logprobs, abs=bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_order_of_segments_changes_a_bit_of_a_batch(dtype):
+    chance, model = random.Random(0), tiny_model("llama", num_hidden_layers=2).to(dtype)
+    for cache in (None, KeyValueCache()):
+        lm = InvariantModel(model, backend="varlen", cache=cache)
+        expected = bits(lm.generate(PROMPTS, max_new_tokens=4))
+        for _ in range(4):
+            assert bits(lm.generate([each.shuffled(chance) for each in PROMPTS], max_new_tokens=4)) == expected
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [{"deterministic": True}, {"backend": "sdpa"}, {"method": "sequential", "intervention": MsPoE(first_layer=0)}, {}],
+)
+def test_what_does_not_pay_or_would_change_answers_is_read_one_by_one(choice, llama):
+    lm = InvariantModel(llama, **{"backend": "varlen", **choice})
+    batch = PROMPTS if choice else [random_prompt(random.Random(0), (40, 40)), *PROMPTS[1:3]]  # mostly padding
+    with forward_passes(llama) as passes:
+        lm.generate(batch, max_new_tokens=1)
+    assert {rows for rows, count in passes if count > 1} == {1}
+
+
+def test_with_deterministic_a_batch_changes_no_bit_of_an_answer():
+    """Nor where the model's frequencies depend on the length of a prompt."""
+    lm = InvariantModel(tiny_model("llama", num_hidden_layers=2).to(torch.bfloat16), deterministic=True)
+    dynamic = InvariantModel(tiny_model("llama (dynamic scaling)", max_position_embeddings=16), backend="varlen")
+    for each in (lm, dynamic):
+        alone = bits([each.generate(prompt, max_new_tokens=8) for prompt in PROMPTS]) * 2
+        assert bits(each.generate(PROMPTS * 2, max_new_tokens=8)) == alone
+    assert lm.generate([], max_new_tokens=8) == []
+    assert not lm.with_method(deterministic=False).deterministic

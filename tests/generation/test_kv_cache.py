@@ -1,74 +1,73 @@
-"""The cache: answers that equal cold ones, what is served to whom, room in memory, and threads."""
+"""The cache: answers that equal cold ones, what is served to whom, room in memory and on disk, and files of its own."""
 
 import copy
 import functools
+import multiprocessing
+import os
 import pickle
 import random
+import stat
+import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, cycle
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save
 
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, SegmentSet
-from invariant_rag.errors import CacheWarning, InvalidChoice, UnsupportedCombination, UnusableFile
+from invariant_rag.errors import CacheWarning, DamagedEntry, InvalidChoice, UnsupportedCombination, UnusableFile
+from invariant_rag.generation.kv_cache import checksum, read_entry, write_entry
 from invariant_rag.interventions import MsPoE
 from invariant_rag.methods import METHODS, RowMethod
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
-from invariant_rag.testing.rounding import rounding
-from tests.generation.test_kv_cache_files import entry
+from tests.comparing import assert_computes
 
-PROMPT = random_prompt(random.Random(0), (3, 5, 1, 4), prefix=4, suffix=3)
+PROMPT = random_prompt(random.Random(0), (6, 9, 1, 4), prefix=4, suffix=3)  # longer than sliding windows
 SHUFFLED = PROMPT.shuffled(random.Random(2))
 AGAIN = Prompt(SHUFFLED.prefix, SHUFFLED.segments, [9, 8, 7, 6])  # the same documents, another question
 SEVERAL = Prompt.of([3], SegmentSet([[5, 6], [7]]), [4], SegmentSet([[8], [9, 10, 11], [12]]), [13, 14])
-ALONE = [name for name, each in METHODS.items() if each.context_free_segments]
+FAMILIES = [
+    *((method, "llama") for method in METHODS),
+    *(("pine", family) for family in ("mistral (sliding window)", "gpt_oss")),
+    *(("rotor", family) for family in ("gemma2", "gemma3_text")),
+    *(("ape", family) for family in ("cohere2", "glm4")),
+]
 
 
-def check_near(lm, plain, prompt):
-    bound = rounding(plain.logits, prompt)
-    torch.testing.assert_close(lm.logits(prompt), plain.logits(prompt), atol=bound, rtol=0)
+def entry(size):
+    """An entry of `8 * size` bytes."""
+    return [(torch.full((1, size, 1), 1.0), torch.full((1, size, 1), 2.0))]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_warm_answer_equals_a_cold_one_bit_for_bit_and_an_uncached_one_nearly(method, llama):
-    plain = InvariantModel(llama, method=method, ordering="lexical")
+@pytest.mark.parametrize(("method", "family"), FAMILIES)
+def test_a_warm_answer_equals_a_cold_one_bit_for_bit_and_an_uncached_one_nearly(method, family):
+    plain = InvariantModel(tiny_model(family, eos_token_id=None), method=method, ordering="lexical")
     lm, fresh = (plain.with_cache(KeyValueCache()) for _ in range(2))
     cold, scores = fresh.logits(AGAIN), fresh.score(AGAIN, [[5, 6], [7]])
-    check_near(lm, plain, PROMPT)
+    assert_computes(plain.logits(PROMPT), lm.logits, PROMPT, bounded=plain.logits)
     hits = lm.cache.stats().hits
     assert torch.equal(lm.logits(AGAIN), cold)
     assert lm.score(AGAIN, [[5, 6], [7]]) == scores
     assert lm.cache.stats().hits > hits
     assert lm.generate(AGAIN, max_new_tokens=8).token_ids == plain.generate(AGAIN, max_new_tokens=8).token_ids
-    check_near(lm, plain, SEVERAL)
+    assert_computes(plain.logits(SEVERAL), lm.logits, SEVERAL, bounded=plain.logits)
     assert torch.equal(lm.logits(SEVERAL), fresh.logits(SEVERAL))
     for alone in (Prompt([], [], [3, 4]), Prompt([], [[], []], [3, 4])):  # there is nothing to cache
-        check_near(lm, plain, alone)
+        assert_computes(plain.logits(alone), lm.logits, alone, bounded=plain.logits)
 
 
-FAMILIES = [
-    *(("mistral (sliding window)", "pine"), ("gemma2", "rotor"), ("gpt_oss", "pine"), ("cohere2", "ape")),
-    *(("glm4", "ape"), ("gemma3_text", "rotor")),
-]
-
-
-@pytest.mark.parametrize(("family", "method"), FAMILIES)
-def test_families_answer_from_the_cache_as_without(family, method):
-    plain = InvariantModel(tiny_model(family, eos_token_id=None), method=method)
-    lm, prompt = plain.with_cache(KeyValueCache()), random_prompt(random.Random(4), (6, 9, 5), prefix=3, suffix=5)
-    check_near(lm, plain, prompt)
-    assert lm.generate(prompt, max_new_tokens=6).token_ids == plain.generate(prompt, max_new_tokens=6).token_ids
-
-
-@pytest.mark.parametrize("method", ALONE)
+@pytest.mark.parametrize("method", [name for name, each in METHODS.items() if each.context_free_segments])
 def test_a_segment_is_read_once_and_reused_in_any_set(method, llama):
     lm, alone = (InvariantModel(llama, method=method, cache=KeyValueCache()) for _ in range(2))
     segments = list(PROMPT.segments)
     lm.generate(PROMPT, max_new_tokens=1)
     other = Prompt(PROMPT.prefix, [segments[2], [50, 51, 52], segments[0]], PROMPT.suffix)
-    assert lm.generate(other, max_new_tokens=1).usage.cached_tokens == 4 + 1 + 3
+    assert lm.generate(other, max_new_tokens=1).usage.cached_tokens == 4 + 1 + 6
     assert torch.equal(lm.logits(other), alone.logits(other)), "what was cached before leaves no trace"
     elsewhere = Prompt([*PROMPT.prefix, 5], segments, PROMPT.suffix)
     assert lm.generate(elsewhere, max_new_tokens=1).usage.cached_tokens == 0, "it was read after another text"
@@ -77,14 +76,12 @@ def test_a_segment_is_read_once_and_reused_in_any_set(method, llama):
 def test_another_prefix_set_method_backend_model_or_environment_is_not_served(llama, monkeypatch):
     cache = KeyValueCache()
     lm, segments = InvariantModel(llama, cache=cache), list(PROMPT.segments)
+    choices = ({}, {"method": "pine"}, {"backend": "reference"}, {"deterministic": True})
     asked = [
-        (lm, PROMPT),
-        (lm, Prompt([*PROMPT.prefix, 5], segments, PROMPT.suffix)),
-        (lm, Prompt(PROMPT.prefix, segments[1:], PROMPT.suffix)),
-        (lm, Prompt(PROMPT.prefix, [*segments, [7]], PROMPT.suffix)),
-        *((lm.with_method(**choice), PROMPT) for choice in ({"method": "pine"}, {"backend": "reference"})),
-        (lm.with_method(deterministic=True), PROMPT),
+        *((lm.with_method(**each), PROMPT) for each in choices),
         (InvariantModel(tiny_model("llama", seed=1), cache=cache), PROMPT),
+        *((lm, Prompt(PROMPT.prefix, each, PROMPT.suffix)) for each in (segments[1:], [*segments, [7]])),
+        (lm, Prompt([*PROMPT.prefix, 5], segments, PROMPT.suffix)),
     ]
     for model, prompt in asked:
         model.logits(prompt)
@@ -123,7 +120,7 @@ def test_a_method_that_was_changed_is_not_served_what_it_read_before(llama):
     cached = lm.with_cache(KeyValueCache())
     before = cached.logits(PROMPT)
     Turns.step = -1
-    check_near(cached, lm, PROMPT)
+    assert_computes(lm.logits(PROMPT), cached.logits, PROMPT, bounded=lm.logits)
     assert not torch.allclose(cached.logits(PROMPT), before, atol=1e-2)
 
 
@@ -166,7 +163,7 @@ def test_a_model_with_hooks_is_asked_without_the_cache_and_a_warning_says_so(whe
     before = lm.cache.stats()
     FOREIGN[where](lm.model, monkeypatch)
     with pytest.warns(CacheWarning, match=f"not used: the model has {where}"):
-        check_near(lm, plain, PROMPT)
+        assert_computes(plain.logits(PROMPT), lm.logits, PROMPT, bounded=plain.logits)
     with pytest.warns(CacheWarning):
         assert lm.generate(PROMPT, max_new_tokens=2).usage.cached_tokens == 0
     assert lm.cache.stats() == before
@@ -210,16 +207,6 @@ def test_threads_get_the_same_answers(llama):
         assert list(pool.map(lambda each: lm.generate(each, max_new_tokens=4).token_ids, prompts)) == expected
 
 
-def test_a_disk_that_refuses_costs_no_answer(tmp_path, llama, caplog):
-    plain, folder = InvariantModel(llama, ordering="lexical"), tmp_path / "store"
-    lm = plain.with_cache(KeyValueCache(folder=folder))
-    folder.rmdir()
-    folder.write_text("a file where the folder was")
-    check_near(lm, plain, PROMPT)
-    assert lm.cache.stats().disk_errors == 2  # one entry was looked for, and written
-    assert "cannot write" in caplog.text
-
-
 def test_a_pickled_model_answers_alike_with_a_cache_of_its_own(llama, tmp_path):
     lm = InvariantModel(llama, cache=KeyValueCache(max_bytes=1 << 20, folder=tmp_path, namespace="a"))
     expected = lm.generate(PROMPT, max_new_tokens=4)
@@ -230,11 +217,13 @@ def test_a_pickled_model_answers_alike_with_a_cache_of_its_own(llama, tmp_path):
 
 
 WRONG = [
-    *(({"max_bytes": value}, "max_bytes") for value in ("folder", Path("folder"), -1, 1.5, True, None)),
-    *(({"max_disk_bytes": value}, "max_disk_bytes") for value in (-1, None)),
-    *(({"device": value}, "device") for value in ("gpu", 1.5)),
-    *(({"folder": value}, "folder: expected a path") for value in (5, "")),
-    *(({"namespace": value}, "namespace") for value in (None, 5)),
+    *(
+        ({name: each}, f"{name}: expected")
+        for name in ("max_bytes", "max_disk_bytes")
+        for each in (Path("x"), -1, None)
+    ),
+    *(({name: 1.5}, f"{name}: expected") for name in ("max_bytes", "max_disk_bytes", "device", "folder", "namespace")),
+    *(({name: each}, f"{name}: expected") for name, each in (("device", "gpu"), ("folder", ""), ("namespace", None))),
     ({"folder": "null\x00character"}, "null"),
     ({"folder": f"{__file__}/below"}, "test_kv_cache"),
 ]
@@ -249,3 +238,224 @@ def test_a_wrong_argument_is_named_and_only_keys_and_values_are_stored():
             KeyValueCache().put("x", wrong)
     with pytest.raises(InvalidChoice, match="key: expected a str"):
         KeyValueCache().get(5)
+
+
+# --- files: bound to their keys, private, within room, and nobody else's are touched ---
+
+UNFINISHED = "invariant-rag-x.unfinished"
+
+
+def file_of(folder, key, namespace=""):
+    """The file that an entry is written to, in a folder without others."""
+    known = set(folder.glob("*.safetensors"))
+    KeyValueCache(folder=folder, namespace=namespace).put(key, entry(20))
+    (path,) = set(folder.glob("*.safetensors")) - known
+    return path
+
+
+def size_of(folder):
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+def has(folder, *keys, namespace=""):
+    return [KeyValueCache(folder=folder, namespace=namespace).get(str(key)) is not None for key in keys]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_only_their_owner_can_read_the_files_with_any_program_as_the_docstring_says(dtype, tmp_path):
+    stored = [(torch.randn(2, 5, 3).to(dtype), torch.randn(2, 5, 4).to(dtype)) for _ in range(11)]
+    named = {f"{n}.{side}": stored[n][place] for n in range(11) for place, side in enumerate(("keys", "values"))}
+    folder, before = tmp_path / "a" / "b", os.umask(0)
+    try:
+        KeyValueCache(folder=folder, namespace="a tenant").put("x", stored)
+    finally:
+        os.umask(before)
+    (path,) = folder.glob("invariant-rag-*.safetensors")
+    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in (folder, *folder.iterdir())}
+    assert modes == {"b": 0o700, path.name: 0o600, "key-value-cache.lock": 0o600}
+    tensors = load_file(path)
+    assert tensors.keys() == named.keys()
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"sha256": checksum(path.name, tensors)}
+    assert all(torch.equal(each, named[name]) for name, each in tensors.items())
+    assert all(map(torch.equal, chain(*read_entry(path)), named.values()))
+
+
+def file_with(*names):
+    """The content of a file with tensors of these names, whose checksum is right."""
+    tensors = {name: torch.ones(1, 2, 3) for name in names}
+    return lambda _, path: save(tensors, {"sha256": checksum(path, tensors)})
+
+
+DAMAGE = {
+    "cut": lambda content, _: content[:-5],
+    "flip": lambda content, _: content[:-1] + bytes([content[-1] ^ 1]),
+    "empty": lambda *_: b"",
+    "another's": lambda *_: write_entry(entry(20), "invariant-rag-another.safetensors"),
+    "a header": lambda content, _: content[:8] + b"[" * (len(content) - 8),
+    "metadata": lambda content, _: content.replace(b'"sha256":"', b'"sha255":"'),
+    "no tensors": file_with(),
+    "no values": file_with("0.keys"),
+    "no pairs": file_with("0.keys", "1.values"),
+    "more tensors": file_with("0.keys", "0.values", "0.more"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_a_miss_and_is_removed(damage, tmp_path):
+    path = file_of(tmp_path, "x")
+    path.write_bytes(DAMAGE[damage](path.read_bytes(), path.name))
+    with pytest.raises(DamagedEntry, match=path.name):
+        read_entry(path)
+    cache = KeyValueCache(folder=tmp_path)
+    assert cache.get("x") is None
+    assert (cache.stats().damaged, cache.stats().misses) == (1, 1)
+    assert not path.exists()
+
+
+FORGED = {
+    "a layer less": lambda entry: entry[:-1],
+    "a token less": lambda entry: [(k[:, 1:], v[:, 1:]) for k, v in entry],
+    "a head less": lambda entry: [(k[1:], v[1:]) for k, v in entry],
+    "another dtype": lambda entry: [(k.half(), v.half()) for k, v in entry],
+    "no tokens": lambda entry: [(k[:, :0], v[:, :0]) for k, v in entry],
+}
+
+
+@pytest.mark.parametrize("wrong", FORGED)
+def test_an_entry_that_is_not_what_was_asked_for_changes_no_answer(wrong, llama, tmp_path):
+    lm = InvariantModel(llama)
+    expected = lm.with_cache(KeyValueCache(folder=tmp_path)).logits(PROMPT)
+    (path,) = tmp_path.glob("*.safetensors")
+    content = path.read_bytes()
+    path.write_bytes(write_entry(FORGED[wrong](read_entry(path)), path.name))
+    cache = KeyValueCache(folder=tmp_path)
+    assert torch.equal(lm.with_cache(cache).logits(PROMPT), expected)
+    assert (cache.stats().damaged, cache.stats().disk_hits, cache.stats().misses) == (1, 0, 1)
+    assert path.read_bytes() == content, "the right one was written again"
+
+
+def test_entries_of_one_namespace_are_not_served_to_another(tmp_path):
+    names = ["", "a", "b", "('x', 'a')", "\ud800"]
+    for name in names:
+        assert has(tmp_path, "x", namespace=name) == [False]
+        file_of(tmp_path, "x", name)
+        assert has(tmp_path, "x", namespace=name) == [True]
+    KeyValueCache(folder=tmp_path, namespace="a").clear()
+    assert [has(tmp_path, "x", namespace=each)[0] for each in names] == [each != "a" for each in names]
+
+
+def test_clearing_and_making_room_touch_nobody_elses_files(tmp_path):
+    """Each is larger than the room, and its name looks like ours. The least recently used entries make room."""
+    names = ("model.safetensors", f"{'a' * 64}.safetensors", "x.unfinished", "unfinished-notes", "invariant-rag-x.pdf")
+    for name in names:
+        (tmp_path / name).write_bytes(name.encode() * 999)
+        os.utime(tmp_path / name, (0, 0))
+    folders = [tmp_path / UNFINISHED, tmp_path / "invariant-rag-x.safetensors"]
+    for each in folders:
+        each.mkdir()
+    foreign, size = size_of(tmp_path), file_of(tmp_path, "x").stat().st_size
+    cache = KeyValueCache(max_bytes=0, folder=tmp_path, max_disk_bytes=3 * size)
+    for number in range(5):
+        time.sleep(0.01)
+        if number == 4:
+            assert cache.get("1") is not None  # used now
+            time.sleep(0.01)
+        cache.put(str(number), entry(20))
+        assert size_of(tmp_path) <= 3 * size + foreign
+    assert has(tmp_path, *range(5)) == [False, True, False, True, True]
+    for room in (0, 1, size - 1):  # larger ones are not written
+        small = KeyValueCache(folder=tmp_path / "small", max_disk_bytes=room)
+        small.put("x", entry(20))
+        assert size_of(tmp_path / "small") == 0
+        assert (small.stats().entries, small.stats().disk_errors) == (1, 0)
+    cache.clear()
+    assert not any(has(tmp_path, *range(5)))
+    assert all((tmp_path / name).read_bytes() == name.encode() * 999 for name in names)
+    assert all(each.is_dir() for each in folders)
+
+
+def test_what_a_dead_writer_left_is_removed_and_what_is_being_written_is_not(tmp_path):
+    left = tmp_path / UNFINISHED
+    for act in (lambda cache: cache.put("x", entry(10)), KeyValueCache.clear):
+        left.write_bytes(b"torn")
+        act(KeyValueCache(folder=tmp_path))
+        assert not left.exists()
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a folder"])
+def test_a_disk_that_refuses_costs_no_answer_and_is_an_error_of_clear(kind, llama, tmp_path, caplog):
+    path = file_of(tmp_path / "a", "x")
+    path.unlink()
+    os.mkfifo(path) if kind == "a pipe" else path.mkdir()
+    cache = KeyValueCache(max_bytes=0, folder=path.parent)
+    assert cache.get("x") is None
+    assert cache.stats().disk_errors == 1
+    cache.clear()
+    assert path.exists()
+    path.parent.rename(tmp_path / "b")
+    path.parent.write_text("a file where the folder was")
+    plain = InvariantModel(llama, ordering="lexical")
+    assert_computes(plain.logits(PROMPT), plain.with_cache(cache).logits, PROMPT, bounded=plain.logits)
+    assert cache.stats().disk_errors == 3  # one entry was looked for, and written
+    assert "cannot write" in caplog.text
+    with pytest.raises(UnusableFile, match="cannot clear"):
+        cache.clear()
+
+
+def test_a_store_that_may_only_be_read_serves(tmp_path, monkeypatch):
+    file_of(tmp_path, "x")
+
+    def refuse(*_):
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    cache = KeyValueCache(folder=tmp_path)
+    assert cache.get("x") is not None
+    assert (cache.stats().disk_hits, cache.stats().disk_errors) == (1, 0)
+
+
+def _write_for_ever(folder, start, room):
+    cache = KeyValueCache(max_bytes=0, folder=folder, max_disk_bytes=room)
+    for number in cycle([*range(start, 40), *range(start)]):
+        cache.put(str(number), [(torch.full((2, 4000, 8), float(number)), torch.zeros(2, 4000, 8))])
+
+
+def test_a_store_whose_writers_are_killed_serves_intact_entries_and_keeps_to_its_room(tmp_path):
+    """Twenty kills, of two processes that write at the same time."""
+    room = 5 * len(write_entry([(torch.ones(2, 4000, 8), torch.zeros(2, 4000, 8))], "x")) + 1000
+    draw, processes, served = random.Random(0), multiprocessing.get_context("fork"), 0
+    for _ in range(10):
+        writers = [processes.Process(target=_write_for_ever, args=(tmp_path, start, room)) for start in (0, 7)]
+        for writer in writers:
+            writer.start()
+        time.sleep(draw.uniform(0.005, 0.05))
+        for writer in writers:
+            writer.kill()
+            writer.join()
+        assert size_of(tmp_path) <= room
+        cache = KeyValueCache(folder=tmp_path)
+        for number in range(40):
+            found = cache.get(str(number))
+            assert found is None or torch.equal(found[0][0], torch.full((2, 4000, 8), float(number)))
+        assert cache.stats().damaged == 0
+        served += cache.stats().disk_hits
+    assert served
+
+
+@pytest.mark.skipif(not hasattr(os, "fork") or os.getuid() != 0, reason="only root can become another user")
+def test_a_folder_of_another_user_holds_nothing_for_this_one():
+    with TemporaryDirectory() as outside:  # those of pytest lie in a folder that other users cannot enter
+        Path(outside).chmod(0o755)
+        folder = Path(outside) / "cache"
+        file_of(folder, "x")
+        child = os.fork()
+        if not child:
+            os.setuid(65534)
+            try:
+                found = has(folder, "x")[0]
+            except BaseException:  # noqa: BLE001 - nothing of the parent's test may run on here
+                os._exit(2)
+            os._exit(int(found))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert has(folder, "x") == [True]

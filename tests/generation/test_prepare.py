@@ -1,32 +1,33 @@
-"""What the model reads: physical order, what was dropped and trimmed, and indices that point at what was given."""
+"""What the model reads: in physical order, what fits; and what is said of it: the ledger, and citations."""
 
 import random
 from functools import partial
-from itertools import permutations
+from itertools import chain, permutations
+from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from invariant_rag import Prompt, Segment, SegmentSet
+from invariant_rag import MicroBatcher, Prompt, Segment, SegmentSet
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.errors import ContextOverflow, InvalidPrompt
 from invariant_rag.generation.choices import ResolvedChoices
+from invariant_rag.generation.citations import cite_spans
+from invariant_rag.generation.outputs import ledger
 from invariant_rag.generation.prepare import fit_segments, prepare
 from invariant_rag.methods import RoToR
 from invariant_rag.orderings import Frequency, Given, Lexical, LexicalReversed, Score
+from invariant_rag.rag import cite
 from invariant_rag.testing import toy_tokenizer
 
-TOY = toy_tokenizer()
+TOY, ORDERINGS = toy_tokenizer(), (Lexical(), Frequency(), Given())
 ids = st.lists(st.integers(0, 3), max_size=6)
 sets = st.lists(st.lists(ids, max_size=6), min_size=1, max_size=3)
 policies = st.sampled_from(["drop_last", "trim_segments"])
-lengths = st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=3)
+small = st.integers(0, 9)
+lengths = st.lists(st.lists(small, max_size=6), max_size=3)
 strategies = st.sampled_from(["error", "drop_last", "trim_segments"])
-
-
-def prompt_of(chosen, text=(9,)):
-    return Prompt.of(list(text), *(part for each in chosen for part in (SegmentSet(each), list(text))))
 
 
 def prepared(prompt, ordering=None, new_tokens=0, **limits):
@@ -34,16 +35,14 @@ def prepared(prompt, ordering=None, new_tokens=0, **limits):
     return prepare(prompt, TOY, choices, new_tokens)
 
 
-@given(sets, st.integers(4, 40), st.none() | st.integers(1, 6), policies, st.randoms())
-def test_the_input_is_the_same_in_every_order_and_every_segment_is_accounted_for(
-    chosen, window, limit, overflow, shuffle
-):
-    prompt = prompt_of(chosen)
+@given(sets, st.integers(4, 40), st.none() | st.integers(1, 6), policies, st.sampled_from(ORDERINGS), st.randoms())
+def test_the_input_ignores_order_and_accounts_for_every_segment(chosen, window, limit, overflow, ordering, shuffle):
+    prompt = Prompt.of([9], *chain.from_iterable((SegmentSet(each), [9]) for each in chosen))
     shuffled = prompt.shuffled(shuffle)
     options = {"context_window": window, "max_segment_tokens": limit, "overflow": overflow}
-    result, other = prepared(prompt, **options), prepared(shuffled, **options)
-    assert (result.input_ids, result.arrangement) == (other.input_ids, other.arrangement)
-    for name, as_listed in (("order", list), ("dropped", sorted), ("trimmed", sorted)):
+    result, other = (prepared(each, ordering, **options) for each in (prompt, shuffled))
+    assert (result.input_ids, result.arrangement) == (other.input_ids, other.arrangement) or not ordering.invariant
+    for name, as_listed in (("order", list), ("dropped", sorted), ("trimmed", sorted)) if ordering.invariant else ():
         pairs = ((prompt, result), (shuffled, other))
         one, two = ([source.segments[i].token_ids for i in getattr(each, name)] for source, each in pairs)
         assert as_listed(one) == as_listed(two)
@@ -64,36 +63,23 @@ def test_the_input_is_the_same_in_every_order_and_every_segment_is_accounted_for
     assert all(prompt.segments[index].token_ids for index in result.dropped), "an empty segment is never dropped"
 
 
-@pytest.mark.parametrize("ordering", [Lexical(), Frequency(), Given()], ids=lambda each: each.name)
-def test_equal_and_empty_segments_are_all_kept(ordering):
-    found = set()
-    for listed in permutations([[2], [1], [], [2], [1]]):
-        result = prepared(Prompt([9], listed, [9]), ordering)
-        assert (sorted(result.order), result.dropped, result.trimmed) == ([0, 1, 2, 3, 4], (), ())
-        assert list(result.input_ids) == [9, *(token for index in result.order for token in listed[index]), 9]
-        found.add(result.input_ids)
-    assert len(found) == (1 if ordering.invariant else 6)
+CHUNKS_WITH_SCORES = [Segment(text, score=score) for text, score in (("low", 0.1), ("high", 0.9), ("mid", 0.5))]
+SEVERAL = Prompt.of("p", SegmentSet(["bb", "aa"]), "m", SegmentSet(["dddd", "cccc"]), "s")
 
 
-def test_rank_zero_lies_nearest_to_the_suffix():
-    prompt = Prompt([9], [[2], [1], [3]], [9])
-    assert prepared(prompt).input_ids == (9, 3, 2, 1, 9)
-    assert prepared(prompt).order == (2, 0, 1)
-    assert prepared(prompt, LexicalReversed()).input_ids == (9, 1, 2, 3, 9)
-
-
-def test_the_last_of_the_ordering_is_dropped_first_wherever_it_was_listed():
-    chunks = [Segment(text, score=score) for text, score in (("low", 0.1), ("high", 0.9), ("mid", 0.5))]
-    result = prepared(Prompt("p", chunks, "s"), Score(), context_window=10, overflow="drop_last")
-    assert (result.order, result.dropped) == ((2, 1), (0,))
-    assert TOY.decode(list(result.input_ids)) == "pmidhighs"
-
-
-def test_the_fullest_of_several_sets_gives_first_and_indices_count_through_all_sets():
-    prompt = Prompt.of("p", SegmentSet(["bb", "aa"]), "m", SegmentSet(["dddd", "cccc"]), "s")
-    result = prepared(prompt, context_window=12, overflow="drop_last")
-    assert (result.order, result.dropped) == ((0, 1, 3), (2,))
-    assert TOY.decode(list(result.input_ids)) == "pbbaamccccs"
+@pytest.mark.parametrize(
+    ("prompt", "ordering", "window", "order", "dropped", "text"),
+    [
+        (Prompt("p", ["b", "a", "c"], "s"), Lexical(), None, (2, 0, 1), (), "pcbas"),
+        (Prompt("p", ["b", "a", "c"], "s"), LexicalReversed(), None, (1, 0, 2), (), "pabcs"),
+        (Prompt("p", ["b", "a", "", "c"], "s"), Given(), None, (0, 1, 2, 3), (), "pbacs"),
+        (Prompt("p", CHUNKS_WITH_SCORES, "s"), Score(), 10, (2, 1), (0,), "pmidhighs"),
+        (SEVERAL, Lexical(), 12, (0, 1, 3), (2,), "pbbaamccccs"),  # the fullest of several sets gives first
+    ],
+)
+def test_rank_zero_is_next_to_the_suffix_and_the_last_goes_first(prompt, ordering, window, order, dropped, text):
+    result = prepared(prompt, ordering, context_window=window, overflow="drop_last")
+    assert (result.order, result.dropped, TOY.decode(list(result.input_ids))) == (order, dropped, text)
 
 
 def test_a_prompt_without_any_token_is_refused():
@@ -115,14 +101,15 @@ def test_orderings_are_asked_with_the_query_or_else_the_last_text():
     assert asked == ["query", "", "suffix", "ids"]
 
 
-@given(lengths, st.integers(0, 9), st.integers(0, 9), st.integers(0, 60), st.integers(1, 9), strategies, st.booleans())
-def test_what_is_kept_is_what_fits_by_the_rule_of_the_strategy(
-    ranked, texts, new, window, limit, overflow, shares_positions
-):
+@given(lengths, small, small, st.none() | st.integers(0, 60), st.none() | st.integers(1, 9), strategies, st.booleans())
+@example([[100, 3, 2]], 1, 1, 10, None, "drop_last", False)  # one that is too long pushes out no other
+@example([[7, 2, 7, 3], [5, 1]], 0, 0, 9, None, "drop_last", True)  # the longest make room
+def test_what_fits_is_kept_by_the_rule_of_the_strategy(ranked, texts, new, window, limit, overflow, shares_positions):
     """The largest common length; or without what is too long alone, and then without the last of the fullest set."""
-    room, size = window - texts - new, partial(max, default=0) if shares_positions else sum
     limits = {"window": window, "max_segment_tokens": limit, "text_tokens": texts, "new_tokens": new}
     fit = partial(fit_segments, ranked, overflow, shares_positions=shares_positions, **limits)
+    room, size = inf if window is None else window - texts - new, partial(max, default=0) if shares_positions else sum
+    limit = limit or 100
 
     def fits(sets):
         return sum(map(size, sets)) <= room
@@ -149,35 +136,14 @@ def test_what_is_kept_is_what_fits_by_the_rule_of_the_strategy(
         assert fit() == kept
 
 
-NARROW = {"window": 10, "text_tokens": 1, "new_tokens": 1}
-SHARED = [[7, 2, 7, 3], [5, 1]]
-
-
-@pytest.mark.parametrize(
-    ("ranked", "overflow", "limits", "expected"),
-    [
-        ([[100, 3, 2]], "drop_last", NARROW, [[0, 3, 2]]),
-        ([[100, 3, 2]], "drop_last", {**NARROW, "max_segment_tokens": 2}, [[0, 0, 2]]),
-        ([[100, 3, 2]], "trim_segments", NARROW, [[3, 3, 2]]),
-        ([[100, 3, 2]], "trim_segments", {**NARROW, "max_segment_tokens": 2}, [[2, 2, 2]]),
-        (SHARED, "drop_last", {"window": 9, "shares_positions": True}, [[0, 2, 0, 3], [5, 1]]),
-        (SHARED, "error", {"new_tokens": 10**9}, SHARED),
-    ],
-)
-def test_a_segment_that_is_too_long_does_not_push_out_those_that_fit(ranked, overflow, limits, expected):
-    """Where positions are shared, the longest make room; without a window, everything fits."""
-    assert fit_segments(ranked, overflow, **limits) == expected
-
-
 @pytest.mark.parametrize(
     ("ranked", "overflow", "limits", "message"),
     [
         ([[60, 7], [30]], "error", {"window": 100, "text_tokens": 11, "new_tokens": 13},
          r"100 tokens.*108 in the prompt \(11 of text, 97 in 3 segments\) and 13 to generate"),
         ([[3]], "drop_last", {"window": 5, "text_tokens": 6}, r"at most 5 tokens.*9 in the prompt"),
-        ([[3]], "trim_segments", {"window": 5, "text_tokens": 6}, r"at most 5 tokens.*9 in the prompt"),
         ([[1, 9]], "error", {"max_segment_tokens": 4}, r"max_segment_tokens=4 .* got 9"),
-        (SHARED, "error", {"window": 10, "text_tokens": 1, "shares_positions": True},
+        ([[7, 2, 7, 3], [5, 1]], "error", {"window": 10, "text_tokens": 1, "shares_positions": True},
          r"at most 10 tokens.*13 in the prompt \(1 of text, 12 in the longest of 6"),
     ],
 )  # fmt: skip
@@ -195,3 +161,127 @@ def test_a_thousand_segments_are_laid_out():
     fitted = prepared(one, context_window=3000, overflow="drop_last")
     assert len(fitted.order) + len(fitted.dropped) == 1000
     assert 2900 < len(fitted.input_ids) <= 3000
+
+
+# --- citations and the ledger ---
+
+CHUNKS = [
+    Segment("The ferry to Ostra leaves the harbour at noon.", "Ferry", score=0.9),
+    Segment("The mill of Brenn was built by Ada Kolm.", "Mill", score=0.5),
+    Segment("Ada Kolm, a builder, lived by the river.", "People", score=0.7),
+    Segment("The river is long.", score=0.1),
+]
+QUESTION = "Who built the mill of Brenn?"
+KOLM = [(2, True), (1, True)]
+TOWER = [Segment("塔の高さは三十メートルです。"), Segment("橋は古い。")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "expected"),
+    [
+        *((text, {}, KOLM) for text in ("Ada Kolm", " ada  KOLM.\n")),  # best score first
+        ("Ada Kol", {}, [(2, False), (1, False)]),
+        ("da", {}, []),  # half a word is none
+        ("ferry", {"question": "What is it?"}, [(0, True)]),  # in the title
+        # "built", "the", "mill" and "of" are in the question; "ada", "kolm" and "it" are left.
+        ("It was Ada Kolm who built the mill of Brenn", {}, [(1, False), (2, False)]),
+        *((nothing, {}, []) for nothing in ("The mill of Brenn the", "Purple elephants", "", " .!\n")),
+        ("三十メートル", {"question": "塔の高さは？", "segments": TOWER}, [(0, True)]),
+        ("Kolm, Ada", {"segments": [CHUNKS[1]]}, [(0, False)]),
+        # of chunks that were read
+        ("Ada Kolm", {"included": (3, 2, 0)}, [(2, True)]),
+        *(("Ada Kolm", {"included": read}, []) for read in ((3, 0), ())),
+        ("built by Ada Kolm", {"included": (2, 3)}, [(2, False)]),  # what has it word for word was not read
+    ],
+)
+def test_chunks_are_cited_that_hold_the_answer_or_half_of_its_distinctive_words(answer, options, expected):
+    found = cite(answer, **{"question": QUESTION, "segments": CHUNKS, **options})
+    assert [(each.index, each.exact) for each in found] == expected
+
+
+NUMBERS = {"1": 3, "2": 1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "expected"),
+    [
+        ("By Ada Kolm. She was 3.5 m tall!\nThe river is long", {}, [("By Ada Kolm.", 1), ("The river is long", 3)]),
+        ("Kolm? Kolm.", {}, [("Kolm?", 2), ("Kolm?", 1), ("Kolm.", 2), ("Kolm.", 1)]),
+        ("塔は高い。橋は古い。", {"segments": TOWER[1:]}, [("橋は古い。", 0)]),
+        (
+            "By Ada Kolm [2]. See [1, 2], source 1 and [7].",  # numbers name chunks, and are no words of a sentence
+            {"numbers": NUMBERS},
+            [("By Ada Kolm [2].", 1), ("[2]", 1), ("[1, 2]", 3), ("[1, 2]", 1), ("source 1", 3)],
+        ),
+        ("As in [2].", {}, []),
+        ("Ada Kolm [2].", {"included": [2], "numbers": NUMBERS}, [("Ada Kolm [2].", 2)]),
+        ("The river is long", {"segments": [CHUNKS[3], CHUNKS[3]]}, [("The river is long", 0)]),
+    ],
+)
+def test_sentences_and_numbers_are_cited_by_the_chunks_that_were_read(answer, options, expected):
+    options = {"segments": CHUNKS, **options}
+    found = cite_spans(answer, **options)
+    assert [(answer[each.start : each.end], each.index) for each in found] == expected
+    assert all(options["segments"][each.index] == each.segment for each in found)
+
+
+@given(st.sampled_from(["Ada Kolm", "It was Ada, by the river", "noon", ""]), st.randoms(use_true_random=False))
+def test_citations_and_spans_ignore_the_order_of_the_chunks(answer, order):
+    # Two of them with equal scores.
+    chunks = [*CHUNKS, Segment("Noon: Ada Kolm slept.", score=0.7), Segment("By noon Ada Kolm was gone.", score=0.7)]
+    text = "Ada Kolm. The ferry [2] leaves at noon; [1, 2]. The river is long."
+
+    def cited(listed):
+        numbers = {str(chunks.index(each) + 1): place for place, each in enumerate(listed)}
+        found = [(each.start, each.end, each.segment) for each in cite_spans(text, listed, numbers=numbers)]
+        return found, [(each.segment, each.exact) for each in cite(answer, QUESTION, listed)]
+
+    assert len(cited(chunks)[0]) >= 6
+    assert cited(order.sample(chunks, len(chunks))) == cited(chunks)
+
+
+THREE = [Segment("one"), Segment("two, longer"), Segment("three, the longest")]
+
+
+NAMES = [each.content_hash for each in sorted(THREE, key=lambda each: each.text, reverse=True)]  # two, three, one
+LEDGER = {"sets": [3], "order": NAMES, "dropped": [], "trimmed": [], "cached_tokens": 0, "method": "rotor"}
+
+
+def ledger_of(lm, prompt, **options):
+    return ledger(lm.generate(prompt, max_new_tokens=2), prompt, **options)
+
+
+@pytest.mark.parametrize(
+    ("overflow", "limit", "expected"),
+    [
+        ("error", 100, {}),
+        ("drop_last", 12, {"sets": [2], "order": [NAMES[0], NAMES[2]], "dropped": [NAMES[1]]}),
+        ("drop_last", 3, {"sets": [1], "order": [NAMES[2]], "dropped": sorted(NAMES[:2])}),
+        ("trim_segments", 12, {"trimmed": [NAMES[1]]}),
+        ("trim_segments", 3, {"trimmed": sorted(NAMES[:2])}),
+    ],
+)
+def test_the_ledger_is_the_same_in_every_order_and_names_what_did_not_fit(model, overflow, limit, expected):
+    lm = model.with_method(max_segment_tokens=limit, overflow=overflow)
+    for order in permutations(THREE):
+        assert ledger_of(lm, Prompt("Read:", order, "Why?")) == {**LEDGER, "invariant": True, **expected}
+
+
+def test_the_ledger_says_what_was_read_and_not_what_the_model_promises(model):
+    prompt = Prompt("Read:", THREE, "Why?")
+    assert ledger_of(model, Prompt("Why?")).items() >= {"invariant": None, "sets": []}.items(), "no documents"
+    assert ledger_of(model, prompt, recognized=False)["invariant"] is False
+    plain = ledger_of(model.with_method("sequential", ordering="given"), prompt)
+    assert (plain["invariant"], plain["method"]) == (False, "sequential")
+    assert ledger_of(model.with_method("sequential", ordering="lexical"), prompt)["invariant"] is True
+    several = Prompt.of("Rubrics:", SegmentSet(["a", "b"]), "Answers:", SegmentSet(["d", "c", "e"]), "Which?")
+    found = ledger_of(model, several)
+    assert (found["sets"], found["order"]) == ([2, 3], [Segment(text).content_hash for text in "baedc"])
+
+
+def test_a_batch_of_several_prompts_is_in_the_verdict_unless_it_changes_no_bit(model):
+    calls = [(Prompt("Read:", THREE, question), {"max_new_tokens": 2}) for question in ("Why?", "When?")]
+    for lm, expected in ((model, False), (model.with_method(deterministic=True), None)):
+        for (prompt, _), generation in zip(calls, MicroBatcher().generate_all(lm, calls), strict=True):
+            assert ledger(generation, prompt).get("bitwise") is expected
+        assert "bitwise" not in ledger(MicroBatcher().generate(lm, *calls[0]), prompt)

@@ -3,9 +3,10 @@
 import multiprocessing
 import os
 import warnings
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
+from multiprocessing.pool import ThreadPool
 from threading import Event, Thread
 from threading import enumerate as running_threads
 
@@ -20,7 +21,7 @@ from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import InvalidOption, InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import trim_at_stop_string, until_stop_string
 from invariant_rag.generation.answers import AnswerDelta
-from invariant_rag.generation.streaming import TextQueueStreamer, TextStream
+from invariant_rag.generation.streaming import TextQueueStreamer, TextStream, replay
 from invariant_rag.interventions import HiddenScaling
 from invariant_rag.locks import ForkSafeLock
 from invariant_rag.testing import toy_tokenizer
@@ -30,13 +31,8 @@ BYTES = toy_tokenizer()
 PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
 OTHER = Prompt([5], [[9, 8], [7, 7]], [13])
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
-WRAPPERS = {
-    "rotor": {"method": "rotor"},
-    "pine": {"method": "pine"},
-    "ape": {"method": "ape"},
-    "structured": {"method": "structured"},
-    "intervention": {"method": "sequential", "intervention": HiddenScaling([3], 0.5, [0, 1])},
-}
+SCALED = {"method": "sequential", "intervention": HiddenScaling([3], 0.5, [0, 1])}
+WRAPPERS = [*({"method": name} for name in ("rotor", "pine", "ape", "structured")), SCALED]
 
 
 def metaspace():
@@ -52,13 +48,7 @@ METASPACE = metaspace()
 
 def streamed(tokens, tokenizer):
     streamer = TextQueueStreamer(tokenizer)
-
-    def generate():
-        for piece in ([[1, 2, 3]], *([token] for token in tokens)):  # first the prompt
-            streamer.put(torch.tensor(piece))
-        streamer.end()
-
-    return list(TextStream(generate, streamer, Event(), lambda: None))
+    return list(TextStream(partial(replay, tokens, streamer), streamer, Event(), lambda: None))
 
 
 def lists(most):
@@ -76,10 +66,6 @@ def test_pieces_join_to_the_text(words, some_bytes, text):
     pieces = streamed(tokens, BYTES)
     assert "".join(pieces) == BYTES.decode(tokens, skip_special_tokens=True)
     assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
-
-
-def test_pieces_come_one_by_one_and_special_tokens_do_not():
-    assert streamed(BYTES("<bos>ab<eos>c", add_special_tokens=False)["input_ids"], BYTES) == ["a", "b", "c"]
 
 
 @pytest.fixture
@@ -140,7 +126,8 @@ def test_pieces_up_to_a_stop_string_join_to_the_text_before_it(pieces, stops):
         assert before == text
 
 
-def test_only_what_may_be_a_stop_string_is_held_back_and_all_pieces_are_consumed():
+def test_pieces_come_one_by_one_but_for_special_tokens_and_what_may_be_a_stop_string_and_all_are_consumed():
+    assert streamed(BYTES("<bos>ab<eos>c", add_special_tokens=False)["input_ids"], BYTES) == ["a", "b", "c"]
     assert list(before_stop(["xa", "b", "y"], ["abc"])) == ["x", "aby"]
     assert next(before_stop(iter(["hello "]), ["stop"])) == "hello "
     pieces = iter(["a", "b", "c"])
@@ -162,22 +149,14 @@ def deciding(function):
 
 
 def in_time(function):
-    """Run a function in a thread, and return or raise what it does; fail, instead of hanging, if it does not end."""
-    done = Future()
-
-    def run():
-        try:
-            done.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - raised below
-            done.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return done.result(60)
+    """Call a function in a daemon thread; fail, instead of hanging, if it does not end."""
+    with ThreadPool(1) as pool:
+        return pool.apply_async(function).get(60)
 
 
-@pytest.mark.parametrize(("name", "beams"), list(zip(WRAPPERS, (1, 2, 2, 1, 1), strict=True)))
-def test_calls_by_a_processor_or_a_criterion_or_within_an_arranged_block_change_nothing(llama, name, beams):
-    lm, options = InvariantModel(llama, **WRAPPERS[name]), {"max_new_tokens": 4, "num_beams": beams}
+@pytest.mark.parametrize(("choices", "beams"), [*zip(WRAPPERS, (1, 2, 2, 1, 1), strict=True)], ids=str)
+def test_calls_by_a_processor_or_a_criterion_or_within_an_arranged_block_change_nothing(llama, choices, beams):
+    lm, options = InvariantModel(llama, **choices), {"max_new_tokens": 4, "num_beams": beams}
     lms = (lm, lm.with_method("rotor"), lm.with_method("sequential"))
 
     def others():

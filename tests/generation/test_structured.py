@@ -12,13 +12,14 @@ from uuid import UUID
 
 import pytest
 import torch
-from pydantic import BaseModel, Field, create_model, field_validator
+from pydantic import AfterValidator, BaseModel, Field, create_model
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import GenerationConfig, LogitsProcessor, MaxTimeCriteria, PreTrainedTokenizerFast
+from transformers import GenerationConfig, MaxTimeCriteria, PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Prompt, errors
 from invariant_rag.errors import IncompleteObject, InvalidObject, InvalidSchema, UnsupportedCombination
+from invariant_rag.generation.decode import TokenPenalties
 from invariant_rag.generation.json_schema import validate_value
 from invariant_rag.generation.structured import constrain, generate_structured, parse_object
 from invariant_rag.prompts import control_tokens
@@ -46,6 +47,10 @@ SCALARS = [
     {"const": "ж"},
     {"anyOf": [{"type": "integer"}, {"type": "null"}]},
     {"$ref": "#/$defs/Place"},
+]
+SPECIAL = [
+    *(datetime, date, UUID, IPv4Address, timedelta, Annotated[int, Field(ge=1000, le=99999)]),
+    *(Annotated[str, Field(pattern=each)] for each in (r"^\w{1,8}ing$", r"^[ab]?é{1,2}$", r"^.{3}$")),
 ]
 
 
@@ -96,17 +101,7 @@ def test_a_text_that_runs_out_of_tokens_is_the_beginning_of_the_one_with_room(mo
             generate_structured(model, PROMPT, Short, **options)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *(datetime, date, UUID, IPv4Address, timedelta),
-        Annotated[str, Field(pattern=r"^\w{1,8}ing$")],
-        Annotated[str, Field(pattern=r"^[ab]?é{1,2}$")],
-        Annotated[str, Field(pattern=r"^.{3}$")],
-        Annotated[int, Field(ge=1000, le=99999)],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("kind", SPECIAL, ids=str)
 def test_special_values_parse(model, kind):
     schema = create_model("Field", x=(kind, ...))
     for seed in range(2):
@@ -136,27 +131,25 @@ def test_bytes_of_a_character_are_never_torn():
         assert len(generate_structured(lm, PROMPT, letters, **options)["x"]) == 2
 
 
-class Wanting(LogitsProcessor):
-    """Makes a model want some tokens, and ban all others where there is nothing but them."""
-
-    def __init__(self, *tokens, only=False):
-        self.tokens, self.only = torch.tensor(tokens), only
-
-    def __call__(self, input_ids, scores):
-        wanted = scores.index_fill(1, self.tokens, 1e6)
-        return torch.where(wanted == 1e6, wanted, -torch.inf) if self.only else wanted
-
-
 def test_control_tokens_and_ends_are_not_part_of_an_object(model):
     controls = control_tokens(model.tokenizer)
-    loved = [Wanting(*controls, *model.tokenizer.encode("\t", add_special_tokens=False))]
-    generation = model.generate(PROMPT, **constrain(model, Short, max_new_tokens=120, logits_processor=loved))
+    loved = torch.tensor([*controls, *model.tokenizer.encode("\t", add_special_tokens=False)])
+    wanting = {"logits_processor": [lambda _, scores: scores.index_fill(1, loved, 1e6)]}
+    generation = model.generate(PROMPT, **constrain(model, Short, max_new_tokens=120, **wanting))
     assert controls.keys().isdisjoint(generation.token_ids[:-1])
     assert "\t" not in generation.text  # which would be no JSON within a string
     assert isinstance(parse_object(generation.text, Short), Short)
 
 
-def test_what_would_break_an_object_is_refused(model, chat_llama, monkeypatch):
+def test_what_would_break_an_object_is_refused_or_an_error_where_something_else_chooses(model, chat_llama, monkeypatch):
+    def other(_, scores):
+        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([50]), 1e6)
+
+    options = constrain(model, Short, max_new_tokens=40)
+    own = options.pop("logits_processor")
+    for processors, said in (([*own, other], "something else than the schema"), ([other, *own], "ban all")):
+        with pytest.raises(UnsupportedCombination, match=said):
+            model.generate(PROMPT, logits_processor=processors, **options)
     config, wrong_end = GenerationConfig(stop_strings=["text"]), "eos_token_id: expected token ids of at least 0"
     for options, error, named in (
         ({"stop_strings": ["text"]}, UnsupportedCombination, "stop_strings"),
@@ -177,14 +170,6 @@ def test_what_would_break_an_object_is_refused(model, chat_llama, monkeypatch):
         constrain(model, Short)
 
 
-def test_what_something_else_chooses_or_bans_is_an_error(model):
-    options, other = constrain(model, Short, max_new_tokens=40), Wanting(50, only=True)
-    own = options.pop("logits_processor")
-    for processors, said in (([*own, other], "something else than the schema"), ([other, *own], "ban all")):
-        with pytest.raises(UnsupportedCombination, match=said):
-            model.generate(PROMPT, logits_processor=processors, **options)
-
-
 def test_texts_of_a_batch_follow_the_schema_each_by_itself_and_anew_with_another_prompt(model):
     constraint = constrain(model, Short, max_new_tokens=120, seed=1, **WILD)
     generations = model.generate([PROMPT, Prompt("Another: ", [], "")], **constraint)
@@ -193,25 +178,32 @@ def test_texts_of_a_batch_follow_the_schema_each_by_itself_and_anew_with_another
     assert all(isinstance(parse_object(each.text, Short), Short) for each in generations)
 
 
-def test_a_routed_model_writes_two_objects_and_a_stream_is_the_object(model):
-    (given,) = constrain(model, Short)["logits_processor"]
+def test_a_routed_model_begins_objects_and_penalties_anew_in_each_branch_and_a_stream_is_the_object(model):
+    options = constrain(model, Short, max_new_tokens=120)
+    (given,) = options["logits_processor"]
     assert (copied := deepcopy(given)) == given  # so that it shares batches, and the vocabulary
     assert copied is not given
-    kept = [generate_structured(model.with_routing(alpha), PROMPT, Short, max_new_tokens=120) for alpha in (-2.0, 2.0)]
-    branches = [model, model.with_routing().plain_branch]
-    assert kept == [generate_structured(lm, PROMPT, Short, max_new_tokens=120) for lm in branches]
-    text = "".join(model.stream(PROMPT, **constrain(model, Short, max_new_tokens=120)))
-    assert parse_object(text, Short) == kept[0]
+    routed, branches = [model.with_routing(alpha) for alpha in (-2.0, 2.0)], [model, model.with_routing().plain_branch]
+    for each in (options, {"logits_processor": [TokenPenalties(1e4)], "max_new_tokens": 40, "eos_token_id": []}):
+        kept, alone = ([lm.generate(PROMPT, **each).token_ids for lm in lms] for lms in (routed, branches))
+        assert kept == alone
+    streamed = parse_object("".join(model.stream(PROMPT, **options)), Short)
+    assert streamed == generate_structured(routed[0], PROMPT, Short, max_new_tokens=120)
 
 
 # --- schemas ---
 
 
-def test_a_schema_may_be_a_class_a_dict_or_a_string(model):
+def test_a_schema_is_a_class_a_dict_or_a_string_and_what_looks_like_a_keyword_and_is_none_is_followed(model):
     schema = Short.model_json_schema()
     given = (Short, schema, json.dumps(schema))
     found = [generate_structured(model, PROMPT, each, max_new_tokens=120) for each in given]
     assert found == [Short(**found[1]), found[1], found[1]]
+    pattern = r'^[^"\\]{2}[.]\.$'
+    properties = {"not": {"type": "string", "pattern": pattern}, "if": {"const": {"contains": 1}, "type": "object"}}
+    schema = {"type": "object", "properties": properties, "required": ["not", "if"], "title": "T", "uniqueItems": False}
+    found = generate_structured(model, PROMPT, schema, max_new_tokens=120, seed=1, **WILD)
+    assert found["if"] == {"contains": 1}
 
 
 @pytest.mark.parametrize(
@@ -234,34 +226,16 @@ def test_what_decoding_cannot_follow_is_refused_and_named(model, schema, said):
         constrain(model, schema, max_new_tokens=30)
 
 
-def test_what_looks_like_a_keyword_and_is_none_is_followed(model):
-    pattern = r'^[^"\\]{2}[.]\.$'
-    properties = {"not": {"type": "string", "pattern": pattern}, "if": {"const": {"contains": 1}, "type": "object"}}
-    schema = {"type": "object", "properties": properties, "required": ["not", "if"], "title": "T", "uniqueItems": False}
-    found = generate_structured(model, PROMPT, schema, max_new_tokens=120, seed=1, **WILD)
-    assert found["if"] == {"contains": 1}
+def refuse(_):
+    raise ValueError("neither will do")
 
 
-class Endless(BaseModel):
-    """No finite text is one."""
-
-    next: "Endless"
-
-
-class Picky(BaseModel):
-    x: bool
-
-    @field_validator("x")
-    @classmethod
-    def _never(cls, value):
-        raise ValueError("neither will do")
-
-
-def test_what_no_text_or_no_value_can_be(model):
-    generation = model.generate(PROMPT, **constrain(model, Endless, max_new_tokens=30))
+def test_a_schema_of_no_finite_text_says_length_and_a_value_that_a_type_refuses_is_an_error(model):
+    endless = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+    generation = model.generate(PROMPT, **constrain(model, endless, max_new_tokens=30))
     assert (generation.finish_reason, len(generation.token_ids)) == ("length", 30)
     with pytest.raises(InvalidObject, match="neither will do"):
-        generate_structured(model, PROMPT, Picky, max_new_tokens=120)
+        generate_structured(model, PROMPT, Annotated[bool, AfterValidator(refuse)], max_new_tokens=120)
 
 
 # --- validation ---
