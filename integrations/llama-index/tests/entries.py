@@ -65,7 +65,6 @@ def local_llm(lm):
 
 # --- engines ---
 
-
 Found = create_model("Found", input=(str, Field(pattern="^[a-z]{6}$")))
 """What was found, or what a tool is asked; a random model would never end a longer text."""
 
@@ -453,15 +452,13 @@ ENTRIES = {
             for kind in (ContextChatEngine, CondensePlusContextChatEngine)
         },
     },
-    "workflows": {
+    "workflows and agents": {
         "the one of LlamaIndex's documentation: retrieve, synthesize": lambda c: run(
             Answering(), listed=c.nodes, then=partial(get_response_synthesizer().asynthesize, QUERY)
         ),
         "a step that joins the nodes and calls `llm.acomplete`": lambda c: run(
             Answering(), listed=c.nodes, then=lambda nodes: c.llm.acomplete(prompt_of(JOINED(nodes)))
         ),
-    },
-    "agents": {
         "`FunctionAgent` with a `RetrieverTool`": searching,
         "`AgentWorkflow` of a `FunctionAgent` with a `RetrieverTool`": partial(searching, is_workflow=True),
         "`FunctionAgent` with a `QueryEngineTool`": agent_tool,

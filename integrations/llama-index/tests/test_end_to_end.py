@@ -253,12 +253,10 @@ FLAGS = ["The flag of Ostra is white.", "The flag of Brenn is green.", "The mill
 MARKED = "".join(mark(Segment(text)) for text in FLAGS) + f"\n{COLOUR}"
 
 
-def content(response):
-    tokens = [each[0].token for each in response.logprobs]
-    return response.message.model_dump(), response.raw, tokens
-
-
 def test_a_remote_model_answers_as_one_in_memory(base_url):
+    def content(response):
+        return response.message.model_dump(), response.raw, [each[0].token for each in response.logprobs]
+
     asked = [[message_of(order, f"\n{COLOUR}")] for order in permutations(FLAGS)]
     options = {"max_tokens": 16, "citations": True, "logprobs": True}
     local = InvariantLLM(InvariantModel.from_pretrained(), **options)

@@ -155,8 +155,6 @@ def test_a_conversation_is_remembered_and_a_history_is_no_template(llm):
     assert all(asked.count(text) == 1 for text in (*TEXTS, QUERY, "Say {context_str} and {query_str}.", "Be {brief}."))
 
 
-# --- postprocessors ---
-
 KINDS = {
     "text": TextNode(text="a"),
     "metadata": TextNode(text="a", metadata={"page": 3, "secret": 1}, excluded_llm_metadata_keys=["secret"]),
