@@ -23,9 +23,8 @@ from invariant_rag import InvariantModel, Segment
 from invariant_rag.prompts import mark
 from invariant_rag.testing.ordinary_prompts import ORDINARY
 from llama_index.core import Document, StorageContext, VectorStoreIndex
-from llama_index.core.base.llms.types import ChatMessage, CitationBlock
 from llama_index.core.embeddings import MockEmbedding
-from llama_index.core.llms.mock import MockLLM
+from llama_index.core.llms import ChatMessage, CitationBlock, MockLLM
 from llama_index.core.postprocessor import LongContextReorder
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.vector_stores.faiss import FaissVectorStore
