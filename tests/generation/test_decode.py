@@ -16,7 +16,7 @@ from invariant_rag import InvariantModel, MicroBatcher, Prompt
 from invariant_rag.ensembles import PermutationAverage, RingAverage
 from invariant_rag.errors import InvalidOption, InvalidPrompt, InvariantRAGError, UnsupportedCombination
 from invariant_rag.generation.decode import TokenPenalties
-from invariant_rag.generation.structured import constrain, parse_object
+from invariant_rag.generation.structured import constrain
 from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.rounding import rounding
 from tests.generation.test_streaming import deciding
@@ -114,13 +114,6 @@ def test_a_greedy_answer_is_that_of_the_formula_from_the_logits_of_all_tokens_be
     assert found == [tuple(expected)] * 2
     assert found[0] != lm.generate(SAID, **{**options, "logits_processor": None}).token_ids
     assert presence < 1000 or len(set(found[0])) == len(found[0])
-
-
-def test_an_object_stays_one_whatever_is_penalized(model):
-    schema = {"type": "object", "properties": {"a": {"enum": ["aaaa", "bbbb"]}}, "required": ["a"]}
-    options = {"logits_processor": [TokenPenalties(1e6, 1e6)], "sequence_bias": [[[each], -1e6] for each in range(50)]}
-    text = model.generate(SAID, **constrain(model, schema, max_new_tokens=80, **options)).text
-    assert parse_object(text, schema)["a"] in ("aaaa", "bbbb")
 
 
 # --- keywords ---

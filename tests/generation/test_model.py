@@ -32,7 +32,7 @@ PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
 NAMED = ("method", "ordering", "backend", "overflow", "intervention")
 
 
-def test_a_folder_is_loaded_with_its_tokenizer_and_keywords_of_transformers(tiny_folder, chat_llama, tmp_path):
+def test_a_folder_is_loaded_with_its_tokenizer_and_keywords_of_transformers(tiny_folder, chat_llama, tmp_path, caplog):
     options = {"dtype": "float32", "cache_dir": tmp_path, "local_files_only": True, "use_cache": False}
     lm = InvariantModel.from_pretrained(tiny_folder, method="pine", ordering="frequency", backend="sdpa", **options)
     described = f"InvariantModel({str(tiny_folder)!r}, method='pine', ordering='frequency', backend='sdpa')"
@@ -43,12 +43,9 @@ def test_a_folder_is_loaded_with_its_tokenizer_and_keywords_of_transformers(tiny
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(errors.ModelNotFound, match="expected a causal LM"):
             InvariantModel.from_pretrained(place)
-
-
-def test_a_folder_without_a_tokenizer_takes_token_ids_and_says_so(caplog):
     with caplog.at_level(logging.WARNING):
         lm = InvariantModel.from_pretrained(GOLDEN / "gqa")
-    assert "no tokenizer" in caplog.text
+    assert "no tokenizer" in caplog.text, "and takes token ids"
     assert lm.tokenizer is None
     assert lm.logits(PROMPT).shape == (2, 512)
     with pytest.raises(errors.TokenizerRequired, match="token ids"):
