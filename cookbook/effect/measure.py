@@ -1,7 +1,7 @@
 """Measure the effect of order, and write page and picture: `python measure.py [--questions 200] [--out runs]`.
 
-The embedded model reads 30 documents, more than most of its training contexts had: there its weakness is real. Each
-question is asked with the document that answers it at seven places; nothing else changes. An interrupted measurement
+Prompts have 30 documents, more than most training contexts of the embedded model: there its weakness is real. Each
+question is asked with the gold document in seven slots; nothing else changes. An interrupted measurement
 continues.
 """
 
@@ -38,7 +38,7 @@ READERS = {
 
 
 def figures(run: BenchmarkRun, plain: BenchmarkRun) -> dict[str, Any]:
-    """Return the figures of one reader as plain data, and its paired difference from the plain model."""
+    """Return the figures of one method as plain data, and its paired difference from the plain model."""
     metric = run.summary["metric"]
     change = mean_difference(means_by("question", run.records, metric), means_by("question", plain.records, metric))
     return {

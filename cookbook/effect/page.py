@@ -19,29 +19,29 @@ COLOURS = {"plain": "#000000", "RoToR": "#0072b2"}
 PAGE = """\
 # What the order of documents does
 
-{questions} questions, each over the same {documents} documents, asked {orders} times: only the place of the document
-that holds the answer changes. The model is the embedded one (1.2 million parameters), which was trained on fewer
+{questions} questions, each over the same {documents} documents, asked {orders} times: only the slot of the gold
+document changes. The model is the embedded one (1.2 million parameters), which was trained on fewer
 documents: here its weakness is real. Written by `make effect`; measured on {date}.
 
-![accuracy by place](effect.svg)
+![accuracy by slot](effect.svg)
 
 {table}
 
-Per cent, with 95% intervals. *Answers change*: questions whose answer is not the same for every place. *Worst place*: a
-question counts only if it is right at every place. *Against plain*: paired difference of the accuracy.
+Per cent, with 95% intervals. *Answers change*: questions whose answer is not the same for every slot. *Worst slot*: a
+question counts only if it is right in every slot. *Against plain*: paired difference of the accuracy.
 
-What to make of it:
+Conclusions:
 
-- The order decides what the plain model says for {plain_flips} of the questions. RoToR says the same every time.
+- The order changes the plain model's answer to {plain_flips} of the questions. RoToR's answers never change.
 - That is the promise, and no more: whether an invariant model is also right more often depends on model and data.
   {change}
-- Sorting the documents before a plain model is as invariant, and costs nothing. It still favours places: which
-  documents land there is then fixed instead of accidental.
+- Sorting the documents before a plain model is as invariant, and costs nothing. It still favours some slots: which
+  documents get them is then fixed instead of random.
 
 ## The same on real models
 
 Published accuracy over {documents} documents of NaturalQuestions (Lost in the Middle, 2,655 questions; RoToR, arXiv
-2502.08662, Table 1, as printed; without intervals there): the mean over seven places of the gold document, the worst of
+2502.08662, Table 1, as printed; without intervals there): the mean over seven slots of the gold document, the worst of
 them, and the best minus the worst. These are not our measurements. Invariant methods, too, are not always ahead there.
 
 {published}
@@ -60,7 +60,7 @@ def write_page(folder: Path, measured: Mapping[str, Any]) -> None:
 
 
 def published_slots(documents: int) -> dict[str, dict[str, list[float]]]:
-    """Return the paper's accuracies by place, of the plain model and of RoToR, for every model that has them."""
+    """Return the paper's accuracies by slot, of the plain model and of RoToR, for every model that has them."""
     from invariant_rag_benchmarks.published_tables import resolve_table
 
     table = resolve_table(PUBLISHED)
@@ -83,11 +83,11 @@ def show(estimate: Mapping[str, float], sign: str = "") -> str:
 def describe(measured: Mapping[str, Any], published: Mapping[str, Mapping[str, list[float]]]) -> str:
     """Return the page."""
     readers = measured["readers"]
-    lines = ["|  | answers change | accuracy | worst place | against plain |", "| --- | --- | --- | --- | --- |"]
+    lines = ["|  | answers change | accuracy | worst slot | against plain |", "| --- | --- | --- | --- | --- |"]
     for name, each in readers.items():
         against = "" if name == "plain model" else show(each["against_plain"], "+")
         lines.append(f"| {name} | {show(each['flips'])} | {show(each['mean'])} | {show(each['worst'])} | {against} |")
-    rows = ["| model | read as | mean | worst place | best minus worst |", "| --- | --- | --- | --- | --- |"]
+    rows = ["| model | method | mean | worst slot | best minus worst |", "| --- | --- | --- | --- | --- |"]
     for model, each in published.items():
         for name, values in each.items():
             spread = max(values) - min(values)
@@ -107,7 +107,7 @@ def describe(measured: Mapping[str, Any], published: Mapping[str, Mapping[str, l
 
 
 def draw(measured: Mapping[str, Any], published: Mapping[str, Mapping[str, list[float]]]) -> Any:
-    """Return the picture: accuracy by place, measured here with intervals, and as published."""
+    """Return the picture: accuracy by slot, measured here with intervals, and as published."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -132,7 +132,7 @@ def draw(measured: Mapping[str, Any], published: Mapping[str, Mapping[str, list[
             axis.plot(numbers, values, color=COLOURS[name], marker="o", ms=4, lw=1.4)
         axis.set_title(f"{model},\npublished (arXiv 2502.08662)", size=9)
     for axis in axes:
-        axis.set_xlabel(f"place of the answer among {measured['documents']}", size=8)
+        axis.set_xlabel(f"slot of the gold document among {measured['documents']}", size=8)
         axis.set_xticks(numbers)
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color="#dddddd")

@@ -35,7 +35,7 @@ READERS: dict[str, tuple[str, str, str]] = {
     "RoToR, monot5": ("generator", "rotor", "monot5"),
     "PINE": ("generator", "pine", "lexical"),
     "native RoToR, lexical": ("native", "rotor", "lexical"),
-    "native read plainly": ("native", "sequential", "given"),
+    "native, plain attention": ("native", "sequential", "given"),
 }
 """Name of a row: checkpoint, method, ordering."""
 BINS = 5

@@ -1,7 +1,7 @@
 """Measure fairness: `python fairness.py [--questions 300]`. Does accuracy depend on where a document lands?
 
-Documents are read in a random physical order, as a salted content ordering would put them, and accuracy is counted by
-the place of the document that answers. Invariance cannot show this: sorting is invariant, and still favours places.
+Documents are prefilled in a random physical order, as a salted content ordering would put them, and accuracy is counted
+by the slot of the gold document. Invariance cannot show this: sorting is invariant, and still favours places.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ READERS: dict[str, tuple[str, int]] = {
 
 
 def measure(lm: InvariantModel, cuts: int, questions: int, documents: int, about: str) -> dict[str, Any]:
-    """Return accuracy in all and by place, and how much it varies over places."""
+    """Return accuracy in all and by slot, and how much it varies over slots."""
     reader: Any = RingAverage(lm, cuts) if cuts else lm
     bins: list[list[bool]] = [[] for _ in range(BINS)]
     for item in tqdm(items(questions, documents, seed=2), desc=about, leave=False):

@@ -78,7 +78,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def slots_table(results: dict[str, Any], documents: str) -> str:
-    """Return accuracy in all and by fifth of the slots, one reader a row."""
+    """Return accuracy in all and by fifth of the slots, one checkpoint with its method and ordering a row."""
     rows = []
     for reader, measured in results["reading"].items():
         if documents not in measured:
@@ -91,12 +91,12 @@ def slots_table(results: dict[str, Any], documents: str) -> str:
             + [percent(found["declined"]), percent(results["unanswerable"][reader]["declined"])]
             + [str(len(results["atlas"][reader]))]
         )
-    header = ["read as", "exact match", "1st fifth", "2nd", "3rd", "4th", "5th"]
+    header = ["method and ordering", "exact match", "1st fifth", "2nd", "3rd", "4th", "5th"]
     return table([*header, "declined though answerable", "declined rightly", "atlas, of 42"], rows)
 
 
 def fill(text: str, places: dict[str, str]) -> str:
-    """Replace what stands between `<!-- name -->` and `<!-- end -->`."""
+    """Replace the text between `<!-- name -->` and `<!-- end -->`."""
     for name, content in places.items():
         head, _, rest = text.partition(f"<!-- {name} -->\n")
         _, _, tail = rest.partition("<!-- end -->")
@@ -123,7 +123,7 @@ def facts(name: str) -> str:
 
 
 def shares(results: dict[str, Any], readers: list[str]) -> str:
-    """Return the measured shares of some readers, for a model card."""
+    """Return the measured shares of some rows of results.json, for a model card."""
     counts = list(next(iter(results["reading"].values())))
     rows = []
     for reader in readers:
@@ -135,7 +135,7 @@ def shares(results: dict[str, Any], readers: list[str]) -> str:
 
 
 def fairness_table(results: dict[str, Any]) -> str:
-    """Return accuracy in all and by place, and how much it varies, one reader a row."""
+    """Return accuracy in all and by slot, and how much it varies, one method a row."""
     rows = []
     for reader, found in results["readers"].items():
         low, high = found["interval"]
@@ -144,7 +144,7 @@ def fairness_table(results: dict[str, Any]) -> str:
             + [percent(share) for share in found["places"]]
             + [percent(found["spread"]), percent(found["deviation"])]
         )
-    header = ["read as", "exact match", "1st fifth", "2nd", "3rd", "4th", "5th", "spread", "standard deviation"]
+    header = ["method", "exact match", "1st fifth", "2nd", "3rd", "4th", "5th", "spread", "standard deviation"]
     return table(header, rows)
 
 

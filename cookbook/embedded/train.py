@@ -1,8 +1,8 @@
 """Train the embedded generator: `python train.py --out FOLDER [--log losses.tsv]`.
 
 The plain causal model, trained in the ordinary way. One row of a batch holds a context once and several questions after
-it; each question sees the context and itself, at the positions that it would have alone, so every question is trained
-in exactly the format of inference.
+it; each question attends to the context and itself, at the position ids of a prompt with this question only, so every
+question is trained in exactly the format of inference.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ RECALL = 96
 DECAY = 0.4
 """Share of the steps, the last ones, over which the learning rate falls to nothing."""
 FIRST = 3.0
-"""Weight of the first token of an answer: it is the one to be found, the others follow it."""
+"""Weight of the first token of an answer: it is the one to be retrieved, the others follow it by copying."""
 
 
 @dataclass
@@ -228,10 +228,11 @@ AttentionInterface.register("two-products", attend)
 
 
 def build_model(vocabulary: int, end: int) -> LlamaForCausalLM:
-    """Build the untrained model: a Llama with query and key biases, which let a head attend by distance alone.
+    """Build the untrained model: a Llama with query and key biases, so that a head can attend by relative position
+    alone.
 
-    The rotary base is high, so that about half of each head's dimensions hardly turn within a context: what they
-    compare is compared alike at every distance.
+    The rotary base is high, so that about half of each head's dimensions hardly rotate within a context: they compare
+    contents independently of the distance.
     """
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -261,15 +262,16 @@ def build_model(vocabulary: int, end: int) -> LlamaForCausalLM:
 def start_reading(model: LlamaForCausalLM) -> None:
     """Start from weak heads that copy and that compare, which otherwise take tens of millions of tokens to form.
 
-    In the first layer, head 0 looks one token back and head 1 two; heads 2 and 3 look at all of the last tokens, about
-    5 and about 15 of them. In the second layer, heads 0 and 1 compare a token with what those heads wrote elsewhere,
-    and copy what they find; in the third, heads 2 and 3 look for places whose last tokens are those before the query.
-    Distances of a few tokens are all this speaks of: no slot of a document is favoured, and far positions are alike.
+    In the first layer, head 0 attends to the previous token and head 1 to the one before it; heads 2 and 3 average over
+    the last tokens, about 5 and about 15 of them. In the second layer, heads 0 and 1 match a token with the outputs of
+    those heads at earlier positions, and copy it; in the third, heads 2 and 3 match positions whose last tokens are
+    those before the query. Only distances of a few tokens are encoded: no slot is favoured, and far positions are
+    treated alike.
     """
     layers = [layer.self_attn for layer in model.model.layers]
     width = model.config.head_dim
     half, speed = width // 2, model.model.rotary_emb.inv_freq
-    steady = torch.cat([speed, speed]) < 3e-4  # hardly turned within a context
+    steady = torch.cat([speed, speed]) < 3e-4  # hardly rotated within a context
     model.model.embed_tokens.weight.mul_(6.0)
     model.model.norm.weight.fill_(0.2)
     for layer in model.model.layers:
@@ -324,7 +326,7 @@ def losses(
 
 
 class Curriculum:
-    """Walk through the stages: on to the next when one is learned, or has had its steps."""
+    """Go through the stages: to the next when one is learned, or has had its steps."""
 
     def __init__(self, stages: tuple[Stage, ...]) -> None:
         self.stages, self.at, self.steps = stages, 0, 0

@@ -1,6 +1,6 @@
 """Train the embedded MonoT5: `python train_monot5.py --out FOLDER [--log losses.tsv]`.
 
-A tiny T5 reads `Query: ... Document: ... Relevant:` and its decoder says `true` or `false` (Nogueira et al.,
+A tiny T5 encodes `Query: ... Document: ... Relevant:` and its decoder generates `true` or `false` (Nogueira et al.,
 https://arxiv.org/abs/2003.06713). Queries and documents come from the same made-up world as those of the generator.
 """
 
@@ -89,7 +89,7 @@ def build_model(vocabulary: int) -> T5ForConditionalGeneration:
 
 @torch.no_grad()
 def start_matching(model: T5ForConditionalGeneration) -> None:
-    """Start from heads that look at a neighbour (two of four) or at equal tokens elsewhere (the other two).
+    """Start from heads that attend to a neighbour (two of four) or to equal tokens elsewhere (the other two).
 
     Without them, matching the words of a query with those of a document takes far longer to form.
     """

@@ -1,8 +1,8 @@
 """Fine-tune the embedded generator with RoToR attention: `python train_native.py --out FOLDER [--log losses.tsv]`.
 
-The model reads every context as it would at inference: documents in lexical order on a ring, each of them last in its
-own view. As in `train.py`, one row holds a context once and several questions after it, each at the positions that it
-would have alone. Since RoToR is a causal window over the segments laid out twice, a row costs three products.
+Training uses the inference arrangement: documents in lexical order on a ring, each last in its own row. As in
+`train.py`, one row of a batch holds a context once and several questions after it, each at the position ids of a prompt
+with this question only. Since RoToR is a causal window over the segments laid out twice, a row costs three products.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Batches:
                 return self.batch(drawn[:-1])
 
     def row(self, names: Names, documents: int) -> tuple[Row, list[int]]:
-        """Return a context in memory order with its questions, and where each segment of it ends."""
+        """Return a context in canonical order with its questions, and the end of each of its segments."""
         context = make_context(names, documents, QUESTIONS, skew=0.0)
         segments = [Segment(document.text, title=document.title) for document in context.documents]
         prepared = self.lm.prepare(Prompt(self.prefix, segments, [self.end], rendering=document_rendering))
@@ -85,8 +85,8 @@ class Batches:
 class Ring:
     """What RoToR adds to plain attention, for one batch.
 
-    A query of a segment that ends at `e` sees, besides what lies before it, the segments that lie after it, as if they
-    stood `T` positions earlier, and the prefix, as if it stood `T - e` positions earlier still.
+    A query of a segment that ends at `e` attends to all preceding keys, and to later segments at a shift of `-T`; the
+    prefix then has a shift of `-(T - e)`.
     """
 
     def __init__(self, model: nn.Module, batch: dict[str, Tensor], prefix: int) -> None:
@@ -114,7 +114,7 @@ def turn(states: Tensor, by: list[Tensor]) -> Tensor:
 def attend_ring(
     _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor, scaling: float, ring: Ring, **_: Any
 ) -> tuple[Tensor, None]:
-    """Attend over the prefix, the row as it lies, and its segments once more, `T` positions earlier."""
+    """Attend to the prefix, to the row causally, and to its segments once more, shifted by `-T`."""
     start, stop = ring.prefix, ring.stop
     query, again = query * scaling, turn(key[:, :, start:stop], ring.back)
     scores = torch.cat(

@@ -1,9 +1,9 @@
-"""Does seeing each other help where an answer takes two documents? `python two_documents.py [--seed 1] [--layers 3]`.
+"""Does attention between documents help where an answer needs two? `python two_documents.py [--seed 1] [--layers 3]`.
 
 "Ostra flies the flag of its mother city, Varn" and "The flag of Varn is red": what colour is Ostra's? Names are single
 tokens, so that a small model is trained from the start in minutes, on one core. Three models are trained on the same
 questions: two attend plainly, to documents in random orders or sorted; one in RoToR's arrangement. Each is then asked
-about names that it has not seen together, its documents in an order that says nothing. The rule, fixed beforehand:
+about new combinations of names, with documents in random order. The rule, fixed beforehand:
 RoToR is the demonstration if it gains 15 points over the plain model with sorted documents.
 """
 
@@ -54,7 +54,7 @@ def draw(count: int, generator: torch.Generator, two_hops: float, *, ordered: bo
 
 
 def batch_of(documents: Tensor, questions: Tensor) -> dict[str, Tensor]:
-    """Return rows of a context and its questions, each of which sees the context and itself, and what `Ring` needs."""
+    """Return rows of a context and its questions, which attend to the context and themselves; and what `Ring` needs."""
     count, total = len(documents), CONTEXT
     ids = torch.cat([torch.full((count, 1), BEGIN), documents.flatten(1), questions.flatten(1)], 1)
     place = torch.arange(ids.shape[1])
@@ -109,7 +109,7 @@ def train(layers: int, seed: int, *, in_rotor: bool, ordered: bool, steps: int) 
 
 
 def measure(model: LlamaForCausalLM, questions: int, seed: int) -> dict[str, list[float]]:
-    """Return the share of right answers to questions about two documents, with its interval, of each way to read."""
+    """Return the share of right answers to questions about two documents, with its interval, for each method."""
     model.set_attn_implementation("sdpa")
     lm = InvariantModel(model, None)
     ways = {

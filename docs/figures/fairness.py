@@ -1,4 +1,4 @@
-"""Invariance is not fairness: accuracy by the place of the answer, as published (RoToR, arXiv 2502.08662, Table 1)."""
+"""Invariance is not fairness: published accuracy by slot of the gold document (RoToR, arXiv 2502.08662, Table 1)."""
 
 from __future__ import annotations
 

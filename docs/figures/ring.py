@@ -1,4 +1,4 @@
-"""What RoToR does: the segments in a ring, and in the row of each reader, itself last. Drawn from the arrangement."""
+"""What RoToR does: the segments in a ring, and the row of each segment, itself last. Drawn from the arrangement."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def circle(axis: Axes) -> None:
 
 
 def rows(axis: Axes, arrangement: Arrangement) -> None:
-    """Draw for each reader what it sees, and where: distance to its own last token runs to the left."""
+    """Draw the row of each segment, and of the question: every key at its position relative to the last query."""
     spans = arrangement.layout.set_spans[0]
-    readers = [
+    queries = [
         *((NAMES[i], span.stop - 1) for i, span in enumerate(spans)),
-        ("question", arrangement.layout.length - 1),
+        ("the question", arrangement.layout.length - 1),
     ]
-    for line, (name, token) in enumerate(readers):
+    for line, (name, token) in enumerate(queries):
         (row,) = (each for each in arrangement.rows if each.queries.start <= token < each.queries.stop)
         for run in row.runs:
             for key in range(run.start, run.stop):
                 if token < key < row.queries.stop:
-                    continue  # of a text that this token begins or is part of
+                    continue  # causal: a later token of the same text
                 owner = next((i for i, span in enumerate(spans) if span.start <= key < span.stop), None)
                 colour = PALE if owner is None else COLOURS[owner]
                 axis.add_patch(Rectangle((key + run.shift - token, -line), 1, 0.72, fc=colour, ec="white", lw=0.6))
@@ -64,12 +64,10 @@ def rows(axis: Axes, arrangement: Arrangement) -> None:
                         color="white",
                         size=8,
                     )
-        axis.text(
-            1.4, -line + 0.34, f"read by {name}" if len(name) == 1 else "read by the question", va="center", color=DARK
-        )
+        axis.text(1.4, -line + 0.34, f"row of {name}", va="center", color=DARK)
     axis.set_xlim(-arrangement.layout.length + 0.5, 9)
-    axis.set_ylim(-len(readers) + 0.8, 1.1)
-    axis.set_title("what each sees, far to near: itself is always last", size=10)
+    axis.set_ylim(-len(queries) + 0.8, 1.1)
+    axis.set_title("the row of each segment, far to near: itself is always last", size=10)
     axis.axis("off")
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong: the same ten chunks in two orders, and the answers of one model, read as it is and as a set.
+"""What goes wrong: the same ten chunks in two orders, and one model's answers, plain and with RoToR.
 
 A real run of the embedded model over the example of `invariant-rag ask`. The second order is the first random one in
 which the plain model answers otherwise.

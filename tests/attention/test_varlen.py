@@ -43,8 +43,7 @@ class Dense:
         stop = first + windows.key_lengths[window]
         if windows.is_causal:
             stop = stop - (windows.query_starts[window + 1] - 1 - query)
-        visible = (place >= first[:, None]) & (place < (first + windows.key_lengths[window])[:, None])
-        visible &= place < stop[:, None]
+        visible = (place >= first[:, None]) & (place < stop[:, None])
         scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
         out = torch.einsum("thgs,shd->thgd", scores.softmax(dim=-1), values.to(wide))
         return AttentionState(out.flatten(1, 2).to(queries.dtype), scores.logsumexp(dim=-1).view(count, heads))

@@ -34,12 +34,10 @@ def written(folder, name, content):
 @pytest.mark.parametrize("record", FILES["records"])
 def test_records_of_other_tools_are_read_and_what_a_system_said_is_no_gold_answer(record, tmp_path):
     fields = json.loads(record)
-    assert read_questions([fields], None) == [EXPECTED]
-    assert read_questions(written(tmp_path, "q.jsonl", record), None) == [EXPECTED]
-    if "target" not in fields:
-        cells = ['"' + str(each).replace('"', '""') + '"' for each in fields.values()]  # lists as pandas writes them
-        table = written(tmp_path, "q.csv", f"{','.join(fields)}\n{','.join(cells)}\n")
-        assert read_questions(table, None) == [EXPECTED]
+    cells = ['"' + str(each).replace('"', '""') + '"' for each in fields.values()]  # lists as pandas writes them
+    table = written(tmp_path, "q.csv", f"{','.join(fields)}\n{','.join(cells)}\n")
+    for source in ([fields], written(tmp_path, "q.jsonl", record), *([table] if "target" not in fields else ())):
+        assert read_questions(source, None) == [EXPECTED]
 
 
 def test_documents_are_read_with_columns_lists_and_aliases_and_what_takes_a_judge_is_said(tmp_path):

@@ -1,7 +1,6 @@
 """Ensembles: what each computes, as published; no order at any entry; lists, room, cost, and what is refused."""
 
 import copy
-import itertools
 import math
 import random
 from functools import partial
@@ -19,6 +18,7 @@ from invariant_rag.ensembles import AttentionSorting, ContextualCalibration, Per
 from invariant_rag.ensembles.attention_sorting import segment_attention
 from invariant_rag.ensembles.base import Cost, count_cost
 from invariant_rag.errors import ContextOverflow, InvalidChoice, InvalidSegment, UnknownName, UnsupportedCombination
+from invariant_rag.rag import BM25Retriever
 from invariant_rag.testing import random_prompt, tiny_model
 from invariant_rag.testing.rounding import assert_rounded_alike
 from tests.comparing import assert_computes, orders_of
@@ -362,11 +362,8 @@ def test_the_cost_line_says_what_the_model_did_which_is_as_it_was_afterwards(lm)
 
 
 def test_a_rag_pipeline_takes_an_ensemble_and_experts_read_texts_in_the_chat_template(model):
-    class Fixed:
-        def retrieve(self, query, k):
-            return SegmentSet(["one", "two", "three"])
-
-    answer = RAG(PermutationAverage(model), Fixed(), k=3).ask("Why?", max_new_tokens=2)
+    rag = RAG(PermutationAverage(model), BM25Retriever([Segment("one"), Segment("two"), Segment("three")]), k=3)
+    answer = rag.ask("Why?", max_new_tokens=2)
     assert (answer.generation.cost.prefills, sorted(answer.order)) == (3, [0, 1, 2])
     experts = ContextExperts(model, beta=0.3)
     documents = [Segment("It rains.", title="Weather", score=0.4), Segment("Nothing.", score=0.7)]
@@ -374,15 +371,14 @@ def test_a_rag_pipeline_takes_an_ensemble_and_experts_read_texts_in_the_chat_tem
     assert experts.generate(one, max_new_tokens=4).text == experts.generate(other, max_new_tokens=4).text != ""
 
 
-SAMPLED = {"num_return_sequences": 2, "do_sample": True}
-UNFIT = [("mistral (sliding window)", "whole context"), ("llama (dynamic scaling)", "grow")]
-
-
 def test_what_an_ensemble_cannot_combine_to_one_greedy_text_is_refused(lm):
     several = [{"do_sample": True}, {"num_beams": 2}, {"num_return_sequences": 3}, {"streamer": object()}]
     greedy = [(name, next(iter(each)), each) for name in ("average", "experts", "ring") for each in several]
-    sampled = [SAMPLED, {"generation_config": GenerationConfig(**SAMPLED)}]
-    for name, said, options in (*greedy, *(("sorting", "num_return_sequences", each) for each in sampled)):
+    two = {"num_return_sequences": 2, "do_sample": True}
+    sampled = [
+        ("sorting", "num_return_sequences", each) for each in (two, {"generation_config": GenerationConfig(**two)})
+    ]
+    for name, said, options in (*greedy, *sampled):
         with pytest.raises(UnsupportedCombination, match=said):
             ENSEMBLES[name](lm).generate(PROMPT, **options)
     changed = lm.with_method("sequential", intervention="ms-poe")
@@ -395,8 +391,9 @@ def test_what_an_ensemble_cannot_combine_to_one_greedy_text_is_refused(lm):
         (lambda: AttentionSorting(lm.with_method("pine")).generate(PROMPT), "pine"),
         (lambda: ENSEMBLES["experts"](lm).generate(TWO_SETS), "one set"),
         (lambda: RingAverage(lm.with_method("pine")), "got 'pine'"),
-        *((lambda family=family: RingAverage(InvariantModel(tiny_model(family))), why) for family, why in UNFIT),
-        *((lambda kind=kind: kind(routed), "routing") for kind in (RingAverage, PermutationAverage, ContextExperts)),
+        (lambda: RingAverage(InvariantModel(tiny_model("mistral (sliding window)"))), "whole context"),
+        (lambda: RingAverage(InvariantModel(tiny_model("llama (dynamic scaling)"))), "grow"),
+        *((partial(kind, routed), "routing") for kind in (RingAverage, PermutationAverage, ContextExperts)),
     ):
         with pytest.raises(UnsupportedCombination, match=said) as caught:
             call()
@@ -405,15 +402,13 @@ def test_what_an_ensemble_cannot_combine_to_one_greedy_text_is_refused(lm):
 
 def test_senseless_numbers_names_and_scores_are_refused(lm):
     for build, name in (
-        (lambda: PermutationAverage(lm, 0), "count"),
-        (lambda: AttentionSorting(lm, 0), "rounds"),
-        (lambda: RingAverage(lm.with_method("rotor"), 0), "at least 1"),
-        (lambda: ContextualCalibration(lm, []), "content_free"),
-        (lambda: ContextExperts(lm, beta="jsd"), "dynamic"),
-        *(
-            (lambda name=name, value=value: ContextExperts(lm, **{"beta": 0.5, name: value}), name)
-            for name, value in itertools.product(("beta", "gamma"), (-1.0, math.inf, math.nan))
-        ),
+        (partial(PermutationAverage, lm, 0), "count"),
+        (partial(AttentionSorting, lm, 0), "rounds"),
+        (partial(RingAverage, lm.with_method("rotor"), 0), "at least 1"),
+        (partial(ContextualCalibration, lm, []), "content_free"),
+        (partial(ContextExperts, lm, beta="jsd"), "dynamic"),
+        *((partial(ContextExperts, lm, beta=each), "beta") for each in (-1.0, math.inf, math.nan)),
+        *((partial(ContextExperts, lm, beta=0.5, gamma=each), "gamma") for each in (-1.0, math.inf, math.nan)),
     ):
         with pytest.raises(InvalidChoice, match=name):
             build()
@@ -421,7 +416,7 @@ def test_senseless_numbers_names_and_scores_are_refused(lm):
         SelfConsistency(lm, permutations="some")
     for score in (None, 0.0, -0.5, 1.5):
         prompt, experts = Prompt([3], [Segment(token_ids=(5,), score=score)], [8]), ContextExperts(lm, beta=0.5)
-        for call in (experts.generate, lambda each, experts=experts: experts.score(each, CANDIDATES)):
+        for call in (experts.generate, partial(experts.score, candidates=CANDIDATES)):
             with pytest.raises(InvalidSegment, match="at most 1") as caught:
                 call(prompt)
             assert "gamma=0" in str(caught.value.hint)

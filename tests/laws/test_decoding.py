@@ -2,7 +2,7 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event, Thread, get_ident
+from threading import Event, get_ident
 
 import pytest
 import torch
@@ -85,23 +85,12 @@ def test_logits_processors_see_the_prompt_in_physical_order(lm):
     assert seen[0] == [*PROMPTS[0].prefix, *physical, *PROMPTS[0].suffix]
 
 
-def letters(tokenizer):
-    """Random weights write few letters by themselves: leave them letters and spaces to choose from."""
-    allowed = tokenizer("abcdefgh    ", add_special_tokens=False)["input_ids"]
-
-    def leave(input_ids, scores):
-        kept = torch.full_like(scores, float("-inf"))
-        kept[:, allowed] = scores[:, allowed]
-        return kept
-
-    return {"logits_processor": [leave]}
-
-
 @pytest.mark.parametrize(("kind", "method"), [("a token", "rotor"), ("a string", "pine")])
 def test_what_ends_a_text_ends_one_of_a_batch_and_not_the_others(model, kind, method):
     chat = model.with_method(method)
     prompts = [chat.chat_prompt("Why?", ["one", "two"]), chat.chat_prompt("Who?", ["three", "four", "five"])]
-    options = {"max_new_tokens": 12, **letters(chat.tokenizer)}
+    letters = chat.tokenizer("abcdefgh ", add_special_tokens=False)["input_ids"]  # else it writes few of them
+    options = {"max_new_tokens": 12, "suppress_tokens": sorted({*range(len(chat.tokenizer))} - {*letters})}
     whole = chat.generate(prompts, **options)
     end, letter = whole[0].token_ids[3], whole[0].text[3]
     stop = {"eos_token_id": end} if kind == "a token" else {"stop_strings": [letter]}
@@ -149,23 +138,20 @@ def test_other_threads_keep_the_plain_model_while_ours_is_at_work(llama):
 
 def test_a_thread_that_calls_the_model_across_the_call_of_a_processor_disturbs_neither(llama):
     """It begins before that call does, and ends before it."""
-    lm, ids, found, main = InvariantModel(llama, method="pine"), torch.tensor([[5, 6, 7, 8]]), [], get_ident()
+    lm, ids, main = InvariantModel(llama, method="pine"), torch.tensor([[5, 6, 7, 8]]), get_ident()
     expected, plain = lm.generate(PROMPTS[0], max_new_tokens=3), llama(ids).logits.detach()
-    begun, called, others = Event(), Event(), []
+    begun, called, others, found = Event(), Event(), [], []
 
-    def run():
-        with torch.no_grad():
-            found.append(llama(ids).logits)
+    def call_model():
+        return llama(ids).logits.detach()
 
-    def calls(input_ids, scores):
+    def call_it_twice(input_ids, scores):
         begun.clear()
         called.clear()
-        thread = Thread(target=run)
-        thread.start()
+        thread = pool.submit(call_model)
         assert begun.wait(60)
         others.append(thread)
-        run()
-        others.clear()
+        found.extend((call_model(), others.pop().result(60)))
         return scores
 
     def meet(*_):
@@ -174,10 +160,10 @@ def test_a_thread_that_calls_the_model_across_the_call_of_a_processor_disturbs_n
             called.wait(60)
         elif others:
             called.set()
-            others[0].join(60)
+            others[0].result(60)
 
-    with llama.model.layers[0].register_forward_pre_hook(meet):
-        written = lm.generate(PROMPTS[0], max_new_tokens=3, logits_processor=[calls])
+    with ThreadPoolExecutor(1) as pool, llama.model.layers[0].register_forward_pre_hook(meet):
+        written = lm.generate(PROMPTS[0], max_new_tokens=3, logits_processor=[call_it_twice])
     assert (written.token_ids, written.logprobs) == (expected.token_ids, expected.logprobs)
     assert len(found) == 6
     assert all(torch.equal(each, plain) for each in found)

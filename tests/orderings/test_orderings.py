@@ -124,13 +124,14 @@ WORDS = ("harbour", "lantern", "river", "salt", "bridge", "copper", "winter", "m
 TEXTS = candidates("river salt", "lantern", "bridge copper winter mill harbour", "salt", "mill mill")
 
 
-def saved(model, folder, specials, words, template, pair):
+def saved(model, folder):
     """Save a model with a tokenizer of words, and return its folder."""
-    vocabulary = {word: index for index, word in enumerate((*specials.values(), *words))}
-    inner = Tokenizer(models.WordLevel(vocabulary, unk_token=specials["unk_token"]))
+    specials = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    words = (*specials.values(), "Query:", "Document:", "Relevant:", "true", "false", *WORDS)
+    inner = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = [(name, vocabulary[name]) for name in specials.values()]
-    inner.post_processor = processors.TemplateProcessing(single=template, pair=pair, special_tokens=special)
+    pair = "$A </s> $B:1 </s>:1"
+    inner.post_processor = processors.TemplateProcessing(single="$A </s>", pair=pair, special_tokens=[("</s>", 1)])
     PreTrainedTokenizerFast(tokenizer_object=inner, **specials).save_pretrained(folder)
     model.save_pretrained(folder)
     return str(folder)
@@ -139,20 +140,16 @@ def saved(model, folder, specials, words, template, pair):
 def saved_bert(folder, outputs):
     sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64}
     layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_labels": outputs, "initializer_range": 1.0}
-    specials = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     torch.manual_seed(0)
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, **layers))
-    return saved(model, folder, specials, WORDS, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
+    return saved(transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, **layers)), folder)
 
 
 @pytest.fixture(scope="module")
 def t5_folder(tmp_path_factory):
     sizes = {"vocab_size": 32, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
     torch.manual_seed(0)
-    model = T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0, eos_token_id=1))
-    specials = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    words = ("Query:", "Document:", "Relevant:", "true", "false", *WORDS)
-    return saved(model, tmp_path_factory.mktemp("t5"), specials, words, "$A </s>", "$A $B </s>")
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0, eos_token_id=1)
+    return saved(T5ForConditionalGeneration(config), tmp_path_factory.mktemp("t5"))
 
 
 @pytest.fixture(scope="module")

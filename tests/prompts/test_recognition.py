@@ -78,13 +78,13 @@ def test_a_constant_template_is_a_set_in_every_order_and_one_that_counts_or_chan
 PAGES = [Segment(each.text, metadata={"page": n, "id": "_abc"[n]}) for n, each in enumerate(DOCUMENTS, 1)]
 
 
-def filed(*values):
-    return [Segment(each.text, metadata={"k": k}) for each, k in zip(DOCUMENTS, values, strict=True)]
+def filed(*values, texts=None):
+    texts = texts or [each.text for each in DOCUMENTS]
+    return [Segment(text, metadata={"k": k}) for text, k in zip(texts, values, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("template", "sep", "listed"),
-    [
+def test_what_cannot_be_told_from_the_template_or_counts_leaves_text_in_every_order():
+    for template, sep, listed in (
         # `[1]` beside the page 1 may be its page, or its place; in another order it is only one of them.
         (lambda n, each: f"[{n}] {each.text}", "\n", PAGES),
         (lambda n, each: f"[{each.metadata['page']}] {each.text}", "\n", PAGES),
@@ -92,14 +92,11 @@ def filed(*values):
         # 3 is also a part of 300; a value may be the separator; two equal texts have different fields.
         (lambda n, each: f"Page {each.metadata['k']} of 300: {each.text}", "\n", filed(12, 3, 7)),
         (lambda n, each: f"{each.metadata['k']}: {each.text}", "\n", filed("", "en", "en")),
-        (lambda n, each: f"{each.metadata['k']}: {each.text}", "\n",
-         [Segment(text, metadata={"k": f"{n}.txt"}) for n, text in enumerate("aab")]),
+        (lambda n, each: f"{each.metadata['k']}: {each.text}", "\n", filed(*"012", texts="aab")),
         # Words that stand between two documents are no template.
         *((lambda n, each: each.text, sep, DOCUMENTS[:2]) for sep in (" or ", " is newer than ", "\nBut later: ")),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_told_from_the_template_or_counts_leaves_text_in_every_order(template, sep, listed):
-    assert set(readings((template, sep), listed)) == {None}
+    ):
+        assert set(readings((template, sep), listed)) == {None}
 
 
 def test_anything_else_is_text_and_so_is_the_users_question_even_if_it_is_nothing_but_documents():
@@ -213,9 +210,16 @@ def retrieve(*found, asks=False, failed=False):
     runs.end("root", failed=failed)
 
 
-@pytest.mark.parametrize(
-    ("then", "expected"),
-    [
+def test_the_last_retrieval_for_no_model_is_known_to_warn_and_is_no_set():
+    def known(then):
+        assert texts() == []
+        retrieve(FERRIES)
+        (found,) = outside.outside_retrievals()
+        assert (found.is_set, found.one_by_one, found.query) == (False, True, "When?")
+        then()
+        return texts()
+
+    for then, expected in (
         (lambda: None, [FERRY_TEXTS]),
         (lambda: retrieve(MILLS), [MILL_TEXTS]),
         (retrieve, [FERRY_TEXTS]),  # a run that retrieved nothing
@@ -224,18 +228,8 @@ def retrieve(*found, asks=False, failed=False):
         (lambda: outside.forget_outside([" ".join(FERRY_TEXTS)]), []),
         (lambda: outside.forget_outside(FERRY_TEXTS[:1]), [FERRY_TEXTS]),
         (lambda: copy_context().run(outside.forget_outside, FERRY_TEXTS), []),
-    ],
-)
-def test_the_last_retrieval_for_no_model_is_known_to_warn_and_is_no_set(then, expected):
-    def known():
-        assert texts() == []
-        retrieve(FERRIES)
-        (found,) = outside.outside_retrievals()
-        assert (found.is_set, found.one_by_one, found.query) == (False, True, "When?")
-        then()
-        return texts()
-
-    assert Context().run(known) == expected
+    ):
+        assert Context().run(known, then) == expected
 
 
 def test_other_threads_and_tasks_know_nothing_of_it():
@@ -375,22 +369,19 @@ def test_every_finding_warns_with_its_fix_and_strict_raises_the_first():
     report([], strict=True)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Documents, newest first:", "The documents are ranked by price.", "Context, sorted from cheapest to dearest",
-        "The last document is the authority.", "Later passages win: the final passage is right.",
-        "In chronological order:", "Most relevant results at the top:", "The first source is the contract.",
-        "Listed in descending order of score.", "Prefer the earlier document where two disagree.",
-    ],
-)  # fmt: skip
-def test_a_prompt_that_states_an_order_above_a_set_warns_and_stays(text):
-    turn = Turn("user", (f"{text}\n", SegmentSet(["a", "b"]), "\nWhich ferry came first?"))
-    assert recognize([turn]).turns == (turn,)
-    assert kinds(*turn.parts) == ["stated"]
+def test_a_prompt_that_states_an_order_above_a_set_warns_and_stays():
+    for text in (
+        *("Documents, newest first:", "The documents are ranked by price.", "Context, sorted from cheapest to dearest"),
+        *("The last document is the authority.", "Later passages win: the final passage is right."),
+        *("In chronological order:", "Most relevant results at the top:", "The first source is the contract."),
+        *("Listed in descending order of score.", "Prefer the earlier document where two disagree."),
+    ):
+        turn = Turn("user", (f"{text}\n", SegmentSet(["a", "b"]), "\nWhich ferry came first?"))
+        assert recognize([turn]).turns == (turn,)
+        assert kinds(*turn.parts) == ["stated"]
+        assert not states_order(f"Question: {text}", [Retrieval((Segment("a"),), text)])
     other = "Answer from the documents. First, greet. Who ranked highest? Provide a final result in this format:"
     assert not states_order(other)
-    assert not states_order(f"Question: {text}", [Retrieval((Segment("a"),), text)])
 
 
 def test_a_list_of_documents_in_text_is_noticed_and_a_context_if_two_paragraphs_of_it_follow():

@@ -32,16 +32,14 @@ USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
 EIGHT = [f"{prefix}{name}" for name in ("complete", "chat") for prefix in ("", "stream_", "a", "astream_")]
 
 
-def node(text, **metadata):
-    return NodeWithScore(node=TextNode(text=text, metadata=metadata), score=0.5)
+def node(text, score=0.5, name=None, **metadata):
+    """A node; its name is its id."""
+    return NodeWithScore(node=TextNode(text=text, metadata=metadata, **({"id_": name} if name else {})), score=score)
 
 
 def nodes_of(order=(0, 1, 2), **metadata):
     """The nodes in an order, each with the score that is its own."""
-    return [
-        NodeWithScore(node=TextNode(text=TEXTS[i], id_=f"node {i}", metadata=metadata), score=1.0 / (i + 2))
-        for i in order
-    ]
+    return [node(TEXTS[i], 1.0 / (i + 2), f"node {i}", **metadata) for i in order]
 
 
 def message_of(segments, question=QUERY):

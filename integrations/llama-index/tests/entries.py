@@ -1,10 +1,9 @@
 """Every way in which retrieved nodes reach a model, by topic; README.md says for each whether it is invariant."""
 
 import json
+from collections import namedtuple
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from cases import QUERY, SEARCH, ListRetriever, Recorder, engine_of, index_of, read, told_by_tool
 from framework_cases import EveryBit, Writing
@@ -42,15 +41,8 @@ WHOLE = ["compact", "tree_summarize", "compact_accumulate", "simple_summarize"]
 """Response modes whose one call holds all nodes."""
 ONE_BY_ONE = ["refine", "accumulate"]
 IDS = [f"node of {name}" for name in ("ferry", "mill", "bridge", "bell")]  # no running number, as LlamaIndex's are none
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is asked, of whom, with nodes in the order given."""
-
-    llm: Any
-    nodes: Any
-    question: str = QUERY
+Case = namedtuple("Case", ["llm", "nodes", "question"], defaults=[QUERY])
+"""What is asked, of whom, with nodes in the order given."""
 
 
 def answer(ask, llm, nodes, question=QUERY):
@@ -95,11 +87,6 @@ def ours(c, way="query", llm=None, streaming=False, **options):
 
 def citation(c, **options):
     return query_engine.CitationQueryEngine.from_args(index_of(c.nodes), llm=c.llm, **options)
-
-
-def numbered(**variables):
-    """Number the paragraphs of a context: a function of a template."""
-    return "\n\n".join(f"[{i}] {text}" for i, text in enumerate(variables["context_str"].split("\n\n"), start=1))
 
 
 def bare(c):
@@ -177,43 +164,44 @@ def pairwise(c, **options):
 # --- prompts that a user writes around nodes ---
 
 
-def content(node):
-    """Return the text of a node; the text between marks if it has marks."""
-    return node.get_content(MetadataMode.LLM)
-
-
 def contents(nodes):
-    return list(map(content, nodes))
+    """Return the texts of nodes; those between marks if they have marks."""
+    return [node.get_content(MetadataMode.LLM) for node in nodes]
 
 
-def listing(write, between="\n\n"):
-    """Return a function that writes one node after the other."""
-    return lambda nodes: between.join(write(i, node) for i, node in enumerate(nodes, start=1))
+def listing(form="{text}", between="\n\n"):
+    """Return a function that writes one node after the other: its number `n`, its `text`, and what else it has."""
+    return lambda nodes: between.join(
+        form.format(n=n, text=text, node=node)
+        for n, (text, node) in enumerate(zip(contents(nodes), nodes, strict=True), start=1)
+    )
 
 
-JOINED = listing(lambda _, node: content(node))
+JOINED = listing()
 FORMATS = {
     'joined with `"\\n\\n"`': JOINED,
-    "as bullets": listing(lambda _, node: f"- {content(node)}", "\n"),
-    "numbered `[1] ...`": listing(lambda i, node: f"[{i}] {content(node)}"),
-    "as `Document 1:`": listing(lambda i, node: f"Document {i}:\n{content(node)}"),
-    "as `<document>` with its source": listing(lambda _, node: (
-        f"<document>\n<source>{node.node.metadata['file_name']}</source>\n{content(node)}\n</document>"
-    ), "\n"),
-    "separated by `---`": listing(lambda _, node: content(node), "\n---\n"),
+    "as bullets": listing("- {text}", "\n"),
+    "numbered `[1] ...`": listing("[{n}] {text}"),
+    "as `Document 1:`": listing("Document {n}:\n{text}"),
+    "as `<document>` with its source": listing(
+        "<document>\n<source>{node.metadata[file_name]}</source>\n{text}\n</document>", "\n"
+    ),
+    "separated by `---`": listing(between="\n---\n"),
     "as a JSON list of texts": lambda nodes: json.dumps(contents(nodes), ensure_ascii=False),
-}  # fmt: skip
+}
 JINJA = RichPromptTemplate(
     "{% for one in context_str %}<source nr={{ loop.index }}>{{ one }}</source>\n{% endfor %}\nAnswer: {{ query_str }}"
 )
 CHAT_TEMPLATE = ChatPromptTemplate([ChatMessage("Read: {context_str}", role="system"), ChatMessage("{query_str}")])
-NUMBERED = PromptTemplate("{context_str}\n{query_str}", function_mappings={"context_str": numbered})
+NUMBERED = PromptTemplate("{context_str}\n{query_str}", function_mappings={"context_str": lambda context_str, **_: (
+    "\n\n".join(f"[{n}] {text}" for n, text in enumerate(context_str.split("\n\n"), start=1))
+)})  # fmt: skip
 PLAIN = PromptTemplate("Context: {context_str}\nQuestion: {query_str}")
 
 
 def retrieve(c):
     """Retrieve nodes whose metadata stays out of the text."""
-    return replace(c, nodes=ListRetriever(bare(c).nodes).retrieve(c.question))
+    return c._replace(nodes=ListRetriever(bare(c).nodes).retrieve(c.question))
 
 
 @get_dispatcher(__name__).span
@@ -224,7 +212,7 @@ def in_one_span(c, ask):
 
 def marked(c, ask):
     found = retrieve(c)
-    return ask(replace(found, nodes=MARKER.postprocess_nodes(found.nodes)))
+    return ask(found._replace(nodes=MARKER.postprocess_nodes(found.nodes)))
 
 
 def prompt_of(context):
@@ -247,24 +235,20 @@ def told(c, write):
 
 def blocks(c, make, between=()):
     """Ask with one message: a block for each node, and the question."""
-    found = [block for node in retrieve(c).nodes for block in (make(content(node)), *between)]
+    found = [block for text in contents(retrieve(c).nodes) for block in (make(text), *between)]
     return c.llm.chat([ChatMessage(blocks=[*found, TextBlock(text=c.question)])])
 
 
 # --- chats, workflows and agents ---
 
 
-def talk(engine, question, way="chat"):
-    """Say two things."""
-    return (getattr(engine, way)(said) for said in (question, "And then?"))
-
-
-def chat(c, mode, way="chat"):
-    return talk(index_of(c.nodes).as_chat_engine(chat_mode=mode), c.question, way)
-
-
-def built(c, kind, way="chat", **options):
-    return talk(kind.from_defaults(ListRetriever(c.nodes), llm=c.llm, **options), c.question, way)
+def chat(c, kind=None, way="chat", **options):
+    """Say two things to a chat engine of a kind, or else to one of the index."""
+    if kind is None:
+        engine = index_of(c.nodes).as_chat_engine(**options)
+    else:
+        engine = kind.from_defaults(ListRetriever(c.nodes), llm=c.llm, **options)
+    return (getattr(engine, way)(said) for said in (c.question, "And then?"))
 
 
 class Retrieved(Event):
@@ -453,19 +437,19 @@ ENTRIES = {
         lambda c, ask: ask(retrieve(c)), {"`llm.complete`, joined": completing, **PROMPTS}
     ),
     "`index.as_chat_engine(chat_mode=...)`": {
-        **{f'`"{mode}"`': partial(chat, mode=mode) for mode in ("best", "context", "condense_question", CONDENSE)},
-        '`"context"`, `stream_chat`': partial(chat, mode="context", way="stream_chat"),
-        '`"context"`, `achat`': partial(chat, mode="context", way="achat"),
-        '`"condense_plus_context"`, `stream_chat`': partial(chat, mode=CONDENSE, way="stream_chat"),
-        '`"simple"`, which reads no node': partial(chat, mode="simple"),
+        **{f'`"{mode}"`': partial(chat, chat_mode=mode) for mode in ("best", "context", "condense_question", CONDENSE)},
+        '`"context"`, `stream_chat`': partial(chat, chat_mode="context", way="stream_chat"),
+        '`"context"`, `achat`': partial(chat, chat_mode="context", way="achat"),
+        '`"condense_plus_context"`, `stream_chat`': partial(chat, chat_mode=CONDENSE, way="stream_chat"),
+        '`"simple"`, which reads no node': partial(chat, chat_mode="simple"),
     },
     "chat engines with the parts of this package": {
         **{
-            f"`InvariantChatEngine`, `{way}`": partial(built, kind=InvariantChatEngine, way=way, system_prompt="Short.")
+            f"`InvariantChatEngine`, `{way}`": partial(chat, kind=InvariantChatEngine, way=way, system_prompt="Short.")
             for way in ("chat", "stream_chat", "achat", "astream_chat")
         },
         **{
-            f"`{kind.__name__}` with `SegmentMarkerPostprocessor`": partial(built, kind=kind, **MARKED)
+            f"`{kind.__name__}` with `SegmentMarkerPostprocessor`": partial(chat, kind=kind, **MARKED)
             for kind in (ContextChatEngine, CondensePlusContextChatEngine)
         },
     },

@@ -1,4 +1,7 @@
-"""`canonical` and `vote` around LLMs of others: what these are sent, and what comes back; and audits."""
+"""`canonical` and `vote` around LLMs of others: what these are sent, and what comes back; and audits.
+
+How votes are counted is decided, and tested, in the core.
+"""
 
 import asyncio
 import pickle
@@ -80,9 +83,6 @@ def test_a_model_of_ours_gets_text_of_a_wrapper_which_alone_reports(lm, base_url
         assert (report["method"], report["invariant"], messages) == (wrap.__name__, True, [])
 
 
-# --- votes: how they are counted is the core's ---
-
-
 def test_a_vote_takes_what_most_orders_say_and_reports_the_order_that_won():
     loved = min(TEXTS)  # canonical order lists it last
     fond = partial(first_document, favourite=loved)
@@ -116,8 +116,6 @@ def test_tokens_of_all_calls_are_counted_once_wherever_the_handler_is_set(wrap, 
     engine_of(nodes_of(), response_synthesizer=own).query(QUERY)
     assert counter.total_llm_token_count == 12 * len(reader.asked) == 12 * calls
 
-
-# --- tools and objects pass through ---
 
 Place = create_model("Place", __doc__="A place.", name=(str, ...))
 
@@ -165,15 +163,12 @@ def test_a_wrapper_is_described_and_pickled_with_the_llm_in_it(wrap, votes):
     assert llm.callback_manager is manager, "LlamaIndex takes what cannot be pickled from the object itself, too"
 
 
-# --- audits ---
-
-
 class Echo(CustomQueryEngine):
     def custom_query(self, query_str: str):
         return query_str
 
 
-def test_llms_and_engines_are_audited_and_ours_with_their_own_parameters(lm):
+def test_llms_and_engines_are_audited_and_ours_with_their_own_parameters_and_without_a_flip(lm):
     options = {"temperature": 0.9, "seed": 1, "stop": ["x"], "system_prompt": "Be brief."}
     system, plain = (as_system(InvariantLLM(lm, max_tokens=3, **each)) for each in (options, {}))
     generation = {"max_new_tokens": 3, "do_sample": True, "temperature": 0.9, "seed": 1, "stop_strings": ["x"]}
@@ -187,9 +182,6 @@ def test_llms_and_engines_are_audited_and_ours_with_their_own_parameters(lm):
     assert found.asked[0].question.segments[1].text == nodes_of()[1].text
     with pytest.raises(UnsupportedCombination, match="to_input"):
         as_system(engine, to_input=lambda question, segments: question)
-
-
-def test_our_llms_do_not_flip_and_others_do(lm):
     api = Recorder(says=first_document)
     ours = [canonical(api), vote(api), InvariantLLM(lm, max_tokens=6)]
     others = [api, InvariantLLM(lm.with_method("sequential", ordering="given"), max_tokens=6)]

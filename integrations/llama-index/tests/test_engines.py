@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, Recorder, engine_of, nodes_of, read, same
-from entries import answer, query
+from entries import MARKED, answer, query
 from framework_cases import ended
 from invariant_rag import Segment, SegmentSet
 from invariant_rag.errors import ContextOverflow, InvalidSegment
@@ -37,7 +37,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarni
 
 WAYS = {"query": Response, "aquery": Response, "stream": StreamingResponse, "astream": AsyncStreamingResponse}
 TEMPLATE = PromptTemplate("Context:\n{context_str}\nAnswer: {query_str}")
-MARKED = {"node_postprocessors": [SegmentMarkerPostprocessor()]}
 Word = create_model("Word", word=(str, Field(max_length=8)))
 
 
@@ -52,9 +51,6 @@ def said_by(lm, *content, **before):
     messages = [{"role": role, "content": text} for role, text in before.items()]
     prompt = render_chat([*messages, {"role": "user", "content": list(content)}], lm.tokenizer, QUERY)
     return lm.generate(prompt, max_new_tokens=8).text
-
-
-# --- the synthesizer ---
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -84,10 +80,7 @@ def test_what_llama_index_shows_of_a_node_is_one_segment(llm, lm, way):
         assert InvariantSynthesizer()._llm is llm
 
 
-OWN = {"query": {}, "aquery": {}, "stream": {"streaming": True}, "object": {"output_cls": Word}}
-
-
-@pytest.mark.parametrize("way", [*OWN, "structured", "marked"])
+@pytest.mark.parametrize("way", ["query", "aquery", "stream", "object", "structured", "marked"])
 def test_scores_and_the_query_reach_the_ordering(lm, way, monkeypatch):
     seen, sort_keys = [], Score.sort_keys
 
@@ -99,9 +92,10 @@ def test_scores_and_the_query_reach_the_ordering(lm, way, monkeypatch):
     api = Recorder(says='{"word": "noon"}', calls={"word": "noon"})
     local = InvariantLLM(lm.with_method(ordering="score"), max_tokens=60)
     scores = sorted((each.node.get_content(), each.score) for each in nodes_of())
+    options = {"streaming": way == "stream", "output_cls": Word if way == "object" else None}
     for llm in (local, canonical(api, ordering="score"), vote(api, ordering="score")):
         asked = llm.as_structured_llm(Word) if way == "structured" else llm
-        last = MARKED if way == "marked" else {"response_synthesizer": InvariantSynthesizer(asked, **OWN.get(way, {}))}
+        last = MARKED if way == "marked" else {"response_synthesizer": InvariantSynthesizer(asked, **options)}
         for order in ORDERS[::2]:
             report(asked, way, nodes_of(order), **last)
         assert len(seen) >= 3
@@ -261,9 +255,6 @@ def test_callbacks_see_one_call_per_query_its_tokens_and_its_failure(llm):
     with pytest.raises(ContextOverflow):
         llm.model_copy(update={"callback_manager": manager}).complete("x" * 5000)
     assert isinstance(debug.get_event_pairs(CBEventType.LLM)[-1][1].payload["exception"], ContextOverflow)
-
-
-# --- the evaluator ---
 
 
 @pytest.mark.parametrize("options", [{}, {"by": "texts"}, {"criteria": {"brevity": "few words"}}], ids=str)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from cases import EIGHT, QUERY, TEXTS, consumed, node, nodes_of, read
-from entries import answer, built, query
+from entries import answer, chat, query
 from invariant_rag import KeyValueCache, errors
 from llama_index.core import PromptTemplate, get_response_synthesizer
 from llama_index.core.base.llms import types
@@ -128,7 +128,7 @@ WAYS = {
         for way, options in MODES.items()
     },
     **{
-        f"{kind.__name__}.{way}": partial(built, kind=kind, way=way)
+        f"{kind.__name__}.{way}": partial(chat, kind=kind, way=way)
         for kind in (ContextChatEngine, CondensePlusContextChatEngine)
         for way in ("chat", "achat")
     },

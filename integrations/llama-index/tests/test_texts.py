@@ -15,7 +15,7 @@ from itertools import permutations
 import entries
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, Recorder, engine_of, message_of, node, nodes_of, report_of
-from entries import JOINED, Case, agent, answer, built, in_one_span, listing, local_llm, predicting, query, told
+from entries import JOINED, Case, agent, answer, in_one_span, listing, local_llm, predicting, query, told
 from framework_cases import LOOKALIKES, EveryBit, call_text, caught, ended, written_texts
 from invariant_rag import SegmentSet
 from invariant_rag.errors import OrderWarning
@@ -39,8 +39,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of work
 
 dispatcher = get_dispatcher(__name__)
 TEMPLATE = PromptTemplate("Read:\n{context}\nNow: {q}")
-WITH_YEAR = listing(lambda _, each: f"{each.metadata} {each.text}", "\n")
-NUMBERED = listing(lambda i, each: f"{i}. {each.text}", "\n")
+WITH_YEAR = listing("{node.metadata} {node.text}", "\n")
+NUMBERED = listing("{n}. {node.text}", "\n")
 WORD = create_model("Word", input=(str, ...))
 
 
@@ -88,8 +88,9 @@ def test_single_words_and_the_question_are_a_set_only_where_the_variable_is_decl
         assert len(caught(asked, canonical(recorder), list(map(node, order)), str, template, **own)[1]) == 1
     assert all(each.endswith("\nOptions: green, red, blue") for each in recorder.asked), "nobody's words are sorted"
     assert len(set(recorder.asked)) == (1 if name == "context_str" else 6)
-    picked = listing(lambda _, node: node.text.split()[1], ", ")
-    assert all(warned_of(nodes_of(order), picked) == [] for order in ORDERS), "words of documents are no documents"
+    for order in ORDERS:
+        picked = warned_of(nodes_of(order), lambda nodes: ", ".join(each.text.split()[1] for each in nodes))
+        assert picked == [], "words of documents are no documents"
     template, q = PromptTemplate(f"{{{name}}}\nNow: {{q}}"), "\n\n".join(TEXTS)
     warned = {bool(warned_of(nodes_of(order), str, template, q, **{name: JOINED})) for order in ORDERS}
     assert warned == {name == "context"}, "a question that is nothing but the nodes does not change the verdict"
@@ -125,7 +126,7 @@ SORTED = "\n\n".join(TEXTS[i] for i in CANONICAL)
 
 
 def chat(c, kind=chat_engine.ContextChatEngine, **options):
-    return next(built(c, kind, **options))
+    return next(entries.chat(c, kind, **options))
 
 
 @dispatcher.span
@@ -153,7 +154,7 @@ WAYS = {
     "simple chat": lambda c: chat_engine.SimpleChatEngine.from_defaults(llm=c.llm).chat(c.question),
     "llm.predict": predicted,
     "llm.structured_predict": partial(predicted, output_cls=WORD),
-    "a chat's history": lambda c: chat(replace(c, question=QUERY), chat_history=talked(c)),
+    "a chat's history": lambda c: chat(c._replace(question=QUERY), chat_history=talked(c)),
     "a system prompt": lambda c: engine_of(
         c.nodes, llm=c.llm.model_copy(update={"system_prompt": c.question})
     ).query(QUERY),
