@@ -194,13 +194,6 @@ def test_keywords_that_we_set_loops_from_elsewhere_and_other_prefills_are_refuse
         InvariantModel(llama).generate(PROMPTS[0], max_new_tokens=4, **{name: ARRANGED.get(name, 0.6)})
 
 
-def test_a_config_with_padding_outside_of_the_vocabulary_pads_with_another_token(llama, monkeypatch):
-    lm, shorter = InvariantModel(llama), Prompt([3], [[5]], [11])
-    alone = lm.generate(shorter, max_new_tokens=3)
-    monkeypatch.setattr(llama.generation_config, "pad_token_id", -1)
-    assert lm.generate([PROMPTS[0], shorter], max_new_tokens=3)[1].token_ids == alone.token_ids
-
-
 def test_the_error_of_a_callers_own_function_stays_what_it_is(llama):
     def broken(input_ids, scores):
         raise ValueError("of the caller")

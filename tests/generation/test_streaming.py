@@ -91,9 +91,6 @@ def test_a_stream_ends_with_its_generation_or_when_its_reader_leaves(model, prom
     assert not is_streaming()
     assert len(passes) < 1000, "the model rests"
     assert closed.generation is None
-
-
-def test_errors_reach_the_reader(model, prompt):
     with pytest.raises(InvalidOption, match="beam"):
         list(model.stream(prompt, num_beams=2))
     with pytest.raises(UnsupportedCombination, match="one sequence to stream, got 2"):

@@ -176,15 +176,12 @@ def test_what_would_break_an_object_is_refused_or_an_error_where_something_else_
         constrain(model, Short)
 
 
-def test_texts_of_a_batch_follow_the_schema_each_by_itself_and_anew_with_another_prompt(model):
+def test_texts_of_a_batch_another_prompt_and_each_branch_of_a_router_begin_anew_and_a_stream_is_the_object(model):
     constraint = constrain(model, Short, max_new_tokens=120, seed=1, **WILD)
     generations = model.generate([PROMPT, Prompt("Another: ", [], "")], **constraint)
     generations += model.generate(PROMPT, num_return_sequences=3, **constraint)
     assert len({each.text for each in generations}) == 5
     assert all(isinstance(parse_object(each.text, Short), Short) for each in generations)
-
-
-def test_a_routed_model_begins_objects_and_penalties_anew_in_each_branch_and_a_stream_is_the_object(model):
     options = constrain(model, Short, max_new_tokens=120)
     (given,) = options["logits_processor"]
     assert (copied := deepcopy(given)) == given  # so that it shares batches, and the vocabulary
