@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -243,9 +244,9 @@ UNFINISHED = "invariant-rag-x.unfinished"
 
 
 def file_of(folder, key, namespace=""):
-    """Write an entry, and return the newest file of the folder."""
+    """Write an entry, and return its file, in a folder without others."""
     KeyValueCache(folder=folder, namespace=namespace).put(key, entry(20))
-    return max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+    return next(filter(Path.is_file, folder.glob("invariant-rag-*.safetensors")))
 
 
 def size_of(folder):
@@ -392,11 +393,7 @@ def test_a_disk_that_refuses_costs_no_answer_and_is_an_error_of_clear(kind, llam
 
 def test_a_store_that_may_only_be_read_serves(tmp_path, monkeypatch):
     file_of(tmp_path, "x")
-
-    def refuse(*_):
-        raise PermissionError("read-only")
-
-    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(os, "utime", Mock(side_effect=PermissionError("read-only")))
     cache = KeyValueCache(folder=tmp_path)
     assert cache.get("x") is not None
     assert (cache.stats().disk_hits, cache.stats().disk_errors) == (1, 0)
