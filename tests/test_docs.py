@@ -35,15 +35,8 @@ def read(path):
 PAGES = {path: read(path) for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))}
 README = PAGES[ROOT / "README.md"]
 RUN = [page for page, text in PAGES.items() if CODE.search(text) and name_of(page) not in ELSEWHERE]
-LINKED = [
-    *PAGES,
-    *(ROOT / name for name in ("AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
-    *(
-        path
-        for pattern in ("cookbook/**/*.md", "integrations/*/README.md", "cookbook/*.ipynb")
-        for path in ROOT.glob(pattern)
-    ),
-]
+OTHERS = ("AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "cookbook/**/*.md", "cookbook/*.ipynb")
+LINKED = [*PAGES, *(path for each in (*OTHERS, "integrations/*/README.md") for path in ROOT.glob(each))]
 
 
 def blocks(page):
@@ -107,16 +100,12 @@ def test_every_page_is_in_the_navigation_and_the_site_loads_nothing_from_elsewhe
     assert yaml.safe_load(front) == {"search": {"exclude": True}}
 
 
-WHERE = {
-    "how-to/install.md": ("Windows", "macOS", "Apple Silicon", "MPS", "AMD", "ROCm"),
-    "reference/models.md": ("DeepSeek", "Multimodal", "Images", "GGUF"),
-    "tutorials/server.md": ("Ollama",),
-    "how-to/solve-problems.md": ("Haystack",),
-}
-
-
 def test_what_users_search_for_is_said_where_it_belongs():
-    for page, words in WHERE.items():
+    for page, words in (
+        ("how-to/install.md", ("Windows", "macOS", "Apple Silicon", "MPS", "AMD", "ROCm")),
+        ("reference/models.md", ("DeepSeek", "Multimodal", "Images", "GGUF")),
+        *(("tutorials/server.md", ["Ollama"]), ("how-to/solve-problems.md", ["Haystack"])),
+    ):
         for word in words:
             about = [each for each in re.split(r"\n(?=[-#*] |\n)", PAGES[DOCS / page]) if word in each]
             assert any("ot tried" in each or "refused" in each for each in about), (word, about)

@@ -45,12 +45,6 @@ def test_equality_and_hash_ignore_order_within_each_set_only(sets, shuffle):
             assert one != SegmentSet([*listed, listed[0]]), "duplicates are kept and counted"
 
 
-def test_shuffling_gives_every_order_of_every_set():
-    prompt = Prompt.of("a", SegmentSet(["b", "c"]), "d", SegmentSet(["e", "f"]))
-    shuffled = [prompt.shuffled(random.Random(seed)).segments for seed in range(40)]
-    assert {"".join(each.text for each in listed) for listed in shuffled} == {"bcef", "bcfe", "cbef", "cbfe"}
-
-
 @given(segments)
 def test_segments_survive_pickling_and_copying(segment):
     for same in (pickle.loads(pickle.dumps(segment)), copy.deepcopy(segment), copy.copy(segment), replace(segment)):
@@ -106,7 +100,10 @@ def test_what_is_no_segment_and_no_text_of_a_prompt_is_refused_with_a_hint(build
     assert caught.value.__notes__ == [caught.value.hint]
 
 
-def test_texts_between_two_sets_are_joined_and_sets_are_kept_apart():
+def test_texts_between_two_sets_are_joined_and_sets_are_kept_apart_and_shuffled_to_every_order_of_each():
+    prompt = Prompt.of("a", SegmentSet(["b", "c"]), "d", SegmentSet(["e", "f"]))
+    shuffled = [prompt.shuffled(random.Random(seed)).segments for seed in range(40)]
+    assert {"".join(each.text for each in listed) for listed in shuffled} == {"bcef", "bcfe", "cbef", "cbfe"}
     prompt = Prompt.of("a", "b", SegmentSet(["x"]), SegmentSet(), "c")
     assert prompt.texts == ("ab", "", "c")
     assert [len(each) for each in prompt.sets] == [1, 0]

@@ -154,18 +154,34 @@ BEFORE_TORCH = [
 ]
 
 
-def test_what_is_wrong_is_said_before_torch_is_imported(files, tmp_path):
-    """In one fresh process: behind the errors of each command, there is a line `= ` with its exit code."""
+IN_A_FRESH_PROCESS = """
+import json, sys, typer
+from invariant_rag.cli import app
+from invariant_rag_benchmarks.commands import bench, reproduce
+commands = {**typer.main.get_command(bench.app).commands, "reproduce": typer.main.get_command(reproduce.app)}
+for name, command in commands.items():
+    for each in command.params:
+        typed = "pine" if each.name == "table" else "ro" if "--method" in each.opts else ""
+        if typed:
+            print(name, *[offered.value for offered in each.shell_complete(typer.Context(command), typed)])
+assert not {"torch", "transformers"} & {*sys.modules}
+for arguments in json.loads(sys.argv[1]):
+    try: app(arguments)
+    except SystemExit as ended: print("=", ended.code, file=sys.stderr)
+assert "torch" not in sys.modules
+"""
+
+
+def test_what_is_wrong_is_said_and_the_tab_key_completes_methods_and_tables_before_torch_is_imported(files, tmp_path):
+    """Behind the errors of each command, there is a line `= ` with its exit code."""
     commands = [[word.format(files=files, empty=tmp_path) for word in each.split()] for each, _ in BEFORE_TORCH]
-    program = (
-        "import json, sys\nfrom invariant_rag.cli import app\nfor arguments in json.loads(sys.argv[1]):\n"
-        "    try: app(arguments)\n    except SystemExit as ended: print('=', ended.code, file=sys.stderr)\n"
-        "assert 'torch' not in sys.modules"
-    )
-    arguments = [sys.executable, "-c", program, json.dumps(commands)]
+    arguments = [sys.executable, "-c", IN_A_FRESH_PROCESS, json.dumps(commands)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=tmp_path)
+    tables = " ".join(name for name in published_tables() if name.startswith("pine"))
+    completed = {**dict.fromkeys((*BENCHMARKS, "speed", "vllm"), "rotor"), "reproduce": tables}
+    assert dict(line.partition(" ")[::2] for line in done.stdout.splitlines()) == completed, "and nothing else"
     told = done.stderr.split("= 2\n")
-    assert (done.stdout, len(told), told.pop()) == ("", len(BEFORE_TORCH) + 1, "")
+    assert (len(told), told.pop()) == (len(BEFORE_TORCH) + 1, "")
     for error, (given, message) in zip(told, BEFORE_TORCH, strict=True):
         assert message in " ".join(error.split()), given
         assert "Loading" not in error, given
@@ -178,27 +194,6 @@ def test_a_wrong_argument_of_a_config_is_a_typed_error():
     for name, wrong in product(names, (None, "3", b"", -1, 0, 1.5, math.nan, True, [], {}, object(), 10**400)):
         with suppress(InvariantRAGError):
             BenchmarkConfig("mmlu", **{name: wrong})
-
-
-COMPLETING = """
-import sys
-sys.modules["torch"] = sys.modules["transformers"] = None
-import typer
-from invariant_rag_benchmarks.commands import bench, reproduce
-commands = {**typer.main.get_command(bench.app).commands, "reproduce": typer.main.get_command(reproduce.app)}
-for name, command in commands.items():
-    for each in command.params:
-        typed = "pine" if each.name == "table" else "ro" if "--method" in each.opts else ""
-        if typed:
-            print(name, *[offered.value for offered in each.shell_complete(typer.Context(command), typed)])
-"""
-
-
-def test_the_tab_key_completes_the_methods_of_every_command_and_the_names_of_tables_without_torch():
-    done = subprocess.run([sys.executable, "-c", COMPLETING], capture_output=True, text=True, check=True)
-    tables = " ".join(name for name in published_tables() if name.startswith("pine"))
-    expected = {**dict.fromkeys((*BENCHMARKS, "speed", "vllm"), "rotor"), "reproduce": tables}
-    assert dict(line.partition(" ")[::2] for line in done.stdout.splitlines()) == expected
 
 
 @pytest.mark.parametrize(("tokens", "segments"), [(300, 2), (2500, 20), (2500, 200)])

@@ -119,9 +119,14 @@ def test_what_else_is_in_a_case(load):
     for case in load("key-value"):
         assert case.segments[int(case.variant)] == f'"{case.query}": "{case.gold[0]}",\n '
     assert BENCHMARKS["longbench"].parse_settings({}).tasks == "single-doc"
-    for case in load("mmlu"):
-        scores = [BENCHMARKS["mmlu"].score(case, letter).scores["accuracy"] for letter in case.candidates]
-        assert scores == [float(text == f"{text[0]}. {'wxyzwx'[int(case.question)]}\n") for text in case.segments]
+    for case in load("mmlu"):  # an option counts whatever its letter
+        scored = [BENCHMARKS["mmlu"].score(case, letter) for letter in case.candidates]
+        gold, options = (
+            "wxyzwx"[int(case.question)],
+            [re.fullmatch(r"[A-D]\. (.)\n", each)[1] for each in case.segments],
+        )
+        assert [each.scores for each in scored] == [{"accuracy": float(option == gold)} for option in options]
+        assert [each.answer for each in scored] == [str("wxyz".index(option)) for option in options]
     (_, *shuffles), (nothing, *_) = by_question(load("mintaka"))
     assert len({case.segments for case in shuffles}) == 3
     assert nothing.segments == ("(No information)",)

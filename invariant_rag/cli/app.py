@@ -90,7 +90,7 @@ invariant-rag {__version__}: answers that do not depend on the order in which do
 Try it; these need no network, no GPU and no documents of yours:
 
   invariant-rag ask --check-order 10   one question over ten documents, in eleven orders: who changes the answer?
-  invariant-rag methods                the ways to read documents as a set, and what each costs
+  invariant-rag methods                how segments attend to each other, and what each method costs
 
 Then with your own documents and model:
 

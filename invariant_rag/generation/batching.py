@@ -60,7 +60,7 @@ class _Request:
         return any(map(Event.is_set, self.events))
 
     def goes_before(self, running: _Request) -> bool:
-        """Return whether it need not wait for another: it is short beside that, or of another tenant and no longer."""
+        """Return whether it may go before a running request: 4 times shorter, or of another tenant and no longer."""
         return self.new_tokens * (_SHORT if self.lm.cache is running.lm.cache else 1) <= running.new_tokens
 
     def can_batch_with(self, other: _Request) -> bool:

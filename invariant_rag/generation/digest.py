@@ -125,7 +125,7 @@ def weights_digest(model: PreTrainedModel) -> str:
 
 
 def environment(model: PreTrainedModel, device: torch.device) -> tuple[object, ...]:
-    """Return what else decides about the bits that a model computes, not arranged: versions, hardware, precision."""
+    """Return the rest of a KV cache key: versions, hardware, thread count and precision settings."""
     from invariant_rag import __version__  # the package itself is above all of its modules
 
     configs = {id(each.config): each.config for each in model.modules() if isinstance(each, PreTrainedModel)}

@@ -1,6 +1,6 @@
 """Who may wait, and whose turn it is: shares of tenants, round robin between them, and short requests before long ones.
 
-No queue is endless, and no tenant fills one: a part of every room is kept for those who are not there yet.
+No queue is endless, and no tenant fills one: half of each queue's capacity is reserved in equal parts for the tenants.
 """
 
 from __future__ import annotations

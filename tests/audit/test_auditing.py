@@ -56,12 +56,18 @@ def test_outcome_and_advice_are_right(system, count, outcome, recommendation):
     assert found.errors == []  # who fails for other documents, asked once, has made no error of an order
 
 
-def test_who_needs_no_documents_is_refused_with_what_was_sent():
+def test_who_needs_no_documents_is_refused_with_what_was_sent_and_calls_are_given_up_where_none_is_answered():
     asked = []
     with pytest.raises(errors.AuditFailed, match="does not read the documents it is given") as refused:
         audit(lambda question, segments: asked.append(1) or question, records(200))
     assert len(asked) == 5 * 20 + 3  # of the first look
     assert re.search(r"The first call was: .*What is number \d+\?.*Nothing \d+ \d\.", str(refused.value))
+    calls = []
+    with pytest.raises(errors.AuditFailed, match="ZeroDivisionError: division by zero") as refused:
+        audit(listening(lambda *_: 1 / 0, calls), records(20), retries=0)
+    assert (len(calls), "to_input=lambda" in refused.value.hint) == (10, True)
+    with pytest.raises(errors.AuditFailed, match="expected an answer as text"):
+        audit(lambda question, segments: {"docs": 1}, records(2))
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -76,13 +82,13 @@ def test_noise_is_no_order_even_behind_a_cache(cached):
     assert ("hides noise" in dict(found.advice)["To know"]) is cached
 
 
-@pytest.mark.parametrize(("place", "prompts"), [(19, 2), (20, 3)])
-def test_later_repeats_are_placebos_and_no_placebo_changes_the_answer(place, prompts):
+def test_later_repeats_are_placebos_and_no_placebo_changes_the_answer():
     answer = Segment("Ann did it.")
-    calls = screen_calls(Question("Who?", (Segment("Bo did not."), answer), gold=(1,)), 0, place, 0)
-    assert len({call.segments for call in calls[:3]}) == prompts
-    assert all(answer in call.segments for call in calls)
-    assert [call.order for call in calls[3:]] == [(1, 0)] * 2  # and no other order is today's
+    for place, prompts in ((19, 2), (20, 3)):
+        calls = screen_calls(Question("Who?", (Segment("Bo did not."), answer), gold=(1,)), 0, place, 0)
+        assert len({call.segments for call in calls[:3]}) == prompts
+        assert all(answer in call.segments for call in calls)
+        assert [call.order for call in calls[3:]] == [(1, 0)] * 2  # and no other order is today's
 
 
 def test_gates_hold_beyond_doubt_only():
@@ -96,13 +102,6 @@ def test_gates_hold_beyond_doubt_only():
         with pytest.raises(errors.InvalidChoice, match="expected order-matters, or a bound such as") as refused:
             Gate.parse(wrong)
         assert "moves with noise" in refused.value.hint
-
-
-def test_a_system_that_reads_the_last_is_told_to_reverse_and_the_gain_is_right():
-    found = audit(last, [{**each, "segments": sorted(each["segments"], reverse=True)} for each in records(60, size=6)])
-    assert found.screen.outcome == "order matters"
-    assert {each.name: each.gain for each in found.comparisons}["reverse"].value > 0.4
-    assert dict(found.advice)["Recommendation"].startswith("Use `reverse`")
 
 
 def test_remedies_and_today_have_as_many_distinct_draws():
@@ -134,7 +133,11 @@ def test_a_vote_is_compared_on_request_and_its_calls_are_told():
     assert vote.accuracy.value > 0.9 > found.measures["accuracy_today"].value  # of single calls, 0.8 are right
 
 
-def test_a_remedy_among_several_has_a_corrected_p_value():
+def test_who_reads_the_last_is_told_to_reverse_and_a_remedy_among_several_has_a_corrected_p_value():
+    found = audit(last, [{**each, "segments": sorted(each["segments"], reverse=True)} for each in records(60, size=6)])
+    assert found.screen.outcome == "order matters"
+    assert {each.name: each.gain for each in found.comparisons}["reverse"].value > 0.4
+    assert dict(found.advice)["Recommendation"].startswith("Use `reverse`")
     one, three = (
         audit(noisy(last, 0.05), records(20, size=6), remedies=names, seed=3).comparisons[0].p
         for names in (("reverse",), ("reverse", "sort", "ends-first"))
@@ -163,7 +166,7 @@ def test_the_worst_slot_is_the_worst_and_not_a_matter_of_luck():
     assert LISTINGS["ends-first"].orders(five) == [(0, 2, 4, 3, 1)]
 
 
-def test_a_system_that_only_rewords_is_judged_by_meaning():
+def test_a_system_that_only_rewords_is_judged_by_meaning_with_a_judge_and_without_by_embeddings():
     asked = [{name: each[name] for name in ("question", "segments")} for each in records(60)]
     source = random.Random(1)
 
@@ -178,9 +181,6 @@ def test_a_system_that_only_rewords_is_judged_by_meaning():
     who = Question("Who?", ())
     grader = Grader([who], judge=lambda prompt: "yes" if "First answer: Ann" in prompt else "no")
     assert grader.classes(who, ["Ann", "Bo"]) == [3, 4]  # divided by their order, they differ
-
-
-def test_embeddings_tell_other_words_from_other_answers():
     grader = Grader([asked := Question("Who built it, and when?", ())])
     said = ["Ann built the bridge in 1912.", "The bridge was built by Ann in 1912.", "Ann built the bridge in 1913."]
     said += ["Ann did not build the bridge in 1912.", "Bertrand built the bridge in 1912."]
@@ -200,6 +200,10 @@ def test_an_odd_gold_answer_ends_no_audit_and_an_empty_one_is_none(gold):
     assert not is_gold or [each.measures[accuracy].value for each in (found, *graded)] == [1.0] * 3
 
 
+def interrupted(question, segments):
+    raise KeyboardInterrupt
+
+
 def later(system):
     async def answer(question, segments):
         return system(question, segments)
@@ -207,29 +211,24 @@ def later(system):
     return answer
 
 
-EXITS = where_first(lambda: sys.exit(3), symmetric)
+def test_errors_and_exits_are_an_outcome(tmp_path):
+    exits, said = where_first(lambda: sys.exit(3), symmetric), "called sys.exit(3); expected an answer or an error"
+    for name, system, error in (
+        ("fails", where_first(lambda: {}["no such page"], symmetric), "KeyError: 'no such page'"),
+        ("exits", exits, f"the system {said}"),
+        ("exits later", later(exits), f"the system {said}"),
+    ):
+        found = audit(system, records(20), retries=0, out=(out := tmp_path / name), remedies=())
+        assert found.order_matters
+        assert 0.1 < found.measures["errors"].value < 0.4
+        assert found.errors[0].removeprefix("RuntimeError: ") == error
+        assert error in dict(found.advice)["To know"]
+        assert "failed" in (out / "report.md").read_text()
+        stored = (out / "answers.jsonl").read_text().splitlines()
+        assert len(stored) == sum(answer.text is not None for each in found.asked for answer in each.answers)
 
 
-@pytest.mark.parametrize(
-    ("system", "error"),
-    [
-        (where_first(lambda: {}["no such page"], symmetric), "KeyError: 'no such page'"),
-        (EXITS, "the system called sys.exit(3); expected an answer or an error"),
-        (later(EXITS), "the system called sys.exit(3); expected an answer or an error"),
-    ],
-)
-def test_errors_and_exits_are_an_outcome(system, error, tmp_path):
-    found = audit(system, records(20), retries=0, out=tmp_path / "out", remedies=())
-    assert found.order_matters
-    assert 0.1 < found.measures["errors"].value < 0.4
-    assert found.errors[0].removeprefix("RuntimeError: ") == error
-    assert error in dict(found.advice)["To know"]
-    assert "failed" in (tmp_path / "out" / "report.md").read_text()
-    stored = (tmp_path / "out" / "answers.jsonl").read_text().splitlines()
-    assert len(stored) == sum(answer.text is not None for each in found.asked for answer in each.answers)
-
-
-def test_calls_are_tried_again_and_given_up_where_nothing_is_ever_answered():
+def test_calls_are_tried_again():
     calls = []
 
     def flaky(question, segments):
@@ -239,16 +238,6 @@ def test_calls_are_tried_again_and_given_up_where_nothing_is_ever_answered():
 
     found = audit(listening(flaky, calls), records(4), remedies=())
     assert (found.measures["errors"].value, found.errors) == (0.0, ["ConnectionError: try later"])
-    calls.clear()
-    with pytest.raises(errors.AuditFailed, match="ZeroDivisionError: division by zero") as refused:
-        audit(listening(lambda *_: 1 / 0, calls), records(20), retries=0)
-    assert (len(calls), "to_input=lambda" in refused.value.hint) == (10, True)
-    with pytest.raises(errors.AuditFailed, match="expected an answer as text"):
-        audit(lambda question, segments: {"docs": 1}, records(2))
-
-
-def interrupted(question, segments):
-    raise KeyboardInterrupt
 
 
 def test_async_systems_are_awaited_in_one_loop_and_an_interrupt_stops_an_audit():
@@ -337,32 +326,32 @@ def test_markup_and_control_characters_of_answers_stay_text_and_the_table_runs_n
     assert [each["call"] for each in rows[:5]] == ["today", "today again", "placebo", "another order", "a third order"]
 
 
-ODD = [
-    (errors.UnknownName, "did you mean 'sort'", {"remedies": ["srot"]}, {}),
-    (errors.UnsupportedCombination, "not one of ours", {"remedies": ["rotor"]}, {}),
-    (errors.InvalidChoice, "metric: expected a function", {"metric": "best"}, {}),
-    (errors.InvalidChoice, "margin", {"margin": 0}, {}),
-    (errors.InvalidChoice, "workers", {"workers": 0}, {}),
-    (errors.InvalidChoice, "audit takes no 'max_new_tokens'", {"max_new_tokens": 4}, {}),
-    (errors.InvalidChoice, "resume", {"out": "a", "resume": "b"}, {}),
-    (errors.InvalidQuestion, "with question as text, got question", {}, {"question": " "}),
-    (errors.InvalidQuestion, "there is no order", {}, {"segments": ["a"]}),
-    (errors.InvalidQuestion, "got NoneType", {}, {"segments": ["a", None]}),
-    (errors.InvalidQuestion, "there is no order", {"retriever": lambda question: []}, {"segments": []}),
-    (errors.InvalidChoice, "a number from 0 to 1, got 7", {"metric": lambda answer, golds: 7}, {}),
-    (ZeroDivisionError, "by zero", {"metric": lambda answer, golds: 1 / 0}, {}),
-    (errors.InvalidChoice, "judge: expected a model", {"judge": 3}, {}),
-    (errors.AuditFailed, "replied with NoneType", {"judge": lambda prompt: None}, {}),
-    (errors.AuditFailed, "wrong on 50% of the verdicts", {"judge": lambda prompt: "yes"}, {}),
-    (errors.AuditFailed, "the server cannot be reached: Connection refused", {"judge": "http://127.0.0.1:9/v1"}, {}),
-]
-
-
-@pytest.mark.parametrize(("error", "message", "options", "changes"), ODD)
-def test_what_cannot_be_is_refused_before_a_call_is_spent_or_a_folder_is_made(
-    error, message, options, changes, tmp_path
-):
-    calls, where = [], {"out": tmp_path / "out"}
-    with pytest.raises(error, match=message):
-        audit(listening(first, calls), [{**each, **changes} for each in records(2)], **{**where, **options})
-    assert (calls, list(tmp_path.iterdir())) == ([], [])
+def test_what_cannot_be_is_refused_before_a_call_is_spent_or_a_folder_is_made(tmp_path):
+    for error, message, options, changes in (
+        (errors.UnknownName, "did you mean 'sort'", {"remedies": ["srot"]}, {}),
+        (errors.UnsupportedCombination, "not one of ours", {"remedies": ["rotor"]}, {}),
+        (errors.InvalidChoice, "metric: expected a function", {"metric": "best"}, {}),
+        (errors.InvalidChoice, "margin", {"margin": 0}, {}),
+        (errors.InvalidChoice, "workers", {"workers": 0}, {}),
+        (errors.InvalidChoice, "audit takes no 'max_new_tokens'", {"max_new_tokens": 4}, {}),
+        (errors.InvalidChoice, "resume", {"out": "a", "resume": "b"}, {}),
+        (errors.InvalidQuestion, "with question as text, got question", {}, {"question": " "}),
+        (errors.InvalidQuestion, "there is no order", {}, {"segments": ["a"]}),
+        (errors.InvalidQuestion, "got NoneType", {}, {"segments": ["a", None]}),
+        (errors.InvalidQuestion, "there is no order", {"retriever": lambda question: []}, {"segments": []}),
+        (errors.InvalidChoice, "a number from 0 to 1, got 7", {"metric": lambda answer, golds: 7}, {}),
+        (ZeroDivisionError, "by zero", {"metric": lambda answer, golds: 1 / 0}, {}),
+        (errors.InvalidChoice, "judge: expected a model", {"judge": 3}, {}),
+        (errors.AuditFailed, "replied with NoneType", {"judge": lambda prompt: None}, {}),
+        (errors.AuditFailed, "wrong on 50% of the verdicts", {"judge": lambda prompt: "yes"}, {}),
+        (
+            errors.AuditFailed,
+            "the server cannot be reached: Connection refused",
+            {"judge": "http://127.0.0.1:9/v1"},
+            {},
+        ),
+    ):
+        calls, where = [], {"out": tmp_path / "out"}
+        with pytest.raises(error, match=message):
+            audit(listening(first, calls), [{**each, **changes} for each in records(2)], **{**where, **options})
+        assert (calls, list(tmp_path.iterdir())) == ([], [])

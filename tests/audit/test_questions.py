@@ -34,12 +34,10 @@ def written(folder, name, content):
 @pytest.mark.parametrize("record", FILES["records"])
 def test_records_of_other_tools_are_read_and_what_a_system_said_is_no_gold_answer(record, tmp_path):
     fields = json.loads(record)
-    assert read_questions([fields], None) == [EXPECTED]
-    assert read_questions(written(tmp_path, "q.jsonl", record), None) == [EXPECTED]
-    if "target" not in fields:
-        cells = ['"' + str(each).replace('"', '""') + '"' for each in fields.values()]  # lists as pandas writes them
-        table = written(tmp_path, "q.csv", f"{','.join(fields)}\n{','.join(cells)}\n")
-        assert read_questions(table, None) == [EXPECTED]
+    cells = ['"' + str(each).replace('"', '""') + '"' for each in fields.values()]  # lists as pandas writes them
+    table = written(tmp_path, "q.csv", f"{','.join(fields)}\n{','.join(cells)}\n")
+    for source in ([fields], written(tmp_path, "q.jsonl", record), *([table] if "target" not in fields else ())):
+        assert read_questions(source, None) == [EXPECTED]
 
 
 def test_documents_are_read_with_columns_lists_and_aliases_and_what_takes_a_judge_is_said(tmp_path):
@@ -94,7 +92,7 @@ def test_tables_are_read_in_any_encoding_and_case_of_names_and_so_are_those_of_s
         assert read_questions(tmp_path / name, None) == [EXPECTED]
 
 
-def test_reference_contexts_of_ragas_and_segments_that_hold_an_answer_also_a_number_are_gold_unless_all_do():
+def test_reference_contexts_and_segments_that_hold_an_answer_are_gold_unless_all_do_also_those_of_a_retriever():
     def gold(answer, *segments, **more):
         return read_questions([{"question": "q", "answer": answer, "segments": segments, **more}], None)[0].gold
 
@@ -104,9 +102,6 @@ def test_reference_contexts_of_ragas_and_segments_that_hold_an_answer_also_a_num
     assert gold(42, "42", "x") == (0,)
     numbers = [{"question": "q", "answers": answers, "segments": ["a"]} for answers in (42, [4.5, "x"])]
     assert [each.answers for each in read_questions(numbers, None)] == [("42",), ("4.5", "x")]
-
-
-def test_segments_come_live_from_a_retriever():
     bm25 = BM25Retriever([Segment("a mill"), Segment("a ferry"), Segment("a bridge")])
     for retriever in (bm25, lambda text: [f"a {text}", "b"]):
         (question,) = read_questions([{"question": "ferry", "answer": "ferry"}], as_retrieve_function(retriever, 2))

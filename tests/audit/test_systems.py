@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from invariant_rag import RAG, InvariantModel, Prompt, errors
+from invariant_rag import RAG, Prompt, errors
 from invariant_rag.audit import Endpoint, Question, audit
 from invariant_rag.audit.folder import open_answers
 from invariant_rag.audit.order_check import check_order
@@ -30,11 +30,6 @@ from tests.fuzz.conftest import full_disk
 from tests.server.scripted import Answer, completion, refusal, scripted_api
 
 ASKED = Question("Who?", (Segment("It was Ann.", "Page"), Segment("Nobody.")), ("Ann",))
-
-
-@pytest.fixture(scope="module")
-def plain(chat_llama, tokenizer):
-    return InvariantModel(chat_llama, tokenizer, method="sequential")
 
 
 def said(system, **options):
@@ -60,9 +55,8 @@ class Functions:
         return f"{question} {segments[0].text}"
 
 
-@pytest.mark.parametrize(
-    "system",
-    [
+def test_a_callable_is_called_as_its_signature_says_and_a_function_of_something_else_is_refused():
+    for system in (
         Functions.of_texts,
         Functions.of_text,
         Functions.of_mapping,
@@ -71,14 +65,9 @@ class Functions:
         lambda inputs: inputs["question"] + inputs["context"][0],  # refuses a text
         lambda documents, question: f"{question} {documents[0].text}",
         lambda *, question, documents, **others: f"{question} {documents[0].text}",
-    ],
-)
-def test_a_callable_is_called_as_its_signature_says(system):
-    assert "Who?" in said(system)
-    assert "It was Ann." in said(system)
-
-
-def test_a_function_of_something_else_is_refused():
+    ):
+        assert "Who?" in said(system)
+        assert "It was Ann." in said(system)
     for system, message in ((lambda one, two, three: "x", r"got one of \['one', 'two', 'three'\]"), (3, "got int")):
         with pytest.raises(errors.UnsupportedCombination, match=message):
             as_system(system)
@@ -98,15 +87,13 @@ def test_an_answer_is_found_in_whatever_holds_one_and_what_holds_none_is_refused
             as_reply(value)
 
 
-def test_a_model_of_ours_is_tried_with_methods(plain):
+def test_a_model_of_ours_is_tried_with_methods_and_a_rag_with_what_its_retriever_finds(model):
+    plain = model.with_method("sequential")
     found = audit(plain, records(4, size=3), remedies=["sort", "rotor", "set-based"], generation={"max_new_tokens": 3})
     assert [each.fixes for each in found.comparisons] == [True] * 3
     invariant = audit(plain.with_method("rotor"), records(4, size=3), remedies=(), generation={"max_new_tokens": 3})
     assert not [each for each in invariant.asked if len({answer.text for answer in each.answers[3:]}) > 1]
     assert all(text in as_system(plain).sent(ASKED, ASKED.segments) for text in ("It was Ann.", "Who?"))
-
-
-def test_a_rag_is_audited_with_what_its_retriever_finds_and_answers_end_before_a_stop(plain):
     rag = RAG(plain, BM25Retriever([Segment(text) for text in ("a mill", "a ferry", "a bridge")]), k=2)
     found = audit(rag, [{"question": "ferry", "answer": "ferry"}], generation={"max_new_tokens": 2})
     assert [len(each.question.segments) for each in found.asked] == [2]

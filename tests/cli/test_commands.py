@@ -43,14 +43,11 @@ def test_without_arguments_two_commands_are_offered_that_exist_and_need_no_docum
     assert "--install-completion" in run("--help").stdout
 
 
-def test_models_prints_the_table_that_the_probe_gives(monkeypatch):
+def test_families_are_listed_with_what_the_probe_says_of_them_and_so_are_the_registries(monkeypatch):
     monkeypatch.setattr(families, "FAMILIES", {name: families.FAMILIES[name] for name in ("llama", "mamba")})
     found = [(each["family"], each["supported"]) for each in json.loads(run("models", "--json").stdout)]
     assert found == [("llama", True), ("mamba", False)]
     assert [line.split()[:2] for line in run("models").stdout.splitlines()[1:3]] == [["llama", "yes"], ["mamba", "no"]]
-
-
-def test_the_registries_are_listed():
     for command, registry in (("orderings", ORDERINGS), ("interventions", INTERVENTIONS), ("methods", METHODS)):
         listed = {each.pop(command.removesuffix("s")): each for each in json.loads(run(command, "--json").stdout)}
         assert [*listed] == [*registry]

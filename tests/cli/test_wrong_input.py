@@ -172,27 +172,25 @@ def test_what_is_wrong_is_said_before_torch_is_imported(docs, questions, tmp_pat
         assert device in refused("audit", questions, "--out", tmp_path / "out", "--device-map", device)
 
 
-ODD = "10\u00a0000 \u5854\u3000\u6a4b \u0645\u06cc\u200c\u062e soft\u00adhyphen \U0001f468\u200d\U0001f469"
-CONTROLS = {*"\x1b\x07\u202e\u200e\u200f\u061c\u2028\u2029"}
-
-
 def test_neither_control_characters_nor_markup_reach_the_terminal_nor_do_names_of_files_as_such(capsys):
+    odd = "10\u00a0000 \u5854\u3000\u6a4b \u0645\u06cc\u200c\u062e soft\u00adhyphen \U0001f468\u200d\U0001f469"
     for given, printed in (
         ("\x1b[31mred\x07 \ud800 [bold]plain[/bold]\nnext", "\ufffd[31mred\ufffd \ufffd [bold]plain[/bold]\nnext"),
         ("\u202egnp.\u2066exe\u2069", "\ufffdgnp.\ufffdexe\ufffd"),
-        (ODD, ODD),
+        (odd, odd),
         ("a\tb", "a       b"),
     ):
         print_text(given)
         assert capsys.readouterr().out == f"{printed}\n"
-    bad = f"\x1b]0;owned\x07\x1b[2Jevil{''.join(CONTROLS)}.txt"
+    controls = {*"\x1b\x07\u202e\u200e\u200f\u061c\u2028\u2029"}
+    bad = f"\x1b]0;owned\x07\x1b[2Jevil{''.join(controls)}.txt"
     print_error(f"{bad}: cannot be read", f"rename {bad}")
     print_skipped(RetrievalError(bad))
     print_table([{"name": bad}], as_json=False)
     with pytest.warns(DocumentSkipped, match="evil") as warned:
         warn_skipped(RetrievalError(bad, hint=bad))
     printed = "".join([*capsys.readouterr(), str(warned[0].message), str(RetrievalError("", hint=bad).hint)])
-    assert (printed.count("evil"), CONTROLS & {*printed}) == (6, set())
+    assert (printed.count("evil"), controls & {*printed}) == (6, set())
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")

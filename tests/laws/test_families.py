@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from invariant_rag import InvariantModel, KeyValueCache, Prompt
-from invariant_rag.attention.hook import override_attention
+from invariant_rag.attention.hook import active_attention, override_attention
 from invariant_rag.attention.probe import check_config, probe
 from invariant_rag.ensembles import PermutationAverage, RingAverage
 from invariant_rag.errors import InvariantRAGError, UnsupportedCombination, UnsupportedModel
@@ -209,6 +209,9 @@ def test_other_threads_get_the_models_own_attention_meanwhile(family):
     with override_attention(model, lambda inputs: torch.zeros_like(inputs.queries.transpose(1, 2))):
         assert torch.equal(in_a_thread(plain), expected)
         assert not torch.equal(plain(), expected), "the thread inside the block must get the other attention"
+    with pytest.raises(KeyError, match="inside"), override_attention(model, lambda inputs: {}["inside"]):
+        plain()
+    assert active_attention() is None, "a failure leaves the model and the thread as they were"
     assert torch.equal(plain(), expected)
     assert [vars(module).keys() for module in model.modules()] == [each.keys() for each in before]
 

@@ -81,9 +81,8 @@ def calls(*listed):
     return [{"role": "assistant", "content": "", "tool_calls": list(listed)}]
 
 
-@pytest.mark.parametrize(
-    ("template", "messages", "error", "message"),
-    [
+def test_what_cannot_be_rendered_is_refused():
+    for template, messages, error, message in (
         *((None, [user(each)], InvalidPrompt, "expected") for each in (None, 5, b"ab", {"type": "text"}, [5])),
         *((None, each, InvalidPrompt, "expected") for each in ([], ["text"], [{"role": "user"}], [{"content": "a"}])),
         (None, [user([{"type": "text"}])], InvalidPrompt, "expected"),
@@ -97,12 +96,10 @@ def calls(*listed):
         (TWICE, [user(SegmentSet(["one"]))], InvalidPrompt, "set 0 of 1 2 times"),
         (NO_SYSTEM, [system(SegmentSet(["a"]))], InvalidPrompt, "set 0 of 1 0 times"),
         ("", [user("a"), {"role": "assistant", "content": "b"}], InvalidPrompt, "no chat template"),
-    ],
-)
-def test_what_cannot_be_rendered_is_refused(template, messages, error, message):
-    with pytest.raises(error, match=message) as caught:
-        render_chat(messages, TOY if template is None else with_template(template))
-    assert template is None or "chat_template" in caught.value.hint
+    ):
+        with pytest.raises(error, match=message) as caught:
+            render_chat(messages, TOY if template is None else with_template(template))
+        assert template is None or "chat_template" in caught.value.hint
 
 
 def test_variables_reach_the_template_and_unknown_ones_are_refused():
@@ -264,12 +261,21 @@ def starting_with(single, **names):
     return tokenizer
 
 
-def test_halves_of_surrogate_pairs_become_the_replacement_character():
+def test_halves_of_surrogate_pairs_become_the_replacement_character_and_no_text_is_taken_without_a_tokenizer():
     for text, expected in (
         *(("\ud800a", "\ufffda"), ("a\udc00", "a\ufffd"), ("\udc00\ud800", "\ufffd\ufffd")),
         *(("\ud83d\ude00", "\U0001f600"), ("a\0b\ufeff", "a\0b\ufeff")),  # a pair, and no surrogates
     ):
         assert decoded(prompts.tokenize_literal(text, TOY)) == decoded(prompts.tokenize_text(text, TOY)) == expected
+    for use in (
+        lambda: tokenize_prompt(Prompt("text"), None),
+        lambda: tokenize_prompt(Prompt([1], ["text"], [2]), None),
+        lambda: prompts.tokenize_text("text", None),
+        lambda: render_chat(question_messages("q", SegmentSet()), None),
+        lambda: prompts.tokenize_in_slots(IN_SLOTS, [0, 1], None),
+    ):
+        with pytest.raises(TokenizerRequired):
+            use()
 
 
 def test_token_ids_are_used_as_they_are_and_nothing_is_put_in_front():
@@ -298,18 +304,6 @@ def test_a_prompt_starts_as_the_tokenizer_starts_a_text_and_never_twice(single, 
     tokenizer.chat_template = "{{ '" + start + "' }}" + str(TOY.chat_template)
     chat = render_chat(question_messages("Why?", SegmentSet(["one"])), tokenizer)
     assert decoded(tokenize_prompt(chat, tokenizer).texts[0]).count("<bos>") == start.count("<bos>")
-
-
-def test_text_without_a_tokenizer_is_refused():
-    for use in (
-        lambda: tokenize_prompt(Prompt("text"), None),
-        lambda: tokenize_prompt(Prompt([1], ["text"], [2]), None),
-        lambda: prompts.tokenize_text("text", None),
-        lambda: render_chat(question_messages("q", SegmentSet()), None),
-        lambda: prompts.tokenize_in_slots(IN_SLOTS, [0, 1], None),
-    ):
-        with pytest.raises(TokenizerRequired):
-            use()
 
 
 def test_control_tokens_are_looked_up_once_for_a_prompt_of_a_thousand_segments(monkeypatch):

@@ -78,13 +78,13 @@ def test_a_constant_template_is_a_set_in_every_order_and_one_that_counts_or_chan
 PAGES = [Segment(each.text, metadata={"page": n, "id": "_abc"[n]}) for n, each in enumerate(DOCUMENTS, 1)]
 
 
-def filed(*values):
-    return [Segment(each.text, metadata={"k": k}) for each, k in zip(DOCUMENTS, values, strict=True)]
+def filed(*values, texts=None):
+    texts = texts or [each.text for each in DOCUMENTS]
+    return [Segment(text, metadata={"k": k}) for text, k in zip(texts, values, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("template", "sep", "listed"),
-    [
+def test_what_cannot_be_told_from_the_template_or_counts_leaves_text_in_every_order():
+    for template, sep, listed in (
         # `[1]` beside the page 1 may be its page, or its place; in another order it is only one of them.
         (lambda n, each: f"[{n}] {each.text}", "\n", PAGES),
         (lambda n, each: f"[{each.metadata['page']}] {each.text}", "\n", PAGES),
@@ -92,17 +92,14 @@ def filed(*values):
         # 3 is also a part of 300; a value may be the separator; two equal texts have different fields.
         (lambda n, each: f"Page {each.metadata['k']} of 300: {each.text}", "\n", filed(12, 3, 7)),
         (lambda n, each: f"{each.metadata['k']}: {each.text}", "\n", filed("", "en", "en")),
-        (lambda n, each: f"{each.metadata['k']}: {each.text}", "\n",
-         [Segment(text, metadata={"k": f"{n}.txt"}) for n, text in enumerate("aab")]),
+        (lambda n, each: f"{each.metadata['k']}: {each.text}", "\n", filed(*"012", texts="aab")),
         # Words that stand between two documents are no template.
         *((lambda n, each: each.text, sep, DOCUMENTS[:2]) for sep in (" or ", " is newer than ", "\nBut later: ")),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_told_from_the_template_or_counts_leaves_text_in_every_order(template, sep, listed):
-    assert set(readings((template, sep), listed)) == {None}
+    ):
+        assert set(readings((template, sep), listed)) == {None}
 
 
-def test_anything_else_is_text_and_so_is_the_users_question_even_if_it_is_nothing_but_documents():
+def test_anything_else_is_text_also_the_users_question_and_one_document_is_a_set_alone_or_beside_its_fields():
     for slot in (
         f"{FERRY.text}\n\n{MILL.text}",  # two of three
         f"{FERRY.text}\n\n" * 3,
@@ -115,6 +112,11 @@ def test_anything_else_is_text_and_so_is_the_users_question_even_if_it_is_nothin
     assert find_set(JOINED, [Retrieval(DOCUMENTS)]) is not None
     for question in (JOINED, "\n".join(each.text for each in DOCUMENTS[::-1])):
         assert find_set(JOINED, [Retrieval(DOCUMENTS, question)]) is None
+    alone = [Retrieval((FERRY,))]
+    assert list(find_set(FERRY.text, alone) or ()) == [FERRY]
+    assert find_set(f"Source: ferry.txt\nContent: {FERRY.text}", alone) is not None
+    assert find_set(f"They said: {FERRY.text}", alone) is None
+    assert find_set(f"ferry.txt: {FERRY.text}\n{MILL.text}", [*alone, Retrieval((MILL, SALT))]) is None
 
 
 AMBIGUOUS = [
@@ -165,14 +167,6 @@ def test_any_template_is_read_alike_in_every_order(documents, before, after, sep
     assert len({None if each is None else each.slots for each in found}) == 1
 
 
-def test_a_single_document_is_a_set_alone_or_beside_its_own_fields():
-    alone = [Retrieval((FERRY,))]
-    assert list(find_set(FERRY.text, alone) or ()) == [FERRY]
-    assert find_set(f"Source: ferry.txt\nContent: {FERRY.text}", alone) is not None
-    assert find_set(f"They said: {FERRY.text}", alone) is None
-    assert find_set(f"ferry.txt: {FERRY.text}\n{MILL.text}", [*alone, Retrieval((MILL, SALT))]) is None
-
-
 def test_twenty_long_documents_take_a_fraction_of_a_second():
     texts = [f"Sentence {n} says something. " * 70 + f"\n\nMore of {n}" for n in range(20)]
     listed = [Segment(text, metadata={"source": f"{n}.txt", "start_index": n * 100}) for n, text in enumerate(texts)]
@@ -213,9 +207,16 @@ def retrieve(*found, asks=False, failed=False):
     runs.end("root", failed=failed)
 
 
-@pytest.mark.parametrize(
-    ("then", "expected"),
-    [
+def test_the_last_retrieval_for_no_model_is_known_to_warn_and_is_no_set():
+    def known(then):
+        assert texts() == []
+        retrieve(FERRIES)
+        (found,) = outside.outside_retrievals()
+        assert (found.is_set, found.one_by_one, found.query) == (False, True, "When?")
+        then()
+        return texts()
+
+    for then, expected in (
         (lambda: None, [FERRY_TEXTS]),
         (lambda: retrieve(MILLS), [MILL_TEXTS]),
         (retrieve, [FERRY_TEXTS]),  # a run that retrieved nothing
@@ -224,18 +225,8 @@ def retrieve(*found, asks=False, failed=False):
         (lambda: outside.forget_outside([" ".join(FERRY_TEXTS)]), []),
         (lambda: outside.forget_outside(FERRY_TEXTS[:1]), [FERRY_TEXTS]),
         (lambda: copy_context().run(outside.forget_outside, FERRY_TEXTS), []),
-    ],
-)
-def test_the_last_retrieval_for_no_model_is_known_to_warn_and_is_no_set(then, expected):
-    def known():
-        assert texts() == []
-        retrieve(FERRIES)
-        (found,) = outside.outside_retrievals()
-        assert (found.is_set, found.one_by_one, found.query) == (False, True, "When?")
-        then()
-        return texts()
-
-    assert Context().run(known) == expected
+    ):
+        assert Context().run(known, then) == expected
 
 
 def test_other_threads_and_tasks_know_nothing_of_it():
@@ -337,7 +328,7 @@ def test_neighbouring_segments_are_a_set_and_text_between_parts_them():
     assert kinds(a, "and also", b, "but not", c) == ["separate", "incomplete"]
 
 
-def test_marked_segments_are_sets_with_the_text_between_them_or_a_reason_to_warn():
+def test_marked_segments_are_sets_or_a_reason_to_warn_and_what_is_no_text_stays_the_same_object():
     text = "Read:\n- " + "\n- ".join(mark(each) for each in STEPS) + "\nWhich?"
     before, found, after = recognize([Turn("user", (text,))]).turns[0].parts
     assert before + set_text(found) + after == "Read:\n- " + "\n- ".join(STEPS) + "\nWhich?"
@@ -347,8 +338,6 @@ def test_marked_segments_are_sets_with_the_text_between_them_or_a_reason_to_warn
     (marked,) = recognize([Turn("user", (mark_set(STEPS),))], [Retrieval(facts)]).sets
     assert marked == SegmentSet(facts), "with the metadata of the retrieval"
 
-
-def test_what_is_no_text_stays_the_same_object():
     class Text(str):
         __slots__ = ("block",)
 
@@ -375,22 +364,19 @@ def test_every_finding_warns_with_its_fix_and_strict_raises_the_first():
     report([], strict=True)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Documents, newest first:", "The documents are ranked by price.", "Context, sorted from cheapest to dearest",
-        "The last document is the authority.", "Later passages win: the final passage is right.",
-        "In chronological order:", "Most relevant results at the top:", "The first source is the contract.",
-        "Listed in descending order of score.", "Prefer the earlier document where two disagree.",
-    ],
-)  # fmt: skip
-def test_a_prompt_that_states_an_order_above_a_set_warns_and_stays(text):
-    turn = Turn("user", (f"{text}\n", SegmentSet(["a", "b"]), "\nWhich ferry came first?"))
-    assert recognize([turn]).turns == (turn,)
-    assert kinds(*turn.parts) == ["stated"]
+def test_a_prompt_that_states_an_order_above_a_set_warns_and_stays():
+    for text in (
+        *("Documents, newest first:", "The documents are ranked by price.", "Context, sorted from cheapest to dearest"),
+        *("The last document is the authority.", "Later passages win: the final passage is right."),
+        *("In chronological order:", "Most relevant results at the top:", "The first source is the contract."),
+        *("Listed in descending order of score.", "Prefer the earlier document where two disagree."),
+    ):
+        turn = Turn("user", (f"{text}\n", SegmentSet(["a", "b"]), "\nWhich ferry came first?"))
+        assert recognize([turn]).turns == (turn,)
+        assert kinds(*turn.parts) == ["stated"]
+        assert not states_order(f"Question: {text}", [Retrieval((Segment("a"),), text)])
     other = "Answer from the documents. First, greet. Who ranked highest? Provide a final result in this format:"
     assert not states_order(other)
-    assert not states_order(f"Question: {text}", [Retrieval((Segment("a"),), text)])
 
 
 def test_a_list_of_documents_in_text_is_noticed_and_a_context_if_two_paragraphs_of_it_follow():

@@ -60,38 +60,26 @@ def test_a_file_gives_documents_with_title_source_and_place(tmp_path):
         assert load_documents(file) == [Document(text, title, {**source, **place}) for text, title, place in expected]
 
 
-HEADINGS = {
-    "# A": "A",
-    "## A ##": "A",
-    "### C#": "C#",
-    "# A #B": "A #B",
-    "###### six": "six",
-    **dict.fromkeys(("####### seven", "#tag", "## ##")),
-}
-NO_HEADINGS = (
-    "It stands above the Aru.\n\nIt has a market.",  # a sentence
-    "A line\nand the next one\n\nand a paragraph",
-    "- an item\n\n- another item",
-    "word " * 50 + "\n\nmore",
-    "Only one line",
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "title"),
-    [
+def test_a_first_line_that_is_a_heading_is_the_title_and_another_stays_in_the_text(tmp_path):
+    for text in (
+        "It stands above the Aru.\n\nIt has a market.",  # a sentence
+        "A line\nand the next one\n\nand a paragraph",
+        "- an item\n\n- another item",
+        "word " * 50 + "\n\nmore",
+        "Only one line",
+    ):
+        (document,) = load_documents(write(tmp_path / "a.txt", text))
+        assert (document.text, document.title) == (text, None)
+    for name, text, title in (
         ("a.txt", "Orn\n\nA castle.", "Orn"),  # a short first line before a blank one
-        *(("a.txt", text, None) for text in NO_HEADINGS),
-        *(("a.md", f"{line}\nA body follows.", title) for line, title in HEADINGS.items()),
-    ],
-)
-def test_a_first_line_that_is_a_heading_is_the_title_and_another_stays_in_the_text(tmp_path, name, text, title):
-    (document,) = load_documents(write(tmp_path / name, text))
-    assert document.title == title
-    assert text not in NO_HEADINGS or document.text == text
+        *(("a.md", "# A", "A"), ("a.md", "## A ##", "A"), ("a.md", "### C#", "C#"), ("a.md", "# A #B", "A #B")),
+        *(("a.md", "###### six", "six"), *(("a.md", line, None) for line in ("####### seven", "#tag", "## ##"))),
+    ):
+        (document,) = load_documents(write(tmp_path / name, f"{text}\nA body follows."))
+        assert document.title == title
 
 
-def test_a_folder_is_read_deeply_in_order_without_hidden_and_other_files(tmp_path):
+def test_a_folder_is_read_in_order_without_hidden_and_other_files_to_its_end_1100_folders_down(tmp_path):
     others = ("picture.png", "a/PAGE.PNG", "LICENSE")
     for name in ("b.txt", "a/z.md", "a/c.TXT", *others, ".hidden.txt", ".git/inside.txt"):
         write(tmp_path / name, name)
@@ -102,6 +90,16 @@ def test_a_folder_is_read_deeply_in_order_without_hidden_and_other_files(tmp_pat
         assert [document.text for document in loaded] == ["a/c.TXT", "a/z.md", "b.txt"]
     expected = "3 files of other types: .png (2), no suffix (1); read are .jsonl, .md, .pdf, .txt"
     assert [*map(str, skipped)] == [expected] * 2
+    (deep := tmp_path / "deep").mkdir()
+    with contextlib.chdir(deep):
+        for _ in range(1100):
+            Path("d").mkdir()
+            os.chdir("d")
+        Path("end.txt").write_text("the end")
+    try:
+        assert [each.text for each in load_documents(deep)] == ["the end"]
+    finally:
+        subprocess.run(["rm", "-rf", str(deep / "d")], check=True)  # shutil.rmtree recurses
 
 
 BAD_LINES = {
@@ -124,7 +122,7 @@ def test_a_bad_jsonl_line_is_named_with_its_file(tmp_path):
             assert [each.text for each in load_documents(file)] == ["good"]
 
 
-def test_every_file_that_cannot_be_read_is_skipped_and_named(tmp_path):
+def test_every_file_and_page_that_cannot_be_read_is_skipped_and_named_and_the_others_are_read(tmp_path):
     locked = write_pdf(tmp_path / "locked.pdf", ["secret"], password="key").read_bytes()
     write_pdf(tmp_path / "scan.pdf", ["", ""])
     for name, content in (
@@ -155,9 +153,6 @@ def test_every_file_that_cannot_be_read_is_skipped_and_named(tmp_path):
             load_documents([tmp_path / "good.txt", tmp_path / name], strict=True)
         assert message in str(refused.value)
         assert ("OCR" in refused.value.hint) == (name == "scan.pdf")
-
-
-def test_pages_of_a_pdf_that_can_be_read_are_kept(tmp_path):
     file = write_pdf(tmp_path / "a.pdf", ["The first page.", "The second page."])
     file.write_bytes(file.read_bytes().replace(b"(The second", b"<7ge second"))
     with pytest.warns(DocumentSkipped, match=r"a\.pdf, page 2: cannot be read as PDF"):
@@ -165,33 +160,19 @@ def test_pages_of_a_pdf_that_can_be_read_are_kept(tmp_path):
     assert document.text == "The first page."
 
 
-def test_a_folder_1100_deep_is_read_to_its_end(tmp_path):
-    with contextlib.chdir(tmp_path):
-        for _ in range(1100):
-            Path("d").mkdir()
-            os.chdir("d")
-        Path("end.txt").write_text("the end")
-    try:
-        assert [each.text for each in load_documents(tmp_path)] == ["the end"]
-    finally:
-        subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)  # shutil.rmtree recurses
-
-
-NO_PATHS = (None, 3, b"a.txt", "", "\0", "a" * 9000, "x/" * 3000, [None], ["a", 3], [""])
-SUFFIXES = r"\.jsonl, \.md, \.pdf, \.txt"
-
-
 def test_what_is_no_path_and_paths_without_documents_are_refused_by_name(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     file = write(tmp_path / "here" / "a.txt", "text")
     os.mkfifo(file.parent / "pipe.txt")
     no_path = r"expected (paths of documents|a path, got)|is no path of a file"
+    no_paths = (None, 3, b"a.txt", "", "\0", "a" * 9000, "x/" * 3000, [None], ["a", 3], [""])
+    suffixes = r"\.jsonl, \.md, \.pdf, \.txt"
     for paths, message in (
-        *((each, no_path) for each in NO_PATHS),
+        *((each, no_path) for each in no_paths),
         (tmp_path / "gone.txt", r"no such file or folder: .*gone\.txt"),
-        (write(tmp_path / "a.docx", "text"), rf"a\.docx: .*'\.docx'; choose from {SUFFIXES}"),
-        ([], rf"no document in .*; looked for {SUFFIXES}"),
-        (tmp_path / "empty", rf"no document in .*; looked for {SUFFIXES}"),
+        (write(tmp_path / "a.docx", "text"), rf"a\.docx: .*'\.docx'; choose from {suffixes}"),
+        ([], rf"no document in .*; looked for {suffixes}"),
+        (tmp_path / "empty", rf"no document in .*; looked for {suffixes}"),
         (file.parent / "pipe.txt", r"pipe\.txt: .*expected a file, got a named pipe"),
     ):
         with pytest.raises(RetrievalError, match=message):

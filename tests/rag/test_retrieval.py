@@ -61,20 +61,6 @@ def remembering(embedder):
     return SimpleNamespace(encode_document=embedder.encode_document, encode_query=lambda texts, **_: encode(*texts))
 
 
-class Flat:
-    """An embedder for which all texts are alike, except those it is told about."""
-
-    def __init__(self, special):
-        self.special, self.encoded = special, []
-
-    def encode_document(self, texts, /, *, show_progress_bar):
-        self.encoded += texts
-        return np.array([self.special.get(text, [1, 0]) for text in texts], dtype=np.float32)
-
-    def encode_query(self, texts, /, *, show_progress_bar):
-        return np.array([[1, 0]] * len(texts), dtype=np.float32)
-
-
 def exact(segments):
     """Everything that a result holds; two results are equal only if they are equal bit for bit."""
     return [(each.canonical_key, each.score.hex()) for each in segments]
@@ -115,7 +101,7 @@ def test_what_cannot_be_indexed_or_asked_for_is_refused(build):
         FaissRetriever([Segment("a")], 3)
 
 
-def test_the_score_is_the_cosine_of_title_and_text_with_the_query(minilm):
+def test_the_score_is_the_cosine_of_title_and_text_with_the_query_also_by_an_embedder_that_is_named(minilm):
     asked = "Where can I buy groceries?"  # no word of which is in the text
     (found,) = FaissRetriever(CORPUS, minilm).retrieve(asked, 1)
     assert found.title == "Market"
@@ -123,29 +109,32 @@ def test_the_score_is_the_cosine_of_title_and_text_with_the_query(minilm):
     cosine = vectors[0] @ vectors[1] / np.prod(np.linalg.norm(vectors, axis=1))
     # A float32 dot product of D terms is off by at most D roundings; the embeddings themselves were batched otherwise.
     assert_rounded_alike(np.float32(found.score), cosine, 2 * vectors.shape[1], magnitude=1)
-
-
-def test_a_tie_across_the_last_place_is_decided_by_content_hash():
-    corpus = [Segment(f"chunk {number}") for number in range(40)]
-    levels = {segment.text: number % 4 for number, segment in enumerate(corpus)}
-    embedder = Flat({text: [1, level] for text, level in levels.items()})
-    retriever = FaissRetriever([*corpus, *corpus], embedder)
-    assert sorted(embedder.encoded) == sorted(levels), "identical chunks are embedded once"
-    assert len(retriever.retrieve("", 100)) == 80, "and all returned"
-    retriever = FaissRetriever(corpus, embedder)
-    expected = sorted(corpus, key=lambda each: (levels[each.text], each.content_hash))
-    for k in range(1, len(corpus) + 1):
-        assert [each.text for each in retriever.retrieve("", k)] == [each.text for each in expected[:k]]
-
-
-def test_an_embedder_can_be_given_by_its_folder_and_a_pickle_holds_none(minilm):
     folder = minilm.model_card_data.base_model or minilm[0].auto_model.name_or_path
     retriever = FaissRetriever(CORPUS[:3], folder)
     expected = exact(retriever.retrieve("castle", 3))
     assert expected == exact(FaissRetriever(CORPUS[:3], minilm).retrieve("castle", 3))
     pickled = pickle.dumps(retriever)
-    assert len(pickled) < 20_000
+    assert len(pickled) < 20_000, "a pickle holds no embedder"
     assert exact(pickle.loads(pickled).retrieve("castle", 3)) == expected
+
+
+def test_a_tie_across_the_last_place_is_decided_by_content_hash():
+    corpus = [Segment(f"chunk {number}") for number in range(40)]
+    levels = {segment.text: number % 4 for number, segment in enumerate(corpus)}
+    encoded = []
+
+    def encode_document(texts, /, *, show_progress_bar):
+        encoded.extend(texts)
+        return np.array([[1, levels[text]] for text in texts], dtype=np.float32)
+
+    embedder = SimpleNamespace(encode_document=encode_document, encode_query=lambda *_, **__: np.float32([[1, 0]]))
+    retriever = FaissRetriever([*corpus, *corpus], embedder)
+    assert sorted(encoded) == sorted(levels), "identical chunks are embedded once"
+    assert len(retriever.retrieve("", 100)) == 80, "and all returned"
+    retriever = FaissRetriever(corpus, embedder)
+    expected = sorted(corpus, key=lambda each: (levels[each.text], each.content_hash))
+    for k in range(1, len(corpus) + 1):
+        assert [each.text for each in retriever.retrieve("", k)] == [each.text for each in expected[:k]]
 
 
 def test_bm25_is_the_published_formula():

@@ -271,7 +271,7 @@ def test_five_orders_show_flips_that_the_server_confirms_and_can_be_listed_again
         told = f"flipped {20 * sum(flips)} % in {sum(flips)} of 5 other orders"
         expect(lab.at(f"[data-reading={reading}]")).to_contain_text(told)
         assert any(flips) == (reading == "plain")
-    expect(lab.page.get_by_text("Every order that you asked was read like this.")).to_be_visible()
+    expect(lab.page.get_by_text("All requested orders gave this arrangement.")).to_be_visible()
     order, plain, *_ = cells[3]
     row = lab.role("button", name=f"List the documents in order 4: {order}")
     row.press("Enter")
@@ -282,9 +282,9 @@ def test_five_orders_show_flips_that_the_server_confirms_and_can_be_listed_again
 
 def test_the_method_that_is_chosen_is_the_one_that_is_named(lab):
     expect(lab.at("#toy")).to_contain_text("A toy answers here")
-    expect(lab.at(".lead")).to_contain_text("; rotor reads the documents as a set.")
+    expect(lab.at(".lead")).to_contain_text("; rotor attends to the documents as a set.")
     lab.method.select_option("isolated")
-    expect(lab.at(".lead")).to_contain_text("; isolated reads the documents as a set.")
+    expect(lab.at(".lead")).to_contain_text("; isolated attends to the documents as a set.")
     lab.try_orders()
     expect(lab.role("article", name="isolated", exact=True)).to_be_visible()
     expect(lab.at("[data-reading=invariant]")).to_contain_text("isolated: flipped 0 %")
@@ -296,8 +296,8 @@ def test_the_method_that_is_chosen_is_the_one_that_is_named(lab):
 def test_a_gateway_is_said_to_do_what_its_method_does(open_lab):
     for method, words in {
         "vote": "asks about several orders that are made from their contents, and keeps the most frequent answer.",
-        "sequential": "also reads one document after another.",
-        "canonical": "also reads one document after another, in one order that is made from their contents.",
+        "sequential": "attends to the documents in sequence, too.",
+        "canonical": "attends to the documents in sequence, too, in one order that is made from their contents.",
     }.items():
         with scripted_api() as api, serving(Upstream(api.url, "far", method=method)) as url:
             lab = open_lab(url)
@@ -377,7 +377,7 @@ def test_everything_fits_and_has_contrast(width, scheme, open_lab, base_url):
 
 def test_a_screen_reader_finds_names_and_roles_and_the_focus_is_seen_on_every_control(lab):
     lab.ask()
-    for region in ("Documents", "Question", "Orders asked", "What was read where"):
+    for region in ("Documents", "Question", "Orders asked", "Physical order"):
         expect(lab.role("region", name=region)).to_be_visible()
     for name in ("Plain", "Plain, sorted", "rotor"):
         expect(lab.role("article", name=name, exact=True)).to_contain_text("Confidence")

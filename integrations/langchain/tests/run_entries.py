@@ -6,7 +6,8 @@ from operator import itemgetter
 from typing import Any, TypedDict
 
 from langchain.agents import create_agent
-from langchain.agents.middleware import before_agent, dynamic_prompt
+from langchain.agents.middleware import before_agent, dynamic_prompt, wrap_model_call
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.messages.tool import tool_call
@@ -20,23 +21,59 @@ from langgraph.prebuilt import ToolNode
 
 from langchain_invariant_rag import SEGMENT_PROMPT, InvariantRAGMiddleware, Segments
 
-from .chain_entries import found, listed_store
-from .entries import BOUNDARIES, CHATS, NOTHING, PASS_SEGMENTS, add, each_as, lcel, text_of
-from .models import Departure
-from .shared import PLACEHOLDER, QUESTION, TEMPLATE, collected, joined, rag, searching
+from .chain_entries import ENTRIES, each_as, found, lcel, listed_store
+from .shared import PLACEHOLDER, QUESTION, TEMPLATE, WAYS, Departure, collected, joined, rag, searching
 
 NUMBERED = each_as("[{n}] {text}", "\n")
 THREAD = {"configurable": {"thread_id": "1"}}
 
+# --- a retriever on its own, or none ------------------------------------------------------------------------------
+
+
+def by_hand(retrieve):
+    return lambda model, retriever: model.invoke(f"{retrieve(retriever)}\n\n{QUESTION}")
+
+
+async def awaited(model, retriever, question=QUESTION):
+    return await model.ainvoke(f"{NUMBERED(await retriever.ainvoke(question))}\n\n{question}")
+
+
+def labelled(template):
+    """Only the labels say that there are documents: nothing was retrieved."""
+    written = each_as(template, "\n")
+    return by_hand(lambda retriever: f"Answer from these documents.\n\n{written(retriever.documents)}\n")
+
+
+EMPTY_LINES = by_hand(lambda retriever: joined(retriever.invoke(QUESTION)))
+ENTRIES["a retriever on its own, its texts joined by hand, the model in another call"] = {
+    "empty lines": EMPTY_LINES,
+    "the list in an f-string": by_hand(lambda retriever: retriever.invoke(QUESTION)),
+    "from a chain": by_hand(lambda retriever: (retriever | joined).invoke(QUESTION)),
+    "from `create_retriever_tool`": by_hand(lambda retriever: searching(retriever).invoke({"query": QUESTION})),
+    "awaited": lambda model, retriever: asyncio.run(awaited(model, retriever)),
+}
+ENTRIES["labelled texts in a string, no retriever"] = {
+    "`Document 1: …`": labelled("Document {n}: {text}"),
+    "`<doc id=1>…`": labelled("<doc id={n}>{text}</doc>"),
+}
+
 # --- ways of calling, and what is composed ------------------------------------------------------------------------
 
+RETRIEVED = RunnablePassthrough.assign(context=lambda given: joined(given["context"]))
+WITH_HISTORY = ChatPromptTemplate.from_messages(
+    [("system", "Answer from this:\n{context}"), MessagesPlaceholder("history"), ("human", "{question}")]
+)
+GREETED = WITH_HISTORY.partial(history=[("human", "Hello."), ("ai", "Hello. Yes?")])
+FEW_SHOTS = FewShotPromptTemplate(
+    examples=[{"q": "How much is bread?", "a": "Two crowns."}, {"q": "Is it raining?", "a": "No."}],
+    example_prompt=PromptTemplate.from_template("Q: {q}\nA: {a}"),
+    suffix="{context}\n\nQ: {question}\nA:",
+    input_variables=["context", "question"],
+)
 
-def events(chain):
-    return asyncio.run(collected(chain.astream_events(QUESTION, version="v2")))[-1]["data"]["output"]
 
-
-def broken(_):
-    raise ConnectionError("the provider is down")
+def with_context(retriever):
+    return RunnablePassthrough.assign(context=itemgetter("question") | retriever | joined)
 
 
 def configured_method(model, retriever):
@@ -50,59 +87,10 @@ def structured(model, retriever):
     return repr(rag(writer, retriever).invoke(QUESTION))
 
 
-def in_a_function(model, retriever):
-    return RunnableLambda(lambda text: model.invoke(f"{joined(retriever.invoke(text))}\n\n{text}")).invoke(QUESTION)
-
-
-def in_an_async_function(model, retriever):
-    async def ask(question):
-        return await model.ainvoke(f"{NUMBERED(await retriever.ainvoke(question))}\n\n{question}")
-
-    return asyncio.run(RunnableLambda(ask).ainvoke(QUESTION))
-
-
-WITH_CONTEXT = RunnablePassthrough.assign(context=lambda given: joined(given["context"]))
-BOTH = [QUESTION, "Who built it?"]
-add("`chain`, called with", NOTHING, {
-    "`batch`": lambda model, retriever: rag(model, retriever).batch(BOTH),
-    "`stream`": lambda model, retriever: [*rag(model, retriever).stream(QUESTION)],
-    "`abatch`": lambda model, retriever: asyncio.run(rag(model, retriever).abatch(BOTH)),
-    "`astream`": lambda model, retriever: asyncio.run(collected(rag(model, retriever).astream(QUESTION))),
-    "`astream_events`": lambda model, retriever: events(rag(model, retriever)),
-})  # fmt: skip
-add("composed", NOTHING, {
-    "`RunnableParallel` that returns the sources": lambda model, retriever: RunnableParallel(
-        context=retriever, question=RunnablePassthrough()
-    ).assign(answer=WITH_CONTEXT | TEMPLATE | model).invoke(QUESTION),
-    "`RunnablePassthrough.assign`, `itemgetter`, `pick`": lambda model, retriever: (
-        RunnablePassthrough.assign(context=itemgetter("question") | retriever | joined)
-        | RunnablePassthrough.assign(answer=TEMPLATE | model)
-    ).pick("answer").invoke({"question": QUESTION}),
-    "`with_fallbacks`": lambda model, retriever: rag(
-        RunnableLambda(broken).with_fallbacks([model]), retriever
-    ).invoke(QUESTION),
-})  # fmt: skip
-add("composed", NOTHING, {"the method, configured": configured_method}, models=("chat", "completion"))
-add("composed", NOTHING, {"`with_structured_output`": structured}, models=("chat",))
-functions = {"`RunnableLambda` that calls both": in_a_function, "an async `RunnableLambda`": in_an_async_function}
-add("composed", PASS_SEGMENTS, functions, warns=True)
-
-WITH_HISTORY = ChatPromptTemplate.from_messages(
-    [("system", "Answer from this:\n{context}"), MessagesPlaceholder("history"), ("human", "{question}")]
-)
-GREETED = WITH_HISTORY.partial(history=[("human", "Hello."), ("ai", "Hello. Yes?")])
-FEW_SHOTS = FewShotPromptTemplate(
-    examples=[{"q": "How much is bread?", "a": "Two crowns."}, {"q": "Is it raining?", "a": "No."}],
-    example_prompt=PromptTemplate.from_template("Q: {q}\nA: {a}"),
-    suffix="{context}\n\nQ: {question}\nA:",
-    input_variables=["context", "question"],
-)
-
-
 def message_history(model, retriever):
     said = InMemoryChatMessageHistory()
     talk = RunnableWithMessageHistory(
-        RunnablePassthrough.assign(context=itemgetter("question") | retriever | joined) | WITH_HISTORY | model,
+        with_context(retriever) | WITH_HISTORY | model,
         lambda: said,
         input_messages_key="question",
         history_messages_key="history",
@@ -111,42 +99,40 @@ def message_history(model, retriever):
     return [talk.invoke({"question": question}) for question in ("Is there a ferry?", QUESTION)]
 
 
-PROMPTED = "other prompts around `format_docs`"
-add(PROMPTED, NOTHING, {"`MessagesPlaceholder` with a history": lcel(prompt=GREETED)})
-add(PROMPTED, NOTHING, {"`FewShotPromptTemplate`": lcel(prompt=FEW_SHOTS)})
-add(PROMPTED, NOTHING, {"`RunnableWithMessageHistory`": message_history}, models=("chat",))
-
-# --- a retriever on its own, or none ------------------------------------------------------------------------------
-
-
-def by_hand(retrieve):
-    return lambda model, retriever: model.invoke(f"{retrieve(retriever)}\n\n{QUESTION}")
-
-
-def awaited(model, retriever):
-    async def ask():
-        return await model.ainvoke(f"{joined(await retriever.ainvoke(QUESTION))}\n\n{QUESTION}")
-
-    return asyncio.run(ask())
-
-
-def labelled(template):
-    """Only the labels say that there are documents: nothing was retrieved."""
-    written = each_as(template, "\n")
-    return by_hand(lambda retriever: f"Answer from these documents.\n\n{written(retriever.documents)}\n")
-
-
-add("a retriever on its own, its texts joined by hand, the model in another call", PASS_SEGMENTS, {
-    "empty lines": by_hand(lambda retriever: joined(retriever.invoke(QUESTION))),
-    "the list in an f-string": by_hand(lambda retriever: retriever.invoke(QUESTION)),
-    "from a chain": by_hand(lambda retriever: (retriever | joined).invoke(QUESTION)),
-    "from `create_retriever_tool`": by_hand(lambda retriever: searching(retriever).invoke({"query": QUESTION})),
-    "awaited": awaited,
-}, warns=True)  # fmt: skip
-add("labelled texts in a string, no retriever", PASS_SEGMENTS, {
-    "`Document 1: …`": labelled("Document {n}: {text}"),
-    "`<doc id=1>…`": labelled("<doc id={n}>{text}</doc>"),
-}, warns=True)  # fmt: skip
+ENTRIES["`chain`, called with"] = {
+    f"`{way}`": lambda model, retriever, ask=ask: ask(rag(model, retriever), QUESTION) for way, ask in WAYS.items()
+}
+ENTRIES["`chain`, called with"]["`astream_events`"] = lambda model, retriever: asyncio.run(
+    collected(rag(model, retriever).astream_events(QUESTION, version="v2"))
+)[-1]["data"]["output"]
+ENTRIES["composed"] = {
+    "`RunnableParallel` that returns the sources": lambda model, retriever: (
+        RunnableParallel(context=retriever, question=RunnablePassthrough())
+        .assign(answer=RETRIEVED | TEMPLATE | model)
+        .invoke(QUESTION)
+    ),
+    "`RunnablePassthrough.assign`, `itemgetter`, `pick`": lambda model, retriever: (
+        (with_context(retriever) | RunnablePassthrough.assign(answer=TEMPLATE | model))
+        .pick("answer")
+        .invoke({"question": QUESTION})
+    ),
+    "`with_fallbacks`": lambda model, retriever: rag(
+        RunnableLambda(lambda _: 1 / 0).with_fallbacks([model]), retriever
+    ).invoke(QUESTION),
+    "the method, configured": configured_method,
+    "`with_structured_output`": structured,
+    "`RunnableLambda` that calls both": lambda model, retriever: RunnableLambda(
+        lambda _: EMPTY_LINES(model, retriever)
+    ).invoke(QUESTION),
+    "an async `RunnableLambda`": lambda model, retriever: asyncio.run(
+        RunnableLambda(partial(awaited, model, retriever)).ainvoke(QUESTION)
+    ),
+}
+ENTRIES["other prompts around `format_docs`"] = {
+    "`MessagesPlaceholder` with a history": lcel(prompt=GREETED),
+    "`FewShotPromptTemplate`": lcel(prompt=FEW_SHOTS),
+    "`RunnableWithMessageHistory`": message_history,
+}
 
 # --- tools --------------------------------------------------------------------------------------------------------
 
@@ -166,54 +152,39 @@ def called_tool(model, retriever, **options):
     return RunnableLambda(lambda _: model.invoke(history(searching(retriever, **options).invoke(call)))).invoke("")
 
 
-def one_by_one(model, retriever):
-    return model.invoke(history(*(result(Segments([each]), str(n)) for n, each in enumerate(retriever.documents))))
-
-
-add("`create_retriever_tool`, called in the run that asks", NOTHING, {
+ENTRIES["`create_retriever_tool`, called in the run that asks"] = {
     "`content`": partial(called_tool, response_format="content"),
     "`content_and_artifact`": partial(called_tool, response_format="content_and_artifact"),
     "`document_prompt=SEGMENT_PROMPT`": partial(called_tool, document_prompt=SEGMENT_PROMPT),
-}, models=CHATS)  # fmt: skip
-add("`ToolMessage` in the history", BOUNDARIES, {
+}
+ENTRIES["`ToolMessage` in the history"] = {
     "documents in the artifact": found(
         lambda model, documents: model.invoke(history(result(joined(documents), artifact=documents)))
     ),
     "`Segments` as its text": found(lambda model, documents: model.invoke(history(result(Segments(documents))))),
-}, models=CHATS)  # fmt: skip
-one_call = "return all documents of a question from one call"
-add("parallel calls of a tool that return one document each", one_call, {"": one_by_one}, warns=True, models=CHATS)
+    "parallel calls of a tool that return one document each": lambda model, retriever: model.invoke(
+        history(*(result(Segments([each]), str(n)) for n, each in enumerate(retriever.documents)))
+    ),
+}
 
 # --- graphs -------------------------------------------------------------------------------------------------------
 
-
-class State(TypedDict, total=False):
-    question: str
-    context: Any
-    answer: Any
+State = TypedDict("State", {"question": str, "context": Any, "answer": Any}, total=False)  # noqa: UP013 - a short one
 
 
 def graph(model, retriever, write=joined, prompt=TEMPLATE, keep=list):
     """Build the graph of LangChain's tutorial: two nodes, with documents in the state."""
-
-    def retrieve(state: State) -> State:
-        return {"context": keep(retriever.invoke(state["question"]))}
-
-    def generate(state: State) -> State:
-        context = write(state["context"]) if write else state["context"]
-        return {"answer": (prompt | model).invoke({"context": context, "question": state["question"]})}
-
-    return StateGraph(State).add_sequence([retrieve, generate]).add_edge(START, "retrieve")
+    builder = StateGraph(State)
+    builder.add_node("retrieve", lambda state: {"context": keep(retriever.invoke(state["question"]))})
+    builder.add_node("generate", lambda state: {
+        "answer": (prompt | model).invoke({**state, "context": write(state["context"])})
+    })  # fmt: skip
+    return builder.add_edge(START, "retrieve").add_edge("retrieve", "generate")
 
 
 def two_nodes(model, retriever, checkpointer=None, **choices):
     built = graph(model, retriever, **choices).compile(checkpointer=checkpointer and checkpointer())
     return built.invoke({"question": QUESTION}, THREAD)
-
-
-def streamed(model, retriever):
-    pieces = graph(model, retriever).compile().astream({"question": QUESTION}, stream_mode="values")
-    return asyncio.run(collected(pieces))[-1]
 
 
 def resumed(model, retriever, **choices):
@@ -226,28 +197,30 @@ def resumed(model, retriever, **choices):
 def tool_node(model, retriever, **options):
     """The model of the first turn has decided to search; what it said is given, since random weights decide nothing."""
     builder = StateGraph(MessagesState).add_node("tools", ToolNode([searching(retriever, **options)]))
-    builder.add_node("model", lambda state: {"messages": [AIMessage(text_of(model.invoke(state["messages"])))]})
+    builder.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
     builder.add_edge(START, "tools").add_edge("tools", "model")
     return builder.compile().invoke({"messages": history(result(""))[:2]})
 
 
-GRAPH = "LangGraph: retrieve, then generate"
-add(GRAPH, NOTHING, {
+KEPT = {"write": lambda context: context, "keep": Segments}
+ENTRIES["LangGraph, retrieve and then generate"] = {
     "joined texts": two_nodes,
-    "streamed, async": streamed,
+    "streamed, async": lambda model, retriever: asyncio.run(
+        collected(graph(model, retriever).compile().astream({"question": QUESTION}, stream_mode="values"))
+    )[-1],
     "with a checkpointer": partial(two_nodes, checkpointer=InMemorySaver),
-})  # fmt: skip
-kept = {"write": None, "keep": Segments}
-add(GRAPH, PASS_SEGMENTS, {"numbered texts": partial(two_nodes, write=NUMBERED)}, warns=True)
-add(GRAPH, BOUNDARIES, {"`Segments` in the state": partial(two_nodes, checkpointer=InMemorySaver, **kept)})
-RESUMED = "LangGraph, interrupted before generation and resumed"
-add(RESUMED, BOUNDARIES, {"`SegmentsPlaceholder`": partial(resumed, write=None, prompt=PLACEHOLDER)})
-forgotten = {"joined texts": resumed, "`Segments` in the state": partial(resumed, **kept)}
-add(RESUMED, PASS_SEGMENTS, forgotten, warns=True)
-with_artifact = partial(tool_node, response_format="content_and_artifact")
-add("LangGraph: `ToolNode` with a retriever tool, then the model", NOTHING, {
-    "`content`": tool_node, "`content_and_artifact`": with_artifact,
-}, models=CHATS)  # fmt: skip
+    "numbered texts": partial(two_nodes, write=NUMBERED),
+    "`Segments` in the state": partial(two_nodes, checkpointer=InMemorySaver, **KEPT),
+}
+ENTRIES["LangGraph, interrupted before generation and resumed"] = {
+    "`SegmentsPlaceholder`": partial(resumed, write=list, prompt=PLACEHOLDER),
+    "joined texts": resumed,
+    "`Segments` in the state": partial(resumed, **KEPT),
+}
+ENTRIES["LangGraph, `ToolNode` with a retriever tool, then the model"] = {
+    "`content`": tool_node,
+    "`content_and_artifact`": partial(tool_node, response_format="content_and_artifact"),
+}
 
 # --- agents, and functions that return text -----------------------------------------------------------------------
 
@@ -262,10 +235,6 @@ ASKED = {"messages": [("human", QUESTION)]}
 
 def agent(model, middleware, **options):
     return create_agent(model, tools=[], middleware=[middleware], **options)
-
-
-def with_ours(model, retriever):
-    return agent(model, InvariantRAGMiddleware(retriever))
 
 
 def dynamic(model, context):
@@ -291,6 +260,35 @@ def in_a_tool(model, context):
     return model.invoke(history(search.invoke(tool_call(name="search", args={"query": QUESTION}, id="1"))))
 
 
+def of_the_tutorial(retriever):
+    @tool(response_format="content_and_artifact")
+    def search(query: str) -> Any:
+        """Search the harbour's records."""
+        found = retriever.documents
+        return "\n\n".join(f"Source: {each.metadata}\nContent: {each.page_content}" for each in found), found
+
+    return search
+
+
+def tool_agent(searches=searching, max_tokens=4, **options):
+    """Ask an agent in two turns. It searches once: that is given, since random weights decide nothing."""
+
+    @wrap_model_call
+    def searching_once(request, handler):
+        if any(isinstance(message, ToolMessage) for message in request.messages):
+            settings = {"max_tokens": max_tokens, "parallel_tool_calls": False}
+            return handler(request.override(tools=[], model_settings=settings))
+        return history(result(""))[1]
+
+    def ask(model, retriever):
+        own = {"middleware": [searching_once], "checkpointer": InMemorySaver(), **options}
+        saved = create_agent(model, [searches(retriever)], **own)
+        turns = [saved.invoke({"messages": [("human", asked)]}, THREAD) for asked in (QUESTION, "Are you sure?")]
+        return [repr(turn["structured_response"]) for turn in turns] if options else turns
+
+    return ask
+
+
 def second_turn(model, retriever):
     @before_agent
     def retrieving(state, runtime):
@@ -310,24 +308,32 @@ def searched(door, write):
     )
 
 
-add("`create_agent`", BOUNDARIES, {
-    "`InvariantRAGMiddleware`": lambda model, retriever: with_ours(model, retriever).invoke(ASKED),
-    "`InvariantRAGMiddleware`, async": lambda model, retriever: asyncio.run(with_ours(model, retriever).ainvoke(ASKED)),
-}, models=CHATS)  # fmt: skip
-add("`create_agent`", PASS_SEGMENTS, {
+ENTRIES["`create_agent`"] = {
+    "`InvariantRAGMiddleware`": lambda model, retriever: agent(model, InvariantRAGMiddleware(retriever)).invoke(ASKED),
+    "`InvariantRAGMiddleware`, async": lambda model, retriever: asyncio.run(
+        agent(model, InvariantRAGMiddleware(retriever)).ainvoke(ASKED)
+    ),
     "`dynamic_prompt` that calls a retriever": lambda model, retriever: dynamic(
         model, lambda query: joined(retriever.invoke(query))
     ),
     "two turns with a checkpointer, context in the first one's messages": second_turn,
-}, warns=True, models=("chat",))  # fmt: skip
-
-SEARCHED = "`vector_store.similarity_search` in a function that returns"
-add(f"{SEARCHED} joined texts", 'return `f"... {Segments(found)}"` in place of the joined texts', {
+}
+ENTRIES["`create_agent` with a tool, in two turns"] = {
+    "`create_retriever_tool`": tool_agent(),
+    "`create_retriever_tool`, `content_and_artifact`": tool_agent(
+        partial(searching, response_format="content_and_artifact")
+    ),
+    "a `@tool` that returns texts and documents": tool_agent(of_the_tutorial),
+    "`response_format=ToolStrategy(...)`": tool_agent(max_tokens=100, response_format=ToolStrategy(Departure)),
+    "`response_format=ProviderStrategy(...)`": tool_agent(max_tokens=100, response_format=ProviderStrategy(Departure)),
+    "`response_format=` a class": tool_agent(max_tokens=100, response_format=Departure),
+}
+ENTRIES["`vector_store.similarity_search` in a function that returns joined texts"] = {
     "a `dynamic_prompt`": searched(dynamic, joined),
     "a lambda in a chain": searched(in_a_lambda, joined),
-}, warns=True, models=CHATS)  # fmt: skip
-add(f'{SEARCHED} `f"... {{Segments(found)}}"`', BOUNDARIES, {
+}
+ENTRIES['`vector_store.similarity_search` in a function that returns `f"... {Segments(found)}"`'] = {
     "a `dynamic_prompt`": searched(dynamic, Segments),
     "a lambda in a chain": searched(in_a_lambda, Segments),
     "a `@tool`": searched(in_a_tool, Segments),
-}, models=CHATS)  # fmt: skip
+}

@@ -1,34 +1,35 @@
-"""What an answer is and says: its text or object, what was read, tokens, reasoning, log-probabilities, citations."""
+"""What an answer is and says: text, tokens, reasoning, log-probabilities, citations, objects, and calls of tools."""
 
 import sys
 from collections import ChainMap
 from contextvars import Context
+from itertools import permutations
 from typing import Annotated, Literal
 
 import pytest
-from framework_cases import ended
+from framework_cases import Writing, call_text, ended
 from invariant_rag.errors import ContextOverflow, IncompleteObject, InvalidObject, UnsupportedCombination
+from invariant_rag.generation.json_schema import validate_value
 from invariant_rag.generation.kv_cache import KeyValueCache
+from invariant_rag.generation.structured import ToolCall, ToolCalling
+from langchain.agents.structured_output import ProviderStrategy
 from langchain_core.documents import Document
 from langchain_core.exceptions import ContextOverflowError
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage, convert_to_messages
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import RunnableLambda
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import AfterValidator, BaseModel
 from transformers import MaxTimeCriteria
 from typing_extensions import TypedDict
 
-from langchain_invariant_rag import ChatInvariant, InvariantLLM
-from langchain_invariant_rag.documents import to_segment
+from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments, canonical
+from langchain_invariant_rag.documents import chat_messages, to_segment, to_turn
 
-from .models import Departure, search
-from .shared import DOCUMENTS, ORDERS, QUESTION, WAYS
-
-MOST_CALLS, MOST_FRAMES = 350, 3900
-"""Python calls of one `invoke`, of this package and the core, and of all packages. Never raised."""
+from .shared import DOCUMENTS, ORDERS, QUESTION, WAYS, Departure, now, search
 
 
-def test_an_answer_says_what_was_read_and_written(lm):
+def test_an_answer_says_what_was_read_and_written_and_completions_do_too_each_by_itself_and_together(lm):
     answer = ChatInvariant(model=lm, max_tokens=8).invoke(QUESTION, documents=DOCUMENTS)
     messages = [{"role": "user", "content": [*map(to_segment, DOCUMENTS), QUESTION]}]
     generation = lm.generate(lm.chat_prompt(messages=messages), max_new_tokens=8)
@@ -39,9 +40,6 @@ def test_an_answer_says_what_was_read_and_written(lm):
     told = answer.response_metadata
     assert told["order"] == [to_segment(DOCUMENTS[index]).content_hash for index in generation.order]
     assert (told["finish_reason"], told["model_name"], told["model_provider"]) == ("length", lm.name, "invariant-rag")
-
-
-def test_completions_say_it_too_each_by_itself_and_their_tokens_together(lm):
     result = InvariantLLM(model=lm, max_tokens=8).generate([QUESTION, "Who?"], documents=DOCUMENTS)
     told = [each.generation_info for (each,) in result.generations]
     assert [(len(each["order"]), each["usage_metadata"]["output_tokens"]) for each in told] == [(3, 8), (3, 8)]
@@ -80,6 +78,7 @@ def test_a_call_may_ask_for_another_model_for_several_answers_and_for_no_usage(l
 
 
 def test_one_call_with_three_documents_takes_few_calls_and_reads_no_weights_without_a_cache(lm):
+    """Python calls of this package and the core, and of all packages. Never raised."""
     chat = ChatInvariant(model=lm, max_tokens=2)
     chat.invoke(QUESTION, documents=DOCUMENTS)
     called = []
@@ -99,8 +98,8 @@ def test_one_call_with_three_documents_takes_few_calls_and_reads_no_weights_with
 
     Context().run(measure)  # in which no other test has retrieved anything
     ours = [code.co_qualname for code in called if "invariant_rag" in code.co_filename]
-    assert len(ours) <= MOST_CALLS, ours
-    assert len(called) <= MOST_FRAMES
+    assert len(ours) <= 350, ours
+    assert len(called) <= 3900
     assert "model_digest" not in ours
 
 
@@ -130,56 +129,58 @@ def test_reasoning_stands_apart_from_the_answer(spoken):
 
 
 def test_log_probabilities_come_in_the_shape_of_openai(lm):
+    def listed(answer):
+        return answer.response_metadata["logprobs"]["content"]
+
     chat = ChatInvariant(model=lm, logprobs=True, max_tokens=12)
-    answer = chat.invoke(QUESTION)
-    listed = answer.response_metadata["logprobs"]["content"]
+    tokens = listed(chat.invoke(QUESTION))
     prompt = lm.chat_prompt(messages=[{"role": "user", "content": QUESTION}])
-    assert [each["logprob"] for each in listed] == list(lm.generate(prompt, max_new_tokens=12).logprobs)
-    assert all(bytes(each["bytes"]).decode() == each["token"] and each["top_logprobs"] == [] for each in listed)
-    assert "".join(each["token"] for each in listed) == answer.content
-    stopped = chat.invoke(QUESTION, stop=listed[5]["token"] + listed[6]["token"])
-    assert "".join(each["token"] for each in stopped.response_metadata["logprobs"]["content"]) == stopped.content
+    assert [each["logprob"] for each in tokens] == list(lm.generate(prompt, max_new_tokens=12).logprobs)
+    assert all(bytes(each["bytes"]).decode() == each["token"] and each["top_logprobs"] == [] for each in tokens)
+    for stop in (None, tokens[5]["token"] + tokens[6]["token"]):
+        answer = chat.invoke(QUESTION, stop=stop)
+        assert "".join(each["token"] for each in listed(answer)) == answer.content
     for silent in (ChatInvariant(model=lm, max_tokens=2), chat.bind(logprobs=False, max_tokens=2)):
         assert "logprobs" not in silent.invoke(QUESTION).response_metadata
     top = ChatInvariant(model=lm, top_logprobs=3, max_tokens=5)
-    for each in top.invoke(QUESTION).response_metadata["logprobs"]["content"]:  # greedy: the first is the chosen one
+    for each in listed(top.invoke(QUESTION)):  # greedy: the first is the chosen one
         best = [one["logprob"] for one in each["top_logprobs"]]
         assert (len(best), best[0], best) == (3, each["logprob"], sorted(best, reverse=True))
     with pytest.raises(UnsupportedCombination, match="one beam"):
         top.invoke(QUESTION, num_beams=2)
 
 
-FOUND = [
-    Document("It leaves at noon.", id="f-17", metadata={"source": "https://ostra.example/ferry", "page": 3}),
-    Document("Or so they say.", metadata={"source": "town.txt"}),
-    Document("Who knows.", metadata={"title": "Doubts"}),
-]
-TEXT = "It leaves at noon. Or so they say. Who knows. See [2]."
-
-
 def test_sentences_are_cited_with_their_documents_and_the_answer_stays_as_it_is_written(lm):
+    url, text = "https://ostra.example/ferry", "It leaves at noon. Or so they say. Who knows. See [2]."
+    documents = [
+        Document("It leaves at noon.", id="f-17", metadata={"source": url, "page": 3}),
+        Document("Or so they say.", metadata={"source": "town.txt"}),
+        Document("Who knows.", metadata={"title": "Doubts"}),
+    ]
     cites = ChatInvariant(model=lm, max_tokens=80, citations=True)
 
-    def asked(**options):
-        return cites.invoke(QUESTION, documents=FOUND, **ended(lm, TEXT), **options)
+    def asked(model, ask="invoke", **options):
+        return getattr(model, ask)(QUESTION, documents=documents, **ended(lm, text), **options)
 
-    answer = asked()
-    assert StrOutputParser().invoke(answer) == answer.text == asked(citations=False).content == TEXT
+    answer = asked(cites)
+    assert StrOutputParser().invoke(answer) == answer.text == asked(cites, citations=False).content == text
+    assert asked(cites.model_copy(update={"citations": False}).bind(citations=True)).content == answer.content
     first, second, third = answer.content_blocks[0]["annotations"]
-    url, content_hash = "https://ostra.example/ferry", to_segment(FOUND[0]).content_hash
-    extras = {"id": content_hash, "metadata": {"source": url, "page": 3}, "document_id": "f-17"}
+    extras = {
+        "id": to_segment(documents[0]).content_hash,
+        "metadata": {"source": url, "page": 3},
+        "document_id": "f-17",
+    }
     place = {"start_index": 0, "end_index": 18, "cited_text": "It leaves at noon.", "url": url, "title": url}
     assert first == {"type": "citation", **place, "extras": extras}
     assert ("url" in second, second["title"], "document_id" in second["extras"]) == (False, "town.txt", False)
     assert ("url" in third, third["title"]) == (False, "Doubts")
-    chunks = list(cites.stream(QUESTION, documents=FOUND, **ended(lm, TEXT)))
+    chunks = list(asked(cites, "stream"))
     assert [chunk for chunk in chunks if any("annotations" in each for each in chunk.content)] == [chunks[-1]]
     again = [[HumanMessage("a"), each, HumanMessage("b")] for each in (answer, AIMessage(answer.text))]
     assert len({cites.invoke(each, max_tokens=8).text for each in again}) == 1
     called = cites.bind_tools([search], tool_choice="any", max_tokens=160).invoke(QUESTION)
     assert (called.content, [block["type"] for block in called.content_blocks]) == ([], ["tool_call"])
-    off = cites.model_copy(update={"citations": False}).bind(citations=True)
-    assert off.invoke(QUESTION, documents=FOUND, **ended(lm, TEXT)).content == answer.content
 
 
 # --- objects --------------------------------------------------------------------------------------------------------
@@ -200,30 +201,33 @@ class Small(BaseModel):
     number: Annotated[int, AfterValidator(never)]
 
 
-@pytest.fixture(scope="module")
-def writer(lm):
-    return ChatInvariant(model=lm, max_tokens=200)
+@pytest.mark.parametrize(
+    ("schema", "most", "error", "told"),
+    [
+        (Pair, 3, IncompleteObject, "expected a complete JSON text"),
+        (Departure, 3, IncompleteObject, "expected a complete JSON text"),
+        (Small, 20, InvalidObject, "no number will do"),
+    ],
+)
+def test_what_is_cut_off_or_rejected_by_a_validator_is_an_error_and_no_dict_with_missing_keys(
+    lm, schema, most, error, told
+):
+    writer = ChatInvariant(model=lm, max_tokens=most)
+    if error is IncompleteObject:
+        model = writer.with_structured_output(schema, stopping_criteria=[MaxTimeCriteria(0.0)])
+        for ask in WAYS.values():
+            with pytest.raises(error, match=told):
+                ask(model, QUESTION)
+    with pytest.raises(error, match=told):
+        writer.with_structured_output(schema).invoke(QUESTION)
+    found = writer.with_structured_output(schema, include_raw=True).invoke(QUESTION)
+    finish_reason = "length" if error is IncompleteObject else "stop"
+    assert found["raw"].response_metadata["finish_reason"] == finish_reason
+    assert (found["parsed"], type(found["parsing_error"])) == (None, error)
 
 
-@pytest.mark.parametrize("schema", [Pair, Departure])
-def test_what_is_cut_off_is_an_error_and_no_dict_with_missing_keys(writer, schema):
-    model = writer.with_structured_output(schema, stopping_criteria=[MaxTimeCriteria(0.0)])
-    for ask in WAYS.values():
-        with pytest.raises(IncompleteObject, match="expected a complete JSON text"):
-            ask(model, QUESTION)
-    found = writer.with_structured_output(schema, include_raw=True, max_tokens=3).invoke(QUESTION)
-    raw, parsed, error = map(found.get, ("raw", "parsed", "parsing_error"))
-    assert (raw.response_metadata["finish_reason"], parsed, type(error)) == ("length", None, IncompleteObject)
-
-
-def test_what_a_validator_rejects_is_an_error(writer):
-    with pytest.raises(InvalidObject, match="no number will do"):
-        writer.with_structured_output(Small, max_tokens=20).invoke(QUESTION)
-    result = writer.with_structured_output(Small, include_raw=True, max_tokens=20).invoke(QUESTION)
-    assert (result["parsed"], type(result["parsing_error"])) == (None, InvalidObject)
-
-
-def test_documents_of_a_call_are_read_in_every_way_with_and_without_the_raw_message(writer):
+def test_documents_of_a_call_are_read_in_every_way_with_and_without_the_raw_message(lm):
+    writer = ChatInvariant(model=lm, max_tokens=200)
     plain, raw = (writer.with_structured_output(Pair, include_raw=raw) for raw in (False, True))
     read = raw.invoke(QUESTION, documents=DOCUMENTS)["raw"].response_metadata
     assert (read["sets"], read["finish_reason"]) == ([3], "stop")
@@ -235,3 +239,108 @@ def test_documents_of_a_call_are_read_in_every_way_with_and_without_the_raw_mess
     assert [*plain.stream(QUESTION, documents=DOCUMENTS)][-1] == expected
     merged = ChainMap(*reversed([*raw.stream(QUESTION, documents=DOCUMENTS)]))
     assert (merged["parsed"], merged["parsing_error"]) == (expected, None)
+
+
+# --- tools ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chat(spoken):
+    return ChatInvariant(model=spoken, max_tokens=160, sort_segments=False)
+
+
+def add(one: int, two: int) -> int:
+    """Add."""
+    return one + two
+
+
+DESCRIBED = {"type": "function", "function": {"name": "described", "parameters": Departure.model_json_schema()}}
+KINDS = {"search": search, "add": add, "Departure": Departure, "described": DESCRIBED}
+"""Tools of every kind that LangChain knows, by name."""
+CALL = {"name": "search", "args": {"query": "ferry", "limit": 3}, "id": "call_1", "type": "tool_call"}
+OPENAI_CHOICE = {"type": "function", "function": {"name": "add"}}
+ANTHROPIC_CHOICE = {"type": "tool", "name": "Departure"}
+
+
+@pytest.mark.parametrize("choice", ["any", "required", True, *KINDS, OPENAI_CHOICE, ANTHROPIC_CHOICE], ids=str)
+@pytest.mark.parametrize("template", ["knows tools", "does not"])
+def test_a_forced_answer_is_a_call_that_parses(spoken, lm, template, choice):
+    chat = ChatInvariant(model=spoken if template == "knows tools" else lm, max_tokens=160)
+    bound = chat.bind_tools([*KINDS.values()], tool_choice=choice, strict=True, parallel_tool_calls=False)
+    answer = bound.invoke(QUESTION)
+    (call,) = answer.tool_calls
+    named = {str(OPENAI_CHOICE): "add", str(ANTHROPIC_CHOICE): "Departure"}.get(str(choice), choice)
+    assert call["name"] == named or named in ("any", "required", True)
+    validate_value(call["args"], convert_to_openai_tool(KINDS[call["name"]])["function"]["parameters"])
+    assert (answer.content, answer.invalid_tool_calls) == ("", [])
+    assert answer.response_metadata["finish_reason"] == "tool_calls"
+    assert [block["type"] for block in answer.content_blocks] == ["tool_call"]
+
+
+def test_calls_are_parallel_unless_that_is_not_wanted_and_a_completion_model_has_none(chat, lm):
+    twice = ToolCalling(chat.lm).form.call_format.write([ToolCall("", "search", CALL["args"])] * 2)
+    for parallel, expected in ((None, 2), (True, 2), (False, 1)):
+        bound = chat.bind_tools([search, now], tool_choice="any", parallel_tool_calls=parallel, max_tokens=300)
+        calls = bound.invoke(QUESTION, **ended(chat.lm, twice)).tool_calls
+        assert [call["args"] for call in calls] == [CALL["args"]] * expected
+        assert len({call["id"] for call in calls}) == expected
+    with pytest.raises(UnsupportedCombination, match="expected a prompt without tools"):
+        InvariantLLM(model=lm).invoke(QUESTION, tools=[search])
+
+
+def test_with_tools_and_a_schema_an_answer_is_calls_or_an_object_and_tools_are_counted(chat):
+    def asked(written, **options):
+        writing = Writing(chat.lm, written)
+        return chat.bind_tools([search], **{**wanted, **options}, logits_processor=[writing]).invoke(QUESTION)
+
+    wanted = ProviderStrategy(Departure).to_model_kwargs()
+    answer = asked(call_text("Departure", {"vessel": "ferry", "hour": 12}))
+    assert Departure.model_validate_json(answer.text) == Departure(vessel="ferry", hour=12)
+    assert (answer.tool_calls, answer.response_metadata["finish_reason"]) == ([], "stop")
+    for called in (asked(call_text("search", CALL["args"])), asked("", tool_choice="any", parallel_tool_calls=False)):
+        assert (called.content, [call["name"] for call in called.tool_calls]) == ("", ["search"])
+    assert Departure.model_validate_json(asked("", tool_choice="none", response_format=Departure).text)
+    counted = chat.get_num_tokens_from_messages([HumanMessage(QUESTION)], tools=[search])
+    assert counted == chat.bind_tools([search]).invoke(QUESTION, max_tokens=1).usage_metadata["input_tokens"]
+    assert counted > chat.get_num_tokens_from_messages([HumanMessage(QUESTION)])
+
+
+def test_calls_and_results_keep_their_roles(chat):
+    calls = [CALL, {**CALL, "id": "call_2"}]
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": "I search.", "tool_calls": calls, "reasoning_content": "Hm."},
+        {"role": "tool", "content": "one", "tool_call_id": "call_1", "name": "search"},
+        {"role": "tool", "content": "two", "tool_call_id": "call_2", "name": "search"},
+        {"role": "user", "content": "And?"},
+    ]
+    history = convert_to_messages([*turns, ("human", "So?")])
+    turns[-1]["content"] += "\nSo?"
+    converted, _ = chat_messages(history, map(to_turn, history))
+    assert [{**each, "content": "".join(each["content"])} for each in converted] == turns
+    prompt = chat.lm.chat_prompt(messages=turns)
+    assert chat.invoke(history, max_tokens=8).content == chat.lm.generate(prompt, max_new_tokens=8).text
+
+
+def test_results_stand_in_the_order_of_their_calls_and_an_error_is_said_to_be_one(chat):
+    def asked(listed, calls=("call_1",), model=chat):
+        called = AIMessage("", tool_calls=[{**CALL, "id": call} for call in calls])
+        return model.invoke([HumanMessage(QUESTION), called, *listed, HumanMessage("So?")], max_tokens=8).content
+
+    found = {"call_1": DOCUMENTS[:2], "call_2": DOCUMENTS[2:], "call_3": []}
+    results = [ToolMessage(str(Segments(each)), tool_call_id=call) for call, each in found.items()]
+    assert len({asked(order, found) for order in permutations(results)}) == 1
+    assert asked(results, found) != asked(results, ["call_2", "call_1", "call_3"])  # another order of the calls
+    sent = canonical(RunnableLambda(lambda messages: messages[2]))  # says which result is the first
+    assert {asked(order, found, sent) for order in permutations(results)} == {asked(results, found, sent)}
+    plain, failed, said_twice, said_once = (
+        asked([ToolMessage(text, tool_call_id="call_1", status=status)])
+        for text, status in (
+            ("no such file", "success"),
+            ("no such file", "error"),
+            ("Error: no such file", "error"),
+            ("Error: no such file", "success"),
+        )
+    )
+    assert failed == said_twice == said_once != plain

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from framework_cases import WHO, flips
@@ -19,8 +20,8 @@ from pydantic import BaseModel
 
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments, canonical, vote
 
-from .models import USAGE, Reader, StreamingReader, TextReader
-from .shared import DOCUMENTS, ORDERS, PLACEHOLDER, QUESTION, TEXTS, WAYS, Heard, blocks, collected, written
+from . import shared
+from .shared import DOCUMENTS, ORDERS, PLACEHOLDER, QUESTION, WAYS, Heard, Reader, StreamingReader, collected
 
 both = pytest.mark.parametrize("wrap", [canonical, vote])
 
@@ -31,8 +32,13 @@ class Town(BaseModel):
     place: str
 
 
-def prompt(documents):
+def prompt(documents=DOCUMENTS):
     return PLACEHOLDER.invoke({"context": documents, "question": QUESTION})
+
+
+def written(documents):
+    """Return documents as models behind an API get them."""
+    return "".join(f"Document: {each.page_content}\n" for each in documents)
 
 
 def text_of(messages):
@@ -70,17 +76,17 @@ def test_messages_without_segments_are_sent_as_they_are_and_counted_with_them():
     model = canonical(Reader(custom_get_token_ids=lambda text: list(text.encode())))
     [(request, _)] = model._ballots(messages, {})
     assert request == messages
-    [([*_, last], _)] = model._ballots([*messages, HumanMessage([cached, "a", *blocks(), image])], {})
+    [([*_, last], _)] = model._ballots([*messages, HumanMessage([cached, "a", *shared.blocks(), image])], {})
     first, text, third = last.content
     assert (first, text["text"][:11], third, last.additional_kwargs) == (cached, "aDocument: ", image, {})
-    asked = [HumanMessage([*blocks(), QUESTION])]
+    asked = [HumanMessage([*shared.blocks(), QUESTION])]
     assert model.get_num_tokens_from_messages(asked) == len(f"Human: {written(DOCUMENTS)}{QUESTION}")
 
 
 def test_a_vote_takes_what_most_orders_say():
-    loved = min(TEXTS)  # canonical order lists it last
+    loved = min(shared.TEXTS)  # canonical order lists it last
     reader = Reader(favourite=loved)
-    model, asked = vote(reader, votes=6), prompt(DOCUMENTS)
+    model, asked = vote(reader, votes=6), prompt()
     assert canonical(reader).invoke(asked).text != loved
     reader.requests.clear()
     answer = model.invoke(asked)
@@ -95,68 +101,49 @@ def test_a_vote_takes_what_most_orders_say():
 
 
 @pytest.mark.parametrize("votes", [0, 3])
-def test_usage_is_that_of_all_calls_and_what_the_model_reports_is_reported(votes):
-    answer = (vote(Reader(), votes=votes) if votes else canonical(Reader())).invoke(prompt(DOCUMENTS))
+async def test_every_call_is_counted_reported_and_waits_for_the_limiter_and_callbacks_see_one(votes):
+    limiter, heard = Mock(spec=BaseRateLimiter), Heard()
+    reader, calls = Reader(rate_limiter=limiter, callbacks=[heard]), max(votes, 1)
+    model = vote(reader, votes=votes) if votes else canonical(reader)
+    for asked, ask in enumerate((model.ainvoke, lambda asked: collected(model.astream(asked))), 1):
+        await ask(prompt())
+        assert (limiter.aacquire.await_count, heard.ended) == (asked * calls, asked)
+    answer = model.invoke(prompt())
+    assert (limiter.acquire.call_count, heard.ended) == (calls, 3)
     told = answer.response_metadata
-    assert answer.usage_metadata == {name: count * max(votes, 1) for name, count in USAGE.items()}
-    assert told["token_usage"] == {"total_tokens": 12 * max(votes, 1)}
+    assert answer.usage_metadata == {name: count * calls for name, count in shared.USAGE.items()}
+    assert told["token_usage"] == {"total_tokens": 12 * calls}
     assert (told["model_name"], told["finish_reason"], "vote" in told) == ("reader-1", "stop", bool(votes))
     assert (told["sets"], told["invariant"], told["method"]) == ([3], True, "vote" if votes else "canonical")
 
 
 async def test_canonical_streams_and_a_vote_is_one_piece():
     model = canonical(StreamingReader())
-    pieces = [piece.text for piece in model.stream(prompt(DOCUMENTS)) if piece.text]
+    pieces = [piece.text for piece in model.stream(prompt()) if piece.text]
     assert len(pieces) == len("".join(pieces).split()) > 3
-    assert pieces == [piece.text for piece in await collected(model.astream(prompt(DOCUMENTS))) if piece.text]
-    assert len([piece for piece in vote(StreamingReader()).stream(prompt(DOCUMENTS)) if piece.text]) == 1
-
-
-class Slow(BaseRateLimiter):
-    asked = 0
-
-    def acquire(self, *, blocking=True):
-        self.asked += 1
-        return True
-
-    async def aacquire(self, *, blocking=True):
-        return self.acquire()
+    assert pieces == [piece.text for piece in await collected(model.astream(prompt())) if piece.text]
+    assert len([piece for piece in vote(StreamingReader()).stream(prompt()) if piece.text]) == 1
 
 
 @both
-async def test_every_call_waits_for_the_rate_limiter_of_the_model_and_its_callbacks_see_one(wrap):
-    limiter, heard = Slow(), Heard()
-    model, calls = wrap(Reader(rate_limiter=limiter, callbacks=[heard])), 5 if wrap is vote else 1
-    model.invoke(prompt(DOCUMENTS))
-    assert (limiter.asked, heard.ended) == (calls, 1)
-    await model.ainvoke(prompt(DOCUMENTS))
-    assert (limiter.asked, heard.ended) == (2 * calls, 2)
-
-
-@both
-def test_tools_and_structured_output_pass_through(wrap):
-    expected = Town(place=wrap(Reader()).invoke(prompt(DOCUMENTS)).text)
-    structured = wrap(Reader()).with_structured_output(Town)
-    raw = wrap(Reader()).with_structured_output(Town, include_raw=True)
+def test_tools_structured_output_and_what_is_bound_pass_through(wrap):
+    expected = Town(place=wrap(Reader()).invoke(prompt()).text)
+    structured, raw = (wrap(Reader()).with_structured_output(Town, include_raw=raw) for raw in (False, True))
     for order in ORDERS:
         call = wrap(Reader()).bind_tools([Town]).invoke(prompt(order)).tool_calls[0]
         assert (call["name"], call["args"]) == ("Town", expected.model_dump())
         assert raw.invoke(prompt(order))["parsed"] == expected
     for way, ask in list(WAYS.items())[: None if wrap is vote else 4]:  # a parser of LangChain streams parts
-        assert ask(structured, prompt(DOCUMENTS)) == expected, way
+        assert ask(structured, prompt()) == expected, way
+    for make in (lambda reader: wrap(reader.bind(user="me")), lambda reader: wrap(reader).bind(user="me")):
+        reader = Reader()
+        make(reader).invoke(prompt(), stop=["."])
+        assert [keywords for _, keywords in reader.requests] == [{"stop": ["."], "user": "me"}] * len(reader.requests)
 
 
 def test_it_is_a_fallback_that_gets_segments_as_text(lm):
     model = ChatInvariant(model=lm, max_tokens=10_000).with_fallbacks([canonical(Reader())])  # there is no room for it
     assert len({model.invoke(prompt(order)).text for order in ORDERS}) == 1
-
-
-@both
-def test_what_is_bound_reaches_the_model(wrap):
-    for make in (lambda reader: wrap(reader.bind(user="me")), lambda reader: wrap(reader).bind(user="me")):
-        reader = Reader()
-        make(reader).invoke(prompt(DOCUMENTS), stop=["."])
-        assert all(keywords == {"stop": ["."], "user": "me"} for _, keywords in reader.requests)
 
 
 @both
@@ -178,24 +165,11 @@ def test_a_runnable_that_takes_text_gets_text_and_another_one_messages(wrap):
     assert {text.startswith("human: ") for text in given} == {True, False}
 
 
+# --- audits -----------------------------------------------------------------------------------------------------------
+
+
 def said(system, **options):
     return as_system(system, **options).ask(WHO, WHO.segments).text
-
-
-@pytest.mark.parametrize("reader", [Reader(), TextReader()])
-def test_wrapped_models_are_given_marked_documents(reader):
-    assert (flips(reader), flips(canonical(reader)), flips(vote(reader))) == (1.0, 0.0, 0.0)
-
-
-@pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])
-def test_our_models_keep_every_answer_with_their_own_parameters(kind, lm):
-    assert flips(kind(model=lm, max_tokens=4)) == 0.0
-    model = kind(model=lm, max_tokens=3, temperature=0.9, seed=1, stop=["x"], generation_kwargs={"top_k": 5})
-    system = as_system(model)
-    sampling = {"do_sample": True, "temperature": 0.9, "seed": 1, "top_k": 5}
-    assert system.generation == {"max_new_tokens": 3, **sampling, "stop_strings": ["x"]}
-    assert system.name != as_system(model.model_copy(update={"temperature": 0.8})).name
-    assert as_system(model, generation={"max_new_tokens": 2}).generation["max_new_tokens"] == 2
 
 
 def of_mapping(given: dict[str, Any]) -> AIMessage:
@@ -216,6 +190,22 @@ CHAINS = [
     *(ChatPromptTemplate.from_template(each) | TO_TEXT for each in ("{context} Question: {question}", "{text}")),
     StateGraph(MessagesState).add_node("reply", reply).add_edge(START, "reply").compile(),
 ]
+
+
+@pytest.mark.parametrize("reader", [Reader(), shared.TextReader()])
+def test_wrapped_models_are_given_marked_documents(reader):
+    assert (flips(reader), flips(canonical(reader)), flips(vote(reader))) == (1.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])
+def test_our_models_keep_every_answer_with_their_own_parameters(kind, lm):
+    assert flips(kind(model=lm, max_tokens=4)) == 0.0
+    model = kind(model=lm, max_tokens=3, temperature=0.9, seed=1, stop=["x"], generation_kwargs={"top_k": 5})
+    system = as_system(model)
+    sampling = {"do_sample": True, "temperature": 0.9, "seed": 1, "top_k": 5}
+    assert system.generation == {"max_new_tokens": 3, **sampling, "stop_strings": ["x"]}
+    assert system.name != as_system(model.model_copy(update={"temperature": 0.8})).name
+    assert as_system(model, generation={"max_new_tokens": 2}).generation["max_new_tokens"] == 2
 
 
 @pytest.mark.parametrize("chain", CHAINS)

@@ -1,4 +1,4 @@
-"""Every entry of the matrix is invariant, or warns: exactly as the table of README.md says.
+"""Every entry is invariant, or warns, as the table of README.md says; and what is known of a run is known there alone.
 
 The weights are random, and each letter of an answer is a hash of all logits, so four letters depend on everything that
 the model reads. An entry keeps its promise if all orders of its documents give one answer, without a warning, and each
@@ -7,36 +7,106 @@ each entry that the order matters there. The first model of an entry is asked ab
 and eight of the 24 of four; another one, in turn, about three.
 """
 
+import asyncio
 import hashlib
+import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
+from operator import ne
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import pytest
 from framework_cases import EveryBit, caught
+from invariant_rag.audit.systems import as_reply
 from invariant_rag.errors import OrderWarning
 from invariant_rag.testing.ordinary_prompts import ORDINARY
 from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.messages import AIMessage, convert_to_messages
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda
 
-from . import chain_entries, run_entries  # noqa: F401 - they add entries
-from .entries import ENTRIES, fill, text_of
-from .models import MAKE
-from .shared import Listed
+import langchain_invariant_rag
+from langchain_invariant_rag import ChatInvariant, Segments
+from langchain_invariant_rag.tracking import RUNS
+
+from .chain_entries import EQUAL, FOUR, NESTED, QUOTED
+from .run_entries import ENTRIES
+from .shared import DOCUMENTS, MAKE, QUESTION, Listed, Reader, joined, rag
 
 README = Path(__file__).parent.parent / "README.md"
+MODELS = {
+    "the method, configured": ("chat", "completion"),
+    "`with_structured_output`": ("chat",),
+    "`response_format=ToolStrategy(...)`": ("chat",),
+    "`response_format=ProviderStrategy(...)`": ("chat",),
+    "`response_format=` a class": ("chat",),
+}
+"""Those that are asked where the table does not tell: else all that take messages, or with a ° all there are."""
+RETRIEVED = {
+    "one document within another": NESTED,
+    "nested": NESTED,
+    "two equal texts": EQUAL,
+    "JSON that escapes": QUOTED,
+    "retrieved before": FOUR,
+    "default": FOUR,
+}
+"""What the retriever returns; else three documents."""
+DROPS = "on `prompt | model`, which passes it to the prompt"
+"""The framework keeps the documents from the model, so answers are equal though nobody read them."""
 
 
-def sampled(entry):
-    """Return the first model of an entry and, by its name, one of the others, which find documents in the same way."""
-    first, *others = entry.models
-    return [first, others[sum(entry.name.encode()) % len(others)]] if others else [first]
+class Row(NamedTuple):
+    """What the table says of an entry."""
+
+    way: str
+    variant: str
+    warns: bool  # every order gives an `OrderWarning`, because answers differ; else they are equal, without a warning
+    models: tuple[str, ...]
+
+    @property
+    def documents(self):
+        return RETRIEVED.get(self.variant, DOCUMENTS)
+
+    def orders(self, kind):
+        listed = list(permutations(self.documents))
+        if kind != self.models[0]:
+            return [listed[0], listed[len(listed) // 2], listed[-1]]
+        return listed if len(listed) == 6 else listed[::3]
+
+    def ask(self, model, documents):
+        """Return the texts of the answers, and the warnings that somebody who shows all warnings gets to see."""
+        answer, warned = caught(ENTRIES[self.way][self.variant], model, Listed(documents=list(documents)))
+        texts = tuple(as_reply(each).text for each in (answer if isinstance(answer, list) else [answer]))
+        assert all(texts)
+        return texts, warned
 
 
-CASES = [pytest.param(entry, kind, id=f"{entry.name} [{kind}]") for entry in ENTRIES for kind in sampled(entry)]
-every_entry = pytest.mark.parametrize(("entry", "kind"), CASES)
+def rows():
+    """Return the rows of the table, an entry each."""
+    (table,) = re.findall(r"<!-- entries: .*? -->\n\n.*?\n.*?\n(.*?)\n\n<!--", README.read_text("utf-8"), re.DOTALL)
+    for line in table.split("\n"):
+        way, variants, invariant, _ = (cell.replace("\\|", "|") for cell in line.strip("| ").split(" | "))
+        for variant in variants.split("; "):
+            name, everywhere = variant.removesuffix("°"), variant.endswith("°")
+            models = tuple(MAKE) if everywhere else MODELS.get(name, ("chat", "canonical", "vote"))
+            yield Row(way, name, {"yes": False, "no: warns": True}[invariant], models)
+
+
+def cases():
+    """Yield each entry with its first model and, by its name, one of the others, which find documents alike."""
+    for row in TABLE:
+        first, *others = row.models
+        name = f"{row.way}: {row.variant}"
+        for kind in [first, others[sum(name.encode()) % len(others)]] if others else [first]:
+            yield pytest.param(row, kind, id=f"{name} [{kind}]")
+
+
+TABLE = list(rows())
+every_entry = pytest.mark.parametrize(("row", "kind"), list(cases()))
 
 
 class Hashing(BaseChatModel):
@@ -59,43 +129,33 @@ def model_of(kind, lm, *, plain=False):
     return Hashing() if plain else MAKE[kind](lm, Hashing, **({"votes": 3} if kind == "vote" else {}))
 
 
-def ask(entry, model, documents):
-    """Return the answer, and the warnings that somebody who shows all warnings gets to see."""
-    answer, warned = caught(entry.answer, model, Listed(documents=list(documents)))
-    assert text_of(answer)
-    return text_of(answer), warned
-
-
-def orders(entry, kind):
-    listed = list(permutations(entry.documents))
-    if kind != entry.models[0]:
-        return [listed[0], listed[len(listed) // 2], listed[-1]]
-    return listed if len(listed) == 6 else listed[::3]
+def test_every_entry_has_a_row_of_its_own_and_there_are_both_kinds():
+    listed = sorted(row[:2] for row in TABLE)
+    assert {*MODELS, *RETRIEVED, DROPS} < {variant for _, variant in listed}
+    assert listed == sorted((way, variant) for way, variants in ENTRIES.items() for variant in variants)
+    assert len(set(listed)) == len(listed) >= 88
+    assert {row.warns for row in TABLE} == {True, False}
 
 
 @every_entry
-def test_an_entry_keeps_its_promise_and_every_document_is_read(entry, kind, lm):
+def test_an_entry_keeps_its_promise_and_every_document_is_read_whose_order_the_plain_model_shows(row, kind, lm):
     model = model_of(kind, lm)
-    answers, warned = zip(*(ask(entry, model, documents) for documents in orders(entry, kind)), strict=True)
+    answers, warned = zip(*(row.ask(model, documents) for documents in row.orders(kind)), strict=True)
     distinct, silent = len(set(answers)), [index for index, each in enumerate(warned) if not each]
-    if entry.warns:
+    if row.warns:
         assert not silent, f"{distinct} distinct answers, and no warning in orders {silent}"
         assert distinct > 1, f"invariant, though declared to warn: {warned[0]}"
-        return
-    assert distinct == 1, f"{distinct} distinct answers; no warning in {len(silent)} of {len(answers)} orders"
-    assert not any(warned), f"invariant, though it warns: {max(warned)}"
-    if not entry.drops:
+    else:
+        assert distinct == 1, f"{distinct} distinct answers; no warning in {len(silent)} of {len(answers)} orders"
+        assert not any(warned), f"invariant, though it warns: {max(warned)}"
         storm = {"page_content": "A storm has closed the harbour."}
-        others = [[each.model_copy(update=storm) if each is changed else each for each in entry.documents]
-                  for changed in entry.documents]  # fmt: skip
-        assert len({answers[0], *(ask(entry, model, each)[0] for each in others)}) == 1 + len(others)
-
-
-@every_entry
-def test_the_plain_model_shows_the_order_where_it_reads_the_documents(entry, kind, lm):
-    answers = (ask(entry, model_of(kind, lm, plain=True), documents)[0] for documents in orders(entry, kind))
-    first = next(answers)
-    assert any(other != first for other in answers) != entry.drops
+        others = [[each.model_copy(update=storm) if each is changed else each for each in row.documents]
+                  for changed in row.documents]  # fmt: skip
+        texts = zip(answers[0], *(row.ask(model, each)[0] for each in others), strict=True)
+        assert {len(set(each)) for each in texts} == {1 if row.variant == DROPS else 1 + len(others)}
+    plain = (row.ask(model_of(kind, lm, plain=True), documents)[0] for documents in row.orders(kind))
+    first = next(plain)
+    assert any(all(map(ne, first, other)) for other in plain) != (row.variant == DROPS)
 
 
 @pytest.mark.parametrize("kind", MAKE)
@@ -108,13 +168,107 @@ def test_ordinary_prompts_give_no_warning(kind, lm):
             short.invoke(convert_to_messages(prompt))
 
 
-def test_there_are_entries_of_both_kinds_and_the_table_of_the_readme_has_them():
-    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES) >= 71
-    assert {entry.warns for entry in ENTRIES} == {True, False}
-    current = README.read_text(encoding="utf-8")
-    assert "<!-- entries:" in current
-    assert fill(current, ENTRIES) == current, "the table of entries in README.md is not current; run `make docs`"
+# --- what is known of a run -------------------------------------------------------------------------------------------
+
+FOUND = Listed()
 
 
-if __name__ == "__main__":  # as `make docs` runs it
-    README.write_text(fill(README.read_text(encoding="utf-8"), ENTRIES), encoding="utf-8")
+def by_hand(documents):
+    return f"{joined(documents)}\n\n{QUESTION}"
+
+
+@pytest.fixture
+def strict(lm):
+    return ChatInvariant(model=lm, max_tokens=2, strict=True)
+
+
+def told(answer):
+    return answer.response_metadata["invariant"], answer.response_metadata["sets"]
+
+
+def in_a_run(ask):
+    """Give the prompt that a function of a run has written to a model, in the same run."""
+    return (FOUND | RunnableLambda(lambda found: ask(by_hand(found)))).invoke(QUESTION)
+
+
+def test_what_a_run_retrieved_is_nothing_to_another_one_during_and_after_it(strict):
+    assert told(rag(strict, FOUND).invoke(QUESTION)) == (True, [3])
+    assert told(strict.invoke(by_hand(DOCUMENTS))) == (None, [])  # of another tenant
+
+    def other_tenant(text):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(strict.invoke, text).result()
+
+    assert told(in_a_run(other_tenant)) == (None, [])
+    with pytest.raises(ZeroDivisionError):
+        in_a_run(lambda _: 1 / 0)
+    assert not RUNS._runs
+
+
+def test_a_finished_string_stays_as_it_is_and_warns_once_with_the_fix(lm):
+    chat = ChatInvariant(model=lm, max_tokens=2)
+    with pytest.warns(OrderWarning) as caught:
+        answer = in_a_run(chat.invoke)
+    (warning,) = caught
+    for fix in ("as_segments(retriever)", "SegmentsPlaceholder", "SEGMENT_PROMPT", "create_invariant_documents_chain"):
+        assert fix in str(warning.message)
+    assert told(answer) == (False, [])
+    plain = chat.model_copy(update={"find_documents": False}).invoke(by_hand(DOCUMENTS))
+    assert answer.content == plain.content
+
+
+@pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")  # or the filter would raise it
+@pytest.mark.parametrize("kind", MAKE)
+def test_strict_raises_what_is_only_warned_of_else(lm, kind):
+    assert in_a_run(MAKE[kind](lm, strict=False).invoke)
+    for error, options in (("as text", {"strict": True}), ("without any", {"require_segments": True})):
+        with pytest.raises(OrderWarning, match=error):
+            in_a_run(MAKE[kind](lm, **options).invoke)
+
+
+@pytest.mark.parametrize(
+    ("options", "sets"), [({"find_documents": False}, []), ({"method": "sequential", "ordering": "given"}, [3])]
+)
+def test_who_did_not_ask_for_sets_is_not_warned(strict, options, sets):
+    chat = strict.model_copy(update=options)
+    prompt = ChatPromptTemplate.from_template("{context}\n\n{question}")
+    answer = rag(chat, FOUND, prompt=prompt).invoke(QUESTION)
+    assert answer.response_metadata["sets"] == sets
+    if not sets:  # nothing is looked at: the text is what a call without any retrieval gets
+        assert answer.content == chat.invoke(by_hand(DOCUMENTS)).content
+
+
+@pytest.mark.parametrize("model", [Reader(), FakeListLLM(responses=["a"])], ids=["chat", "completion"])
+def test_a_model_that_knows_no_segments_is_not_given_marks_in_silence(model):
+    with pytest.warns(OrderWarning, match="segment markers") as caught:
+        model.invoke(f"{Segments(DOCUMENTS)}\n{QUESTION}")
+    assert "canonical(model)" in str(caught[0].message)
+
+
+async def test_a_retrieval_on_its_own_is_known_in_its_task_alone(strict):
+    found = FOUND.invoke(QUESTION)
+    for each in found:  # a model may read one document
+        strict.invoke(f"Is this relevant?\n{each.page_content}")
+    with pytest.raises(OrderWarning, match="as text"):
+        strict.invoke(by_hand(found))
+    retrieved = asyncio.Event()
+
+    async def tenant():
+        documents = await FOUND.ainvoke(QUESTION)
+        retrieved.set()
+        await asyncio.sleep(0.1)
+        with pytest.raises(OrderWarning, match="as text"):
+            await strict.ainvoke(by_hand(documents))
+
+    async def other():
+        await retrieved.wait()
+        return await strict.ainvoke(by_hand(DOCUMENTS))
+
+    _, answer = await asyncio.gather(tenant(), other())
+    assert told(answer) == (None, [])
+
+
+def test_no_module_looks_into_frames():
+    sources = [each.read_text(encoding="utf-8") for each in Path(langchain_invariant_rag.__file__).parent.rglob("*.py")]
+    assert len(sources) > 10
+    assert not any(word in source for source in sources for word in ("_getframe", "f_locals", "f_back"))

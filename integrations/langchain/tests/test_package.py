@@ -7,8 +7,7 @@ from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
-import torch
-from framework_cases import Writing, call_text, ended, examples, spoken_model
+from framework_cases import call_text, ended, examples, spoken_model
 from invariant_rag import Segment
 from invariant_rag.rag.retrieval import BM25Retriever
 from langchain_tests.integration_tests import (
@@ -17,7 +16,6 @@ from langchain_tests.integration_tests import (
     RetrieversIntegrationTests,
 )
 from langchain_tests.unit_tests import ChatModelUnitTests, EmbeddingsUnitTests
-from transformers import LogitsProcessor
 
 import langchain_invariant_rag
 from langchain_invariant_rag import ChatInvariant, InvariantEmbeddings, InvariantRetriever
@@ -121,16 +119,6 @@ def wanted(prompt):
     return next((f"{call_text(*call)}<|im_end|>" for words, call in CALLS.items() if words in question), "")
 
 
-class Terse(LogitsProcessor):
-    """Makes a model end texts and objects as soon as it may: random weights go on until the tokens are used up."""
-
-    def __init__(self, lm):
-        self.ends = lm.tokenizer.encode('"}', add_special_tokens=False)
-
-    def __call__(self, input_ids, scores):
-        return scores.index_add(1, torch.tensor(self.ends), torch.full((len(scores), len(self.ends)), 50.0))
-
-
 class TestChatInvariantUnit(ChatModelUnitTests):
     chat_model_class = ChatInvariant  # a model in memory cannot be written down; the embedded one has a name
     supports_model_override = False
@@ -148,8 +136,11 @@ class TestChatInvariantIntegration(ChatModelIntegrationTests):
     @property
     def chat_model_params(self):
         lm = spoken_model()
-        processors = [Terse(lm), Writing(lm, wanted)]
-        return {"model": lm, "generation_kwargs": {**ended(lm, ""), "logits_processor": processors}}
+        ends = lm.tokenizer.encode('"}', add_special_tokens=False)  # of texts and objects, as soon as they may end
+        return {
+            "model": lm,
+            "generation_kwargs": {**ended(lm, wanted), "sequence_bias": {(end,): 50.0 for end in ends}},
+        }
 
 
 class TestInvariantRetriever(RetrieversIntegrationTests):

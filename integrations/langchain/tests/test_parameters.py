@@ -1,13 +1,14 @@
-"""The parameters of both models: what is chosen where they are left open, what is refused, and keys of caches."""
+"""The parameters of both models: what is chosen where they are left open, keys of caches, and what is refused."""
 
 import copy
+import math
 import pickle
 import time
 from itertools import permutations
 
 import pytest
 from framework_cases import tiny_weights
-from invariant_rag import InvariantModel
+from invariant_rag import InvariantModel, errors
 from invariant_rag.errors import OrderWarning
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.interventions import MsPoE
@@ -15,21 +16,21 @@ from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.prompts import parse_marked
 from invariant_rag.testing import toy_tokenizer
 from langchain_core.documents import Document
-from langchain_core.messages import HumanMessage
+from langchain_core.language_models.fake import FakeListLLM
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField
+from pydantic import BaseModel, ValidationError
 
+import langchain_invariant_rag as ours
 from langchain_invariant_rag import ChatInvariant, InvariantLLM, canonical, vote
 from langchain_invariant_rag.documents import to_block, to_segment
+from langchain_invariant_rag.parameters import InvariantContextOverflowError
 
-from .models import MAKE, Reader, now, search
-from .shared import DOCUMENTS, ORDERS, QUESTION, WAYS, distinct, loaded
+from . import shared
+from .shared import DOCUMENTS, MAKE, ORDERS, PLACEHOLDER, QUESTION, WAYS, Listed, Reader, text
 
 both = pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])
-
-
-def text(answer):
-    return str(getattr(answer, "content", answer))
-
 
 # --- choices --------------------------------------------------------------------------------------------------------
 
@@ -59,14 +60,6 @@ def test_what_is_left_open_is_what_the_model_brings_also_in_copies(lm, kind):
     assert kind(model=changed, method="rotor").lm.intervention is None
     assert plain.ordering is plain.backend is None
     assert "ordering" not in repr(kind(method="sequential"))
-
-
-@pytest.mark.parametrize("given", [{"api_key": "x", "max_retries": 2, "timeout": 3}, {"timeout": 300.0}])
-def test_parameters_of_remote_models_are_ignored_with_a_word_also_at_their_defaults(given, caplog):
-    for make in (ChatInvariant, lambda **given: ChatInvariant().model_copy(update=given)):
-        caplog.clear()
-        make(**given)
-        assert f"ChatInvariant runs on this machine and has no {', '.join(given)}: ignored" in caplog.text
 
 
 @both
@@ -100,12 +93,6 @@ def test_an_option_means_the_same_of_an_object_a_copy_a_call_or_bound(lm, kind):
     assert model.get_token_ids(QUESTION) == lm.tokenizer.encode(QUESTION, add_special_tokens=False)
 
 
-def test_an_ordering_by_score_reads_the_scores_of_documents(lm):
-    documents = [{"page_content": f"number {n}", "metadata": {"score": float(n)}} for n in (2, 3, 1)]
-    answer = ChatInvariant(model=lm, ordering="score", max_tokens=2).invoke(QUESTION, documents=documents)
-    assert answer.response_metadata["order"] == [to_segment(documents[index]).content_hash for index in (2, 0, 1)]
-
-
 def test_the_profile_is_known_without_weights_and_that_of_a_copy_is_its_own(lm):
     for name in (None, "native", EMBEDDED["generator"]):
         assert ChatInvariant(model=name).profile["max_input_tokens"] == InvariantModel.from_pretrained().context_window
@@ -119,56 +106,27 @@ def test_the_profile_is_known_without_weights_and_that_of_a_copy_is_its_own(lm):
     assert given.model_copy(update={"max_tokens": 7}).profile == {"max_input_tokens": 3}
 
 
-def test_a_model_can_be_saved_unless_it_is_in_memory(lm):
+def test_a_model_can_be_saved_unless_it_is_in_memory_and_a_pickle_has_no_weights_that_have_a_name(lm):
     chat = ChatInvariant(model="some/model", max_tokens=7, temperature=0.5, stop="x")
-    assert loaded(chat, ChatInvariant).model_dump() == chat.model_dump()
+    assert shared.loaded(chat, ChatInvariant).model_dump() == chat.model_dump()
     with pytest.raises(NotImplementedError):
-        loaded(ChatInvariant(model=lm), ChatInvariant)
+        shared.loaded(ChatInvariant(model=lm), ChatInvariant)
+    for model, size in ((None, 5000), (InvariantModel.from_pretrained(), 10**9)):
+        chat = ChatInvariant(model=model, max_tokens=4)
+        pickled = pickle.dumps(chat)
+        here, there = (each.invoke(QUESTION, documents=DOCUMENTS) for each in (chat, pickle.loads(pickled)))
+        assert (there.content, len(pickled) < size) == (here.content, True)
 
 
-@pytest.mark.parametrize(("branch", "alpha"), [("plain", 2.0), ("invariant", -2.0)])
-def test_the_answer_of_a_routed_model_is_that_of_the_branch(lm, branch, alpha):
-    def asked(model, order=DOCUMENTS):
-        return ChatInvariant(model=model, max_tokens=8).invoke(QUESTION, documents=order)
-
-    routed = lm.with_routing(alpha, plain_order="canonical")
-    answer = asked(routed)
-    assert answer.text == asked(getattr(routed, f"{branch}_branch")).text
-    assert answer.response_metadata["routing"]["branch"] == branch
-    given = lm.with_routing(alpha, plain_order="given")
-    with pytest.warns(OrderWarning, match="in the order given"):
-        assert (distinct(lambda order: asked(given, order).text) > 1) == (branch == "plain")
-
-
-def test_sorting_leaves_an_order_that_means_something_and_that_of_uploads(lm):
-    plain = ChatInvariant(model=lm, method="sequential", ordering="given", max_tokens=2)
-    answer = plain.invoke([HumanMessage([*(to_block(to_segment(text)) for text in "cab"), QUESTION])])
-    assert answer.response_metadata["order"] == [to_segment(text).content_hash for text in "cab"]
-    uploads = [{"type": "text-plain", "mime_type": "text/plain", "text": text} for text in "cab"]
-    chat = ChatInvariant(model=lm, max_tokens=8)
-    one, other = (chat.invoke([HumanMessage([*listed, QUESTION])]) for listed in (uploads, uploads[::-1]))
-    assert one.content != other.content
-    assert {each.response_metadata["invariant"] for each in (one, other)} == {None}
-
-
-# --- loading --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def loads(monkeypatch):
-    """Names of the models that were loaded, which takes some time."""
-    names = []
+def test_weights_are_loaded_once_and_only_to_answer(monkeypatch, llm_cache):
+    loads = []
 
     def load(name, **options):
         time.sleep(0.3)
-        names.append(name)
+        loads.append(name)
         return InvariantModel(copy.deepcopy(tiny_weights()), toy_tokenizer())
 
     monkeypatch.setattr(InvariantModel, "from_pretrained", load)
-    return names
-
-
-def test_weights_are_loaded_once_and_only_to_answer(loads, llm_cache):
     for kind in (ChatInvariant, InvariantLLM):  # with a cache of LangChain too, for which weights are digested
         assert "unloaded" in str(kind(model="unloaded"))
     assert not loads
@@ -183,12 +141,32 @@ def test_weights_are_loaded_once_and_only_to_answer(loads, llm_cache):
     assert ordered.lm.ordering is ordered.model_copy().lm.ordering
 
 
-def test_a_pickle_answers_alike_and_has_no_weights_that_have_a_name():
-    for model, size in ((None, 5000), (InvariantModel.from_pretrained(), 10**9)):
-        chat = ChatInvariant(model=model, max_tokens=4)
-        pickled = pickle.dumps(chat)
-        here, there = (each.invoke(QUESTION, documents=DOCUMENTS) for each in (chat, pickle.loads(pickled)))
-        assert (there.content, len(pickled) < size) == (here.content, True)
+@pytest.mark.parametrize(("branch", "alpha"), [("plain", 2.0), ("invariant", -2.0)])
+def test_the_answer_of_a_routed_model_is_that_of_the_branch(lm, branch, alpha):
+    def asked(model, order=DOCUMENTS):
+        return ChatInvariant(model=model, max_tokens=8).invoke(QUESTION, documents=order)
+
+    routed = lm.with_routing(alpha, plain_order="canonical")
+    answer = asked(routed)
+    assert answer.text == asked(getattr(routed, f"{branch}_branch")).text
+    assert answer.response_metadata["routing"]["branch"] == branch
+    given = lm.with_routing(alpha, plain_order="given")
+    with pytest.warns(OrderWarning, match="in the order given"):
+        assert (len({asked(given, order).text for order in ORDERS}) > 1) == (branch == "plain")
+
+
+def test_sorting_reads_scores_and_leaves_an_order_that_means_something_and_that_of_uploads(lm):
+    scored = [{"page_content": f"number {n}", "metadata": {"score": float(n)}} for n in (2, 3, 1)]
+    answer = ChatInvariant(model=lm, ordering="score", max_tokens=2).invoke(QUESTION, documents=scored)
+    assert answer.response_metadata["order"] == [to_segment(scored[index]).content_hash for index in (2, 0, 1)]
+    plain = ChatInvariant(model=lm, method="sequential", ordering="given", max_tokens=2)
+    answer = plain.invoke([HumanMessage([*(to_block(to_segment(text)) for text in "cab"), QUESTION])])
+    assert answer.response_metadata["order"] == [to_segment(text).content_hash for text in "cab"]
+    uploads = [{"type": "text-plain", "mime_type": "text/plain", "text": text} for text in "cab"]
+    chat = ChatInvariant(model=lm, max_tokens=8)
+    one, other = (chat.invoke([HumanMessage([*listed, QUESTION])]) for listed in (uploads, uploads[::-1]))
+    assert one.content != other.content
+    assert {each.response_metadata["invariant"] for each in (one, other)} == {None}
 
 
 # --- keys of LangChain's cache --------------------------------------------------------------------------------------
@@ -241,7 +219,10 @@ def test_every_keyword_of_a_call_that_changes_the_output_is_in_the_key(lm, llm_c
         {"documents": ["ab", "c"]}, {"documents": ["a", "bc"]}, {"documents": ["abc"]},
     ]  # fmt: skip
     if kind is ChatInvariant:
-        changes += [{"logprobs": True}, *({"tools": [each], "tool_choice": "none"} for each in (search, now))]
+        changes += [
+            {"logprobs": True},
+            *({"tools": [each], "tool_choice": "none"} for each in (shared.search, shared.now)),
+        ]
     for number, change in enumerate(changes, start=1):
         assert len({text(model.invoke(QUESTION, **change)) for _ in range(2)}) == 1
         assert len(llm_cache._cache) == number
@@ -261,3 +242,125 @@ def test_models_of_one_name_never_exchange_answers_but_those_with_a_cache_of_key
     own.model.lm_head.weight.data[200, 5] += 1.0  # in place
     kind(model=own, max_tokens=6).invoke(QUESTION)
     assert len(llm_cache._cache) == entries * 2 + 1
+
+
+# --- what is refused, and what is ignored ---------------------------------------------------------------------------
+
+OF_A_CALL = {
+    "documents": [3, "text", iter(["a"]), [3], {"page_content": "a"}, [None], [b"x"], DOCUMENTS[0]],
+    "max_tokens": [-1, 0, "3", 1.5, True],
+    "temperature": ["x", -1, math.nan],
+    "top_p": ["x", -1, 5.0, math.nan],
+    "top_k": ["x", -1, 1.5],
+    "seed": ["x", 1.5, 1 << 64],
+    "stop": [1, [3], math.nan, object()],
+    "model": [3, "no/such-model", b"x"],
+    "num_beams": ["x"],
+    "no_such_option": [1],
+}
+OF_A_CHAT = {
+    "top_logprobs": [-1, "x", 1.5],
+    "template_kwargs": [3, "x", [1], {"no_such_variable": 1}],
+    "tools": [1, "x", [3], {"a": 1}],
+    "tool_choice": [3, {"type": "x"}, "find", ["a"]],
+    "json_schema": [3, "x", "{", "[]"],
+}
+
+
+@pytest.mark.parametrize("name", [*OF_A_CALL, *OF_A_CHAT])
+def test_keywords_of_a_call_are_refused(lm, name):
+    for kind in (ChatInvariant,) if name in OF_A_CHAT else (ChatInvariant, InvariantLLM):
+        model = kind(model=lm, max_tokens=2)
+        for value in {**OF_A_CALL, **OF_A_CHAT}[name]:
+            for ask in (model.invoke, lambda *asked, bound=model, **how: list(bound.stream(*asked, **how))):
+                with pytest.raises((errors.InvariantRAGError, ValidationError)):  # pydantic's: of a changed field
+                    ask(QUESTION, **{name: value})
+
+
+BAD = {"title": "Bad", "type": "object", "properties": {"a": {"type": "no such type"}}, "required": ["a"]}
+WITHOUT_CONTEXT = ChatPromptTemplate.from_template("{x}")
+SEGMENT_BLOCK = {"type": "text-plain", "extras": {"segment": True}}
+DOORS = {
+    "n": (errors.InvariantRAGError, lambda chat: chat.invoke(QUESTION, n=0)),
+    "no messages": (errors.InvalidPrompt, lambda chat: chat.invoke([])),
+    "no text": (errors.InvalidPrompt, lambda chat: chat.invoke([AIMessage("")])),
+    "an image": (errors.InvalidPrompt, lambda chat: chat.invoke([HumanMessage([{"type": "image", "url": "a.png"}])])),
+    "a segment": (errors.InvalidSegment, lambda chat: chat.invoke([HumanMessage([{**SEGMENT_BLOCK, "text": 3}])])),
+    "tools": (errors.InvalidTool, lambda chat: chat.bind_tools(3)),
+    "a tool": (errors.InvalidTool, lambda chat: chat.bind_tools([3])),
+    "tool_choice": (errors.InvalidTool, lambda chat: chat.bind_tools([], tool_choice={"type": "x"})),
+    "schema": (errors.InvalidSchema, lambda chat: chat.with_structured_output(3)),
+    "a type in one": (errors.InvalidSchema, lambda chat: chat.with_structured_output(BAD).invoke(QUESTION)),
+    "method": (errors.UnknownName, lambda chat: chat.with_structured_output(BaseModel, method="x")),
+    "no votes": (errors.InvalidChoice, lambda _: vote(Reader(), votes=0)),
+    "seed": (errors.InvalidChoice, lambda _: vote(Reader(), seed="x")),
+    "answer_of": (ValidationError, lambda _: vote(Reader(), answer_of=3)),
+    "ordering of a text model": (errors.UnknownName, lambda _: vote(FakeListLLM(responses=["a"]), ordering="x")),
+    "order given": (errors.UnsupportedCombination, lambda _: canonical(Reader(), ordering="given")),
+    "name of a model": (errors.UnsupportedModel, lambda _: canonical("gpt-4")),
+    "retriever": (ValidationError, lambda _: ours.as_segments(3)),
+    "join_by": (ValidationError, lambda _: ours.as_segments(Listed(documents=[]), join_by=3)),
+    "retriever of the core": (ValidationError, lambda _: ours.InvariantRetriever(retriever=3)),
+    "corpus": (errors.InvalidSegment, lambda _: ours.InvariantRetriever.from_documents("abc")),
+    "retriever of a middleware": (errors.InvalidChoice, lambda _: ours.InvariantRAGMiddleware(3)),
+    "prompt": (errors.InvalidPrompt, lambda chat: ours.create_invariant_documents_chain(chat, 3)),
+    "variable": (errors.InvalidPrompt, lambda chat: ours.create_invariant_documents_chain(chat, WITHOUT_CONTEXT)),
+    "name of a placeholder": (ValidationError, lambda _: ours.SegmentsPlaceholder(3)),
+    "nothing for one": (errors.InvalidSegment, lambda _: PLACEHOLDER.invoke({"context": None, "question": "b"})),
+    "segments": (errors.InvalidSegment, lambda _: str(ours.Segments([3]))),
+    "batch of embeddings": (errors.InvalidChoice, lambda _: ours.InvariantEmbeddings(batch_size=0)),
+}
+
+
+@pytest.mark.parametrize(("error", "call"), DOORS.values(), ids=DOORS)
+def test_arguments_of_every_other_door_are_refused(lm, error, call):
+    with pytest.raises(error):
+        call(ChatInvariant(model=lm, max_tokens=2))
+
+
+@both
+def test_parameters_are_refused_when_a_model_is_built_or_copied(lm, kind):
+    wrong = [
+        ({"method": "rotr"}, errors.UnknownName, "unknown method 'rotr'; choose from"),
+        ({"ordering": "x"}, errors.UnknownName, "unknown ordering 'x'; choose from"),
+        ({"backend": "x"}, errors.UnknownName, "unknown backend 'x'; choose from"),
+        ({"model": 3}, ValueError, "expected a hub id, a folder or an InvariantModel, got int"),
+        ({"model": lm, "dtype": "bfloat16"}, errors.UnsupportedCombination, "dtype"),
+        ({"model_name": "native", "model": "native"}, errors.UnsupportedCombination, "got both"),
+        ({"model_id": "x"}, errors.UnknownParameter, "no parameter 'model_id'; did you mean .*'model'"),
+        ({"max_new_tokens": 3}, errors.UnknownParameter, "did you mean .*'max_tokens'"),
+        ({"torch_dtype": "x"}, errors.UnknownParameter, "did you mean .*'dtype'"),
+    ]
+    for options, error, message in wrong:
+        with pytest.raises(ValidationError if error in (errors.UnknownName, ValueError) else error, match=message):
+            kind(**options)
+        with pytest.raises(error, match=message):
+            kind().model_copy(update=options)
+    for options in ({"overflow": "x"}, {"max_tokens": 0}, {"temperature": "x"}, {"top_p": "x"}, {"batch_size": 0}):
+        with pytest.raises(ValidationError):
+            kind(**options)
+
+
+@pytest.mark.parametrize("given", [{"api_key": "x", "max_retries": 2, "timeout": 3}, {"timeout": 300.0}])
+def test_parameters_of_remote_models_are_ignored_with_a_word_also_at_their_defaults(given, caplog):
+    for make in (ChatInvariant, lambda **given: ChatInvariant().model_copy(update=given)):
+        caplog.clear()
+        make(**given)
+        assert f"ChatInvariant runs on this machine and has no {', '.join(given)}: ignored" in caplog.text
+
+
+def test_what_a_server_cannot_do_is_refused(base_url, lm):
+    remote = ChatInvariant(base_url=base_url, max_tokens=16)
+    for error, told, call in (
+        (InvariantContextOverflowError, "4096", lambda: remote.invoke("word " * 5000)),
+        (errors.UnsupportedCombination, "num_beams", lambda: remote.invoke(QUESTION, num_beams=2)),
+        (errors.UnsupportedCombination, "base_url", lambda: remote.lm),
+        (errors.RemoteError, "small", lambda: remote.invoke(QUESTION, model="large")),
+        (errors.InvalidTool, "search", lambda: remote.invoke(QUESTION, tool_choice="search", tools=[shared.now])),
+    ):
+        with pytest.raises(error, match=told):
+            call()
+    for wrong in ({"model": lm}, {"dtype": "float32"}, {"key_value_cache": KeyValueCache()}, {"method": "no"}):
+        with pytest.raises((errors.UnsupportedCombination, ValidationError)):
+            ChatInvariant(base_url=base_url, **wrong)
+    assert remote.context_window is None

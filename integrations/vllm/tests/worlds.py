@@ -113,17 +113,10 @@ def engine(model, most, **options):
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
-    defaults = {
-        "dtype": "float32",
-        "block_size": 32,
-        "enforce_eager": True,
-        "disable_log_stats": True,
-        "distributed_executor_backend": "uni",
-        "enable_chunked_prefill": False,
-        "kv_transfer_config": KVTransferConfig(**TRANSFER),
-        "max_model_len": most,
-        "max_num_batched_tokens": most,
-    }
+    sizes = {"block_size": 32, "max_model_len": most, "max_num_batched_tokens": most}
+    ours = {"enable_chunked_prefill": False, "kv_transfer_config": KVTransferConfig(**TRANSFER)}
+    plain = {"dtype": "float32", "enforce_eager": True, "disable_log_stats": True}
+    defaults = {**sizes, **ours, **plain, "distributed_executor_backend": "uni"}
     return LLM(model=str(model), **{**defaults, **options})
 
 

@@ -39,11 +39,11 @@ _logger = logging.getLogger("invariant_rag.server")
 METHODS = api_models.STRATEGIES | {"sequential"}
 _DEFAULT_ORDERING = {"canonical": "lexical", "sequential": "given", "vote": "lexical"}
 _NOTES = {
-    "canonical": "Equal sets make equal requests. The model reads the documents in this one order, and may overlook "
-    "some for where they stand; an API may also answer equal requests differently.",
-    "vote": "The documents were read in several orders, the same for equal sets, and the most frequent answer counts. "
+    "canonical": "Equal sets make equal requests. The model gets this one order, and may miss documents at "
+    "unfavourable positions; an API may also answer equal requests differently.",
+    "vote": "The model was asked in several orders, the same for equal sets, and the most frequent answer counts. "
     "An API may answer equal requests differently.",
-    "sequential": "The model read the documents one after another, as it reads any text.",
+    "sequential": "The model attended to the documents as a sequence, as to any text.",
 }
 _CONNECT_SECONDS, _CHECK_SECONDS = 10.0, 5.0
 _REFUSED = frozenset({400, 413, 422})

@@ -31,7 +31,7 @@ export async function getExamples() {
   return call("lab/examples.json", {});
 }
 
-/** Return the body of a request. `invariant` says how the documents are read; {}: as the server does. */
+/** Return the body of a request. `invariant`: method and ordering; {}: the server's. */
 export function bodyOf(model, question, documents, invariant, logprobs) {
   const body = { model, messages: [{ role: "user", content: question }], documents };
   return {
@@ -41,7 +41,7 @@ export function bodyOf(model, question, documents, invariant, logprobs) {
   };
 }
 
-/** Ask, and return the answer with its confidence, its cost, and what was read. */
+/** Ask, and return the answer with its confidence, its cost, and its ledger. */
 export async function ask(body, signal) {
   const start = performance.now();
   const reply = await call("v1/chat/completions", {

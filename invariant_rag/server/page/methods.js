@@ -1,4 +1,4 @@
-/** The readings of a list that are compared, and what methods do with it, in words. */
+/** The setups that are compared (readings), and what each method does with the documents, in words. */
 
 export const PLAIN = { method: "sequential", ordering: "given" };
 export const REFUSED =
@@ -28,10 +28,10 @@ export const namesOf = (model, chosen) => ({
 });
 
 const WORDS = {
-  canonical: "also reads one document after another, in one order that is made from their contents",
-  sequential: "also reads one document after another",
+  canonical: "attends to the documents in sequence, too, in one order that is made from their contents",
+  sequential: "attends to the documents in sequence, too",
   vote: "asks about several orders that are made from their contents, and keeps the most frequent answer",
 };
 
 /** Return the end of a sentence that begins with the method's name. */
-export const wordsOf = (method) => WORDS[method] ?? "reads the documents as a set";
+export const wordsOf = (method) => WORDS[method] ?? "attends to the documents as a set";

@@ -29,12 +29,12 @@ export function showAnswer(reading, content, answer, first, gold, copy) {
 function answerParts(reading, answer, first, gold, copy) {
   const { report } = answer;
   const flipped = isFlipped(answer, first);
-  const order = report.order.length ? ["It read ", chips(report.order), `(${report.method}).`] : [];
+  const order = report.order.length ? ["Physical order: ", chips(report.order), `(${report.method}).`] : [];
   const promised = report.invariant || reading === "plain";
   const notes = [
     ...(promised ? [] : ["The server does not promise that order cannot matter here."]),
-    ...(report.dropped.length ? [`Not read, for want of room: ${report.dropped.join(", ")}.`] : []),
-    ...(report.trimmed.length ? [`Shortened, for want of room: ${report.trimmed.join(", ")}.`] : []),
+    ...(report.dropped.length ? [`Dropped, as the prompt was too long: ${report.dropped.join(", ")}.`] : []),
+    ...(report.trimmed.length ? [`Trimmed, as the prompt was too long: ${report.trimmed.join(", ")}.`] : []),
     ...report.warnings,
   ];
   return [

@@ -1,16 +1,16 @@
-/** What was read where: the order that the server made from the contents, as a ring or as a row. */
+/** Physical order of the documents: the one that the server made from the contents, as a ring or as a row. */
 
 import { chip, chips, colour, drawing, element } from "./elements.js";
 
-const MOST_ROWS = 12; // documents up to which there is a row for each reader
+const MOST_ROWS = 12; // documents up to which there is a row for each
 const MOST_DRAWN = 24; // documents up to which there is a ring
 
-/** Show how an answer's documents were read; `same` says whether all orders that were asked agree. */
+/** Show how an answer's documents were arranged; `same`: all requested orders gave this arrangement. */
 export function showRing(content, report, same) {
   const { order, method, ordering } = report;
   const agreement = same
-    ? element("p", {}, "Every order that you asked was read like this.")
-    : element("p", { class: "note" }, "Not every order that you asked was read like this.");
+    ? element("p", {}, "All requested orders gave this arrangement.")
+    : element("p", { class: "note" }, "Not all requested orders gave this arrangement.");
   if (method !== "rotor" || order.length < 2) {
     const row = ["Method ", element("b", {}, method), `, ordering ${ordering}, from far to near: `, chips(order)];
     content.replaceChildren(element("p", {}, ...row), ...whole(order), agreement);
@@ -22,8 +22,8 @@ export function showRing(content, report, same) {
     element(
       "p",
       { class: "muted" },
-      `Sorted by content (${ordering}) and closed to a ring. Each document sees the others around the ring, with `,
-      "itself last; the question sees them all.",
+      `Sorted by content (${ordering}) and closed to a ring. Each document attends to the others around the ring, `,
+      "itself last; the question attends to all.",
     ),
     element("div", { class: "picture" }, ...picture, ...table),
     ...limits(order.length),
@@ -35,7 +35,7 @@ export function showRing(content, report, same) {
 /** Say what is not drawn, and why. */
 function limits(count) {
   if (count <= MOST_ROWS) return [];
-  const rowsOnly = `What each document sees is listed for up to ${MOST_ROWS} documents`;
+  const rowsOnly = `The row of each document is listed for up to ${MOST_ROWS} documents`;
   const words = count <= MOST_DRAWN ? rowsOnly : `${rowsOnly}, and the ring is drawn for up to ${MOST_DRAWN}`;
   return [element("p", { class: "note" }, `${words}; here are ${count}.`)];
 }
@@ -94,16 +94,16 @@ function point(share, radius) {
   return [radius * Math.sin(angle), -radius * Math.cos(angle)].map((each) => Number(each.toFixed(2)));
 }
 
-/** Return a table of what each reader sees, from far to near. */
+/** Return a table of the row of each document and of the question, from far to near. */
 function rows(order) {
-  const readers = order.map((name, place) => [chip(name), [...order.slice(place + 1), ...order.slice(0, place + 1)]]);
-  const lines = [...readers, ["Question", order]].map(([reader, seen]) =>
-    element("tr", {}, element("th", { scope: "row" }, reader), element("td", {}, chips(seen))),
+  const documents = order.map((name, place) => [chip(name), [...order.slice(place + 1), ...order.slice(0, place + 1)]]);
+  const lines = [...documents, ["Question", order]].map(([name, row]) =>
+    element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, chips(row))),
   );
   return element(
     "table",
     { class: "sights" },
-    element("caption", { class: "muted" }, "What each sees, from far to near"),
+    element("caption", { class: "muted" }, "What each attends to, from far to near"),
     element("tbody", {}, ...lines),
   );
 }
