@@ -3,7 +3,7 @@
 import math
 import time
 from contextvars import ContextVar
-from itertools import permutations
+from itertools import permutations, product
 from types import SimpleNamespace
 
 import pytest
@@ -43,14 +43,11 @@ def test_orders_are_a_function_of_the_sets_and_rank_0_stands_last(sets, votes, s
     assert all([sorted(each) for each in order] == [sorted(each) for each in sets] for order in orders)
 
 
-@given(st.lists(st.sampled_from("abc"), min_size=1))
-def test_the_winner_is_the_first_of_the_most_frequent(answers):
-    vote = elect(answers)
-    assert (vote.calls, vote.agreed) == (len(answers), max(map(answers.count, answers)))
-    assert vote.winner == next(n for n, each in enumerate(answers) if answers.count(each) == vote.agreed)
-
-
-def test_answers_agree_on_words_and_tool_calls_and_objects_by_their_fields():
+def test_the_winner_is_the_first_of_the_most_frequent_and_answers_agree_on_words_tool_calls_and_fields():
+    for answers in (answers for length in range(1, 7) for answers in product("abc", repeat=length)):
+        vote = elect(list(answers))
+        assert (vote.calls, vote.agreed) == (len(answers), max(map(answers.count, answers)))
+        assert vote.winner == next(n for n, each in enumerate(answers) if answers.count(each) == vote.agreed)
     assert answer_key(" At\nnoon") == answer_key("at Noon") != answer_key("at noon.")
     assert answer_key("", [("go", {"x": 1, "y": 2})]) == answer_key("", [("go", {"y": 2, "x": 1})])
     assert answer_key("", [("go", {"x": 1})]) != answer_key("", [("go", {"x": 2})]) != answer_key("")
@@ -91,13 +88,10 @@ def test_text_and_segments_of_a_turn_become_one_text_in_their_slots_or_as_docume
     assert [[each.text for each in listed] for listed in request.sets] == [["b", "a"], ["c"]]
     assert request.text == "Rubrics: Document: b\nDocument: a\nAnswers: Document: c\n"
     assert request.labels == {}
-
-
-@pytest.mark.parametrize("between", [[], [user("and")], [Turn("assistant", ())], [Turn("system", (" ",))]], ids=str)
-@pytest.mark.parametrize("role", ["user", "tool"])
-def test_sets_of_other_turns_stay_apart(between, role):
-    first, *_, last = written(Turn(role, (A,)), *between, Turn(role, (C, B)))
-    assert (first, last) == (("Document: a\n",), ("Document: c\nDocument: b\n",))
+    apart = ([], [user("and")], [Turn("assistant", ())], [Turn("system", (" ",))])
+    for role, between in product(("user", "tool"), apart):
+        first, *_, last = written(Turn(role, (A,)), *between, Turn(role, (C, B)))
+        assert (first, last) == (("Document: a\n",), ("Document: c\nDocument: b\n",)), "sets of other turns"
 
 
 def test_the_ordering_is_given_the_query():

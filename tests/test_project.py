@@ -1,5 +1,6 @@
 """The files around the code: map, workflow, citation, forms, threats, and dependencies: optional means optional."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -181,8 +182,6 @@ PROGRAM = f"""
 import sys
 for name in {EXTRA_PACKAGES!r}:
     sys.modules[name] = None  # as if it were not installed
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typer.testing import CliRunner
 from invariant_rag import InvariantModel, RAG, SegmentSet, audit
 from invariant_rag.api_models import canonical_order, content_ordering
@@ -199,43 +198,37 @@ prompt = lm.chat_prompt("Who founded Brenn?", ["Brenn was founded by Teso Carno.
 print(RAG.from_documents(EXAMPLE_DOCUMENTS, lm, "bm25").ask("What colour is the flag of Gesthaven?").text)
 print(lm.generate(prompt, max_new_tokens=8).text)
 print(CliRunner().invoke(app, ["ask", "--check-order", "1"]).exit_code)
-
-
-def refused(call):
+for call in (
+    load_embedder,
+    lambda: lm.with_method(ordering=CrossEncoder("none")).generate(prompt, max_new_tokens=1),
+    lambda: audit(lm, [dict(question="Who?", segments=["a", "b"])]),
+    lambda: search_dimension(lm.model, lm.tokenizer),
+    lambda: constrain(lm, dict(type="object")),
+    # What does not exist is never looked for: the extra is missing before.
+    lambda: RAG.from_documents("no-such-folder", lm, "faiss"),
+    lambda: InvariantModel.from_pretrained("no-such/model", ordering="embedding"),
+    lambda: lm.with_method(ordering="cross-encoder"),
+    lambda: canonical_order(SegmentSet(["a", "b"]), content_ordering("embedding")),
+):
     try:
         call()
     except ExtraRequired as error:
         print(error, "|", error.hint)
-
-
-refused(load_embedder)
-refused(lambda: lm.with_method(ordering=CrossEncoder("none")).generate(prompt, max_new_tokens=1))
-refused(lambda: audit(lm, [dict(question="Who?", segments=["a", "b"])]))
-refused(lambda: search_dimension(lm.model, lm.tokenizer))
-refused(lambda: constrain(lm, dict(type="object")))
-# What does not exist is never looked for: the extra is missing before.
-refused(lambda: RAG.from_documents("no-such-folder", lm, "faiss"))
-refused(lambda: InvariantModel.from_pretrained("no-such/model", ordering="embedding"))
-refused(lambda: lm.with_method(ordering="cross-encoder"))
-refused(lambda: canonical_order(SegmentSet(["a", "b"]), content_ordering("embedding")))
-with TemporaryDirectory() as folder:
-    questions = Path(folder) / "questions.jsonl"
-    questions.write_text('{{"question": "Who?", "segments": ["a", "b"]}}')
-    for arguments in (
-        ["ask", "--retriever", "faiss"],
-        ["ask", "--ordering", "embedding"],
-        ["audit", str(questions), "--out", folder, "--model", "no-such/model"],
-    ):
-        print(" ".join(CliRunner().invoke(app, arguments).stderr.split()))
-    sys.modules["scipy"] = sys  # other packages bring scipy without matplotlib
+audited = "audit q.jsonl --out . --model no-such/model"
+for arguments in ("ask --retriever faiss", "ask --ordering embedding", audited):
     print(" ".join(CliRunner().invoke(app, arguments).stderr.split()))
+sys.modules["scipy"] = sys  # other packages bring scipy without matplotlib
+print(" ".join(CliRunner().invoke(app, audited).stderr.split()))
 """
 LATE = ["retrieval"] * 5 + ["retrieval", "evaluation", "evaluation"]
 EXTRAS = ["retrieval"] * 2 + ["evaluation"] * 2 + ["structured", *LATE]
 
 
-def test_without_extras_documents_are_answered_and_what_needs_an_extra_names_it():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+def test_without_extras_documents_are_answered_and_what_needs_an_extra_names_it(tmp_path):
+    (tmp_path / "q.jsonl").write_text('{"question": "Who?", "segments": ["a", "b"]}')
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    program = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     printed = done.stdout.splitlines()
     assert printed[:3] == ["orange and black", "Teso Carno", "0"]

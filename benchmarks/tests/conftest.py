@@ -89,16 +89,13 @@ FILES = {
     "filtered-00000-of-00001.parquet": SAMPLES["reward-bench"],
     **{f"{name}.json": SAMPLES["llmbar"] for name in ("Natural", "Neighbor", "GPTInst", "GPTOut", "Manual")},
     "xquad.en.json": SAMPLES["xquad"],
-}
-"""Records by the names that the loaders ask for."""
-ARCHIVE = {
     **{f"{name}.jsonl": [LONG] for name in ("qasper", "multifieldqa_en", "narrativeqa", "triviaqa", "samsum")},
     "trec.jsonl": [{"input": "Q: x", "context": "abc", "answers": ["Food"], "all_classes": ["Food", "Sport"]}],
     "2wikimqa_e.jsonl": SAMPLES["two-wiki"],
     "shortdep_qa.jsonl": ["none of ours"],
     "longdep_qa.jsonl": SAMPLES["timeline"],
 }
-"""The same, of those that are members of an archive, too."""
+"""Records by the names that the loaders ask for."""
 
 
 def records(scores, metric="accuracy", answers=(), **more):
@@ -122,20 +119,19 @@ def lm():
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory):
-    """A folder with a file of every benchmark."""
+    """A folder with a file of every benchmark, and an archive of all of them."""
     folder = tmp_path_factory.mktemp("data")
-    for name, records in {**FILES, **ARCHIVE}.items():
-        path = folder / name
-        if path.suffix == ".json":
-            path.write_text(json.dumps(records, indent=1), encoding="utf-8")
-        elif path.suffix == ".parquet":
-            parquet.write_table(Table.from_pylist(records), path)
-        else:
-            lines = "".join(json.dumps(record) + "\n" for record in records).encode()
-            path.write_bytes(gzip.compress(lines) if path.suffix == ".gz" else lines)
-    with zipfile.ZipFile(folder / "data.zip", "w") as opened:
-        for name in ARCHIVE:
-            opened.write(folder / name, f"data/{name}")
+    with zipfile.ZipFile(folder / "data.zip", "w") as archive:
+        for name, records in FILES.items():
+            path = folder / name
+            if path.suffix == ".json":
+                path.write_text(json.dumps(records, indent=1), encoding="utf-8")
+            elif path.suffix == ".parquet":
+                parquet.write_table(Table.from_pylist(records), path)
+            else:
+                lines = "".join(json.dumps(record) + "\n" for record in records).encode()
+                path.write_bytes(gzip.compress(lines) if path.suffix == ".gz" else lines)
+            archive.write(path, f"data/{name}")
     return folder
 
 

@@ -43,8 +43,8 @@ cent, with 95% intervals. Written by `python cookbook/results/measure.py`.
 
 - *worst variant*: a question counts only if it is answered rightly in all of its variants;
 - *spread*: the best slot minus the worst;
-- *flips*: questions that are not answered alike in all variants. An invariant method has none, unless the segments show
-  their order, as lettered responses do;
+- *flips*: questions that are not answered alike in all variants. An invariant method has none, unless the text of the
+  segments depends on their order, as that of lettered responses does;
 - *against plain*: the difference from the plain model on the same prompts, by paired bootstrap. **loses** marks where
   invariance costs accuracy.
 """
@@ -104,7 +104,7 @@ def formats(folder: Path, count: int, seed: int) -> list[Format]:
     judging.write_text(json.dumps(pairs(count, seed)), encoding="utf-8")
     about = (
         "Which of two answers is right, as the likelier of two verdicts. The model was never taught to judge, so about "
-        "half is right by chance; what it shows is whether verdicts follow the place."
+        "half is right by chance; what it shows is whether verdicts follow the position."
     )
     found.append(Format("Pairwise judging", about, "llmbar", {}, judging, 20))
     return found

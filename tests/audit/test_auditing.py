@@ -56,12 +56,18 @@ def test_outcome_and_advice_are_right(system, count, outcome, recommendation):
     assert found.errors == []  # who fails for other documents, asked once, has made no error of an order
 
 
-def test_who_needs_no_documents_is_refused_with_what_was_sent():
+def test_who_needs_no_documents_is_refused_with_what_was_sent_and_calls_are_given_up_where_none_is_answered():
     asked = []
     with pytest.raises(errors.AuditFailed, match="does not read the documents it is given") as refused:
         audit(lambda question, segments: asked.append(1) or question, records(200))
     assert len(asked) == 5 * 20 + 3  # of the first look
     assert re.search(r"The first call was: .*What is number \d+\?.*Nothing \d+ \d\.", str(refused.value))
+    calls = []
+    with pytest.raises(errors.AuditFailed, match="ZeroDivisionError: division by zero") as refused:
+        audit(listening(lambda *_: 1 / 0, calls), records(20), retries=0)
+    assert (len(calls), "to_input=lambda" in refused.value.hint) == (10, True)
+    with pytest.raises(errors.AuditFailed, match="expected an answer as text"):
+        audit(lambda question, segments: {"docs": 1}, records(2))
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -222,7 +228,7 @@ def test_errors_and_exits_are_an_outcome(tmp_path):
         assert len(stored) == sum(answer.text is not None for each in found.asked for answer in each.answers)
 
 
-def test_calls_are_tried_again_and_given_up_where_nothing_is_ever_answered():
+def test_calls_are_tried_again():
     calls = []
 
     def flaky(question, segments):
@@ -232,12 +238,6 @@ def test_calls_are_tried_again_and_given_up_where_nothing_is_ever_answered():
 
     found = audit(listening(flaky, calls), records(4), remedies=())
     assert (found.measures["errors"].value, found.errors) == (0.0, ["ConnectionError: try later"])
-    calls.clear()
-    with pytest.raises(errors.AuditFailed, match="ZeroDivisionError: division by zero") as refused:
-        audit(listening(lambda *_: 1 / 0, calls), records(20), retries=0)
-    assert (len(calls), "to_input=lambda" in refused.value.hint) == (10, True)
-    with pytest.raises(errors.AuditFailed, match="expected an answer as text"):
-        audit(lambda question, segments: {"docs": 1}, records(2))
 
 
 def test_async_systems_are_awaited_in_one_loop_and_an_interrupt_stops_an_audit():

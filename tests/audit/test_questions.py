@@ -92,7 +92,7 @@ def test_tables_are_read_in_any_encoding_and_case_of_names_and_so_are_those_of_s
         assert read_questions(tmp_path / name, None) == [EXPECTED]
 
 
-def test_reference_contexts_of_ragas_and_segments_that_hold_an_answer_also_a_number_are_gold_unless_all_do():
+def test_reference_contexts_and_segments_that_hold_an_answer_are_gold_unless_all_do_also_those_of_a_retriever():
     def gold(answer, *segments, **more):
         return read_questions([{"question": "q", "answer": answer, "segments": segments, **more}], None)[0].gold
 
@@ -102,9 +102,6 @@ def test_reference_contexts_of_ragas_and_segments_that_hold_an_answer_also_a_num
     assert gold(42, "42", "x") == (0,)
     numbers = [{"question": "q", "answers": answers, "segments": ["a"]} for answers in (42, [4.5, "x"])]
     assert [each.answers for each in read_questions(numbers, None)] == [("42",), ("4.5", "x")]
-
-
-def test_segments_come_live_from_a_retriever():
     bm25 = BM25Retriever([Segment("a mill"), Segment("a ferry"), Segment("a bridge")])
     for retriever in (bm25, lambda text: [f"a {text}", "b"]):
         (question,) = read_questions([{"question": "ferry", "answer": "ferry"}], as_retrieve_function(retriever, 2))

@@ -90,9 +90,6 @@ def writing(lm, text):
     return {"logits_processor": [Writing(lm, text)]}
 
 
-# --- forced calls ---
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_forced_answer_is_nothing_but_calls_as_many_as_there_may_be(kind):
     numbers = []
@@ -147,9 +144,6 @@ def test_every_forced_call_parses_and_validates():
             if generation.finish_reason == "stop":
                 check(answer.tool_calls, tools)
     assert "stop" in ends
-
-
-# --- as the model likes ---
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -210,9 +204,6 @@ def test_a_token_that_goes_beyond_the_marker_begins_a_call_or_is_not_chosen(behi
     generation, answer = generate(calling, max_new_tokens=200, **writing(lm, beyond))
     assert (generation.token_ids[0] == tokenizer.convert_tokens_to_ids(beyond)) == fits
     assert len(answer.tool_calls) == fits
-
-
-# --- order, ids, refusals ---
 
 
 def test_calls_and_their_ids_ignore_the_order_of_segments_and_the_next_turn_has_other_ids():

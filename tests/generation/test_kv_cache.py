@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -108,7 +109,7 @@ def test_another_prefix_set_method_backend_model_or_environment_is_not_served(ll
     assert missed() == 1
 
 
-def test_a_method_that_was_changed_is_not_served_what_it_read_before(llama):
+def test_what_a_method_or_a_model_read_before_and_after_it_changed_is_kept_apart(llama, tmp_path):
     class Turns(RowMethod):
         name, paper, cost, invariant = "turns", "none", "none", False
         step = 1
@@ -122,9 +123,6 @@ def test_a_method_that_was_changed_is_not_served_what_it_read_before(llama):
     Turns.step = -1
     assert_computes(lm.logits(PROMPT), cached.logits, PROMPT, bounded=lm.logits)
     assert not torch.allclose(cached.logits(PROMPT), before, atol=1e-2)
-
-
-def test_what_a_model_read_before_and_after_its_weights_changed_is_kept_apart(llama, tmp_path):
     plain = InvariantModel(copy.deepcopy(llama))
     lm = plain.with_cache(KeyValueCache(folder=tmp_path))
     lm.logits(PROMPT)
@@ -246,11 +244,9 @@ UNFINISHED = "invariant-rag-x.unfinished"
 
 
 def file_of(folder, key, namespace=""):
-    """The file that an entry is written to, in a folder without others."""
-    known = set(folder.glob("*.safetensors"))
+    """Write an entry, and return its file, in a folder without others."""
     KeyValueCache(folder=folder, namespace=namespace).put(key, entry(20))
-    (path,) = set(folder.glob("*.safetensors")) - known
-    return path
+    return next(filter(Path.is_file, folder.glob("invariant-rag-*.safetensors")))
 
 
 def size_of(folder):
@@ -375,14 +371,6 @@ def test_clearing_and_making_room_touch_nobody_elses_files(tmp_path):
     assert all(each.is_dir() for each in folders)
 
 
-def test_what_a_dead_writer_left_is_removed_and_what_is_being_written_is_not(tmp_path):
-    left = tmp_path / UNFINISHED
-    for act in (lambda cache: cache.put("x", entry(10)), KeyValueCache.clear):
-        left.write_bytes(b"torn")
-        act(KeyValueCache(folder=tmp_path))
-        assert not left.exists()
-
-
 @pytest.mark.parametrize("kind", ["a pipe", "a folder"])
 def test_a_disk_that_refuses_costs_no_answer_and_is_an_error_of_clear(kind, llama, tmp_path, caplog):
     path = file_of(tmp_path / "a", "x")
@@ -405,11 +393,7 @@ def test_a_disk_that_refuses_costs_no_answer_and_is_an_error_of_clear(kind, llam
 
 def test_a_store_that_may_only_be_read_serves(tmp_path, monkeypatch):
     file_of(tmp_path, "x")
-
-    def refuse(*_):
-        raise PermissionError("read-only")
-
-    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(os, "utime", Mock(side_effect=PermissionError("read-only")))
     cache = KeyValueCache(folder=tmp_path)
     assert cache.get("x") is not None
     assert (cache.stats().disk_hits, cache.stats().disk_errors) == (1, 0)
@@ -441,6 +425,11 @@ def test_a_store_whose_writers_are_killed_serves_intact_entries_and_keeps_to_its
         assert cache.stats().damaged == 0
         served += cache.stats().disk_hits
     assert served
+    left = tmp_path / UNFINISHED
+    for act in (lambda cache: cache.put("x", entry(10)), KeyValueCache.clear):
+        left.write_bytes(b"torn")
+        act(KeyValueCache(folder=tmp_path))
+        assert not left.exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork") or os.getuid() != 0, reason="only root can become another user")

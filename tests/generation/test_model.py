@@ -32,7 +32,7 @@ PROMPT = Prompt([3, 4], [[5, 6], [7], [8, 9, 10]], [11, 12])
 NAMED = ("method", "ordering", "backend", "overflow", "intervention")
 
 
-def test_a_folder_is_loaded_with_its_tokenizer_and_keywords_of_transformers(tiny_folder, chat_llama, tmp_path):
+def test_a_folder_is_loaded_with_its_tokenizer_and_keywords_of_transformers(tiny_folder, chat_llama, tmp_path, caplog):
     options = {"dtype": "float32", "cache_dir": tmp_path, "local_files_only": True, "use_cache": False}
     lm = InvariantModel.from_pretrained(tiny_folder, method="pine", ordering="frequency", backend="sdpa", **options)
     described = f"InvariantModel({str(tiny_folder)!r}, method='pine', ordering='frequency', backend='sdpa')"
@@ -43,12 +43,9 @@ def test_a_folder_is_loaded_with_its_tokenizer_and_keywords_of_transformers(tiny
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(errors.ModelNotFound, match="expected a causal LM"):
             InvariantModel.from_pretrained(place)
-
-
-def test_a_folder_without_a_tokenizer_takes_token_ids_and_says_so(caplog):
     with caplog.at_level(logging.WARNING):
         lm = InvariantModel.from_pretrained(GOLDEN / "gqa")
-    assert "no tokenizer" in caplog.text
+    assert "no tokenizer" in caplog.text, "and takes token ids"
     assert lm.tokenizer is None
     assert lm.logits(PROMPT).shape == (2, 512)
     with pytest.raises(errors.TokenizerRequired, match="token ids"):
@@ -237,8 +234,13 @@ def test_one_generation_takes_few_calls(llama, cached):
     assert len(files) <= 20, files
 
 
-def test_beams_keep_tokens_that_equal_the_padding_and_have_stopped_where_a_criterion_ends_them():
-    lm = InvariantModel(tiny_model("llama", num_hidden_layers=2, eos_token_id=None, pad_token_id=None))
+def test_padding_is_of_the_vocabulary_and_beams_keep_tokens_that_equal_it_and_stop_where_a_criterion_ends_them():
+    model = tiny_model("llama", num_hidden_layers=2, eos_token_id=None, pad_token_id=None)
+    lm, shorter = InvariantModel(model), Prompt([3], [[5]], [11])
+    alone = lm.generate(shorter, max_new_tokens=3)
+    model.generation_config.pad_token_id = -1  # as some configs say
+    assert lm.generate([PROMPT, shorter], max_new_tokens=3)[1].token_ids == alone.token_ids
+    model.generation_config.pad_token_id = None
     length, only_zero = len(lm.prepare(PROMPT).input_ids), {"suppress_tokens": list(range(1, 128))}
 
     def four(input_ids, scores, **_):
@@ -321,8 +323,11 @@ def test_nothing_is_loaded_before_the_first_use_and_then_once_as_long_as_somebod
     LazyModel(folder).lm()  # the one that was used last
     assert loads == [str(folder), str(tiny_folder)]
     LazyModel(tiny_folder).lm()
+    waiting = LazyModel(folder)
     LazyModel(folder).lm()
-    assert loads == [str(folder), str(tiny_folder), str(tiny_folder), str(folder)]
+    LazyModel(tiny_folder).lm()
+    waiting.lm()  # has the weights that were loaded for a single call
+    assert loads == [str(each) for each in (folder, tiny_folder, tiny_folder, folder, tiny_folder)]
 
 
 def test_other_options_and_a_folder_that_was_written_again_load_other_weights_and_choices_share_them(folder):

@@ -35,15 +35,11 @@ SCALED = {"method": "sequential", "intervention": HiddenScaling([3], 0.5, [0, 1]
 WRAPPERS = [*({"method": name} for name in ("rotor", "pine", "ape", "structured")), SCALED]
 
 
-def metaspace():
-    """Words begin with a mark for their space, which the decoder strips from the beginning of a text."""
-    pieces = ["<unk>", "\n", "▁", "▁a", "▁▁b", "c", "é", "文", "."]
-    backend = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token="<unk>"))
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", clean_up_tokenization_spaces=False)
-
-
-METASPACE = metaspace()
+PIECES = ["<unk>", "\n", "▁", "▁a", "▁▁b", "c", "é", "文", "."]
+WORDS = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(PIECES)}, unk_token="<unk>"))
+WORDS.pre_tokenizer, WORDS.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+METASPACE = PreTrainedTokenizerFast(tokenizer_object=WORDS, unk_token="<unk>", clean_up_tokenization_spaces=False)
+"""Words begin with a mark for their space, which the decoder strips from the beginning of a text."""
 
 
 def streamed(tokens, tokenizer):
@@ -95,9 +91,6 @@ def test_a_stream_ends_with_its_generation_or_when_its_reader_leaves(model, prom
     assert not is_streaming()
     assert len(passes) < 1000, "the model rests"
     assert closed.generation is None
-
-
-def test_errors_reach_the_reader(model, prompt):
     with pytest.raises(InvalidOption, match="beam"):
         list(model.stream(prompt, num_beams=2))
     with pytest.raises(UnsupportedCombination, match="one sequence to stream, got 2"):
@@ -247,7 +240,7 @@ def runs_in_child(work, seconds=20.0):
 
 
 @pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="this system has no fork")
-def test_a_model_generates_in_a_child_that_was_forked_while_another_thread_generates(model, prompt):
+def test_a_child_that_was_forked_while_another_thread_generates_generates_and_locks_are_its_own(model, prompt):
     expected = model.generate(prompt, max_new_tokens=3).token_ids
     begun, go = Event(), Event()
 
@@ -264,10 +257,6 @@ def test_a_model_generates_in_a_child_that_was_forked_while_another_thread_gener
         finally:
             go.set()
     assert model.generate(prompt, max_new_tokens=3).token_ids == expected
-
-
-@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="this system has no fork")
-def test_a_lock_that_the_forking_thread_holds_is_still_its_own_in_the_child():
     lock = ForkSafeLock()
 
     def work():
@@ -279,4 +268,4 @@ def test_a_lock_that_the_forking_thread_holds_is_still_its_own_in_the_child():
         assert free.wait(5)
 
     with lock:
-        assert runs_in_child(work)
+        assert runs_in_child(work), "the forking thread holds the lock in the child, too"

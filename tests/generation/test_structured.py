@@ -89,7 +89,7 @@ def test_a_text_is_complete_and_valid_or_says_length(model):
     assert ends == {"stop", "length"}
 
 
-def test_a_text_that_runs_out_of_tokens_is_the_beginning_of_the_one_with_room(model):
+def test_a_text_that_runs_out_of_tokens_is_the_beginning_of_the_one_with_room_if_there_is_one(model):
     whole = model.generate(PROMPT, **constrain(model, Short, max_new_tokens=120))
     assert isinstance(parse_object(whole.text, Short), Short)
     length = len(whole.token_ids)
@@ -99,6 +99,9 @@ def test_a_text_that_runs_out_of_tokens_is_the_beginning_of_the_one_with_room(mo
     for options in ({"max_new_tokens": length - 2}, {"stopping_criteria": [MaxTimeCriteria(0.0)]}):
         with pytest.raises(IncompleteObject, match="expected a complete JSON text"):
             generate_structured(model, PROMPT, Short, **options)
+    endless = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+    generation = model.generate(PROMPT, **constrain(model, endless, max_new_tokens=30))
+    assert (generation.finish_reason, len(generation.token_ids)) == ("length", 30)
 
 
 @pytest.mark.parametrize("kind", SPECIAL, ids=str)
@@ -131,7 +134,10 @@ def test_bytes_of_a_character_are_never_torn():
         assert len(generate_structured(lm, PROMPT, letters, **options)["x"]) == 2
 
 
-def test_control_tokens_and_ends_are_not_part_of_an_object(model):
+def test_an_object_is_one_whatever_is_penalized_or_wanted_and_has_neither_control_tokens_nor_ends(model):
+    schema = {"type": "object", "properties": {"a": {"enum": ["aaaa", "bbbb"]}}, "required": ["a"]}
+    options = {"logits_processor": [TokenPenalties(1e6, 1e6)], "sequence_bias": [[[each], -1e6] for each in range(50)]}
+    assert generate_structured(model, PROMPT, schema, max_new_tokens=80, **options)["a"] in ("aaaa", "bbbb")
     controls = control_tokens(model.tokenizer)
     loved = torch.tensor([*controls, *model.tokenizer.encode("\t", add_special_tokens=False)])
     wanting = {"logits_processor": [lambda _, scores: scores.index_fill(1, loved, 1e6)]}
@@ -170,15 +176,12 @@ def test_what_would_break_an_object_is_refused_or_an_error_where_something_else_
         constrain(model, Short)
 
 
-def test_texts_of_a_batch_follow_the_schema_each_by_itself_and_anew_with_another_prompt(model):
+def test_texts_of_a_batch_another_prompt_and_each_branch_of_a_router_begin_anew_and_a_stream_is_the_object(model):
     constraint = constrain(model, Short, max_new_tokens=120, seed=1, **WILD)
     generations = model.generate([PROMPT, Prompt("Another: ", [], "")], **constraint)
     generations += model.generate(PROMPT, num_return_sequences=3, **constraint)
     assert len({each.text for each in generations}) == 5
     assert all(isinstance(parse_object(each.text, Short), Short) for each in generations)
-
-
-def test_a_routed_model_begins_objects_and_penalties_anew_in_each_branch_and_a_stream_is_the_object(model):
     options = constrain(model, Short, max_new_tokens=120)
     (given,) = options["logits_processor"]
     assert (copied := deepcopy(given)) == given  # so that it shares batches, and the vocabulary
@@ -189,9 +192,6 @@ def test_a_routed_model_begins_objects_and_penalties_anew_in_each_branch_and_a_s
         assert kept == alone
     streamed = parse_object("".join(model.stream(PROMPT, **options)), Short)
     assert streamed == generate_structured(routed[0], PROMPT, Short, max_new_tokens=120)
-
-
-# --- schemas ---
 
 
 def test_a_schema_is_a_class_a_dict_or_a_string_and_what_looks_like_a_keyword_and_is_none_is_followed(model):
@@ -226,24 +226,17 @@ def test_what_decoding_cannot_follow_is_refused_and_named(model, schema, said):
         constrain(model, schema, max_new_tokens=30)
 
 
-def refuse(_):
-    raise ValueError("neither will do")
-
-
-def test_a_schema_of_no_finite_text_says_length_and_a_value_that_a_type_refuses_is_an_error(model):
-    endless = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
-    generation = model.generate(PROMPT, **constrain(model, endless, max_new_tokens=30))
-    assert (generation.finish_reason, len(generation.token_ids)) == ("length", 30)
-    with pytest.raises(InvalidObject, match="neither will do"):
-        generate_structured(model, PROMPT, Annotated[bool, AfterValidator(refuse)], max_new_tokens=120)
-
-
 # --- validation ---
 
 NAMES = {"patternProperties": {"^x-": {"type": "string"}}, "additionalProperties": {"type": "integer"}}
 
 
-def test_values_that_break_a_schema_are_errors():
+def test_values_that_break_a_schema_or_that_a_type_refuses_are_errors(model):
+    def refuse(_):
+        raise ValueError("neither will do")
+
+    with pytest.raises(InvalidObject, match="neither will do"):
+        generate_structured(model, PROMPT, Annotated[bool, AfterValidator(refuse)], max_new_tokens=120)
     references = {"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "null"}}}
     for value, schema, said in (
         (True, {"not": {"type": "object"}, "const": 1}, "1 was expected"),

@@ -99,7 +99,7 @@ def test_what_cannot_be_told_from_the_template_or_counts_leaves_text_in_every_or
         assert set(readings((template, sep), listed)) == {None}
 
 
-def test_anything_else_is_text_and_so_is_the_users_question_even_if_it_is_nothing_but_documents():
+def test_anything_else_is_text_also_the_users_question_and_one_document_is_a_set_alone_or_beside_its_fields():
     for slot in (
         f"{FERRY.text}\n\n{MILL.text}",  # two of three
         f"{FERRY.text}\n\n" * 3,
@@ -112,6 +112,11 @@ def test_anything_else_is_text_and_so_is_the_users_question_even_if_it_is_nothin
     assert find_set(JOINED, [Retrieval(DOCUMENTS)]) is not None
     for question in (JOINED, "\n".join(each.text for each in DOCUMENTS[::-1])):
         assert find_set(JOINED, [Retrieval(DOCUMENTS, question)]) is None
+    alone = [Retrieval((FERRY,))]
+    assert list(find_set(FERRY.text, alone) or ()) == [FERRY]
+    assert find_set(f"Source: ferry.txt\nContent: {FERRY.text}", alone) is not None
+    assert find_set(f"They said: {FERRY.text}", alone) is None
+    assert find_set(f"ferry.txt: {FERRY.text}\n{MILL.text}", [*alone, Retrieval((MILL, SALT))]) is None
 
 
 AMBIGUOUS = [
@@ -160,14 +165,6 @@ def test_any_template_is_read_alike_in_every_order(documents, before, after, sep
     found = readings((template, separator), documents)
     assert found == found[:1] * len(found)
     assert len({None if each is None else each.slots for each in found}) == 1
-
-
-def test_a_single_document_is_a_set_alone_or_beside_its_own_fields():
-    alone = [Retrieval((FERRY,))]
-    assert list(find_set(FERRY.text, alone) or ()) == [FERRY]
-    assert find_set(f"Source: ferry.txt\nContent: {FERRY.text}", alone) is not None
-    assert find_set(f"They said: {FERRY.text}", alone) is None
-    assert find_set(f"ferry.txt: {FERRY.text}\n{MILL.text}", [*alone, Retrieval((MILL, SALT))]) is None
 
 
 def test_twenty_long_documents_take_a_fraction_of_a_second():
@@ -331,7 +328,7 @@ def test_neighbouring_segments_are_a_set_and_text_between_parts_them():
     assert kinds(a, "and also", b, "but not", c) == ["separate", "incomplete"]
 
 
-def test_marked_segments_are_sets_with_the_text_between_them_or_a_reason_to_warn():
+def test_marked_segments_are_sets_or_a_reason_to_warn_and_what_is_no_text_stays_the_same_object():
     text = "Read:\n- " + "\n- ".join(mark(each) for each in STEPS) + "\nWhich?"
     before, found, after = recognize([Turn("user", (text,))]).turns[0].parts
     assert before + set_text(found) + after == "Read:\n- " + "\n- ".join(STEPS) + "\nWhich?"
@@ -341,8 +338,6 @@ def test_marked_segments_are_sets_with_the_text_between_them_or_a_reason_to_warn
     (marked,) = recognize([Turn("user", (mark_set(STEPS),))], [Retrieval(facts)]).sets
     assert marked == SegmentSet(facts), "with the metadata of the retrieval"
 
-
-def test_what_is_no_text_stays_the_same_object():
     class Text(str):
         __slots__ = ("block",)
 

@@ -79,7 +79,7 @@ def test_a_first_line_that_is_a_heading_is_the_title_and_another_stays_in_the_te
         assert document.title == title
 
 
-def test_a_folder_is_read_deeply_in_order_without_hidden_and_other_files(tmp_path):
+def test_a_folder_is_read_in_order_without_hidden_and_other_files_to_its_end_1100_folders_down(tmp_path):
     others = ("picture.png", "a/PAGE.PNG", "LICENSE")
     for name in ("b.txt", "a/z.md", "a/c.TXT", *others, ".hidden.txt", ".git/inside.txt"):
         write(tmp_path / name, name)
@@ -90,6 +90,16 @@ def test_a_folder_is_read_deeply_in_order_without_hidden_and_other_files(tmp_pat
         assert [document.text for document in loaded] == ["a/c.TXT", "a/z.md", "b.txt"]
     expected = "3 files of other types: .png (2), no suffix (1); read are .jsonl, .md, .pdf, .txt"
     assert [*map(str, skipped)] == [expected] * 2
+    (deep := tmp_path / "deep").mkdir()
+    with contextlib.chdir(deep):
+        for _ in range(1100):
+            Path("d").mkdir()
+            os.chdir("d")
+        Path("end.txt").write_text("the end")
+    try:
+        assert [each.text for each in load_documents(deep)] == ["the end"]
+    finally:
+        subprocess.run(["rm", "-rf", str(deep / "d")], check=True)  # shutil.rmtree recurses
 
 
 BAD_LINES = {
@@ -112,7 +122,7 @@ def test_a_bad_jsonl_line_is_named_with_its_file(tmp_path):
             assert [each.text for each in load_documents(file)] == ["good"]
 
 
-def test_every_file_that_cannot_be_read_is_skipped_and_named(tmp_path):
+def test_every_file_and_page_that_cannot_be_read_is_skipped_and_named_and_the_others_are_read(tmp_path):
     locked = write_pdf(tmp_path / "locked.pdf", ["secret"], password="key").read_bytes()
     write_pdf(tmp_path / "scan.pdf", ["", ""])
     for name, content in (
@@ -143,26 +153,11 @@ def test_every_file_that_cannot_be_read_is_skipped_and_named(tmp_path):
             load_documents([tmp_path / "good.txt", tmp_path / name], strict=True)
         assert message in str(refused.value)
         assert ("OCR" in refused.value.hint) == (name == "scan.pdf")
-
-
-def test_pages_of_a_pdf_that_can_be_read_are_kept(tmp_path):
     file = write_pdf(tmp_path / "a.pdf", ["The first page.", "The second page."])
     file.write_bytes(file.read_bytes().replace(b"(The second", b"<7ge second"))
     with pytest.warns(DocumentSkipped, match=r"a\.pdf, page 2: cannot be read as PDF"):
         (document,) = load_documents(file)
     assert document.text == "The first page."
-
-
-def test_a_folder_1100_deep_is_read_to_its_end(tmp_path):
-    with contextlib.chdir(tmp_path):
-        for _ in range(1100):
-            Path("d").mkdir()
-            os.chdir("d")
-        Path("end.txt").write_text("the end")
-    try:
-        assert [each.text for each in load_documents(tmp_path)] == ["the end"]
-    finally:
-        subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)  # shutil.rmtree recurses
 
 
 def test_what_is_no_path_and_paths_without_documents_are_refused_by_name(tmp_path, monkeypatch):

@@ -101,7 +101,7 @@ def test_what_cannot_be_indexed_or_asked_for_is_refused(build):
         FaissRetriever([Segment("a")], 3)
 
 
-def test_the_score_is_the_cosine_of_title_and_text_with_the_query(minilm):
+def test_the_score_is_the_cosine_of_title_and_text_with_the_query_also_by_an_embedder_that_is_named(minilm):
     asked = "Where can I buy groceries?"  # no word of which is in the text
     (found,) = FaissRetriever(CORPUS, minilm).retrieve(asked, 1)
     assert found.title == "Market"
@@ -109,6 +109,13 @@ def test_the_score_is_the_cosine_of_title_and_text_with_the_query(minilm):
     cosine = vectors[0] @ vectors[1] / np.prod(np.linalg.norm(vectors, axis=1))
     # A float32 dot product of D terms is off by at most D roundings; the embeddings themselves were batched otherwise.
     assert_rounded_alike(np.float32(found.score), cosine, 2 * vectors.shape[1], magnitude=1)
+    folder = minilm.model_card_data.base_model or minilm[0].auto_model.name_or_path
+    retriever = FaissRetriever(CORPUS[:3], folder)
+    expected = exact(retriever.retrieve("castle", 3))
+    assert expected == exact(FaissRetriever(CORPUS[:3], minilm).retrieve("castle", 3))
+    pickled = pickle.dumps(retriever)
+    assert len(pickled) < 20_000, "a pickle holds no embedder"
+    assert exact(pickle.loads(pickled).retrieve("castle", 3)) == expected
 
 
 def test_a_tie_across_the_last_place_is_decided_by_content_hash():
@@ -128,16 +135,6 @@ def test_a_tie_across_the_last_place_is_decided_by_content_hash():
     expected = sorted(corpus, key=lambda each: (levels[each.text], each.content_hash))
     for k in range(1, len(corpus) + 1):
         assert [each.text for each in retriever.retrieve("", k)] == [each.text for each in expected[:k]]
-
-
-def test_an_embedder_can_be_given_by_its_folder_and_a_pickle_holds_none(minilm):
-    folder = minilm.model_card_data.base_model or minilm[0].auto_model.name_or_path
-    retriever = FaissRetriever(CORPUS[:3], folder)
-    expected = exact(retriever.retrieve("castle", 3))
-    assert expected == exact(FaissRetriever(CORPUS[:3], minilm).retrieve("castle", 3))
-    pickled = pickle.dumps(retriever)
-    assert len(pickled) < 20_000
-    assert exact(pickle.loads(pickled).retrieve("castle", 3)) == expected
 
 
 def test_bm25_is_the_published_formula():
