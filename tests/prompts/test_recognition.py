@@ -117,8 +117,6 @@ def test_anything_else_is_text_also_the_users_question_and_one_document_is_a_set
     assert find_set(f"Source: ferry.txt\nContent: {FERRY.text}", alone) is not None
     assert find_set(f"They said: {FERRY.text}", alone) is None
     assert find_set(f"ferry.txt: {FERRY.text}\n{MILL.text}", [*alone, Retrieval((MILL, SALT))]) is None
-    chance = [Retrieval(tuple(filed("e", "x", "z")))]
-    assert find_set("\n".join(f"Page: {each.text}" for each in DOCUMENTS), chance) is not None, "e is no field of Page"
 
 
 AMBIGUOUS = [

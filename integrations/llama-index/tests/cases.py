@@ -83,11 +83,8 @@ def engine_of(nodes, **options):
     return RetrieverQueryEngine.from_args(ListRetriever(nodes), **options)
 
 
-# --- an LLM behind an API ---
-
-
 class Recorder(CustomLLM, MockFunctionCallingLLM):
-    """It keeps what it is asked, calls the first tool (in text if it has to), and says one thing.
+    """An LLM behind an API: it keeps what it is asked, calls the first tool (in text if it has to), and says one thing.
 
     Or it says what a function makes of the prompt, of which all messages are one text; so are the arguments of a call.
     """

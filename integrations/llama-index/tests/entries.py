@@ -7,19 +7,18 @@ from functools import partial
 
 from cases import QUERY, SEARCH, ListRetriever, Recorder, engine_of, index_of, read, told_by_tool
 from framework_cases import EveryBit, Writing
-from llama_index.core import ChatPromptTemplate, PromptTemplate, Settings, get_response_synthesizer, query_engine
+from llama_index.core import Settings, SummaryIndex, get_response_synthesizer, query_engine
 from llama_index.core import evaluation as evaluators
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ReActAgent
 from llama_index.core.base.llms.types import CitableBlock, DocumentBlock, TextBlock, ToolCallBlock
 from llama_index.core.bridge.pydantic import Field, create_model
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
-from llama_index.core.indices import SummaryIndex
 from llama_index.core.indices.query.query_transform import HyDEQueryTransform, StepDecomposeQueryTransform
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.postprocessor import LLMRerank, LongContextReorder, MetadataReplacementPostProcessor
-from llama_index.core.prompts import RichPromptTemplate
+from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate, RichPromptTemplate
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.response_synthesizers import CompactAndRefine, Refine
 from llama_index.core.retrievers import QueryFusionRetriever
@@ -64,7 +63,6 @@ def local_llm(lm):
 
 
 # --- engines ---
-
 
 Found = create_model("Found", input=(str, Field(pattern="^[a-z]{6}$")))
 """What was found, or what a tool is asked; a random model would never end a longer text."""
@@ -453,15 +451,13 @@ ENTRIES = {
             for kind in (ContextChatEngine, CondensePlusContextChatEngine)
         },
     },
-    "workflows": {
+    "workflows and agents": {
         "the one of LlamaIndex's documentation: retrieve, synthesize": lambda c: run(
             Answering(), listed=c.nodes, then=partial(get_response_synthesizer().asynthesize, QUERY)
         ),
         "a step that joins the nodes and calls `llm.acomplete`": lambda c: run(
             Answering(), listed=c.nodes, then=lambda nodes: c.llm.acomplete(prompt_of(JOINED(nodes)))
         ),
-    },
-    "agents": {
         "`FunctionAgent` with a `RetrieverTool`": searching,
         "`AgentWorkflow` of a `FunctionAgent` with a `RetrieverTool`": partial(searching, is_workflow=True),
         "`FunctionAgent` with a `QueryEngineTool`": agent_tool,

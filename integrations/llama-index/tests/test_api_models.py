@@ -17,14 +17,11 @@ from invariant_rag.audit import audit
 from invariant_rag.audit.systems import as_system
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.prompts import mark
-from llama_index.core import Settings, get_response_synthesizer
-from llama_index.core.base.llms.types import ImageBlock, TextBlock
+from llama_index.core import PromptTemplate, Settings, get_response_synthesizer
 from llama_index.core.bridge.pydantic import create_model
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.chat_engine import ContextChatEngine, SimpleChatEngine
-from llama_index.core.llms import ChatMessage
-from llama_index.core.llms.mock import MockLLM
-from llama_index.core.prompts import PromptTemplate
+from llama_index.core.llms import ChatMessage, ImageBlock, MockLLM, TextBlock
 from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.core.tools import FunctionTool
 

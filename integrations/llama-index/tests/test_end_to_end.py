@@ -23,9 +23,8 @@ from invariant_rag import InvariantModel, Segment
 from invariant_rag.prompts import mark
 from invariant_rag.testing.ordinary_prompts import ORDINARY
 from llama_index.core import Document, StorageContext, VectorStoreIndex
-from llama_index.core.base.llms.types import ChatMessage, CitationBlock
 from llama_index.core.embeddings import MockEmbedding
-from llama_index.core.llms.mock import MockLLM
+from llama_index.core.llms import ChatMessage, CitationBlock, MockLLM
 from llama_index.core.postprocessor import LongContextReorder
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.vector_stores.faiss import FaissVectorStore
@@ -212,18 +211,38 @@ def printed(*code):
     return done.stdout.splitlines() or [done.stderr]
 
 
-def test_importing_brings_no_other_framework_and_no_optional_package():
+def test_no_optional_package_is_needed_and_an_import_within_a_run_warns_where_the_next_run_is_known():
     assert printed(
-        "import sys",
+        "import sys, warnings",
         "sys.modules.update(dict.fromkeys(['langchain', 'langchain_core', 'xgrammar', 'faiss', 'qdrant_client']))",
-        *(f"import llama_index.{each}.invariant_rag" for each in NAMESPACES),
-        "from llama_index.core.prompts import PromptTemplate",
+        "from llama_index.core import Document, PromptTemplate, SummaryIndex",
+        "from llama_index.core.instrumentation import get_dispatcher",
         "from pydantic import create_model",
+        f"index = SummaryIndex.from_documents([Document(text=text) for text in {FLAGS!r}])",
+        "@get_dispatcher('mine').span",
+        "def ask():",
+        "    context = ' '.join(each.text for each in index.as_retriever().retrieve('Which?'))",
+        "    with warnings.catch_warnings(record=True) as found:",
+        "        warnings.simplefilter('always')",
+        "        from llama_index.llms.invariant_rag import canonical",
+        "    from cases import Recorder",
+        "    warned = sum('before a run begins' in str(each.message) for each in found)",
+        "    llm = canonical(Recorder(), require_segments=True)",
+        "    try: print(warned, llm.predict(PromptTemplate('{context_str}'), context_str=context))",
+        "    except Warning as error: print(warned, type(error).__name__)",
+        "ask()",
+        "ask()",
+        *(f"import llama_index.{each}.invariant_rag" for each in NAMESPACES),
         "llm = llama_index.llms.invariant_rag.InvariantLLM(max_tokens=1)",
         "print(len(llm.complete('Hello').raw))",
         "try: llm.structured_predict(create_model('A', a=int), PromptTemplate('x'))",
         "except Exception as error: print(type(error).__name__, error)",
-    ) == ["9", 'ExtraRequired xgrammar is not installed; run `pip install "invariant-rag[structured]"`']
+    ) == [
+        "1 OrderWarning",
+        "0 Noon.",
+        "9",
+        'ExtraRequired xgrammar is not installed; run `pip install "invariant-rag[structured]"`',
+    ]
 
 
 # --- a model of a server: its answers are those of one in memory, without torch in the application ---
@@ -233,12 +252,10 @@ FLAGS = ["The flag of Ostra is white.", "The flag of Brenn is green.", "The mill
 MARKED = "".join(mark(Segment(text)) for text in FLAGS) + f"\n{COLOUR}"
 
 
-def content(response):
-    tokens = [each[0].token for each in response.logprobs]
-    return response.message.model_dump(), response.raw, tokens
-
-
 def test_a_remote_model_answers_as_one_in_memory(base_url):
+    def content(response):
+        return response.message.model_dump(), response.raw, [each[0].token for each in response.logprobs]
+
     asked = [[message_of(order, f"\n{COLOUR}")] for order in permutations(FLAGS)]
     options = {"max_tokens": 16, "citations": True, "logprobs": True}
     local = InvariantLLM(InvariantModel.from_pretrained(), **options)
@@ -254,28 +271,6 @@ def test_a_remote_model_answers_as_one_in_memory(base_url):
     assert remote.metadata.context_window == 4096
     chosen = InvariantLLM(base_url=base_url, method="pine", max_tokens=1)
     assert [each.chat(asked[0], max_tokens=1).raw["method"] for each in (remote, chosen)] == ["rotor", "pine"]
-
-
-def test_a_run_that_began_before_the_import_is_warned_of_and_the_next_one_is_known():
-    assert printed(
-        "import warnings",
-        "from llama_index.core import Document, PromptTemplate, SummaryIndex",
-        "from llama_index.core.instrumentation import get_dispatcher",
-        f"index = SummaryIndex.from_documents([Document(text=text) for text in {FLAGS!r}])",
-        "@get_dispatcher('mine').span",
-        "def ask():",
-        "    context = ' '.join(each.text for each in index.as_retriever().retrieve('Which?'))",
-        "    with warnings.catch_warnings(record=True) as found:",
-        "        warnings.simplefilter('always')",
-        "        from llama_index.llms.invariant_rag import canonical",
-        "    from cases import Recorder",
-        "    warned = sum('before a run begins' in str(each.message) for each in found)",
-        "    llm = canonical(Recorder(), require_segments=True)",
-        "    try: print(warned, llm.predict(PromptTemplate('{context_str}'), context_str=context))",
-        "    except Warning as error: print(warned, type(error).__name__)",
-        "ask()",
-        "ask()",
-    ) == ["1 OrderWarning", "0 Noon."]
 
 
 def test_the_application_needs_no_torch_and_its_first_call_is_as_good_as_the_second(base_url):

@@ -14,14 +14,12 @@ from invariant_rag.errors import ContextOverflow, InvalidSegment
 from invariant_rag.judge import Judge
 from invariant_rag.orderings import Score
 from invariant_rag.prompts import mark, parse_marked, render_chat, without_marks
-from llama_index.core import Settings, get_response_synthesizer, schema
+from llama_index.core import ChatPromptTemplate, PromptTemplate, Settings, get_response_synthesizer, schema
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler, TokenCountingHandler
-from llama_index.core.evaluation import PairwiseComparisonEvaluator
-from llama_index.core.evaluation.pairwise import EvaluationSource
+from llama_index.core.evaluation.pairwise import EvaluationSource, PairwiseComparisonEvaluator
 from llama_index.core.llms import ChatMessage, MockLLM, TextBlock
 from llama_index.core.postprocessor.rankGPT_rerank import RankGPTRerank
-from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
@@ -154,8 +152,6 @@ def test_a_conversation_is_remembered_and_a_history_is_no_template(llm):
     (asked, _), _ = talk(ORDERS[0], canonical(MockLLM()))  # it says what it is asked
     assert all(asked.count(text) == 1 for text in (*TEXTS, QUERY, "Say {context_str} and {query_str}.", "Be {brief}."))
 
-
-# --- postprocessors ---
 
 KINDS = {
     "text": TextNode(text="a"),

@@ -183,9 +183,6 @@ def test_marks_that_arrive_whole_are_a_set_and_others_warn(llm):
         assert (response.raw["sets"], bool(messages)) == (sets, warns)
 
 
-# --- what is reported ---
-
-
 @pytest.mark.parametrize(("alpha", "branch"), [(2.0, "plain"), (-2.0, "invariant")])
 def test_a_routed_model_is_a_model(lm, alpha, branch):
     routed = InvariantLLM(lm.with_routing(alpha, plain_order="canonical"), max_tokens=8)
@@ -436,9 +433,6 @@ def test_log_probabilities_are_those_of_the_tokens_and_of_the_likeliest_others(c
     for sampling, most in (({}, 3), ({"temperature": 2.0, "seed": 1}, 4)):
         places = caller.complete(QUERY, top_logprobs=3, max_tokens=20, **sampling).logprobs or []
         assert max(map(len, places)) == most, "a greedy token is among the likeliest; one that was drawn may be none"
-
-
-# --- citations ---
 
 
 def test_a_sentence_that_a_segment_contains_is_cited_in_every_order(lm):

@@ -11,7 +11,6 @@ from invariant_rag import KeyValueCache, errors
 from llama_index.core import PromptTemplate, get_response_synthesizer
 from llama_index.core.base.llms import types
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
-from llama_index.core.evaluation.pairwise import DEFAULT_EVAL_TEMPLATE
 from llama_index.core.llms import ChatMessage, MockLLM, TextBlock
 from llama_index.core.schema import ImageNode, MediaResource, Node, NodeWithScore
 from llama_index.core.tools import FunctionTool
@@ -25,8 +24,8 @@ from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 Place = create_model("Place", name=(str, ...))
 ASKED = [ChatMessage(QUERY)]
 TOOLS = [FunctionTool.from_defaults(lambda: "noon", name="now", description="Tell the time.")]
-CALL = types.ToolCallBlock(tool_call_id="a", tool_name="now", tool_kwargs={})
-NO_CONTEXT = PromptTemplate("{query_str}")
+CALL = ChatMessage(role="user", blocks=[types.ToolCallBlock(tool_call_id="a", tool_name="now", tool_kwargs={})])
+BARE = PromptTemplate("{query_str}")
 PIXEL = b"GIF89a\x01\x00\x01\x00\x00\x00\x00;"
 IMAGE = types.ImageBlock(image=PIXEL, image_mimetype="image/gif")
 MEDIA = [
@@ -46,7 +45,9 @@ evaluator = partial(InvariantPairwiseEvaluator, InvariantLLM("no/such-model"))  
 def given(spoken, base_url):
     """A model that knows tools, as an LLM in memory; and an LLM of a server."""
     llm, remote = InvariantLLM(spoken, max_tokens=8), InvariantLLM(base_url=base_url)
-    return SimpleNamespace(model=spoken, llm=llm, synthesizer=InvariantSynthesizer(llm), remote=remote, url=base_url)
+    own = InvariantSynthesizer(llm)
+    ways = {name: partial(getattr(own, name), QUERY, nodes_of()) for name in ("synthesize", "asynthesize")}
+    return SimpleNamespace(model=spoken, llm=llm, remote=remote, url=base_url, **ways)
 
 
 ROWS = [
@@ -81,31 +82,27 @@ ROWS = [
     # an evaluator
     (errors.UnsupportedCombination, "eval_template, parser_function: .*\n.*criteria=", lambda g: evaluator(
         eval_template="x", parser_function=lambda text: text)),
-    (errors.UnsupportedCombination, "eval_template", lambda g: evaluator().update_prompts(
-        {"eval_template": DEFAULT_EVAL_TEMPLATE})),
+    (errors.UnsupportedCombination, "eval_template", lambda g: evaluator().update_prompts({"eval_template": BARE})),
     (errors.UnsupportedCombination, "MockLLM", lambda g: InvariantPairwiseEvaluator(MockLLM())),
     (errors.UnknownName, "'letters', 'texts'", lambda g: evaluator(by="numbers")),
     # tools and objects
-    (errors.InvalidPrompt, "assistant's messages, got one in a message of 'user'", lambda g: g.llm.chat(
-        [ChatMessage(role="user", blocks=[CALL])])),
+    (errors.InvalidPrompt, "assistant's messages, got one in a message of 'user'", lambda g: g.llm.chat([CALL])),
     (errors.InvalidTool, "tools: expected a list of tools", lambda g: g.llm.chat(ASKED, tools=2.5)),
     (errors.InvalidTool, "unknown tool_choice 'seek'", lambda g: g.llm.chat(ASKED, tools=TOOLS, tool_choice="seek")),
     (errors.InvalidOption, "template_kwargs", lambda g: g.llm.complete(QUERY, template_kwargs={"deeply": True})),
     (errors.InvalidTool, r"expected a call of a tool.*\n.*tool_required=True", lambda g: (
         g.llm.get_tool_calls_from_response(g.llm.chat_with_tools(TOOLS, QUERY, tool_choice="none")))),
     (errors.UnsupportedCombination, "either tools or", lambda g: g.llm.chat(ASKED, tools=TOOLS, output_cls=Place)),
-    (errors.IncompleteObject, "complete JSON", lambda g: g.llm.structured_predict(Place, NO_CONTEXT, query_str="?")),
-    (errors.IncompleteObject, "complete JSON", lambda g: list(
-        g.llm.stream_structured_predict(Place, NO_CONTEXT, query_str="?"))),
+    (errors.IncompleteObject, "complete JSON", lambda g: g.llm.structured_predict(Place, BARE, query_str="?")),
+    (errors.IncompleteObject, "complete JSON", lambda g: g.llm.stream_structured_predict(Place, BARE, query_str="?")),
     # nodes
-    (errors.InvalidPrompt, "context_str", lambda g: InvariantSynthesizer(g.llm, None, NO_CONTEXT).synthesize(
+    (errors.InvalidPrompt, "context_str", lambda g: InvariantSynthesizer(g.llm, None, BARE).synthesize(
         QUERY, nodes_of())),
     (errors.UnsupportedCombination, "streaming", lambda g: InvariantSynthesizer(
         g.llm, streaming=True, output_cls=Place)),
-    (errors.InvalidPrompt, "keyword context_str, query_str", lambda g: g.synthesizer.synthesize(
-        QUERY, nodes_of(), query_str="x", context_str="x")),
-    (errors.InvalidPrompt, "keyword string_to_format, text_chunks", lambda g: g.synthesizer.asynthesize(
-        QUERY, nodes_of(), text_chunks="x", string_to_format="x")),
+    (errors.InvalidPrompt, "keyword context_str, query_str", lambda g: g.synthesize(query_str="x", context_str="x")),
+    (errors.InvalidPrompt, "keyword string_to_format, text_chunks", lambda g: g.asynthesize(
+        text_chunks="x", string_to_format="x")),
     (errors.RetrievalError, "start_char_idx", lambda g: SourceJoiner(join_by="file").postprocess_nodes(
         [node(text, file="a.txt") for text in TEXTS])),
 ]  # fmt: skip

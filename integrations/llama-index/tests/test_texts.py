@@ -241,8 +241,6 @@ def test_synthesizers_strip_texts_and_their_sets_are_known_all_the_same(ask):
     assert report_of(answer(ask, canonical(Recorder(), strict=True), nodes)[1])["invariant"] is True
 
 
-# --- the model's words ---
-
 SAYING = ("compact", "tree_summarize", "InvariantSynthesizer", "CitationQueryEngine", "context chat", "llm.predict")
 
 
