@@ -15,8 +15,9 @@ from invariant_rag.words import split_words
 _SENTENCE = re.compile(r"\S.*?(?:[.!?]+(?=\s|$)|[。\uff01\uff1f]|$)", re.MULTILINE)  # and full-width signs
 
 
-def best_first(segment: Segment) -> tuple[object, ...]:
-    """Return a sort key that puts chunks of a higher score first, and does not depend on the order of equal ones."""
+def best_first(cited: Any) -> tuple[object, ...]:
+    """Return a sort key of citations: by the scores of their segments, and the same for every order of equal ones."""
+    segment: Segment = cited.segment
     return (math.inf if segment.score is None else -segment.score, segment.canonical_key)
 
 
@@ -57,7 +58,7 @@ def cite_spans(
                 chunks[index] = f" {' '.join(split_words(plain_rendering(segments[index])))} "
             if f" {' '.join(words)} " in chunks[index]:
                 holding.append(CitedSpan(*sentence.span(), index, segments[index]))
-        for span in sorted(holding, key=lambda each: best_first(each.segment)):
+        for span in sorted(holding, key=best_first):
             found.setdefault((span.start, span.end, span.segment.canonical_key), span)
     for start, end, number in find_labels(answer):
         named = (numbers or {}).get(number)

@@ -60,4 +60,4 @@ def cite(
         distinctive = set(answer_words) - common - set(split_words(question))
         recall = {index: len(distinctive & set(chunk)) / max(len(distinctive), 1) for index, chunk in chunks.items()}
     cited = [Citation(index, segments[index], exact[index]) for index in chunks if recall[index] >= 0.5]
-    return sorted(cited, key=lambda each: (-recall[each.index], *best_first(each.segment)))
+    return sorted(cited, key=lambda each: (-recall[each.index], *best_first(each)))

@@ -134,8 +134,7 @@ def test_a_reply_whole_or_streamed_is_that_of_one_process(http, alone):
         assert replies[0].status_code == replies[1].status_code, sent
         assert stable(replies[0].json()) == stable(replies[1].json()), sent
     asked = body(stream=True, stream_options={"include_usage": True})
-    streams = [each.post(CHAT, json=asked).text.splitlines() for each in (http, alone)]
-    found = [[stable(chunk) for chunk in chunks(iter(lines))] for lines in streams]
+    found = [list(map(stable, chunks(each.post(CHAT, json=asked).text.splitlines()))) for each in (http, alone)]
     assert len(found[0]) > 2
     assert found[0] == found[1]
 

@@ -135,12 +135,12 @@ def test_one_chat_takes_few_calls(cached, embedded):
     threading.setprofile(record)  # for threads that begin from now on
     try:
         with client_of(InProcess(embedded, caches={"": KeyValueCache()} if cached else None)) as http:
-            for number in range(9):  # the first one begins threads
+            for number in range(25):  # the first one begins threads
                 documents = [f"{text} {number}." for text in FLAGS[:3]]
                 assert http.post(CHAT, json=body(documents=documents, max_tokens=2)).status_code == 200
     finally:
         threading.setprofile(None)
-    assert min(calls[number] for number in range(1, 9)) <= (430 if cached else 350)
+    assert min(calls[number] for number in range(1, 25)) <= (430 if cached else 350)  # a busy machine adds some
 
 
 def test_completions_are_those_of_the_library_and_prompts_are_tokenized_as_they_are_read(client, http, embedded):

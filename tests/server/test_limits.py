@@ -1,7 +1,4 @@
-"""Keys, tenants, limits, deadlines and turns; what operators see: metrics, traces, lines of JSON, the shutdown.
-
-And the files of docs/examples: what they start is what the command line and Ray Serve accept.
-"""
+"""Keys, tenants, limits, deadlines, turns; what operators see: metrics, traces, logs, the shutdown, docs/examples."""
 
 import json
 import logging
@@ -288,7 +285,7 @@ def test_turns_go_round_short_requests_overtake_long_ones_and_who_leaves_keeps_n
         assert queue.waiting == 0
 
 
-# --- docs/examples ---
+# --- docs/examples: what they start is what the command line and Ray Serve accept ---
 
 EXAMPLES = {each.name: each.read_text("utf-8") for each in (Path(__file__).parents[2] / "docs/examples").iterdir()}
 

@@ -1,7 +1,4 @@
-"""Models elsewhere, over real HTTP: `RemoteModel`, the client of a server, and servers before another API.
-
-The API gets sorted or shuffled documents, and what goes wrong there is told.
-"""
+"""Models elsewhere, over real HTTP: `RemoteModel`, the client of a server, and servers before another API."""
 
 import json
 import sys
@@ -113,7 +110,7 @@ def test_errors_of_the_server_are_those_of_the_library(base_url):
     assert remote.context_window() == 4096
 
 
-# --- servers before another API ---
+# --- servers before another API: the documents are sorted or shuffled, and what goes wrong there is told ---
 
 MILL = "What grinds the mill of Ostra?"  # the plain model answers it differently in another order
 

@@ -24,7 +24,7 @@ from langchain_text_splitters import CharacterTextSplitter
 
 from langchain_invariant_rag import SEGMENT_PROMPT, Segments, as_segments, create_invariant_documents_chain
 
-from .shared import DOCUMENTS, PLACEHOLDER, QUESTION, TEMPLATE, WAYS, Listed, joined, rag
+from .shared import DOCUMENTS, PLACEHOLDER, QUESTION, TEMPLATE, TEXTS, WAYS, Listed, joined, rag
 
 ENTRIES = {}
 """Way -> variant -> entry."""
@@ -36,6 +36,7 @@ QUOTED = (
 )
 NESTED = tuple(map(Document, ("The ferry leaves at noon.", "The ferry leaves at noon. It is salt.", "It is salt.")))
 EQUAL = tuple(Document(text, metadata={"year": year}) for year, text in ((1987, "a b"), (2021, "a b"), (1904, "c")))
+FIELDS = tuple(Document(text, metadata={"title": text[:9], "place": f"{text[:4]}\n'12'"}) for text in TEXTS)
 LIST = RunnablePassthrough()
 """In place of a `format_docs`."""
 

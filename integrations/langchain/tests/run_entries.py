@@ -324,8 +324,8 @@ ENTRIES["`create_agent` with a tool, in two turns"] = {
         partial(searching, response_format="content_and_artifact")
     ),
     "a `@tool` that returns texts and documents": tool_agent(of_the_tutorial),
-    "`response_format=ToolStrategy(...)`": tool_agent(max_tokens=100, response_format=ToolStrategy(Departure)),
-    "`response_format=ProviderStrategy(...)`": tool_agent(max_tokens=100, response_format=ProviderStrategy(Departure)),
+    "`ToolStrategy`": tool_agent(max_tokens=100, response_format=ToolStrategy(Departure)),
+    "`ProviderStrategy`": tool_agent(max_tokens=100, response_format=ProviderStrategy(Departure)),
     "`response_format=` a class": tool_agent(max_tokens=100, response_format=Departure),
 }
 ENTRIES["`vector_store.similarity_search` in a function that returns joined texts"] = {

@@ -33,24 +33,20 @@ import langchain_invariant_rag
 from langchain_invariant_rag import ChatInvariant, Segments
 from langchain_invariant_rag.tracking import RUNS
 
-from .chain_entries import EQUAL, FOUR, NESTED, QUOTED
+from .chain_entries import EQUAL, FIELDS, FOUR, NESTED, QUOTED
 from .run_entries import ENTRIES
 from .shared import DOCUMENTS, MAKE, QUESTION, Listed, Reader, joined, rag
 
 README = Path(__file__).parent.parent / "README.md"
-MODELS = {
-    "the method, configured": ("chat", "completion"),
-    "`with_structured_output`": ("chat",),
-    "`response_format=ToolStrategy(...)`": ("chat",),
-    "`response_format=ProviderStrategy(...)`": ("chat",),
-    "`response_format=` a class": ("chat",),
-}
+OBJECTS = ("`with_structured_output`", "`ToolStrategy`", "`ProviderStrategy`", "`response_format=` a class")
+MODELS = {"the method, configured": ("chat", "completion"), **dict.fromkeys(OBJECTS, ("chat",))}
 """Those that are asked where the table does not tell: else all that take messages, or with a ° all there are."""
 RETRIEVED = {
     "one document within another": NESTED,
     "nested": NESTED,
     "two equal texts": EQUAL,
     "JSON that escapes": QUOTED,
+    "all metadata, then text": FIELDS,
     "retrieved before": FOUR,
     "default": FOUR,
 }
@@ -106,7 +102,6 @@ def cases():
 
 
 TABLE = list(rows())
-every_entry = pytest.mark.parametrize(("row", "kind"), list(cases()))
 
 
 class Hashing(BaseChatModel):
@@ -137,7 +132,7 @@ def test_every_entry_has_a_row_of_its_own_and_there_are_both_kinds():
     assert {row.warns for row in TABLE} == {True, False}
 
 
-@every_entry
+@pytest.mark.parametrize(("row", "kind"), list(cases()))
 def test_an_entry_keeps_its_promise_and_every_document_is_read_whose_order_the_plain_model_shows(row, kind, lm):
     model = model_of(kind, lm)
     answers, warned = zip(*(row.ask(model, documents) for documents in row.orders(kind)), strict=True)
