@@ -198,7 +198,7 @@ def test_intervals_hold_the_truth_also_of_audits_that_stopped(name, questions):
     assert missed["net"] <= 0.07 * 2 * AUDITS, missed
 
 
-def test_a_clear_case_stops_early_a_system_without_noise_is_cleared_and_a_cache_hides_none():
+def test_a_clear_case_stops_early_a_cache_hides_no_noise_and_who_cannot_tell_says_how_many_questions_would():
     source = np.random.default_rng(1)
     cached = simulate(WORLDS["order-blind, cached, 10% noise"], 200, source).screen
     assert (cached.repeated, cached.within > 0.1, cached.outcome == "order matters") == (0.0, True, False)
@@ -209,9 +209,6 @@ def test_a_clear_case_stops_early_a_system_without_noise_is_cleared_and_a_cache_
     classes = draw(WORLDS["a tenth of the questions only"], 200, np.random.default_rng(6)).classes
     narrow, wide = (screen(classes, [False] * 200, margin, 200).outcome for margin in (0.01, 0.2))
     assert wide == "order does not matter" != narrow
-
-
-def test_who_cannot_tell_yet_says_how_many_questions_more_and_those_decide():
     noisy = WORLDS["order-blind, 10% noise"]
     found = screen(draw(noisy, 50, np.random.default_rng(2)).classes, [False] * 50, MARGIN, 50)
     assert found.outcome == "cannot tell yet"

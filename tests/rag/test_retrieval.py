@@ -128,7 +128,7 @@ def test_a_tie_across_the_last_place_is_decided_by_content_hash():
         return np.array([[1, levels[text]] for text in texts], dtype=np.float32)
 
     embedder = SimpleNamespace(encode_document=encode_document, encode_query=lambda *_, **__: np.float32([[1, 0]]))
-    retriever = FaissRetriever([*corpus, *corpus], embedder)
+    retriever = FaissRetriever([*corpus, *map(replace, corpus)], embedder)
     assert sorted(encoded) == sorted(levels), "identical chunks are embedded once"
     assert len(retriever.retrieve("", 100)) == 80, "and all returned"
     retriever = FaissRetriever(corpus, embedder)
