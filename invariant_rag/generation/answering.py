@@ -20,7 +20,7 @@ from threading import Event
 from typing import Any
 
 from invariant_rag.checks import MOST_CALLS, check_kind, check_number, check_real
-from invariant_rag.errors import IncompleteObject, InvalidOption, InvalidPrompt, UnsupportedCombination
+from invariant_rag.errors import IncompleteObject, InvalidOption, InvalidPrompt
 from invariant_rag.generation.answer_parsing import trim_at_stop_string, until_stop_string
 from invariant_rag.generation.answers import Answer, AnswerDelta, AnswerRequest, Reply
 from invariant_rag.generation.batching import Call, MicroBatcher
@@ -51,9 +51,6 @@ class Answering:
         check_number("n", request.n, 1, MOST_CALLS, error=InvalidOption)
         if (request.messages is None) == (request.prompt is None):
             raise InvalidPrompt("expected either messages or a prompt")
-        if request.prompt is not None and request.tools:
-            hint = "Give messages."
-            raise UnsupportedCombination("expected a prompt without tools: only a conversation offers them", hint=hint)
         tools = as_tools(request.tools) if request.tools else ()
         choice, parallel = request.tool_choice, request.parallel
         self._schema, self._object_tool = request.schema, ""

@@ -1,4 +1,4 @@
-"""Requests to a model and its answers as data, and in the format of the OpenAI API. Needs no torch."""
+"""Requests to a model and its answers as data, and in the format of the OpenAI API, as `serve` speaks it. No torch."""
 
 from __future__ import annotations
 
@@ -45,6 +45,13 @@ class AnswerRequest:
     top_logprobs: int = 0  # how many of the most likely tokens to report for each token, too
     citations: bool = False  # whether to report which parts of the text have a source
     recognized: bool = True  # whether every document is known to be a segment; if not, nothing is said to be invariant
+
+    def __post_init__(self) -> None:
+        if self.prompt is not None and (self.tools or self.template_kwargs or self.tool_choice not in ("auto", "none")):
+            wrong = "tools, tool_choice and template_kwargs: only a conversation has them"
+            raise UnsupportedCombination(
+                f"expected a prompt without {wrong}", hint="Give messages, or leave them away."
+            )
 
     @property
     def segments(self) -> list[Segment]:
@@ -145,9 +152,6 @@ class Reply:
     def first(self) -> Answer:
         """The first answer."""
         return self.answers[0]
-
-
-# The format of the OpenAI API, as `invariant-rag serve` speaks it.
 
 
 def request_fields(request: AnswerRequest, choices: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,9 +51,7 @@ class Choices:
     # from `invariant_rag.interventions.INTERVENTIONS`, or an `Intervention`. It is the ordering that makes it invariant
     intervention: str | Intervention | None = None
     cache: KeyValueCache | None = None  # of keys and values of sets and segments for later prompts, in any order
-    # Whether a prompt's answer changes no bit with what else is in its batch: its prompts are then computed one by one.
-    # Without it they are one batch, and answers may differ by rounding
-    deterministic: bool = False
+    deterministic: bool = False  # whether prompts of a batch are computed one by one, so that none changes another
 
     def __post_init__(self) -> None:
         check_method_and_ordering(self.method, self.ordering)

@@ -42,8 +42,7 @@ class Generation:
     labels: Labels = field(default_factory=dict)  # of a document in the prompt, such as the 2 of `[2]` -> its index
     invariant: bool | None = None  # whether the order of the segments could not change it; None without segments
     bitwise: bool = True  # False: some bits may depend on others of its batch, decoded without `deterministic=True`
-    # For each generated token, the `top_logprobs` most likely ones with their log-probabilities
-    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()  # the most likely ones in the place of each token
 
     @property
     def details(self) -> Mapping[str, Any]:

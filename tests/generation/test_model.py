@@ -236,7 +236,7 @@ def test_one_generation_takes_few_calls(llama, cached):
 
 def test_padding_is_of_the_vocabulary_and_beams_keep_tokens_that_equal_it_and_stop_where_a_criterion_ends_them():
     model = tiny_model("llama", num_hidden_layers=2, eos_token_id=None, pad_token_id=None)
-    lm, shorter = InvariantModel(model), Prompt([3], [[5]], [11])
+    lm, shorter = InvariantModel(model, backend="varlen"), Prompt([3], [[5]], [11])
     alone = lm.generate(shorter, max_new_tokens=3)
     model.generation_config.pad_token_id = -1  # as some configs say
     assert lm.generate([PROMPT, shorter], max_new_tokens=3)[1].token_ids == alone.token_ids

@@ -284,8 +284,9 @@ def test_calls_are_parallel_unless_that_is_not_wanted_and_a_completion_model_has
         calls = bound.invoke(QUESTION, **ended(chat.lm, twice)).tool_calls
         assert [call["args"] for call in calls] == [CALL["args"]] * expected
         assert len({call["id"] for call in calls}) == expected
-    with pytest.raises(UnsupportedCombination, match="expected a prompt without tools"):
-        InvariantLLM(model=lm).invoke(QUESTION, tools=[search])
+    for wrong in ({"tools": [search]}, {"tool_choice": "find"}, {"template_kwargs": {"enable_thinking": False}}):
+        with pytest.raises(UnsupportedCombination, match="expected a prompt without tools"):
+            InvariantLLM(model=lm).invoke(QUESTION, **wrong)
 
 
 def test_with_tools_and_a_schema_an_answer_is_calls_or_an_object_and_tools_are_counted(chat):
