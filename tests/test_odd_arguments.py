@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 
 import invariant_rag as ir
 from invariant_rag.audit import Question, check_order
+from invariant_rag.audit.calls import no_progress
 from invariant_rag.ensembles import blank_segments
 from invariant_rag.errors import InvalidTool, InvariantRAGError
 from invariant_rag.generation.lazy import LazyModel
@@ -136,7 +137,7 @@ def table(model, tmp_path_factory):
         "shuffled": (prompt.shuffled, args(random_state=random.Random(0))),
         "cache": (ir.KeyValueCache, args(max_bytes=1, device=None, folder=None, max_disk_bytes=1, namespace="")),
         "MicroBatcher": (ir.MicroBatcher().generate, args(
-            lm=model, prompt=prompt, options={"max_new_tokens": 1}, batch_size=2)),
+            lm=model, prompt=prompt, options={"max_new_tokens": 1}, batch_size=2, abandoned=None)),
         "Judge": (ir.Judge, args(lm=model, criteria="x", by="letters")),
         "compare": (judge.compare, args(question="q", a="a", b="a", reference=None, explain=False)),
         "choose": (judge.choose, args(question="q", options=["a"], explain=False)),
@@ -190,7 +191,8 @@ def table(model, tmp_path_factory):
         "route": (route, args(plain_confidence=0.5, invariant_confidence=0.5, alpha=0.1)),
         "candidate_confidence": (candidate_confidence, args(logprobs=[-1.0])),
         "text_confidence": (text_confidence, args(logprobs=[-1.0])),
-        "check_order": (check_order, args(model=model, prompt=prompt, orders=1, seed=0, max_new_tokens=1)),
+        "check_order": (check_order, args(
+            model=model, prompt=prompt, orders=1, seed=0, max_new_tokens=1, progress=no_progress)),
         "Question": (Question, args(text="q", segments=tuple(segments), answers=("a",), gold=(0,), id="1")),
         "audit": (lambda **given: ir.audit(answer, **{**small, **given}), args(
             questions=[question], k=1, seed=0, workers=1, margin=0.1, **small)),

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from invariant_rag.audit.calls import Progress, no_progress
-from invariant_rag.checks import MOST_CALLS, check_kind, check_number
+from invariant_rag.checks import MOST_CALLS, check_function, check_kind, check_number
 from invariant_rag.errors import InvalidChoice, InvalidPrompt
 from invariant_rag.segments import Prompt
 from invariant_rag.shown import shown
@@ -72,6 +72,7 @@ def check_order(
     check_kind("prompt", prompt, Prompt, error=InvalidPrompt)
     check_number("orders", orders, 1, MOST_CALLS, error=InvalidPrompt)
     source = random.Random(seed := check_number("seed", seed))
+    check_function("progress", progress)
     if not callable(getattr(model, "with_method", None)):
         raise InvalidChoice(f"model: expected an InvariantModel, got {shown(model)}")
     prompts = [prompt, *(prompt.shuffled(source) for _ in range(orders))]

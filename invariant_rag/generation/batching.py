@@ -133,7 +133,7 @@ class MicroBatcher:
         self, lm: InvariantModel, calls: Iterable[Call], *, batch_size: int = 8, abandoned: Event | None = None
     ) -> list[Generation]:
         """Generate for several prompts; see `generate`."""
-        events = () if abandoned is None else (abandoned,)
+        events = () if abandoned is None else (check_kind("abandoned", abandoned, Event),)
         requests = self._add([_Request(lm, prompt, options, events) for prompt, options in calls], batch_size)
         return self._results(requests, batch_size)
 
@@ -154,7 +154,7 @@ class MicroBatcher:
         rest, closed = dict(options or {}), Event()
         streamer = TextQueueStreamer(lm.tokenizer, rest.pop("keep_tokens", None))
         check_options(rest, lm.model)
-        events = (closed,) if abandoned is None else (closed, abandoned)
+        events = (closed,) if abandoned is None else (closed, check_kind("abandoned", abandoned, Event))
         requests = self._add([_Request(lm, prompt, rest, events, streamer)], batch_size)
         check = lm.prefiller.shared.lock.check_new_thread
         stream = TextStream(lambda: self._results(requests, batch_size)[0], streamer, closed, check)

@@ -117,6 +117,7 @@ BEFORE_LOADING = [
     (f"{AUDIT} --docs {'x' * 5000}", "is no path of a file"),
     *((f"audit {{questions}} --out {out}", "cannot make the folder") for out in ("{pdf}", "{pdf}/below", "x" * 5000)),
     ("audit", "name a file of QUESTIONS"),
+    (f"{AUDIT} --seed -5", "--seed: expected at least 0, got -5"),
     (f"{AUDIT} --system raises:x --fail-on flip-rate>5%", "fail-on: expected order-matters, or a bound such as"),
     (f"{AUDIT} --system raises:x", "ZeroDivisionError"),
     (f"{AUDIT} --system exits:x", "SystemExit: 3"),
@@ -220,6 +221,7 @@ def test_what_is_no_whole_number_is_refused_by_name(tmp_path, monkeypatch):
         for path, option in options:
             result = run(*path, f"{option}={value}")
             assert (type(result.exception), result.exit_code) == (SystemExit, 2), (path, option, value[:9])
+            assert option in result.stderr, (path, option, value[:9], result.stderr[:200])
     for command in ("audit --workers", "audit --retries", "ask q --check-order"):
         result = run(*f"{command}={1 << 70}".split())
         assert (result.exit_code, str(MOST_CALLS) in result.stderr) == (2, True), command
