@@ -1,5 +1,6 @@
 """No argument of a public function, of whatever kind, ends in a raw traceback: typed errors, or an answer."""
 
+import copy
 import random
 from decimal import Decimal
 from fractions import Fraction
@@ -63,6 +64,12 @@ ODD = (
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}
 TOOL = Tool("f", "d")
 NOT_IN_A_CONFIG = ("custom_generate", "generation_config", "logits_processor", "synced_gpus", "trust_remote_code")
+
+
+@pytest.fixture(scope="module")
+def model(model):
+    """A copy: what options leave on it (hooks of transformers for attentions) reaches no other test."""
+    return ir.InvariantModel(copy.deepcopy(model.model), model.tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -159,14 +159,15 @@ ENCODINGS = {
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS.values(), ids=ENCODINGS)
-def test_shifts_of_hundreds_of_positions_add_up_and_undo_each_other_and_are_complex_factors(encoding):
+def test_shifts_add_up_and_undo_each_other_and_are_complex_factors_or_looked_up_in_a_table_to_its_ends(encoding):
     x = torch.randn(2, 3, 8, dtype=torch.float64)
     turned = encoding.rotate_by(encoding.rotate_by(x, 700), -3)
     assert_rounded_alike(turned, encoding.rotate_by(x, 697), 3 * 700, magnitude=700)  # positions of up to 700
     assert_rounded_alike(encoding.rotate_by(turned, -697), x, 3 * 700, magnitude=700)
+    shifts = torch.tensor([[5, -2, 0], [40, 1, -40]])
+    assert_rounded_alike(encoding.rotate_each(x, shifts, 40), encoding.rotate_by(x, shifts))
     if isinstance(encoding, Rotation):  # one factor for each pair of dimensions
-        shifts = torch.tensor([5, -2, 40])
-        turns = torch.exp(1j * shifts[:, None] * encoding.frequencies().double())
+        turns = torch.exp(1j * shifts[..., None] * encoding.frequencies().double())
         assert_rounded_alike(encoding.rotate_with(x, turns), encoding.rotate_by(x, shifts), magnitude=40)
 
 
