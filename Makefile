@@ -155,7 +155,7 @@ release-check: wheel ## Check the wheels, and run the examples from them in an e
 figures: $(VENV)/.test ## Draw the figures of the documentation anew
 	cd docs/figures && for each in [!s]*.py; do HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(abspath $(BIN))/python $$each || exit 1; done
 
-docs: $(VENV)/.dev ## Write the generated tables of docs and READMEs anew
+docs: $(VENV)/.dev ## Write the generated tables of docs anew
 	HF_HUB_OFFLINE=1 $(BIN)/python .ci/tables.py
 
 embedded: $(VENV)/.embedded ## Train the embedded models anew and measure them (two cores: about three hours)

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax, rel_entr
 from transformers import GenerationConfig
 
-from invariant_rag import RAG, ContextExperts, InvariantModel, Prompt, Segment, SegmentSet, SelfConsistency
-from invariant_rag.ensembles import AttentionSorting, ContextualCalibration, PermutationAverage, RingAverage
-from invariant_rag.ensembles.attention_sorting import segment_attention
+from invariant_rag import RAG, ContextExperts, InvariantModel, Prompt, RingAverage, Segment, SegmentSet, SelfConsistency
+from invariant_rag.ensembles import AttentionSorting, ContextualCalibration, PermutationAverage, segment_attention
 from invariant_rag.ensembles.base import Cost, count_cost
 from invariant_rag.errors import ContextOverflow, InvalidChoice, InvalidSegment, UnknownName, UnsupportedCombination
 from invariant_rag.rag import BM25Retriever

@@ -212,15 +212,15 @@ class Small(BaseModel):
 def test_what_is_cut_off_or_rejected_by_a_validator_is_an_error_and_no_dict_with_missing_keys(
     lm, schema, most, error, told
 ):
-    writer = ChatInvariant(model=lm, max_tokens=most)
+    writer = ChatInvariant(model=lm, max_tokens=200)
     if error is IncompleteObject:
         model = writer.with_structured_output(schema, stopping_criteria=[MaxTimeCriteria(0.0)])
         for ask in WAYS.values():
             with pytest.raises(error, match=told):
                 ask(model, QUESTION)
     with pytest.raises(error, match=told):
-        writer.with_structured_output(schema).invoke(QUESTION)
-    found = writer.with_structured_output(schema, include_raw=True).invoke(QUESTION)
+        writer.with_structured_output(schema, max_tokens=most).invoke(QUESTION)
+    found = writer.with_structured_output(schema, include_raw=True, max_tokens=most).invoke(QUESTION)
     finish_reason = "length" if error is IncompleteObject else "stop"
     assert found["raw"].response_metadata["finish_reason"] == finish_reason
     assert (found["parsed"], type(found["parsing_error"])) == (None, error)

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import create_autospec
 
 import pytest
 from framework_cases import WHO, flips
@@ -102,7 +102,7 @@ def test_a_vote_takes_what_most_orders_say():
 
 @pytest.mark.parametrize("votes", [0, 3])
 async def test_every_call_is_counted_reported_and_waits_for_the_limiter_and_callbacks_see_one(votes):
-    limiter, heard = Mock(spec=BaseRateLimiter), Heard()
+    limiter, heard = create_autospec(BaseRateLimiter, instance=True), Heard()
     reader, calls = Reader(rate_limiter=limiter, callbacks=[heard]), max(votes, 1)
     model = vote(reader, votes=votes) if votes else canonical(reader)
     for asked, ask in enumerate((model.ainvoke, lambda asked: collected(model.astream(asked))), 1):

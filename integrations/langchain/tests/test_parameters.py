@@ -287,6 +287,7 @@ DOORS = {
     "schema": (errors.InvalidSchema, lambda chat: chat.with_structured_output(3)),
     "a type in one": (errors.InvalidSchema, lambda chat: chat.with_structured_output(BAD).invoke(QUESTION)),
     "method": (errors.UnknownName, lambda chat: chat.with_structured_output(BaseModel, method="x")),
+    "votes": (errors.InvalidChoice, lambda _: vote(Reader(), votes="x")),
     "no votes": (errors.InvalidChoice, lambda _: vote(Reader(), votes=0)),
     "seed": (errors.InvalidChoice, lambda _: vote(Reader(), seed="x")),
     "answer_of": (ValidationError, lambda _: vote(Reader(), answer_of=3)),
