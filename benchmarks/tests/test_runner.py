@@ -205,7 +205,7 @@ def test_an_order_blind_solver_of_problems_of_many_sizes_has_no_spread(tmp_path)
     """Problems with more conditions are harder: their orders would be compared with those of easy problems."""
     file, benchmark = tmp_path / "r_gsm.jsonl", BENCHMARKS["r-gsm"]
     given = [[f"Ann finds {number} pens." for number in range(size)] for size in (2, 3, 4, 5) * 10]
-    problems = [{"question": f"{' '.join(each)} How many?", "interchangeable": each, "answer": 3} for each in given]
+    problems = [{"question": f"{' '.join(each)} How many?", "interchangeable": each, "answer": "3"} for each in given]
     file.write_text(json.dumps(problems))
     asked = []
     for case in benchmark.load(DataSource(file), benchmark.parse_settings({}), Selection()):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from invariant_rag.api_models import STRATEGIES
-from invariant_rag.checks import check_real
+from invariant_rag.checks import check_path, check_real
 from invariant_rag.errors import InvalidChoice
 from invariant_rag.methods import METHODS
 from invariant_rag.models.devices import DType
@@ -94,8 +94,10 @@ class EngineConfig:
                     f"expected no {each.name} with {engine or 'a model in this process'}, got {shown(value)}",
                     hint="It would change nothing. Leave it away.",
                 )
-        if (file := self.cache_folder) is not None and any(each.is_file() for each in (file, *file.parents)):
-            raise InvalidChoice(f"cache_folder: expected a folder, got {shown(str(file))}, a file or in one")
+        if self.cache_folder is not None:
+            folder = check_path("cache_folder", self.cache_folder)
+            if any(os.path.isfile(each) for each in (folder, *folder.parents)):  # noqa: PTH113 - it never raises
+                raise InvalidChoice(f"cache_folder: expected a folder, got {shown(str(folder))}, a file or in one")
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,8 @@ def server():
     environment = {**os.environ, "INVARIANT_RAG_API_KEY": "key-1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
         try:
-            with httpx.Client(transport=httpx.HTTPTransport(retries=9)) as patient:  # after 0, 0.5, 1, 2... seconds
+            transport = httpx.HTTPTransport(retries=9)  # after 0, 0.5, 1, 2... seconds
+            with httpx.Client(timeout=60, transport=transport) as patient:
                 patient.get(f"http://127.0.0.1:{port}/ready").raise_for_status()
             yield f"http://127.0.0.1:{port}"
         finally:

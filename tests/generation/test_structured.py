@@ -99,7 +99,7 @@ def test_a_text_that_runs_out_of_tokens_is_the_beginning_of_the_one_with_room_if
     for options in ({"max_new_tokens": length - 2}, {"stopping_criteria": [MaxTimeCriteria(0.0)]}):
         with pytest.raises(IncompleteObject, match="expected a complete JSON text"):
             generate_structured(model, PROMPT, Short, **options)
-    endless = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+    endless = create_model("Endless", next=("Endless", ...))
     generation = model.generate(PROMPT, **constrain(model, endless, max_new_tokens=30))
     assert (generation.finish_reason, len(generation.token_ids)) == ("length", 30)
 
@@ -235,8 +235,10 @@ def test_values_that_break_a_schema_or_that_a_type_refuses_are_errors(model):
     def refuse(_):
         raise ValueError("neither will do")
 
-    with pytest.raises(InvalidObject, match="neither will do"):
-        generate_structured(model, PROMPT, Annotated[bool, AfterValidator(refuse)], max_new_tokens=120)
+    picky = Annotated[bool, AfterValidator(refuse)]
+    for each in (picky, create_model("Picky", x=(picky, ...))):
+        with pytest.raises(InvalidObject, match="neither will do"):
+            generate_structured(model, PROMPT, each, max_new_tokens=120)
     references = {"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "null"}}}
     for value, schema, said in (
         (True, {"not": {"type": "object"}, "const": 1}, "1 was expected"),

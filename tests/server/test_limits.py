@@ -291,8 +291,11 @@ EXAMPLES = {each.name: each.read_text("utf-8") for each in (Path(__file__).paren
 
 
 def objects(name):
-    """Return the objects in a file, by their kind."""
-    return {each.get("kind"): each for each in yaml.safe_load_all(EXAMPLES[name])}
+    """Return the objects in a file, by their kind: there is one of each, so all of them are checked."""
+    listed = list(yaml.safe_load_all(EXAMPLES[name]))
+    found = {each.get("kind"): each for each in listed}
+    assert len(found) == len(listed)
+    return found
 
 
 def options_of(script):

@@ -257,6 +257,7 @@ WRONG_STARTS = [
     ("--reranker .", "expected monot5, cross-encoder or a checkpoint of MonoT5"),
     (f"--reranker {EMBEDDED['generator']}", "of the family llama"),
     *((f"--cache-folder {each}", "cache_folder: expected a folder") for each in (__file__, f"{__file__}/cache")),
+    (f"--cache-folder {'a' * 300}", "is no path of a file: File name too long"),
     ("--trusted-proxy proxy.example", "expected addresses such as 10.0.0.2"),
     ("--votes 3", "expected no votes with a model in this process"),
     ("far --upstream localhost:8000", "upstream: expected an address with http:// or https://"),

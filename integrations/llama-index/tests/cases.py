@@ -11,7 +11,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ToolCallBlock
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.embeddings import MockEmbedding
-from llama_index.core.llms import ChatMessage, ChatResponse, CompletionResponse, CustomLLM, TextBlock
+from llama_index.core.llms import ChatMessage, ChatResponse, CompletionResponse, CustomLLM, LLMMetadata, TextBlock
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.query_engine import RetrieverQueryEngine
@@ -83,8 +83,8 @@ def engine_of(nodes, **options):
     return RetrieverQueryEngine.from_args(ListRetriever(nodes), **options)
 
 
-class Recorder(CustomLLM, MockFunctionCallingLLM):
-    """An LLM behind an API: it keeps what it is asked, calls the first tool (in text if it has to), and says one thing.
+class Reader(CustomLLM):
+    """An LLM behind an API, without tools: it keeps what it is asked, and says one thing.
 
     Or it says what a function makes of the prompt, of which all messages are one text; so are the arguments of a call.
     """
@@ -93,8 +93,9 @@ class Recorder(CustomLLM, MockFunctionCallingLLM):
     says: Any = "Noon."
     calls: Any = Field(default_factory=lambda: {"input": "ferry"})
 
-    def __init__(self, **kwargs):
-        super().__init__(is_chat_model=True, **kwargs)
+    @property
+    def metadata(self):
+        return LLMMetadata(is_chat_model=True, is_function_calling_model=isinstance(self, Recorder))
 
     def _made(self, given):
         return given(self.asked[-1]) if callable(given) else given
@@ -126,6 +127,10 @@ class Recorder(CustomLLM, MockFunctionCallingLLM):
         return ChatResponse(message=ChatMessage(role="assistant", blocks=said), raw=answer.raw)
 
 
+class Recorder(Reader, MockFunctionCallingLLM):
+    """One that calls the first tool, in text if it has to."""
+
+
 # --- asking in every order, and what a response says ---
 
 
@@ -151,10 +156,13 @@ async def pieces_of(asked):
 async def consumed(asked):
     """Return the text of a response, and the response, or the last piece of a stream of an LLM, once all is read."""
     is_async = inspect.isawaitable(asked)
-    *before, response = await pieces_of(asked)
+    response = await asked if is_async else asked
     if "Streaming" in type(response).__name__:  # of an engine
         return "".join(await pieces_of(response.async_response_gen() if is_async else response.response_gen)), response
-    return "".join(each.delta or "" for each in (*before, response)) if before else text_of(response), response
+    if inspect.isasyncgen(response) or inspect.isgenerator(response):
+        pieces = await pieces_of(response)
+        return "".join(each.delta or "" for each in pieces), pieces[-1]
+    return text_of(response), response
 
 
 def read(asked):

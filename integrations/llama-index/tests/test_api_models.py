@@ -4,13 +4,15 @@ How votes are counted is decided, and tested, in the core.
 """
 
 import asyncio
+import hashlib
 import pickle
 import re
 from collections import Counter
 from functools import partial
 
+import cases
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS, Recorder, asked, engine_of, index_of, nodes_of, read, report_of, same
+from cases import EIGHT, ORDERS, QUERY, TEXTS, Reader, asked, engine_of, index_of, nodes_of, read, report_of, same
 from framework_cases import WHO, caught, flips
 from invariant_rag import Segment
 from invariant_rag.audit import audit
@@ -40,7 +42,7 @@ def first_document(asked, favourite=""):
 @pytest.mark.parametrize("name", EIGHT)
 @both
 def test_answers_ignore_the_order_of_segments(wrap, calls, name):
-    reader = Recorder(says=first_document)
+    reader = Reader(says=first_document)
     assert same(lambda order: read(getattr(wrap(reader), name)(asked(name, order)))[0]) in TEXTS
     assert not any(re.search("[\ueca0-\ueca3]|Block", text) for text in reader.asked), "all that they get is text"
     assert all(f"Document: {text}\n" in request for text in TEXTS for request in reader.asked)
@@ -83,14 +85,14 @@ def test_a_model_of_ours_gets_text_of_a_wrapper_which_alone_reports(lm, base_url
 def test_a_vote_takes_what_most_orders_say_and_reports_the_order_that_won():
     loved = min(TEXTS)  # canonical order lists it last
     fond = partial(first_document, favourite=loved)
-    assert canonical(Recorder(says=fond)).complete(asked("complete")).text != loved
-    reader = Recorder(says=fond)
+    assert canonical(Reader(says=fond)).complete(asked("complete")).text != loved
+    reader = Reader(says=fond)
     response = vote(reader, votes=6).complete(asked("complete"))
     assert Counter(map(fond, reader.asked))[loved] == 4
     assert (response.text, response.additional_kwargs["vote"]) == (loved, {"calls": 6, "agreed": 4})
     assert response.additional_kwargs["total_tokens"] == 6 * 12
     assert response.raw["order"][-1] != Segment(loved).content_hash, "the ledger is that of the order that won"
-    own = vote(Recorder(says=first_document), votes=6, answer_of=lambda response: "the" in response.text)
+    own = vote(Reader(says=first_document), votes=6, answer_of=lambda response: "the" in response.text)
     assert own.complete(asked("complete")).additional_kwargs["vote"]["agreed"] > 2
     assert len(list(canonical(reader).stream_complete(asked("complete")))) > 1
     assert len(list(vote(reader).stream_complete(asked("complete")))) == 1
@@ -103,7 +105,7 @@ def test_tokens_of_all_calls_are_counted_once_wherever_the_handler_is_set(wrap, 
     manager = CallbackManager([counter])
     if when == "settings first":
         Settings.callback_manager = manager
-    reader = Recorder(says=first_document, callback_manager=manager if when == "llm" else None)
+    reader = Reader(says=first_document, callback_manager=manager if when == "llm" else None)
     llm = wrap(reader)
     if when == "after":
         llm.callback_manager = manager
@@ -117,7 +119,7 @@ def test_tokens_of_all_calls_are_counted_once_wherever_the_handler_is_set(wrap, 
 Place = create_model("Place", __doc__="A place.", name=(str, ...))
 
 
-class Caller(Recorder):
+class Caller(cases.Recorder):
     """It calls the first tool with the first document, and remembers whether it has to."""
 
     required: list[bool] = []  # noqa: RUF012 - a pydantic field
@@ -179,7 +181,7 @@ def test_llms_and_engines_are_audited_and_ours_with_their_own_parameters_and_wit
     assert found.asked[0].question.segments[1].text == nodes_of()[1].text
     with pytest.raises(UnsupportedCombination, match="to_input"):
         as_system(engine, to_input=lambda question, segments: question)
-    api = Recorder(says=first_document)
+    api = Reader(says=lambda asked: hashlib.sha256(asked.encode()).hexdigest()[:12])
     ours = [canonical(api), vote(api), InvariantLLM(lm, max_tokens=6)]
     others = [api, InvariantLLM(lm.with_method("sequential", ordering="given"), max_tokens=6)]
     assert [flips(llm) for llm in ours] == [0.0] * 3

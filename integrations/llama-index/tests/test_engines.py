@@ -6,7 +6,7 @@ from functools import partial
 from itertools import permutations
 
 import pytest
-from cases import ORDERS, QUERY, TEXTS, ListRetriever, Recorder, engine_of, nodes_of, read, same
+from cases import ORDERS, QUERY, TEXTS, ListRetriever, Reader, Recorder, engine_of, nodes_of, read, same
 from entries import MARKED, answer, query
 from framework_cases import ended
 from invariant_rag import Segment, SegmentSet
@@ -87,7 +87,7 @@ def test_scores_and_the_query_reach_the_ordering(lm, way, monkeypatch):
         return sort_keys(self, candidates, query)
 
     monkeypatch.setattr(Score, "sort_keys", spy)
-    api = Recorder(says='{"word": "noon"}', calls={"word": "noon"})
+    api = Reader(says='{"word": "noon"}')
     local = InvariantLLM(lm.with_method(ordering="score"), max_tokens=60)
     scores = sorted((each.node.get_content(), each.score) for each in nodes_of())
     options = {"streaming": way == "stream", "output_cls": Word if way == "object" else None}

@@ -27,7 +27,6 @@ from pydantic import BaseModel, Field, create_model
 
 from llama_index.llms.invariant_rag import InvariantLLM, SegmentBlock
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of pydantic in LlamaIndex
 ASKED = [ChatMessage(QUERY)]
 
 
@@ -375,6 +374,7 @@ class Departure(BaseModel):
     codes: list[Literal["a", "b", "c", "d"]] = Field(min_length=8, max_length=8)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of pydantic in LlamaIndex
 async def test_a_random_model_writes_a_valid_object_in_every_way(lm):
     writer, asking = InvariantLLM(lm, max_tokens=200), PromptTemplate("When does the {thing} leave?")
     first = writer.structured_predict(Departure, asking, thing="ferry")
@@ -405,16 +405,16 @@ def test_json_mode_writes_an_object_and_nothing_else(lm):
 THOUGHT = "I think.\n</think>\n\nAt noon."
 
 
-WITH, WITHOUT = {"enable_thinking": True}, {"enable_thinking": False}
+WITH, WITHOUT = ({"template_kwargs": {"enable_thinking": enabled}} for enabled in (True, False))
 
 
 @pytest.mark.parametrize(
     ("own", "of_call", "text"),
-    [({}, {}, f"<think>\n{THOUGHT}"), (WITH, {}, THOUGHT), (WITH, WITHOUT, f"<think>\n{THOUGHT}")],
+    [({}, {}, f"<think>\n{THOUGHT}"), (WITH, {}, THOUGHT), ({}, WITH, THOUGHT), (WITH, WITHOUT, f"<think>\n{THOUGHT}")],
 )
 async def test_reasoning_is_a_block_of_its_own_as_the_variables_of_the_template_say(spoken, own, of_call, text):
-    llm = InvariantLLM(spoken, max_tokens=160, template_kwargs=own)
-    for *growing, whole in await every_way(llm, ASKED, template_kwargs=of_call, **ended(spoken, text)):
+    llm = InvariantLLM(spoken, max_tokens=160, **own)
+    for *growing, whole in await every_way(llm, ASKED, **of_call, **ended(spoken, text)):
         assert whole.message.blocks == [types.ThinkingBlock(content="I think."), TextBlock(text="At noon.")]
         thoughts = [each.additional_kwargs.get("thinking_delta", "") for each in growing]
         assert "".join(thoughts) == ("I think." if growing else "")

@@ -24,7 +24,7 @@ from nbclient import NotebookClient
 
 from tests import family
 from tests.worlds import TRANSFER
-from vllm_invariant_rag import InvariantRAGConnector, UnsupportedServer
+from vllm_invariant_rag import InvariantRAGConnector, UnsupportedServer, requirements
 from vllm_invariant_rag.arranged_prompt import ArrangedPrompt, check_method
 from vllm_invariant_rag.attention import STEP, ArrangedAttentionImpl
 from vllm_invariant_rag.engines import ServerFacts
@@ -104,6 +104,7 @@ SILENT = [
     ("vllm.kv_transfer_config.kv_role", "kv_consumer", "kv_role"),
     ("vllm.kv_transfer_config.kv_load_failure_policy", "recompute", "computes refused requests causally"),
     ("vllm.model_config.hf_text_config.model_type", "gpt_oss", "expected a model of llama, mistral, qwen2, qwen3"),
+    ("vllm.model_config.model_arch_config.is_deepseek_mla", True, "latent attention"),
     ("vllm.cache_config.cache_dtype", "fp8", "--kv-cache-dtype"),
     ("vllm.speculative_config", {"method": "ngram"}, "speculative decoding"),
     ("vllm.parallel_config.enable_dbo", True, "dual batch overlap"),
@@ -119,6 +120,20 @@ def test_a_configuration_that_is_not_exact_is_refused(field, value, words, core)
     changed = with_change(SimpleNamespace(vllm=core.vllm_config, caches=core.scheduler.kv_cache_config), field, value)
     with pytest.raises(UnsupportedServer, match=words):
         InvariantRAGConnector(changed.vllm, KVConnectorRole.SCHEDULER, changed.caches)
+
+
+def test_layers_that_share_keys_or_have_other_positions_than_one_rotation_are_refused(core, monkeypatch):
+    layers, connector = core.vllm_config.compilation_config.static_forward_context, core.scheduler.connector
+    connector.register_kv_caches(layers)
+    with pytest.raises(UnsupportedServer, match="share keys and values"):
+        connector.register_kv_caches([*layers][1:])
+    with monkeypatch.context() as patch:
+        patch.setitem(requirements._ROPE_DICT, "of other layers", None)
+        with pytest.raises(UnsupportedServer, match="one rotary embedding for all"):
+            connector.register_kv_caches(layers)
+    monkeypatch.setattr([*layers.values()][-1].impl, "alibi_slopes", [0.5])
+    with pytest.raises(UnsupportedServer, match="ALiBi"):
+        connector.register_kv_caches(layers)
 
 
 LAYOUT = Layout((4, 9), ((20, 20),))
