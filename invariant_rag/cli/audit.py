@@ -149,6 +149,7 @@ def _checked_system(system: str | None, model: str | None, judge: str | None, *c
 
 def _most_calls(questions: int, remedies: Sequence[str] | None) -> str:
     from invariant_rag.audit.plan import most_calls
+    from invariant_rag.audit.run import PROBED
     from invariant_rag.audit.screen import CALLS
 
     extra = "remedies only if the order matters, 2 calls a question each"
@@ -156,8 +157,8 @@ def _most_calls(questions: int, remedies: Sequence[str] | None) -> str:
         listed = ", ".join(remedies)
         extra = f"{listed}, at most {most_calls(remedies)} calls a question" if remedies else "no remedies"
     return (
-        f"The screen takes at most {counted(CALLS * questions, 'call')} ({CALLS} a question), and stops early where it "
-        f"can; then {extra}."
+        f"The screen takes at most {counted(CALLS * questions, 'call')} ({CALLS} a question, and "
+        f"{PROBED} more where all answers are one), and stops early where it can; then {extra}."
     )
 
 

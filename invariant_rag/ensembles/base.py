@@ -144,7 +144,7 @@ class Ensemble(ABC, Generic[G]):
             return [self.generate(each, max_new_tokens=max_new_tokens, **kwargs) for each in prompts]
         with count_cost(self.model) as counter:
             generation = self._generate_one(prompt, resolve_max_new_tokens(max_new_tokens, kwargs), kwargs)
-        return replace(generation, cost=counter.cost, invariant=self.invariant and bool(generation.sets))
+        return replace(generation, cost=counter.cost, invariant=self.invariant if prompt.segments else None)
 
     @abstractmethod
     def _generate_one(self, prompt: Prompt, max_new_tokens: int, options: dict[str, Any]) -> G:

@@ -26,7 +26,6 @@ from invariant_rag.generation.streaming import StopOnEvent, TextQueueStreamer, T
 from invariant_rag.segments import Prompt
 
 Call: TypeAlias = tuple[Prompt, Mapping[str, Any]]  # a prompt, with keywords of `InvariantModel.generate`
-
 _SHORT = 4  # a request is short beside one of so many times its tokens
 _USED_HERE = {"generation_config", "stopping_criteria"}
 _POLL_SECONDS = 0.02  # how often a waiting thread checks whether another one has generated for it

@@ -39,8 +39,7 @@ class Choices:
     """
 
     method: str | Method = "rotor"  # which segments each attends to: a name from `invariant-rag methods`, or a `Method`
-    # How segments are ranked: a name from `invariant-rag orderings`, or an `Ordering`. None: the method's default
-    # (`lexical`, but `given` for `sequential`)
+    # How segments are ranked: a name from `invariant-rag orderings`, or an `Ordering`. None: `lexical`, or the method's
     ordering: str | Ordering | None = None
     backend: str | Backend = "auto"  # `auto` (`varlen` on CUDA, else `sdpa`), `varlen`, `sdpa` or `reference`
     max_segment_tokens: int | None = None  # most tokens of one segment. None: no limit

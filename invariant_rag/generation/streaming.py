@@ -147,7 +147,7 @@ def replay(token_ids: Iterable[int], streamer: BaseStreamer) -> None:
 
 
 def token_logprobs(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> list[TokenLogprob]:
-    """Return the generated tokens with their parts of the text. Joined, they are the text."""
+    """Return the generated tokens with their parts of the text, which joined are the text, and those in their stead."""
     streamer = TextQueueStreamer(tokenizer)
     streamer.put(torch.empty((1, 0), dtype=torch.long))  # the prompt
     logprobs_of_tokens, start = list[TokenLogprob](), 0
@@ -158,7 +158,10 @@ def token_logprobs(generation: Generation, tokenizer: PreTrainedTokenizerBase) -
         if count == len(generation.token_ids):
             streamer.end()
         text = "".join(streamer.queue.get() or "" for _ in range(streamer.queue.qsize()))
-        top = tuple((str(tokenizer.decode([each])), value) for each, value in best)
+        before = list(generation.token_ids[max(0, count - _CONTEXT_TOKENS) : count - 1])
+        known = len(tokenizer.decode(before).rstrip("\ufffd")) if best else 0
+        names = {each: str(tokenizer.decode([*before, each]))[known:] for each, _ in best} | {token: text}
+        top = tuple((names[each], value) for each, value in best)
         logprobs_of_tokens.append(TokenLogprob(text, logprob, start, start + len(text), top))
         start += len(text)
     return logprobs_of_tokens

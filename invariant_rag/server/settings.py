@@ -90,14 +90,11 @@ class EngineConfig:
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name in _MEANINGLESS[engine] and value != each.default:
-                raise InvalidChoice(
-                    f"expected no {each.name} with {engine or 'a model in this process'}, got {shown(value)}",
-                    hint="It would change nothing. Leave it away.",
-                )
-        if self.cache_folder is not None:
-            folder = check_path("cache_folder", self.cache_folder)
-            if any(os.path.isfile(each) for each in (folder, *folder.parents)):  # noqa: PTH113 - it never raises
-                raise InvalidChoice(f"cache_folder: expected a folder, got {shown(str(folder))}, a file or in one")
+                where, hint = engine or "a model in this process", "It would change nothing. Leave it away."
+                raise InvalidChoice(f"expected no {each.name} with {where}, got {shown(value)}", hint=hint)
+        folder = None if self.cache_folder is None else check_path("cache_folder", self.cache_folder)
+        if folder and any(os.path.isfile(each) for each in (folder, *folder.parents)):  # noqa: PTH113 - it never raises
+            raise InvalidChoice(f"cache_folder: expected a folder, got {shown(str(folder))}, a file or in one")
 
 
 @dataclass(frozen=True)
