@@ -248,6 +248,7 @@ def test_a_refusal_names_the_argument_and_what_was_expected(model):
         "tool_calls: expected a list": lambda: model.chat_prompt(messages=[{"role": "assistant", "tool_calls": 3}]),
         "token ids below the size of a vocabulary": lambda: ir.Prompt("a", ["b"], [10**30]),
         "content_free: expected at least one text": lambda: ir.ContextualCalibration(model, content_free=3),
+        "True, False or 'never'": lambda: model.generate(ir.Prompt("a"), early_stopping=NESTED),
         "device: expected a device": lambda: ir.KeyValueCache(device="nowhere"),
     }
     for message, refused in refusals.items():

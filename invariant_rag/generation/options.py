@@ -67,7 +67,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # what others may be, 
     "stop_strings": (_are_stops, f"texts of at most {_LONGEST_STOP} characters, none of them empty or no Unicode"),
     "seed": (_is_seed, f"a whole number from {SEEDS[0]} to {SEEDS[1]}"),
     "streamer": (lambda value: hasattr(value, "put") and hasattr(value, "end"), "an object with put and end"),
-    "early_stopping": (lambda value: _is_switch(value) or str(value) == "never", "True, False or 'never'"),
+    "early_stopping": (lambda it: _is_switch(it) or (type(it), it) == (str, "never"), "True, False or 'never'"),
     "prefix_allowed_tokens_fn": (callable, "a function"),
 }
 _OWN_INPUTS = {  # the prompt and its arrangement determine these
