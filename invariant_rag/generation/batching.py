@@ -126,13 +126,14 @@ class MicroBatcher:
         """
         keywords = check_kind("options", {} if options is None else options, dict, error=InvalidOption)
         check_items("options", keywords, str, error=InvalidOption)
+        abandoned = None if abandoned is None else check_kind("abandoned", abandoned, Event)
         return self.generate_all(lm, [(prompt, keywords)], batch_size=batch_size, abandoned=abandoned)[0]
 
     def generate_all(
         self, lm: InvariantModel, calls: Iterable[Call], *, batch_size: int = 8, abandoned: Event | None = None
     ) -> list[Generation]:
         """Generate for several prompts; see `generate`."""
-        events = () if abandoned is None else (check_kind("abandoned", abandoned, Event),)
+        events = () if abandoned is None else (abandoned,)
         requests = self._add([_Request(lm, prompt, options, events) for prompt, options in calls], batch_size)
         return self._results(requests, batch_size)
 

@@ -151,7 +151,6 @@ class InvariantModel:
     overflow: Overflow = _choice("overflow", "Strategy for prompts that are too long.")
     deterministic: bool = _choice("deterministic", "Whether the prompts of a batch are computed one by one.")
     max_segment_tokens: int | None = _choice("max_segment_tokens", "Most tokens of one segment.")
-
     choices: ResolvedChoices = _choice("choices", "All choices of this wrapper.", "prefiller")
     model: PreTrainedModel = _choice("model", "The wrapped model.", "prefiller")
     device: torch.device = _choice("device", "Device of the input ids.", "prefiller")

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -210,13 +210,13 @@ class Prefiller:
 
         Return the logits of at least the last `keep` tokens (None: all) `[B, tokens, V]`.
         """
-        names = forward_parameters(self.model)
+        names, device = forward_parameters(self.model), self.device
         options: dict[str, Any] = {"cache" if "cache" in names else "past_key_values": cache, "use_cache": True}
         if keep is not None and "logits_to_keep" in names:
             options["logits_to_keep"] = max(keep, 1)
         if positions is not None and "position_ids" in names:
-            options["position_ids"] = torch.as_tensor(positions, device=self.device)
-        ids = torch.as_tensor(ids, device=self.device)
+            options["position_ids"] = torch.as_tensor(positions, device=device)
+        ids = torch.as_tensor(ids, device=device)
         logits: torch.Tensor = self.model(input_ids=ids, attention_mask=mask, **options).logits
         return logits
 
@@ -358,10 +358,10 @@ class PrefixCache:
 
     def _as_cache(self, entries: Sequence[Any]) -> DynamicCache:
         """Return consecutive entries as one cache."""
-        layers, device = [], self._prefiller.device
+        layers, move = [], methodcaller("to", self._prefiller.device)
         for layer in zip(*entries, strict=True):
             sides = zip(*layer, strict=True)  # the keys of all entries, and their values
-            layers.append(tuple([torch.cat([each.to(device) for each in side], dim=1)[None] for side in sides]))
+            layers.append(tuple([torch.cat(list(map(move, side)), dim=1)[None] for side in sides]))
         return DynamicCache(layers)
 
     def _find(self, key: str, tokens: int) -> Entry | None:
