@@ -159,7 +159,7 @@ def token_logprobs(generation: Generation, tokenizer: PreTrainedTokenizerBase) -
             streamer.end()
         text = "".join(streamer.queue.get() or "" for _ in range(streamer.queue.qsize()))
         before = list(generation.token_ids[max(0, count - _CONTEXT_TOKENS) : count - 1])
-        known = len(tokenizer.decode(before).rstrip("\ufffd")) if best else 0
+        known = len(str(tokenizer.decode(before)).rstrip("\ufffd")) if best else 0
         names = {each: str(tokenizer.decode([*before, each]))[known:] for each, _ in best} | {token: text}
         top = tuple((names[each], value) for each, value in best)
         logprobs_of_tokens.append(TokenLogprob(text, logprob, start, start + len(text), top))
