@@ -109,7 +109,9 @@ def test_a_list_a_config_and_the_sets_are_those_of_single_calls(lm, name):
 def test_one_segment_or_none_is_the_model_itself(lm, name, segments):
     prompt = Prompt([3, 4] if segments != [[], []] else [], segments, [8, 9])
     system = ContextExperts(lm, beta=0, gamma=0) if name == "experts" else ENSEMBLES[name](lm)
-    assert_computes(system.generate(prompt, max_new_tokens=2), lm.generate, prompt, max_new_tokens=2)
+    answer = system.generate(prompt, max_new_tokens=2)
+    assert_computes(answer, lm.generate, prompt, max_new_tokens=2)
+    assert answer.invariant is (True if segments else None)
 
 
 @every

@@ -161,6 +161,7 @@ def test_completions_are_those_of_the_library_and_prompts_are_tokenized_as_they_
     assert tokens == list(embedded.prepare(Prompt(prompts[0])).input_ids)
     text, ids = (complete(each, logprobs=1).choices[0] for each in (prompts[0], tokens))
     assert "".join(ids.logprobs.tokens) == text.text == ids.text
+    assert [list(top) for top in ids.logprobs.top_logprobs] == [[each] for each in ids.logprobs.tokens]
     expected = embedded.prepare(embedded.chat_prompt(QUESTION, map(Segment, FLAGS))).input_ids
     assert http.post("/tokenize", json=body(documents=FLAGS[::-1])).json()["tokens"] == list(expected)
 
