@@ -1,7 +1,6 @@
 """What the README, the examples and the notebook of the cookbook tell people can be started, and happens.
 
 What would be computed causally, or was not compared, is refused: configurations at the start, requests as they come.
-Models that are served answer as here: grouped heads, norms of queries, sliding windows, heads of two workers.
 """
 
 import importlib
@@ -22,8 +21,7 @@ from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.methods import METHODS, resolve_method
 from nbclient import NotebookClient
 
-from tests import family
-from tests.worlds import TRANSFER
+from tests.conftest import TRANSFER
 from vllm_invariant_rag import InvariantRAGConnector, UnsupportedServer, requirements
 from vllm_invariant_rag.arranged_prompt import ArrangedPrompt, check_method
 from vllm_invariant_rag.attention import STEP, ArrangedAttentionImpl
@@ -190,39 +188,3 @@ def test_a_batch_that_lacks_an_arranged_request_is_an_error(monkeypatch):
     monkeypatch.setattr(STEP, "prompts", {3: ArrangedPrompt("rotor", LAYOUT)})
     with pytest.raises(UnsupportedServer, match="expected 1 more requests"):
         ArrangedAttentionImpl().forward(None, tokens, tokens, tokens, torch.zeros(2, 1, 32, 16), metadata, tokens)
-
-
-@pytest.mark.parametrize("case", ["qwen2", "qwen3", "two workers", "mistral"])
-def test_a_family_gives_the_tokens_of_generate_and_what_a_sliding_window_would_cut_is_refused(case, families):
-    """Mistral has a window of 48 tokens, and a prompt of 162: none of them is reused, and no method may look back."""
-    assert [method for method, *_ in families[case]] == list(family.METHODS)
-    for method, *rounds in families[case]:
-        if case == "mistral" and method in {"set-based", "pine"}:
-            assert all("sliding window of 48" in refused for refused in rounds)
-            continue
-        cold, warm = rounds
-        assert {type(cold), type(warm)} == {int}, rounds  # cached tokens, where the answers are those of `generate`
-        if case != "mistral":
-            assert (warm > 0) == (method != "pine"), rounds
-        elif method != "sequential":
-            assert cold == warm == 0
-
-
-def test_quantized_weights_are_attended_to_as_any_are(families):
-    """GPTQ with 4 bits, computed in float16, against float32 here; rounding moves scores less than other methods do."""
-
-    def distance(scores, others):
-        return max(abs(one - other) for one, other in zip(scores, others, strict=True))
-
-    found = families["gptq"]
-    assert [each["method"] for each in found] == list(family.METHODS)
-    for each in found:
-        far = distance(each["here"], each["there"])
-        assert all(10 * far < distance(each["here"], other["here"]) for other in found if other is not each)
-
-
-def test_an_engine_that_would_read_causally_says_why_it_does_not_start_and_plain_requests_are_as_without_us(families):
-    assert "expected no chunked prefill" in families["chunked prefill"][0]
-    assert "with the plug-in invariant_rag in VLLM_PLUGINS" in families["no plug-in"][0]
-    assert families["plain"] == families["plain, no plug-in"], "bit by bit"
-    assert "logprob=" in families["plain"][0]

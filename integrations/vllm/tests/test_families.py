@@ -1,26 +1,27 @@
-"""Models of other families, and engines with other options, on vLLM: `python -m tests.family FOLDER`.
+"""Models of other families, and engines with other options, on vLLM: answers as here, or refusals.
 
-Importing vLLM takes longer than most cases, so each case is a fork of a process that has imported it.
+Grouped heads, norms of queries, sliding windows, heads of two workers. `python -m tests.test_families FOLDER` writes
+what there is to tell. Importing vLLM takes longer than most cases, so each is a fork of a process that has imported it.
 """
 
 import json
 import os
 import random
 import sys
-import traceback
+from multiprocessing import get_context
 from pathlib import Path
 
+import pytest
 import torch
 from invariant_rag import InvariantModel, Prompt
 from invariant_rag.errors import UnsupportedCombination
 from invariant_rag.testing import tiny_model
 from safetensors.torch import save_file
 
-from tests import conftest  # noqa: F401 - the environment variables of vLLM
-from tests.worlds import Pair, engine
+from tests.conftest import Pair, engine
 from vllm_invariant_rag import UnsupportedServer, VLLMBackend
 
-METHODS = ("sequential", "rotor", "isolated", "set-based", "pine")
+METHODS = ["sequential", "rotor", "isolated", "set-based", "pine"]
 CASES = {  # family, sizes, and options of the engine
     "chunked prefill": ("llama", {}, {"enable_chunked_prefill": True}),
     "no plug-in": ("llama", {}, {}),
@@ -32,14 +33,22 @@ CASES = {  # family, sizes, and options of the engine
     "gptq": ("llama", {"intermediate_size": 256}, {"dtype": "float16"}),
     "two workers": ("llama", {}, {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}),
 }
-HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
-LAYERS = {"num_hidden_layers": 2, "vocab_size": 261, "max_position_embeddings": 2048, "eos_token_id": None}
+SIZES = {
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "num_hidden_layers": 2,
+    "vocab_size": 261,
+    "max_position_embeddings": 2048,
+    "eos_token_id": None,
+}
 
 
 def answers(folder, case):
     """Yield what there is to tell of a case."""
     family, settings, options = CASES[case]
-    model = tiny_model(family, **{**HEADS, **LAYERS, **settings})
+    model = tiny_model(family, **{**SIZES, **settings})
     with torch.no_grad():
         for each in model.parameters():
             each.mul_(2 if case == "gptq" else 3)  # random weights hardly attend; larger ones tell arrangements apart
@@ -64,19 +73,16 @@ def answers(folder, case):
     for method in METHODS:
         here, there = pair.using(method).here, pair.using(method).there
         if case == "gptq":
-            scores = [each.score(prompts[0], [[token] for token in range(20, 60)]) for each in (here, there)]
-            yield {"method": method, "here": scores[0], "there": scores[1]}
+            yield method, *(each.score(prompts[0], [[token] for token in range(20, 60)]) for each in (here, there))
             continue
-        expected, told = [each.token_ids for each in here.generate(prompts, max_new_tokens=12)], []
-        for _ in ("cold", "warm"):
-            try:
-                found = there.generate(prompts, max_new_tokens=12)
-            except UnsupportedCombination as error:
-                told.append(str(error))
-            else:
-                same = expected == [each.token_ids for each in found]
-                told.append(found[0].usage.cached_tokens if same else "other tokens")
-        yield method, *told
+        expected = [each.token_ids for each in here.generate(prompts, max_new_tokens=12)]
+        try:
+            rounds = [there.generate(prompts, max_new_tokens=12) for _ in ("cold", "warm")]
+        except UnsupportedCombination as error:
+            yield method, str(error)
+            continue
+        told = [(found[0].usage.cached_tokens, [each.token_ids for each in found]) for found in rounds]
+        yield method, *(cached if token_ids == expected else "other tokens" for cached, token_ids in told)
     llm.llm_engine.engine_core.shutdown()  # and its workers
 
 
@@ -104,21 +110,54 @@ def save_quantized(model, folder, group=32):
 
 
 def main(folder):
-    import vllm.v1.engine.llm_engine  # noqa: F401
+    import vllm.v1.engine.llm_engine  # noqa: F401 - before the forks
 
     torch.set_num_threads(1)
     for case in CASES:
-        if not (child := os.fork()):
-            if case.endswith("no plug-in"):
-                os.environ["VLLM_PLUGINS"] = "another"
-            try:
-                (folder / f"{case}.json").write_text(json.dumps([*answers(folder / case, case)]))
-            except BaseException:
-                traceback.print_exc()
-                raise
-            finally:
-                os._exit(0)  # what it has written decides
-        os.waitpid(child, 0)
+        child = get_context("fork").Process(target=write, args=(folder, case))
+        child.start()
+        child.join()
+
+
+def write(folder, case):
+    if case.endswith("no plug-in"):
+        os.environ["VLLM_PLUGINS"] = "another"
+    (folder / f"{case}.json").write_text(json.dumps([*answers(folder / case, case)]))
+
+
+@pytest.mark.parametrize("case", ["qwen2", "qwen3", "two workers", "mistral"])
+def test_a_family_gives_the_tokens_of_generate_and_what_a_sliding_window_would_cut_is_refused(case, families):
+    """Mistral has a window of 48 tokens, and a prompt of 162: none of them is reused, and no method may look back."""
+    assert [method for method, *_ in families[case]] == METHODS
+    for method, *told in families[case]:
+        if case == "mistral" and method in {"set-based", "pine"}:
+            assert "sliding window of 48" in told[0]
+            continue
+        cold, warm = told
+        assert {type(cold), type(warm)} == {int}, told  # cached tokens, where the answers are those of `generate`
+        if case != "mistral":
+            assert (warm > 0) == (method != "pine"), told
+        elif method != "sequential":
+            assert cold == warm == 0
+
+
+def test_quantized_weights_are_attended_to_as_any_are(families):
+    """GPTQ with 4 bits, computed in float16, against float32 here; rounding moves scores less than other methods do."""
+
+    def distance(scores, others):
+        return max(abs(one - other) for one, other in zip(scores, others, strict=True))
+
+    assert [method for method, *_ in families["gptq"]] == METHODS
+    for method, here, there in families["gptq"]:
+        others = [scores for name, scores, _ in families["gptq"] if name != method]
+        assert all(10 * distance(here, there) < distance(here, other) for other in others)
+
+
+def test_an_engine_that_would_read_causally_says_why_it_does_not_start_and_plain_requests_are_as_without_us(families):
+    assert "expected no chunked prefill" in families["chunked prefill"][0]
+    assert "with the plug-in invariant_rag in VLLM_PLUGINS" in families["no plug-in"][0]
+    assert families["plain"] == families["plain, no plug-in"], "bit by bit"
+    assert "logprob=" in families["plain"][0]
 
 
 if __name__ == "__main__":
