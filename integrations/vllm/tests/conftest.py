@@ -220,7 +220,7 @@ def launched(request, tmp_path_factory):
     with ExitStack() as stack:
         if "families" in wanted:
             log = tmp_path_factory.mktemp("families") / "log"
-            command = [sys.executable, "-m", "tests.test_families", str(log.parent)]
+            command = [sys.executable, "-m", "tests.test_start", str(log.parent)]
             with log.open("wb") as output:
                 options = {"cwd": Path(__file__).parents[1], "stdout": output, "stderr": output}
                 found["families"] = subprocess.Popen(command, **options), log
@@ -232,7 +232,7 @@ def launched(request, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def families(launched):
-    """What `tests.test_families` tells, by case."""
+    """What `tests.test_start` tells, by case."""
     process, log = launched["families"]
     process.wait(600)
     said = log.read_text(errors="replace")
