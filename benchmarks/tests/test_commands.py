@@ -79,13 +79,12 @@ def test_bench_prints_figures_or_json_says_if_a_toy_answered_and_overwrites_no_r
     assert "--resume" in refused(*command)
 
 
-REPRODUCED = {
+REPRODUCED = {  # rows, how many lines have them, and what else is said
     "rotor-table-10 --row RoToR": ("| RoToR |", 6, "| RoToR | 30 triples, Acc. | 31.8 | 0.0 (0.0 to 79.3) | -31.8 |"),
     "pine-table-2 --ensemble permutation-average": ("| permutation |", 6, "Section 4.2"),
     "pine-table-2 --ensemble context-experts": ("| context-experts | Full, gold first |  |", 1, "Section 4.2"),
     "rotor-table-8": ("| Original | t-statistic | 3.71 | not measured |", 1, "Not measured: the nine pairs are those"),
 }
-"""Rows, how many lines have them, and what else is said."""
 
 
 @pytest.mark.parametrize("command", REPRODUCED)
@@ -103,8 +102,7 @@ def test_reproduce_measures_the_rows_that_were_chosen_and_says_what_it_does_not_
 def refused(*arguments):
     """One red line says what is wrong, with exit code 2, before any work."""
     result = invoke(*arguments)
-    assert isinstance(result.exception, SystemExit), (arguments, result.exception)
-    assert result.exit_code == 2, (arguments, result.output)
+    assert (type(result.exception), result.exit_code) == (SystemExit, 2), (arguments, result.output)
     return result.stderr
 
 
@@ -231,7 +229,7 @@ def test_the_command_writes_a_table_and_json(tmp_path):
     assert "120 tokens in 3 segments, 120 tokens in 5 segments, shape tiny" in result.stderr.splitlines()[0]
     assert "rotor, warm set" in result.output
     measured = json.loads((tmp_path / "speed.json").read_text())
-    script = runpy.run_path(str(Path(__file__).parents[2] / "cookbook" / "costs" / "gpu.py"))
+    script = runpy.run_path(str(ROOT / "cookbook" / "costs" / "gpu.py"))
     assert [each["setting"]["segments"] for each in measured] == [3, 5]
     for each in measured:
         plain, *others = each["rows"]
@@ -277,7 +275,7 @@ def test_every_method_is_measured_unless_some_are_named_and_a_device_that_is_not
     assert all(name in refused(*words, "--device", name) for name in ("abacus", "auto"))
 
 
-def test_every_system_is_asked_in_every_round_and_tenants_are_new(lm):
+def test_every_system_is_asked_in_every_round_about_each_set_in_other_orders_and_tenants_are_new(lm):
     tenants = []
 
     def connect(tenant):
@@ -293,14 +291,9 @@ def test_every_system_is_asked_in_every_round_and_tenants_are_new(lm):
     assert all(len(times) == 2 and min(times) > 0 for each in asked.values() for times in each.values())
     assert len(set(tenants)) == len(tenants) == 9
     assert (measured["setting"]["rounds"], len(measured["ratios"])) == (2, 8)
-
-
-def test_requests_of_a_round_ask_about_each_set_in_other_orders():
-    lm = InvariantModel.from_pretrained()
     made = speed.prompts(lm, ServingConfig(questions=(4,), requests=8, segments=4, words=20), 4, seed=1)
     orders = {tuple(each.text for each in prompt.segments) for prompt in made}
-    assert len({frozenset(order) for order in orders}) == 2
-    assert len(made) == 8
+    assert (len(made), len({frozenset(order) for order in orders})) == (8, 2)
     assert len(orders) > 4
     assert {len(text.split()) for order in orders for text in order} == {7 + 20}
 

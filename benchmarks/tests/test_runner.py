@@ -235,9 +235,8 @@ def run(files, lm):
 
     def done(out, name="mmlu", *, resume=False, progress=no_progress, **more):
         fixed = {"data": files, "max_new_tokens": 3, "overflow": "trim_segments", "settings": SETTINGS.get(name, {})}
-        return run_benchmark(
-            BenchmarkConfig(name, **{**fixed, **more}), out, resume=resume, model=lm, progress=progress
-        )
+        config = BenchmarkConfig(name, **{**fixed, **more})
+        return run_benchmark(config, out, resume=resume, model=lm, progress=progress)
 
     return done
 
