@@ -9,9 +9,11 @@ import signal
 import sys
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import wraps
 from math import inf
 from pathlib import Path
+from socket import create_connection
 from threading import Event
 
 import httpx
@@ -156,6 +158,50 @@ def test_every_line_is_json_and_what_comes_again_and_again_is_counted():
     lines = [JsonLines().format(each) for each in records if limit.filter(each)]
     assert "\n" not in "".join(lines)
     assert (len(lines), json.loads(lines[-1])["left_out"]) == (21, 259)
+
+
+RANKING = b"POST /v1/rerank HTTP/1.1\r\nHost: a\r\n"
+TWO_LENGTHS = b" HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+
+
+def test_what_is_hardly_http_or_has_two_lengths_is_refused_once_and_who_leaves_in_the_middle_does_no_harm(http):
+    hidden = TWO_LENGTHS + b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n"
+    for sent, status in (
+        (b"\x00" * 100, 400),
+        (b"GARBAGE\r\n\r\n", 400),
+        (RANKING + b"Content-Length: 9999999999\r\n\r\n{}", 413),
+        (RANKING + b"Content-Length: -1\r\n\r\n{}", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 100_000, 431),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
+        (b"GET /v1/models/%00%ff%2e%2e HTTP/1.1\r\nHost: a\r\nX-Request-Id: a\tb\r\nConnection: close\r\n\r\n", 404),
+        *((start + hidden, 400) for start in (b"POST /v1/rerank", b"GET /health", b"OPTIONS /v1/models")),
+    ):
+        head, _, content = exchanged(http, sent).partition(b"\r\n\r\n")
+        assert head.startswith(f"HTTP/1.1 {status} ".encode()), sent[:99]
+        assert json.loads(content)["error"]["type"] == "invalid_request_error"  # and no second answer behind it
+        assert http.get("/health").status_code == 200
+    content = json.dumps(body(max_tokens=8)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+    for sent in (head[:20], head, head + content[:10], head + content):
+        with create_connection((http.base_url.host, http.base_url.port)) as raw:
+            raw.sendall(sent)
+    assert http.post(CHAT, json=body(max_tokens=8)).status_code == 200
+
+
+@pytest.mark.parametrize("is_proxy", [False, True])
+def test_idle_connections_lock_nobody_out(is_proxy, embedded):
+    settings = Settings(max_connections=8, trusted_proxies=frozenset({"127.0.0.1"} if is_proxy else ()))
+    with client_of(InProcess(embedded), settings) as http, ExitStack() as stack:
+        address = http.base_url.host, http.base_url.port
+        idle = [stack.enter_context(create_connection(address)) for _ in range(40)]
+        for _ in range(3):
+            assert httpx.get(http.base_url.join("/health"), timeout=10).status_code == 200
+        idle[0].settimeout(1 if is_proxy else 10)
+        if is_proxy:  # whose connections are those of many
+            with pytest.raises(TimeoutError):
+                idle[0].recv(1)
+        else:
+            assert idle[0].recv(1) == b""  # the oldest one is closed
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ from invariant_rag.server.settings import EngineConfig
 from invariant_rag.testing.rounding import rounding
 from tests.server.conftest import CHAT, FLAGS, ask, body, client_of, form, served, serving, stable, wait_until
 from tests.server.scripted import USAGE, Answer, completion, events, refusal, scripted_api
-from tests.server.test_chat import ASKED, COLOUR, QUESTION, SEARCH
 from tests.server.test_limits import TRACE
+from tests.server.test_requests import ASKED, COLOUR, QUESTION, SEARCH
 
 
 def asked(*parts):
