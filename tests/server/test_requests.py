@@ -279,7 +279,7 @@ OBJECT = {"type": "json_object"}
 NAMED = {"type": "function", "function": {"name": "g"}}
 MANY = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": [""] * 9_999})}}
 LAST_SEED = (1 << 64) - 1
-GIVEN = {"ordering": "given"}
+GIVEN, DROPPING = {"ordering": "given"}, {"overflow": "drop_last"}
 CASES = {
     "unknown": (CHAT, chat(colour=1), 400, "colour", "colour: unknown field"),
     "unknown, of a document": (CHAT, chat(documents=[{"text": "a", "Url": 1}]), 400, "documents[0].Url", "unknown"),
@@ -357,7 +357,7 @@ CASES = {
         for number, prompt in enumerate(([], "", [[1], ["a"]], [-1], [10**9], {}, None))
     },
     "judge, as given": (JUDGE, {"answers": ["a"], "invariant": GIVEN}, 400, "invariant.ordering", "'given'"),
-    "judge, cut": (JUDGE, {"answers": ["a"], "invariant": {"overflow": "trim"}}, 400, "invariant.overflow", "'error'"),
+    "judge, cut": (JUDGE, {"answers": ["a"], "invariant": DROPPING}, 400, "invariant.overflow", "'error'"),
     "criteria": (JUDGE, {"answers": ["a"], "criteria": {}}, 400, "criteria", "criteria"),
     "no criteria of options": (JUDGE, {"question": "?", "options": ["a"], "criteria": {}}, 400, None, "neither"),
     "answers": (JUDGE, {"answers": [str(n) for n in range(27)]}, 400, "answers", "1 to 26"),
