@@ -116,14 +116,9 @@ def test_variables_reach_the_template_and_unknown_ones_are_refused():
 
 # --- tools ---
 
-SEARCH = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "Search the records.",
-        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
-    },
-}
+QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+FUNCTION = {"name": "search", "description": "Search the records.", "parameters": QUERY}
+SEARCH = {"type": "function", "function": FUNCTION}
 CALL = {"id": "abc123", "type": "function", "function": {"name": "search", "arguments": '{"query": "ferry"}'}}
 
 
@@ -209,7 +204,7 @@ def test_what_a_template_does_not_render_of_tools_is_written_as_text():
     assert "Result of search:\nAt noon.\n\nResult of search:\nDaily.\n\nSure?" in rendered("strict", twice)
     messages = [message("Be brief.", "system"), message("When?")]
     text = rendered("chatml", messages)
-    described = "Be brief.\n\nYou may call these tools:\n" + json.dumps(SEARCH["function"])
+    described = "Be brief.\n\nYou may call these tools:\n" + json.dumps(FUNCTION)
     assert text.startswith(f"<|im_start|>system\n{described}"), "tools end the system message"
     assert '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call><|im_end|>' in text
     assert str(render_chat(messages, with_template(""), tools=[SEARCH]).prefix).startswith(described)
@@ -245,11 +240,9 @@ def decoded(ids):
     return str(TOY.decode(list(ids)))
 
 
-def starting_with(single, **names):
+def starting_with(single):
     """A toy tokenizer whose post-processor puts special tokens around every text."""
     tokenizer = toy_tokenizer()
-    for name, value in names.items():
-        setattr(tokenizer, name, value)
     special = [(each.content, index) for index, each in tokenizer.added_tokens_decoder.items()]
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
     return tokenizer
@@ -289,7 +282,9 @@ STARTS = {"<bos> $A": "<bos>", "<bos> <|im_start|> $A": "<bos><|im_start|>", "$A
 
 @pytest.mark.parametrize(("single", "start"), STARTS.items())
 def test_a_prompt_starts_as_the_tokenizer_starts_a_text_and_never_twice(single, start):
-    tokenizer = starting_with(single, bos_token="<eos>") if single == "$A <eos>" else starting_with(single)
+    tokenizer = starting_with(single)
+    if single == "$A <eos>":
+        tokenizer.bos_token = "<eos>"
     for text in ("ab", "", "<bos>ab", "<|im_start|>ab"):
         tokens = tokenize_prompt(Prompt(text, ["<bos>s"], "q"), tokenizer)
         assert decoded(tokens.texts[0]) == (text if start and text.startswith(start) else start + text)

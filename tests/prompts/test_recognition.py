@@ -324,10 +324,7 @@ def test_marked_segments_are_sets_or_a_reason_to_warn_and_what_is_no_text_stays_
     (marked,) = recognize([Turn("user", (mark_set(STEPS),))], [Retrieval(facts)]).sets
     assert marked == SegmentSet(facts), "with the metadata of the retrieval"
 
-    class Text(str):
-        __slots__ = ("block",)
-
-    image, text = {"type": "image"}, Text("Look: [1, 2]")
+    image, text = {"type": "image"}, type("Text", (str,), {})("Look: [1, 2]")
     parts = recognize([Turn("user", (text, image, json.dumps(STEPS)))]).turns[0].parts
     assert parts[0] is text
     assert parts[1] is image
