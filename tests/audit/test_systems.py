@@ -17,8 +17,8 @@ import pytest
 
 from invariant_rag import RAG, Prompt, errors
 from invariant_rag.audit import Endpoint, Question, audit
-from invariant_rag.audit.folder import open_answers
 from invariant_rag.audit.order_check import check_order
+from invariant_rag.audit.run_folder import open_answers
 from invariant_rag.audit.systems import as_reply, as_system
 from invariant_rag.errors import AuditFailed, FileInUse, UnusableFile
 from invariant_rag.files import LineFile
@@ -244,7 +244,7 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 from invariant_rag.errors import FileInUse
-from invariant_rag.audit.folder import open_answers
+from invariant_rag.audit.run_folder import open_answers
 try:
     open_answers(Path(sys.argv[1]))
 except FileInUse:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from invariant_rag import Segment
+from invariant_rag.citation_labels import find_labels, labels_of, without_labels
 from invariant_rag.errors import InvalidSegment
-from invariant_rag.labels import find_labels, labels_of, without_labels
 from invariant_rag.prompts import has_marks, mark, mark_set, parse_marked, without_marks
 from invariant_rag.prompts.markers import Marked, split_marked
 from invariant_rag.segments import SegmentSet, Slot, document_rendering
