@@ -12,7 +12,16 @@ from scipy.stats import bootstrap as scipy_bootstrap
 
 from cookbook.audit.worlds import BLIND, DEPENDS, MARGIN, WORLDS, at_net, draw, expected, simulate
 from invariant_rag.audit import statistics as stats
-from invariant_rag.audit.screen import ALONE, FALSE_ALARMS, REPEATED, disagreements, looks, screen, spent, upper_bound
+from invariant_rag.audit.sequential_test import (
+    ALONE,
+    FALSE_ALARMS,
+    REPEATED,
+    disagreements,
+    looks,
+    screen,
+    spent,
+    upper_bound,
+)
 from invariant_rag.audit.statistics import Estimate, mean_difference, mean_interval, paired_p_value, wilson_interval
 
 

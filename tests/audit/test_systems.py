@@ -21,10 +21,10 @@ import pytest
 
 from invariant_rag import RAG, Prompt, errors
 from invariant_rag.audit import Endpoint, audit
-from invariant_rag.audit.folder import open_answers
 from invariant_rag.audit.matching import contains_gold, is_refusal, is_right, normal_tokens
 from invariant_rag.audit.order_check import check_order
 from invariant_rag.audit.questions import Question, as_retrieve_function, parse_questions, read_questions
+from invariant_rag.audit.run_folder import open_answers
 from invariant_rag.audit.systems import as_reply, as_system
 from invariant_rag.errors import AuditFailed, FieldWarning, FileInUse, InvalidQuestion, UnknownName, UnusableFile
 from invariant_rag.files import LineFile
@@ -396,7 +396,7 @@ ODD = {"é \ud800": "\u2028\r\n"}
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from invariant_rag.audit.folder import open_answers
+from invariant_rag.audit.run_folder import open_answers
 open_answers(Path(sys.argv[1]))
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -10,8 +10,8 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from invariant_rag import Prompt, Segment, SegmentSet, prompts
+from invariant_rag.citation_labels import find_labels, labels_of, without_labels
 from invariant_rag.errors import InvalidPrompt, InvalidSegment, InvalidTool, TokenizerRequired
-from invariant_rag.labels import find_labels, labels_of, without_labels
 from invariant_rag.prompts import Tool, ToolCall, control_tokens, mark, mark_set, render_chat, tokenize_prompt
 from invariant_rag.prompts.markers import Marked, split_marked
 from invariant_rag.prompts.template_probes import OWN_FORMAT, CallFormat
