@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import save
 
 from invariant_rag import RAG, InvariantModel, KeyValueCache, Segment, errors
-from invariant_rag.audit.folder import open_answers
 from invariant_rag.audit.questions import read_questions
+from invariant_rag.audit.run_folder import open_answers
 from invariant_rag.files import LineFile
 from invariant_rag.methods import METHODS
 from invariant_rag.models.embedded import EMBEDDED

@@ -18,7 +18,7 @@ from invariant_rag.errors import InvalidObject, InvalidSchema
 from invariant_rag.generation.json_schema import json_format
 from invariant_rag.generation.structured import vocabulary
 from invariant_rag.prompts.tokenization import literals_of
-from invariant_rag.server import InProcess, Settings, job
+from invariant_rag.server import InProcess, Settings, endpoints
 from invariant_rag.server import worker as workers
 from invariant_rag.server.admission import FairQueue
 from invariant_rag.server.application import create_app, router
@@ -135,7 +135,7 @@ def slowest_health(http, path, body):
 def test_a_body_is_parsed_where_the_work_can_be_stopped(target, monkeypatch):
     threads, body = threading.active_count(), body_of(CHAT, "lists")
     with monkeypatch.context() as patch:
-        patch.setattr(job, "_PARSING_SECONDS", 0.001)
+        patch.setattr(endpoints, "_PARSING_SECONDS", 0.001)
         response = target.post(CHAT, content=body, headers={"content-type": "application/json"})
     assert (response.status_code, "parsed within 0.001 seconds" in response.text) == (413, True)
     assert computed_in(0.3) < 0.1
