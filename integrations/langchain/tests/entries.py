@@ -159,6 +159,7 @@ ENTRIES["`documents=`"] = {
 # --- chains, and retrievers over others ---------------------------------------------------------------------------
 
 WORDS = CharacterTextSplitter(separator=" ", chunk_size=20, chunk_overlap=0)
+SPLITS = DocumentCompressorPipeline(transformers=[WORDS])
 SOURCE_PROMPT = PromptTemplate.from_template("Source: {source}\nContent: {page_content}")
 REDUCE_PROMPT = PromptTemplate.from_template("{summaries}\n\n{question}")
 FROM_INPUT = ChatPromptTemplate.from_messages([("system", "Answer from this:\n\n{context}"), ("human", "{input}")])
@@ -175,11 +176,6 @@ def retrieval_chain(over=lambda c: c.retriever, **options):
 def retrieval_qa(kind, **prompts):
     create = partial(chains.RetrievalQA.from_chain_type, chain_type=kind, chain_type_kwargs=prompts)
     return lambda c: create(llm=c.model, retriever=c.retriever).invoke({"query": QUESTION})
-
-
-def compressed(c):
-    splits = DocumentCompressorPipeline(transformers=[WORDS])
-    return retrievers.ContextualCompressionRetriever(base_compressor=splits, base_retriever=c.retriever)
 
 
 def parents(c):
@@ -207,7 +203,9 @@ ENTRIES["a retriever over others, then `format_docs`"] = {
     "`VectorStoreRetriever`": lcel(over=lambda c: c.store().as_retriever()),
     "`EnsembleRetriever`": lcel(over=lambda c: retrievers.EnsembleRetriever(retrievers=[c.retriever] * 2)),
     "`MultiQueryRetriever`": lcel(over=lambda c: retrievers.MultiQueryRetriever.from_llm(c.retriever, c.model)),
-    "`ContextualCompressionRetriever` that splits": lcel(over=compressed),
+    "`ContextualCompressionRetriever` that splits": lcel(
+        over=lambda c: retrievers.ContextualCompressionRetriever(base_compressor=SPLITS, base_retriever=c.retriever)
+    ),
     "`ParentDocumentRetriever`": lcel(over=parents),
 }
 ENTRIES["`vector_store.similarity_search`, no retriever"] = {
@@ -255,7 +253,6 @@ FEW_SHOTS = FewShotPromptTemplate(
     examples=[{"q": "How much is bread?", "a": "Two crowns."}, {"q": "Is it raining?", "a": "No."}],
     example_prompt=PromptTemplate.from_template("Q: {q}\nA: {a}"),
     suffix="{context}\n\nQ: {question}\nA:",
-    input_variables=["context", "question"],
 )
 
 

@@ -235,9 +235,6 @@ def test_models_of_one_name_never_exchange_answers_but_those_with_a_cache_of_key
         (answer,) = set(map(text, answers))
         asked.add(answer)
         assert (len(asked), len(llm_cache._cache)) == (count, entries * count)  # for a chat, one of the call's model
-    own.model.lm_head.weight.data[200, 5] += 1.0  # in place
-    kind(model=own, max_tokens=6).invoke(QUESTION)
-    assert len(llm_cache._cache) == entries * 2 + 1
 
 
 # --- what is refused, and what is ignored ---------------------------------------------------------------------------
@@ -268,7 +265,6 @@ def test_keywords_of_a_call_are_refused(lm, name):
                     ask(QUESTION, **{name: value})
 
 
-BAD = {"title": "Bad", "type": "object", "properties": {"a": {"type": "no such type"}}, "required": ["a"]}
 WITHOUT_CONTEXT = ChatPromptTemplate.from_template("{x}")
 IMAGE, NO_SEGMENT = {"type": "image", "url": "a.png"}, {"type": "text-plain", "extras": {"segment": True}, "text": 3}
 REFUSALS = [
@@ -278,16 +274,12 @@ REFUSALS = [
     (errors.InvalidPrompt, "type 'image'", lambda chat: chat.invoke([HumanMessage([IMAGE])])),
     (errors.InvalidSegment, "a mapping of", lambda chat: chat.invoke([HumanMessage([NO_SEGMENT])])),
     (errors.InvalidTool, "list of tools", lambda chat: chat.bind_tools(3)),
-    (errors.InvalidTool, "Unsupported function", lambda chat: chat.bind_tools([3])),
     (errors.InvalidTool, "tool_choice: ", lambda chat: chat.bind_tools([], tool_choice={"type": "x"})),
     (errors.InvalidSchema, "Unsupported function", lambda chat: chat.with_structured_output(3)),
-    (errors.InvalidSchema, "no such type", lambda chat: chat.with_structured_output(BAD).invoke(QUESTION)),
     (errors.UnknownName, "method of structured", lambda chat: chat.with_structured_output(BaseModel, method="x")),
     (errors.InvalidChoice, "votes", lambda _: vote(Reader(), votes=0)),
-    (errors.InvalidChoice, "seed", lambda _: vote(Reader(), seed="x")),
     (ValidationError, "answer_of", lambda _: vote(Reader(), answer_of=3)),
     (errors.UnknownName, "ordering", lambda _: vote(FakeListLLM(responses=["a"]), ordering="x")),
-    (errors.UnsupportedCombination, "given", lambda _: canonical(Reader(), ordering="given")),
     (errors.UnsupportedModel, "got str", lambda _: canonical("gpt-4")),
     (ValidationError, "retriever", lambda _: ours.as_segments(3)),
     (ValidationError, "join_by", lambda _: ours.as_segments(Listed(documents=[]), join_by=3)),
