@@ -11,19 +11,18 @@ from invariant_rag.prompts import begin_outside
 from llama_index.core import Settings
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.llms import MockLLM
 
 from llama_index.llms.invariant_rag import InvariantLLM
 
 
 @pytest.fixture(autouse=True)
 def _no_settings():
-    """Leave no global LLM, embedding, tokenizer or callbacks behind, and nothing that was retrieved for no LLM."""
-    yield
+    """Begin without a global embedding, tokenizer or callbacks, and with nothing that was retrieved for no LLM."""
     begin_outside().retrievals = []
     llama_index.core.global_tokenizer = None
-    Settings._callback_manager = None
-    Settings._llm = None
-    Settings._embed_model = None
+    Settings._callback_manager = Settings._embed_model = None
+    Settings.llm = MockLLM()  # LlamaIndex looks for one even where a synthesizer brings its own
 
 
 @pytest.fixture
