@@ -127,9 +127,6 @@ class Recorder(Reader, MockFunctionCallingLLM):
     """One that calls the first tool, in text if it has to."""
 
 
-# --- asking in every order, and what a response says ---
-
-
 def same(ask, ways=ORDERS):
     """Ask in each order of the nodes, or in other ways, and return the answer, which is one for all of them."""
     first, *others = map(ask, ways)

@@ -30,12 +30,6 @@ def llm(lm):  # noqa: F811 - the fixture above
     return InvariantLLM(lm, max_tokens=8)
 
 
-@pytest.fixture
-def plain_llm(lm):  # noqa: F811
-    """The same weights, read in the order given: what every test of invariance must tell apart."""
-    return InvariantLLM(lm.with_method("sequential", ordering="given"), max_tokens=8)
-
-
 class Events(BaseEventHandler):
     """Remembers every event, and the names of them, those of progress once."""
 

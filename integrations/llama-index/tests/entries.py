@@ -52,10 +52,9 @@ Found = create_model("Found", input=(str, Field(pattern="^[a-z]{6}$")))
 
 
 def answer(ask, llm, nodes, question=QUERY):
-    """Return the text of an answer, and the response. The LLM is LlamaIndex's global one meanwhile.
+    """Return the text of what an entry answers, and the response. The LLM is LlamaIndex's global one.
 
-    `ask` is an entry: it builds everything anew for a `Case`, and returns a query engine, or what `read` takes, or a
-    generator of that.
+    For a `Case`, an entry builds everything anew: it returns a query engine, what `read` takes, or a generator of that.
     """
     Settings.llm = llm
     asked = ask(Case(llm, nodes, question))
@@ -67,9 +66,6 @@ def answer(ask, llm, nodes, question=QUERY):
 def local_llm(lm):
     """Return an LLM in memory whose two letters depend on everything that it reads."""
     return InvariantLLM(lm, max_tokens=2, generation_kwargs={"logits_processor": [EveryBit(lm)]})
-
-
-# --- prompts that a user writes around nodes ---
 
 
 def contents(nodes):
@@ -109,9 +105,6 @@ PLAIN = PromptTemplate("Context: {context_str}\nQuestion: {query_str}")
 
 def prompt_of(context):
     return f"Answer from these sources.\n\n{context}\n\nQuestion: {QUERY}\nAnswer:"
-
-
-# --- who asks ---
 
 
 class Answering(Workflow):
@@ -245,8 +238,8 @@ class Case(NamedTuple):
 
     def told(self, write):
         """Ask about the content of a tool's message."""
-        call = ToolCallBlock(tool_call_id="1", tool_name="search", tool_kwargs={})
-        calling = ChatMessage(role="assistant", blocks=[call])
+        call = [ToolCallBlock(tool_call_id="1", tool_name="search", tool_kwargs={})]
+        calling = ChatMessage(role="assistant", blocks=call)
         return self.llm.chat([ChatMessage(self.question), calling, told_by_tool(write(self.nodes))])
 
     def blocks(self, make, between=()):

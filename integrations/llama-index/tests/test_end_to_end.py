@@ -76,12 +76,10 @@ def rows():
 
 TABLE = list(rows())
 OF_FOUR_NODES = [tuple((start + step * i) % 4 for i in range(4)) for start in range(4) for step in (1, -1)]
+SHOWN = ("as it is", "`InvariantChatEngine`, `chat`")
+"""Entries that are asked about four nodes, too."""
 CASES = [(row, ORDERS) for row in TABLE]
-CASES += [
-    (row, OF_FOUR_NODES)
-    for row in TABLE
-    if not row.wrapper and row.name in ("as it is", "`InvariantChatEngine`, `chat`")
-]
+CASES += [(row, OF_FOUR_NODES) for row in TABLE if not row.wrapper and row.name in SHOWN]
 NAMES = (
     "which reads no node",
     "`CitationQueryEngine`: with `InvariantSynthesizer`",
@@ -123,8 +121,6 @@ def test_an_entry_is_invariant_or_warns_as_its_row_says_and_a_plain_model_answer
         assert not warned or row.wrapper
     assert (len(answers) > 1) != any(each in row.title for each in NAMES)
 
-
-# --- documentation and the package ---
 
 PAGES = {
     "package": examples(HERE / "README.md"),

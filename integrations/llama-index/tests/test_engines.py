@@ -192,9 +192,6 @@ def test_chunks_of_a_source_are_joined_in_every_order_and_overlaps_are_not_repea
     assert len(SourceJoiner().postprocess_nodes(chunks)) == (1 if key is None else 3)
 
 
-# --- reports, events and callbacks ---
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_calls_are_one_report_that_is_invariant_only_if_all_are(llm, lm, way):
     def told(llm, **options):

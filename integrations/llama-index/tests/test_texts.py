@@ -38,7 +38,6 @@ from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 dispatcher = get_dispatcher(__name__)
 TEMPLATE = PromptTemplate("Read:\n{context}\nNow: {q}")
 WITH_YEAR = listing("{node.metadata} {node.text}", "\n")
-NUMBERED = listing("{n}. {node.text}", "\n")
 WORD = create_model("Word", input=(str, ...))
 
 
@@ -57,23 +56,6 @@ def asked(llm, nodes, write, template=TEMPLATE, q=QUERY, **more):
 def warned_of(*args, **options):
     """Return what is warned of where an LLM behind an API is asked."""
     return caught(asked, canonical(Recorder()), *args, **options)[1]
-
-
-# --- values of variables ---
-
-
-@pytest.mark.parametrize(("write", "is_set"), [(WITH_YEAR, True), (NUMBERED, False)])
-def test_metadata_belongs_to_its_node_and_a_number_does_not(write, is_set):
-    recorder, written = Recorder(), []
-    for order in ORDERS:
-        nodes = [node(TEXTS[i], year=(2021, 1987, 1904)[i]) for i in order]
-        assert len(caught(asked, canonical(recorder), nodes, write)[1]) == (0 if is_set else 1)
-        written.append(f"Read:\n{write(nodes)}\nNow: {QUERY}")
-        if not is_set:
-            with pytest.raises(OrderWarning, match="SegmentMarkerPostprocessor"):  # also where warnings are none
-                caught(asked, canonical(Recorder(), strict=True), nodes, write)
-    assert recorder.asked == (recorder.asked[:1] * 6 if is_set else written)
-    assert recorder.asked[0] in written, "what the template writes for one order: each year stays with its text"
 
 
 @pytest.mark.parametrize("name", ["context", "context_str"])
@@ -109,8 +91,6 @@ def test_a_loop_of_a_template_over_one_document_writes_it_whole():
     answer(entries.ENTRIES["nodes in other calls"][loop], canonical(recorder), nodes_of([0]))
     assert recorder.asked == [f"<source nr=1>{TEXTS[0]}</source>\nAnswer: {QUERY}"]
 
-
-# --- prompts, through every entry ---
 
 QUESTIONS, STATED, ANSWERS, ARGUMENTS = (
     written_texts(part, *TEXTS) for part in ("questions", "stated_orders", "answers", "arguments")
@@ -266,9 +246,6 @@ async def test_arguments_of_a_call_arrive_as_the_model_wrote_them(spoken, number
     llm = writing(spoken, call_text("run", arguments))
     (found,) = llm.get_tool_calls_from_response(llm.chat_with_tools([tool], chat_history=[message]))
     assert found.tool_kwargs == arguments
-
-
-# --- runs ---
 
 
 @dispatcher.span
