@@ -176,18 +176,12 @@ LONGER = {"messages": [{"role": "user", "content": LONG * 9000}]}
 
 
 @pytest.mark.parametrize("name", ABANDONED)
-def test_nothing_runs_on_when_its_client_has_left(name, target):
+def test_nothing_runs_on_when_its_client_has_left_or_its_deadline_has_passed(name, hasty, target):
     path, content = ABANDONED[name]
-    target.post(path, json=ROUTES[path])  # what is loaded at first is loaded
+    target.post(path, json=ROUTES[path])  # what is loaded at first is loaded, and a worker starts
     with leaving(target, path, content):
         time.sleep(STAY_SECONDS)
     check_nothing_runs(target)
-
-
-@pytest.mark.parametrize("name", ABANDONED)
-def test_nothing_runs_on_when_its_deadline_has_passed(name, hasty, target):
-    path, content = ABANDONED[name]
-    target.post(path, json=ROUTES[path])  # a worker starts
     response = hasty.post(path, json=LONGER if path == TOKENS else content)
     streamed = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
     assert response.status_code == (200 if streamed else 504)
