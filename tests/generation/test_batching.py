@@ -216,37 +216,29 @@ def test_a_copy_begins_with_an_empty_queue(llama):
     assert len(answer.token_ids) == OPTIONS["max_new_tokens"]
 
 
-def test_an_abandoned_row_ends_what_is_abandoned_in_the_queue_is_not_begun_and_others_go_on(model):
-    batcher, gone, never, options = MicroBatcher(), Event(), Event(), {"max_new_tokens": 200}
-    with ThreadPoolExecutor(3) as pool, batch_sizes(model.model) as sizes:
+def test_a_row_that_is_abandoned_or_closed_ends_one_in_the_queue_is_not_begun_and_others_go_on(model):
+    batcher, gone, never, shared, options = MicroBatcher(), Event(), Event(), Event(), {"max_new_tokens": 200}
+    with ThreadPoolExecutor(5) as pool, batch_sizes(model.model) as sizes:
         with halted(batcher):
-            stream = batcher.stream(model, TEXTS[0], options, abandoned=gone)
-            begun = pool.submit(next, stream)
+            left = batcher.stream(model, TEXTS[0], options, abandoned=gone)
+            closed, streamed = (batcher.stream(model, each, options, abandoned=shared) for each in TEXTS[2:])
+            begun = [pool.submit(next, each) for each in (left, closed)]
+            rest = pool.submit("".join, streamed)
             kept = pool.submit(batcher.generate, model, TEXTS[1], options)
             waits = pool.submit(batcher.generate, model, TEXTS[2], options, abandoned=never)
-            until_waiting(batcher, 3)
+            until_waiting(batcher, 5)
             never.set()
-        begun.result()
+        assert all(each.result() for each in begun)
         gone.set()
-        for abandoned in (waits.result, partial(list, stream)):
+        closed.close()
+        for abandoned in (waits.result, partial(list, left)):
             with pytest.raises(CancelledError):
                 abandoned()
-        kept = kept.result().token_ids
-    assert kept == model.generate(TEXTS[1], **options).token_ids
-    assert stream.generation is None
-    assert set(sizes) == {2}
-
-
-def test_closing_a_stream_ends_its_row_and_abandons_nothing_else(model):
-    batcher, gone = MicroBatcher(), Event()
-    left, kept = (batcher.stream(model, prompt, {"max_new_tokens": 200}, abandoned=gone) for prompt in TEXTS[:2])
-    with ThreadPoolExecutor(1) as pool:
-        rest = pool.submit("".join, kept)
-        next(left)
-        left.close()
-        assert rest.result() == model.generate(TEXTS[1], max_new_tokens=200).text
-    assert left.generation is None
-    assert not gone.is_set()
+        kept, rest = kept.result().token_ids, rest.result()
+    assert (kept, rest) == (model.generate(TEXTS[1], **options).token_ids, model.generate(TEXTS[3], **options).text)
+    assert left.generation is closed.generation is None
+    assert not shared.is_set(), "closing abandons nothing else"
+    assert set(sizes) == {4}
     with batch_sizes(model.model) as sizes:
         alone = batcher.stream(model, TEXTS[0], {"max_new_tokens": 1000})
         next(alone)
