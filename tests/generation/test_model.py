@@ -19,7 +19,7 @@ from invariant_rag import InvariantModel, KeyValueCache, Prompt, SegmentSet, err
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.errors import ContextOverflow, InvalidPrompt, UnsupportedCombination
-from invariant_rag.generation.lazy import LazyModel
+from invariant_rag.generation.lazy_model import LazyModel
 from invariant_rag.methods import PINE
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import Frequency
