@@ -261,6 +261,7 @@ def test_what_an_api_cannot_do_is_refused_and_promises_that_it_breaks_are_told(a
     api.plan(Answer(body=completion()))
     for path, sent, told in (
         (CHAT, body(invariant={"method": "rotor"}), "expected one of canonical, sequential, vote"),
+        (CHAT, body(invariant={"ordering": "given"}), "expected an ordering by content"),
         (CHAT, body(invariant={"overflow": "drop_last"}), "expected no invariant.overflow"),
         (CHAT, body(invariant={"method": "vote"}, n=2), "expected n=1"),
         (CHAT, body(response_format=form({"$ref": "https://example.org/s.json"})), '"invalid_schema"'),
