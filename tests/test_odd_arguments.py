@@ -17,7 +17,7 @@ from invariant_rag.audit import Question, check_order
 from invariant_rag.audit.calls import no_progress
 from invariant_rag.ensembles import blank_segments
 from invariant_rag.errors import InvalidTool, InvariantRAGError
-from invariant_rag.generation.lazy import LazyModel
+from invariant_rag.generation.lazy_model import LazyModel
 from invariant_rag.generation.structured import ToolCalling, constrain, generate_structured
 from invariant_rag.interventions import HiddenScaling, MsPoE, resolve_intervention
 from invariant_rag.interventions.search import search_dimension

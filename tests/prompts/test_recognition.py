@@ -1,12 +1,8 @@
-"""A slot is a set in every order of its documents or in none, as declared segments are; all else stays as written.
-
-What stays text, or no model got, is noticed.
-"""
+"""A slot is a set in every order of its documents or in none, as declared segments are; all else stays as written."""
 
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context
 from itertools import permutations
@@ -28,7 +24,6 @@ SALT = Segment("Salt is sold in Brenn.\n\nIt is cheap.", "Trade", {"source": "sa
 DOCUMENTS = (FERRY, MILL, SALT)
 JOINED = "\n".join(each.text for each in DOCUMENTS)
 
-Template = Callable[[int, Segment], str]
 SETS = {
     **{repr(sep): (lambda n, each: each.text, sep) for sep in ("\n\n", "\n", " ", "\n\n---\n\n", "\nNEXT\n")},
     "bullets": (lambda n, each: f"- {each.text}\n", ""),
@@ -75,20 +70,16 @@ def test_a_constant_template_is_a_set_in_every_order_and_one_that_counts_or_chan
         assert holds_documents("Answer from this:\n" + written({**SETS, **TEXTS}[name], listed), Retrieval(DOCUMENTS))
 
 
-PAGES = [Segment(each.text, metadata={"page": n, "id": "_abc"[n]}) for n, each in enumerate(DOCUMENTS, 1)]
-
-
-def filed(*values, texts=None):
-    texts = texts or [each.text for each in DOCUMENTS]
-    return [Segment(text, metadata={"k": k}) for text, k in zip(texts, values, strict=True)]
-
-
 def test_what_cannot_be_told_from_the_template_or_counts_leaves_text_in_every_order():
+    def filed(*values, texts=tuple(each.text for each in DOCUMENTS)):
+        return [Segment(text, metadata={"k": k}) for text, k in zip(texts, values, strict=True)]
+
+    pages = [Segment(each.text, metadata={"page": n, "id": "_abc"[n]}) for n, each in enumerate(DOCUMENTS, 1)]
     for template, sep, listed in (
         # `[1]` beside the page 1 may be its page, or its place; in another order it is only one of them.
-        (lambda n, each: f"[{n}] {each.text}", "\n", PAGES),
-        (lambda n, each: f"[{each.metadata['page']}] {each.text}", "\n", PAGES),
-        (lambda n, each: f"({each.metadata['id']}) {each.text}", "\n", PAGES),
+        (lambda n, each: f"[{n}] {each.text}", "\n", pages),
+        (lambda n, each: f"[{each.metadata['page']}] {each.text}", "\n", pages),
+        (lambda n, each: f"({each.metadata['id']}) {each.text}", "\n", pages),
         # 3 is also a part of 300; a value may be the separator; two equal texts have different fields.
         (lambda n, each: f"Page {each.metadata['k']} of 300: {each.text}", "\n", filed(12, 3, 7)),
         (lambda n, each: f"{each.metadata['k']}: {each.text}", "\n", filed("", "en", "en")),
@@ -143,13 +134,8 @@ def test_documents_that_cannot_be_told_apart_are_treated_alike_in_every_order(te
 
 _letters = st.sampled_from(["a", "b", " ", "\n", "-", "1"])
 _values = st.one_of(st.integers(0, 12), st.text(_letters, max_size=2), st.sampled_from(["x.txt", "y.txt", "xx.txt"]))
-_documents = st.lists(
-    st.builds(
-        lambda text, k, m: Segment(text, metadata={"k": k, "m": m}), st.text(_letters, min_size=1), _values, _values
-    ),
-    min_size=2,
-    max_size=4,
-)
+_fields = st.fixed_dictionaries({"k": _values, "m": _values})
+_documents = st.lists(st.builds(Segment, st.text(_letters, min_size=1), metadata=_fields), min_size=2, max_size=4)
 _pieces = st.lists(st.sampled_from(["", "- ", "\n", "a", ": ", ("k",), ("m",)]), max_size=3)
 
 
@@ -338,10 +324,7 @@ def test_marked_segments_are_sets_or_a_reason_to_warn_and_what_is_no_text_stays_
     (marked,) = recognize([Turn("user", (mark_set(STEPS),))], [Retrieval(facts)]).sets
     assert marked == SegmentSet(facts), "with the metadata of the retrieval"
 
-    class Text(str):
-        __slots__ = ("block",)
-
-    image, text = {"type": "image"}, Text("Look: [1, 2]")
+    image, text = {"type": "image"}, type("Text", (str,), {})("Look: [1, 2]")
     parts = recognize([Turn("user", (text, image, json.dumps(STEPS)))]).turns[0].parts
     assert parts[0] is text
     assert parts[1] is image
