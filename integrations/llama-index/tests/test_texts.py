@@ -30,9 +30,9 @@ from llama_index_instrumentation import root_dispatcher
 from pydantic import create_model
 
 from llama_index.llms.invariant_rag import InvariantLLM, canonical
-from llama_index.llms.invariant_rag.handler import RunHandler
 from llama_index.llms.invariant_rag.runs import current_scope
 from llama_index.llms.invariant_rag.slots import _KEPT
+from llama_index.llms.invariant_rag.span_handler import RunHandler
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 
 dispatcher = get_dispatcher(__name__)
