@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from invariant_rag.arrangement import Layout, Span
 from invariant_rag.attention import backend_label
-from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.base import AttentionCall
 from invariant_rag.attention.positions import Rotation
 from invariant_rag.attention.reference import Reference
 from invariant_rag.attention.sdpa import SDPA
